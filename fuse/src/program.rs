@@ -11,7 +11,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use crate::audit::output::Output;
+use crate::audit::output::AuditOutput;
 use crate::confinement::{Profile, confine};
 use crate::log;
 use crate::log::Lines;
@@ -133,7 +133,7 @@ impl Server {
         }
         // The supervisor has locked its own memory and warned when it could not.
         let _unlocked = memory_lock::protect_memory();
-        let output = Output::standard_error();
+        let output = AuditOutput::standard_error();
         // Before there is another thread, and before anything comes from outside.
         confine(profile, lines);
         // What the confinement was computed with is not needed again, by the keeper even less.

@@ -230,7 +230,7 @@ pub enum Request {
         /// The volume.
         volume: VolumeId,
         /// Where.
-        place: nfs::options::Place,
+        place: nfs::options::NfsAddress,
     },
     /// The volume is unmounted; forget it.
     Remove {

@@ -31,10 +31,10 @@ const NOBODY: u32 = u32::MAX;
 #[derive(Default)]
 pub struct Trace {
     on: AtomicBool,
-    readers: Mutex<Vec<Reader>>,
+    readers: Mutex<Vec<TraceReader>>,
 }
 
-struct Reader {
+struct TraceReader {
     output: File,
     /// Lines that did not fit since the last one that did.
     missed: u64,
@@ -51,7 +51,7 @@ pub struct Line<'a> {
 impl Trace {
     /// Writes to `output` from the start, and waits for it.
     pub fn to(output: OwnedFd) -> Self {
-        let reader = Reader { output: File::from(output), missed: 0 };
+        let reader = TraceReader { output: File::from(output), missed: 0 };
         Self { on: AtomicBool::new(true), readers: Mutex::new(vec![reader]) }
     }
 
@@ -65,11 +65,11 @@ impl Trace {
         }
         fcntl_setfl(&pipe, fcntl_getfl(&pipe)? | OFlags::NONBLOCK)?;
         let mut readers = self.readers();
-        readers.retain(Reader::is_there);
+        readers.retain(TraceReader::is_there);
         if readers.len() >= MAX_READERS {
             return Err(io::Error::other(format!("{MAX_READERS} traces of the volume are running; end one of them")));
         }
-        readers.push(Reader { output: File::from(pipe), missed: 0 });
+        readers.push(TraceReader { output: File::from(pipe), missed: 0 });
         self.on.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -103,12 +103,12 @@ impl Trace {
         }
     }
 
-    fn readers(&self) -> MutexGuard<'_, Vec<Reader>> {
+    fn readers(&self) -> MutexGuard<'_, Vec<TraceReader>> {
         self.readers.lock().expect("a thread that panics ends the process")
     }
 }
 
-impl Reader {
+impl TraceReader {
     /// Whether the pipe still has a reader.
     fn is_there(&self) -> bool {
         let mut state = [PollFd::from_borrowed_fd(self.output.as_fd(), PollFlags::empty())];

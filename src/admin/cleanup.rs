@@ -18,7 +18,7 @@ use std::fmt;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use podfs_fuse::mount::table::{FS_TYPE, Mounted, mounts};
+use podfs_fuse::mount::table::{FS_TYPE, MountTableEntry, mounts};
 use podfs_fuse::mount::visible::detach;
 use uuid::Uuid;
 
@@ -30,7 +30,7 @@ use crate::manifest::pod::PodUid;
 use crate::supervisor::control::{call, peer};
 use crate::supervisor::run_dir::bounds::{Bounds, OUTSIDE, is_there};
 use crate::supervisor::run_dir::cgroup;
-use crate::supervisor::run_dir::claim::{CONTROL, COUNTS, Claim, ClaimError, DISKS, LOCK, Record, SERVER};
+use crate::supervisor::run_dir::claim::{CONTROL, COUNTS, Claim, ClaimError, ClaimRecord, DISKS, LOCK, SERVER};
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::server::kill_server;
 
@@ -104,7 +104,7 @@ impl<'a> Cleanup<'a> {
         };
         entries.sort();
         for directory in entries {
-            match Record::read(&directory) {
+            match ClaimRecord::read(&directory) {
                 Some(record) => drop(self.pod(&directory, &Bounds::new(&directory, root_directory)?, record)),
                 // Its podfs was killed between its first and its last step.
                 None if has_uid(&directory) => drop(self.settle(&directory, remove_if_empty(&directory, self.dry_run))),
@@ -131,7 +131,7 @@ impl<'a> Cleanup<'a> {
         let pod = root.join("pods").join(uid.as_str());
         self.retired = Some(pod.clone());
         self.root = root.clone();
-        match Record::read(&directory) {
+        match ClaimRecord::read(&directory) {
             Some(record) => Ok(self.pod(&directory, &Bounds::new(&directory, root_directory)?, record)),
             // The node was started anew, or a retirement was killed before its last step.
             None => {
@@ -145,7 +145,7 @@ impl<'a> Cleanup<'a> {
     }
 
     /// Gives whether the next podfs of the pod needs none of the run files.
-    fn pod(&mut self, directory: &Path, bounds: &Bounds, before: Record) -> bool {
+    fn pod(&mut self, directory: &Path, bounds: &Bounds, before: ClaimRecord) -> bool {
         let (claim, mut record) = match Claim::take_leftovers(directory) {
             Ok(claimed) => claimed,
             Err(ClaimError::Lock { cause, .. }) if cause.kind() == ErrorKind::NotFound => return true,
@@ -200,7 +200,7 @@ impl<'a> Cleanup<'a> {
     }
 
     /// Gives whether the run files are needed no more.
-    fn volumes(&mut self, record: &Record) -> bool {
+    fn volumes(&mut self, record: &ClaimRecord) -> bool {
         let mut unmounted = Vec::new();
         let mut all = true;
         for path in record.mounts.iter().rev() {
@@ -253,7 +253,7 @@ impl<'a> Cleanup<'a> {
     }
 
     /// Unmounts a mount whose podfs is gone, the topmost of its path.
-    fn unmount(&mut self, mounted: &Mounted, table: &[Mounted]) -> bool {
+    fn unmount(&mut self, mounted: &MountTableEntry, table: &[MountTableEntry]) -> bool {
         let path = &mounted.at;
         self.told.push(path.clone());
         let reason = match inside(mounted, table) {
@@ -295,7 +295,7 @@ impl<'a> Cleanup<'a> {
     }
 
     /// The lock file, the sockets beside it, and the directories that were made for them.
-    fn run_files(&mut self, directory: &Path, claim: Claim, record: &Record) {
+    fn run_files(&mut self, directory: &Path, claim: Claim, record: &ClaimRecord) {
         let mut run: Vec<_> = record.run.iter().filter(|made| made.exists()).cloned().collect();
         if !run.iter().any(|made| made == directory) {
             run.push(directory.to_owned());
@@ -408,15 +408,15 @@ impl<'a> Cleanup<'a> {
 }
 
 /// Whether nothing is mounted any more where the pod's volumes were.
-fn is_unmounted(record: &Record) -> bool {
+fn is_unmounted(record: &ClaimRecord) -> bool {
     mounts().is_ok_and(|table| !table.iter().any(|mounted| record.mounts.contains(&mounted.at)))
 }
 
 /// What would be lost with the mount: something else that is mounted inside it. What came into a bind mount with its source
 /// is mounted elsewhere, too.
-fn inside<'a>(mount: &Mounted, table: &'a [Mounted]) -> Option<&'a Path> {
-    let is_inside = |other: &Mounted| other.at != mount.at && other.at.starts_with(&mount.at);
-    let is_elsewhere = |inner: &Mounted| {
+fn inside<'a>(mount: &MountTableEntry, table: &'a [MountTableEntry]) -> Option<&'a Path> {
+    let is_inside = |other: &MountTableEntry| other.at != mount.at && other.at.starts_with(&mount.at);
+    let is_elsewhere = |inner: &MountTableEntry| {
         let mut outside = table.iter().filter(|other| !other.at.starts_with(&mount.at));
         mount.fs_type != FS_TYPE && outside.any(|other| other.device == inner.device && other.root == inner.root)
     };

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::metrics::Reading;
 use crate::supervisor::control::{self, Answer, AskError, Question};
-use crate::supervisor::run_dir::claim::{self, Record, SERVER};
+use crate::supervisor::run_dir::claim::{self, ClaimRecord, SERVER};
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::status::{PodState, PodStatus, ProcessStatus, ServerStatus};
 
@@ -30,7 +30,7 @@ pub fn pods(run_directory: &Path) -> io::Result<Vec<PathBuf>> {
         entries => entries?,
     };
     let mut pods: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    pods.retain(|directory| Record::read(directory).is_some());
+    pods.retain(|directory| ClaimRecord::read(directory).is_some());
     pods.sort();
     Ok(pods)
 }
@@ -116,7 +116,7 @@ fn ask<T>(
     question: &Question,
     take: impl FnOnce(Answer) -> Result<T, String>,
 ) -> Option<Result<T, Box<PodStatus>>> {
-    let record = Record::read(directory)?;
+    let record = ClaimRecord::read(directory)?;
     let status = match control::ask(directory, question, None) {
         Ok(answer) => match take(answer) {
             Ok(taken) => return Some(Ok(taken)),
@@ -134,19 +134,19 @@ fn ask<T>(
         }
     };
     // What has ended by now is no pod any more.
-    Record::read(directory)?;
+    ClaimRecord::read(directory)?;
     Some(Err(Box::new(named(status, record))))
 }
 
 /// A pod whose supervisor does not answer gets its recorded name.
-fn named(status: PodStatus, record: Record) -> PodStatus {
+fn named(status: PodStatus, record: ClaimRecord) -> PodStatus {
     let named = Some(record.pod).filter(|pod| !pod.name.is_empty());
     let (namespace, name) = named.map(|pod| (pod.namespace, pod.name)).unzip();
     PodStatus { namespace, name, ..status }
 }
 
 /// The lock shows whether there is a supervisor: another process may have the recorded process id by now.
-fn nobody_listens(directory: &Path, record: &Record) -> PodStatus {
+fn nobody_listens(directory: &Path, record: &ClaimRecord) -> PodStatus {
     if claim::is_held(directory) {
         let reason = "its supervisor does not listen: it starts or ends just now, or could not make its control socket";
         return not_answering(directory, Some(record.pid).filter(|pid| *pid != 0), reason.to_owned());
@@ -173,7 +173,7 @@ fn not_answering(directory: &Path, pid: Option<u32>, reason: String) -> PodStatu
 
 fn silent(directory: &Path) -> PodStatus {
     let reason = format!("nothing was heard of it within {} ms", TIMEOUT.as_millis());
-    named(not_answering(directory, None, reason), Record::read(directory).unwrap_or_default())
+    named(not_answering(directory, None, reason), ClaimRecord::read(directory).unwrap_or_default())
 }
 
 fn uid(directory: &Path) -> &str {

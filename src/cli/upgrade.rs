@@ -11,7 +11,7 @@ use super::exit::Failure;
 use super::run::RUN_DIRECTORY;
 use super::status::{pod_directory, pods};
 use crate::supervisor::control::{self, AskError};
-use crate::supervisor::run_dir::claim::Record;
+use crate::supervisor::run_dir::claim::ClaimRecord;
 
 /// How long the upgrade of a pod may take.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -88,7 +88,7 @@ fn upgrade(directory: &Path) -> bool {
 
 /// `default/web`, or the uid when the name was not written down.
 fn title(directory: &Path) -> String {
-    let named = Record::read(directory).map(|record| record.pod).filter(|pod| !pod.name.is_empty());
+    let named = ClaimRecord::read(directory).map(|record| record.pod).filter(|pod| !pod.name.is_empty());
     let uid = || directory.file_name().unwrap_or_default().display().to_string();
     named.map_or_else(uid, |pod| format!("{}/{}", pod.namespace, pod.name))
 }

@@ -17,7 +17,7 @@ use super::log::{LogFormat, LogOptions};
 use super::pod::PodOptions;
 use super::render::{say, view_of};
 use super::status::print;
-use crate::render::model::{Content, Rendering};
+use crate::render::model::{RenderedContent, Rendering};
 use crate::source::{Snapshot, Source};
 use crate::supervisor::run::signals::StopSignals;
 use crate::view::entries::{Reader, Volumes};
@@ -128,13 +128,13 @@ impl Told {
             tell_once(&mut self.warnings, warning);
         }
         for place in &rendering.places {
-            if let Content::OfNode(line) = &place.content {
+            if let RenderedContent::OfNode(line) = &place.content {
                 tell_once(&mut self.left_out, &format!("volume {:?} is left out: {line}", place.volume));
             }
         }
         let waiting = rendering.places.iter().filter_map(|place| match &place.content {
-            Content::Waiting(reason) => Some((place.volume.clone(), reason.clone())),
-            Content::Entries(_) | Content::OfNode(_) => None,
+            RenderedContent::Waiting(reason) => Some((place.volume.clone(), reason.clone())),
+            RenderedContent::Entries(_) | RenderedContent::OfNode(_) => None,
         });
         self.reasons = waiting.collect();
         let now = Instant::now();

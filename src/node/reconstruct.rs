@@ -12,7 +12,7 @@ use podfs_fuse::mount::table::mounts;
 
 use super::supervisors::checkpoint::{Checkpoint, Checkpoints};
 use crate::manifest::pod::PodUid;
-use crate::supervisor::run_dir::claim::{self, Record};
+use crate::supervisor::run_dir::claim::{self, ClaimRecord};
 use crate::supervisor::run_dir::trust;
 
 /// A pod of which something was found.
@@ -85,7 +85,7 @@ pub fn reconstruct(run_directory: &Path, root_directory: &Path) -> io::Result<Ve
 pub(super) fn supervisor(directory: &Path) -> FoundSupervisor {
     match claim::is_held(directory) {
         // A supervisor that has just taken the lock has not written its process id yet.
-        true => FoundSupervisor::Alive(Record::read(directory).unwrap_or_default().pid),
+        true => FoundSupervisor::Alive(ClaimRecord::read(directory).unwrap_or_default().pid),
         false => FoundSupervisor::Dead,
     }
 }

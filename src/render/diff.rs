@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::lines::{Hunk, hunks};
-use super::model::{Content, Entry, EntryKind, GENERATION, Rendering};
+use super::model::{EntryKind, GENERATION, RenderedContent, RenderedEntry, Rendering};
 use super::tree::mode;
 
 /// The differences as text; empty when there are none. It is not escaped: names and contents are those of the manifests.
@@ -43,9 +43,9 @@ fn items<'a>(rendering: &'a Rendering<'_>) -> BTreeMap<String, Item<'a>> {
     for place in &rendering.places {
         let mut add = |path: String, attributes: String, file| items.insert(path, Item { attributes, file });
         match &place.content {
-            Content::OfNode(line) => drop(add(place.path.clone(), format!("{}: {line}", place.kind), None)),
-            Content::Waiting(reason) => drop(add(place.path.clone(), format!("waits: {reason}"), None)),
-            Content::Entries(entries) => {
+            RenderedContent::OfNode(line) => drop(add(place.path.clone(), format!("{}: {line}", place.kind), None)),
+            RenderedContent::Waiting(reason) => drop(add(place.path.clone(), format!("waits: {reason}"), None)),
+            RenderedContent::Entries(entries) => {
                 for entry in entries {
                     if let Some(below) = path_in_containers(entry) {
                         let path =
@@ -65,7 +65,7 @@ fn items<'a>(rendering: &'a Rendering<'_>) -> BTreeMap<String, Item<'a>> {
 }
 
 /// The path by which containers find a file or directory; none for links, and for what only leads to files.
-fn path_in_containers<'a>(entry: &'a Entry<'_>) -> Option<&'a str> {
+fn path_in_containers<'a>(entry: &'a RenderedEntry<'_>) -> Option<&'a str> {
     match &entry.kind {
         EntryKind::Link(_) => None,
         _ if entry.path == GENERATION => None,

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use super::model::{Entry, EntryKind, Rendering, visible};
+use super::model::{EntryKind, RenderedEntry, Rendering, visible};
 
 /// Why files cannot be written. Its text is one sentence for the user.
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +84,7 @@ pub fn prepare(directory: &Path) -> Result<bool, DirectoryError> {
     }
 }
 
-fn write_entry(path: &Path, entry: &Entry<'_>, reveal: bool) -> io::Result<()> {
+fn write_entry(path: &Path, entry: &RenderedEntry<'_>, reveal: bool) -> io::Result<()> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent)?;
     }

@@ -3,7 +3,7 @@
 use k8s_openapi::ByteString;
 use serde::Serialize;
 
-use super::model::{Content, EntryKind, Place, Rendering, visible};
+use super::model::{EntryKind, RenderedContent, RenderedVolume, Rendering, visible};
 
 #[derive(Serialize)]
 struct Document<'a> {
@@ -34,14 +34,14 @@ struct Volume<'a> {
 #[derive(Serialize)]
 #[serde(tag = "state", rename_all = "camelCase")]
 enum VolumeContent<'a> {
-    Ready { entries: Vec<Entry<'a>> },
+    Ready { entries: Vec<JsonEntry<'a>> },
     OfNode { description: &'a str },
     Waiting { reason: &'a str },
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Entry<'a> {
+struct JsonEntry<'a> {
     /// `.` is the volume itself.
     path: &'a str,
     r#type: &'static str,
@@ -73,19 +73,19 @@ pub fn text(rendering: &Rendering<'_>, reveal: bool) -> Result<String, serde_jso
     Ok(serde_json::to_string_pretty(&document)? + "\n")
 }
 
-fn volume<'a>(place: &'a Place<'_>, of_container: bool, reveal: bool) -> Volume<'a> {
+fn volume<'a>(place: &'a RenderedVolume<'_>, of_container: bool, reveal: bool) -> Volume<'a> {
     let content = match &place.content {
-        Content::Entries(entries) => {
+        RenderedContent::Entries(entries) => {
             VolumeContent::Ready { entries: entries.iter().map(|one| entry(one, reveal)).collect() }
         }
-        Content::OfNode(description) => VolumeContent::OfNode { description },
-        Content::Waiting(reason) => VolumeContent::Waiting { reason },
+        RenderedContent::OfNode(description) => VolumeContent::OfNode { description },
+        RenderedContent::Waiting(reason) => VolumeContent::Waiting { reason },
     };
     let mount_path = of_container.then(|| format!("/{}", place.path));
     Volume { name: &place.volume, kind: &place.kind, mount_path, content }
 }
 
-fn entry<'a>(entry: &'a super::model::Entry<'_>, reveal: bool) -> Entry<'a> {
+fn entry<'a>(entry: &'a super::model::RenderedEntry<'_>, reveal: bool) -> JsonEntry<'a> {
     let (r#type, target, file) = match &entry.kind {
         EntryKind::Directory => ("directory", None, None),
         EntryKind::Link(target) => ("link", Some(target.as_str()), None),
@@ -93,7 +93,7 @@ fn entry<'a>(entry: &'a super::model::Entry<'_>, reveal: bool) -> Entry<'a> {
     };
     let shown = file.and_then(|(content, is_secret)| visible(content, is_secret, reveal));
     let as_text = shown.map(str::from_utf8);
-    Entry {
+    JsonEntry {
         path: if entry.path.is_empty() { "." } else { &entry.path },
         r#type,
         mode: format!("{:04o}", entry.mode),

@@ -28,13 +28,13 @@ pub struct Rendering<'a> {
     /// The container, if the places are its mount paths.
     pub container: Option<String>,
     /// Volumes in the manifest's order, or mount paths with outer ones before those below them.
-    pub places: Vec<Place<'a>>,
+    pub places: Vec<RenderedVolume<'a>>,
     /// What the user should know of the manifests, a sentence each.
     pub warnings: Vec<String>,
 }
 
 /// A volume, or the path that a container mounts it at.
-pub struct Place<'a> {
+pub struct RenderedVolume<'a> {
     /// The volume's name, or the mount path without its first `/`: a relative path without `..`.
     pub path: String,
     /// The volume's name.
@@ -42,13 +42,13 @@ pub struct Place<'a> {
     /// The volume's kind, as the manifest has it.
     pub kind: String,
     /// What is there.
-    pub content: Content<'a>,
+    pub content: RenderedContent<'a>,
 }
 
 /// What is at a place.
-pub enum Content<'a> {
+pub enum RenderedContent<'a> {
     /// Entries, each directory before what is in it. The first one is the place itself, with an empty path.
-    Entries(Vec<Entry<'a>>),
+    Entries(Vec<RenderedEntry<'a>>),
     /// Something of the node, or of no use to a rendering: a line says what.
     OfNode(String),
     /// Nothing: podfs would wait, for this reason.
@@ -57,7 +57,7 @@ pub enum Content<'a> {
 
 /// A directory, link or file.
 #[derive(Clone)]
-pub struct Entry<'a> {
+pub struct RenderedEntry<'a> {
     /// The path below the place; empty for the place itself.
     pub path: String,
     /// Permission bits, setgid and sticky included.
@@ -163,13 +163,17 @@ impl<'a> Rendering<'a> {
             let volume = volume
                 .ok_or_else(|| RenderError::NoVolume { container: name.to_owned(), volume: mount.volume.clone() })?;
             let content = match (rendering.content(pod, volume), &mount.sub_path) {
-                (content @ Content::Waiting(_), _) | (content, SubPath::Whole) => content,
-                (Content::OfNode(line), SubPath::At(sub)) => Content::OfNode(format!("{line}, subPath {sub}")),
-                (_, SubPath::Both) => Content::Waiting("subPath and subPathExpr are mutually exclusive".to_owned()),
-                (_, SubPath::Expression(text)) => {
-                    Content::OfNode(format!("subPathExpr {text}, which depends on the container's environment"))
+                (content @ RenderedContent::Waiting(_), _) | (content, SubPath::Whole) => content,
+                (RenderedContent::OfNode(line), SubPath::At(sub)) => {
+                    RenderedContent::OfNode(format!("{line}, subPath {sub}"))
                 }
-                (Content::Entries(entries), SubPath::At(sub)) => part(entries, sub),
+                (_, SubPath::Both) => {
+                    RenderedContent::Waiting("subPath and subPathExpr are mutually exclusive".to_owned())
+                }
+                (_, SubPath::Expression(text)) => {
+                    RenderedContent::OfNode(format!("subPathExpr {text}, which depends on the container's environment"))
+                }
+                (RenderedContent::Entries(entries), SubPath::At(sub)) => part(entries, sub),
             };
             rendering.add(volume, path, content);
         }
@@ -180,7 +184,7 @@ impl<'a> Rendering<'a> {
     pub fn reasons(&self) -> Vec<String> {
         let mut reasons: Vec<String> = Vec::new();
         for place in &self.places {
-            if let Content::Waiting(reason) = &place.content {
+            if let RenderedContent::Waiting(reason) = &place.content {
                 let sentence = format!("MountVolume.SetUp failed for volume {:?} : {reason}", place.volume);
                 if !reasons.contains(&sentence) {
                     reasons.push(sentence);
@@ -191,16 +195,16 @@ impl<'a> Rendering<'a> {
     }
 
     /// The places that have entries.
-    pub fn with_entries(&self) -> impl Iterator<Item = (&Place<'a>, &[Entry<'a>])> {
+    pub fn with_entries(&self) -> impl Iterator<Item = (&RenderedVolume<'a>, &[RenderedEntry<'a>])> {
         self.places.iter().filter_map(|place| match &place.content {
-            Content::Entries(entries) => Some((place, entries.as_slice())),
-            Content::OfNode(_) | Content::Waiting(_) => None,
+            RenderedContent::Entries(entries) => Some((place, entries.as_slice())),
+            RenderedContent::OfNode(_) | RenderedContent::Waiting(_) => None,
         })
     }
 
     /// How many files are secret.
     pub fn secrets(&self) -> usize {
-        let is_secret = |entry: &&Entry<'_>| matches!(entry.kind, EntryKind::File { is_secret: true, .. });
+        let is_secret = |entry: &&RenderedEntry<'_>| matches!(entry.kind, EntryKind::File { is_secret: true, .. });
         self.with_entries().map(|(_, entries)| entries.iter().filter(is_secret).count()).sum()
     }
 
@@ -215,19 +219,19 @@ impl<'a> Rendering<'a> {
         }
     }
 
-    fn add(&mut self, volume: &Volume, path: String, content: Content<'a>) {
+    fn add(&mut self, volume: &Volume, path: String, content: RenderedContent<'a>) {
         let (volume, kind) = (volume.name.as_str().to_owned(), volume.word().to_owned());
-        self.places.push(Place { path, volume, kind, content });
+        self.places.push(RenderedVolume { path, volume, kind, content });
     }
 
-    fn content(&mut self, pod: &'a PodView, volume: &'a Volume) -> Content<'a> {
+    fn content(&mut self, pod: &'a PodView, volume: &'a Volume) -> RenderedContent<'a> {
         let VolumeSource::Projection(projection) = &volume.source else {
-            return Content::OfNode(describe(volume, &pod.identity.name));
+            return RenderedContent::OfNode(describe(volume, &pod.identity.name));
         };
         let mut warnings = Vec::new();
         let content = match entries(volume, projection, pod, &mut warnings) {
-            Ok(entries) => Content::Entries(entries),
-            Err(error) => Content::Waiting(error.to_string()),
+            Ok(entries) => RenderedContent::Entries(entries),
+            Err(error) => RenderedContent::Waiting(error.to_string()),
         };
         for warning in warnings.into_iter().map(|text| format!("volume {:?}: {text}", volume.name.as_str())) {
             // A container may mount a volume several times.
@@ -259,7 +263,7 @@ fn entries<'a>(
     projection: &'a Projection,
     pod: &'a PodView,
     warnings: &mut Vec<String>,
-) -> Result<Vec<Entry<'a>>, PayloadError> {
+) -> Result<Vec<RenderedEntry<'a>>, PayloadError> {
     let assembled = Payload::assemble(projection, pod)?;
     warnings.extend(assembled.warnings.iter().map(ToString::to_string));
     let payload = assembled.payload;
@@ -293,17 +297,17 @@ const LINK: u16 = 0o777;
 /// Entries being collected.
 struct Layout<'a> {
     gid: u32,
-    entries: BTreeMap<String, Entry<'a>>,
+    entries: BTreeMap<String, RenderedEntry<'a>>,
 }
 
 impl<'a> Layout<'a> {
     fn put(&mut self, path: &str, mode: u16, uid: u32, kind: EntryKind<'a>) {
-        let entry = Entry { path: path.to_owned(), mode, uid, gid: self.gid, kind };
+        let entry = RenderedEntry { path: path.to_owned(), mode, uid, gid: self.gid, kind };
         self.entries.insert(path.to_owned(), entry);
     }
 
     /// Each directory before what is in it, and that before its next sibling.
-    fn finish(self) -> Vec<Entry<'a>> {
+    fn finish(self) -> Vec<RenderedEntry<'a>> {
         let mut entries: Vec<_> = self.entries.into_values().collect();
         // The place itself has no name, and comes first.
         entries.sort_by(|a, b| names(&a.path).cmp(names(&b.path)));
@@ -316,22 +320,22 @@ fn names(path: &str) -> impl Iterator<Item = &str> {
 }
 
 /// What is at a path of a volume, as the place itself. The links of the volume are followed.
-fn part<'a>(entries: Vec<Entry<'a>>, sub_path: &str) -> Content<'a> {
+fn part<'a>(entries: Vec<RenderedEntry<'a>>, sub_path: &str) -> RenderedContent<'a> {
     let below: Vec<&str> = names(sub_path).filter(|name| *name != ".").collect();
     let below: &[&str] = match below.as_slice() {
         [DATA | GENERATION, rest @ ..] => rest,
         all => all,
     };
     let root = below.iter().fold(GENERATION.to_owned(), |path, name| path + "/" + name);
-    let inside = |entry: Entry<'a>| {
+    let inside = |entry: RenderedEntry<'a>| {
         let rest = entry.path.strip_prefix(&root)?;
         let path = if rest.is_empty() { rest } else { rest.strip_prefix('/')? };
-        Some(Entry { path: path.to_owned(), ..entry })
+        Some(RenderedEntry { path: path.to_owned(), ..entry })
     };
     let found: Vec<_> = entries.into_iter().filter_map(inside).collect();
     match found.is_empty() {
-        true => Content::Waiting(format!("subPath {sub_path:?} does not exist in the volume")),
-        false => Content::Entries(found),
+        true => RenderedContent::Waiting(format!("subPath {sub_path:?} does not exist in the volume")),
+        false => RenderedContent::Entries(found),
     }
 }
 
@@ -345,14 +349,14 @@ fn relative(container: &str, mount: &Mount) -> Result<String, RenderError> {
 }
 
 /// An image, which the container runtime mounts.
-fn image<'a>(path: String, volume: &str, reference: &str, sub_path: &SubPath) -> Place<'a> {
+fn image<'a>(path: String, volume: &str, reference: &str, sub_path: &SubPath) -> RenderedVolume<'a> {
     let part = match sub_path {
         SubPath::At(sub_path) => format!(", subPath {sub_path}"),
         SubPath::Expression(text) => format!(", subPathExpr {text}"),
         SubPath::Whole | SubPath::Both => String::new(),
     };
     let line = format!("the image {reference}{part}, which the container runtime mounts");
-    Place { path, volume: volume.to_owned(), kind: "image".to_owned(), content: Content::OfNode(line) }
+    RenderedVolume { path, volume: volume.to_owned(), kind: "image".to_owned(), content: RenderedContent::OfNode(line) }
 }
 
 /// One line about a volume whose content is not that of objects.

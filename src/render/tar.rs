@@ -4,7 +4,7 @@
 
 use std::io::{self, Write};
 
-use super::model::{Entry, EntryKind, Rendering, visible};
+use super::model::{EntryKind, RenderedEntry, Rendering, visible};
 
 const BLOCK: usize = 512;
 /// The longest name and target of a header, in bytes.
@@ -27,7 +27,7 @@ pub fn write(rendering: &Rendering<'_>, reveal: bool, out: &mut impl Write) -> i
     out.flush()
 }
 
-fn write_entry(place: &str, entry: &Entry<'_>, reveal: bool, out: &mut impl Write) -> io::Result<()> {
+fn write_entry(place: &str, entry: &RenderedEntry<'_>, reveal: bool, out: &mut impl Write) -> io::Result<()> {
     let mut path = match (place, entry.path.as_str()) {
         ("", "") => ".".to_owned(),
         ("", path) | (path, "") => path.to_owned(),

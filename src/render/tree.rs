@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::model::{Content, Entry, EntryKind, Rendering, visible};
+use super::model::{EntryKind, RenderedContent, RenderedEntry, Rendering, visible};
 
 /// How many lines of a file are shown.
 const MAX_LINES: usize = 20;
@@ -20,23 +20,23 @@ pub fn text(rendering: &Rendering<'_>, reveal: bool) -> String {
             None => format!("{}  {}", place.path, place.kind),
         };
         match &place.content {
-            Content::Entries(entries) => {
+            RenderedContent::Entries(entries) => {
                 text += &format!("\n{title}\n");
                 let width = entries.iter().map(|entry| owner(entry).len()).max().unwrap_or_default();
                 entries.iter().for_each(|entry| write_entry(&mut text, entry, width, reveal));
             }
-            Content::OfNode(line) => text += &format!("\n{title}: {line}\n"),
-            Content::Waiting(reason) => text += &format!("\n{title} waits: {reason}\n"),
+            RenderedContent::OfNode(line) => text += &format!("\n{title}: {line}\n"),
+            RenderedContent::Waiting(reason) => text += &format!("\n{title} waits: {reason}\n"),
         }
     }
     text
 }
 
-fn owner(entry: &Entry<'_>) -> String {
+fn owner(entry: &RenderedEntry<'_>) -> String {
     format!("{}:{}", entry.uid, entry.gid)
 }
 
-fn write_entry(text: &mut String, entry: &Entry<'_>, width: usize, reveal: bool) {
+fn write_entry(text: &mut String, entry: &RenderedEntry<'_>, width: usize, reveal: bool) {
     let depth = if entry.path.is_empty() { 0 } else { entry.path.matches('/').count() };
     let indent = "  ".repeat(depth);
     let name = match entry.path.rsplit('/').next() {
@@ -72,7 +72,7 @@ fn write_lines(text: &mut String, content: &str, margin: &str) {
 }
 
 /// `drwxr-sr-x`, as `ls -l` writes it.
-pub fn mode(entry: &Entry<'_>) -> String {
+pub fn mode(entry: &RenderedEntry<'_>) -> String {
     let kind = match entry.kind {
         EntryKind::Directory => 'd',
         EntryKind::Link(_) => 'l',
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn modes_are_written_as_ls_does() {
-        let entry = |mode, kind| Entry { path: String::new(), mode, uid: 0, gid: 0, kind };
+        let entry = |mode, kind| RenderedEntry { path: String::new(), mode, uid: 0, gid: 0, kind };
         assert_eq!(mode(&entry(0o2755, EntryKind::Directory)), "drwxr-sr-x");
         assert_eq!(mode(&entry(0o3777, EntryKind::Directory)), "drwxrwsrwt");
         assert_eq!(mode(&entry(0o777, EntryKind::Link(String::new()))), "lrwxrwxrwx");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-use crate::render::model::{self, Content, GENERATION, Rendering, visible};
+use crate::render::model::{self, GENERATION, RenderedContent, Rendering, visible};
 
 /// The entries of each volume, by its name.
 #[derive(Clone, Default)]
@@ -51,16 +51,16 @@ impl Reader {
     pub fn read(&self, rendering: &Rendering<'_>, before: &Volumes) -> Volumes {
         let volumes = rendering.places.iter().filter_map(|place| {
             let entries = match &place.content {
-                Content::Entries(entries) => entries.iter().map(|entry| self.entry(entry)).collect(),
-                Content::Waiting(_) => Arc::clone(before.0.get(&place.path)?),
-                Content::OfNode(_) => return None,
+                RenderedContent::Entries(entries) => entries.iter().map(|entry| self.entry(entry)).collect(),
+                RenderedContent::Waiting(_) => Arc::clone(before.0.get(&place.path)?),
+                RenderedContent::OfNode(_) => return None,
             };
             Some((place.path.clone(), entries))
         });
         Volumes(volumes.collect())
     }
 
-    fn entry(&self, entry: &model::Entry<'_>) -> Entry {
+    fn entry(&self, entry: &model::RenderedEntry<'_>) -> Entry {
         let kind = match &entry.kind {
             model::EntryKind::Directory => EntryKind::Directory,
             model::EntryKind::Link(target) => EntryKind::Link(target.clone()),

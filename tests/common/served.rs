@@ -15,7 +15,7 @@ use podfs_fuse::mount::private::MountOptions;
 use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
 use podfs_fuse::projection::image::DirectoryAttributes;
 use podfs_fuse::projection::tree::Root;
-use podfs_fuse::projection::{Entry, Layout};
+use podfs_fuse::projection::{FileEntry, Layout};
 use podfs_fuse::protocol::Greeting;
 use podfs_fuse::protocol::Reporting;
 use serde_json::Value;
@@ -123,7 +123,12 @@ pub fn plain_root() -> Root {
 }
 
 pub fn layout<'a>(payload: &[(&'a str, &'a str)]) -> Layout<'a> {
-    let entries =
-        payload.iter().map(|(path, content)| Entry { path, content: content.as_bytes(), mode: 0o644, uid: 0, gid: 0 });
+    let entries = payload.iter().map(|(path, content)| FileEntry {
+        path,
+        content: content.as_bytes(),
+        mode: 0o644,
+        uid: 0,
+        gid: 0,
+    });
     Layout::new(entries, DIRECTORIES).expect("a tree")
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use podfs_fuse::client::Commit;
-use podfs_fuse::projection::{Entry, Layout};
+use podfs_fuse::projection::{FileEntry, Layout};
 
 use super::{DIRECTORIES, Served};
 
@@ -55,7 +55,8 @@ fn parse_entry(entry: &str) -> (String, (Vec<u8>, u16)) {
 impl Served {
     /// Commits files with their modes.
     pub fn commit_files(&mut self, files: &Files) -> Commit {
-        let entries = files.iter().map(|(path, (content, mode))| Entry { path, content, mode: *mode, uid: 0, gid: 0 });
+        let entries =
+            files.iter().map(|(path, (content, mode))| FileEntry { path, content, mode: *mode, uid: 0, gid: 0 });
         let layout = Layout::new(entries, DIRECTORIES).expect("a tree");
         self.projection.commit(&layout, DIRECTORIES).expect("a commit")
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use nix::sys::statvfs::statvfs;
-use podfs_fuse::projection::{Entry, Layout};
+use podfs_fuse::projection::{FileEntry, Layout};
 use rustix::fs::{AtFlags, CWD, StatxFlags, XattrFlags, getxattr, listxattr, setxattr, statx};
 use rustix::io::Errno;
 
@@ -150,7 +150,7 @@ fn a_server_that_hangs_does_not_hang_who_asks_the_cache() {
 fn every_user_may_enter_and_modes_decide_what_they_read() {
     // FU-03, CM-10, SE-04
     let mut served = Served::new(&plain_root());
-    let entry = |path, mode, uid, gid| Entry { path, content: b"text", mode, uid, gid };
+    let entry = |path, mode, uid, gid| FileEntry { path, content: b"text", mode, uid, gid };
     let entries = [
         entry("all", 0o644, 0, 0),
         entry("root", 0o400, 0, 0),
@@ -185,7 +185,7 @@ fn a_file_without_x_bits_cannot_be_run() {
 fn the_visible_mount_can_be_id_mapped() {
     // FU-04: what a runtime does for a pod with `hostUsers: false`.
     let mut served = Served::new(&plain_root());
-    let entry = Entry { path: "a", content: b"text", mode: 0o400, uid: 1000, gid: 1001 };
+    let entry = FileEntry { path: "a", content: b"text", mode: 0o400, uid: 1000, gid: 1001 };
     served.projection.commit(&Layout::new([entry], DIRECTORIES).expect("a tree"), DIRECTORIES).expect("a commit");
     let clone = id_mapped_clone(served.path());
     let look = |path: &str| {

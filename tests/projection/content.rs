@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
-use podfs_fuse::projection::{Entry, Layout};
+use podfs_fuse::projection::{FileEntry, Layout};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 
@@ -20,7 +20,7 @@ use crate::common::{DIRECTORIES, Served, plain_root};
 const READ: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC);
 
 fn commit_bytes(served: &mut Served, payload: &[(&str, Vec<u8>)]) {
-    let entries = payload.iter().map(|(path, content)| Entry { path, content, mode: 0o644, uid: 0, gid: 0 });
+    let entries = payload.iter().map(|(path, content)| FileEntry { path, content, mode: 0o644, uid: 0, gid: 0 });
     let layout = Layout::new(entries, DIRECTORIES).expect("a tree");
     served.projection.commit(&layout, DIRECTORIES).expect("a commit");
 }

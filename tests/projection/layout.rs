@@ -9,7 +9,7 @@ use std::process::Command;
 
 use nix::sys::stat::{Mode, umask};
 use podfs_fuse::client::Commit;
-use podfs_fuse::projection::{Entry, Layout};
+use podfs_fuse::projection::{FileEntry, Layout};
 
 use crate::common::tree::{files, names, parse};
 use crate::common::watch::switched;
@@ -200,7 +200,8 @@ fn a_link_belongs_to_the_owner_of_what_it_shows() {
 }
 
 fn commit_owned(served: &mut Served, payload: &[(&str, u32)]) {
-    let entries = payload.iter().map(|(path, uid)| Entry { path, content: b"same", mode: 0o644, uid: *uid, gid: 0 });
+    let entries =
+        payload.iter().map(|(path, uid)| FileEntry { path, content: b"same", mode: 0o644, uid: *uid, gid: 0 });
     let layout = Layout::new(entries, DIRECTORIES).expect("a tree");
     switched(served.projection.commit(&layout, DIRECTORIES).expect("a commit"));
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, umount2};
-use podfs_fuse::audit::output::Output;
+use podfs_fuse::audit::output::AuditOutput;
 use podfs_fuse::client::MountedVolume;
 use podfs_fuse::client::ServerClient;
 use podfs_fuse::confinement::{Profile, confine};
@@ -31,7 +31,7 @@ pub const SERVE: &str = "--serve";
 pub fn serve() {
     memory_lock::tune_allocator();
     confine(Profile::Passthrough, Lines::Text);
-    process::serve("bench", "bench", Output::standard_error()).expect("the bench closes the socket");
+    process::serve("bench", "bench", AuditOutput::standard_error()).expect("the bench closes the socket");
 }
 
 /// A directory that calls are made in.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use podfs_fuse::audit::output::Output;
+use podfs_fuse::audit::output::AuditOutput;
 use podfs_fuse::client::Projection;
 use podfs_fuse::client::ServerClient;
 use podfs_fuse::confinement::{Profile, confine};
@@ -19,7 +19,7 @@ use podfs_fuse::mount::private::MountOptions;
 use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
 use podfs_fuse::projection::image::DirectoryAttributes;
 use podfs_fuse::projection::tree::Root;
-use podfs_fuse::projection::{Entry, Layout};
+use podfs_fuse::projection::{FileEntry, Layout};
 use podfs_fuse::protocol::Greeting;
 use podfs_fuse::protocol::Reporting;
 use podfs_fuse::server::process;
@@ -35,7 +35,7 @@ pub fn serve() {
     memory_lock::tune_allocator();
     memory_lock::protect_memory().expect("root can lock memory");
     confine(Profile::Projection, Lines::Text);
-    process::serve("bench", "bench", Output::standard_error()).expect("the bench closes the socket");
+    process::serve("bench", "bench", AuditOutput::standard_error()).expect("the bench closes the socket");
 }
 
 /// A projection with its own server process, mounted and visible.
@@ -83,7 +83,7 @@ impl Mounted {
 }
 
 pub fn layout(payload: &[(String, Vec<u8>)]) -> Layout<'_> {
-    let entries = payload.iter().map(|(path, content)| Entry { path, content, mode: 0o644, uid: 0, gid: 0 });
+    let entries = payload.iter().map(|(path, content)| FileEntry { path, content, mode: 0o644, uid: 0, gid: 0 });
     Layout::new(entries, DIRECTORIES).expect("a tree")
 }
 

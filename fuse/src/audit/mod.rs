@@ -28,7 +28,7 @@ use crate::log::line::Timestamp;
 use crate::region::Region;
 use crate::session::Caller;
 use opener::Opener;
-use output::Output;
+use output::AuditOutput;
 
 /// Longest line. A pipe takes it whole or not at all (`PIPE_BUF` of `pipe(7)`).
 const LONGEST_LINE: usize = 4095;
@@ -43,7 +43,7 @@ pub struct Subject(pub Map<String, Value>);
 pub(crate) struct Audit {
     subject: Subject,
     region: Arc<Region>,
-    output: Arc<Output>,
+    output: Arc<AuditOutput>,
 }
 
 /// A line, with its fields in their order.
@@ -69,7 +69,7 @@ struct Line<'a> {
 
 impl Audit {
     /// Writes to `output`, and counts in `region`.
-    pub(crate) fn new(subject: Subject, region: Arc<Region>, output: Arc<Output>) -> Self {
+    pub(crate) fn new(subject: Subject, region: Arc<Region>, output: Arc<AuditOutput>) -> Self {
         Self { subject, region, output }
     }
 
@@ -138,7 +138,7 @@ mod tests {
         let (reader, writer) = pipe().expect("a pipe");
         let Value::Object(subject) = json!({"volume": "db"}) else { unreachable!("it is one") };
         let region = Arc::new(Region::create(VolumeKind::Projection).expect("memory"));
-        (Audit::new(Subject(subject), region, Arc::new(Output::to_pipe(writer.into()))), reader)
+        (Audit::new(Subject(subject), region, Arc::new(AuditOutput::to_pipe(writer.into()))), reader)
     }
 
     fn lines(audit: Audit, mut reader: PipeReader) -> Vec<Value> {

@@ -15,7 +15,7 @@ use rustix::net::{SendFlags, send};
 use rustix::stdio::stderr;
 
 /// Where lines go.
-pub struct Output {
+pub struct AuditOutput {
     way: Way,
     /// The last line got through in part.
     torn: Mutex<bool>,
@@ -32,7 +32,7 @@ enum Way {
     Nowhere,
 }
 
-impl Output {
+impl AuditOutput {
     /// Standard error, as it is at this moment. To be called while `/proc` and what it leads to may be opened.
     pub fn standard_error() -> Self {
         let kind = fstat(stderr()).map(|status| (FileType::from_raw_mode(status.st_mode), status.st_rdev));

@@ -56,11 +56,11 @@ impl Connection {
         self.other_way.set_write_timeout(None)
     }
 
-    /// Whether the server answers within `patience`, as far as one can tell without disturbing another question.
-    pub(super) fn is_responsive(&self, patience: Duration) -> bool {
+    /// Whether the server answers within `limit`, as far as one can tell without disturbing another question.
+    pub(super) fn is_responsive(&self, limit: Duration) -> bool {
         let Ok(control) = self.control.try_lock() else { return true };
-        let set = |patience| control.set_read_timeout(patience).is_ok();
-        let answered = set(Some(patience)) && exchange(&*control, &Request::Volumes, &[]).is_ok();
+        let set = |limit| control.set_read_timeout(limit).is_ok();
+        let answered = set(Some(limit)) && exchange(&*control, &Request::Volumes, &[]).is_ok();
         if !answered {
             // What it answers later would be taken for the answer to another question.
             self.broken.store(true, Ordering::Relaxed);

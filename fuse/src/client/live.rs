@@ -27,7 +27,7 @@ use crate::live::steps::{Step, bytes, children, plan, split};
 use crate::live::tree::{LiveTree, Shape, Slot, Update, find_in};
 use crate::mount::MountError;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
-use crate::projection::image::{DirectoryAttributes, Entry, Image, Index, Layout};
+use crate::projection::image::{DirectoryAttributes, FileEntry, Image, Index, Layout};
 use crate::protocol::{Request, VolumeId};
 
 /// Why a path of a projection is not shown live.
@@ -274,7 +274,7 @@ fn files<'a>(slots: &[Slot], generation: &'a Image, before: Option<&'a Image>) -
 fn layout<'a>(files: &'a [SlotFile<'a>], generation: &Image) -> Result<Layout<'a>, CommitError> {
     let entries = files.iter().filter_map(|(path, image, file)| {
         let node = image.node(*file)?;
-        Some(Entry { path, content: bytes(image, *file)?, mode: node.mode, uid: node.uid, gid: node.gid })
+        Some(FileEntry { path, content: bytes(image, *file)?, mode: node.mode, uid: node.uid, gid: node.gid })
     });
     let root = generation.node(0).map_or(DirectoryAttributes { mode: 0o755, gid: 0 }, |root| DirectoryAttributes {
         mode: root.mode,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::held::{Held, HeldPassthrough};
+use super::held::{HeldPassthrough, HeldVolume};
 use super::{ServerClient, Watch};
 use crate::mount::MountError;
 use crate::mount::private::{Access, PrivateMount, Shape};
@@ -15,7 +15,7 @@ use crate::region::VolumeKind;
 pub struct MountedVolume {
     pub(super) server: Arc<ServerClient>,
     pub(super) volume: VolumeId,
-    pub(super) held: Arc<Held>,
+    pub(super) held: Arc<HeldVolume>,
 }
 
 impl MountedVolume {

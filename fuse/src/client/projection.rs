@@ -37,7 +37,7 @@ use crate::mount::visible::{MountPoint, VisibleMount};
 use crate::projection::GenerationName;
 use crate::projection::image::{DirectoryAttributes, Image, Layout};
 use crate::projection::old::{OldGenerations, OldUsage};
-use crate::projection::steps::{self, DATA, DATA_TMP, Shown, Step};
+use crate::projection::steps::{self, DATA, DATA_TMP, ShownGeneration, Step};
 use crate::projection::tree::{Root, Staged, Tree};
 use crate::protocol::{Reporting, Request};
 
@@ -158,7 +158,7 @@ impl Projection {
     fn remove_due(&mut self) -> bool {
         let mut removed = false;
         for old in self.old.due(Instant::now()) {
-            match self.remove_generation(Shown { name: &old.name, image: &old.image }) {
+            match self.remove_generation(ShownGeneration { name: &old.name, image: &old.image }) {
                 Ok(()) => {
                     self.old.removed(&old.name);
                     removed = true;
@@ -255,7 +255,7 @@ impl Projection {
         let time = SystemTime::now();
         let generation = GenerationName::new(time);
         let image = Arc::new(payload.image().map_err(CommitError::Memory)?);
-        let next = Shown { name: &generation, image: &image };
+        let next = ShownGeneration { name: &generation, image: &image };
         let steps = steps::switch(self.shown(), next, directories.mode, &self.hidden);
         self.tree.lock().prune();
         self.answering = self.announce(&steps, Some((&generation, &image)), time)?;
@@ -309,11 +309,11 @@ impl Projection {
         Ok(self.mounted.requests())
     }
 
-    fn shown(&self) -> Option<Shown<'_>> {
-        self.current.as_ref().map(|(name, image)| Shown { name, image })
+    fn shown(&self) -> Option<ShownGeneration<'_>> {
+        self.current.as_ref().map(|(name, image)| ShownGeneration { name, image })
     }
 
-    fn remove_generation(&self, old: Shown<'_>) -> Result<(), CommitError> {
+    fn remove_generation(&self, old: ShownGeneration<'_>) -> Result<(), CommitError> {
         let known = self.mounted.server.close(self.mounted.volume, old.name).map_err(CommitError::Server)?;
         let closed = self.tree.lock().close_generation_but(old.name.as_str(), &known);
         closed.map_err(|errno| CommitError::Server(errno.into()))?;

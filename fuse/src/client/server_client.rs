@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::affinity::{Affinity, Together};
 use super::connection::Connection;
-use super::held::{Held, HeldKind, HeldPassthrough};
+use super::held::{HeldKind, HeldPassthrough, HeldVolume};
 use super::mounted::MountedVolume;
 use crate::live::tree::Update;
 use crate::mount::private::PrivateMount;
@@ -31,7 +31,7 @@ pub struct ServerClient {
     pub(super) greeting: Greeting,
     pub(super) link: Mutex<Link>,
     changed: Condvar,
-    pub(super) volumes: Mutex<BTreeMap<VolumeId, Arc<Held>>>,
+    pub(super) volumes: Mutex<BTreeMap<VolumeId, Arc<HeldVolume>>>,
     /// Held while a volume is made, so that no successor comes between the server's answer and the entry in `volumes`.
     pub(super) joining: Mutex<()>,
     pub(super) next: AtomicU32,
@@ -49,12 +49,12 @@ pub struct Watch {
     volume: VolumeId,
     region: Arc<Region>,
     audited: bool,
-    held: Weak<Held>,
+    held: Weak<HeldVolume>,
 }
 
 impl Watch {
     /// Looks at a volume of `server`.
-    pub(crate) fn new(server: &Arc<ServerClient>, volume: VolumeId, held: &Arc<Held>) -> Self {
+    pub(crate) fn new(server: &Arc<ServerClient>, volume: VolumeId, held: &Arc<HeldVolume>) -> Self {
         let (region, audited) = (Arc::clone(&held.region), held.is_audited());
         Self { server: Arc::clone(server), volume, region, audited, held: Arc::downgrade(held) }
     }
@@ -233,7 +233,7 @@ impl ServerClient {
         kind: impl HeldKind,
         request: impl FnOnce(VolumeId, Value) -> Request,
     ) -> io::Result<(MountedVolume, Reply)> {
-        let held = Held::new(about, device, mount, kind)?;
+        let held = HeldVolume::new(about, device, mount, kind)?;
         let connection = self.connection()?;
         let _joining = self.joining.lock().expect("a thread that panics ends the process");
         let volume = VolumeId(self.next.fetch_add(1, Ordering::Relaxed));
@@ -341,7 +341,7 @@ impl ServerClient {
 
     /// What each volume is doing at this moment.
     pub fn doings(&self) -> Vec<Doing> {
-        let doing = |held: &Arc<Held>| Doing {
+        let doing = |held: &Arc<HeldVolume>| Doing {
             about: held.about.clone(),
             requests: held.region.requests(),
             busy: held.region.in_flight().busy().collect(),
@@ -352,11 +352,11 @@ impl ServerClient {
         self.volumes().values().map(doing).collect()
     }
 
-    /// Whether the server answers a question within `patience`. While another question waits for its answer, none is sent.
-    pub fn is_responsive(&self, patience: Duration) -> bool {
+    /// Whether the server answers a question within `limit`. While another question waits for its answer, none is sent.
+    pub fn is_responsive(&self, limit: Duration) -> bool {
         let Link::Up(connection) = &*self.link() else { return true };
         let connection = Arc::clone(connection);
-        connection.is_responsive(patience)
+        connection.is_responsive(limit)
     }
 
     /// Number of requests served so far, for all volumes that there are now.
@@ -439,7 +439,7 @@ impl ServerClient {
         self.link.lock().expect("a thread that panics ends the process")
     }
 
-    pub(super) fn volumes(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Arc<Held>>> {
+    pub(super) fn volumes(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Arc<HeldVolume>>> {
         self.volumes.lock().expect("a thread that panics ends the process")
     }
 }

@@ -37,7 +37,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 
 use super::connection::Connection;
-use super::held::Held;
+use super::held::HeldVolume;
 use super::live::Live;
 use super::mounted::MountedVolume;
 use super::projection::Projection;
@@ -145,7 +145,7 @@ impl ServerClient {
     pub fn succeed(&self, successor: Successor, keeper: &mut LastKeeper) -> io::Result<Succession> {
         let Successor(connection) = successor;
         let _joining = self.joining.lock().expect("a thread that panics ends the process");
-        let volumes: Vec<(VolumeId, Arc<Held>)> =
+        let volumes: Vec<(VolumeId, Arc<HeldVolume>)> =
             self.volumes().iter().map(|(volume, held)| (*volume, Arc::clone(held))).collect();
         inherit(&connection, &volumes, keeper)?;
         let mut succession = Succession::default();
@@ -187,7 +187,7 @@ impl ServerClient {
         for volume in numbers {
             let (reply, descriptors) = connection.ask(&Request::Describe { volume }, &[])?;
             let Reply::Described(description) = reply else { return Err(unexpected(&reply)) };
-            volumes.push((volume, Arc::new(Held::adopt(description, descriptors, &nfs_sockets)?)));
+            volumes.push((volume, Arc::new(HeldVolume::adopt(description, descriptors, &nfs_sockets)?)));
         }
         connection.trust()?;
         let server = Arc::new(Self::over(connection, greeting, nfs_sockets));
@@ -207,7 +207,7 @@ impl ServerClient {
     }
 }
 
-fn inherit(connection: &Connection, volumes: &[(VolumeId, Arc<Held>)], keeper: &LastKeeper) -> io::Result<()> {
+fn inherit(connection: &Connection, volumes: &[(VolumeId, Arc<HeldVolume>)], keeper: &LastKeeper) -> io::Result<()> {
     let with_files = volumes.iter().filter(|(_, held)| held.kind().has_open_files());
     let regions = with_files.map(|(_, held)| held.region.as_fd());
     let descriptors: Vec<_> = keeper.channel.iter().map(AsFd::as_fd).chain(regions).collect();
@@ -215,7 +215,7 @@ fn inherit(connection: &Connection, volumes: &[(VolumeId, Arc<Held>)], keeper: &
     if matches!(reply, Reply::Done) { Ok(()) } else { Err(unexpected(&reply)) }
 }
 
-fn resume(connection: &Connection, volume: VolumeId, held: &Held) -> io::Result<()> {
+fn resume(connection: &Connection, volume: VolumeId, held: &HeldVolume) -> io::Result<()> {
     let (description, images) = held.describe(volume);
     let descriptors = held.descriptors()?;
     let images = images.iter().map(|image| image.as_fd());

@@ -54,23 +54,23 @@ fn rules<'a>(lists: impl IntoIterator<Item = &'a str>) -> io::Result<BTreeMap<i6
 
 /// A line of a list.
 #[derive(Clone, Copy, Debug)]
-struct Call<'a> {
+struct AllowedCall<'a> {
     name: &'a str,
     /// Not with all arguments.
     limited: bool,
 }
 
-impl Call<'_> {
+impl AllowedCall<'_> {
     fn rules(self) -> io::Result<Vec<SeccompRule>> {
         if self.limited { arguments::of(self.name) } else { Ok(Vec::new()) }
     }
 }
 
-fn calls(list: &str) -> impl Iterator<Item = Call<'_>> {
+fn calls(list: &str) -> impl Iterator<Item = AllowedCall<'_>> {
     let lines = list.lines().filter(|line| !line.starts_with('#'));
     lines.filter_map(|line| line.split_whitespace().next()).map(|word| match word.strip_suffix('*') {
-        Some(name) => Call { name, limited: true },
-        None => Call { name: word, limited: false },
+        Some(name) => AllowedCall { name, limited: true },
+        None => AllowedCall { name: word, limited: false },
     })
 }
 

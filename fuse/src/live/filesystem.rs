@@ -39,9 +39,9 @@ const ATTEMPTS: u32 = 8;
 
 /// A tree that the session thread reads, and the control thread changes.
 #[derive(Clone)]
-pub struct SharedLiveTree(Arc<Shared>);
+pub struct SharedLiveTree(Arc<SharedState>);
 
-struct Shared {
+struct SharedState {
     tree: Mutex<LiveTree>,
     swapped: Condvar,
 }
@@ -49,7 +49,7 @@ struct Shared {
 impl SharedLiveTree {
     /// Shares `tree`.
     pub fn new(tree: LiveTree) -> Self {
-        Self(Arc::new(Shared { tree: Mutex::new(tree), swapped: Condvar::new() }))
+        Self(Arc::new(SharedState { tree: Mutex::new(tree), swapped: Condvar::new() }))
     }
 
     /// The tree, for a moment.

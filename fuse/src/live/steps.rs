@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::tree::{LiveTree, Shape};
-use crate::projection::image::{Image, Index, Kind};
+use crate::projection::image::{Image, ImageNodeKind, Index};
 
 /// One change of the tree. Paths are below its root, and begin with the name of a slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -192,7 +192,7 @@ fn removal(tree: &LiveTree, node: u64, path: &str) -> Vec<Step> {
 /// The indexes of what is in a directory.
 pub(crate) fn children(image: &Image, directory: Index) -> impl Iterator<Item = Index> + use<> {
     match image.node(directory).map(|node| node.kind) {
-        Some(Kind::Directory { children, .. }) => children,
+        Some(ImageNodeKind::Directory { children, .. }) => children,
         _ => 0..0,
     }
 }
@@ -200,7 +200,7 @@ pub(crate) fn children(image: &Image, directory: Index) -> impl Iterator<Item = 
 /// The bytes of a file.
 pub(crate) fn bytes(image: &Image, file: Index) -> Option<&[u8]> {
     match image.node(file)?.kind {
-        Kind::File { content } => image.bytes().get(content),
-        Kind::Directory { .. } => None,
+        ImageNodeKind::File { content } => image.bytes().get(content),
+        ImageNodeKind::Directory { .. } => None,
     }
 }

@@ -19,7 +19,7 @@ use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::steps::{Step, split};
-use crate::projection::image::{Image, ImageNode, Index, Kind};
+use crate::projection::image::{Image, ImageNode, ImageNodeKind, Index};
 use crate::projection::tree::{Attributes, FIRST_COOKIE, Listed, NodeId, NodeKind, PARENT_COOKIE, SELF_COOKIE};
 
 /// The root of a FUSE connection.
@@ -61,7 +61,7 @@ pub struct Update {
 /// The tree of the live parts of a projection.
 pub struct LiveTree {
     slots: Vec<Slot>,
-    nodes: BTreeMap<u64, Node>,
+    nodes: BTreeMap<u64, LiveNode>,
     images: BTreeMap<u64, Arc<Image>>,
     /// The image that the last update leads to.
     newest: Option<u64>,
@@ -79,7 +79,7 @@ pub struct LiveTree {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Node {
+struct LiveNode {
     parent: u64,
     name: String,
     body: Body,
@@ -110,7 +110,7 @@ enum Body {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SavedLiveTree {
     slots: Vec<Slot>,
-    nodes: Vec<(u64, Node)>,
+    nodes: Vec<(u64, LiveNode)>,
     images: Vec<u64>,
     newest: Option<u64>,
     announced: Vec<Step>,
@@ -122,7 +122,7 @@ pub struct SavedLiveTree {
 impl LiveTree {
     /// A tree without slots.
     pub fn new(time: SystemTime) -> Self {
-        let root = Node {
+        let root = LiveNode {
             parent: ROOT,
             name: String::new(),
             body: Body::Directory { children: BTreeMap::new() },
@@ -248,8 +248,8 @@ impl LiveTree {
         let wanted = find_in(image, path).unwrap_or(0);
         let ImageNode { kind, mode, uid, gid } = image.node(wanted).ok_or(Errno::EROFS)?;
         let body = match kind {
-            Kind::File { content } => Body::File { image: number, content },
-            Kind::Directory { .. } => Body::Directory { children: BTreeMap::new() },
+            ImageNodeKind::File { content } => Body::File { image: number, content },
+            ImageNodeKind::Directory { .. } => Body::Directory { children: BTreeMap::new() },
         };
         let (id, time) = (self.next, self.time);
         let above = self.nodes.get_mut(&parent).ok_or(Errno::ENOENT)?;
@@ -260,7 +260,7 @@ impl LiveTree {
         children.insert(name.to_owned(), id);
         above.time = time;
         let name = name.to_owned();
-        let node = Node { parent, name, body, mode, uid, gid, time, unlinked: false, lookups: Some(0) };
+        let node = LiveNode { parent, name, body, mode, uid, gid, time, unlinked: false, lookups: Some(0) };
         self.nodes.insert(id, node);
         self.next += 1;
         Ok(())
@@ -273,7 +273,7 @@ impl LiveTree {
             return Err(Errno::ENOTEMPTY);
         }
         let time = self.time;
-        if let Some(Node { body: Body::Directory { children }, time: changed, .. }) = self.nodes.get_mut(&parent) {
+        if let Some(LiveNode { body: Body::Directory { children }, time: changed, .. }) = self.nodes.get_mut(&parent) {
             children.remove(name);
             *changed = time;
         }
@@ -292,8 +292,10 @@ impl LiveTree {
         let ImageNode { kind, mode, uid, gid } = image.node(wanted).ok_or(Errno::EROFS)?;
         let node = self.nodes.get_mut(&id).ok_or(Errno::ENOENT)?;
         match (&mut node.body, kind) {
-            (Body::File { image, content: shown }, Kind::File { content }) => (*image, *shown) = (number, content),
-            (Body::Directory { .. }, Kind::Directory { .. }) => {}
+            (Body::File { image, content: shown }, ImageNodeKind::File { content }) => {
+                (*image, *shown) = (number, content)
+            }
+            (Body::Directory { .. }, ImageNodeKind::Directory { .. }) => {}
             _ => return Err(Errno::EROFS),
         }
         (node.mode, node.uid, node.gid) = (mode, uid, gid);
@@ -314,7 +316,7 @@ impl LiveTree {
 
     /// An answer has shown a node to the kernel.
     pub(super) fn count(&mut self, node: u64) {
-        if let Some(Node { lookups: Some(told), .. }) = self.nodes.get_mut(&node) {
+        if let Some(LiveNode { lookups: Some(told), .. }) = self.nodes.get_mut(&node) {
             *told += 1;
         }
     }
@@ -379,7 +381,7 @@ impl LiveTree {
                 (NodeKind::Directory, 0, if node.unlinked { 0 } else { 2 + directories as u32 })
             }
         };
-        let Node { mode, uid, gid, time, .. } = *node;
+        let LiveNode { mode, uid, gid, time, .. } = *node;
         Ok(Attributes { node: NodeId(id), kind, mode, size, links, uid, gid, time })
     }
 
@@ -461,7 +463,7 @@ impl LiveTree {
     }
 
     pub(super) fn is_directory(&self, id: u64) -> bool {
-        matches!(self.nodes.get(&id), Some(Node { body: Body::Directory { .. }, .. }))
+        matches!(self.nodes.get(&id), Some(LiveNode { body: Body::Directory { .. }, .. }))
     }
 
     /// Whether these are the bytes of a file.
@@ -475,7 +477,7 @@ impl LiveTree {
         shown == image.node(wanted).map(|node| (node.mode, node.uid, node.gid))
     }
 
-    fn node(&self, id: u64) -> Result<&Node, Errno> {
+    fn node(&self, id: u64) -> Result<&LiveNode, Errno> {
         self.nodes.get(&id).ok_or(Errno::ESTALE)
     }
 }
@@ -511,8 +513,8 @@ impl LiveTree {
             return None;
         }
         let images: BTreeMap<u64, Arc<Image>> = numbers.into_iter().zip(images.into_iter().map(Arc::new)).collect();
-        let nodes: BTreeMap<u64, Node> = nodes.into_iter().collect();
-        let fits = |(id, node): (&u64, &Node)| {
+        let nodes: BTreeMap<u64, LiveNode> = nodes.into_iter().collect();
+        let fits = |(id, node): (&u64, &LiveNode)| {
             let above = nodes.get(&node.parent).map(|parent| &parent.body);
             // Parents are older than their children, so no path is a circle.
             let is_in_one = node.unlinked || matches!(above, Some(Body::Directory { .. }));
@@ -553,7 +555,7 @@ impl LiveTree {
     }
 }
 
-impl Node {
+impl LiveNode {
     fn is_linked_file(&self) -> bool {
         !self.unlinked && matches!(self.body, Body::File { .. })
     }

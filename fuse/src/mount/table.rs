@@ -39,7 +39,7 @@ impl MountTable {
     ///
     /// # Errors
     /// When the table cannot be read.
-    pub fn mount_with_id(&self, id: u64) -> io::Result<Option<Mounted>> {
+    pub fn mount_with_id(&self, id: u64) -> io::Result<Option<MountTableEntry>> {
         let table = self.read()?;
         let id = format!("{id} ");
         let line = table.split(|byte| *byte == b'\n').find(|line| line.starts_with(id.as_bytes()));
@@ -50,7 +50,7 @@ impl MountTable {
     ///
     /// # Errors
     /// When the table cannot be read.
-    pub fn mounts(&self) -> io::Result<Vec<Mounted>> {
+    pub fn mounts(&self) -> io::Result<Vec<MountTableEntry>> {
         Ok(parse_all(&self.read()?))
     }
 
@@ -77,7 +77,7 @@ impl AsFd for MountTable {
 
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mounted {
+pub struct MountTableEntry {
     /// The kernel's number for it, as `statx(2)` and `name_to_handle_at(2)` report it.
     pub id: u64,
     /// The number of the mount that it is mounted on.
@@ -129,7 +129,7 @@ fn has(options: &[u8], name: &str) -> bool {
 ///
 /// # Errors
 /// When the table cannot be read.
-pub fn mounts_at(path: &Path) -> io::Result<Vec<Mounted>> {
+pub fn mounts_at(path: &Path) -> io::Result<Vec<MountTableEntry>> {
     Ok(mounts()?.into_iter().filter(|mounted| mounted.at == path).collect())
 }
 
@@ -137,7 +137,7 @@ pub fn mounts_at(path: &Path) -> io::Result<Vec<Mounted>> {
 ///
 /// # Errors
 /// When the table cannot be read.
-pub fn mount_with_id(id: u64) -> io::Result<Option<Mounted>> {
+pub fn mount_with_id(id: u64) -> io::Result<Option<MountTableEntry>> {
     MountTable::open()?.mount_with_id(id)
 }
 
@@ -145,7 +145,7 @@ pub fn mount_with_id(id: u64) -> io::Result<Option<Mounted>> {
 ///
 /// # Errors
 /// When the table cannot be read.
-pub fn mounts() -> io::Result<Vec<Mounted>> {
+pub fn mounts() -> io::Result<Vec<MountTableEntry>> {
     Ok(parse_all(&std::fs::read(TABLE)?))
 }
 
@@ -155,12 +155,12 @@ pub(crate) fn mount_id(file: BorrowedFd<'_>) -> Result<u64, Errno> {
     Ok(statx(file, c"", flags, StatxFlags::MNT_ID)?.stx_mnt_id)
 }
 
-fn parse_all(table: &[u8]) -> Vec<Mounted> {
+fn parse_all(table: &[u8]) -> Vec<MountTableEntry> {
     table.split(|byte| *byte == b'\n').filter_map(parse).collect()
 }
 
 /// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`
-fn parse(line: &[u8]) -> Option<Mounted> {
+fn parse(line: &[u8]) -> Option<MountTableEntry> {
     let mut fields = line.split(|byte| *byte == b' ');
     let mut number = || str::from_utf8(fields.next()?).ok()?.parse().ok();
     let (id, parent) = (number()?, number()?);
@@ -173,7 +173,7 @@ fn parse(line: &[u8]) -> Option<Mounted> {
     let is_private = !optional.iter().any(|field| field.starts_with(b"shared:") || field.starts_with(b"master:"));
     let fs_type = String::from_utf8_lossy(fields.next()?).into_owned();
     let source = String::from_utf8_lossy(&unescape(fields.next()?)).into_owned();
-    Some(Mounted { id, parent, read_only, restrictions, is_private, at, fs_type, device, root, source })
+    Some(MountTableEntry { id, parent, read_only, restrictions, is_private, at, fs_type, device, root, source })
 }
 
 fn path(field: &[u8]) -> PathBuf {
@@ -204,7 +204,7 @@ mod tests {
     fn a_line_gives_mount_point_and_type() {
         let line =
             br"36 35 98:0 / /var/with\040blank\134 rw,nosuid,noatime,noexec master:1 shared:2 - fuse.podfs podfs rw";
-        let expected = Mounted {
+        let expected = MountTableEntry {
             id: 36,
             parent: 35,
             read_only: false,

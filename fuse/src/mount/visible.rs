@@ -12,7 +12,7 @@ use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 use super::MountError;
 use super::directories::Directories;
 use super::private::{Reach, Shape, set_attributes};
-use super::table::{FS_TYPE, Mounted, mount_id, mount_with_id, mounts_at};
+use super::table::{FS_TYPE, MountTableEntry, mount_id, mount_with_id, mounts_at};
 
 /// What to do with a podfs mount that is already at a mount point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,11 +125,11 @@ impl MountPoint {
         Ok(visible)
     }
 
-    fn mounts(&self) -> Result<Vec<Mounted>, MountError> {
+    fn mounts(&self) -> Result<Vec<MountTableEntry>, MountError> {
         mounts_at(&self.path).map_err(|cause| MountError::at("look at", &self.path, cause))
     }
 
-    fn visible(&self, entry: Option<Mounted>) -> VisibleMount {
+    fn visible(&self, entry: Option<MountTableEntry>) -> VisibleMount {
         VisibleMount { path: self.path.clone(), entry, mounted: true, covers: 0 }
     }
 
@@ -212,7 +212,7 @@ pub fn take_away_part(path: &Path) -> Result<(), MountError> {
 pub struct VisibleMount {
     path: PathBuf,
     /// Its line in the mount table, when it was mounted or found.
-    entry: Option<Mounted>,
+    entry: Option<MountTableEntry>,
     /// Whether it is there, as far as this process knows.
     mounted: bool,
     /// How many mounts of podfs are below it that are not unmounted before it.
@@ -243,9 +243,10 @@ impl VisibleMount {
 
     /// What its path shows, by the mount table. The kernel gives a mount the number of one that was unmounted before, so
     /// the file system has to be the same, too.
-    pub fn presence(&self, table: &[Mounted]) -> Presence {
+    pub fn presence(&self, table: &[MountTableEntry]) -> Presence {
         let Some(entry) = self.entry.as_ref().filter(|_| self.mounted) else { return Presence::Gone };
-        let is_it = |mount: &&Mounted| mount.id == entry.id && mount.device == entry.device && mount.at == self.path;
+        let is_it =
+            |mount: &&MountTableEntry| mount.id == entry.id && mount.device == entry.device && mount.at == self.path;
         if !table.iter().any(|mount| is_it(&mount)) {
             return Presence::Gone;
         }

@@ -55,7 +55,7 @@ pub struct Options {
 
 /// Where a server is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct NfsAddress {
     /// Its NFS service.
     pub nfs: SocketAddr,
     /// Its MOUNT service.
@@ -174,7 +174,7 @@ impl Options {
 
     /// The same export, of a server that has moved.
     #[must_use]
-    pub fn at(self, place: Place) -> Self {
+    pub fn at(self, place: NfsAddress) -> Self {
         Self { nfs: place.nfs, mountd: Some(place.mountd), ..self }
     }
 

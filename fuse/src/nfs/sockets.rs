@@ -19,7 +19,7 @@ use podfs_nfs::rpc::dial::{bound, inode};
 use podfs_nfs::server::MAX_CONNECTIONS;
 use rustix::net::getsockname;
 
-use super::options::{Options, Place};
+use super::options::{NfsAddress, Options};
 
 /// The first port that needs no privilege to bind.
 const UNPRIVILEGED: u16 = 1024;
@@ -42,7 +42,7 @@ struct Set {
     /// Where the server was found first.
     nfs: SocketAddr,
     /// Where it is, if it has moved.
-    moved: Mutex<Option<Place>>,
+    moved: Mutex<Option<NfsAddress>>,
     reserved: bool,
     connections: Mutex<Vec<OwnedFd>>,
     spare: OwnedFd,
@@ -114,7 +114,7 @@ impl SocketSets {
 
 impl Sockets {
     /// The server is elsewhere, for all volumes that share it.
-    pub(crate) fn move_to(&self, place: Place) {
+    pub(crate) fn move_to(&self, place: NfsAddress) {
         *self.set.moved() = Some(place);
     }
 
@@ -159,7 +159,7 @@ impl Set {
         self.moved().map_or(self.nfs, |place| place.nfs)
     }
 
-    fn moved(&self) -> MutexGuard<'_, Option<Place>> {
+    fn moved(&self) -> MutexGuard<'_, Option<NfsAddress>> {
         self.moved.lock().expect("a thread that panics ends the process")
     }
 

@@ -28,7 +28,7 @@ use super::client_state::inherit::Inheritance;
 use super::client_state::node::{Found, Nodes};
 use super::client_state::open_files::OpenFiles;
 use super::filesystem::{Beginning, NfsFilesystem, root_record, wanted};
-use super::options::{Options, Place};
+use super::options::{NfsAddress, Options};
 use super::volume::Volume;
 use super::writeback::log::Log;
 use crate::region::{Moment, Region, VolumeKind};
@@ -69,7 +69,7 @@ pub struct NfsThread {
 /// What the thread is to do.
 enum Order {
     Serve { export: Box<Served>, resumes: bool, done: Sender<io::Result<()>> },
-    Move { socket: u64, place: Place },
+    Move { socket: u64, place: NfsAddress },
 }
 
 impl NfsThread {
@@ -130,7 +130,7 @@ impl NfsThread {
     }
 
     /// The server that is reached by this socket (its inode) is elsewhere. Everything that waits for it goes on there.
-    pub fn move_server(&self, socket: u64, place: Place) {
+    pub fn move_server(&self, socket: u64, place: NfsAddress) {
         // A thread that has ended serves nothing.
         let _ = self.orders.send(Order::Move { socket, place });
     }
@@ -176,7 +176,7 @@ impl ThreadState {
         }
     }
 
-    fn move_server(&self, socket: u64, place: Place) {
+    fn move_server(&self, socket: u64, place: NfsAddress) {
         let Some(server) = self.servers.with_socket(socket) else { return };
         for filesystem in self.filesystems.borrow().iter().filter_map(Weak::upgrade) {
             if Rc::ptr_eq(filesystem.server(), &server) {

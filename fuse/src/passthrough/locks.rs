@@ -360,11 +360,11 @@ fn fcntl(description: &OwnedFd, command: libc::c_int, range: FileLock) -> Result
 /// The waits of a volume.
 #[derive(Default)]
 pub struct Waits {
-    table: Mutex<Table>,
+    table: Mutex<LockTable>,
 }
 
 #[derive(Default)]
-struct Table {
+struct LockTable {
     waits: HashMap<u64, Arc<Wait>>,
     /// Requests that were interrupted before their wait began, the latest last.
     early: VecDeque<u64>,
@@ -449,7 +449,7 @@ impl Waits {
         Ok(wait)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, LockTable> {
         self.table.lock().expect("a thread that panics ends the process")
     }
 }

@@ -24,7 +24,7 @@ use super::listing::Listing;
 use super::node::{Identity, Node};
 use super::state::{MountCell, no_memory, recordable};
 use crate::mount::private::PASSTHROUGH_SOURCE;
-use crate::mount::table::{FS_TYPE, MountTable, Mounted, Restrictions, mount_id};
+use crate::mount::table::{FS_TYPE, MountTable, MountTableEntry, Restrictions, mount_id};
 use crate::region::Region;
 use crate::region::cells::Record;
 
@@ -104,7 +104,12 @@ impl Mount {
     }
 
     /// A mount that a dead server left. `table` are the mounts that the source is among.
-    pub fn inherit(record: Record<MountCell>, anchor: Option<OwnedFd>, way: Option<Way>, table: &[Mounted]) -> Mount {
+    pub fn inherit(
+        record: Record<MountCell>,
+        anchor: Option<OwnedFd>,
+        way: Option<Way>,
+        table: &[MountTableEntry],
+    ) -> Mount {
         let (id, index) = (record.id.load(Relaxed), record.index.load(Relaxed));
         // A mount that the host has unmounted lazily is not in the table. Its file system is not asked: it may be away,
         // and would keep all volumes of the pod waiting.
@@ -265,7 +270,7 @@ pub(super) fn proc_path(file: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
-fn is_passthrough(mount: &Mounted) -> bool {
+fn is_passthrough(mount: &MountTableEntry) -> bool {
     mount.fs_type == FS_TYPE && mount.source == PASSTHROUGH_SOURCE
 }
 

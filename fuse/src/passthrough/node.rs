@@ -58,7 +58,7 @@ pub struct Node {
     identity: Identity,
     /// What a successor is to know. The kernel's count changes under the lock of all nodes only.
     pub record: CellRef<NodeCell>,
-    held: Mutex<Option<Held>>,
+    held: Mutex<Option<HeldNode>>,
     /// What its open files share, while there are any.
     open: Mutex<Option<Box<OpenNode>>>,
     nodes: Arc<Shared>,
@@ -66,7 +66,7 @@ pub struct Node {
 
 /// A descriptor that is kept for a node.
 #[derive(Debug)]
-struct Held {
+struct HeldNode {
     file: Arc<OwnedFd>,
     _taken: Taken,
     /// The node itself: until the kernel forgets it, the node stays with its descriptor.
@@ -121,8 +121,8 @@ impl Node {
         drop(before);
     }
 
-    fn keeping(self: &Arc<Self>, file: OwnedFd, taken: Taken) -> Held {
-        Held { file: Arc::new(file), _taken: taken, node: Some(Arc::clone(self)) }
+    fn keeping(self: &Arc<Self>, file: OwnedFd, taken: Taken) -> HeldNode {
+        HeldNode { file: Arc::new(file), _taken: taken, node: Some(Arc::clone(self)) }
     }
 
     /// The kernel knows it no longer: it goes, and its descriptor with it, when its last user drops it.
@@ -157,7 +157,7 @@ impl Node {
         drop(held);
     }
 
-    fn lock_held(&self) -> MutexGuard<'_, Option<Held>> {
+    fn lock_held(&self) -> MutexGuard<'_, Option<HeldNode>> {
         self.held.lock().expect("a thread that panics ends the process")
     }
 

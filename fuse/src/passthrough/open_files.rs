@@ -133,13 +133,13 @@ impl OpenDirectory {
 /// All of them.
 pub struct OpenFiles {
     region: Arc<Region>,
-    table: Mutex<Table>,
+    table: Mutex<OpenTable>,
     /// What dead servers opened without a known answer, by the request.
     unanswered: HashMap<u64, u64>,
 }
 
 #[derive(Default)]
-struct Table {
+struct OpenTable {
     files: HashMap<u64, Arc<OpenFile>>,
     directories: HashMap<u64, Arc<OpenDirectory>>,
 }
@@ -157,7 +157,7 @@ impl OpenFiles {
         directories: HashMap<u64, Arc<OpenDirectory>>,
         unanswered: HashMap<u64, u64>,
     ) -> Self {
-        Self { region, table: Mutex::new(Table { files, directories }), unanswered }
+        Self { region, table: Mutex::new(OpenTable { files, directories }), unanswered }
     }
 
     /// Takes in an open file that the request `unique` opened with `flags`.
@@ -263,7 +263,7 @@ impl OpenFiles {
         self.lock().directories.remove(&handle);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, OpenTable> {
         self.table.lock().expect("a thread that panics ends the process")
     }
 }

@@ -20,11 +20,11 @@ const MOMENT: Duration = Duration::from_millis(20);
 /// Asks the kernel to forget nodes.
 pub struct Pruner {
     notifier: Notifier,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<PrunerState>>,
 }
 
 #[derive(Default)]
-struct State {
+struct PrunerState {
     nodes: HashSet<u64>,
     /// Whether there is a thread.
     running: bool,
@@ -54,7 +54,7 @@ impl Pruner {
     }
 }
 
-fn run(notifier: &Notifier, state: &Mutex<State>) {
+fn run(notifier: &Notifier, state: &Mutex<PrunerState>) {
     loop {
         thread::sleep(MOMENT);
         let nodes = {
@@ -73,6 +73,6 @@ fn run(notifier: &Notifier, state: &Mutex<State>) {
     }
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock(state: &Mutex<PrunerState>) -> MutexGuard<'_, PrunerState> {
     state.lock().expect("a thread that panics ends the process")
 }

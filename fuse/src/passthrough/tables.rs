@@ -140,7 +140,7 @@ impl Inheritance {
     ) -> Result<Inheritance, TakeoverError> {
         region.look_again()?;
         let data_path = DataPath::recorded(region).ok_or(TakeoverError::NotServed)?;
-        let mut reader = Reader::new(region);
+        let mut reader = RegionReader::new(region);
         let known = reader.mounts(source.as_ref(), &table);
         let share = Share::new(&options.name);
         let nodes = reader.nodes(&known, &share);
@@ -151,7 +151,7 @@ impl Inheritance {
         reader.locks(&nodes, &share);
         let unused = reader.unused(&nodes);
         let usage = options.limit.map(|limit| Usage::inherit(limit, Arc::clone(region)));
-        let Reader { mut kept, lost, losses, .. } = reader;
+        let RegionReader { mut kept, lost, losses, .. } = reader;
         kept.sort_unstable();
         region.cells().keep_only(&kept);
         // No request has asked for it yet.
@@ -174,7 +174,7 @@ fn keep_source(root: &Arc<Node>, source: Option<OwnedFd>, share: &Share) -> Resu
 }
 
 /// Reads the cells of a region, kind by kind.
-struct Reader<'a> {
+struct RegionReader<'a> {
     region: &'a Arc<Region>,
     cells: HashMap<u32, Vec<CellId>>,
     taken: HashSet<RawFd>,
@@ -183,7 +183,7 @@ struct Reader<'a> {
     losses: Losses,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> RegionReader<'a> {
     fn new(region: &'a Arc<Region>) -> Self {
         let mut cells: HashMap<u32, Vec<CellId>> = HashMap::new();
         region.cells().tagged().for_each(|(id, tag)| cells.entry(tag).or_default().push(id));

@@ -30,7 +30,7 @@ const NAME_MAX: usize = 255;
 
 /// One file of a payload.
 #[derive(Clone, Copy)]
-pub struct Entry<'a> {
+pub struct FileEntry<'a> {
     /// Where it is shown: relative, normalised, elements separated by `/`.
     pub path: &'a str,
     /// Its bytes.
@@ -81,7 +81,7 @@ struct Header {
 /// A directory or file, as the index stores it.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-struct Node {
+struct RawNode {
     name: u32,
     name_length: u16,
     /// Type and permission bits, as `st_mode`.
@@ -101,7 +101,7 @@ const S_IFDIR: u16 = libc::S_IFDIR as u16;
 const S_IFREG: u16 = libc::S_IFREG as u16;
 const PERMISSIONS: u16 = 0o7777;
 
-impl Node {
+impl RawNode {
     fn is_directory(&self) -> bool {
         self.mode & !PERMISSIONS == S_IFDIR
     }
@@ -109,7 +109,7 @@ impl Node {
 
 /// A payload laid out, but not yet copied: enough to compare it with an [`Image`] or to make one.
 pub struct Layout<'a> {
-    nodes: Vec<Node>,
+    nodes: Vec<RawNode>,
     names: Vec<u8>,
     contents: Vec<&'a [u8]>,
     content_size: u64,
@@ -118,7 +118,7 @@ pub struct Layout<'a> {
 impl<'a> Layout<'a> {
     /// Sorts `entries` into a tree.
     pub fn new(
-        entries: impl IntoIterator<Item = Entry<'a>>,
+        entries: impl IntoIterator<Item = FileEntry<'a>>,
         directories: DirectoryAttributes,
     ) -> Result<Self, ImageError> {
         let mut root = Branch::default();
@@ -132,7 +132,7 @@ impl<'a> Layout<'a> {
 
     /// Breadth first, so that the children of each directory become neighbours.
     fn push_tree(&mut self, root: &Branch<'a>, directories: DirectoryAttributes) -> Result<(), ImageError> {
-        let directory = |parent| Node {
+        let directory = |parent| RawNode {
             name: 0,
             name_length: 0,
             mode: S_IFDIR | directories.mode & PERMISSIONS,
@@ -168,11 +168,11 @@ impl<'a> Layout<'a> {
         Ok(())
     }
 
-    fn push_content(&mut self, entry: &Entry<'a>, parent: u32) -> Node {
+    fn push_content(&mut self, entry: &FileEntry<'a>, parent: u32) -> RawNode {
         let start = self.content_size;
         self.contents.push(entry.content);
         self.content_size += entry.content.len() as u64;
-        Node {
+        RawNode {
             name: 0,
             name_length: 0,
             mode: S_IFREG | entry.mode & PERMISSIONS,
@@ -228,11 +228,11 @@ struct Branch<'a>(BTreeMap<&'a str, Twig<'a>>);
 
 enum Twig<'a> {
     Branch(Branch<'a>),
-    Leaf(Entry<'a>),
+    Leaf(FileEntry<'a>),
 }
 
 impl<'a> Branch<'a> {
-    fn insert(&mut self, entry: Entry<'a>) -> Result<(), ImageError> {
+    fn insert(&mut self, entry: FileEntry<'a>) -> Result<(), ImageError> {
         let mut branch = self;
         let mut rest = entry.path;
         loop {
@@ -272,7 +272,7 @@ pub(crate) type Index = u32;
 
 /// What a node of an image is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ImageNodeKind {
     /// Its children are the nodes with these indexes, sorted by name.
     Directory { children: Range<Index>, subdirectories: u32 },
     /// Its bytes are these of [`Image::bytes`].
@@ -282,7 +282,7 @@ pub(crate) enum Kind {
 /// A directory or file of an image.
 #[derive(Clone, Debug)]
 pub(crate) struct ImageNode {
-    pub(crate) kind: Kind,
+    pub(crate) kind: ImageNodeKind,
     pub(crate) mode: u16,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
@@ -305,7 +305,7 @@ impl Image {
         let nodes = nodes.filter(|_| header.magic == MAGIC).ok_or_else(not_an_image)?;
         block.count(nodes).map_err(|_| not_an_image())?;
         let layout = || {
-            let index_end = nodes.checked_mul(size_of::<Node>())?.checked_add(size_of::<Header>())?;
+            let index_end = nodes.checked_mul(size_of::<RawNode>())?.checked_add(size_of::<Header>())?;
             let names_end = index_end.checked_add(usize::try_from(header.names).ok()?)?;
             let end = names_end.checked_add(usize::try_from(header.content).ok()?)?;
             // What follows up to the counters is their alignment.
@@ -320,7 +320,7 @@ impl Image {
     fn check(&self) -> io::Result<()> {
         let nodes = self.index();
         let names = str::from_utf8(&self.block.bytes()[self.names.clone()]).map_err(|_| not_an_image())?;
-        let name = |node: &Node| names.get(node.name as usize..node.name as usize + usize::from(node.name_length));
+        let name = |node: &RawNode| names.get(node.name as usize..node.name as usize + usize::from(node.name_length));
         let whole = nodes.iter().enumerate().all(|(position, node)| {
             let Some(end) = node.start.checked_add(node.length) else { return false };
             let linked = position == 0 || (node.parent as usize) < position;
@@ -347,17 +347,17 @@ impl Image {
         let node = self.index().get(index as usize)?;
         let kind = if node.is_directory() {
             let children = node.start as Index..(node.start + node.length) as Index;
-            Kind::Directory { children, subdirectories: node.subdirectories }
+            ImageNodeKind::Directory { children, subdirectories: node.subdirectories }
         } else {
             let start = self.content.start + node.start as usize;
-            Kind::File { content: start..start + node.length as usize }
+            ImageNodeKind::File { content: start..start + node.length as usize }
         };
         Some(ImageNode { kind, mode: node.mode & PERMISSIONS, uid: node.uid, gid: node.gid })
     }
 
     /// The child of `directory` with this name.
     pub(crate) fn child(&self, directory: Index, name: &[u8]) -> Option<Index> {
-        let Kind::Directory { children, .. } = self.node(directory)?.kind else {
+        let ImageNodeKind::Directory { children, .. } = self.node(directory)?.kind else {
             return None;
         };
         let nodes = &self.index()[children.start as usize..children.end as usize];
@@ -396,7 +396,7 @@ impl Image {
     /// first file at or below it.
     pub(crate) fn top_level(&self) -> impl Iterator<Item = (&str, u32)> {
         let children = match self.node(0).map(|node| node.kind) {
-            Some(Kind::Directory { children, .. }) => children,
+            Some(ImageNodeKind::Directory { children, .. }) => children,
             _ => 0..0,
         };
         children.map(|index| (self.name(index), self.first_owner(index)))
@@ -405,7 +405,7 @@ impl Image {
     fn first_owner(&self, mut index: Index) -> u32 {
         loop {
             match self.node(index) {
-                Some(ImageNode { kind: Kind::Directory { children, .. }, .. }) if !children.is_empty() => {
+                Some(ImageNode { kind: ImageNodeKind::Directory { children, .. }, .. }) if !children.is_empty() => {
                     index = children.start;
                 }
                 Some(node) => return node.uid,
@@ -414,7 +414,7 @@ impl Image {
         }
     }
 
-    /// All bytes; the ranges of [`Kind::File`] are ranges of these.
+    /// All bytes; the ranges of [`ImageNodeKind::File`] are ranges of these.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.block.bytes()
     }
@@ -444,16 +444,16 @@ impl Image {
         self.block.disown();
     }
 
-    fn index(&self) -> &[Node] {
+    fn index(&self) -> &[RawNode] {
         let bytes = &self.block.bytes()[size_of::<Header>()..self.names.start];
-        <[Node]>::ref_from_bytes(bytes).expect("the index is whole and aligned, as checked when it was read")
+        <[RawNode]>::ref_from_bytes(bytes).expect("the index is whole and aligned, as checked when it was read")
     }
 
     fn raw_name(&self, index: usize) -> &[u8] {
         self.raw_name_of(&self.index()[index])
     }
 
-    fn raw_name_of(&self, node: &Node) -> &[u8] {
+    fn raw_name_of(&self, node: &RawNode) -> &[u8] {
         let start = self.names.start + node.name as usize;
         &self.block.bytes()[start..start + usize::from(node.name_length)]
     }

@@ -109,12 +109,12 @@ impl OldGenerations {
 mod tests {
     use std::time::SystemTime;
 
-    use super::super::image::{DirectoryAttributes, Entry, Layout};
+    use super::super::image::{DirectoryAttributes, FileEntry, Layout};
     use super::*;
 
     fn image(size: usize) -> Arc<Image> {
         let content = vec![b'x'; size];
-        let entry = Entry { path: "a", content: &content, mode: 0o644, uid: 0, gid: 0 };
+        let entry = FileEntry { path: "a", content: &content, mode: 0o644, uid: 0, gid: 0 };
         let directories = DirectoryAttributes { mode: 0o755, gid: 0 };
         Arc::new(Layout::new([entry], directories).expect("a tree").image().expect("an image"))
     }

@@ -87,7 +87,7 @@ impl Step {
 
 /// A generation and its content.
 #[derive(Clone, Copy)]
-pub struct Shown<'a> {
+pub struct ShownGeneration<'a> {
     /// Its directory.
     pub name: &'a GenerationName,
     /// Its payload.
@@ -97,7 +97,12 @@ pub struct Shown<'a> {
 /// From `previous` to `next`: the switch, then the links of added and removed names. Names in
 /// `hidden` are real directories of the root (mount points of nested volumes) and get no link
 /// (AW-21).
-pub fn switch(previous: Option<Shown<'_>>, next: Shown<'_>, mode: u16, hidden: &BTreeSet<String>) -> Vec<Step> {
+pub fn switch(
+    previous: Option<ShownGeneration<'_>>,
+    next: ShownGeneration<'_>,
+    mode: u16,
+    hidden: &BTreeSet<String>,
+) -> Vec<Step> {
     let mut steps = vec![
         Step::MakeGeneration { name: next.name.to_string() },
         Step::SetMode { name: next.name.to_string(), mode },
@@ -113,7 +118,7 @@ pub fn switch(previous: Option<Shown<'_>>, next: Shown<'_>, mode: u16, hidden: &
 
 /// The end of an old generation: the entries the kernel knows are unlinked one by one, children
 /// before their directory, so that watchers of a file get the event of its removal (EV-04).
-pub fn removal(old: Shown<'_>, looked_up: &[Index]) -> Vec<Step> {
+pub fn removal(old: ShownGeneration<'_>, looked_up: &[Index]) -> Vec<Step> {
     let mut indexes: Vec<_> =
         looked_up.iter().copied().filter(|index| (1..old.image.nodes()).contains(index)).collect();
     indexes.sort_unstable_by(|a, b| b.cmp(a));
@@ -128,7 +133,7 @@ pub fn removal(old: Shown<'_>, looked_up: &[Index]) -> Vec<Step> {
 /// place (AW-16). Generations for which `is_kept` holds stay.
 pub fn repair(
     entries: &[String],
-    current: Option<Shown<'_>>,
+    current: Option<ShownGeneration<'_>>,
     hidden: &BTreeSet<String>,
     is_kept: impl Fn(&str) -> bool,
 ) -> Vec<Step> {
@@ -178,7 +183,7 @@ fn unlink_root(name: &str) -> Step {
     Step::Unlink { directory: String::new(), name: name.to_owned() }
 }
 
-fn remove_node(old: Shown<'_>, index: Index) -> Step {
+fn remove_node(old: ShownGeneration<'_>, index: Index) -> Step {
     let parent = old.image.path(old.image.parent(index));
     let directory = match parent.as_str() {
         "" => old.name.to_string(),
@@ -196,11 +201,11 @@ fn remove_node(old: Shown<'_>, index: Index) -> Step {
 mod tests {
     use std::time::SystemTime;
 
-    use super::super::image::{DirectoryAttributes, Entry, Layout};
+    use super::super::image::{DirectoryAttributes, FileEntry, Layout};
     use super::*;
 
     fn image(paths: &[&str]) -> Image {
-        let entries = paths.iter().map(|path| Entry { path, content: b"", mode: 0o644, uid: 0, gid: 0 });
+        let entries = paths.iter().map(|path| FileEntry { path, content: b"", mode: 0o644, uid: 0, gid: 0 });
         let directories = DirectoryAttributes { mode: 0o755, gid: 0 };
         Layout::new(entries, directories).expect("a tree").image().expect("an image")
     }
@@ -223,8 +228,8 @@ mod tests {
         let old_name = GenerationName::new(SystemTime::UNIX_EPOCH);
         let name = GenerationName::new(SystemTime::now());
         let (old, new) = (image(&["a", "b", "sub/x", "sub/y"]), image(&["a", "c", "sub/y"]));
-        let previous = Shown { name: &old_name, image: &old };
-        let next = Shown { name: &name, image: &new };
+        let previous = ShownGeneration { name: &old_name, image: &old };
+        let next = ShownGeneration { name: &name, image: &new };
         let steps = switch(Some(previous), next, 0o755, &BTreeSet::new());
         let expected = ["mkdir gen", "chmod gen", "symlink ..data_tmp", "switch", "symlink c", "unlink /b"];
         assert_eq!(words(&steps, &name), expected);
@@ -240,7 +245,7 @@ mod tests {
         let index =
             |path: &str| path.split('/').try_fold(0, |at, name| old.child(at, name.as_bytes())).expect("a node");
         let known = [0, index("a"), index("sub"), index("sub/deep"), index("sub/deep/x"), 999];
-        let steps = removal(Shown { name: &name, image: &old }, &known);
+        let steps = removal(ShownGeneration { name: &name, image: &old }, &known);
         let expected = ["unlink gen/sub/deep/x", "rmdir gen/sub/deep", "rmdir gen/sub", "unlink gen/a", "rmdir /gen"];
         assert_eq!(words(&steps, &name), expected);
     }

@@ -26,18 +26,18 @@ const CELLS: usize = PAGE / CELL;
 const CHUNK: usize = 16;
 /// Pages without a cell in use that keep their memory.
 const SPARE: usize = 16;
-/// Bits of a word of [`Table::open`].
+/// Bits of a word of [`FreeTable::open`].
 const WORD: usize = u64::BITS as usize;
 
 /// Which cells of a region are free.
 pub(super) struct Free {
-    table: Mutex<Table>,
+    table: Mutex<FreeTable>,
     /// Whether the region may be changed.
     ours: AtomicBool,
 }
 
 #[derive(Default)]
-struct Table {
+struct FreeTable {
     pages: Vec<Page>,
     /// A bit for each page that has a free cell.
     open: Vec<u64>,
@@ -60,7 +60,7 @@ struct Page {
 impl Free {
     /// All of them.
     pub(super) fn of_new() -> Self {
-        Self { table: Mutex::new(Table { is_known: true, ..Table::default() }), ours: AtomicBool::new(true) }
+        Self { table: Mutex::new(FreeTable { is_known: true, ..FreeTable::default() }), ours: AtomicBool::new(true) }
     }
 
     /// No cell is known to be free until [`keep_only`](Self::keep_only).
@@ -123,7 +123,7 @@ impl Free {
 
     /// From here on all cells are free but those of `kept`, which are in ascending order. Nothing is written.
     pub(super) fn keep_only(&self, memory: &Memory, kept: &[CellId]) {
-        let mut table = Table { is_known: true, ..Table::default() };
+        let mut table = FreeTable { is_known: true, ..FreeTable::default() };
         let end = kept.last().map_or(0, |last| last.index() + 1).max(count(memory.length()));
         table.extend_to(end.div_ceil(CELLS));
         for data in memory.data_from(header::SIZE) {
@@ -156,12 +156,12 @@ impl Free {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, FreeTable> {
         self.table.lock().expect("a thread that panics ends the process")
     }
 }
 
-impl Table {
+impl FreeTable {
     /// The first page that has a free cell.
     fn first_open(&mut self) -> Option<usize> {
         let found = self.open[self.first..].iter().position(|word| *word != 0);

@@ -33,7 +33,7 @@ const SERVER: RawFd = 11;
 /// Where supervisors connect to a server that has lost its own.
 pub(crate) const LISTENER: RawFd = 12;
 /// The channel to the keeper of the server before this one.
-const ESTATE: RawFd = 13;
+const HANDOVER: RawFd = 13;
 /// The far end of the keeper's channel, until a supervisor has it.
 pub(crate) const FAR_END: RawFd = 14;
 /// The first number that is not reserved.
@@ -145,7 +145,7 @@ impl Handover {
         setsockopt(&channel, sockopt::ReceiveTimeout, &TimeVal::seconds(TIMEOUT))?;
         setsockopt(&channel, sockopt::SendTimeout, &TimeVal::seconds(TIMEOUT))?;
         // Out of the way of what is inherited.
-        put(channel, ESTATE)?;
+        put(channel, HANDOVER)?;
         Ok(Self(()))
     }
 
@@ -159,9 +159,9 @@ impl Handover {
         let _others = take_others(reserved(SERVER), FIRST_FREE, numbers)?;
         for batch in numbers.chunks(BATCH) {
             let asked: Vec<u8> = batch.iter().flat_map(|number| number.to_ne_bytes()).collect();
-            send(ESTATE, &asked, MsgFlags::MSG_NOSIGNAL)?;
+            send(HANDOVER, &asked, MsgFlags::MSG_NOSIGNAL)?;
             let mut there = [0; BATCH];
-            let (got, descriptors) = receive_descriptors(&reserved(ESTATE), &mut there)?;
+            let (got, descriptors) = receive_descriptors(&reserved(HANDOVER), &mut there)?;
             if got != batch.len() {
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the keeper of the last server is gone"));
             }
@@ -176,7 +176,7 @@ impl Handover {
 
 impl Drop for Handover {
     fn drop(&mut self) {
-        empty(ESTATE);
+        empty(HANDOVER);
     }
 }
 

@@ -16,7 +16,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::fd_keeper::{self, FAR_END, FIRST_FREE, Handover, Keeper, LISTENER};
 use super::volumes::{LiveParts, NfsExport, Passthrough, Projection, Volumes};
-use crate::audit::output::Output;
+use crate::audit::output::AuditOutput;
 use crate::live::tree::Update;
 use crate::memory_lock;
 use crate::mount::enclosed::Enclosed;
@@ -39,7 +39,7 @@ const MAX_CALLERS: usize = 8;
 ///
 /// # Errors
 /// When the control socket is none, or there are no descriptors left.
-pub fn serve(program: &str, pod: &str, output: Output) -> io::Result<()> {
+pub fn serve(program: &str, pod: &str, output: AuditOutput) -> io::Result<()> {
     fd_keeper::reserve_numbers()?;
     let greeting = Greeting::new(program, pod);
     let keeper = Keeper::start()?;
@@ -321,7 +321,7 @@ fn control() -> BorrowedFd<'static> {
 struct Descriptors(std::vec::IntoIter<OwnedFd>);
 
 /// What every volume comes with.
-pub(super) struct Held {
+pub(super) struct VolumeDescriptors {
     pub(super) device: OwnedFd,
     pub(super) mount: OwnedFd,
     pub(super) region: OwnedFd,
@@ -333,7 +333,7 @@ impl Descriptors {
         self.0.next().ok_or_else(missing)
     }
 
-    fn held(&mut self) -> io::Result<Held> {
-        Ok(Held { device: self.next()?, mount: self.next()?, region: self.next()? })
+    fn held(&mut self) -> io::Result<VolumeDescriptors> {
+        Ok(VolumeDescriptors { device: self.next()?, mount: self.next()?, region: self.next()? })
     }
 }

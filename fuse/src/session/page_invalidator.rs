@@ -16,10 +16,10 @@ use super::answer::Notifier;
 use crate::child;
 
 /// A file of a mount, as the kernel numbers it.
-type Node = (Notifier, u64);
+type NodeOfVolume = (Notifier, u64);
 
 /// Makes the kernel drop the content of nodes, one after another, on a thread of its own.
-pub struct PageInvalidator(Sender<Node>);
+pub struct PageInvalidator(Sender<NodeOfVolume>);
 
 impl PageInvalidator {
     /// Starts it, with a thread of this name, which ends with it.
@@ -39,9 +39,9 @@ impl PageInvalidator {
     }
 }
 
-fn run(nodes: &Receiver<Node>) {
+fn run(nodes: &Receiver<NodeOfVolume>) {
     while let Ok(first) = nodes.recv() {
-        let lot: Vec<Node> = std::iter::once(first).chain(nodes.try_iter()).collect();
+        let lot: Vec<NodeOfVolume> = std::iter::once(first).chain(nodes.try_iter()).collect();
         // SAFETY: it makes system calls only. Until it has ended, `lot` keeps the descriptors open here.
         match unsafe { child::start(|| tell(&lot)) } {
             // It is gone when there is no such child, too: a server's children are forgotten at once.
@@ -65,7 +65,7 @@ pub fn drop_content_of(notifier: &Notifier, nodes: &[u64]) {
 }
 
 /// Makes system calls only.
-fn tell(lot: &[Node]) {
+fn tell(lot: &[NodeOfVolume]) {
     for (notifier, node) in lot {
         // The kernel may not know the node any more, or the file system may be unmounted.
         let _ = notifier.drop_content(*node);

@@ -67,13 +67,13 @@ pub(super) struct StallGuard {
     device: Arc<OwnedFd>,
     region: Arc<Region>,
     service: Arc<dyn Service>,
-    state: Mutex<State>,
+    state: Mutex<GuardState>,
     /// There is something to look at, or room to park, or the end.
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct GuardState {
     /// Those that are not done, by their numbers.
     waiting: HashMap<u64, Waiting>,
     inside: usize,
@@ -236,7 +236,7 @@ impl StallGuard {
 
     fn look(&self) {
         let late = |waiting: &Waiting| !waiting.answered && waiting.since.elapsed() >= LOOK;
-        let all = |state: &State| -> Vec<_> {
+        let all = |state: &GuardState| -> Vec<_> {
             let late = state.waiting.iter().filter(|(_, waiting)| late(waiting));
             late.map(|(number, waiting)| (*number, waiting.pid, waiting.interrupted, waiting.question)).collect()
         };
@@ -268,12 +268,12 @@ impl StallGuard {
         let _ = Responder { device: Arc::clone(&self.device), unique }.send(outcome);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, GuardState> {
         self.state.lock().expect("a thread that panics ends the process")
     }
 }
 
-impl State {
+impl GuardState {
     /// Whether the source does not answer. What is parked has not asked.
     fn is_away(&self) -> bool {
         let parked = |number: &u64| self.parked.iter().any(|parked| parked.number == *number);

@@ -24,7 +24,7 @@ use super::status::print;
 use crate::manifest::PodView;
 use crate::manifest::pod::Pod;
 use crate::render::directory::{self, DirectoryError};
-use crate::render::model::{Content, Rendering};
+use crate::render::model::{RenderedContent, Rendering};
 use crate::render::{diff, json, tar, tree};
 use crate::source::{Snapshot, Source};
 use crate::supervisor::run::machine;
@@ -191,7 +191,7 @@ impl Render {
             secrets => say(&format!("{secrets} secret files are empty here; --reveal writes their contents")),
         }
         for place in &rendering.places {
-            if let Content::OfNode(line) = &place.content {
+            if let RenderedContent::OfNode(line) = &place.content {
                 say(&format!("volume {:?} is left out: {line}", place.volume));
             }
         }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use podfs_fuse::mount::bind::{Propagation, bind_alone};
 use podfs_fuse::mount::private::Access;
-use podfs_fuse::mount::table::{FS_TYPE, Mounted, mounts_at};
+use podfs_fuse::mount::table::{FS_TYPE, MountTableEntry, mounts_at};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, mkdirat, open, openat, openat2, statat, statfs, unlinkat,
 };
@@ -94,7 +94,7 @@ impl KubeletRoot {
     ///
     /// # Errors
     /// When the table cannot be read.
-    pub fn mounted(&self, target: &Path) -> io::Result<Vec<Mounted>> {
+    pub fn mounted(&self, target: &Path) -> io::Result<Vec<MountTableEntry>> {
         mounts_at(&self.real(target))
     }
 

@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 
-use podfs_fuse::mount::table::{FS_TYPE, Mounted, mounts};
+use podfs_fuse::mount::table::{FS_TYPE, MountTableEntry, mounts};
 
 use super::ClassDirectory;
 use crate::manifest::objects::VolumeMode;
@@ -65,7 +65,7 @@ pub(super) fn look(directories: &[ClassDirectory]) -> io::Result<Look> {
     Ok(look)
 }
 
-fn mode(entry: &fs::DirEntry, mounted: Option<&Mounted>) -> Result<VolumeMode, String> {
+fn mode(entry: &fs::DirEntry, mounted: Option<&MountTableEntry>) -> Result<VolumeMode, String> {
     let path = entry.path();
     if path.to_str().is_none_or(|text| text.chars().any(char::is_control)) {
         return Err("has a name that no PersistentVolume can have; rename it".to_owned());

@@ -4,7 +4,7 @@
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use podfs_fuse::mount::table::Mounted;
+use podfs_fuse::mount::table::MountTableEntry;
 use rustix::fs::fstatvfs;
 use serde::{Deserialize, Serialize};
 
@@ -36,7 +36,7 @@ pub(super) struct Identity {
 
 impl Identity {
     /// That of a mount, of which `directory` is the root.
-    pub(super) fn of_mount(mounted: &Mounted, directory: impl AsFd) -> Result<Identity, String> {
+    pub(super) fn of_mount(mounted: &MountTableEntry, directory: impl AsFd) -> Result<Identity, String> {
         let found = fstatvfs(directory).map_err(|errno| format!("does not answer: {errno}"))?;
         Ok(Identity {
             id: id_of(mounted),
@@ -72,7 +72,7 @@ fn boot() -> Result<String, String> {
 }
 
 /// What outlives the boot: the id of a file system on a device, or what another one is a mount of, such as an export.
-fn id_of(mounted: &Mounted) -> Option<String> {
+fn id_of(mounted: &MountTableEntry) -> Option<String> {
     if IN_MEMORY.contains(&mounted.fs_type.as_str()) {
         return None;
     }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use podfs_fuse::mount::table::{Mounted, mounts};
+use podfs_fuse::mount::table::{MountTableEntry, mounts};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, fstatvfs, openat2, statx};
 use rustix::io::Errno;
 
@@ -79,7 +79,7 @@ pub(super) fn open_mount(path: &Path) -> Result<(OwnedFd, Identity), String> {
 
 /// Whether something can be seen at `other` that is seen at `mounted`. Where a directory is bound, what the whole file system
 /// is mounted at is no other use.
-fn shows_the_same(other: &Mounted, mounted: &Mounted) -> bool {
+fn shows_the_same(other: &MountTableEntry, mounted: &MountTableEntry) -> bool {
     other.id != mounted.id && other.device == mounted.device && other.root.starts_with(&mounted.root)
 }
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use podfs_fuse::mount::table::{Mounted, mounts};
+use podfs_fuse::mount::table::{MountTableEntry, mounts};
 use tracing::warn;
 
 use crate::node::world::VolumeId;
@@ -49,7 +49,7 @@ impl Unmounts {
 
     fn compare<'a>(
         &mut self,
-        table: &[Mounted],
+        table: &[MountTableEntry],
         mounted: impl Iterator<Item = (&'a VolumeId, &'a Path)>,
     ) -> Vec<VolumeId> {
         let mut at: HashMap<&Path, Vec<u64>> = HashMap::new();
@@ -79,7 +79,7 @@ mod tests {
     fn volumes_that_are_unmounted_covered_or_there_again_are_told_once() {
         let mut table = mounts().expect("a mount table");
         let template = table.remove(0);
-        let mount = |id: u64, at: &str| Mounted { id, at: at.into(), ..template.clone() };
+        let mount = |id: u64, at: &str| MountTableEntry { id, at: at.into(), ..template.clone() };
         let id = VolumeId { pod: uid("u"), volume: "v".to_owned() };
         let path = Path::new("/nonexistent/root/v");
         let mut unmounts = Unmounts {
@@ -87,7 +87,7 @@ mod tests {
             root: ("/nonexistent/root".into(), "/nonexistent/real".into()),
             odd: BTreeMap::new(),
         };
-        let mut look = |table: &[Mounted]| unmounts.compare(table, std::iter::once((&id, path))).len();
+        let mut look = |table: &[MountTableEntry]| unmounts.compare(table, std::iter::once((&id, path))).len();
         let (own, cover) = (mount(1, "/nonexistent/real/v"), mount(2, "/nonexistent/real/v"));
         let other = mount(3, "/nonexistent/real/other");
         assert_eq!(look(&[own.clone(), other.clone()]), 0, "it is as it should be");

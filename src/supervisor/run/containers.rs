@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use podfs_fuse::mount::table::{Mounted, Restrictions, mounts};
+use podfs_fuse::mount::table::{MountTableEntry, Restrictions, mounts};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tracing::error;
@@ -374,7 +374,7 @@ fn failed(error: &ContainerFileError) -> String {
 }
 
 /// The mount of a path of the host, with what is denied there.
-fn with_path(mount: PlannedMount, path: PathBuf, table: &[Mounted]) -> Result<ContainerMount, String> {
+fn with_path(mount: PlannedMount, path: PathBuf, table: &[MountTableEntry]) -> Result<ContainerMount, String> {
     if path.to_str().is_none() {
         return Err(format!("the path {} is not UTF-8; choose a root directory whose path is", path.display()));
     }

@@ -52,7 +52,7 @@ use crate::supervisor::control::{Caller, Change, Control};
 use crate::supervisor::server::PodServer;
 use crate::supervisor::status::report::Report;
 use crate::supervisor::volume::search::Searches;
-use crate::supervisor::volume::{End, PodVolume, Setting};
+use crate::supervisor::volume::{PodEnd, PodVolume, Setting};
 use crate::volume::{Volume, VolumeSource};
 pub use assignment::{Assignment, SupervisorError};
 use containers::Containers;
@@ -101,7 +101,7 @@ async fn run_pod(
         Err(error) => Err(error),
     };
     let control = supervisor.control.take();
-    supervisor.shut_down(if outcome.is_ok() { End::Clean } else { End::Failed }).await;
+    supervisor.shut_down(if outcome.is_ok() { PodEnd::Clean } else { PodEnd::Failed }).await;
     drop(control);
     // The volumes are gone, and with them every other hold on it.
     if let Some(mount_points) = Arc::into_inner(mount_points).and_then(|mount_points| mount_points.into_inner().ok()) {

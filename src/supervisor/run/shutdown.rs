@@ -26,7 +26,7 @@ use super::{Supervisor, TIMEOUT};
 use crate::driver::Home;
 use crate::host::{block, local};
 use crate::supervisor::volume::driver::{homes, undo_home};
-use crate::supervisor::volume::{End, PodVolume, Setting, State};
+use crate::supervisor::volume::{PodEnd, PodVolume, Setting, State};
 
 /// How long drivers may take to unmount the volumes of a pod that ends, with all that is tried again.
 const DRIVERS: Duration = Duration::from_secs(123);
@@ -45,7 +45,7 @@ impl Supervisor {
     }
 
     /// Takes everything down.
-    pub(in crate::supervisor) async fn shut_down(mut self, end: End) {
+    pub(in crate::supervisor) async fn shut_down(mut self, end: PodEnd) {
         info!("unmounting");
         self.report.stopping();
         if timeout(TIMEOUT, self.finish_all()).await.is_err() {
@@ -57,11 +57,11 @@ impl Supervisor {
             }
         }
         self.unmount_all(end).await;
-        if end == End::Clean {
+        if end == PodEnd::Clean {
             self.leave_devices().await;
         }
         self.server.stop(TIMEOUT).await;
-        if end == End::Clean {
+        if end == PodEnd::Clean {
             undo_drivers(&self.setting).await;
         }
     }
@@ -83,7 +83,7 @@ impl Supervisor {
     }
 
     /// Unmounts all volumes.
-    async fn unmount_all(&mut self, end: End) {
+    async fn unmount_all(&mut self, end: PodEnd) {
         let mut waiting = std::mem::take(&mut self.idle).into_values();
         let mut unmounting = JoinSet::new();
         loop {
@@ -127,7 +127,7 @@ struct Unmounted {
 }
 
 impl Unmounted {
-    fn of(volume: PodVolume, end: End) -> Unmounted {
+    fn of(volume: PodVolume, end: PodEnd) -> Unmounted {
         let (name, plugin, began) = (volume.spec().name.to_string(), volume.plugin(), Instant::now());
         let was_mounted = !matches!(volume.state(), State::Waiting(_));
         let outcome = volume.take_down(end);

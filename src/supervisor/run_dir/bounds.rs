@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, statfs, statx};
 
-use super::claim::Record;
+use super::claim::ClaimRecord;
 
 /// Why a recorded path is left alone.
 pub const OUTSIDE: &str = "is neither below the root directory nor in the pod's run directory";
@@ -34,7 +34,7 @@ impl Bounds {
     }
 
     /// Takes out of `record` what is not to be touched, and gives those paths.
-    pub fn apply(&self, record: &mut Record) -> Vec<PathBuf> {
+    pub fn apply(&self, record: &mut ClaimRecord) -> Vec<PathBuf> {
         let mut outside = Vec::new();
         let mut keep = |paths: &mut Vec<PathBuf>, is_inside: &dyn Fn(&Path) -> bool| {
             paths.retain(|path| {
@@ -89,13 +89,13 @@ mod tests {
     fn only_what_is_below_the_directories_is_believed() {
         let paths = |all: &[&str]| all.iter().map(PathBuf::from).collect::<Vec<_>>();
         let bounds = Bounds::new(Path::new("/none/run/u1"), Path::new("/none/root")).expect("absolute paths");
-        let mut record = Record {
+        let mut record = ClaimRecord {
             run: paths(&["/none", "/none/run", "/none/run/u1", "/none/run/u2", "/etc"]),
             directories: paths(&["/none/root", "/none/root/pods", "/none/rootkit", "/none/root/../etc", "etc"]),
             files: paths(&["/none/root/pods/file", "/etc/passwd"]),
             written: paths(&["/none/root/pods/etc-hosts", "/etc/hosts"]),
             mounts: paths(&["/none/root/pods/volume", "/none/root", "/home", "/none/root/pods/../../home"]),
-            ..Record::default()
+            ..ClaimRecord::default()
         };
         let outside = bounds.apply(&mut record);
         assert_eq!(record.run, paths(&["/none", "/none/run", "/none/run/u1"]));

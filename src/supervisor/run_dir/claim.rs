@@ -103,7 +103,7 @@ pub struct Inheritance {
 
 /// What the lock file says.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Record {
+pub struct ClaimRecord {
     /// The supervisor that wrote it.
     pub pid: u32,
     /// Whose volumes these are.
@@ -136,13 +136,13 @@ pub struct PodName {
     pub name: String,
 }
 
-impl Record {
+impl ClaimRecord {
     /// What the lock file in this directory says, if there is one that says anything.
-    pub fn read(directory: &Path) -> Option<Record> {
+    pub fn read(directory: &Path) -> Option<ClaimRecord> {
         let mut bytes = Vec::new();
         trust::open(OpenOptions::new().read(true), &directory.join(LOCK)).ok()?.read_to_end(&mut bytes).ok()?;
         // A file that is just being written, or that could not be, is empty.
-        if bytes.is_empty() { Some(Record::default()) } else { serde_json::from_slice(&bytes).ok() }
+        if bytes.is_empty() { Some(ClaimRecord::default()) } else { serde_json::from_slice(&bytes).ok() }
     }
 }
 
@@ -215,7 +215,7 @@ impl Claim {
                 let mut claim =
                     Self { pod, path: path.clone(), lock, run, inherited_run, cgroup, leaves_record: false };
                 claim.record(&directories, &record.mounts, &record.written).map_err(failed)?;
-                let Record { mounts, written, .. } = record;
+                let ClaimRecord { mounts, written, .. } = record;
                 return Ok((claim, Inheritance { directories, mounts, written }));
             }
         }
@@ -226,7 +226,7 @@ impl Claim {
     ///
     /// # Errors
     /// When another process has it, or the lock file is none.
-    pub fn take_leftovers(directory: &Path) -> Result<(Self, Record), ClaimError> {
+    pub fn take_leftovers(directory: &Path) -> Result<(Self, ClaimRecord), ClaimError> {
         let path = directory.join(LOCK);
         let failed = |cause: io::Error| ClaimError::Lock { path: path.clone(), cause };
         let taken =
@@ -239,7 +239,7 @@ impl Claim {
             Err((mut file, Errno::EWOULDBLOCK)) => return Err(taken(read(&mut file).pid)),
             Err((_, errno)) => return Err(failed(errno.into())),
         };
-        let record = Record::read(directory).ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))?;
+        let record = ClaimRecord::read(directory).ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))?;
         let mut inherited_run = record.run.clone();
         inherited_run.retain(|run| directory.starts_with(run));
         if !inherited_run.iter().any(|run| run == directory) {
@@ -257,7 +257,7 @@ impl Claim {
     /// # Errors
     /// When the lock file cannot be written.
     pub fn record(&mut self, directories: &Directories, mounts: &[PathBuf], written: &[PathBuf]) -> io::Result<()> {
-        let record = Record {
+        let record = ClaimRecord {
             pid: std::process::id(),
             pod: self.pod.clone(),
             run: [self.inherited_run.made(), self.run.made()].concat(),
@@ -338,7 +338,7 @@ impl Drop for Claim {
 }
 
 /// A file that another process is just writing, or that is no record, says nothing.
-fn read(file: &mut File) -> Record {
+fn read(file: &mut File) -> ClaimRecord {
     let mut text = String::new();
     file.read_to_string(&mut text).ok().and_then(|_| serde_json::from_str(&text).ok()).unwrap_or_default()
 }
@@ -384,7 +384,8 @@ mod tests {
         made.iter().for_each(|path| std::fs::create_dir(path).expect("a directory"));
         let directory = run.path().join(pod.uid.as_str());
         std::fs::create_dir(&directory).expect("a directory");
-        let record = Record { pid: 1, run: vec![directory.clone()], directories: made.to_vec(), ..Record::default() };
+        let record =
+            ClaimRecord { pid: 1, run: vec![directory.clone()], directories: made.to_vec(), ..ClaimRecord::default() };
         std::fs::write(directory.join("lock"), serde_json::to_vec(&record).expect("JSON")).expect("written");
         drop(Claim::take(run.path(), root.path(), &pod).expect("no process holds the lock"));
         for directory in [&run, &root] {
@@ -421,7 +422,7 @@ mod tests {
         claim.take_again().expect("the pod is free");
         claim.record(&Directories::default(), &[], &[]).expect("written");
         assert!(claim.is_in_place() && is_held(&directory));
-        assert_eq!(Record::read(&directory).expect("a record").pid, std::process::id());
+        assert_eq!(ClaimRecord::read(&directory).expect("a record").pid, std::process::id());
 
         std::fs::remove_dir_all(&directory).expect("deleted");
         let (other, _) = Claim::take(run.path(), ROOT.as_ref(), &pod).expect("the lock file is another one");

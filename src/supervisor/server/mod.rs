@@ -55,7 +55,7 @@ pub(super) struct PodServer {
     audience: Audience,
     /// Where all servers of the pod are.
     cgroup: Option<Cgroup>,
-    life: Life,
+    life: ServerLife,
     keeper: Keeper,
     history: ServerHistory,
     /// Volumes were given up, and this was not reported yet.
@@ -87,7 +87,7 @@ enum Event {
 }
 
 /// Whether there is a server.
-enum Life {
+enum ServerLife {
     /// There is. It began when so many requests had been answered.
     Serving { process: Process, answered_before: u64 },
     /// There is none, and another one is started at that time.
@@ -146,7 +146,7 @@ impl PodServer {
         audience: Audience,
     ) -> Self {
         let history = ServerHistory { pid: Some(process.pid()), ..ServerHistory::default() };
-        let life = Life::Serving { process, answered_before: client.requests() };
+        let life = ServerLife::Serving { process, answered_before: client.requests() };
         let mut server = Self {
             client,
             program: Arc::clone(program),
@@ -207,7 +207,7 @@ impl PodServer {
     /// the next one.
     pub(super) async fn guard(&mut self) {
         match &mut self.life {
-            Life::Serving { process, .. } => {
+            ServerLife::Serving { process, .. } => {
                 let event = tokio::select! {
                     how = process.ended() => Event::Ended(how),
                     change = self.keeper.changed() => Event::Keeper(change),
@@ -219,7 +219,7 @@ impl PodServer {
                     Event::Looked(found) => self.looked(found).await,
                 }
             }
-            Life::Dead { until, keeper } => {
+            ServerLife::Dead { until, keeper } => {
                 // A timer takes a millisecond even when it is over.
                 if *until > Instant::now() {
                     sleep_until(*until).await;
@@ -230,7 +230,7 @@ impl PodServer {
                 }
                 self.follow();
             }
-            Life::Following { process, attempt } => {
+            ServerLife::Following { process, attempt } => {
                 let done = tokio::select! {
                     done = &mut *attempt => Some(done),
                     () = ended(process) => None,
@@ -247,14 +247,14 @@ impl PodServer {
                 let done = done.expect("a task that panics ends the process");
                 self.settle(done);
             }
-            Life::Over => std::future::pending().await,
+            ServerLife::Over => std::future::pending().await,
         }
     }
 
     /// Waits until the server answers no more, because it ended or hangs. Without a server it waits for ever: nothing can be lost
     /// then.
     pub(super) async fn lost(&mut self) {
-        let Life::Serving { process, .. } = &self.life else { return std::future::pending().await };
+        let ServerLife::Serving { process, .. } = &self.life else { return std::future::pending().await };
         loop {
             tokio::select! {
                 _ = process.ended() => return,
@@ -268,7 +268,7 @@ impl PodServer {
     /// Kills a server that hangs.
     async fn looked(&mut self, found: Option<String>) {
         self.history.silent_sources = self.rounds.silent_sources();
-        if let (Some(reason), Life::Serving { process, .. }) = (found, &self.life) {
+        if let (Some(reason), ServerLife::Serving { process, .. }) = (found, &self.life) {
             error!("the server (pid {}) hangs: {reason}; another one takes its place", process.pid());
             process.kill();
             let how = process.spent().await;
@@ -277,7 +277,7 @@ impl PodServer {
     }
 
     fn mark_dead(&mut self, how: String) {
-        let Life::Serving { answered_before, .. } = &self.life else { return };
+        let ServerLife::Serving { answered_before, .. } = &self.life else { return };
         let answered = self.client.requests() > *answered_before;
         self.history.in_vain = if answered { 0 } else { self.history.in_vain + 1 };
         self.history.silent_sources.clear();
@@ -285,15 +285,15 @@ impl PodServer {
         self.history.pid = None;
         self.history.last_end = Some(how);
         let keeper = self.client.mark_dead();
-        let dead = Life::Dead { until: Instant::now() + self.pause(), keeper };
-        if let Life::Serving { process, .. } = std::mem::replace(&mut self.life, dead) {
+        let dead = ServerLife::Dead { until: Instant::now() + self.pause(), keeper };
+        if let ServerLife::Serving { process, .. } = std::mem::replace(&mut self.life, dead) {
             process.leave();
         }
     }
 
     /// Starts the successor, and lets it get ready on a blocking thread.
     fn follow(&mut self) {
-        let Life::Dead { keeper, .. } = std::mem::replace(&mut self.life, Life::Over) else { return };
+        let ServerLife::Dead { keeper, .. } = std::mem::replace(&mut self.life, ServerLife::Over) else { return };
         match Process::start(Program::Own(&self.program), &self.pod, self.profile, self.audience, self.cgroup.as_ref())
         {
             Ok((process, control)) => {
@@ -303,14 +303,14 @@ impl PodServer {
                     let outcome = client.greet(control).and_then(|successor| client.succeed(successor, &mut keeper));
                     (outcome, keeper)
                 });
-                self.life = Life::Following { process: Some(process), attempt };
+                self.life = ServerLife::Following { process: Some(process), attempt };
             }
             Err(error) => self.fail(&error, keeper),
         }
     }
 
     fn settle(&mut self, (outcome, keeper): (io::Result<Succession>, LastKeeper)) {
-        let Life::Following { process, .. } = &mut self.life else { return };
+        let ServerLife::Following { process, .. } = &mut self.life else { return };
         let Some(process) = process.take() else { return };
         match outcome {
             Ok(succession) => {
@@ -322,7 +322,7 @@ impl PodServer {
                 self.history.pid = Some(process.pid());
                 let how = self.history.last_end.as_deref().unwrap_or("it is gone");
                 info!("the server ended ({how}); another one (pid {}) goes on", process.pid());
-                self.life = Life::Serving { process, answered_before: self.client.requests() };
+                self.life = ServerLife::Serving { process, answered_before: self.client.requests() };
                 self.watch_keeper();
             }
             Err(error) => {
@@ -330,7 +330,7 @@ impl PodServer {
                 process.leave();
                 if keeper.has_hung_up() {
                     // The keeper died during the attempt. The next attempt does without it, so it need not wait.
-                    self.life = Life::Dead { until: Instant::now(), keeper };
+                    self.life = ServerLife::Dead { until: Instant::now(), keeper };
                 } else {
                     self.fail(&error, keeper);
                 }
@@ -343,7 +343,7 @@ impl PodServer {
         self.history.last_end = Some(format!("it did not get ready: {error}"));
         let pause = self.pause();
         error!("the volumes have no server: {error}; podfs tries again in {} ms", pause.as_millis());
-        self.life = Life::Dead { until: Instant::now() + pause, keeper };
+        self.life = ServerLife::Dead { until: Instant::now() + pause, keeper };
     }
 
     fn pause(&self) -> Duration {
@@ -386,26 +386,26 @@ impl PodServer {
     /// Ends the server without ceremony: every call that waits for it fails.
     pub(super) async fn kill(&mut self) {
         self.client.end();
-        let life = std::mem::replace(&mut self.life, Life::Over);
-        if let Life::Serving { process, .. } | Life::Following { process: Some(process), .. } = life {
+        let life = std::mem::replace(&mut self.life, ServerLife::Over);
+        if let ServerLife::Serving { process, .. } | ServerLife::Following { process: Some(process), .. } = life {
             process.kill();
             gone(&process).await;
         }
     }
 
-    /// Lets the server end by itself, or kills it after `patience`.
-    pub(super) async fn stop(mut self, patience: Duration) {
+    /// Lets the server end by itself, or kills it after `limit`.
+    pub(super) async fn stop(mut self, limit: Duration) {
         self.client.end();
-        if let Life::Serving { process, .. } = &self.life
-            && timeout(patience, process.ended()).await.is_err()
+        if let ServerLife::Serving { process, .. } = &self.life
+            && timeout(limit, process.ended()).await.is_err()
         {
             self.kill().await;
         }
-        if let Life::Following { .. } = &self.life {
+        if let ServerLife::Following { .. } = &self.life {
             self.kill().await;
         }
         // The keeper ends with the server and with this end of its channel, which went with the connection.
-        if timeout(patience, self.keeper.changed()).await.is_err()
+        if timeout(limit, self.keeper.changed()).await.is_err()
             && let Keeper::Watched(keeper) = &self.keeper
         {
             keeper.kill();

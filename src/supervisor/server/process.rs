@@ -200,6 +200,6 @@ pub(crate) fn kill_server(pid: i32, uid: &str) {
     }
     let _ = pidfd_send_signal(&watch, Signal::KILL);
     let mut ended = [rustix::event::PollFd::new(&watch, rustix::event::PollFlags::IN)];
-    let patience = rustix::event::Timespec { tv_sec: 2, tv_nsec: 0 };
-    let _ = rustix::event::poll(&mut ended, Some(&patience));
+    let limit = rustix::event::Timespec { tv_sec: 2, tv_nsec: 0 };
+    let _ = rustix::event::poll(&mut ended, Some(&limit));
 }

@@ -6,7 +6,7 @@ use podfs_fuse::confinement::Profile;
 use tokio::time::timeout;
 use tracing::info;
 
-use super::{LAST_MOMENTS, Life, PodServer, Process, Program, blocking, keeper};
+use super::{LAST_MOMENTS, PodServer, Process, Program, ServerLife, blocking, keeper};
 
 /// Why a server was not followed by one of another program.
 #[derive(Debug, thiserror::Error)]
@@ -29,13 +29,13 @@ impl PodServer {
         let before = self.profile;
         self.profile = before.max(profile);
         let became_one = async {
-            while !matches!(self.life, Life::Serving { .. } | Life::Over) {
+            while !matches!(self.life, ServerLife::Serving { .. } | ServerLife::Over) {
                 self.guard().await;
             }
         };
         let refused = || UpgradeError::Refused("the pod has no server at this moment; try again".to_owned());
         timeout(LAST_MOMENTS, became_one).await.map_err(|_| refused())?;
-        let Life::Serving { process, .. } = &self.life else { return Err(refused()) };
+        let ServerLife::Serving { process, .. } = &self.life else { return Err(refused()) };
         if process.profile().is_none_or(|has| has >= self.profile) {
             return Ok(());
         }
@@ -58,7 +58,7 @@ impl PodServer {
 
     async fn replace(&mut self, program: Program<'_>, why: &str) -> Result<(), UpgradeError> {
         let refused = |error: &dyn std::fmt::Display| UpgradeError::Refused(error.to_string());
-        let Life::Serving { process: old, .. } = &self.life else {
+        let ServerLife::Serving { process: old, .. } = &self.life else {
             return Err(refused(&"the pod has no server at this moment; try again"));
         };
         let started = Process::start(program, &self.pod, self.profile, self.audience, self.cgroup.as_ref());
@@ -86,14 +86,14 @@ impl PodServer {
             let outcome = client.succeed(successor, &mut keeper);
             (outcome, keeper)
         });
-        let following = Life::Following { process: Some(new), attempt };
-        if let Life::Serving { process: old, .. } = std::mem::replace(&mut self.life, following) {
+        let following = ServerLife::Following { process: Some(new), attempt };
+        if let ServerLife::Serving { process: old, .. } = std::mem::replace(&mut self.life, following) {
             old.leave();
         }
         let mut failure = None;
-        while !matches!(self.life, Life::Serving { .. } | Life::Over) {
+        while !matches!(self.life, ServerLife::Serving { .. } | ServerLife::Over) {
             self.guard().await;
-            if matches!(self.life, Life::Dead { .. }) && failure.is_none() {
+            if matches!(self.life, ServerLife::Dead { .. }) && failure.is_none() {
                 failure = self.history.last_end.clone();
             }
         }

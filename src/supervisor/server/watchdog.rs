@@ -198,17 +198,17 @@ impl Stuck {
 
     /// Its requests were seen at `place`. A thread that was in the source until a moment ago is in the server's own code now,
     /// with the same request: so each look has to find it there.
-    fn seen(&mut self, place: Place, now: Instant) -> Verdict {
-        self.in_server_since = (place == Place::Server).then(|| self.in_server_since.unwrap_or(now));
+    fn seen(&mut self, place: WaitPlace, now: Instant) -> Verdict {
+        self.in_server_since = (place == WaitPlace::Server).then(|| self.in_server_since.unwrap_or(now));
         let is_long_ago = |since: Instant| now - since >= TIMEOUT;
         match place {
-            Place::Server if self.in_server_since.is_some_and(is_long_ago) => Verdict::Hangs,
-            Place::Source if is_long_ago(self.since) && !self.in_source => {
+            WaitPlace::Server if self.in_server_since.is_some_and(is_long_ago) => Verdict::Hangs,
+            WaitPlace::Source if is_long_ago(self.since) && !self.in_source => {
                 self.in_source = true;
                 Verdict::SourceIsSilent
             }
-            Place::Nowhere if is_long_ago(self.since) => Verdict::Ask,
-            Place::Server | Place::Source | Place::Nowhere => Verdict::Wait,
+            WaitPlace::Nowhere if is_long_ago(self.since) => Verdict::Ask,
+            WaitPlace::Server | WaitPlace::Source | WaitPlace::Nowhere => Verdict::Wait,
         }
     }
 }
@@ -224,7 +224,7 @@ fn tell(volume: &str) {
 
 /// Where a stuck volume's requests are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum WaitPlace {
     /// In the server's own code.
     Server,
     /// In a system call on the source.
@@ -233,14 +233,14 @@ enum Place {
     Nowhere,
 }
 
-fn place(pid: i32, doing: &Doing) -> Place {
+fn place(pid: i32, doing: &Doing) -> WaitPlace {
     let calls: Vec<_> = doing.busy.iter().map(|(thread, _)| call(pid, *thread)).collect();
     match calls.as_slice() {
-        [] => Place::Nowhere,
-        calls if calls.contains(&Some(Call::Running)) => Place::Server,
+        [] => WaitPlace::Nowhere,
+        calls if calls.contains(&Some(Call::Running)) => WaitPlace::Server,
         // A thread that waits for a thread in the source waits for the source, too.
-        calls if calls.iter().flatten().next().is_some() && calls.iter().flatten().all(is_wait) => Place::Server,
-        _ => Place::Source,
+        calls if calls.iter().flatten().next().is_some() && calls.iter().flatten().all(is_wait) => WaitPlace::Server,
+        _ => WaitPlace::Source,
     }
 }
 
@@ -294,7 +294,7 @@ mod tests {
     use super::*;
 
     /// What looks come to that find a volume at these places, a second apart.
-    fn looks(places: &[Place]) -> Vec<Verdict> {
+    fn looks(places: &[WaitPlace]) -> Vec<Verdict> {
         let doing = Doing {
             about: Value::Null,
             requests: 1,
@@ -309,34 +309,34 @@ mod tests {
         places.iter().enumerate().map(|(number, place)| stuck.seen(*place, at(number))).collect()
     }
 
-    fn last(places: &[Place]) -> Verdict {
+    fn last(places: &[WaitPlace]) -> Verdict {
         looks(places).pop().expect("a look")
     }
 
     #[test]
     fn a_server_hangs_that_every_look_finds_in_its_own_code() {
-        assert!(looks(&[Place::Server; 5]).iter().all(|verdict| *verdict == Verdict::Wait));
-        assert_eq!(last(&[Place::Server; 6]), Verdict::Hangs);
+        assert!(looks(&[WaitPlace::Server; 5]).iter().all(|verdict| *verdict == Verdict::Wait));
+        assert_eq!(last(&[WaitPlace::Server; 6]), Verdict::Hangs);
     }
 
     #[test]
     fn a_source_is_silent_when_it_was_waited_for_and_that_is_told_once() {
-        assert!(looks(&[Place::Source; 5]).iter().all(|verdict| *verdict == Verdict::Wait));
-        assert_eq!(last(&[Place::Source; 6]), Verdict::SourceIsSilent);
-        assert_eq!(last(&[Place::Source; 7]), Verdict::Wait);
+        assert!(looks(&[WaitPlace::Source; 5]).iter().all(|verdict| *verdict == Verdict::Wait));
+        assert_eq!(last(&[WaitPlace::Source; 6]), Verdict::SourceIsSilent);
+        assert_eq!(last(&[WaitPlace::Source; 7]), Verdict::Wait);
     }
 
     #[test]
     fn a_server_whose_source_has_just_answered_does_not_hang() {
-        let places = [vec![Place::Source; 10], vec![Place::Server; 5]].concat();
+        let places = [vec![WaitPlace::Source; 10], vec![WaitPlace::Server; 5]].concat();
         let verdicts = looks(&places);
         assert!(!verdicts.contains(&Verdict::Hangs), "{verdicts:?}");
-        assert_eq!(last(&[places, vec![Place::Server]].concat()), Verdict::Hangs);
+        assert_eq!(last(&[places, vec![WaitPlace::Server]].concat()), Verdict::Hangs);
     }
 
     #[test]
     fn going_to_the_source_and_back_is_no_hanging() {
-        let round = [vec![Place::Server; 5], vec![Place::Source]].concat();
+        let round = [vec![WaitPlace::Server; 5], vec![WaitPlace::Source]].concat();
         let verdicts = looks(&round.repeat(5));
         assert!(!verdicts.contains(&Verdict::Hangs), "{verdicts:?}");
         assert_eq!(verdicts.iter().filter(|verdict| **verdict == Verdict::SourceIsSilent).count(), 1, "{verdicts:?}");
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn a_server_that_reads_nothing_is_asked() {
-        assert_eq!(last(&[Place::Nowhere; 5]), Verdict::Wait);
-        assert_eq!(last(&[Place::Nowhere; 6]), Verdict::Ask);
+        assert_eq!(last(&[WaitPlace::Nowhere; 5]), Verdict::Wait);
+        assert_eq!(last(&[WaitPlace::Nowhere; 6]), Verdict::Ask);
     }
 }

@@ -11,7 +11,7 @@ use tracing::warn;
 use super::growth::{Expansion, Growth};
 use super::mounter::Mounter;
 use super::passthrough::claim::resolve;
-use super::{End, Setting, Shown, Trouble, driver};
+use super::{PodEnd, Setting, Shown, Trouble, driver};
 use crate::binding::BoundSource;
 use crate::host::block::{self, BlockVolume};
 use crate::host::device::BlockDevice;
@@ -147,7 +147,7 @@ impl Mounter for DeviceVolume {
     }
 
     /// Takes the device away from the pod: removes its links, then closes it.
-    fn take_down(self: Box<Self>, volume: &str, _: End) -> Result<(), MountError> {
+    fn take_down(self: Box<Self>, volume: &str, _: PodEnd) -> Result<(), MountError> {
         let Self { links, device, .. } = *self;
         links.map_or(Ok(()), |links| links.unmap()).unwrap_or_else(|error| warn!("volume {volume:?}: {error}"));
         drop(device);

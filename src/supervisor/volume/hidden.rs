@@ -11,7 +11,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use podfs_fuse::mount::table::Mounted;
+use podfs_fuse::mount::table::MountTableEntry;
 use podfs_fuse::mount::visible::{Presence, VisibleMount};
 use tracing::info;
 
@@ -69,7 +69,7 @@ impl Unmounts {
 impl PodVolume {
     /// Compares the volume with the mount table. If what its path shows has changed, its state has, too, and gives how long to
     /// wait before it is refreshed.
-    pub(in crate::supervisor) fn look(&mut self, table: &[Mounted]) -> Option<Duration> {
+    pub(in crate::supervisor) fn look(&mut self, table: &[MountTableEntry]) -> Option<Duration> {
         let _span = self.enter_span();
         let visible = self.visible()?;
         let (path, presence) = (visible.path().display().to_string(), visible.presence(table));
@@ -116,7 +116,7 @@ impl PodVolume {
     }
 
     /// Where another process has unmounted the volume, if it has. It is not unmounted again at its end.
-    pub(in crate::supervisor) fn unmounted_from(&mut self, table: &[Mounted]) -> Option<PathBuf> {
+    pub(in crate::supervisor) fn unmounted_from(&mut self, table: &[MountTableEntry]) -> Option<PathBuf> {
         let visible = self.visible().filter(|visible| visible.presence(table) == Presence::Gone)?;
         visible.lose();
         Some(visible.path().to_owned())

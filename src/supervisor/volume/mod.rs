@@ -124,7 +124,7 @@ pub enum Attempt {
 
 /// How a supervisor ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum PodEnd {
     /// On request: the pod is gone.
     Clean,
     /// With a failure: the next podfs goes on with what is there.
@@ -343,7 +343,7 @@ impl PodVolume {
     ///
     /// # Errors
     /// When the kernel does not unmount it.
-    pub fn take_down(self, end: End) -> Result<(), MountError> {
+    pub fn take_down(self, end: PodEnd) -> Result<(), MountError> {
         let _span = self.enter_span();
         self.release_sub_paths(None).unwrap_or_else(|reason| warn!("{reason}"));
         self.mounter.take_down(self.spec.name.as_str(), end)
@@ -363,7 +363,7 @@ impl PodVolume {
             _ => None,
         };
         let at = |error: &dyn std::fmt::Display| format!("volume {:?}: {error}", name.as_str());
-        self.take_down(End::Clean).map_err(|error| at(&error))?;
+        self.take_down(PodEnd::Clean).map_err(|error| at(&error))?;
         driver::undo(&setting, name.as_str())?;
         if let Some(home) = home.as_deref().filter(|home| home.exists()) {
             let left = empty_dir::remove(home).map_err(|error| at(&error))?;

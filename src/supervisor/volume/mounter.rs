@@ -19,7 +19,7 @@ use super::passthrough::host_path::HostPathSource;
 use super::passthrough::nfs::NfsSource;
 use super::passthrough::{PassthroughSource, PassthroughVolume};
 use super::projected::ProjectedVolume;
-use super::{End, Setting, Shown, Trouble};
+use super::{PodEnd, Setting, Shown, Trouble};
 use crate::manifest::PodView;
 use crate::supervisor::run::adoption::Kept;
 use crate::volume::{Volume, VolumeSource};
@@ -95,7 +95,7 @@ pub(super) trait Mounter: Send {
     }
 
     /// Unmounts the volume, and deletes what goes with the pod.
-    fn take_down(self: Box<Self>, volume: &str, end: End) -> Result<(), MountError>;
+    fn take_down(self: Box<Self>, volume: &str, end: PodEnd) -> Result<(), MountError>;
 }
 
 /// What mounts a volume of which nothing is mounted yet. The registry of kinds: a new one has a line here. `point` is its mount

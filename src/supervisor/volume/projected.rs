@@ -12,13 +12,13 @@ use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
 use podfs_fuse::projection::image::DirectoryAttributes;
 use podfs_fuse::projection::old::OldUsage;
 use podfs_fuse::projection::tree::Root;
-use podfs_fuse::projection::{Entry, ImageError, Layout};
+use podfs_fuse::projection::{FileEntry, ImageError, Layout};
 use podfs_fuse::protocol::Reporting;
 use serde_json::json;
 use tracing::warn;
 
 use super::mounter::Mounter;
-use super::{End, Setting, Shown, Trouble, selinux_context};
+use super::{PodEnd, Setting, Shown, Trouble, selinux_context};
 use crate::manifest::PodView;
 use crate::manifest::pod::PodIdentity;
 use crate::payload::{Assembled, Ownership, Payload, PayloadError};
@@ -32,14 +32,14 @@ pub(super) struct ProjectedVolume {
     path: PathBuf,
     /// Its mount point, once it is made.
     point: Option<MountPoint>,
-    mounted: Option<Mounted>,
+    mounted: Option<MountedProjection>,
     warned: Vec<String>,
     /// The SELinux label of its mounts.
     label: Option<String>,
 }
 
 /// Fields are dropped in this order: the projection is no longer visible when it ends.
-struct Mounted {
+struct MountedProjection {
     visible: VisibleMount,
     projection: Projection,
 }
@@ -98,7 +98,7 @@ impl Mounter for ProjectedVolume {
         self.point = Some(point);
         let Ok(mut projection) = served.into_projection() else { return };
         projection.keep_old_for(self.setting.keep_old_generations);
-        self.mounted = Some(Mounted { visible, projection });
+        self.mounted = Some(MountedProjection { visible, projection });
     }
 
     /// Shows the files that result from what `pod` says.
@@ -138,7 +138,7 @@ impl Mounter for ProjectedVolume {
         self.mounted.as_mut().map(|mounted| mounted.projection.live_part(path, &options))
     }
 
-    fn take_down(self: Box<Self>, _: &str, _: End) -> Result<(), MountError> {
+    fn take_down(self: Box<Self>, _: &str, _: PodEnd) -> Result<(), MountError> {
         self.mounted.map_or(Ok(()), |mounted| mounted.visible.unmount())
     }
 }
@@ -193,7 +193,7 @@ impl ProjectedVolume {
         directories: DirectoryAttributes,
         pod: &PodView,
         mode: u16,
-    ) -> Result<Mounted, RefreshError> {
+    ) -> Result<MountedProjection, RefreshError> {
         let nested = spec.nested.iter().map(|path| path.as_str().to_owned()).collect();
         let root = Root { mode, gid: directories.gid, directories: nested };
         let options = MountOptions { selinux_context: selinux_context(pod), shape: Shape::Directory };
@@ -206,11 +206,11 @@ impl ProjectedVolume {
         projection.commit(layout, directories)?;
         let point = self.point.as_ref().expect("it was made before the first payload was assembled");
         let visible = projection.show(point)?;
-        Ok(Mounted { visible, projection })
+        Ok(MountedProjection { visible, projection })
     }
 }
 
-impl Mounted {
+impl MountedProjection {
     /// As it was mounted, which may differ from what an annotation says now.
     fn shown(&self) -> Option<Shown> {
         let shown = if self.projection.is_audited() { Shown::Audited } else { Shown::Generation };
@@ -240,8 +240,8 @@ fn warn_once(warned: &mut Vec<String>, volume: &str, assembled: &Assembled<'_>) 
     *warned = warnings;
 }
 
-fn entries<'a>(payload: &'a Payload<'_>) -> impl Iterator<Item = Entry<'a>> {
-    payload.files.iter().map(|(path, file)| Entry {
+fn entries<'a>(payload: &'a Payload<'_>) -> impl Iterator<Item = FileEntry<'a>> {
+    payload.files.iter().map(|(path, file)| FileEntry {
         path: path.as_str(),
         content: &file.content,
         mode: file.mode,

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use podfs_fuse::caller::credentials::ActAs;
 use podfs_fuse::client::ServerClient;
-use podfs_fuse::nfs::options::{Options, Place, Search};
+use podfs_fuse::nfs::options::{NfsAddress, Options, Search};
 use podfs_fuse::protocol::VolumeId;
 use podfs_nfs::mount::{self as reaching, Reached, reach};
 use podfs_nfs::rpc::Credential;
@@ -34,16 +34,16 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// The servers that are looked for: of each, one of its volumes.
 #[derive(Default)]
-pub struct Searches(HashMap<VolumeId, Look>);
+pub struct Searches(HashMap<VolumeId, RunningSearch>);
 
-struct Look {
+struct RunningSearch {
     work: JoinHandle<()>,
     began: Instant,
     /// How long after that the next one is due.
     pause: Duration,
 }
 
-impl Look {
+impl RunningSearch {
     fn is_due(&self) -> bool {
         self.work.is_finished() && self.began.elapsed() >= self.pause
     }
@@ -63,7 +63,7 @@ impl Searches {
             };
             let client = Arc::clone(client);
             let work = spawn_blocking(move || look(&client, volume, &options, &search));
-            self.0.insert(volume, Look { work, began: Instant::now(), pause });
+            self.0.insert(volume, RunningSearch { work, began: Instant::now(), pause });
         }
     }
 }
@@ -80,7 +80,7 @@ fn look(client: &ServerClient, volume: VolumeId, options: &Options, search: &Sea
 }
 
 /// Another machine that the server's name means, if it has the export.
-fn find(options: &Options, search: &Search) -> Option<Place> {
+fn find(options: &Options, search: &Search) -> Option<NfsAddress> {
     let current = options.nfs.ip();
     let is_worth_it = |address: &IpAddr| *address != current && address.is_ipv4() == current.is_ipv4();
     let others: Vec<_> = resolve(&options.server).ok()?.into_iter().filter(is_worth_it).collect();
@@ -96,7 +96,9 @@ fn find(options: &Options, search: &Search) -> Option<Place> {
     others.into_iter().find_map(|address| {
         let question = question(&options.server, address, &options.path, search, mount_address, budget);
         match reach(&reaching::Options { credential: credential.clone(), ..question }) {
-            Ok(reached) if takes_as_much(&reached, options) => Some(Place { nfs: reached.nfs, mountd: reached.mountd }),
+            Ok(reached) if takes_as_much(&reached, options) => {
+                Some(NfsAddress { nfs: reached.nfs, mountd: reached.mountd })
+            }
             Ok(_) => {
                 debug!("NFS server {} ({address}) takes less at once than the volume needs", options.server);
                 None

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
-use podfs_fuse::audit::output::Output;
+use podfs_fuse::audit::output::AuditOutput;
 use podfs_fuse::server::process::serve;
 
 /// Tells this program that it is a server. Its standard input is the control socket.
@@ -55,6 +55,6 @@ fn serving() {
     if std::env::var_os(SERVER).is_none() {
         return;
     }
-    serve("test", POD, Output::standard_error()).expect("served");
+    serve("test", POD, AuditOutput::standard_error()).expect("served");
     std::process::exit(0);
 }

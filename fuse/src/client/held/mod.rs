@@ -40,7 +40,7 @@ pub(crate) trait HeldKind: Any + Send + Sync {
     /// The source of its mounts, as mount tables show it.
     fn mount_source(&self) -> &'static str;
 
-    /// Copies of the descriptors that every message about the volume comes with, after those of its [`Held`].
+    /// Copies of the descriptors that every message about the volume comes with, after those of its [`HeldVolume`].
     ///
     /// # Errors
     /// When there are no descriptors left.
@@ -74,7 +74,7 @@ fn restore(body: Body, descriptors: Vec<OwnedFd>, nfs_sockets: &SocketSets) -> i
 }
 
 /// A volume's half of the supervisor.
-pub(crate) struct Held {
+pub(crate) struct HeldVolume {
     /// For the supervisor that adopts the volume.
     pub(crate) about: Value,
     /// Let go before the mount, while the server still has its own: the process that closes a source on another machine last may
@@ -86,7 +86,7 @@ pub(crate) struct Held {
     pub(crate) region: Arc<Region>,
 }
 
-impl Held {
+impl HeldVolume {
     /// A volume on this device that no server has served yet.
     ///
     /// # Errors
@@ -104,7 +104,7 @@ impl Held {
         description: Description,
         descriptors: Vec<OwnedFd>,
         nfs_sockets: &SocketSets,
-    ) -> io::Result<Held> {
+    ) -> io::Result<HeldVolume> {
         let Description { volume: _, about, body } = description;
         let mut descriptors = descriptors.into_iter();
         let mut next = || descriptors.next().ok_or_else(broken);

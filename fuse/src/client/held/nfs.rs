@@ -12,7 +12,7 @@ use super::{HeldKind, broken};
 use crate::client::{MountedVolume, ServerClient};
 use crate::mount::MountError;
 use crate::mount::private::{MountOptions, NFS_SOURCE, PrivateMount, open_device};
-use crate::nfs::options::{Options, Place};
+use crate::nfs::options::{NfsAddress, Options};
 use crate::nfs::sockets::{SocketSets, Sockets};
 use crate::nfs::writeback::log::Log;
 use crate::projection::Image;
@@ -99,14 +99,14 @@ impl MountedVolume {
 }
 
 impl ServerClient {
-    /// NFS servers that were asked something and have said nothing for `patience`: of each, one of the volumes that share
+    /// NFS servers that were asked something and have said nothing for `limit`: of each, one of the volumes that share
     /// it, and how that is served.
-    pub fn silent_exports(&self, patience: Duration) -> Vec<(VolumeId, Options)> {
+    pub fn silent_exports(&self, limit: Duration) -> Vec<(VolumeId, Options)> {
         let mut found: Vec<(VolumeId, &HeldExport)> = Vec::new();
         let volumes = self.volumes();
         for (volume, held) in volumes.iter() {
             let Some(export) = held.of_kind::<HeldExport>() else { continue };
-            let is_silent = held.region.silent_since().is_some_and(|since| since.elapsed() >= patience);
+            let is_silent = held.region.silent_since().is_some_and(|since| since.elapsed() >= limit);
             if is_silent && !found.iter().any(|(_, other)| export.sockets.is_shared_with(&other.sockets)) {
                 found.push((*volume, export));
             }
@@ -118,7 +118,7 @@ impl ServerClient {
     ///
     /// # Errors
     /// When there is no such volume any more, or no server.
-    pub fn move_nfs(&self, volume: VolumeId, place: Place) -> io::Result<()> {
+    pub fn move_nfs(&self, volume: VolumeId, place: NfsAddress) -> io::Result<()> {
         {
             // A volume that is just starting is in the map already, or its request will carry the new place.
             let _joining = self.joining.lock().expect("a thread that panics ends the process");

@@ -36,14 +36,14 @@ impl Inheritance {
     /// Reads it; none if it has no root. Nothing outside this process changes.
     pub fn read(region: &Arc<Region>) -> Option<Self> {
         region.look_again().ok()?;
-        let mut reader = Reader::new(region);
+        let mut reader = RegionReader::new(region);
         let nodes = Nodes::inherit(Arc::clone(region), reader.nodes());
         nodes.get(ROOT).ok().filter(|root| root.kind == Kind::Directory)?;
         let files = reader.open_files(&nodes);
         let calls = Calls::new(Arc::clone(region), reader.calls());
         let root = reader.records::<RootCell>().into_iter().next();
         reader.kept.extend(root.as_ref().map(Record::id));
-        let Reader { mut kept, .. } = reader;
+        let RegionReader { mut kept, .. } = reader;
         kept.sort_unstable();
         let lost = region.cells().tagged().map(|(id, _)| id).filter(|id| kept.binary_search(id).is_err()).collect();
         region.cells().keep_only(&kept);
@@ -53,13 +53,13 @@ impl Inheritance {
 }
 
 /// Reads the cells of a region, kind by kind.
-struct Reader<'a> {
+struct RegionReader<'a> {
     region: &'a Arc<Region>,
     cells: HashMap<u32, Vec<CellId>>,
     kept: Vec<CellId>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> RegionReader<'a> {
     fn new(region: &'a Arc<Region>) -> Self {
         let mut cells: HashMap<u32, Vec<CellId>> = HashMap::new();
         region.cells().tagged().for_each(|(id, tag)| cells.entry(tag).or_default().push(id));

@@ -125,11 +125,11 @@ impl Node {
 /// The nodes that the kernel knows.
 pub struct Nodes {
     region: Arc<Region>,
-    table: RefCell<Table>,
+    table: RefCell<NodeTable>,
 }
 
 #[derive(Default)]
-struct Table {
+struct NodeTable {
     by_id: HashMap<u64, Rc<Node>>,
     by_handle: HashMap<FileHandle, Rc<Node>>,
     /// Each node by its name, if it has one: the one it was found under last.
@@ -165,7 +165,7 @@ impl Nodes {
 
     /// Those that a dead server left. What was forgotten goes with the next [`let_go`](Self::let_go).
     pub fn inherit(region: Arc<Region>, inherited: Vec<Inherited>) -> Self {
-        let mut table = Table::default();
+        let mut table = NodeTable::default();
         for Inherited { id, found, record, name } in inherited {
             if record.lookups.load(Relaxed) == 0 {
                 table.lingering.push(id);
@@ -334,7 +334,7 @@ impl Nodes {
     }
 }
 
-impl Table {
+impl NodeTable {
     fn remove(&mut self, id: u64) {
         let Some(node) = self.by_id.remove(&id) else { return };
         if let Some(name) = node.name() {

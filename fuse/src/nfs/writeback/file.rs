@@ -11,7 +11,7 @@ use super::log::{Inherited, RecordId};
 use super::{FileKey, Verifier, Written};
 
 /// Most records behind the first that are searched for one that may be sent.
-const FORESIGHT: usize = 64;
+const LOOK_AHEAD: usize = 64;
 /// How many writes of a file may be on their way; with more, a record that may grow waits.
 const BEFORE_GROWING: usize = 2;
 /// How often the server may lose accepted data. After that podfs makes it write to disk before each answer (`FILE_SYNC`).
@@ -171,7 +171,7 @@ impl File {
         let overlap = |a: &Range<u64>, b: &Range<u64>| a.start < b.end && b.start < a.end;
         let mut older: Vec<Range<u64>> = Vec::new();
         let first = self.unsent.iter().position(|record| record.course == Course::Waiting)?;
-        for (position, record) in self.unsent.iter().enumerate().take(first + FORESIGHT) {
+        for (position, record) in self.unsent.iter().enumerate().take(first + LOOK_AHEAD) {
             let range = record.range();
             if record.course == Course::Waiting && !older.iter().any(|older| overlap(older, &range)) {
                 return Some(position);

@@ -109,7 +109,7 @@ struct Inner<S: Store> {
     log: Log,
     store: S,
     manner: Manner,
-    state: RefCell<State>,
+    state: RefCell<WritebackState>,
     /// Something was freed.
     room: Notify,
     /// A task waits for the log to have been empty for a while.
@@ -117,7 +117,7 @@ struct Inner<S: Store> {
 }
 
 #[derive(Default)]
-struct State {
+struct WritebackState {
     files: HashMap<u64, File>,
     /// Writes that are on their way.
     in_flight: usize,
@@ -128,7 +128,7 @@ impl<S: Store> Writeback<S> {
     /// [`LocalSet`](tokio::task::LocalSet) it is called on.
     pub fn new(log: Log, inherited: Vec<Inherited>, store: S, manner: Manner) -> Self {
         let wsize = manner.wsize.clamp(1, SEGMENT);
-        let state = RefCell::new(State::of(inherited));
+        let state = RefCell::new(WritebackState::of(inherited));
         let inner = Inner {
             log,
             store,
@@ -387,7 +387,7 @@ impl<S: Store> Inner<S> {
     }
 }
 
-impl State {
+impl WritebackState {
     fn of(inherited: Vec<Inherited>) -> Self {
         let mut state = Self::default();
         for one in inherited {

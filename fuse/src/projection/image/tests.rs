@@ -4,8 +4,8 @@ use super::*;
 
 const DIRECTORIES: DirectoryAttributes = DirectoryAttributes { mode: 0o755, gid: 0 };
 
-fn entry<'a>(path: &'a str, content: &'a [u8]) -> Entry<'a> {
-    Entry { path, content, mode: 0o644, uid: 0, gid: 0 }
+fn entry<'a>(path: &'a str, content: &'a [u8]) -> FileEntry<'a> {
+    FileEntry { path, content, mode: 0o644, uid: 0, gid: 0 }
 }
 
 fn image(entries: &[(&str, &[u8])]) -> Image {
@@ -28,8 +28,8 @@ fn find(image: &Image, path: &str) -> Option<Index> {
 
 fn content<'a>(image: &'a Image, path: &str) -> Option<&'a [u8]> {
     match image.node(find(image, path)?)?.kind {
-        Kind::File { content } => Some(&image.bytes()[content]),
-        Kind::Directory { .. } => None,
+        ImageNodeKind::File { content } => Some(&image.bytes()[content]),
+        ImageNodeKind::Directory { .. } => None,
     }
 }
 
@@ -52,7 +52,7 @@ fn an_empty_payload_has_an_image_too() {
     // AW-15
     let image = image(&[]);
     assert_eq!(image.nodes(), 1);
-    assert_eq!(image.node(0).expect("a root").kind, Kind::Directory { children: 1..1, subdirectories: 0 });
+    assert_eq!(image.node(0).expect("a root").kind, ImageNodeKind::Directory { children: 1..1, subdirectories: 0 });
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn a_payload_equals_its_own_image_and_no_other() {
     assert!(!layout(&[("a", b"12"), ("b/c", b"")]).equals(&shown), "where one file ends");
     assert!(!layout(&[("a", b"1"), ("b/d", b"2")]).equals(&shown), "name");
     assert!(!layout(&[("a", b"1")]).equals(&shown), "removal");
-    let mode = Entry { mode: 0o600, ..entry("a", b"1") };
+    let mode = FileEntry { mode: 0o600, ..entry("a", b"1") };
     let other = Layout::new([mode, entry("b/c", b"2")], DIRECTORIES).expect("a tree");
     assert!(!other.equals(&shown), "mode");
 }
@@ -126,7 +126,7 @@ proptest! {
             for (path, bytes) in &files {
                 prop_assert_eq!(content(&image, path), Some(bytes.as_slice()));
             }
-            let shown = (0..image.nodes()).filter(|index| matches!(image.node(*index).expect("a node").kind, Kind::File { .. })).count();
+            let shown = (0..image.nodes()).filter(|index| matches!(image.node(*index).expect("a node").kind, ImageNodeKind::File { .. })).count();
             prop_assert_eq!(shown, files.len());
         }
     }

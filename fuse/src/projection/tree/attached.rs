@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::super::generation::GenerationName;
-use super::super::image::{Image, Index, Kind};
+use super::super::image::{Image, ImageNodeKind, Index};
 use super::{Attributes, FIRST_COOKIE, Listed, NodeId, NodeKind, Staged};
 
 /// A generation whose directory has been made.
@@ -140,15 +140,17 @@ impl Attached {
         Ok(())
     }
 
-    pub(super) fn kind(&self, index: Index) -> Option<Kind> {
+    pub(super) fn kind(&self, index: Index) -> Option<ImageNodeKind> {
         self.image.node(index).map(|node| node.kind)
     }
 
     pub(super) fn attributes(&self, node: NodeId, index: Index) -> Option<Attributes> {
         let shown = self.image.node(index)?;
         let (kind, size, links) = match shown.kind {
-            Kind::File { content } => (NodeKind::File, content.len() as u64, 1),
-            Kind::Directory { subdirectories, .. } => (NodeKind::Directory, 0, subdirectories.saturating_add(2)),
+            ImageNodeKind::File { content } => (NodeKind::File, content.len() as u64, 1),
+            ImageNodeKind::Directory { subdirectories, .. } => {
+                (NodeKind::Directory, 0, subdirectories.saturating_add(2))
+            }
         };
         Some(Attributes {
             node,
@@ -168,7 +170,7 @@ impl Attached {
         cookie: u64,
         mut emit: impl FnMut(Listed<'_>) -> bool,
     ) -> Result<(), Errno> {
-        let Some(Kind::Directory { children, .. }) = self.kind(directory) else {
+        let Some(ImageNodeKind::Directory { children, .. }) = self.kind(directory) else {
             return Err(Errno::ENOTDIR);
         };
         let next = Index::try_from(cookie.saturating_add(1).saturating_sub(FIRST_COOKIE)).unwrap_or(Index::MAX);

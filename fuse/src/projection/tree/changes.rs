@@ -11,7 +11,7 @@ use nix::errno::Errno;
 
 use super::super::image::Index;
 use super::super::steps::{DATA, DATA_TMP, Step};
-use super::{Attached, Attributes, Link, Lookups, NodeId, NodeKind, Place, Staged, Tree};
+use super::{Attached, Attributes, Link, Lookups, NodeId, NodeKind, NodePlace, Staged, Tree};
 
 impl Tree {
     /// From now on these steps are accepted, in this order; what was announced before is void.
@@ -96,7 +96,7 @@ impl Tree {
     /// `EROFS` when it was not announced.
     pub fn set_mode(&mut self, node: NodeId, mode: u16) -> Result<Attributes, Errno> {
         let name = match self.place(node)? {
-            Place::Generation(generation, 0) => generation.name().to_string(),
+            NodePlace::Generation(generation, 0) => generation.name().to_string(),
             _ => return Err(Errno::EROFS),
         };
         self.take(&Step::SetMode { name, mode })?;

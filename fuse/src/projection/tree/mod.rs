@@ -28,7 +28,7 @@ use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::generation::GenerationName;
-use super::image::{Image, Index, Kind};
+use super::image::{Image, ImageNodeKind, Index};
 use super::steps::Step;
 
 mod attached;
@@ -227,9 +227,9 @@ impl Tree {
     /// `ESTALE` for a node that is gone.
     pub fn attributes(&self, node: NodeId) -> Result<Attributes, Errno> {
         match self.place(node)? {
-            Place::Root => Ok(self.directory(node, self.root.mode, self.entries.directories(), self.time)),
-            Place::Fixed(fixed) => Ok(self.directory(node, 0o755, fixed.children.len() as u32, self.created)),
-            Place::Link(link) => Ok(Attributes {
+            NodePlace::Root => Ok(self.directory(node, self.root.mode, self.entries.directories(), self.time)),
+            NodePlace::Fixed(fixed) => Ok(self.directory(node, 0o755, fixed.children.len() as u32, self.created)),
+            NodePlace::Link(link) => Ok(Attributes {
                 node,
                 kind: NodeKind::Link,
                 mode: 0o777,
@@ -239,7 +239,7 @@ impl Tree {
                 gid: self.root.gid,
                 time: link.time,
             }),
-            Place::Generation(generation, index) => generation.attributes(node, index).ok_or(Errno::ESTALE),
+            NodePlace::Generation(generation, index) => generation.attributes(node, index).ok_or(Errno::ESTALE),
         }
     }
 
@@ -249,7 +249,7 @@ impl Tree {
     /// `EINVAL` for a node that is no link, `ESTALE` for one that is gone.
     pub fn read_link(&self, node: NodeId) -> Result<&str, Errno> {
         match self.place(node)? {
-            Place::Link(link) => Ok(&link.target),
+            NodePlace::Link(link) => Ok(&link.target),
             _ => Err(Errno::EINVAL),
         }
     }
@@ -260,12 +260,12 @@ impl Tree {
     /// `EISDIR`, `EINVAL` for a link, `ESTALE` for a node that is gone.
     pub fn content(&self, node: NodeId) -> Result<(Arc<Image>, Range<usize>), Errno> {
         match self.place(node)? {
-            Place::Generation(generation, index) => match generation.kind(index).ok_or(Errno::ESTALE)? {
-                Kind::File { content } => Ok((generation.image(), content)),
-                Kind::Directory { .. } => Err(Errno::EISDIR),
+            NodePlace::Generation(generation, index) => match generation.kind(index).ok_or(Errno::ESTALE)? {
+                ImageNodeKind::File { content } => Ok((generation.image(), content)),
+                ImageNodeKind::Directory { .. } => Err(Errno::EISDIR),
             },
-            Place::Link(_) => Err(Errno::EINVAL),
-            Place::Root | Place::Fixed(_) => Err(Errno::EISDIR),
+            NodePlace::Link(_) => Err(Errno::EINVAL),
+            NodePlace::Root | NodePlace::Fixed(_) => Err(Errno::EISDIR),
         }
     }
 
@@ -276,8 +276,8 @@ impl Tree {
     pub fn key(&self, node: NodeId) -> Result<String, Errno> {
         self.content(node)?;
         match self.place(node)? {
-            Place::Generation(generation, index) => Ok(generation.key(index)),
-            Place::Root | Place::Fixed(_) | Place::Link(_) => Err(Errno::EISDIR),
+            NodePlace::Generation(generation, index) => Ok(generation.key(index)),
+            NodePlace::Root | NodePlace::Fixed(_) | NodePlace::Link(_) => Err(Errno::EISDIR),
         }
     }
 
@@ -294,14 +294,14 @@ impl Tree {
             }
         }
         match place {
-            Place::Root => {
+            NodePlace::Root => {
                 for (at, entry) in self.entries.after(cookie) {
                     if emit((entry.node, at, entry.kind, &entry.name)) {
                         break;
                     }
                 }
             }
-            Place::Fixed(fixed) => {
+            NodePlace::Fixed(fixed) => {
                 for (name, child) in &fixed.children {
                     let at = child.0 + FIRST_COOKIE;
                     if cookie < at && emit((*child, at, NodeKind::Directory, name)) {
@@ -309,8 +309,8 @@ impl Tree {
                     }
                 }
             }
-            Place::Generation(generation, index) => generation.list(index, cookie, emit)?,
-            Place::Link(_) => return Err(Errno::ENOTDIR),
+            NodePlace::Generation(generation, index) => generation.list(index, cookie, emit)?,
+            NodePlace::Link(_) => return Err(Errno::ENOTDIR),
         }
         Ok(())
     }
@@ -327,8 +327,8 @@ impl Tree {
     /// Where a node is, for people: `/..2026_…/app.yaml`.
     pub fn path(&self, node: NodeId) -> String {
         match self.place(node) {
-            Ok(Place::Root) => "/".to_owned(),
-            Ok(Place::Link(link)) => format!("/{}", link.name),
+            Ok(NodePlace::Root) => "/".to_owned(),
+            Ok(NodePlace::Link(link)) => format!("/{}", link.name),
             Ok(_) => format!("/{}", self.directory_path(node)),
             Err(_) => format!("/?{}", node.0),
         }
@@ -336,7 +336,7 @@ impl Tree {
 }
 
 /// Where a node is.
-enum Place<'a> {
+enum NodePlace<'a> {
     Root,
     Fixed(&'a Fixed),
     Link(&'a Link),
@@ -345,18 +345,18 @@ enum Place<'a> {
 
 /// Finding and keeping nodes.
 impl Tree {
-    fn place(&self, node: NodeId) -> Result<Place<'_>, Errno> {
+    fn place(&self, node: NodeId) -> Result<NodePlace<'_>, Errno> {
         if node == NodeId::ROOT {
-            return Ok(Place::Root);
+            return Ok(NodePlace::Root);
         }
         if let Some(fixed) = self.fixed_index(node).and_then(|index| self.fixed.get(index)) {
-            return Ok(Place::Fixed(fixed));
+            return Ok(NodePlace::Fixed(fixed));
         }
         if let Some(link) = self.links.get(&node) {
-            return Ok(Place::Link(link));
+            return Ok(NodePlace::Link(link));
         }
         let (base, index) = self.in_generation(node).ok_or(Errno::ESTALE)?;
-        self.generations.get(&base).map(|generation| Place::Generation(generation, index)).ok_or(Errno::ESTALE)
+        self.generations.get(&base).map(|generation| NodePlace::Generation(generation, index)).ok_or(Errno::ESTALE)
     }
 
     fn fixed_index(&self, node: NodeId) -> Option<usize> {
@@ -382,17 +382,17 @@ impl Tree {
 
     fn child(&self, parent: NodeId, name: &str) -> Result<NodeId, Errno> {
         match self.place(parent)? {
-            Place::Root => self.entries.find(name).map(|entry| entry.node).ok_or(Errno::ENOENT),
-            Place::Fixed(fixed) => fixed.children.get(name).copied().ok_or(Errno::ENOENT),
-            Place::Generation(generation, index) => generation.child(index, name).ok_or(Errno::ENOENT),
-            Place::Link(_) => Err(Errno::ENOTDIR),
+            NodePlace::Root => self.entries.find(name).map(|entry| entry.node).ok_or(Errno::ENOENT),
+            NodePlace::Fixed(fixed) => fixed.children.get(name).copied().ok_or(Errno::ENOENT),
+            NodePlace::Generation(generation, index) => generation.child(index, name).ok_or(Errno::ENOENT),
+            NodePlace::Link(_) => Err(Errno::ENOTDIR),
         }
     }
 
     fn parent(&self, node: NodeId) -> NodeId {
         match self.place(node) {
-            Ok(Place::Fixed(fixed)) => fixed.parent,
-            Ok(Place::Generation(generation, index)) if index > 0 => {
+            Ok(NodePlace::Fixed(fixed)) => fixed.parent,
+            Ok(NodePlace::Generation(generation, index)) if index > 0 => {
                 NodeId(node.0 - u64::from(index) + u64::from(generation.image().parent(index)))
             }
             _ => NodeId::ROOT,
@@ -402,9 +402,9 @@ impl Tree {
     /// The path of a directory below the root, in the form of [`Step::Unlink`].
     fn directory_path(&self, node: NodeId) -> String {
         match self.place(node) {
-            Ok(Place::Generation(generation, index)) => generation.path(index),
-            Ok(Place::Fixed(fixed)) if fixed.parent == NodeId::ROOT => fixed.name.clone(),
-            Ok(Place::Fixed(fixed)) => format!("{}/{}", self.directory_path(fixed.parent), fixed.name),
+            Ok(NodePlace::Generation(generation, index)) => generation.path(index),
+            Ok(NodePlace::Fixed(fixed)) if fixed.parent == NodeId::ROOT => fixed.name.clone(),
+            Ok(NodePlace::Fixed(fixed)) => format!("{}/{}", self.directory_path(fixed.parent), fixed.name),
             _ => String::new(),
         }
     }

@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use super::*;
 use crate::projection::generation::is_generation;
-use crate::projection::image::{DirectoryAttributes, Entry, Layout};
-use crate::projection::steps::{DATA, DATA_TMP, Shown, removal, repair, switch};
+use crate::projection::image::{DirectoryAttributes, FileEntry, Layout};
+use crate::projection::steps::{DATA, DATA_TMP, ShownGeneration, removal, repair, switch};
 
 const DIRECTORIES: DirectoryAttributes = DirectoryAttributes { mode: 0o755, gid: 0 };
 
@@ -30,8 +30,8 @@ impl Rig {
         let time = SystemTime::UNIX_EPOCH + Duration::from_secs(self.made);
         let name = GenerationName::new(time);
         let (image, staged) = (image(payload), image(payload));
-        let previous = self.current.as_ref().map(|(name, image)| Shown { name, image });
-        let steps = switch(previous, Shown { name: &name, image: &image }, 0o755, &Self::hidden());
+        let previous = self.current.as_ref().map(|(name, image)| ShownGeneration { name, image });
+        let steps = switch(previous, ShownGeneration { name: &name, image: &image }, 0o755, &Self::hidden());
         self.tree.announce(steps.clone(), Some(Staged { name: name.clone(), image: staged.into() }), time);
         (name, image, steps)
     }
@@ -41,7 +41,7 @@ impl Rig {
         self.perform(&steps).expect("announced steps are accepted");
         if let Some((old, old_image)) = self.current.replace((name, image)) {
             let known = self.tree.close_generation(old.as_str()).expect("the old generation");
-            let steps = removal(Shown { name: &old, image: &old_image }, &known);
+            let steps = removal(ShownGeneration { name: &old, image: &old_image }, &known);
             self.tree.announce(steps.clone(), None, SystemTime::UNIX_EPOCH);
             self.perform(&steps).expect("announced steps are accepted");
         }
@@ -121,8 +121,13 @@ impl Rig {
 }
 
 fn image(payload: &[(&str, &str)]) -> Image {
-    let entries =
-        payload.iter().map(|(path, content)| Entry { path, content: content.as_bytes(), mode: 0o640, uid: 5, gid: 7 });
+    let entries = payload.iter().map(|(path, content)| FileEntry {
+        path,
+        content: content.as_bytes(),
+        mode: 0o640,
+        uid: 5,
+        gid: 7,
+    });
     Layout::new(entries, DIRECTORIES).expect("a tree").image().expect("an image")
 }
 
@@ -320,7 +325,7 @@ fn whatever_a_commit_that_stopped_leaves_is_put_right() {
         }
         let entries =
             rig.names(NodeId::ROOT).into_iter().filter(|name| name != "." && name != "..").collect::<Vec<_>>();
-        let current = rig.current.as_ref().map(|(name, image)| Shown { name, image });
+        let current = rig.current.as_ref().map(|(name, image)| ShownGeneration { name, image });
         let steps = repair(&entries, current, &Rig::hidden(), |_| false);
         rig.tree.announce(steps.clone(), None, SystemTime::UNIX_EPOCH);
         rig.perform(&steps).expect("repairs are accepted");
@@ -356,8 +361,8 @@ impl Pair {
         let time = SystemTime::UNIX_EPOCH + Duration::from_secs(self.made);
         let (name, image) = (GenerationName::new(time), Arc::new(image(payload)));
         let current = self.replica.current();
-        let previous = current.as_ref().map(|(name, image)| Shown { name, image });
-        let mut steps = switch(previous, Shown { name: &name, image: &image }, 0o755, &BTreeSet::new());
+        let previous = current.as_ref().map(|(name, image)| ShownGeneration { name, image });
+        let mut steps = switch(previous, ShownGeneration { name: &name, image: &image }, 0o755, &BTreeSet::new());
         if let Some(previous) = previous {
             steps.extend(removal(previous, &[]));
         }

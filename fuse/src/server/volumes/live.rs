@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::{Common, ServedKind, Shared, Volumes, broken, copies, images};
+use super::{Common, ServedKind, ServerResources, Volumes, broken, copies, images};
 use crate::live::filesystem::{LiveFilesystem, SharedLiveTree};
 use crate::live::tree::{LiveTree, SavedLiveTree, Update};
 use crate::projection::filesystem;
@@ -52,7 +52,7 @@ impl ServedKind for LiveParts {
         self.is_traced
     }
 
-    fn begin(&mut self, volume: &Common, _: &mut Shared) -> io::Result<Reply> {
+    fn begin(&mut self, volume: &Common, _: &mut ServerResources) -> io::Result<Reply> {
         let wanted = filesystem::wanted(self.is_traced);
         self.run(Session::open(volume.device.try_clone()?, wanted, Arc::clone(&volume.region))?, volume)?;
         Ok(Reply::Done)
@@ -62,7 +62,7 @@ impl ServedKind for LiveParts {
         self.tree.lock().catch_up(volume.region.applied()).map_err(|_| broken())
     }
 
-    fn resume(&mut self, volume: &Common, _: &mut Shared) -> io::Result<()> {
+    fn resume(&mut self, volume: &Common, _: &mut ServerResources) -> io::Result<()> {
         self.run(Session::resume(volume.device.try_clone()?, Arc::clone(&volume.region))?, volume)
     }
 

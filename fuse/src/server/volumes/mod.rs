@@ -27,8 +27,8 @@ pub(super) use nfs::NfsExport;
 pub(super) use passthrough::Passthrough;
 pub(super) use projection::Projection;
 
-use super::process::Held;
-use crate::audit::output::Output;
+use super::process::VolumeDescriptors;
+use crate::audit::output::AuditOutput;
 use crate::nfs::thread::NfsThread;
 use crate::projection::Image;
 use crate::protocol::{Body, Description, Reply, VolumeId};
@@ -50,7 +50,7 @@ pub(super) trait ServedKind: Any {
     ///
     /// # Errors
     /// When the kernel's handshake fails, or the source cannot be read.
-    fn begin(&mut self, volume: &Common, shared: &mut Shared) -> io::Result<Reply>;
+    fn begin(&mut self, volume: &Common, shared: &mut ServerResources) -> io::Result<Reply>;
 
     /// Reads what a dead server has left in the region, and changes nothing there.
     ///
@@ -62,7 +62,7 @@ pub(super) trait ServedKind: Any {
     ///
     /// # Errors
     /// When the device is none, or no thread can be started.
-    fn resume(&mut self, volume: &Common, shared: &mut Shared) -> io::Result<()>;
+    fn resume(&mut self, volume: &Common, shared: &mut ServerResources) -> io::Result<()>;
 
     /// What a supervisor that adopts the volume needs, and the descriptors that belong to it.
     ///
@@ -92,8 +92,8 @@ pub(super) struct Common {
 }
 
 impl Common {
-    fn of(about: Value, held: Held, kind: &dyn ServedKind) -> io::Result<Common> {
-        let Held { device, mount, region } = held;
+    fn of(about: Value, held: VolumeDescriptors, kind: &dyn ServedKind) -> io::Result<Common> {
+        let VolumeDescriptors { device, mount, region } = held;
         let region = Arc::new(Region::adopt(region).map_err(io::Error::other)?);
         if region.kind() != kind.region_kind() {
             return Err(broken());
@@ -103,9 +103,9 @@ impl Common {
 }
 
 /// What all volumes of a server share.
-pub(super) struct Shared {
+pub(super) struct ServerResources {
     /// Where lines of audited volumes go.
-    output: Arc<Output>,
+    output: Arc<AuditOutput>,
     /// Serves all NFS volumes, once there is one.
     nfs: Option<NfsThread>,
 }
@@ -135,13 +135,13 @@ pub(super) struct Volumes {
     volumes: BTreeMap<VolumeId, Volume>,
     /// Those to resume.
     loaded: BTreeMap<VolumeId, Volume>,
-    shared: Shared,
+    shared: ServerResources,
 }
 
 impl Volumes {
     /// None yet. The lines of audited ones will go to `output`.
-    pub(super) fn new(output: Output) -> Self {
-        let shared = Shared { output: Arc::new(output), nfs: None };
+    pub(super) fn new(output: AuditOutput) -> Self {
+        let shared = ServerResources { output: Arc::new(output), nfs: None };
         Self { volumes: BTreeMap::new(), loaded: BTreeMap::new(), shared }
     }
 
@@ -160,7 +160,7 @@ impl Volumes {
         &mut self,
         number: VolumeId,
         about: Value,
-        held: Held,
+        held: VolumeDescriptors,
         mut kind: impl ServedKind,
     ) -> io::Result<Reply> {
         let common = Common::of(about, held, &kind)?;
@@ -170,7 +170,12 @@ impl Volumes {
     }
 
     /// Gets ready to go on with a volume.
-    pub(super) fn load(&mut self, description: Description, held: Held, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+    pub(super) fn load(
+        &mut self,
+        description: Description,
+        held: VolumeDescriptors,
+        descriptors: Vec<OwnedFd>,
+    ) -> io::Result<()> {
         let Description { volume: number, about, body } = description;
         let mut kind = restore(body, descriptors)?;
         let common = Common::of(about, held, &*kind)?;

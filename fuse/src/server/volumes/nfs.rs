@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use podfs_nfs::rpc::dial::inode;
 
-use super::{Common, ServedKind, Shared, Volumes, broken};
+use super::{Common, ServedKind, ServerResources, Volumes, broken};
 use crate::nfs;
-use crate::nfs::options::{Options, Place};
+use crate::nfs::options::{NfsAddress, Options};
 use crate::nfs::thread::{NfsThread, Served};
 use crate::protocol::{Body, Reply, VolumeId};
 use crate::region::VolumeKind;
@@ -53,7 +53,7 @@ impl ServedKind for NfsExport {
         self.options.trace
     }
 
-    fn begin(&mut self, volume: &Common, shared: &mut Shared) -> io::Result<Reply> {
+    fn begin(&mut self, volume: &Common, shared: &mut ServerResources) -> io::Result<Reply> {
         let served = self.to_serve(volume)?;
         shared.nfs()?.serve(served)?;
         Ok(Reply::Done)
@@ -63,7 +63,7 @@ impl ServedKind for NfsExport {
         nfs::thread::can_resume(&volume.region, self.log_and_sockets.first().ok_or_else(broken)?)
     }
 
-    fn resume(&mut self, volume: &Common, shared: &mut Shared) -> io::Result<()> {
+    fn resume(&mut self, volume: &Common, shared: &mut ServerResources) -> io::Result<()> {
         let served = self.to_serve(volume)?;
         shared.nfs()?.resume(served)
     }
@@ -73,7 +73,7 @@ impl ServedKind for NfsExport {
     }
 }
 
-impl Shared {
+impl ServerResources {
     /// The thread that serves NFS volumes.
     fn nfs(&mut self) -> io::Result<&NfsThread> {
         let thread = match self.nfs.take() {
@@ -86,7 +86,7 @@ impl Shared {
 
 impl Volumes {
     /// The NFS server of a volume is at another place, for all volumes that share its sockets.
-    pub(in crate::server) fn move_nfs(&mut self, number: VolumeId, place: Place) -> io::Result<()> {
+    pub(in crate::server) fn move_nfs(&mut self, number: VolumeId, place: NfsAddress) -> io::Result<()> {
         let (_, export) = self.of_kind::<NfsExport>(number)?;
         let first = export.first_socket().ok_or_else(broken)?;
         let exports = self.volumes.values_mut().filter_map(|volume| volume.kind_mut::<NfsExport>());

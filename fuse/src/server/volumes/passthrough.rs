@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use super::{Common, ServedKind, Shared, broken};
+use super::{Common, ServedKind, ServerResources, broken};
 use crate::mount::enclosed::Enclosed;
 use crate::mount::table::MountTable;
 use crate::passthrough::{self, Loaded, Options};
@@ -44,7 +44,7 @@ impl ServedKind for Passthrough {
         self.options.trace
     }
 
-    fn begin(&mut self, volume: &Common, _: &mut Shared) -> io::Result<Reply> {
+    fn begin(&mut self, volume: &Common, _: &mut ServerResources) -> io::Result<Reply> {
         let (region, trace) = (Arc::clone(&volume.region), Arc::clone(&volume.trace));
         region.begin();
         let (device, source) = (volume.device.try_clone()?, self.source.try_clone()?);
@@ -60,7 +60,7 @@ impl ServedKind for Passthrough {
         Ok(())
     }
 
-    fn resume(&mut self, volume: &Common, _: &mut Shared) -> io::Result<()> {
+    fn resume(&mut self, volume: &Common, _: &mut ServerResources) -> io::Result<()> {
         let loaded = self.loaded.take().ok_or_else(broken)?;
         loaded.start(volume.device.try_clone()?).map(drop)
     }

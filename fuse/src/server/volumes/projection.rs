@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::{Common, ServedKind, Shared, Volumes, broken, copies, images};
+use super::{Common, ServedKind, ServerResources, Volumes, broken, copies, images};
 use crate::audit::Audit;
 use crate::projection::filesystem::{self, ProjectionFilesystem, SharedTree};
 use crate::projection::steps::Step;
@@ -34,7 +34,7 @@ impl Projection {
         Ok(Self { tree: SharedTree::new(tree), reporting })
     }
 
-    fn run(&self, session: Session, volume: &Common, shared: &Shared) -> io::Result<()> {
+    fn run(&self, session: Session, volume: &Common, shared: &ServerResources) -> io::Result<()> {
         self.tree.lock().own_images();
         let (region, trace) = (Arc::clone(&volume.region), Arc::clone(&volume.trace));
         let audit = self.reporting.audit.clone();
@@ -55,7 +55,7 @@ impl ServedKind for Projection {
         self.reporting.trace
     }
 
-    fn begin(&mut self, volume: &Common, shared: &mut Shared) -> io::Result<Reply> {
+    fn begin(&mut self, volume: &Common, shared: &mut ServerResources) -> io::Result<Reply> {
         let wanted = filesystem::wanted(self.reporting.trace);
         let session = Session::open(volume.device.try_clone()?, wanted, Arc::clone(&volume.region))?;
         self.run(session, volume, shared)?;
@@ -66,7 +66,7 @@ impl ServedKind for Projection {
         self.tree.lock().catch_up(volume.region.applied()).map_err(|_| broken())
     }
 
-    fn resume(&mut self, volume: &Common, shared: &mut Shared) -> io::Result<()> {
+    fn resume(&mut self, volume: &Common, shared: &mut ServerResources) -> io::Result<()> {
         self.run(Session::resume(volume.device.try_clone()?, Arc::clone(&volume.region))?, volume, shared)
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tracing::warn;
 
 use super::host_path::{self, Opened};
-use super::{Access, Common, End, MountPlan, PassthroughSource, Setting, Trouble, access, nfs};
+use super::{Access, Common, MountPlan, PassthroughSource, PodEnd, Setting, Trouble, access, nfs};
 use crate::binding::{self, Bound, BoundSource};
 use crate::host::device::BlockDevice;
 use crate::host::neighbours::{self, Turn};
@@ -133,7 +133,7 @@ impl PassthroughSource for ClaimSource {
         self.republication.next()
     }
 
-    fn take_down(self: Box<Self>, volume: &Common, name: &str, _: End) {
+    fn take_down(self: Box<Self>, volume: &Common, name: &str, _: PodEnd) {
         let left = volume.path.as_deref().map_or(Ok(()), |path| local::leave(&volume.setting, path));
         left.unwrap_or_else(|error| warn!("volume {name:?}: {error}"));
     }

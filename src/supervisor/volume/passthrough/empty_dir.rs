@@ -2,7 +2,7 @@
 
 use tracing::warn;
 
-use super::{Access, Common, End, MountPlan, PassthroughSource, Planned, Trouble};
+use super::{Access, Common, MountPlan, PassthroughSource, Planned, PodEnd, Trouble};
 use crate::host::empty_dir::{Backing, Content, Plan};
 use crate::manifest::PodView;
 use crate::supervisor::run_dir::site::Site;
@@ -67,10 +67,10 @@ impl PassthroughSource for EmptyDirSource {
         self.content.as_ref().is_some_and(Content::is_new)
     }
 
-    fn take_down(self: Box<Self>, volume: &Common, name: &str, end: End) {
+    fn take_down(self: Box<Self>, volume: &Common, name: &str, end: PodEnd) {
         let setting = &volume.setting;
         // Without a pod, no later podfs would find the content again.
-        let goes = end == End::Clean && !setting.keep_empty_dirs || matches!(setting.site, Site::Exactly(_));
+        let goes = end == PodEnd::Clean && !setting.keep_empty_dirs || matches!(setting.site, Site::Exactly(_));
         if let Some(content) = self.content.filter(|_| goes) {
             match content.delete() {
                 Ok(left) if left.is_empty() => {}

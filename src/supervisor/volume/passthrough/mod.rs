@@ -35,7 +35,7 @@ use serde_json::Value;
 use super::growth::Expansion;
 use super::mounter::Mounter;
 use super::nfs::Export;
-use super::{End, Setting, Shown, Trouble};
+use super::{PodEnd, Setting, Shown, Trouble};
 use crate::host::neighbours::Turn;
 use crate::host::{HostError, Source, serve};
 use crate::manifest::PodView;
@@ -84,7 +84,7 @@ pub(super) trait PassthroughSource: Send {
     }
 
     /// The volume was unmounted: lets go of what goes with the pod.
-    fn take_down(self: Box<Self>, _volume: &Common, _name: &str, _end: End) {}
+    fn take_down(self: Box<Self>, _volume: &Common, _name: &str, _end: PodEnd) {}
 }
 
 /// What passthrough volumes of all kinds have in common.
@@ -109,20 +109,20 @@ impl Common {
 pub(super) struct PassthroughVolume {
     common: Common,
     source: Box<dyn PassthroughSource>,
-    mounted: Option<Mounted>,
+    mounted: Option<VisibleVolume>,
     /// A mount whose source or server is gone, until a new one covers it.
-    outdated: Option<Mounted>,
+    outdated: Option<VisibleVolume>,
 }
 
 /// Fields are dropped in this order: the volume is no longer visible when its server is released.
-struct Mounted {
+struct VisibleVolume {
     visible: VisibleMount,
     access: Access,
     /// The volume of the pod's server; none of a bind mount, for which the kernel alone answers.
     served: Option<MountedVolume>,
 }
 
-impl Mounted {
+impl VisibleVolume {
     fn shown(&self) -> Shown {
         let Some(volume) = &self.served else { return Shown::Bind };
         match (volume.kind(), volume.data_path()) {
@@ -191,7 +191,7 @@ impl Mounter for PassthroughVolume {
     }
 
     fn shown(&self) -> Option<Shown> {
-        self.mounted.as_ref().map(Mounted::shown)
+        self.mounted.as_ref().map(VisibleVolume::shown)
     }
 
     fn watch(&self) -> Option<Watch> {
@@ -206,7 +206,7 @@ impl Mounter for PassthroughVolume {
         let Kept { about, served, visible, .. } = kept;
         let Err(volume) = served.into_projection() else { return };
         let access = access(visible.is_read_only().or(about.read_only).unwrap_or_default());
-        self.mounted = Some(Mounted { visible, access, served: Some(volume) });
+        self.mounted = Some(VisibleVolume { visible, access, served: Some(volume) });
         self.common.path = Some(about.path);
         self.common.group = about.group;
     }
@@ -254,13 +254,13 @@ impl Mounter for PassthroughVolume {
         self.source.republish_in()
     }
 
-    fn take_down(self: Box<Self>, volume: &str, end: End) -> Result<(), MountError> {
+    fn take_down(self: Box<Self>, volume: &str, end: PodEnd) -> Result<(), MountError> {
         let Self { common, source, mounted, outdated } = *self;
         let unmounted = mounted.or(outdated).map_or(Ok(()), |mounted| {
             let is_remote = mounted.served.as_ref().is_some_and(MountedVolume::is_remote);
             // The NFS server that it waits for may be unreachable, and after the pod's end no supervisor goes on with the
             // unmount.
-            match is_remote && end == End::Clean {
+            match is_remote && end == PodEnd::Clean {
                 true => mounted.visible.unmount_and_abort(),
                 false => mounted.visible.unmount(),
             }
@@ -276,7 +276,7 @@ impl PassthroughVolume {
         Self { common, source, mounted: None, outdated: None }
     }
 
-    fn mount(&self, spec: &Volume, mount_plan: MountPlan) -> Result<Mounted, Trouble> {
+    fn mount(&self, spec: &Volume, mount_plan: MountPlan) -> Result<VisibleVolume, Trouble> {
         let MountPlan { path, content, access, selinux_context, turn: _until_it_is_mounted } = mount_plan;
         let passing = |error: &dyn std::fmt::Display| Trouble::Passing(error.to_string());
         if let Planned::Source { served_by: ServedBy::Bind, .. } = &content
@@ -284,7 +284,7 @@ impl PassthroughVolume {
                 self.common.setting.mount_points().keep(&path).map_err(|error| passing(&error))?
         {
             // A supervisor before this one mounted it, and it needs no server.
-            return Ok(Mounted { visible, access, served: None });
+            return Ok(VisibleVolume { visible, access, served: None });
         }
         let shape = match &content {
             Planned::Source { source, .. } => source.shape(),
@@ -305,7 +305,7 @@ impl PassthroughVolume {
         match content {
             Planned::Source { source, served_by: ServedBy::Bind, .. } => {
                 let attached = bind(source.as_fd(), access).and_then(|clone| point.attach(&clone));
-                Ok(Mounted { visible: attached.map_err(|error| passing(&error))?, access, served: None })
+                Ok(VisibleVolume { visible: attached.map_err(|error| passing(&error))?, access, served: None })
             }
             Planned::Source { source, served_by: ServedBy::Fuse, limit, remote } => {
                 let options = self.passthrough_options(spec, limit, remote);
@@ -313,7 +313,7 @@ impl PassthroughVolume {
                 let volume = MountedVolume::of_source(server, source.as_fd(), &options, &mount, about);
                 let volume = volume.map_err(Trouble::of_mount)?;
                 let visible = volume.show(&point, access).map_err(Trouble::of_mount)?;
-                Ok(Mounted { visible, access, served: Some(volume) })
+                Ok(VisibleVolume { visible, access, served: Some(volume) })
             }
             Planned::Export(export) => {
                 let Export { options, sockets, attributes, .. } = *export;
@@ -321,7 +321,7 @@ impl PassthroughVolume {
                 let volume = MountedVolume::of_export(server, sockets, &options, attributes, &mount, about);
                 let volume = volume.map_err(Trouble::of_mount)?;
                 let visible = volume.show(&point, access).map_err(Trouble::of_mount)?;
-                Ok(Mounted { visible, access, served: Some(volume) })
+                Ok(VisibleVolume { visible, access, served: Some(volume) })
             }
         }
     }
