@@ -7,6 +7,7 @@
 //! | `device` | volumes that containers get as block devices |
 //! | `growth` | volumes whose PersistentVolume has grown |
 //! | `driver` | volumes that a driver of another vendor mounts |
+//! | `host_path` | paths of the node, and the disks that they lead to |
 //! | `hidden` | volumes that another process has unmounted or covered |
 //! | `state` | where a volume is in its life |
 //! | `local` | local PersistentVolumes: directories, and file systems of block devices |
@@ -18,6 +19,7 @@ mod device;
 pub(in crate::supervisor) mod driver;
 mod growth;
 mod hidden;
+mod host_path;
 mod local;
 mod nfs;
 mod passthrough;

@@ -22,20 +22,19 @@ use tracing::warn;
 
 use super::driver::expand_csi;
 use super::growth::{Expansion, Growth};
+use super::host_path::forget_disk;
 use super::local;
 use super::nfs::{self, Export};
 use super::{End, Refresh, Setting, Shown, Trouble};
 use crate::binding::{self, Bound, BoundSource};
 use crate::host::device::BlockDevice;
-use crate::host::disks::PodDisks;
 use crate::host::empty_dir::{Backing, Content, Plan};
 use crate::host::neighbours::{self, Turn};
-use crate::host::{FileKind, HostError, Source, fs_group, host_path, serve};
+use crate::host::{HostError, Source, fs_group, serve};
 use crate::supervisor::run::adoption::About;
-use crate::supervisor::run_dir::claim::DISKS;
 use crate::supervisor::run_dir::site::Site;
 use crate::volume::nfs_options::Backend;
-use crate::volume::{Claim, EmptyDir, HostPath, Nfs, NfsOptions, ServedBy, Volume, VolumeSource};
+use crate::volume::{Claim, EmptyDir, Nfs, NfsOptions, ServedBy, Volume, VolumeSource};
 
 /// The text of the kubelet for the pod that has to wait.
 const IN_USE: &str = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
@@ -203,6 +202,11 @@ impl PassthroughVolume {
         self.path = Some(path);
     }
 
+    /// Holds a device open that the volume shows.
+    pub(super) fn hold(&mut self, device: BlockDevice) {
+        self.device = Some(device);
+    }
+
     pub(super) fn setting(&self) -> &Setting {
         &self.setting
     }
@@ -281,7 +285,7 @@ impl PassthroughVolume {
 
     /// Unmounts the volume, and deletes what goes with the pod.
     pub(super) fn take_down(self, volume: &str, end: End) -> Result<(), MountError> {
-        let Self { setting, path, mounted, outdated, content, .. } = self;
+        let Self { setting, path, mounted, outdated, content, device, .. } = self;
         let unmounted = mounted.or(outdated).map_or(Ok(()), |mounted| match &mounted.served {
             // The NFS server that it waits for may be unreachable, and after the pod's end no supervisor goes on with the
             // unmount.
@@ -293,6 +297,9 @@ impl PassthroughVolume {
         if let Some(Err(error)) = path.as_deref().map(|path| local::leave(&setting, path)) {
             warn!("volume {volume:?}: {error}");
         }
+        if device.is_some() && end == End::Clean {
+            forget_disk(&setting, volume);
+        }
         // Without a pod, no later podfs would find the content again.
         let goes = end == End::Clean && !setting.keep_empty_dirs || matches!(setting.site, Site::Exactly(_));
         if let Some(content) = content.filter(|_| goes) {
@@ -303,35 +310,6 @@ impl PassthroughVolume {
             }
         }
         unmounted
-    }
-
-    fn host_path(&mut self, spec: &Volume, source: &HostPath) -> Result<MountPlan, Trouble> {
-        let path = self.setting.site.volume(HostPath::DIRECTORY, spec.name.as_str());
-        self.path = Some(path.clone());
-        let source = self.open_host_path(spec, source, &path)?;
-        self.mount_plan(spec, path, source, Access::ReadWrite)
-    }
-
-    /// Opens a path of the node. If it is a disk, no other disk may take its place.
-    fn open_host_path(&mut self, spec: &Volume, source: &HostPath, path: &Path) -> Result<Source, Trouble> {
-        let source = host_path::open(source)?;
-        if source.kind() != FileKind::BlockDevice {
-            return Ok(source);
-        }
-        // One without a medium can be shown and not opened.
-        let Ok(device) = BlockDevice::open(&source) else { return Ok(source) };
-        let mut mount_points = self.setting.mount_points();
-        let disks = mount_points.run_directory().map(|directory| PodDisks::of(directory.join(DISKS)));
-        if let Some(Err(error)) = disks.map(|disks| disks.pin(spec.name.as_str(), &device)) {
-            // What a supervisor before this one has mounted leads to the other disk by now.
-            if let Ok(Some((_, visible))) = mount_points.keep(path) {
-                visible.unmount().unwrap_or_else(|error| warn!("{error}"));
-            }
-            return Err(error.into());
-        }
-        drop(mount_points);
-        self.device = Some(device);
-        Ok(source)
     }
 
     fn claim(&mut self, spec: &Volume, claim: &Claim, refresh: &Refresh) -> Result<MountPlan, Trouble> {
@@ -408,7 +386,13 @@ impl PassthroughVolume {
     }
 
     /// Whether FUSE or the kernel alone serves a source of the host.
-    fn mount_plan(&self, spec: &Volume, path: PathBuf, source: Source, access: Access) -> Result<MountPlan, Trouble> {
+    pub(super) fn mount_plan(
+        &self,
+        spec: &Volume,
+        path: PathBuf,
+        source: Source,
+        access: Access,
+    ) -> Result<MountPlan, Trouble> {
         let served_by = serve::choose(&source, spec.preferences.served_by, &path)?;
         let content = Planned::Source { source, served_by, limit: None, remote: None };
         Ok(MountPlan { path, content, access, selinux_context: None, turn: None })
