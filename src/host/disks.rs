@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 
@@ -21,9 +22,12 @@ pub(super) struct Disk {
     sequence: Option<u64>,
 }
 
-/// The disks that a pod sees as volumes, in a file that only its supervisors write, one at a time.
+/// The disks that a pod sees as volumes, in a file that only its supervisors write.
 #[derive(Debug)]
 pub struct PodDisks(PathBuf);
+
+/// Volumes of a pod are mounted at the same time, and this process has one pod: a thread holds it while it reads and writes the file.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 impl Disk {
     pub(super) fn of(device: &BlockDevice) -> io::Result<Disk> {
@@ -53,8 +57,8 @@ impl PodDisks {
     /// When the volume was another disk before, or nothing can be written.
     pub fn pin(&self, volume: &str, device: &BlockDevice) -> Result<(), HostError> {
         let failed = |cause: io::Error| HostError::system("write", &self.0, cause);
-        let mut disks: BTreeMap<String, Disk> =
-            fs::read(&self.0).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+        let _turn = ONE_AT_A_TIME.lock().expect("no thread panics with it");
+        let mut disks = self.read();
         let disk = Disk::of(device).map_err(failed)?;
         match disks.get(volume) {
             Some(before) if *before == disk => Ok(()),
@@ -67,9 +71,28 @@ impl PodDisks {
             }
             _ => {
                 disks.insert(volume.to_owned(), disk);
-                let bytes = serde_json::to_vec(&disks).map_err(|error| failed(error.into()))?;
-                write_whole(&self.0, &bytes).map_err(failed)
+                self.write(&disks)
             }
         }
+    }
+
+    /// The pod has the volume no more.
+    ///
+    /// # Errors
+    /// When nothing can be written.
+    pub fn forget(&self, volume: &str) -> Result<(), HostError> {
+        let _turn = ONE_AT_A_TIME.lock().expect("no thread panics with it");
+        let mut disks = self.read();
+        if disks.remove(volume).is_some() { self.write(&disks) } else { Ok(()) }
+    }
+
+    fn read(&self) -> BTreeMap<String, Disk> {
+        fs::read(&self.0).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+    }
+
+    fn write(&self, disks: &BTreeMap<String, Disk>) -> Result<(), HostError> {
+        let failed = |cause: io::Error| HostError::system("write", &self.0, cause);
+        let bytes = serde_json::to_vec(disks).map_err(|error| failed(error.into()))?;
+        write_whole(&self.0, &bytes).map_err(failed)
     }
 }

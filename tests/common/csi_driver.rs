@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use podfs::csi::registration::registration_server::{Registration, RegistrationServer};
@@ -35,8 +36,12 @@ pub enum Fault {
     Fails(Code),
     /// It works, and fails.
     FailsAfterTheWork(Code),
+    /// It works, and answers after this time.
+    Late(Duration),
     /// It never answers.
     Hangs,
+    /// It works, and never answers.
+    HangsAfterTheWork,
     /// It says that it has worked, and has not.
     Lies,
     /// It kills the process of this id after the work, and never answers.
@@ -62,6 +67,8 @@ pub struct Script {
     info: NodeGetInfoResponse,
     /// How its registrations were answered.
     answers: Vec<RegistrationStatus>,
+    /// How long it has worked for all calls.
+    spent: Duration,
 }
 
 /// A driver that listens until it is dropped.
@@ -107,6 +114,13 @@ impl CsiDriver {
         self.runtime = Some(runtime);
     }
 
+    /// The driver crashes: what it was asked is not answered any more. What it has mounted stays.
+    pub fn crash(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+
     /// Takes the socket from the registry, as a driver that is removed from the node.
     pub fn unregister(&self, root: &Path) {
         fs::remove_file(root.join("plugins_registry/acme-reg.sock")).expect("it is registered");
@@ -138,6 +152,11 @@ impl CsiDriver {
             Some(fault) => drop(self.script().always.insert(method, fault)),
             None => drop(self.script().always.remove(method)),
         }
+    }
+
+    /// How long the driver has worked for all calls so far.
+    pub fn spent(&self) -> Duration {
+        self.script().spent
     }
 
     /// The methods that were called, in order; those that only ask are left out.
@@ -182,9 +201,7 @@ impl CsiDriver {
 
 impl Drop for CsiDriver {
     fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
+        self.crash();
     }
 }
 
@@ -237,8 +254,13 @@ impl NodeService {
             Some(Fault::Lies) => return Ok(Response::new(T::default())),
             _ => {}
         }
-        work()?;
+        let begun = Instant::now();
+        let worked = work();
+        self.script.lock().expect("no test panics with it").spent += begun.elapsed();
+        worked?;
         match fault {
+            Some(Fault::Late(pause)) => tokio::time::sleep(pause).await,
+            Some(Fault::HangsAfterTheWork) => std::future::pending::<()>().await,
             Some(Fault::FailsAfterTheWork(code)) => return Err(Status::new(code, "as the test says")),
             Some(Fault::Kills(pid)) => {
                 let killed = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);

@@ -2,6 +2,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod failing_disk;
 mod kernel_nfs;
 mod linux_nfs;
 #[path = "../machine/mod.rs"]

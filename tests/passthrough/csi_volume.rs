@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::common::*;
 use crate::csi_driver::{CsiDriver, DRIVER, Fault};
@@ -271,6 +272,54 @@ fn cs_06_a_driver_that_fails_after_the_work_is_asked_again() {
         driver.fail(method, Fault::FailsAfterTheWork(Code::Internal));
     }
     let running = rig.run();
+    assert_shown(&running);
+    rig.assert_stops_clean(running);
+}
+
+#[test]
+fn cs_06_a_driver_that_crashes_after_the_work_is_asked_again_when_it_is_back() {
+    for (method, undo) in [("NodeStageVolume", "NodeUnstageVolume"), ("NodePublishVolume", "NodeUnpublishVolume")] {
+        let rig = Rig::new(BOTH);
+        let mut driver = rig.driver(STAGES);
+        driver.fail(method, Fault::HangsAfterTheWork);
+        let mut running = rig.fixture.start();
+        eventually("the driver has worked", || driver.count(method) == 1);
+        driver.crash();
+        running.wait_log(&format!("CSI driver {DRIVER}: {method} failed ("));
+        driver.listen(&rig.root());
+        running.wait_ready();
+        assert_shown(&running);
+        assert_eq!((driver.count(method), driver.count(undo)), (2, 0));
+        rig.assert_stops_clean(running);
+        assert_eq!(driver.count(undo), 1);
+    }
+}
+
+#[test]
+fn cs_06_a_driver_that_answers_late_is_waited_for() {
+    let rig = Rig::new(BOTH);
+    let driver = rig.driver(STAGES);
+    for method in ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"] {
+        driver.fail(method, Fault::Late(Duration::from_millis(700)));
+    }
+    let running = rig.run();
+    assert_shown(&running);
+    rig.assert_stops_clean(running);
+    assert_eq!(driver.calls(), ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"]);
+}
+
+#[test]
+fn cs_03_a_registration_that_leads_nowhere_is_told() {
+    let rig = Rig::new(BOTH);
+    let mut driver = rig.driver(STAGES);
+    let endpoint = rig.root().join("plugins").join(DRIVER).join("own.sock");
+    fs::remove_file(&endpoint).expect("its socket");
+    let mut running = rig.fixture.start();
+    running.wait_log(&format!("CSI driver {DRIVER} does not listen at {}", endpoint.display()));
+    assert!(!running.is_ready());
+    driver.crash();
+    driver.listen(&rig.root());
+    running.wait_ready();
     assert_shown(&running);
     rig.assert_stops_clean(running);
 }

@@ -191,6 +191,23 @@ fn fx_02_what_a_driver_does_wrong_is_told_and_holds_up_no_other_volume() {
 }
 
 #[test]
+fn fx_02_a_driver_that_hangs_holds_up_no_other_volume() {
+    let rig = Rig::new(r#"{"attach": false}"#);
+    rig.put("mount.do", "exec sleep 1000");
+    let mut running = rig.start();
+    eventually("the driver hangs", || rig.commands().iter().any(|command| command == "mount"));
+    eventually("the other volume is up", || rig.fixture.mounts().len() == 1);
+    rig.fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
+    wait_content(&rig.fixture.mounts()[0].join("a"), "2");
+    assert!(!running.is_ready());
+    rig.fixture.kill_both(&mut running);
+    fs::remove_file(rig.driver().join("mount.do")).expect("removed");
+    let running = rig.run();
+    assert_eq!(fs::read_to_string(running.volume("data").join("file")).expect("shown"), "1");
+    rig.assert_stops_clean(running);
+}
+
+#[test]
 fn fx_04_what_a_killed_podfs_had_mounted_is_unmounted_by_the_next_one() {
     for capabilities in [r#"{"attach": false}"#, "{}"] {
         let rig = Rig::new(capabilities);

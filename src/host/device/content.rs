@@ -4,8 +4,8 @@
 
 use std::ffi::OsStr;
 
-use super::BlockDevice;
 use super::program::run;
+use super::{BlockDevice, grow};
 use crate::host::HostError;
 
 /// Found nothing, or could not read the device.
@@ -23,6 +23,8 @@ pub(super) enum Content {
     Blank,
     /// Data without a known signature.
     Remains,
+    /// The superblock of a file system that blkid does not find. It finds nothing on a disk of which it cannot read a part.
+    Hidden,
     /// A file system.
     FileSystem {
         /// Its type, as the kernel calls it.
@@ -53,6 +55,7 @@ pub(super) fn probe(device: &BlockDevice) -> Result<Content, HostError> {
     match outcome.code {
         Some(0) => Ok(Content::of(&outcome.output)),
         Some(NOTHING) if is_zero => Ok(Content::Blank),
+        Some(NOTHING) if grow::has_superblock(device).unwrap_or(true) => Ok(Content::Hidden),
         Some(NOTHING) => Ok(Content::Remains),
         Some(AMBIVALENT) => Ok(Content::Ambiguous),
         _ => Err(HostError::Refused(format!(

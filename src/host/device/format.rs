@@ -142,7 +142,7 @@ pub(super) fn judge(
 ) -> Result<Content, HostError> {
     let is_own = match &content {
         Content::FileSystem { kind, uuid } => *kind == marker.kind && uuid.as_ref() == Some(&marker.uuid),
-        Content::Remains => marker.is_of(device),
+        Content::Remains | Content::Hidden => marker.is_of(device),
         _ => false,
     };
     if !is_own {

@@ -47,6 +47,14 @@ pub(super) fn grow(device: &BlockDevice, capacity: u64, place: &Path) -> Result<
     }
 }
 
+/// Whether podfs finds the superblock of a file system that it can grow.
+///
+/// # Errors
+/// When the device does not answer.
+pub(super) fn has_superblock(device: &BlockDevice) -> std::io::Result<bool> {
+    Ok(sized(device)?.is_some())
+}
+
 /// The size of a file system that podfs can grow.
 fn sized(device: &BlockDevice) -> std::io::Result<Option<Sized>> {
     let mut xfs = [0; 16];

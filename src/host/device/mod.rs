@@ -85,6 +85,7 @@ pub fn mount(device: &BlockDevice, request: Request<'_>, held: &Held<'_>) -> Res
 pub fn foreign_content(device: &BlockDevice) -> Result<Option<String>, HostError> {
     Ok(match content::probe(device)? {
         Content::Blank | Content::Remains | Content::FileSystem { .. } => None,
+        Content::Hidden => Some("blkid does not find its file system".to_owned()),
         Content::Partitions(table) => Some(format!("it has a partition table ({table})")),
         Content::Other(kind) => Some(format!("it holds {kind}")),
         Content::Ambiguous => Some("it has the signatures of several file systems".to_owned()),
@@ -164,6 +165,10 @@ fn make_ready(
         Content::Ambiguous => Err(HostError::Refused(format!(
             "{path} has the signatures of several file systems, and podfs formats blank devices only; remove the wrong one \
              with wipefs"
+        ))),
+        Content::Hidden => Err(HostError::Refused(format!(
+            "{path} has the superblock of a file system, and blkid finds none: the file system is damaged, or parts of the disk \
+             cannot be read; see the kernel's log, and repair it or replace the disk; podfs neither mounts nor formats it"
         ))),
         Content::Remains => Err(HostError::Refused(format!(
             "{path} has no signature of a file system but is not blank, and podfs formats blank devices only; if its data \

@@ -229,6 +229,15 @@ fn a_daemon_that_cannot_know_pods_does_not_start() {
     start(&["--manifests", "/nowhere", "--report-volumes-in-use"])
         .says(2, &["--report-volumes-in-use", "--kubeconfig"]);
     start(&["--manifests", "/nowhere", "--register-csi-drivers"]).says(2, &["--register-csi-drivers", "--kubeconfig"]);
+    for (option, sentence) in [
+        ("--register-csi-drivers", "the kubelet registers CSI drivers itself; leave out --register-csi-drivers"),
+        ("--report-volumes-in-use", "the kubelet reports its volumes in use itself; leave out --report-volumes-in-use"),
+    ] {
+        for beside in [&["--csi", "/nowhere"][..], &["--nri"]] {
+            let server = ["--kubeconfig", "/nowhere", "--node-name", "n1", option];
+            start(&[&server[..], beside].concat()).says(2, &[sentence]);
+        }
+    }
     for name in ["a b", "/web", "default/"] {
         let _daemon = node.start();
         let outcome = node.ask(&["release", name]);

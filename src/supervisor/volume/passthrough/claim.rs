@@ -133,9 +133,12 @@ impl PassthroughSource for ClaimSource {
         self.republication.next()
     }
 
-    fn take_down(self: Box<Self>, volume: &Common, name: &str, _: PodEnd) {
+    fn take_down(self: Box<Self>, volume: &Common, name: &str, end: PodEnd) {
         let left = volume.path.as_deref().map_or(Ok(()), |path| local::leave(&volume.setting, path));
         left.unwrap_or_else(|error| warn!("volume {name:?}: {error}"));
+        if self.device.is_some() && end == PodEnd::Clean {
+            host_path::forget_disk(&volume.setting, name);
+        }
     }
 }
 

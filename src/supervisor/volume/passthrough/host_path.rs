@@ -1,11 +1,11 @@
-//! Files and directories of the node, as a hostPath volume of the pod names them.
+//! Paths of the node, as a hostPath volume names them. One that leads to a disk is the pod's only as long as it is the same disk.
 
 use std::path::Path;
 
 use podfs_fuse::mount::private::Access;
 use tracing::warn;
 
-use super::{Common, MountPlan, PassthroughSource, Setting, Trouble};
+use super::{Common, MountPlan, PassthroughSource, PodEnd, Setting, Trouble};
 use crate::host::device::BlockDevice;
 use crate::host::disks::PodDisks;
 use crate::host::{FileKind, Source, host_path};
@@ -33,6 +33,12 @@ impl PassthroughSource for HostPathSource {
         self.device = device;
         MountPlan::of_host(spec, path, source, Access::ReadWrite)
     }
+
+    fn take_down(self: Box<Self>, volume: &Common, name: &str, end: PodEnd) {
+        if self.device.is_some() && end == PodEnd::Clean {
+            forget_disk(&volume.setting, name);
+        }
+    }
 }
 
 /// A path of the node that is open, and so is the disk that it names.
@@ -49,15 +55,24 @@ pub(super) fn open(setting: &Setting, spec: &Volume, source: &HostPath, path: &P
     }
     // One without a medium can be shown and not opened.
     let Ok(device) = BlockDevice::open(&source) else { return Ok(Opened { source, device: None }) };
-    let mut mount_points = setting.mount_points();
-    let disks = mount_points.run_directory().map(|directory| PodDisks::of(directory.join(DISKS)));
-    if let Some(Err(error)) = disks.map(|disks| disks.pin(spec.name.as_str(), &device)) {
+    if let Some(Err(error)) = disks(setting).map(|disks| disks.pin(spec.name.as_str(), &device)) {
         // What a supervisor before this one has mounted leads to the other disk by now.
-        if let Ok(Some((_, visible))) = mount_points.keep(path) {
+        if let Ok(Some((_, visible))) = setting.mount_points().keep(path) {
             visible.unmount().unwrap_or_else(|error| warn!("{error}"));
         }
         return Err(error.into());
     }
-    drop(mount_points);
     Ok(Opened { source, device: Some(device) })
+}
+
+/// The volume has gone from the pod: another one of its name may be another disk.
+pub(super) fn forget_disk(setting: &Setting, volume: &str) {
+    if let Some(Err(error)) = disks(setting).map(|disks| disks.forget(volume)) {
+        warn!("volume {volume:?}: {error}");
+    }
+}
+
+/// The disks of the pod; none without a pod.
+fn disks(setting: &Setting) -> Option<PodDisks> {
+    setting.mount_points().run_directory().map(|directory| PodDisks::of(directory.join(DISKS)))
 }
