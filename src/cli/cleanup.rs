@@ -7,8 +7,8 @@ use anyhow::anyhow;
 use clap::{Args, ValueHint};
 
 use super::exit::Failure;
-use super::run::{ROOT_DIRECTORY, RUN_DIRECTORY};
 use crate::admin::cleanup::{Cleanup, Deed, Line};
+use crate::supervisor::program::options::{ROOT_DIRECTORY, RUN_DIRECTORY};
 
 /// Remove what killed podfs processes have left.
 ///

@@ -1,91 +1,15 @@
 //! How a command ends: an exit code and one sentence.
 
-use std::fmt;
-use std::io::{self, Write};
-use std::process::ExitCode;
+pub(super) use crate::supervisor::program::failure::Failure;
 
-use podfs_fuse::mount::MountError;
-use podfs_fuse::printable::printable;
-
-use crate::manifest::ManifestError;
-use crate::source::{SourceError, StartError};
-use crate::supervisor::SupervisorError;
-use crate::supervisor::run_dir::claim::ClaimError;
+use crate::source::StartError;
 use crate::view::ViewError;
-
-/// What went wrong. The codes are part of the node agent's contract.
-#[derive(Debug)]
-pub(super) struct Failure {
-    code: u8,
-    error: anyhow::Error,
-}
-
-impl Failure {
-    /// Exit code 1.
-    pub(super) fn general(error: impl Into<anyhow::Error>) -> Self {
-        Self { code: 1, error: error.into() }
-    }
-
-    /// Exit code 2: bad arguments or a bad manifest.
-    pub(super) fn input(error: impl Into<anyhow::Error>) -> Self {
-        Self { code: 2, error: error.into() }
-    }
-
-    /// Exit code 3: a privilege, a kernel feature or the program podfs-fuse is missing.
-    pub(super) fn machine(error: impl Into<anyhow::Error>) -> Self {
-        Self { code: 3, error: error.into() }
-    }
-
-    pub(super) fn report(self) -> ExitCode {
-        // In one piece: a server may write to the same place.
-        let line = format!("podfs: {}\n", printable(&self.to_string()));
-        let _no_reader = io::stderr().write_all(line.as_bytes());
-        ExitCode::from(self.code)
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl From<ManifestError> for Failure {
-    fn from(error: ManifestError) -> Self {
-        Self::input(error)
-    }
-}
-
-impl From<SourceError> for Failure {
-    fn from(error: SourceError) -> Self {
-        Self::input(error)
-    }
-}
 
 impl From<StartError> for Failure {
     fn from(error: StartError) -> Self {
         match error {
             StartError::Thread(_) | StartError::Refused { is_final: false, .. } => Self::general(error),
             _ => Self::input(error),
-        }
-    }
-}
-
-impl From<ClaimError> for Failure {
-    fn from(error: ClaimError) -> Self {
-        match error {
-            ClaimError::Directory(error) => error.into(),
-            ClaimError::TooLong { .. } | ClaimError::Untrusted(_) => Self::input(error),
-            other => Self::general(other),
-        }
-    }
-}
-
-impl From<MountError> for Failure {
-    fn from(error: MountError) -> Self {
-        match error {
-            MountError::Privilege { .. } | MountError::Unsupported { .. } => Self::machine(error),
-            MountError::Occupied { .. } | MountError::Failed { .. } => Self::general(error),
         }
     }
 }
@@ -102,17 +26,6 @@ impl From<ViewError> for Failure {
                 Self::machine(error)
             }
             ViewError::Session { .. } | ViewError::Unmount { .. } => Self::general(error),
-        }
-    }
-}
-
-impl From<SupervisorError> for Failure {
-    fn from(error: SupervisorError) -> Self {
-        match error {
-            SupervisorError::Mount { cause: MountError::Privilege { .. } | MountError::Unsupported { .. }, .. } => {
-                Self::machine(error)
-            }
-            _ => Self::general(error),
         }
     }
 }

@@ -9,11 +9,11 @@ use clap::{Args, ValueHint};
 use sd_notify::NotifyState;
 
 use super::exit::Failure;
-use super::run::RUN_DIRECTORY;
 use super::status::{pod_directory, pods, print_for_programs};
 use crate::admin::readings::Readings;
 use crate::admin::survey;
 use crate::metrics::{Exposition, Format, exporter};
+use crate::supervisor::program::options::RUN_DIRECTORY;
 use crate::supervisor::run::signals::StopSignals;
 
 /// Print the metrics of pods as OpenMetrics text, or serve them over HTTP.

@@ -5,7 +5,6 @@ mod completions;
 mod config;
 mod exit;
 mod kubectl;
-mod log;
 mod manual;
 mod metrics;
 mod mount;
@@ -31,7 +30,8 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use podfs_fuse::memory_lock;
 
-use crate::volume::{Volume, VolumeSource};
+use crate::supervisor::program::machine::block_on;
+use crate::supervisor::program::{follow_earlier, log};
 use exit::Failure;
 
 /// Kubernetes pod volumes as FUSE mounts, switched atomically.
@@ -115,6 +115,9 @@ fn described(name: &str) -> Option<clap::Command> {
 /// Runs the command of this process's arguments.
 pub fn main() -> ExitCode {
     memory_lock::tune_allocator();
+    if let Some(failure) = follow_earlier(std::env::args_os()) {
+        return failure.report();
+    }
     match config::arguments().and_then(execute) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
@@ -142,26 +145,6 @@ fn execute(Cli { global, command }: Cli) -> Result<(), Failure> {
         Command::Server(server) => server.execute(),
         Command::MountNfs(mount) => mount.execute(),
     }
-}
-
-/// One supervisor needs one thread that waits, and a few that make system calls which may block. Each of the volumes that
-/// show something of the host may block one for as long as its source does not answer; more of them may be published later.
-fn block_on<T>(volumes: &[Volume], future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    const BLOCKING_THREADS: usize = 64;
-    let of_host =
-        |volume: &&Volume| !matches!(volume.source, VolumeSource::Projection(_) | VolumeSource::Unsupported(_));
-    let of_host = volumes.iter().filter(of_host).count();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .enable_time()
-        .max_blocking_threads(BLOCKING_THREADS + of_host)
-        .on_thread_stop(memory_lock::return_own_stack)
-        .build()
-        .map_err(|error| Failure::general(anyhow::Error::new(error).context("cannot start")))?;
-    let outcome = runtime.block_on(future);
-    // The process does not wait for threads that are blocked on a source which does not answer.
-    runtime.shutdown_background();
-    outcome
 }
 
 #[cfg(test)]

@@ -9,11 +9,11 @@ use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum, ValueHint};
 
 use super::exit::Failure;
-use super::run::RUN_DIRECTORY;
 use super::status::{pod_directory, print};
 use crate::mounts::output::Format;
 use crate::mounts::{ContainerMount, Environment, IdMapping};
 use crate::supervisor::control::{Answer, ContainerRequest, Question, ask};
+use crate::supervisor::program::options::RUN_DIRECTORY;
 
 /// How often to ask a supervisor that is busy because its volumes do not answer in time. Each answer takes a second and a half.
 const TRIES: u32 = 4;

@@ -7,11 +7,11 @@ use anyhow::{Context, anyhow};
 use clap::{Args, ValueHint};
 
 use super::exit::Failure;
-use super::run::RUN_DIRECTORY;
 use super::status::pod_directory;
 use crate::manifest::{Document, parse_documents};
 use crate::source::{Deletion, Taken};
 use crate::supervisor::control::{Answer, LONGEST_PUSH, Question, ask};
+use crate::supervisor::program::options::RUN_DIRECTORY;
 
 /// Give objects to a pod that takes them, which is one of podfs run --push.
 ///

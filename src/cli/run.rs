@@ -4,13 +4,10 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use clap::{Args, ValueEnum, ValueHint};
+use clap::{Args, ValueHint};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
-use podfs_fuse::memory_lock;
-use podfs_fuse::mount::private::open_device;
 use tracing::{info, warn};
 
 use super::block_on;
@@ -20,24 +17,16 @@ use super::metrics;
 use super::source::SourceOptions;
 use crate::manifest::pod::PodIdentity;
 use crate::source::{PodName, PushSource, Source};
+use crate::supervisor::program::machine::check_machine;
+use crate::supervisor::program::options::{
+    DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRECTORY, RUN_DIRECTORY, SubPathOptions,
+};
 use crate::supervisor::run::upgrade;
 use crate::supervisor::run_dir::claim::Claim;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::run_dir::trust;
-use crate::supervisor::server::program::ServerProgram;
 use crate::supervisor::status::report::{Report, Subject};
 use crate::supervisor::{self, Assignment};
-use crate::types::Quantity;
-use crate::volume::SubPathMode;
-
-/// Less is no limit, but a mistake: a server has to live long enough to serve something.
-const LEAST_MEMORY: u64 = 16 << 20;
-/// Where volumes appear, unless another place is given.
-pub(super) const ROOT_DIRECTORY: &str = "/var/lib/podfs";
-/// Where the kubelet looks for FlexVolume drivers, and so does podfs.
-pub(super) const FLEX_VOLUMES: &str = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec";
-/// State that a reboot may erase, likewise.
-pub(super) const RUN_DIRECTORY: &str = "/run/podfs";
 
 /// Mount the volumes of a pod, and keep them up to date until SIGTERM or SIGINT.
 ///
@@ -78,18 +67,6 @@ pub(super) struct Run {
     /// Take objects from an agent of the node, which gives them to podfs push. Objects in --objects win over pushed ones.
     #[arg(long, conflicts_with_all = ["kubeconfig", "in_cluster"])]
     push: bool,
-    /// Read the pod's manifest once, and watch no file for it. Later versions come from the agent, which pushes the pod or
-    /// publishes it on the control socket.
-    #[arg(long, requires_all = ["pod", "push"])]
-    pod_once: bool,
-    /// Do not watch the mount table of the node: the agent watches it, and asks for a Remount of volumes that another process has
-    /// unmounted or covered. So the supervisors of a hundred pods do not all read the table at each mount.
-    #[arg(long)]
-    agent_watches_mounts: bool,
-    /// Keep the content of emptyDirs at SIGTERM and SIGINT: the agent deletes it with the pod. So it survives a shutdown of the
-    /// node.
-    #[arg(long)]
-    keep_empty_dirs: bool,
     /// Volumes appear below pods/UID/volumes of this directory, and emptyDirs keep their content below pods/UID/plugins.
     #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY, value_hint = ValueHint::DirPath)]
     root_dir: PathBuf,
@@ -118,76 +95,8 @@ pub(super) struct Run {
     log_format: LogFormat,
 }
 
-/// What servers may take.
-#[derive(Args)]
-pub(super) struct MemoryOptions {
-    /// Most memory that the server process may take, as a Kubernetes quantity such as 256Mi; beyond it the kernel kills the
-    /// server, and podfs starts another one. Needs a cgroup of version 2 that is delegated to podfs (Delegate=yes of its unit).
-    #[arg(long, value_name = "QUANTITY", value_parser = memory)]
-    pub(super) server_memory_max: Option<u64>,
-}
-
-/// Where drivers of other vendors are.
-#[derive(Args)]
-pub(super) struct DriverOptions {
-    /// FlexVolume drivers are programs VENDOR~DRIVER/DRIVER in this directory. A driver may be installed at any time.
-    #[arg(long, value_name = "DIR", default_value = FLEX_VOLUMES, value_hint = ValueHint::DirPath)]
-    pub(super) flexvolume_dir: PathBuf,
-}
-
-/// How volumes of files change.
-#[derive(Args)]
-pub(super) struct GenerationOptions {
-    /// How many seconds a volume of files keeps the files before a change, so that a program which resolved ..data just
-    /// before the change still finds them: 0 to 60, fractions too. A volume keeps at most 64 old generations, and at most
-    /// 16 MiB of them besides the last one.
-    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
-    pub(super) keep_old_generations: Duration,
-}
-
-/// What containers see that mount parts of volumes.
-#[derive(Args)]
-pub(super) struct SubPathOptions {
-    /// What a container that mounts a key or a directory of a volume of files (subPath) sees after a change: the files of its
-    /// start (pinned), as with the kubelet, or those of each moment (live). The annotation podfs.io/sub-path.VOLUME of a pod
-    /// decides for one volume.
-    #[arg(long, value_name = "MODE", value_enum, default_value_t)]
-    pub(super) sub_path: SubPath,
-}
-
-/// The values of `--sub-path`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(super) enum SubPath {
-    #[default]
-    Pinned,
-    Live,
-}
-
-impl SubPath {
-    /// Its word on the command line.
-    pub(super) fn word(self) -> &'static str {
-        match self {
-            SubPath::Pinned => "pinned",
-            SubPath::Live => "live",
-        }
-    }
-}
-
-impl From<SubPath> for SubPathMode {
-    fn from(mode: SubPath) -> SubPathMode {
-        match mode {
-            SubPath::Pinned => SubPathMode::Pinned,
-            SubPath::Live => SubPathMode::Live,
-        }
-    }
-}
-
-/// The longest time for which old generations may be kept.
-const LONGEST_KEPT: Duration = Duration::from_secs(60);
-
 impl Run {
-    pub(super) fn execute(mut self) -> Result<(), Failure> {
-        self.source.pod_once = self.pod_once;
+    pub(super) fn execute(self) -> Result<(), Failure> {
         self.log.start(self.log_format);
         let ready_fd = self.ready_fd.map(take_descriptor).transpose()?;
         let server_program = check_machine()?;
@@ -216,8 +125,8 @@ impl Run {
             trace: false,
             keep_old_generations: self.generations.keep_old_generations,
             sub_path: self.sub_paths.sub_path.into(),
-            agent_watches_mounts: self.agent_watches_mounts,
-            keep_empty_dirs: self.keep_empty_dirs,
+            agent_watches_mounts: false,
+            keep_empty_dirs: false,
             server_memory: self.memory.server_memory_max,
             metrics,
         };
@@ -250,45 +159,6 @@ fn listen_for_scrapers(address: SocketAddr) -> Result<Option<TcpListener>, Failu
             Ok(None)
         }
         Err(failure) => Err(failure),
-    }
-}
-
-/// A time for which something is kept.
-fn seconds(text: &str) -> Result<Duration, String> {
-    let time = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    time.filter(|time| *time <= LONGEST_KEPT)
-        .ok_or_else(|| format!("{text:?} is no number of seconds between 0 and {}", LONGEST_KEPT.as_secs()))
-}
-
-/// A number of bytes that a process can live in.
-fn memory(text: &str) -> Result<u64, String> {
-    let bytes = Quantity::parse(text).map_err(|error| error.to_string())?.units();
-    match u64::try_from(bytes) {
-        Ok(bytes) if bytes >= LEAST_MEMORY => Ok(bytes),
-        Ok(_) => Err(format!("{text} is less than a server needs; give it at least {} Mi", LEAST_MEMORY >> 20)),
-        Err(_) => Err(format!("{text} is more than there is anywhere")),
-    }
-}
-
-/// What every command that mounts needs, checked before anything is made. Gives the program of its servers.
-pub(super) fn check_machine() -> Result<ServerProgram, Failure> {
-    if !rustix::process::geteuid().is_root() {
-        return Err(Failure::machine(anyhow!("podfs mounts file systems, so it must run as root")));
-    }
-    open_device()?;
-    let server_program = ServerProgram::find().map_err(Failure::machine)?;
-    if let Err(error) = memory_lock::protect_memory() {
-        warn!("secrets may be swapped out: memory cannot be locked ({error}); give podfs CAP_IPC_LOCK");
-    }
-    raise_descriptor_limit();
-    Ok(server_program)
-}
-
-/// Each volume takes a few descriptors; the soft limit is often 1024.
-fn raise_descriptor_limit() {
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        let _as_it_was = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
     }
 }
 

@@ -4,16 +4,11 @@
 //! podfs-fuse is. The arguments are those of podfs-fuse.
 
 use std::ffi::OsString;
-use std::os::unix::process::CommandExt;
-use std::process::Command;
 
-use anyhow::{Context, anyhow};
 use clap::Args;
-use podfs_fuse::program::NAME;
-use podfs_fuse::server::process;
 
 use super::exit::Failure;
-use crate::supervisor::server::program::{ServerProgram, this_podfs};
+use crate::supervisor::program::become_server;
 
 /// Answer FUSE requests for a supervisor, which is at the other end of standard input.
 #[derive(Args)]
@@ -25,12 +20,6 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn execute(self) -> Result<(), Failure> {
-        let program = ServerProgram::find().map_err(|error| {
-            process::refuse(&error.to_string());
-            Failure::machine(error)
-        })?;
-        let mut command = Command::new(program.executable());
-        command.arg0(NAME).arg("server").args(self.arguments).arg(this_podfs().argument());
-        Err(anyhow!(command.exec())).context(format!("{NAME} cannot be executed")).map_err(Failure::machine)
+        Err(become_server(self.arguments.into_iter()))
     }
 }

@@ -27,9 +27,6 @@ pub(super) struct SourceOptions {
     /// Ask the API server of the cluster that podfs itself runs in, as its service account.
     #[arg(long)]
     in_cluster: bool,
-    /// Whether the pod's file is read once, and not watched.
-    #[arg(skip)]
-    pub(super) pod_once: bool,
     /// Whether podfs asks for no token, because its output shows none.
     #[arg(skip)]
     pub(super) without_tokens: bool,
@@ -58,7 +55,7 @@ impl SourceOptions {
         volumes: Option<&Volume>,
     ) -> Result<(Source, Snapshot), Failure> {
         let files = |pod: Option<&Path>| -> Result<_, Failure> {
-            let pod = pod.map(|pod| pod_input(pod, self.pod_once)).transpose()?;
+            let pod = pod.map(pod_input).transpose()?;
             Ok(FileSource::open_accepting(accepted, pod, &self.objects)?)
         };
         let Some(access) = self.access() else {
@@ -108,10 +105,9 @@ impl SourceOptions {
 }
 
 /// `-` is standard input.
-fn pod_input(path: &Path, is_read_once: bool) -> Result<PodInput, Failure> {
+fn pod_input(path: &Path) -> Result<PodInput, Failure> {
     if path != Path::new("-") {
-        let path = path.to_owned();
-        return Ok(if is_read_once { PodInput::Once(path) } else { PodInput::File(path) });
+        return Ok(PodInput::File(path.to_owned()));
     }
     let mut bytes = Vec::new();
     io::stdin().read_to_end(&mut bytes).context("cannot read the pod from standard input").map_err(Failure::input)?;

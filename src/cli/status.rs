@@ -8,9 +8,9 @@ use podfs_fuse::printable::printable;
 use serde::Serialize;
 
 use super::exit::Failure;
-use super::run::RUN_DIRECTORY;
 use crate::admin::{survey, table};
 use crate::manifest::pod::PodUid;
+use crate::supervisor::program::options::RUN_DIRECTORY;
 use crate::supervisor::status::{PodState, PodStatus};
 
 /// Show the state of the pods of this node and of their volumes.

@@ -9,9 +9,9 @@ use clap::{Args, ValueHint};
 use podfs_fuse::printable::Printer;
 
 use super::exit::Failure;
-use super::run::RUN_DIRECTORY;
 use super::status::pod_directory;
 use crate::supervisor::control::{Answer, Question, ask};
+use crate::supervisor::program::options::RUN_DIRECTORY;
 
 /// How often podfs asks a server that does not answer, because its successor is just starting.
 const TRIES: u32 = 20;

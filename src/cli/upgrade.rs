@@ -8,9 +8,9 @@ use anyhow::anyhow;
 use clap::{Args, ValueHint};
 
 use super::exit::Failure;
-use super::run::RUN_DIRECTORY;
 use super::status::{pod_directory, pods};
 use crate::supervisor::control::{self, AskError};
+use crate::supervisor::program::options::RUN_DIRECTORY;
 use crate::supervisor::run_dir::claim::ClaimRecord;
 
 /// How long the upgrade of a pod may take.

@@ -7,6 +7,7 @@
 //! | [`volume`] | one volume: waiting, live, or live with a refresh that failed |
 //! | [`status`] | the pod's status, readiness, counters, metrics |
 //! | [`control`] | the socket on which the supervisor answers |
+//! | [`program`] | `podfs-supervisor`, the program of supervisors that `podfs node` starts |
 //! | [`run_dir`] | what the pod has on the node: its claim, its sockets, its mount points, its cgroup |
 //!
 //! One task runs the pod. It never blocks: whatever makes system calls on a mount (bringing a volume
@@ -14,6 +15,7 @@
 //! So a volume that hangs delays no other. Threads of its own answer on the control socket.
 
 pub mod control;
+pub mod program;
 pub mod run;
 pub mod run_dir;
 pub(crate) mod server;

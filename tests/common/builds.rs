@@ -4,13 +4,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::outcome::{Outcome, finish};
-use super::{Fixture, PODFS, PODFS_FUSE, Running};
+use super::{Fixture, PODFS, PODFS_FUSE, PODFS_SUPERVISOR, Running};
 
 /// The version that this build tells.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The programs that belong together.
-const PROGRAMS: [(&str, &str); 2] = [("podfs", PODFS), ("podfs-fuse", PODFS_FUSE)];
+const PROGRAMS: [(&str, &str); 3] =
+    [("podfs", PODFS), ("podfs-supervisor", PODFS_SUPERVISOR), ("podfs-fuse", PODFS_FUSE)];
 
 /// Builds in the directory of a fixture, each in a directory of its own.
 pub struct Builds {

@@ -56,6 +56,8 @@ pub use served::*;
 pub const PODFS: &str = env!("CARGO_BIN_EXE_podfs");
 /// The server's program, beside it.
 pub const PODFS_FUSE: &str = env!("CARGO_BIN_EXE_podfs-fuse");
+/// The supervisors of podfs node.
+pub const PODFS_SUPERVISOR: &str = env!("CARGO_BIN_EXE_podfs-supervisor");
 
 /// How long anything may take that takes milliseconds on a quiet machine.
 pub const TIMEOUT: Duration = Duration::from_secs(20);

@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 use super::PODFS;
 
 /// The programs of a package, from the root.
-pub const PROGRAMS: [&str; 2] = ["usr/bin/podfs", "usr/libexec/podfs/podfs-fuse"];
+pub const PROGRAMS: [&str; 3] = ["usr/bin/podfs", "usr/libexec/podfs/podfs-fuse", "usr/libexec/podfs/podfs-supervisor"];
 
 /// Where the four packages are.
 pub struct Packages {

@@ -13,7 +13,6 @@ use tracing::info;
 use crate::cli::exit::Failure;
 use crate::cli::log::{LogFormat, LogOptions};
 use crate::cli::metrics;
-use crate::cli::run::{DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRECTORY, SubPathOptions, check_machine};
 use crate::node::csi::{AllowList, CsiError, CsiSettings};
 use crate::node::feed::{FeedSettings, PodSource};
 use crate::node::local_volumes::ClassDirectory;
@@ -22,6 +21,11 @@ use crate::node::service::DaemonError;
 use crate::node::supervisors::Settings;
 use crate::node::{self, NodeError, NodeOptions, on_host};
 use crate::source::Access;
+use crate::supervisor::program::find::supervisor_program;
+use crate::supervisor::program::machine::check_machine;
+use crate::supervisor::program::options::{
+    DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRECTORY, SubPathOptions,
+};
 use crate::supervisor::run::heartbeat::Heartbeat;
 use crate::supervisor::run::signals::StopSignals;
 use crate::supervisor::run::upgrade;
@@ -189,7 +193,8 @@ impl Options {
             (files && (csi.is_none() || nri.is_some())).then_some(PodSource::Files),
             (server && (csi.is_none() || nri.is_some())).then_some(PodSource::Api),
         ];
-        let supervisors = Settings::new(&run_directory, &self.root_dir);
+        let program = supervisor_program().map_err(Failure::machine)?;
+        let supervisors = Settings::new(&run_directory, &self.root_dir, program);
         let supervisors = supervisors.map_err(|error| Failure::general(anyhow!("cannot start: {error}")))?;
         let supervisors = supervisors.with_arguments(arguments);
         let options = NodeOptions {

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueHint};
 
 use super::exit::Failure;
-use super::run::RUN_DIRECTORY;
+use crate::supervisor::program::options::RUN_DIRECTORY;
 
 /// Mount and refresh the volumes of all pods of this node, until SIGTERM or SIGINT.
 ///
@@ -43,7 +43,7 @@ EXIT STATUS:
   0  stopped as asked; of a command: it is so
   1  failed; the last line on standard error says what, where and what to do
   2  bad arguments or settings
-  3  a privilege, a kernel feature or the program podfs-fuse is missing
+  3  a privilege, a kernel feature, podfs-fuse or podfs-supervisor is missing
 
 EXAMPLES:
   podfs node --manifests /etc/podfs/manifests

@@ -19,7 +19,6 @@ use super::block_on;
 use super::exit::Failure;
 use super::log::{LogFormat, LogOptions};
 use super::pod::PodOptions;
-use super::run::ROOT_DIRECTORY;
 use super::status::print;
 use crate::manifest::PodView;
 use crate::manifest::pod::Pod;
@@ -27,6 +26,7 @@ use crate::render::directory::{self, DirectoryError};
 use crate::render::model::{RenderedContent, Rendering};
 use crate::render::{diff, json, tar, tree};
 use crate::source::{Snapshot, Source};
+use crate::supervisor::program::options::ROOT_DIRECTORY;
 use crate::supervisor::run::machine;
 use old::Old;
 

@@ -1,6 +1,6 @@
 //! The copies of podfs on the node, from which daemon and supervisors run.
 //!
-//! Each copy is a directory `VERSION-DIGEST` with `podfs` and `podfs-fuse`, which never changes: podfs makes it under another name
+//! Each copy is a directory `VERSION-DIGEST` with `podfs`, `podfs-supervisor` and `podfs-fuse`, which never changes: podfs makes it under another name
 //! and renames it. The link `current` leads to the last installed one; `podfs upgrade` uses it. podfs removes a copy when no
 //! process runs a program of it. Supervisor and server end together only with the pod, so a copy stays while a pod uses it.
 
@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use podfs_fuse::program;
 use ring::digest::{Context, SHA256};
 
+use crate::supervisor::program::NAME;
+use crate::supervisor::program::find::supervisor_program;
 use crate::supervisor::run::upgrade::CURRENT;
 use crate::supervisor::server::program::ServerProgram;
 
@@ -24,6 +26,7 @@ const DIGEST: usize = 6;
 /// The programs of this podfs.
 pub(super) struct Programs {
     podfs: File,
+    supervisor: File,
     server: File,
     name: String,
 }
@@ -35,9 +38,11 @@ impl Programs {
     /// When they cannot be found or read.
     pub(super) fn own() -> io::Result<Programs> {
         let server = ServerProgram::find().map_err(io::Error::other)?;
+        let supervisor = supervisor_program().map_err(io::Error::other)?;
         let (mut podfs, mut server) = (File::open("/proc/self/exe")?, File::open(server.executable())?);
-        let digest = digest([&mut podfs, &mut server])?;
-        Ok(Programs { podfs, server, name: format!("{}-{digest}", program::version()) })
+        let mut supervisor = File::open(supervisor)?;
+        let digest = digest([&mut podfs, &mut supervisor, &mut server])?;
+        Ok(Programs { podfs, supervisor, server, name: format!("{}-{digest}", program::version()) })
     }
 
     /// Copies them into the directory, unless they are there. Gives the path of podfs.
@@ -68,7 +73,7 @@ impl Programs {
     fn copy(&self, place: &Path) -> io::Result<()> {
         let _left = fs::remove_dir_all(place);
         DirBuilder::new().mode(0o755).create(place)?;
-        for (program, name) in [(&self.podfs, "podfs"), (&self.server, program::NAME)] {
+        for (program, name) in [(&self.podfs, "podfs"), (&self.supervisor, NAME), (&self.server, program::NAME)] {
             let mut program = program.try_clone()?;
             program.seek(SeekFrom::Start(0))?;
             let mut copy = OpenOptions::new().write(true).create_new(true).mode(0o700).open(place.join(name))?;
@@ -80,7 +85,7 @@ impl Programs {
     }
 }
 
-fn digest(files: [&mut File; 2]) -> io::Result<String> {
+fn digest(files: [&mut File; 3]) -> io::Result<String> {
     let mut context = Context::new(&SHA256);
     let mut buffer = vec![0; 1 << 16];
     for file in files {
@@ -138,8 +143,8 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let at = directory.path();
         let program = |name: &str| File::open(name).expect("a program");
-        let mut programs =
-            Programs { podfs: program("/bin/sleep"), server: program("/bin/true"), name: "1-a".to_owned() };
+        let (podfs, supervisor, server) = (program("/bin/sleep"), program("/bin/false"), program("/bin/true"));
+        let mut programs = Programs { podfs, supervisor, server, name: "1-a".to_owned() };
         let first = programs.install(at).expect("installed");
         assert_eq!(first, at.join("1-a/podfs"));
         assert_eq!(fs::read(&first).expect("a copy"), fs::read("/bin/sleep").expect("a program"));

@@ -4,7 +4,7 @@
 //!
 //! | file | read by |
 //! |---|---|
-//! | `pod.json` | the supervisor (`podfs run --pod`): the pod's manifest with its wanted volumes |
+//! | `pod.json` | the supervisor (`podfs-supervisor --pod`): the pod's manifest with its wanted volumes |
 //! | `checkpoint.json` | the next daemon: [`Checkpoint`] |
 //!
 //! 1. The daemon writes a file under another name and renames it, so a reader sees the old or the new file, complete.

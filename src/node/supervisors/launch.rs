@@ -21,6 +21,7 @@ use tracing::debug;
 
 use crate::manifest::pod::PodUid;
 use crate::node::on_host;
+use crate::supervisor::program::{self, NAME};
 use crate::supervisor::run_dir::cgroup;
 use crate::supervisor::server::spawn::{Role, Start};
 
@@ -35,6 +36,7 @@ const NOT_TRANSIENT: [&str; 4] = ["Type", "ExecStart", "EnvironmentFile", "Slice
 #[derive(Clone, Debug)]
 pub(super) struct Launcher {
     program: PathBuf,
+    podfs: PathBuf,
     arguments: Vec<OsString>,
     run_directory: PathBuf,
     is_systemd: bool,
@@ -51,8 +53,9 @@ pub(super) enum Launched {
 
 impl Launcher {
     /// Starts this program with these arguments for each pod, besides its manifest and its uid.
-    pub(super) fn new(program: PathBuf, arguments: Vec<OsString>, run_directory: PathBuf) -> Launcher {
-        Launcher { program, arguments, run_directory, is_systemd: Path::new(BOOTED).is_dir() }
+    /// Reloads of units execute podfs.
+    pub(super) fn new(program: PathBuf, podfs: PathBuf, arguments: Vec<OsString>, run_directory: PathBuf) -> Launcher {
+        Launcher { program, podfs, arguments, run_directory, is_systemd: Path::new(BOOTED).is_dir() }
     }
 
     /// Starts the supervisor of a pod.
@@ -79,7 +82,7 @@ impl Launcher {
                 Vec::new()
             }
         };
-        let words = [OsStr::new("podfs")].into_iter().map(OsStr::to_owned).chain(self.words(uid, manifest));
+        let words = [OsStr::new(NAME)].into_iter().map(OsStr::to_owned).chain(self.words(uid, manifest));
         let words: Vec<OsString> = words.collect();
         let arguments: Vec<&OsStr> = words.iter().map(OsString::as_os_str).collect();
         let start = |input: OwnedFd| {
@@ -94,8 +97,7 @@ impl Launcher {
 
     /// The command line behind the program's name.
     fn words(&self, uid: &PodUid, manifest: &Path) -> Vec<OsString> {
-        let role = ["--push", "--pod-once", "--agent-watches-mounts", "--keep-empty-dirs"];
-        let fixed = ["run"].into_iter().chain(role).chain(["--uid", uid.as_str(), "--pod"]).map(OsString::from);
+        let fixed = ["--uid", uid.as_str(), "--pod"].map(OsString::from);
         fixed.into_iter().chain([manifest.as_os_str().to_owned()]).chain(self.arguments.iter().cloned()).collect()
     }
 
@@ -115,13 +117,13 @@ impl Launcher {
 
     /// What the packaged unit says, for this pod.
     fn properties(&self, uid: &PodUid) -> Vec<String> {
-        let program = self.program.display().to_string();
+        let podfs = self.podfs.display().to_string();
         let mut properties: Vec<(String, String)> = Vec::new();
         for (section, key, value) in settings(UNIT) {
             if section == "Install" || NOT_TRANSIENT.contains(&key.as_str()) || key == "Documentation" {
                 continue;
             }
-            let mut value = value.replace("%i", uid.as_str()).replace("/usr/bin/podfs", &program);
+            let mut value = value.replace("%i", uid.as_str()).replace("/usr/bin/podfs", &podfs);
             if key == "ExecReload" {
                 value.push_str(&format!(" --run-dir {}", quoted(&self.run_directory)));
             }
@@ -138,8 +140,8 @@ impl Launcher {
 /// Whether the process with this id is a supervisor that was started with this manifest.
 pub(super) fn is_started_with(pid: u32, manifest: &Path) -> bool {
     let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let words: Vec<_> = words.split(|byte| *byte == 0).collect();
-    words.get(1) == Some(&b"run".as_slice()) && words.contains(&manifest.as_os_str().as_bytes())
+    let words: Vec<&OsStr> = words.split(|byte| *byte == 0).map(OsStr::from_bytes).collect();
+    program::is_started_with(&words, manifest.as_os_str())
 }
 
 /// Has systemd stop the unit that a process is in, if it is that of the pod's supervisor. Gives whether it is.
@@ -200,7 +202,8 @@ mod tests {
 
     #[test]
     fn a_transient_unit_has_the_settings_of_the_packaged_one() {
-        let launcher = Launcher::new("/opt/podfs".into(), Vec::new(), r#"/run/my "pods"$"#.into());
+        let launcher =
+            Launcher::new("/opt/podfs-supervisor".into(), "/opt/podfs".into(), Vec::new(), r#"/run/my "pods"$"#.into());
         let uid = PodUid::parse("u1").expect("a uid");
         let properties = launcher.properties(&uid);
         for expected in [

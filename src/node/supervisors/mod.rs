@@ -1,4 +1,4 @@
-//! The supervisors of a node's pods: one `podfs run` for each.
+//! The supervisors of a node's pods: one `podfs-supervisor` for each.
 //!
 //! | module | owns |
 //! |---|---|
@@ -69,7 +69,10 @@ struct Shared {
 pub struct Settings {
     run_directory: PathBuf,
     root_directory: PathBuf,
+    /// The program of supervisors.
     program: PathBuf,
+    /// podfs itself.
+    podfs: PathBuf,
     arguments: Vec<OsString>,
 }
 
@@ -113,17 +116,17 @@ impl MountFailure {
 }
 
 impl Settings {
-    /// Supervisors of the pods below these directories are started from the program of this process.
+    /// Supervisors of the pods below these directories are started from this program.
     ///
     /// # Errors
     /// When `/proc` is not there, or there is no working directory that a relative path could begin at.
-    pub fn new(run_directory: &Path, root_directory: &Path) -> io::Result<Settings> {
+    pub fn new(run_directory: &Path, root_directory: &Path, program: PathBuf) -> io::Result<Settings> {
         let (run_directory, root_directory) =
             (std::path::absolute(run_directory)?, std::path::absolute(root_directory)?);
         let arguments = [("--root-dir", &root_directory), ("--run-dir", &run_directory)];
         let arguments = arguments.into_iter().flat_map(|(option, path)| [option.into(), path.clone().into_os_string()]);
         let arguments = arguments.collect();
-        Ok(Settings { run_directory, root_directory, program: own_program()?, arguments })
+        Ok(Settings { run_directory, root_directory, program, podfs: own_program()?, arguments })
     }
 
     /// Where pods have their locks and sockets.
@@ -136,17 +139,10 @@ impl Settings {
         &self.root_directory
     }
 
-    /// The same, with further arguments of `podfs run`.
+    /// The same, with further arguments of each supervisor.
     #[must_use]
     pub fn with_arguments(mut self, arguments: impl IntoIterator<Item = OsString>) -> Settings {
         self.arguments.extend(arguments);
-        self
-    }
-
-    /// The same, started from another program.
-    #[must_use]
-    pub fn with_program(mut self, program: PathBuf) -> Settings {
-        self.program = program;
         self
     }
 }
@@ -166,6 +162,7 @@ impl Supervisors {
             checkpoints: Checkpoints::of(&settings.run_directory),
             launcher: Launcher::new(
                 settings.program.clone(),
+                settings.podfs.clone(),
                 settings.arguments.clone(),
                 settings.run_directory.clone(),
             ),

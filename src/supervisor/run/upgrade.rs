@@ -176,7 +176,8 @@ pub(in crate::supervisor) fn program_on_disk() -> Result<PathBuf, String> {
     let path = std::fs::read_link("/proc/self/exe").map_err(|error| error.to_string())?;
     let bytes = path.as_os_str().as_bytes();
     let path = PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(DELETED).unwrap_or(bytes)));
-    let installed = path.parent().and_then(Path::parent).map(|all| all.join(CURRENT).join("podfs"));
+    let name = path.file_name().unwrap_or_default().to_owned();
+    let installed = path.parent().and_then(Path::parent).map(|all| all.join(CURRENT).join(&name));
     let path = installed.filter(|installed| installed.is_file()).unwrap_or(path);
     if path.is_file() { Ok(path) } else { Err(format!("there is no podfs at {} any more", path.display())) }
 }
@@ -205,7 +206,8 @@ fn become_program(path: &Path, legacy: &Legacy, left_open: &[BorrowedFd<'_>]) ->
         Ok(legacy) => legacy,
         Err(error) => return error.into(),
     };
-    let cause = Command::new(path).arg0("podfs").args(arguments(env::args_os())).env(LEGACY, legacy).exec();
+    let name = env::args_os().next().unwrap_or_else(|| "podfs".into());
+    let cause = Command::new(path).arg0(name).args(arguments(env::args_os())).env(LEGACY, legacy).exec();
     // The process goes on after all: later children must not inherit them.
     let _ = set(FdFlag::FD_CLOEXEC);
     cause

@@ -42,12 +42,12 @@ impl Node {
         Node::with_arguments("")
     }
 
-    /// A node whose `podfs run` has other arguments in front.
+    /// A node whose supervisors have other arguments in front.
     pub fn with_arguments(arguments: &str) -> Node {
         let fixture = Fixture::new("");
         // What a supervisor starts is found by the variable.
         let script = format!(
-            "#!/bin/sh\nexec env RUST_BACKTRACE={} {PODFS} {arguments} \"$@\" 2>>{}\n",
+            "#!/bin/sh\nexec env RUST_BACKTRACE={} {PODFS_SUPERVISOR} {arguments} \"$@\" 2>>{}\n",
             fixture.path("").display().to_string().trim_end_matches('/'),
             fixture.path("log").display()
         );
@@ -59,11 +59,11 @@ impl Node {
 
     /// A daemon that begins.
     pub fn daemon(&self) -> Daemon {
-        let settings = Settings::new(&self.run(), &self.root()).expect("directories");
+        let settings = Settings::new(&self.run(), &self.root(), self.program.clone()).expect("directories");
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime");
         let entered = runtime.enter();
-        let (supervisors, reports) = Supervisors::new(settings.with_program(self.program.clone()));
+        let (supervisors, reports) = Supervisors::new(settings);
         drop(entered);
         Daemon { runtime, supervisors, uid: PodUid::parse(&self.uid()).expect("a uid"), reports }
     }
@@ -90,11 +90,11 @@ impl Node {
         name.into_string().expect("text")
     }
 
-    /// The supervisors of all pods: processes of `podfs run`.
+    /// The supervisors of all pods.
     pub fn supervisors(&self) -> Vec<Pid> {
         let is_one = |pid: &Pid| {
             let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            command.split(|byte| *byte == 0).any(|word| word == b"--push")
+            command.split(|byte| *byte == 0).any(|word| word == b"--pod")
         };
         self.fixture.processes().into_iter().filter(is_one).collect()
     }

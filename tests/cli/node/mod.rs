@@ -7,6 +7,7 @@ mod daemon;
 mod faults;
 mod lifecycle;
 mod nri;
+mod program;
 mod readme;
 mod recovery;
 mod rows;

@@ -68,7 +68,7 @@ fn supervisors(node: &Node, uid: &str) -> usize {
     let is_of_pod = |pid: &Pid| {
         let words = words(pid);
         let words: Vec<_> = words.split(|byte| *byte == 0).collect();
-        words.get(1) == Some(&b"run".as_slice()) && words.contains(&uid.as_bytes())
+        words.first() == Some(&b"podfs-supervisor".as_slice()) && words.contains(&uid.as_bytes())
     };
     node.fixture.processes().iter().filter(|pid| is_of_pod(pid)).count()
 }

@@ -15,6 +15,7 @@ const COMMON: &[&str] = &[
     "/usr/bin/kubectl-podfs_view",
     "/usr/bin/podfs",
     "/usr/libexec/podfs/podfs-fuse",
+    "/usr/libexec/podfs/podfs-supervisor",
     "/usr/lib/systemd/system/podfs-node.service",
     "/usr/lib/systemd/system/podfs.slice",
     "/usr/lib/systemd/system/podfs@.service",

@@ -11,7 +11,7 @@ use crate::built::unpacked::Unpacked;
 use crate::common::packages::{PROGRAMS, packages, told_by, top};
 
 /// A function of each program.
-const FUNCTIONS: [&str; 2] = [" podfs::supervisor::", " podfs_fuse::server::"];
+const FUNCTIONS: [&str; 3] = [" podfs::supervisor::", " podfs_fuse::server::", " podfs::supervisor::"];
 
 #[test]
 fn the_symbols_are_those_of_the_programs_and_are_found_by_their_build_ids() {

@@ -160,7 +160,8 @@ fn an_image_is_built_equal_twice_and_says_of_its_parts_what_they_are() {
     );
     let [layer] = &first.layers()[..] else { panic!("one layer") };
     let listed = told_by(Command::new("tar").args(["--list", "--gzip", "--file"]).arg(layer));
-    for file in ["./usr/bin/podfs", "./usr/libexec/podfs/podfs-fuse", "./usr/share/doc/libc6/copyright", "./lib64"] {
+    let programs = ["./usr/bin/podfs", "./usr/libexec/podfs/podfs-fuse", "./usr/libexec/podfs/podfs-supervisor"];
+    for file in programs.into_iter().chain(["./usr/share/doc/libc6/copyright", "./lib64"]) {
         assert!(listed.lines().any(|line| line == file), "{file} is in the image:\n{listed}");
     }
     assert!(!listed.contains("/man/") && !listed.contains("/gconv"), "{listed}");

@@ -25,7 +25,7 @@ const DEFAULT: &str = "info";
 
 /// What is logged.
 #[derive(Args)]
-pub(super) struct LogOptions {
+pub(crate) struct LogOptions {
     /// What is logged: error, warn, info, debug or trace and what is worse, or a filter of the crate tracing-subscriber, such
     /// as warn,podfs::source=debug.
     #[arg(long, value_name = "FILTER", default_value = DEFAULT, value_parser = filter)]
@@ -34,7 +34,7 @@ pub(super) struct LogOptions {
 
 impl LogOptions {
     /// Starts logging, in this process and in those that it starts. No other thread may run yet.
-    pub(super) fn start(&self, format: LogFormat) {
+    pub(crate) fn start(&self, format: LogFormat) {
         // The default filter stays out of the environment of programs that podfs runs.
         if self.log != DEFAULT || env::var_os(FILTER).is_some() {
             // SAFETY: the command has just begun, and starts its threads after its log.
@@ -46,7 +46,7 @@ impl LogOptions {
 
 impl LogOptions {
     /// The same for another podfs.
-    pub(super) fn arguments(&self) -> Vec<OsString> {
+    pub(crate) fn arguments(&self) -> Vec<OsString> {
         vec!["--log".into(), self.log.as_str().into()]
     }
 }
@@ -57,7 +57,7 @@ fn filter(text: &str) -> Result<String, String> {
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(super) enum LogFormat {
+pub(crate) enum LogFormat {
     /// Lines for people.
     #[default]
     Text,
@@ -67,7 +67,7 @@ pub(super) enum LogFormat {
 
 impl LogFormat {
     /// Starts logging what the environment says; if it says nothing, `info` and above.
-    pub(super) fn start(self) {
+    pub(crate) fn start(self) {
         let filter = EnvFilter::builder().with_default_directive(tracing::Level::INFO.into()).from_env_lossy();
         let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| StandardError);
         match self {
@@ -77,14 +77,14 @@ impl LogFormat {
     }
 
     /// As an argument.
-    pub(super) fn word(self) -> &'static str {
+    pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Text => "text",
             Self::Json => "json",
         }
     }
 
-    pub(super) fn audience(self) -> Audience {
+    pub(crate) fn audience(self) -> Audience {
         match self {
             Self::Text => Audience::People,
             Self::Json => Audience::Logs,

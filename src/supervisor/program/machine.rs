@@ -1,0 +1,52 @@
+//! What the machine has to have, checked before anything is made, and the runtime of a supervisor.
+
+use anyhow::anyhow;
+use podfs_fuse::memory_lock;
+use podfs_fuse::mount::private::open_device;
+use tracing::warn;
+
+use super::failure::Failure;
+use crate::supervisor::server::program::ServerProgram;
+use crate::volume::{Volume, VolumeSource};
+
+/// What every command that mounts needs, checked before anything is made. Gives the program of its servers.
+pub(crate) fn check_machine() -> Result<ServerProgram, Failure> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(Failure::machine(anyhow!("podfs mounts file systems, so it must run as root")));
+    }
+    open_device()?;
+    let server_program = ServerProgram::find().map_err(Failure::machine)?;
+    if let Err(error) = memory_lock::protect_memory() {
+        warn!("secrets may be swapped out: memory cannot be locked ({error}); give podfs CAP_IPC_LOCK");
+    }
+    raise_descriptor_limit();
+    Ok(server_program)
+}
+
+/// Each volume takes a few descriptors; the soft limit is often 1024.
+fn raise_descriptor_limit() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _as_it_was = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
+}
+
+/// One supervisor needs one thread that waits, and a few that make system calls which may block. Each of the volumes that
+/// show something of the host may block one for as long as its source does not answer; more of them may be published later.
+pub(crate) fn block_on<T>(volumes: &[Volume], future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    const BLOCKING_THREADS: usize = 64;
+    let of_host =
+        |volume: &&Volume| !matches!(volume.source, VolumeSource::Projection(_) | VolumeSource::Unsupported(_));
+    let of_host = volumes.iter().filter(of_host).count();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .max_blocking_threads(BLOCKING_THREADS + of_host)
+        .on_thread_stop(memory_lock::return_own_stack)
+        .build()
+        .map_err(|error| Failure::general(anyhow::Error::new(error).context("cannot start")))?;
+    let outcome = runtime.block_on(future);
+    // The process does not wait for threads that are blocked on a source which does not answer.
+    runtime.shutdown_background();
+    outcome
+}

@@ -1,0 +1,138 @@
+//! `podfs-supervisor`, the program of the supervisors that `podfs node` starts, and what it shares with `podfs run`.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `arguments` | the command line of the program |
+//! | [`find`] | where the programs of podfs are on disk |
+//! | [`options`] | options that `podfs run` and `podfs node` have, too |
+//! | [`machine`] | what the machine has to have; the runtime of a supervisor |
+//! | [`failure`] | how a program ends that could not do its work |
+//! | [`log`] | logging, to standard error |
+//!
+//! A node has one supervisor for each pod, and what a program relocates at its start is memory that no two processes share. So
+//! this program has only what such a supervisor needs: no client of the Kubernetes API, no commands, no server of gRPC. `podfs node`
+//! follows the objects, and pushes them.
+
+mod arguments;
+pub(crate) mod failure;
+pub(crate) mod find;
+pub(crate) mod log;
+pub(crate) mod machine;
+pub(crate) mod options;
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow};
+use clap::Parser;
+use podfs_fuse::memory_lock;
+use podfs_fuse::program::NAME as SERVER;
+use podfs_fuse::server::process;
+
+use self::arguments::{Arguments, of_this_program};
+use self::failure::Failure;
+use self::machine::{block_on, check_machine};
+use super::Assignment;
+use super::run_dir::claim::Claim;
+use super::run_dir::site::Site;
+use super::run_dir::trust;
+use super::server::program::{ServerProgram, this_podfs};
+use super::status::report::{Report, Subject};
+use crate::source::{Accepted, FileSource, PodInput, PushSource, Source};
+
+/// The name of the program.
+pub(crate) const NAME: &str = "podfs-supervisor";
+
+/// Runs the program with the arguments of this process.
+pub fn main() -> ExitCode {
+    memory_lock::tune_allocator();
+    let mut words = env::args_os().skip(1);
+    let outcome = match words.next() {
+        Some(first) if first == "server" => Err(become_server(words)),
+        _ => serve(Arguments::parse_from(of_this_program(env::args_os()))),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+/// Serves the pod until a signal ends it, or `podfs node` has no use for it any more.
+fn serve(arguments: Arguments) -> Result<(), Failure> {
+    arguments.log.start(arguments.log_format);
+    let server_program = check_machine()?;
+    // Later versions of the pod are published.
+    let input = PodInput::Once(arguments.pod);
+    let (files, snapshot) = FileSource::open_accepting(Accepted::Pods, Some(input), &[])?;
+    let pod = snapshot.pod.clone().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
+    if arguments.uid != pod.identity.uid.as_str() {
+        let (wanted, uid) = (arguments.uid, &pod.identity.uid);
+        return Err(Failure::input(anyhow!("pod {} has the uid {uid}, and not {wanted} as asked for", pod.identity)));
+    }
+    let (source, snapshot) = PushSource::new(files, snapshot, Arc::clone(&pod));
+    trust::check(&arguments.root_dir).map_err(Failure::input)?;
+    let (claim, inheritance) = Claim::take(&arguments.run_dir, &arguments.root_dir, &pod.identity)?;
+    let assignment = Assignment {
+        identity: pod.identity.clone(),
+        facts: pod.facts.clone(),
+        volumes: pod.volumes.clone(),
+        site: Site::of_pod(&arguments.root_dir, &pod.identity.uid),
+        claim: Some(claim),
+        inheritance,
+        server_program,
+        flex_volumes: arguments.drivers.flexvolume_dir,
+        trace: false,
+        keep_old_generations: arguments.generations.keep_old_generations,
+        sub_path: arguments.sub_paths.sub_path.into(),
+        agent_watches_mounts: true,
+        keep_empty_dirs: true,
+        server_memory: arguments.memory.server_memory_max,
+        metrics: None,
+    };
+    let audience = arguments.log_format.audience();
+    let report = Report::new(Subject::Pod, pod.identity.clone(), &pod.volumes, audience, None);
+    let source = Source::Push(source);
+    block_on(&pod.volumes, async { Ok(super::run(assignment, source, snapshot, report).await?) })
+}
+
+/// Executes podfs-fuse. A supervisor of another version starts the server of this version so when it upgrades: only this program
+/// knows where its podfs-fuse is.
+pub(crate) fn become_server(arguments: impl Iterator<Item = OsString>) -> Failure {
+    let program = match ServerProgram::find() {
+        Ok(program) => program,
+        Err(error) => {
+            process::refuse(&error.to_string());
+            return Failure::machine(error);
+        }
+    };
+    let mut command = Command::new(program.executable());
+    command.arg0(SERVER).arg("server").args(arguments).arg(this_podfs().argument());
+    match Err::<(), _>(anyhow!(command.exec())).context(format!("{SERVER} cannot be executed")) {
+        Ok(()) => unreachable!("exec returns only errors"),
+        Err(error) => Failure::machine(error),
+    }
+}
+
+/// Becomes podfs-supervisor if these are the arguments of a supervisor that an earlier `podfs node` started as `podfs run`. They stay
+/// as they are: if the upgrade does not succeed, the podfs before gets them back. Returns only why that failed.
+pub(crate) fn follow_earlier(arguments: impl Iterator<Item = OsString>) -> Option<Failure> {
+    let words: Vec<OsString> = arguments.collect();
+    let is_of_daemon = words.get(1).is_some_and(|word| word == "run") && words.iter().any(|word| word == "--pod-once");
+    if !is_of_daemon {
+        return None;
+    }
+    let path = match find::supervisor_program() {
+        Ok(path) => path,
+        Err(error) => return Some(Failure::machine(error)),
+    };
+    let cause = Command::new(&path).arg0(NAME).args(words.iter().skip(1).map(OsString::as_os_str)).exec();
+    Some(Failure::machine(anyhow!("{} cannot be executed: {cause}", path.display())))
+}
+
+/// Whether these words are the command line of a supervisor that a daemon has started with this manifest.
+pub(crate) fn is_started_with(words: &[&OsStr], manifest: &OsStr) -> bool {
+    words.windows(2).any(|pair| pair[0] == "--pod" && pair[1] == manifest)
+}

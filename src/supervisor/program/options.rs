@@ -1,0 +1,102 @@
+//! Options of the processes that serve pods, which `podfs run`, `podfs node` and the supervisor's program have in common.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum, ValueHint};
+
+use crate::types::Quantity;
+use crate::volume::SubPathMode;
+
+/// Less is no limit, but a mistake: a server has to live long enough to serve something.
+const LEAST_MEMORY: u64 = 16 << 20;
+/// Where volumes appear, unless another place is given.
+pub(crate) const ROOT_DIRECTORY: &str = "/var/lib/podfs";
+/// Where the kubelet looks for FlexVolume drivers, and so does podfs.
+pub(crate) const FLEX_VOLUMES: &str = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec";
+/// State that a reboot may erase, likewise.
+pub(crate) const RUN_DIRECTORY: &str = "/run/podfs";
+
+/// The longest time for which old generations may be kept.
+const LONGEST_KEPT: Duration = Duration::from_secs(60);
+
+/// What servers may take.
+#[derive(Args)]
+pub(crate) struct MemoryOptions {
+    /// Most memory that the server process may take, as a Kubernetes quantity such as 256Mi; beyond it the kernel kills the
+    /// server, and podfs starts another one. Needs a cgroup of version 2 that is delegated to podfs (Delegate=yes of its unit).
+    #[arg(long, value_name = "QUANTITY", value_parser = memory)]
+    pub(crate) server_memory_max: Option<u64>,
+}
+
+/// Where drivers of other vendors are.
+#[derive(Args)]
+pub(crate) struct DriverOptions {
+    /// FlexVolume drivers are programs VENDOR~DRIVER/DRIVER in this directory. A driver may be installed at any time.
+    #[arg(long, value_name = "DIR", default_value = FLEX_VOLUMES, value_hint = ValueHint::DirPath)]
+    pub(crate) flexvolume_dir: PathBuf,
+}
+
+/// How volumes of files change.
+#[derive(Args)]
+pub(crate) struct GenerationOptions {
+    /// How many seconds a volume of files keeps the files before a change, so that a program which resolved ..data just
+    /// before the change still finds them: 0 to 60, fractions too. A volume keeps at most 64 old generations, and at most
+    /// 16 MiB of them besides the last one.
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    pub(crate) keep_old_generations: Duration,
+}
+
+/// What containers see that mount parts of volumes.
+#[derive(Args)]
+pub(crate) struct SubPathOptions {
+    /// What a container that mounts a key or a directory of a volume of files (subPath) sees after a change: the files of its
+    /// start (pinned), as with the kubelet, or those of each moment (live). The annotation podfs.io/sub-path.VOLUME of a pod
+    /// decides for one volume.
+    #[arg(long, value_name = "MODE", value_enum, default_value_t)]
+    pub(crate) sub_path: SubPath,
+}
+
+/// The values of `--sub-path`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SubPath {
+    #[default]
+    Pinned,
+    Live,
+}
+
+impl SubPath {
+    /// Its word on the command line.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            SubPath::Pinned => "pinned",
+            SubPath::Live => "live",
+        }
+    }
+}
+
+impl From<SubPath> for SubPathMode {
+    fn from(mode: SubPath) -> SubPathMode {
+        match mode {
+            SubPath::Pinned => SubPathMode::Pinned,
+            SubPath::Live => SubPathMode::Live,
+        }
+    }
+}
+
+/// A time for which something is kept.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let time = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    time.filter(|time| *time <= LONGEST_KEPT)
+        .ok_or_else(|| format!("{text:?} is no number of seconds between 0 and {}", LONGEST_KEPT.as_secs()))
+}
+
+/// A number of bytes that a process can live in.
+fn memory(text: &str) -> Result<u64, String> {
+    let bytes = Quantity::parse(text).map_err(|error| error.to_string())?.units();
+    match u64::try_from(bytes) {
+        Ok(bytes) if bytes >= LEAST_MEMORY => Ok(bytes),
+        Ok(_) => Err(format!("{text} is less than a server needs; give it at least {} Mi", LEAST_MEMORY >> 20)),
+        Err(_) => Err(format!("{text} is more than there is anywhere")),
+    }
+}
