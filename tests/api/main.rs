@@ -9,6 +9,7 @@ mod csi;
 #[path = "../common/csi_driver.rs"]
 #[allow(dead_code, reason = "each test program uses its part")]
 mod csi_driver;
+mod deployment;
 mod feed;
 #[path = "../cli/node/csi/kubelet.rs"]
 #[allow(dead_code)]
