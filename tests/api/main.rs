@@ -11,6 +11,7 @@ mod csi;
 #[allow(dead_code, reason = "each test program uses its part")]
 mod csi_driver;
 mod csi_nodes;
+mod deployment;
 mod feed;
 #[path = "../cli/node/csi/kubelet.rs"]
 #[allow(dead_code)]

@@ -1,9 +1,11 @@
 //! What there is to ask for: the resources, as paths and objects spell them.
 
+use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
 use k8s_openapi::api::core::v1::{
-    ConfigMap, Event, Node, PersistentVolume, PersistentVolumeClaim, Pod, Secret, ServiceAccount,
+    ConfigMap, Event, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, Secret, ServiceAccount,
 };
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, RoleBinding};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, VolumeAttachment};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -23,7 +25,7 @@ pub struct Resource {
 
 const CERTIFICATES: &str = "certificates.k8s.io";
 
-pub const RESOURCES: [Resource; 18] = [
+pub const RESOURCES: [Resource; 22] = [
     core("configmaps", "ConfigMap", true, &[]),
     core("secrets", "Secret", true, &[("type", "/type")]),
     core("pods", "Pod", true, &[("spec.nodeName", "/spec/nodeName"), ("status.phase", "/status/phase")]),
@@ -37,15 +39,24 @@ pub const RESOURCES: [Resource; 18] = [
     bundles("v1"),
     certificate_requests("v1beta1"),
     certificate_requests("v1"),
-    DEPLOYMENTS,
+    apps("deployments", "Deployment"),
+    apps("daemonsets", "DaemonSet"),
+    rbac("clusterroles", "ClusterRole", false),
+    rbac("clusterrolebindings", "ClusterRoleBinding", false),
+    rbac("rolebindings", "RoleBinding", true),
     storage("storageclasses", "StorageClass"),
     storage("csidrivers", "CSIDriver"),
     storage("csinodes", "CSINode"),
     storage("volumeattachments", "VolumeAttachment"),
 ];
 
-const DEPLOYMENTS: Resource =
-    Resource { group: "apps", version: "v1", plural: "deployments", kind: "Deployment", namespaced: true, fields: &[] };
+const fn apps(plural: &'static str, kind: &'static str) -> Resource {
+    Resource { group: "apps", version: "v1", plural, kind, namespaced: true, fields: &[] }
+}
+
+const fn rbac(plural: &'static str, kind: &'static str, namespaced: bool) -> Resource {
+    Resource { group: "rbac.authorization.k8s.io", version: "v1", plural, kind, namespaced, fields: &[] }
+}
 
 const fn storage(plural: &'static str, kind: &'static str) -> Resource {
     Resource { group: "storage.k8s.io", version: "v1", plural, kind, namespaced: false, fields: &[] }
@@ -116,6 +127,11 @@ impl Resource {
             "CSIDriver" => is::<CSIDriver>(object),
             "CSINode" => is::<CSINode>(object),
             "VolumeAttachment" => is::<VolumeAttachment>(object),
+            "DaemonSet" => is::<DaemonSet>(object),
+            "ClusterRole" => is::<ClusterRole>(object),
+            "ClusterRoleBinding" => is::<ClusterRoleBinding>(object),
+            "RoleBinding" => is::<RoleBinding>(object),
+            "Namespace" => is::<Namespace>(object),
             _ => {}
         }
     }

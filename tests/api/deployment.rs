@@ -1,0 +1,135 @@
+//! The objects of `packaging/kubernetes`, created in an API server: what their roles allow the daemon of the DaemonSet is what it
+//! asks for, and no more. `tests/cli/node/csi/deployment.rs` shows that the chart gives the same objects.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::api_server::{ApiServer, InitialEvents, Style, User};
+use crate::common::packages::top;
+use crate::kubelet::Kubelet;
+use crate::rig::NODE;
+
+/// What a user may do: verbs of resources.
+type Permissions = BTreeSet<(String, String)>;
+
+/// A cluster with the objects of the manifests, which were created in their order.
+fn cluster() -> ApiServer {
+    let text = fs::read_to_string(top().join("packaging/kubernetes/podfs.yaml")).expect("manifests");
+    let objects: Vec<Value> = serde_saphyr::from_multiple(&text).expect("YAML");
+    let server = ApiServer::start();
+    for object in objects {
+        let namespace = &object["metadata"]["namespace"];
+        let is_there = |name: &str| server.object("Namespace", "", name).is_some();
+        assert!(namespace.as_str().is_none_or(is_there), "the namespace comes before {object}");
+        server.put_value(object);
+    }
+    server
+}
+
+fn only(objects: Vec<Value>) -> Value {
+    let [only] = <[Value; 1]>::try_from(objects).expect("one object");
+    only
+}
+
+/// What a ClusterRole allows.
+fn allowed_by(server: &ApiServer, role: &str) -> Permissions {
+    let role = server.object("ClusterRole", "", role).unwrap_or_else(|| panic!("there is no ClusterRole {role}"));
+    let words = |list: &Value| -> Vec<String> {
+        list.as_array().expect("a list").iter().map(|word| word.as_str().expect("a word").to_owned()).collect()
+    };
+    let rules = role["rules"].as_array().expect("rules").iter();
+    rules
+        .flat_map(|rule| {
+            assert_eq!(rule["apiGroups"], json!([""]), "podfs reads objects of the core");
+            let verbs = words(&rule["verbs"]);
+            words(&rule["resources"])
+                .into_iter()
+                .flat_map(move |resource| verbs.clone().into_iter().map(move |verb| (verb, resource.clone())))
+        })
+        .collect()
+}
+
+/// The service account that the DaemonSet's pods act as.
+fn account(server: &ApiServer) -> User {
+    let set = only(server.objects("DaemonSet"));
+    let template = &set["spec"]["template"];
+    assert_eq!(set["spec"]["selector"]["matchLabels"], template["metadata"]["labels"], "a server refuses others");
+    let namespace = set["metadata"]["namespace"].as_str().expect("a namespace");
+    let name = template["spec"]["serviceAccountName"].as_str().expect("an account");
+    assert!(server.object("ServiceAccount", namespace, name).is_some(), "{namespace}/{name}");
+    User::new(&format!("system:serviceaccount:{namespace}:{name}"), "system:serviceaccounts")
+}
+
+/// Lets the account do what the bindings of the cluster say. Gives what that is.
+fn bind(server: &ApiServer, account: &User) -> Permissions {
+    let binding = only(server.objects("ClusterRoleBinding"));
+    let subject = &binding["subjects"][0];
+    let bound = format!(
+        "system:serviceaccount:{}:{}",
+        subject["namespace"].as_str().expect("a namespace"),
+        subject["name"].as_str().expect("a name")
+    );
+    assert_eq!(bound, account.name, "the binding is for the account of the DaemonSet");
+    let allowed = allowed_by(server, binding["roleRef"]["name"].as_str().expect("a role"));
+    permit(server, account, &allowed);
+    allowed
+}
+
+fn permit(server: &ApiServer, account: &User, allowed: &Permissions) {
+    allowed.iter().for_each(|(verb, resource)| server.permit(account, &[verb], resource));
+}
+
+#[test]
+fn the_roles_of_the_manifests_allow_what_the_daemon_asks_for_and_no_more() {
+    let server = cluster();
+    let account = account(&server);
+    let mut allowed = bind(&server, &account);
+    assert!(allowed.iter().all(|(_, resource)| resource != "secrets"), "no Secret, unless a namespace allows it");
+    // A namespace gives podfs its Secrets by a RoleBinding to this role.
+    let of_secrets = allowed_by(&server, "podfs-secrets");
+    server.put_value(json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+        "metadata": {"name": "podfs-secrets", "namespace": "default"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "podfs-secrets"},
+        "subjects": [{"kind": "ServiceAccount", "name": "podfs", "namespace": "podfs"}],
+    }));
+    permit(&server, &account, &of_secrets);
+    allowed.extend(of_secrets);
+    for (kind, data) in [("ConfigMap", json!({"key": "one"})), ("Secret", json!({"key": "b25l"}))] {
+        server.put_value(json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": "app"}, "data": data}));
+    }
+    server.put_value(json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "uid": "uid-web", "labels": {"app": "web"}},
+        "spec": {"nodeName": NODE, "containers": [{"name": "c", "image": "none"}]},
+    }));
+    let mut asked = Permissions::new();
+    // Servers that send what there is at the start of a watch need not be asked for lists; others are.
+    for initial in [InitialEvents::Sent, InitialEvents::Refused] {
+        server.initial_events(initial);
+        server.forget_requests();
+        let kubelet = Kubelet::new();
+        let mut command = kubelet.node.bare_command();
+        command.arg("--kubeconfig").arg(server.kubeconfig_of(&account, Style::Token)).args(["--node-name", NODE]);
+        command.arg("--csi").arg(kubelet.socket()).arg("--kubelet-root").arg(kubelet.root());
+        let daemon = kubelet.node.start_command(command);
+        let volumes = [
+            kubelet.volume("web", "config", &[("kind", "configMap"), ("name", "app")]),
+            kubelet.volume("web", "login", &[("kind", "secret"), ("name", "app")]),
+            kubelet.volume("web", "info", &[("kind", "downwardAPI"), ("items", "labels=metadata.labels")]),
+        ];
+        volumes.iter().for_each(|volume| kubelet.published(volume));
+        for (volume, file) in volumes.iter().zip(["key", "key", "labels"]) {
+            let text = fs::read_to_string(volume.target.join(file)).expect("a file");
+            assert!(["one", "app=\"web\""].contains(&text.as_str()), "{text}");
+        }
+        kubelet.end_pod("web", &volumes);
+        drop(daemon);
+        asked.extend(server.requests().into_iter().filter(|asked| asked.resource.is_some()).map(|asked| {
+            assert_eq!(asked.user, account.name);
+            (asked.verb, asked.plural)
+        }));
+    }
+    assert_eq!(asked, allowed, "what was asked for, and what the roles allow");
+}
