@@ -1,6 +1,6 @@
 //! The socket for agents, and the files of the run directory while the daemon runs: the daemon makes deleted ones again.
 //!
-//! 1. Every two seconds the daemon checks its lock, its socket, and the files of each pod.
+//! 1. Every five seconds the daemon checks its lock, its socket, and the files of each pod.
 //! 2. Without its lock, another daemon could start. The daemon takes the lock again; if another daemon has taken it meanwhile, this
 //!    one ends.
 //! 3. Then the daemon writes the checkpoints of pods, and closes its connections to supervisors whose own files are missing. These
@@ -18,8 +18,8 @@ use super::daemon::NodeError;
 use super::service::{self, DaemonError, DaemonLock};
 use super::supervisors::Supervisors;
 
-/// How often the daemon looks.
-const LOOK: Duration = Duration::from_secs(2);
+/// How often the daemon looks: a look is a few system calls for each pod.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// Serves agents, at a new socket after the one before was deleted.
 ///

@@ -1,11 +1,13 @@
 //! The program of supervisors: found, missing, and in the place of an earlier `podfs run`.
 
 use std::fs;
+use std::io::Write;
 use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 
 use super::lifecycle::pod;
+use crate::common::builds::Builds;
 use crate::common::node::Node;
 use crate::common::outcome::finish;
 use crate::common::{PODFS, PODFS_FUSE, PODFS_SUPERVISOR, config_map, eventually, wait_content};
@@ -61,4 +63,28 @@ fn the_command_line_with_which_an_earlier_daemon_started_a_supervisor_starts_the
     node.put("app.yaml", &config_map("app", &[("key", "two")]));
     wait_content(&config.join("key"), "two");
     assert_eq!(fs::read_to_string(scratch.join("file")).expect("a file"), "data");
+}
+
+#[test]
+fn a_supervisor_goes_on_as_the_podfs_supervisor_that_is_on_disk_now() {
+    let node = Node::new();
+    let mut builds = Builds::new(&node.fixture);
+    node.put("app.yaml", &config_map("app", &[("key", "one")]));
+    node.put("web.yaml", &pod("web", &[CONFIG, SCRATCH], &["config", "scratch"]));
+    let mut command = Command::new(builds.program());
+    command.arg("node").arg("--root-dir").arg(node.fixture.path("root")).arg("--run-dir").arg(node.fixture.path("run"));
+    command.arg("--manifests").arg(node.fixture.path("manifests"));
+    let _daemon = node.start_command(command);
+    node.expect(&["wait", "default/web"]);
+    let (config, scratch, supervisor) =
+        (node.path("web", "config"), node.path("web", "scratch"), node.supervisor("web"));
+    let mut open = fs::File::create(scratch.join("file")).expect("a file");
+    builds.upgrade(&node.fixture);
+    let program = fs::read_link(format!("/proc/{supervisor}/exe")).expect("the process stays");
+    assert_eq!(program, builds.program().with_file_name("podfs-supervisor"));
+    open.write_all(b"data").expect("the file is open still");
+    node.put("app.yaml", &config_map("app", &[("key", "two")]));
+    wait_content(&config.join("key"), "two");
+    eventually("the daemon has it again", || node.pod("web").is_some_and(|pod| pod["supervisor"].is_number()));
+    assert_eq!(node.supervisor("web"), supervisor);
 }

@@ -151,3 +151,62 @@ fn a_supervisor_that_follows_another_one_begins_with_the_labels_that_the_pod_has
         fs::read_to_string(node.fixture.path("run/node/pods/uid-web/pod.json")).is_ok_and(|text| text.contains("two"))
     });
 }
+
+#[test]
+fn a_supervisor_that_is_started_anew_by_the_next_daemon_shows_the_pod_as_it_is_described_now() {
+    let node = Node::new();
+    let labels = "{name: info, downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}}";
+    let with_label = |value: &str, volumes: &[&str], used: &[&str]| {
+        pod("web", volumes, used).replace("uid: uid-web}", &format!("uid: uid-web, labels: {{app: {value}}}}}"))
+    };
+    node.put("web.yaml", &with_label("one", &[labels], &["info"]));
+    let daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let (file, supervisor) = (node.path("web", "info").join("labels"), node.supervisor("web"));
+    wait_content(&file, "app=\"one\"");
+    daemon.signal(Signal::SIGKILL);
+    drop(daemon);
+    kill(supervisor, Signal::SIGKILL).expect("killed");
+    // The checkpoint has the label and the volume of before.
+    node.put("web.yaml", &with_label("two", &[labels, SCRATCH], &["info", "scratch"]));
+    let _daemon = node.start();
+    wait_content(&file, "app=\"two\"");
+    eventually("the new volume is known", || node.volume("web", "scratch").is_some());
+    node.expect(&["wait", "default/web"]);
+    fs::write(node.path("web", "scratch").join("file"), "data").expect("it is mounted");
+}
+
+#[test]
+fn a_persistent_volume_that_grows_while_its_pod_runs_has_its_new_size_in_the_state() {
+    let node = Node::new();
+    let source = node.fixture.path("source");
+    fs::create_dir(&source).expect("a directory");
+    node.put(
+        "claim.yaml",
+        "{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, uid: c-1}, spec: {volumeName: pv-1}, \
+         status: {phase: Bound}}",
+    );
+    let put_volume = |size: &str| {
+        let source = source.display();
+        node.put(
+            "volume.yaml",
+            &format!(
+                "{{apiVersion: v1, kind: PersistentVolume, metadata: {{name: pv-1}}, spec: {{accessModes: [ReadWriteOnce], \
+                 capacity: {{storage: {size}}}, claimRef: {{namespace: default, name: data, uid: c-1}}, \
+                 local: {{path: {source}}}}}}}"
+            ),
+        );
+    };
+    put_volume("1Gi");
+    node.put("web.yaml", &pod("web", &["{name: data, persistentVolumeClaim: {claimName: data}}"], &["data"]));
+    let _daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let (path, supervisor) = (node.path("web", "data"), node.supervisor("web"));
+    let size_is = |bytes: u64| node.volume("web", "data").is_some_and(|volume| volume["size"] == bytes);
+    eventually("its size is known", || size_is(1 << 30));
+    fs::write(path.join("file"), "data").expect("it is mounted");
+    put_volume("2Gi");
+    eventually("its new size is known", || size_is(2 << 30));
+    assert_eq!(node.supervisor("web"), supervisor);
+    assert_eq!(fs::read_to_string(path.join("file")).expect("it is mounted throughout"), "data");
+}
