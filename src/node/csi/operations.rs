@@ -335,15 +335,26 @@ impl Shared {
             Ok(Err(error)) => return Err(Status::internal(error.to_string())),
             Err(_) => return Err(Status::deadline_exceeded("the directory of the kubelet does not answer")),
         }
-        if self.known().remove(&target).is_some() {
+        let publication = self.known().remove(&target);
+        if let Some(publication) = publication {
             // Fails only while the daemon ends; the next one does not know the publication.
             let _ = self.changes.send(KubeletChange::Unpublished(target));
+            self.forgotten(&publication).await;
         }
         if let Some(readers) = &self.readers {
             let published: HashSet<PodUid> = self.known().values().map(Publication::uid).collect();
             readers.keep(|uid| published.contains(uid));
         }
         Ok(())
+    }
+
+    /// Waits until the manager does not want the volume any more. A publication that comes next must not find the volume of this
+    /// one in the manager's state.
+    async fn forgotten(&self, publication: &Publication) {
+        let mut states = self.node.follow();
+        let is_wanted = |state: &Arc<NodeState>| entry(state, publication).is_some();
+        // Fails only while the daemon ends. The manager never waits for anything.
+        let _ = timeout(FILE_SYSTEM, states.wait_for(|state| !is_wanted(state))).await;
     }
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<PathBuf, Publication>> {

@@ -386,6 +386,7 @@ impl Manager {
     }
 
     fn start(&mut self, operation: Operation) {
+        self.touch(&operation.id.pod);
         if operation.action == Action::Mount {
             self.wanted_since.entry(operation.id.clone()).or_insert_with(Instant::now);
         }

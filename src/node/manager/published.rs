@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use super::{Manager, picture};
 use crate::manifest::pod::PodUid;
-use crate::node::state::NodeState;
+use crate::node::reconciler::Action;
+use crate::node::state::{NodeState, VolumeMount};
+use crate::node::world::VolumeId;
 
 impl Manager {
     /// Publishes what has changed. What is published of a pod is made anew only if something of it was touched, so that an event of
@@ -22,6 +24,13 @@ impl Manager {
             let worlds = picture::Worlds { desired: &self.desired, actual: &self.actual, backings: &self.backings };
             let mut entry = picture::of_pod(&uid, known, worlds, pid, self.containers.of(&uid));
             self.complete(&uid, &mut entry);
+            // A volume that is wanted again while it is being unmounted is not there for its next user.
+            for volume in &mut entry.volumes {
+                let id = VolumeId { pod: uid.clone(), volume: volume.name.clone() };
+                if self.executor.runs(&id, Action::Unmount.name()) {
+                    volume.mount = VolumeMount::Uncertain;
+                }
+            }
             if pods.get(&uid).is_none_or(|published| **published != entry) {
                 pods.insert(uid, Arc::new(entry));
             }

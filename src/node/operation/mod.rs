@@ -128,6 +128,11 @@ impl Executor {
         self.0.retain(|id, known| known.is_running || id.pod != *pod);
     }
 
+    /// Whether this operation runs for the volume.
+    pub fn runs(&self, id: &VolumeId, name: &str) -> bool {
+        self.0.get(id).is_some_and(|known| known.is_running && known.name == name)
+    }
+
     /// The volumes for which an operation runs.
     pub fn running(&self) -> BTreeSet<VolumeId> {
         self.0.iter().filter(|(_, known)| known.is_running).map(|(id, _)| id.clone()).collect()

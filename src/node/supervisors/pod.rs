@@ -466,6 +466,7 @@ impl PodTask {
                 let status = self.status.iter_mut();
                 status.for_each(|status| status.volumes.retain(|volume| wanted.volumes.contains(&volume.name)));
                 self.told = Some(wanted);
+                self.waiting.up();
             }
             Err(reason) => {
                 self.is_held = true;

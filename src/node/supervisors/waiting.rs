@@ -93,6 +93,13 @@ impl Waiting {
         }
     }
 
+    /// Answers what waits for the supervisor alone.
+    pub(super) fn up(&mut self) {
+        for mount in self.mounts.extract_if(.., |mount| mount.volume.is_none()) {
+            let _ = mount.answer.send(Ok(()));
+        }
+    }
+
     /// Answers the mounts that have waited long enough: with the reason why their volumes wait.
     pub(super) fn expire(&mut self, status: Option<&PodStatus>) {
         let now = Instant::now();

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
 
+use nix::sys::signal::{Signal, kill};
 use podfs::csi::v1::NodePublishVolumeRequest;
 use tonic::Code;
 
@@ -104,6 +105,32 @@ fn one_call_for_a_volume_runs_at_a_time() {
     });
     assert_eq!(code.expect("published"), Code::Aborted);
     kubelet.end_pod("web", &[late]);
+}
+
+#[test]
+fn a_publish_waits_while_the_supervisor_still_unmounts_the_volume() {
+    let kubelet = kubelet();
+    let _daemon = kubelet.start();
+    let volume = kubelet.volume("web", "config", APP);
+    kubelet.published(&volume);
+    let supervisor = kubelet.node.supervisor("web");
+    kill(supervisor, Signal::SIGSTOP).expect("stopped");
+    let unpublished = kubelet.unpublish(&volume);
+    let again = kubelet.call(async |mut node| {
+        let request = volume.request.clone();
+        let publishing = tokio::spawn(async move { node.node_publish_volume(request).await });
+        let written = kubelet.node.fixture.path("run/node/csi");
+        while !std::fs::read_dir(&written).is_ok_and(|mut files| files.next().is_some()) {
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        }
+        let is_early = publishing.is_finished();
+        kill(supervisor, Signal::SIGCONT).expect("it goes on");
+        publishing.await.expect("it ends").map(|_| is_early)
+    });
+    assert_eq!(unpublished.map_err(|status| status.to_string()), Ok(()), "the target is gone at once");
+    assert!(!again.expect("published"), "the volume of before is not the new one");
+    assert_eq!(fs::read_to_string(volume.target.join("key")).expect("a file"), "value");
+    kubelet.end_pod("web", &[volume]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 mod container;
 mod image;
+mod storm;
 
 use std::fs;
 use std::io::{Write, stderr};

@@ -1,0 +1,196 @@
+//! The container of the DaemonSet, supervisors and servers are killed in a random order while volumes are read: no call fails.
+
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::container::DaemonContainer;
+use super::image::Image;
+use super::{node, published, put};
+use crate::common::kubelet::{KubeletCalls, Volume};
+use crate::common::{eventually, wait_content};
+use crate::installed::machine::{Init, Machine};
+
+/// Pods that stay while others come and go.
+const STAYING: [&str; 2] = ["stays-a", "stays-b"];
+/// For so many seconds things are killed (CONTRIBUTING.md).
+const SOAK: &str = "PODFS_DAEMONSET_SOAK";
+/// How long without it: each kind of strike comes at least once.
+const SHORT: Duration = Duration::from_secs(5);
+
+/// What is done to the node.
+#[derive(Clone, Copy, Debug)]
+enum Strike {
+    /// All in the container's cgroup is killed at once, as for lack of memory.
+    Container,
+    /// The container is asked to end, and one of the other image follows.
+    Upgrade,
+    /// The supervisor of a pod is killed.
+    Supervisor,
+    /// The server of a pod is killed.
+    Server,
+    /// The supervisor and the server of a pod are killed while there is no container.
+    AllOfPod,
+}
+
+const STRIKES: [Strike; 5] = [Strike::Container, Strike::Upgrade, Strike::Supervisor, Strike::Server, Strike::AllOfPod];
+
+/// A node in the storm.
+struct Storm<'a> {
+    machine: &'a Machine,
+    kubelet: &'a KubeletCalls,
+    images: &'a [Image; 2],
+    container: Option<DaemonContainer<'a>>,
+    /// How many containers there were.
+    containers: usize,
+}
+
+impl<'a> Storm<'a> {
+    fn new(machine: &'a Machine, kubelet: &'a KubeletCalls, images: &'a [Image; 2]) -> Storm<'a> {
+        let mut storm = Storm { machine, kubelet, images, container: None, containers: 0 };
+        storm.start(0);
+        storm
+    }
+
+    /// Starts a container of an image.
+    fn start(&mut self, image: usize) {
+        let name = format!("storm-{}", self.containers);
+        self.container = Some(DaemonContainer::start(self.machine, &name, &self.images[image]));
+        self.containers += 1;
+    }
+
+    fn container(&self) -> &DaemonContainer<'a> {
+        self.container.as_ref().expect("one runs")
+    }
+
+    /// The supervisor and the server of a pod, once it has both.
+    fn processes(&self, pod: &str) -> [i64; 2] {
+        let mut found = None;
+        eventually("the pod has its processes", || {
+            let said =
+                self.container().exec(&format!("podfs status --output json --run-dir=/run/podfs --pod uid-{pod}"));
+            let status: Value = serde_json::from_str(&said.out).unwrap_or_default();
+            let pid = |of: &str| status["pods"][0][of]["pid"].as_i64();
+            found = pid("supervisor").zip(pid("server"));
+            found.is_some()
+        });
+        found.map(|(supervisor, server)| [supervisor, server]).expect("it was seen")
+    }
+
+    fn strike(&mut self, strike: Strike, pod: &str) {
+        let kill = |pids: &[i64]| {
+            // One may have ended by itself: a server follows its supervisor when that fails.
+            pids.iter().for_each(|pid| drop(self.machine.run(&format!("kill -KILL {pid}"))));
+        };
+        let image = fastrand::usize(..2);
+        match strike {
+            Strike::Container => {
+                self.container.take().expect("one runs").kill();
+                self.start(image);
+            }
+            Strike::Upgrade => {
+                self.container.take().expect("one runs").delete();
+                self.start(image);
+            }
+            Strike::Supervisor | Strike::Server => {
+                let place = usize::from(matches!(strike, Strike::Server));
+                let before = self.processes(pod)[place];
+                kill(&[before]);
+                eventually("another process serves the pod", || self.processes(pod)[place] != before);
+            }
+            Strike::AllOfPod => {
+                let [supervisor, server] = self.processes(pod);
+                self.container.take().expect("one runs").kill();
+                kill(&[supervisor]);
+                self.start(image);
+                eventually("another supervisor serves the pod", || self.processes(pod)[0] != supervisor);
+                kill(&[server]);
+            }
+        }
+    }
+
+    /// Publishes a volume again, as a kubelet does all the time.
+    #[track_caller]
+    fn publish(&self, volume: &Volume) {
+        if let Err(status) = self.kubelet.publish(volume) {
+            panic!("{status:?}\n{}", self.container().log());
+        }
+    }
+}
+
+fn no_call_fails(test: &str, init: Init) {
+    let Some((machine, kubelet, images)) = node(test, init) else { return };
+    let time = env::var(SOAK).map_or(SHORT, |seconds| {
+        Duration::from_secs(seconds.parse().expect("PODFS_DAEMONSET_SOAK is a number of seconds"))
+    });
+    put(&machine, "v0");
+    let mut storm = Storm::new(&machine, &kubelet, images);
+    let staying = STAYING.map(|pod| published(&kubelet, storm.container(), pod));
+    let files: Vec<PathBuf> = staying.iter().map(|volume| volume.target.join("key")).collect();
+    let (stop, calls) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        let read = |file: &PathBuf| {
+            while !stop.load(Ordering::Relaxed) {
+                match fs::read_to_string(file) {
+                    Ok(text) if text.starts_with('v') => calls.fetch_add(1, Ordering::Relaxed),
+                    other => return Err(format!("{}: {other:?}", file.display())),
+                };
+                // Two readers that never pause take the machine's processors from those that are killed.
+                thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        };
+        let readers: Vec<_> = files.iter().map(|file| scope.spawn(move || read(file))).collect();
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let until = Instant::now() + time;
+            let mut order = STRIKES.to_vec();
+            fastrand::shuffle(&mut order);
+            for number in 0.. {
+                if number >= order.len() && Instant::now() >= until {
+                    break;
+                }
+                let strike = order.get(number).copied().unwrap_or_else(|| STRIKES[fastrand::usize(..STRIKES.len())]);
+                storm.strike(strike, STAYING[fastrand::usize(..STAYING.len())]);
+                let value = format!("v{}", number + 1);
+                put(&machine, &value);
+                let comes = published(&kubelet, storm.container(), "comes");
+                for file in files.iter().chain([&comes.target.join("key")]) {
+                    wait_content(file, &value);
+                }
+                staying.iter().for_each(|volume| storm.publish(volume));
+                kubelet.end_pod("comes", &[comes]);
+            }
+        }));
+        stop.store(true, Ordering::Relaxed);
+        for reader in readers {
+            let log = || storm.container.as_ref().map(DaemonContainer::log).unwrap_or_default();
+            assert_eq!(reader.join().expect("a reader ends"), Ok(()), "{}", log());
+        }
+        if let Err(panic) = outcome {
+            std::panic::resume_unwind(panic);
+        }
+    });
+    assert!(calls.load(Ordering::Relaxed) > 100, "the volumes were in use");
+    STAYING.iter().zip(&staying).for_each(|(pod, volume)| kubelet.end_pod(pod, std::slice::from_ref(volume)));
+    eventually("nothing of the pods is left", || {
+        machine.run("! grep -q -e fuse.podfs /proc/self/mountinfo && [ -z \"$(ls /run/podfs | grep uid-)\" ]").code
+            == Some(0)
+    });
+    storm.container.take().expect("one runs").delete();
+    machine.eventually("! grep -l '^podfs' /proc/[0-9]*/comm");
+}
+
+#[test]
+fn kills_of_the_container_supervisors_and_servers_fail_no_call_where_systemd_runs() {
+    no_call_fails("kills_of_the_container_supervisors_and_servers_fail_no_call_where_systemd_runs", Init::Systemd);
+}
+
+#[test]
+fn kills_of_the_container_supervisors_and_servers_fail_no_call_without_systemd() {
+    no_call_fails("kills_of_the_container_supervisors_and_servers_fail_no_call_without_systemd", Init::Nothing);
+}
