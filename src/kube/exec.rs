@@ -3,7 +3,7 @@
 //! program may ask the user there.
 
 use std::io;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -36,54 +36,96 @@ pub(crate) struct Issued {
 
 #[derive(Deserialize)]
 struct ExecCredential {
-    status: Option<Status>,
+    status: Option<CredentialStatus>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Status {
+struct CredentialStatus {
     token: Option<SecretString>,
     client_certificate_data: Option<String>,
     client_key_data: Option<SecretString>,
     expiration_timestamp: Option<Time>,
 }
 
+/// Why a program gave no credential.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ExecError {
+    /// The kubeconfig names no program.
+    #[error("the kubeconfig's exec has no command")]
+    NoCommand,
+    /// The program was started, or was to be.
+    #[error("the kubeconfig's program {program} {problem}")]
+    Program {
+        program: String,
+        #[source]
+        problem: ExecProblem,
+    },
+}
+
+/// What a program did wrong. The text quotes nothing of its output, because that may still be a credential.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ExecProblem {
+    #[error("asks a person, and podfs has no terminal to ask at; log in with that program first")]
+    NoTerminal,
+    #[error("cannot be started: {cause}{}", hint.as_deref().map(|hint| format!("; {}", hint.trim())).unwrap_or_default())]
+    Start {
+        #[source]
+        cause: io::Error,
+        /// How to install it, as the kubeconfig says.
+        hint: Option<String>,
+    },
+    #[error("did not end within {} s", .0.as_secs())]
+    Timeout(Duration),
+    #[error("cannot be read: {0}")]
+    Read(#[source] io::Error),
+    #[error("cannot be waited for: {0}")]
+    Wait(#[source] io::Error),
+    #[error("failed ({0}); what it says of that is above")]
+    Failed(ExitStatus),
+    #[error("did not write an ExecCredential in JSON")]
+    NoCredential,
+    #[error("wrote an ExecCredential without a status")]
+    NoStatus,
+    #[error("gave only one of clientCertificateData and clientKeyData")]
+    HalfCertificate,
+    #[error("gave neither a token nor a certificate")]
+    Nothing,
+}
+
 /// Runs the program and parses its output.
 ///
 /// # Errors
 /// One sentence that names the program.
-pub(crate) async fn issue(exec: &ExecConfig) -> Result<Issued, String> {
-    let program = exec.command.as_deref().filter(|command| !command.is_empty());
-    let program = program.ok_or("the kubeconfig's exec has no command")?;
-    let failed = |problem: &str| format!("the kubeconfig's program {program} {problem}");
-    let is_interactive = may_ask(exec).map_err(|problem| failed(&problem))?;
-    let patience = if is_interactive { TIMEOUT_OF_PERSON } else { TIMEOUT };
-    let output = timeout(patience, run(program, exec, is_interactive))
-        .await
-        .map_err(|_| failed(&format!("did not end within {} s", patience.as_secs())))?
-        .map_err(|problem| failed(&problem))?;
-    // The error quotes nothing of invalid output, because it may still be a credential.
-    let credential: ExecCredential =
-        serde_json::from_slice(&output).map_err(|_| failed("did not write an ExecCredential in JSON"))?;
-    let status = credential.status.ok_or_else(|| failed("wrote an ExecCredential without a status"))?;
+pub(crate) async fn issue(exec: &ExecConfig) -> Result<Issued, ExecError> {
+    let program = exec.command.as_deref().filter(|command| !command.is_empty()).ok_or(ExecError::NoCommand)?;
+    let issued = issue_by(program, exec).await;
+    issued.map_err(|problem| ExecError::Program { program: program.to_owned(), problem })
+}
+
+async fn issue_by(program: &str, exec: &ExecConfig) -> Result<Issued, ExecProblem> {
+    let is_interactive = may_ask(exec)?;
+    let limit = if is_interactive { TIMEOUT_OF_PERSON } else { TIMEOUT };
+    let output = timeout(limit, run(program, exec, is_interactive)).await;
+    let output = output.map_err(|_| ExecProblem::Timeout(limit))??;
+    let credential: ExecCredential = serde_json::from_slice(&output).map_err(|_| ExecProblem::NoCredential)?;
+    let status = credential.status.ok_or(ExecProblem::NoStatus)?;
     let certificate = match (status.client_certificate_data, status.client_key_data) {
         (Some(chain), Some(key)) => Some(Certificate { chain: chain.into_bytes(), key }),
         (None, None) => None,
-        _ => return Err(failed("gave only one of clientCertificateData and clientKeyData")),
+        _ => return Err(ExecProblem::HalfCertificate),
     };
     if status.token.is_none() && certificate.is_none() {
-        return Err(failed("gave neither a token nor a certificate"));
+        return Err(ExecProblem::Nothing);
     }
     let expires = status.expiration_timestamp.map(|time| SystemTime::from(time.0));
     Ok(Issued { token: status.token, certificate, expires })
 }
 
 /// Whether the program gets the terminal, to ask the user.
-fn may_ask(exec: &ExecConfig) -> Result<bool, String> {
+fn may_ask(exec: &ExecConfig) -> Result<bool, ExecProblem> {
     match (&exec.interactive_mode, has_terminal()) {
-        (Some(ExecInteractiveMode::Always), false) => {
-            Err("asks a person, and podfs has no terminal to ask at; log in with that program first".to_owned())
-        }
+        (Some(ExecInteractiveMode::Always), false) => Err(ExecProblem::NoTerminal),
         (Some(ExecInteractiveMode::Never), _) => Ok(false),
         (_, has_terminal) => Ok(has_terminal),
     }
@@ -94,7 +136,7 @@ fn has_terminal() -> bool {
     tcgetpgrp(io::stdin()).is_ok_and(|foreground| foreground == getpgrp())
 }
 
-async fn run(program: &str, exec: &ExecConfig, is_interactive: bool) -> Result<Vec<u8>, String> {
+async fn run(program: &str, exec: &ExecConfig, is_interactive: bool) -> Result<Vec<u8>, ExecProblem> {
     let version = exec.api_version.as_deref().unwrap_or("client.authentication.k8s.io/v1");
     let wanted = json!({ "apiVersion": version, "kind": "ExecCredential", "spec": { "interactive": is_interactive } });
     let mut command = Command::new(program);
@@ -110,13 +152,11 @@ async fn run(program: &str, exec: &ExecConfig, is_interactive: bool) -> Result<V
             command.env(name, value);
         }
     }
-    let mut child = command.spawn().map_err(|error| match &exec.install_hint {
-        Some(hint) => format!("cannot be started: {error}; {}", hint.trim()),
-        None => format!("cannot be started: {error}"),
-    })?;
+    let failed = |cause| ExecProblem::Start { cause, hint: exec.install_hint.clone() };
+    let mut child = command.spawn().map_err(failed)?;
     let mut output = Vec::new();
     let stdout = child.stdout.take().expect("its output is piped");
-    stdout.take(MAX_OUTPUT).read_to_end(&mut output).await.map_err(|error| format!("cannot be read: {error}"))?;
-    let status = child.wait().await.map_err(|error| format!("cannot be waited for: {error}"))?;
-    if status.success() { Ok(output) } else { Err(format!("failed ({status}); what it says of that is above")) }
+    stdout.take(MAX_OUTPUT).read_to_end(&mut output).await.map_err(ExecProblem::Read)?;
+    let status = child.wait().await.map_err(ExecProblem::Wait)?;
+    if status.success() { Ok(output) } else { Err(ExecProblem::Failed(status)) }
 }

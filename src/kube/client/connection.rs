@@ -40,7 +40,9 @@ impl Connection {
         };
         let issued = match (&settings.user.bearer, before) {
             (Some(Bearer::Program(_)), Some((Connection { issued: Some(issued), .. }, true))) => Some(issued.clone()),
-            (Some(Bearer::Program(program)), _) => Some(exec::issue(program).await.map_err(&failed)?),
+            (Some(Bearer::Program(program)), _) => {
+                Some(exec::issue(program).await.map_err(|error| failed(error.to_string()))?)
+            }
             _ => None,
         };
         let token = issued.as_ref().and_then(|issued| issued.token.as_ref());

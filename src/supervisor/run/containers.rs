@@ -7,6 +7,7 @@
 //! A shutdown ends errands as it ends other work: what is under way is awaited, and nothing new is begun.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -20,8 +21,8 @@ use super::work::{Done, Outcome};
 use crate::manifest::pod::Pod;
 use crate::mounts::hosts;
 use crate::mounts::{
-    ContainerMount, Environment, Features, Inputs, MountSource, MountedVolume, PlannedMount, PlannedSource,
-    Propagation, plan,
+    ContainerMount, Environment, Features, Inputs, MountSource, MountedVolume, MountsError, PlannedMount,
+    PlannedSource, Propagation, plan,
 };
 use crate::supervisor::control::{Answer, ContainerRequest, Errand, Task};
 use crate::supervisor::run_dir::container_files::{ContainerFileError, ContainerFiles};
@@ -89,6 +90,32 @@ enum HostsFile {
     OfNode(Arc<Pod>),
 }
 
+/// Why an errand is not done. The text is for the client.
+#[derive(Debug, thiserror::Error)]
+enum ErrandError {
+    #[error("a volume without its pod has no containers")]
+    NoPod,
+    #[error(
+        "{0:?} is no container: a container's name is at most 63 lower-case letters, digits and '-', with a letter or digit at \
+         both ends"
+    )]
+    NoContainer(String),
+    #[error(transparent)]
+    Mounts(#[from] MountsError),
+    #[error("volume {0:?} is not served")]
+    NotServed(String),
+    #[error("a part of a volume is not mounted")]
+    NoPart,
+    #[error("cannot read the node's {HOSTS}: {0}")]
+    Hosts(#[source] io::Error),
+    #[error("cannot read the mount table: {0}")]
+    MountTable(#[source] io::Error),
+    #[error(transparent)]
+    File(#[from] ContainerFileError),
+    #[error("the path {} is not UTF-8; choose a root directory whose path is", .0.display())]
+    NotUtf8(PathBuf),
+}
+
 /// Something for the supervisor's task.
 pub(super) enum News {
     /// A client asks for something.
@@ -150,7 +177,7 @@ impl Containers {
             let (site, mount_points) = (self.site.clone(), Arc::clone(&self.mount_points));
             self.filing.spawn_blocking(move || {
                 let answer = last_step.carry_out(&site, &mount_points, &sources);
-                Filed { errand, answer: answer.unwrap_or_else(Answer::Refused) }
+                Filed { errand, answer: answer.unwrap_or_else(|error| Answer::Refused(error.to_string())) }
             });
         }
         // What was begun for a client that has gone is done; what was not is not.
@@ -181,7 +208,7 @@ impl Supervisor {
                 let under_way = UnderWay { number, errand, waiting, busy, sources, refused, last_step };
                 self.containers.under_way.push(under_way);
             }
-            Err(reason) => errand.answer(Answer::Refused(reason)),
+            Err(error) => errand.answer(Answer::Refused(error.to_string())),
         }
     }
 
@@ -217,14 +244,14 @@ impl Supervisor {
         self.containers.finish_errands();
     }
 
-    fn plan(&self, request: &ContainerRequest) -> Result<(Vec<(usize, Part)>, LastStep), String> {
+    fn plan(&self, request: &ContainerRequest) -> Result<(Vec<(usize, Part)>, LastStep), ErrandError> {
         let ContainerRequest { container, environment, recursive_read_only, only_volumes } = request;
-        let pod = self.containers.pod.as_ref().ok_or("a volume without its pod has no containers")?;
+        let pod = self.containers.pod.as_ref().ok_or(ErrandError::NoPod)?;
         check_name(container)?;
         let features = Features { recursive_read_only: *recursive_read_only, selinux: Path::new(SELINUX).exists() };
         let volumes = self.mounted_volumes();
         let inputs = Inputs { pod, container, volumes: &volumes, environment, features };
-        let mut mounts = plan(inputs).map_err(|error| error.to_string())?;
+        let mut mounts = plan(inputs)?;
         mounts.retain(|mount| {
             !only_volumes || !matches!(mount.source, PlannedSource::Hosts | PlannedSource::TerminationLog)
         });
@@ -233,7 +260,7 @@ impl Supervisor {
             let PlannedSource::SubPath(path) = &mount.source else { continue };
             let place = self.volumes.iter().find(|(_, volume)| volume.name.as_str() == mount.name);
             let leader = place.map(|(place, _)| self.sharing.leader(*place));
-            let leader = leader.ok_or_else(|| format!("volume {:?} is not served", mount.name))?;
+            let leader = leader.ok_or_else(|| ErrandError::NotServed(mount.name.clone()))?;
             parts.entry(leader).or_default().push(SubPathRequest {
                 volume: mount.name.clone(),
                 container: container.clone(),
@@ -248,7 +275,7 @@ impl Supervisor {
         Ok((parts, LastStep::Prepare { container: container.clone(), mounts, hosts }))
     }
 
-    fn plan_release(&self, container: Option<&str>) -> Result<(Vec<(usize, Part)>, LastStep), String> {
+    fn plan_release(&self, container: Option<&str>) -> Result<(Vec<(usize, Part)>, LastStep), ErrandError> {
         container.map_or(Ok(()), check_name)?;
         let container = container.map(str::to_owned);
         let is_concerned = |volume: &Volume| {
@@ -294,14 +321,8 @@ fn mounted(report: &VolumeReport, is_empty_dir: bool) -> Result<MountedVolume, S
 }
 
 /// The name becomes a part of paths.
-fn check_name(container: &str) -> Result<(), String> {
-    if is_dns_label(container) {
-        return Ok(());
-    }
-    Err(format!(
-        "{container:?} is no container: a container's name is at most 63 lower-case letters, digits and '-', with a letter or \
-         digit at both ends"
-    ))
+fn check_name(container: &str) -> Result<(), ErrandError> {
+    if is_dns_label(container) { Ok(()) } else { Err(ErrandError::NoContainer(container.to_owned())) }
 }
 
 impl HostsFile {
@@ -313,12 +334,11 @@ impl HostsFile {
         HostsFile::OfPod(hosts::of_pod(&environment.pod_ips, host, domain, &pod.network.aliases))
     }
 
-    fn text(&self) -> Result<Vec<u8>, String> {
+    fn text(&self) -> Result<Vec<u8>, ErrandError> {
         match self {
             HostsFile::OfPod(text) => Ok(text.clone().into_bytes()),
             HostsFile::OfNode(pod) => {
-                let of_node =
-                    std::fs::read(HOSTS).map_err(|cause| format!("cannot read the node's {HOSTS}: {cause}"))?;
+                let of_node = std::fs::read(HOSTS).map_err(ErrandError::Hosts)?;
                 Ok(hosts::of_host_network(&of_node, &pod.network.aliases))
             }
         }
@@ -331,26 +351,22 @@ impl LastStep {
         site: &Site,
         mount_points: &Mutex<MountPoints>,
         sources: &BTreeMap<usize, PathBuf>,
-    ) -> Result<Answer, String> {
-        let pod = site.pod().ok_or("a volume without its pod has no containers")?;
+    ) -> Result<Answer, ErrandError> {
+        let pod = site.pod().ok_or(ErrandError::NoPod)?;
         let files = ContainerFiles { pod: &pod, mount_points };
         match self {
             LastStep::Release { container } => {
-                files.remove(container.as_deref()).map_err(|error| failed(&error))?;
+                files.remove(container.as_deref()).map_err(failed)?;
                 Ok(Answer::Released)
             }
             LastStep::Prepare { container, mounts: planned, hosts } => {
-                let table = mounts().map_err(|cause| format!("cannot read the mount table: {cause}"))?;
+                let table = mounts().map_err(ErrandError::MountTable)?;
                 let complete = |mount: PlannedMount| {
                     let source = match &mount.source {
                         PlannedSource::Volume(path) => path.clone(),
-                        PlannedSource::SubPath(_) => {
-                            sources.get(&mount.index).cloned().ok_or("a part of a volume is not mounted")?
-                        }
-                        PlannedSource::Hosts => files.write_hosts(&hosts.text()?).map_err(|error| failed(&error))?,
-                        PlannedSource::TerminationLog => {
-                            files.make_termination_log(&container).map_err(|error| failed(&error))?
-                        }
+                        PlannedSource::SubPath(_) => sources.get(&mount.index).cloned().ok_or(ErrandError::NoPart)?,
+                        PlannedSource::Hosts => files.write_hosts(&hosts.text()?).map_err(failed)?,
+                        PlannedSource::TerminationLog => files.make_termination_log(&container).map_err(failed)?,
                         PlannedSource::Device(device) => {
                             let device = MountSource::Device(device.clone());
                             return Ok(mount.with_source(device));
@@ -362,21 +378,21 @@ impl LastStep {
                     };
                     with_path(mount, source, &table)
                 };
-                Ok(Answer::Prepared(planned.into_iter().map(complete).collect::<Result<_, String>>()?))
+                Ok(Answer::Prepared(planned.into_iter().map(complete).collect::<Result<_, ErrandError>>()?))
             }
         }
     }
 }
 
-fn failed(error: &ContainerFileError) -> String {
+fn failed(error: ContainerFileError) -> ErrandError {
     error!("{error}");
-    error.to_string()
+    error.into()
 }
 
 /// The mount of a path of the host, with what is denied there.
-fn with_path(mount: PlannedMount, path: PathBuf, table: &[MountTableEntry]) -> Result<ContainerMount, String> {
+fn with_path(mount: PlannedMount, path: PathBuf, table: &[MountTableEntry]) -> Result<ContainerMount, ErrandError> {
     if path.to_str().is_none() {
-        return Err(format!("the path {} is not UTF-8; choose a root directory whose path is", path.display()));
+        return Err(ErrandError::NotUtf8(path));
     }
     // The directory above is no part of the volume.
     let real = path.parent().and_then(|parent| parent.canonicalize().ok()).zip(path.file_name());

@@ -1,6 +1,6 @@
 //! How much room there is in the volumes that show something of the host. statfs(2) on a source that does not answer blocks, as
-//! does a call of a driver that hangs. So each look has a thread of its own, which is left behind when it hangs; until it returns,
-//! podfs does not look at that volume again.
+//! does a call of a driver that hangs. So a few threads look. One that hangs is left behind; until it returns, podfs does not look
+//! at that volume again. A scrape starts at most [`MOST_THREADS`], whatever earlier ones have left behind.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,6 +11,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
+use std::vec::IntoIter;
 
 use podfs_fuse::client::Watch;
 use podfs_fuse::passthrough::Room;
@@ -22,6 +23,8 @@ use crate::driver::csi::{self, Amounts, Usage};
 
 /// How long all looks together may take. A client that asks for metrics waits two seconds.
 const TIMEOUT: Duration = Duration::from_secs(1);
+/// How many volumes podfs looks at at the same time.
+const MOST_THREADS: usize = 16;
 
 /// A volume to look at.
 pub(in crate::supervisor) struct Look {
@@ -57,35 +60,53 @@ pub(in crate::supervisor) struct Earlier {
 }
 
 /// Looks at all of these. What does not answer in time is left out.
-pub(in crate::supervisor) fn look(looks: Vec<Look>) -> HashMap<usize, Usage> {
-    let (found, findings) = channel();
-    for Look { place, name, home, at, earlier } in looks {
-        if earlier.is_hanging.swap(true, Ordering::AcqRel) {
-            continue;
-        }
-        let (found, is_hanging) = (found.clone(), Arc::clone(&earlier.is_hanging));
-        let look = move || {
-            let usage = home.and_then(|home| of_driver(&home)).map_or_else(|| at.usage(), |usage| Ok(Some(usage)));
-            if let Ok(Some(Usage { condition: Some(condition), .. })) = &usage {
-                earlier.compare(&name, condition);
+pub(in crate::supervisor) fn look(mut looks: Vec<Look>) -> HashMap<usize, Usage> {
+    let until = Instant::now() + TIMEOUT;
+    looks.retain(|look| !look.earlier.is_hanging.load(Ordering::Acquire));
+    let threads = looks.len().min(MOST_THREADS);
+    let (looks, (found, findings)) = (Arc::new(Mutex::new(looks.into_iter())), channel());
+    for _ in 0..threads {
+        let (looks, found) = (Arc::clone(&looks), found.clone());
+        let work = move || {
+            while let Some(look) = next(&looks, until) {
+                let place = look.place;
+                // The reader may have given up by then.
+                let _ = found.send((place, look.usage()));
             }
-            earlier.is_hanging.store(false, Ordering::Release);
-            // The reader may have given up by then.
-            let _ = found.send((place, usage));
         };
-        if thread::Builder::new().name("room".to_owned()).spawn(look).is_err() {
-            is_hanging.store(false, Ordering::Release);
-        }
+        // Without a single thread, all volumes count as ones that do not answer.
+        let _none = thread::Builder::new().name("room".to_owned()).spawn(work);
     }
     drop(found);
-    let until = Instant::now() + TIMEOUT;
     let mut usages = HashMap::new();
     while let Ok((place, usage)) = findings.recv_timeout(until.saturating_duration_since(Instant::now())) {
-        if let Ok(Some(usage)) = usage {
+        if let Some(usage) = usage {
             usages.insert(place, usage);
         }
     }
     usages
+}
+
+/// The next look that is still in time.
+fn next(looks: &Mutex<IntoIter<Look>>, until: Instant) -> Option<Look> {
+    let in_time = Instant::now() < until;
+    looks.lock().expect("no thread panics while it takes one").next().filter(|_| in_time)
+}
+
+impl Look {
+    /// What there is, unless another look at the volume has not come back yet.
+    fn usage(self) -> Option<Usage> {
+        let Look { name, home, at, earlier, .. } = self;
+        if earlier.is_hanging.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        let usage = home.and_then(|home| of_driver(&home)).map_or_else(|| at.usage(), |usage| Ok(Some(usage)));
+        if let Ok(Some(Usage { condition: Some(condition), .. })) = &usage {
+            earlier.compare(&name, condition);
+        }
+        earlier.is_hanging.store(false, Ordering::Release);
+        usage.ok().flatten()
+    }
 }
 
 /// What the driver of a volume counts, if it counts and answers.

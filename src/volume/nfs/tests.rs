@@ -10,7 +10,7 @@ fn parse(options: &str) -> NfsOptions {
 }
 
 fn refused(options: &str) -> String {
-    NfsOptions::parse([options]).expect_err(options)
+    NfsOptions::parse([options]).expect_err(options).to_string()
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn who_serves_is_chosen_by_what_is_asked_for() {
         assert_eq!(choose("nfsvers=3", None, has), Ok(Backend::User));
         assert_eq!(choose("podfs.backend=kernel", user, has), Ok(Backend::User), "the pod decides");
         for options in ["nfsvers=4.1", "sec=krb5", "xprtsec=tls"] {
-            let error = choose(options, user, has).expect_err(options);
+            let error = choose(options, user, has).expect_err(options).to_string();
             assert!(error.contains(options), "{error}");
         }
     }

@@ -3,9 +3,12 @@
 //! An option is honoured, has no effect for a stated reason, or is refused by its name. None makes a volume less secure
 //! or less durable than it asks for.
 
+mod error;
 mod parse;
 
 use std::time::Duration;
+
+pub use error::{BackendError, NfsOptionsError, OptionProblem};
 
 /// What the mount options of a volume come to. Without an option it is what Linux does, nfs(5).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -192,7 +195,7 @@ impl NfsOptions {
     ///
     /// # Errors
     /// The first option that podfs does not know or cannot honour, or two that contradict each other.
-    pub fn parse<'a>(options: impl IntoIterator<Item = &'a str>) -> Result<NfsOptions, String> {
+    pub fn parse<'a>(options: impl IntoIterator<Item = &'a str>) -> Result<NfsOptions, NfsOptionsError> {
         parse::parse(options)
     }
 
@@ -200,22 +203,14 @@ impl NfsOptions {
     ///
     /// # Errors
     /// When what the volume asks for is not to be had.
-    pub fn choose_backend(&self, wish: Option<Backend>, kernel_has_nfs: bool) -> Result<Backend, String> {
+    pub fn choose_backend(&self, wish: Option<Backend>, kernel_has_nfs: bool) -> Result<Backend, BackendError> {
         let needs_kernel = self.needs_kernel();
-        match wish.or(self.backend) {
-            Some(Backend::User) => match needs_kernel {
-                Some(what) => Err(format!("{what} needs the kernel's NFS client, and the volume asks for podfs's own; remove one of the two")),
-                None => Ok(Backend::User),
-            },
-            Some(Backend::Kernel) if !kernel_has_nfs => {
-                Err("the volume asks for the kernel's NFS client, and this kernel has none; load the module nfs, or let podfs choose".to_owned())
-            }
-            Some(Backend::Kernel) => Ok(Backend::Kernel),
-            None => match needs_kernel {
-                None => Ok(Backend::User),
-                Some(_) if kernel_has_nfs => Ok(Backend::Kernel),
-                Some(what) => Err(format!("{what} needs the kernel's NFS client, and this kernel has none; load the module nfs")),
-            },
+        match (wish.or(self.backend), needs_kernel) {
+            (Some(Backend::User), Some(option)) => Err(BackendError::NeedsOtherThanAskedFor { option }),
+            (Some(Backend::User) | None, None) => Ok(Backend::User),
+            (Some(Backend::Kernel), _) if !kernel_has_nfs => Err(BackendError::AskedForAbsent),
+            (None, Some(option)) if !kernel_has_nfs => Err(BackendError::NeedsAbsent { option }),
+            (Some(Backend::Kernel), _) | (None, Some(_)) => Ok(Backend::Kernel),
         }
     }
 

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{AttributeCache, Backend, Locks, LookupCache, NfsOptions, Recovery, Security, TransportSecurity, Version};
+use super::{
+    AttributeCache, Backend, Locks, LookupCache, NfsOptions, NfsOptionsError, OptionProblem, Recovery, Security,
+    TransportSecurity, Version,
+};
 
 /// Options of mount(8), and of no NFS client, that change nothing here: what they ask for is so anyway, or there is
 /// nothing that they could change.
@@ -89,7 +92,7 @@ fn meaning(word: &str) -> &str {
 }
 
 /// What the options come to.
-pub(super) fn parse<'a>(options: impl IntoIterator<Item = &'a str>) -> Result<NfsOptions, String> {
+pub(super) fn parse<'a>(options: impl IntoIterator<Item = &'a str>) -> Result<NfsOptions, NfsOptionsError> {
     let mut parser = Parser::default();
     let words = options.into_iter().flat_map(|option| option.split(','));
     for word in words.map(str::trim).filter(|word| !word.is_empty()) {
@@ -108,12 +111,13 @@ struct Parser {
 }
 
 impl Parser {
-    fn take(&mut self, word: &str) -> Result<(), String> {
+    fn take(&mut self, word: &str) -> Result<(), NfsOptionsError> {
         let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
         match self.said.get(topic(name)) {
             Some(earlier) if meaning(earlier) == meaning(word) => return Ok(()),
             Some(earlier) => {
-                return Err(format!("mount options {earlier:?} and {word:?} contradict each other; keep one of them"));
+                let (one, other) = (earlier.clone(), word.to_owned());
+                return Err(NfsOptionsError::Contradiction { one, other });
             }
             None => drop(self.said.insert(topic(name).to_owned(), word.to_owned())),
         }
@@ -121,7 +125,7 @@ impl Parser {
             None => self.flag(name),
             Some(value) => self.value(name, value),
         };
-        told.map_err(|problem| format!("mount option {word:?} {problem}"))?;
+        told.map_err(|problem| NfsOptionsError::Option { word: word.to_owned(), problem })?;
         let is_podfs = name.starts_with("podfs.") || ["ro", "nosuid", "nodev", "noexec", "context"].contains(&name);
         if !is_podfs && !is_of_mount(name) {
             self.options.words.push(word.to_owned());
@@ -129,7 +133,7 @@ impl Parser {
         Ok(())
     }
 
-    fn flag(&mut self, name: &str) -> Result<(), String> {
+    fn flag(&mut self, name: &str) -> Result<(), OptionProblem> {
         let options = &mut self.options;
         match name {
             "hard" => options.recovery = Recovery::Hard,
@@ -149,15 +153,15 @@ impl Parser {
             "nocto" => options.close_to_open = false,
             "rdirplus" => {}
             "nordirplus" => options.readdirplus = false,
-            "udp" | "rdma" => return Err("asks for another transport than TCP, which podfs does not speak".to_owned()),
+            "udp" | "rdma" => return Err(OptionProblem::Transport),
             "v3" | "v4" | "v4.0" | "v4.1" | "v4.2" => options.version = Some(version(&name[1..])?),
             name if OF_KERNEL.contains(&name) || is_of_mount(name) => {}
-            _ => return Err("is not known to podfs; remove it, or correct it".to_owned()),
+            _ => return Err(OptionProblem::Unknown),
         }
         Ok(())
     }
 
-    fn value(&mut self, name: &str, value: &str) -> Result<(), String> {
+    fn value(&mut self, name: &str, value: &str) -> Result<(), OptionProblem> {
         let options = &mut self.options;
         let cache = &mut options.attributes;
         match name {
@@ -165,10 +169,10 @@ impl Parser {
             "minorversion" => self.minor = Some(number(value, 0, 2)? as u8),
             "proto" | "mountproto" => match value {
                 "tcp" | "tcp6" => {}
-                _ => return Err("asks for another transport than TCP, which podfs does not speak".to_owned()),
+                _ => return Err(OptionProblem::Transport),
             },
             "mountvers" if value != "3" => {
-                return Err("is not served: NFS 3 goes with version 3 of the mount protocol".to_owned());
+                return Err(OptionProblem::MountVersion);
             }
             "port" => options.port = Some(port(value)?).filter(|port| *port != 0),
             "mountport" => options.mount_port = Some(port(value)?).filter(|port| *port != 0),
@@ -184,7 +188,7 @@ impl Parser {
                     "flock" => (true, false),
                     "posix" => (false, true),
                     "none" => (false, false),
-                    _ => return Err("must be all, flock, posix or none".to_owned()),
+                    _ => return Err(OptionProblem::Value("all, flock, posix or none")),
                 };
                 options.locks = Locks { local_flock: flock, local_posix: posix };
             }
@@ -201,19 +205,19 @@ impl Parser {
                     "all" => LookupCache::All,
                     "pos" | "positive" => LookupCache::Positive,
                     "none" => LookupCache::None,
-                    _ => return Err("must be all, positive or none".to_owned()),
+                    _ => return Err(OptionProblem::Value("all, positive or none")),
                 }
             }
             "rdirplus" => match value {
                 "none" => options.readdirplus = false,
                 "force" => {}
-                _ => return Err("must be none or force".to_owned()),
+                _ => return Err(OptionProblem::Value("none or force")),
             },
             "sec" => {
                 options.security = match value {
                     "sys" => Security::Sys,
                     "none" | "null" => Security::None,
-                    "" => return Err("names no flavour".to_owned()),
+                    "" => return Err(OptionProblem::NoFlavour),
                     flavors => Security::Flavors(flavors.to_owned()),
                 }
             }
@@ -222,26 +226,28 @@ impl Parser {
                     "none" => TransportSecurity::None,
                     "tls" => TransportSecurity::Tls,
                     "mtls" => TransportSecurity::MutualTls,
-                    _ => return Err("must be none, tls or mtls".to_owned()),
+                    _ => return Err(OptionProblem::Value("none, tls or mtls")),
                 }
             }
             "context" => options.selinux_context = Some(value.trim_matches('"').to_owned()),
-            "addr" => return Err("is podfs's own; name the server in the volume".to_owned()),
-            "podfs.backend" => options.backend = Backend::parse(value)?,
+            "addr" => return Err(OptionProblem::Address),
+            "podfs.backend" => {
+                options.backend = Backend::parse(value).map_err(|_| OptionProblem::Value("auto, kernel or user"))?
+            }
             name if VALUES_OF_KERNEL.contains(&name) || is_of_mount(name) => {}
-            _ => return Err("is not known to podfs; remove it, or correct it".to_owned()),
+            _ => return Err(OptionProblem::Unknown),
         }
         Ok(())
     }
 
-    fn finish(self) -> Result<NfsOptions, String> {
+    fn finish(self) -> Result<NfsOptions, NfsOptionsError> {
         let Parser { mut options, minor, no_attributes, said } = self;
         match (options.version, minor) {
             (Some(Version::V4(None)) | None, Some(minor)) => options.version = Some(Version::V4(Some(minor))),
             (Some(version), Some(minor)) if version != Version::V4(Some(minor)) => {
-                let of = |topic: &str| said.get(topic).map_or("", String::as_str);
+                let of = |topic: &str| said.get(topic).cloned().unwrap_or_default();
                 let (one, other) = (of("vers"), of("minorversion"));
-                return Err(format!("mount options {one:?} and {other:?} contradict each other; keep one of them"));
+                return Err(NfsOptionsError::Contradiction { one, other });
             }
             _ => {}
         }
@@ -261,32 +267,32 @@ fn is_of_mount(name: &str) -> bool {
     OF_MOUNT.contains(&name) || name == "comment" || name.starts_with("x-") || name.starts_with("X-")
 }
 
-fn version(value: &str) -> Result<Version, String> {
+fn version(value: &str) -> Result<Version, OptionProblem> {
     match value {
         "3" => Ok(Version::V3),
         "4" => Ok(Version::V4(None)),
         "4.0" => Ok(Version::V4(Some(0))),
         "4.1" => Ok(Version::V4(Some(1))),
         "4.2" => Ok(Version::V4(Some(2))),
-        _ => Err("asks for a version that podfs does not know; it knows 3, 4, 4.0, 4.1 and 4.2".to_owned()),
+        _ => Err(OptionProblem::Version),
     }
 }
 
-fn number(value: &str, least: u32, most: u32) -> Result<u32, String> {
+fn number(value: &str, least: u32, most: u32) -> Result<u32, OptionProblem> {
     let number = value.parse().ok().filter(|number| (least..=most).contains(number));
-    number.ok_or_else(|| format!("must be a number from {least} to {most}"))
+    number.ok_or(OptionProblem::Range { least, most })
 }
 
-fn port(value: &str) -> Result<u16, String> {
-    value.parse().map_err(|_| "must be a port, 0 to 65535".to_owned())
+fn port(value: &str) -> Result<u16, OptionProblem> {
+    value.parse().map_err(|_| OptionProblem::Value("a port, 0 to 65535"))
 }
 
-fn seconds(value: &str) -> Result<Duration, String> {
+fn seconds(value: &str) -> Result<Duration, OptionProblem> {
     Ok(Duration::from_secs(number(value, 0, 86_400)?.into()))
 }
 
 /// As Linux does: rounded down to 1 KiB, and neither too small nor too large.
-fn transfer(value: &str) -> Result<u32, String> {
+fn transfer(value: &str) -> Result<u32, OptionProblem> {
     let bytes = number(value, 1, u32::MAX)?;
     Ok((bytes & !1023).clamp(4096, 1 << 20))
 }
