@@ -8,6 +8,8 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::PODFS;
 
@@ -27,7 +29,11 @@ pub struct Packages {
 /// The packages of this tree.
 pub fn packages() -> &'static Packages {
     static PACKAGES: LazyLock<Packages> = LazyLock::new(|| match env::var_os("PODFS_TEST_PACKAGES") {
-        Some(directory) => Packages { published: true, ..Packages::within(Path::new(&directory)) },
+        Some(directory) => {
+            let directory = Path::new(&directory);
+            wait_until_complete(directory);
+            Packages { published: true, ..Packages::within(directory) }
+        }
         None => {
             let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("packages");
             build(
@@ -41,6 +47,16 @@ pub fn packages() -> &'static Packages {
         }
     });
     &PACKAGES
+}
+
+/// Waits for the packages that `tests/run` builds while the first tests run.
+fn wait_until_complete(directory: &Path) {
+    let until = Instant::now() + Duration::from_secs(30 * 60);
+    while !directory.join("complete").exists() {
+        assert!(!directory.join("failed").exists(), "packaging/build failed; tests/run prints its output at the end");
+        assert!(Instant::now() < until, "there are no packages in {}", directory.display());
+        thread::sleep(Duration::from_millis(500));
+    }
 }
 
 impl Packages {
