@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use crate::common::outcome::{Outcome, finish};
 use crate::common::*;
@@ -108,13 +109,84 @@ fn everything() -> Vec<String> {
 
 /// Asks on the control socket as the protocol says: the length of the message in four bytes, then JSON.
 fn ask(fixture: &Fixture, question: &Value) -> Value {
-    let text = question.to_string();
-    let mut stream = UnixStream::connect(fixture.run_files().join("control.sock")).expect("the supervisor listens");
-    let length = u32::try_from(text.len()).expect("short").to_ne_bytes();
-    stream.write_all(&[&length, text.as_bytes()].concat()).expect("it is read");
+    let mut stream = connect(fixture);
+    send(&mut stream, question);
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).expect("an answer");
     serde_json::from_slice(answer.get(4..).expect("a length")).expect("JSON")
+}
+
+fn connect(fixture: &Fixture) -> UnixStream {
+    let stream = UnixStream::connect(fixture.run_files().join("control.sock")).expect("the supervisor listens");
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
+    stream
+}
+
+fn send(stream: &mut UnixStream, question: &Value) {
+    let text = question.to_string();
+    let length = u32::try_from(text.len()).expect("short").to_ne_bytes();
+    stream.write_all(&[&length, text.as_bytes()].concat()).expect("it is read");
+}
+
+/// The next answer on a connection that stays; none when podfs has closed it.
+fn next(stream: &mut UnixStream) -> Option<Value> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length).ok()?;
+    let mut answer = vec![0; u32::from_ne_bytes(length) as usize];
+    stream.read_exact(&mut answer).expect("all of it");
+    Some(serde_json::from_slice(&answer).expect("JSON"))
+}
+
+#[test]
+fn an_agent_may_keep_its_connection_for_more_pushes() {
+    let mut pushed = Pushed::complete();
+    let push = |value: &str| {
+        let object: Value = serde_json::from_str(&config_map("app", &[("a", value)])).expect("JSON");
+        json!({"version": 1, "stays": true, "message": {"push": {"objects": [object]}}})
+    };
+    let mut agents: Vec<_> = (0..5).map(|_| connect(&pushed.fixture)).collect();
+    let taken = json!({"version": 1, "message": {"pushed": {"objects": 3, "tokens": 1}}});
+    for (number, agent) in agents.iter_mut().enumerate() {
+        send(agent, &push(&format!("first of {number}")));
+        assert_eq!(next(agent), Some(taken.clone()), "agent {number}");
+    }
+    assert_eq!(next(&mut agents[4]), None, "four keep their connections");
+    // Other questions are answered meanwhile, however long nothing is pushed.
+    for _ in 0..10 {
+        assert_eq!(ask(&pushed.fixture, &json!({"version": 1, "message": "status"}))["version"], 1);
+    }
+    // A message may come in parts, and two at once.
+    let text = push("in parts").to_string();
+    let message = [&u32::try_from(text.len()).expect("short").to_ne_bytes(), text.as_bytes()].concat();
+    let (begin, rest) = message.split_at(message.len() / 2);
+    agents[0].write_all(begin).expect("it is read");
+    send(&mut agents[1], &push("of another"));
+    assert_eq!(next(&mut agents[1]), Some(taken.clone()));
+    wait_content(&pushed.setting(), "of another");
+    agents[0].write_all(&[rest, &message].concat()).expect("it is read");
+    assert_eq!((next(&mut agents[0]), next(&mut agents[0])), (Some(taken.clone()), Some(taken)));
+    wait_content(&pushed.setting(), "in parts");
+    // What is wrong is refused, and the connection stays; what is no push ends it.
+    send(&mut agents[0], &json!({"version": 1, "message": {"push": {"objects": [{"kind": "Pod"}]}}}));
+    let refused = next(&mut agents[0]).expect("an answer");
+    assert!(refused["message"]["refused"].is_string(), "{refused}");
+    send(&mut agents[0], &push("after a refusal"));
+    assert!(next(&mut agents[0]).is_some());
+    wait_content(&pushed.setting(), "after a refusal");
+    send(&mut agents[0], &json!({"version": 1, "message": "status"}));
+    assert_eq!(next(&mut agents[0]), None);
+    // Its place is free again.
+    let mut agent = connect(&pushed.fixture);
+    eventually("another agent may stay", || {
+        agent = connect(&pushed.fixture);
+        send(&mut agent, &push("late"));
+        assert!(next(&mut agent).is_some());
+        send(&mut agent, &push("last"));
+        next(&mut agent).is_some()
+    });
+    wait_content(&pushed.setting(), "last");
+    assert!(pushed.running.stop().success());
+    pushed.fixture.assert_nothing_left();
 }
 
 #[test]

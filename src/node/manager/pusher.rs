@@ -15,7 +15,7 @@ use crate::manifest::pod::PodUid;
 use crate::node::backing::Backing;
 use crate::node::feed::PodObjects;
 use crate::node::pod::NodePod;
-use crate::node::supervisors::Supervisors;
+use crate::node::supervisors::{PushFailure, PushPath, Supervisors};
 
 /// How long to wait after a supervisor did not take a push.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -55,8 +55,9 @@ impl Pushers {
         let uid = pod.pod.identity.uid.clone();
         self.stop(&uid);
         let (described, descriptions) = watch::channel(pod.clone());
-        let (objects, supervisors, backings) = (self.objects.clone(), self.supervisors.clone(), self.backings.clone());
-        let task = tokio::spawn(push(uid.clone(), objects, supervisors, backings, descriptions));
+        let (objects, supervisor, backings) =
+            (self.objects.clone(), self.supervisors.push_path(&uid), self.backings.clone());
+        let task = tokio::spawn(push(uid.clone(), objects, supervisor, backings, descriptions));
         self.pushers.insert(uid, Pusher { task, described });
     }
 
@@ -71,7 +72,7 @@ impl Pushers {
 async fn push(
     uid: PodUid,
     objects: PodObjects,
-    supervisors: Supervisors,
+    mut supervisor: PushPath,
     backings: mpsc::UnboundedSender<Backings>,
     mut descriptions: watch::Receiver<NodePod>,
 ) {
@@ -86,10 +87,12 @@ async fn push(
                     // Fails only while the daemon ends.
                     let _ = backings.send((uid.clone(), found));
                 }
-                if let Err(reason) = supervisors.push(&uid, push).await {
+                if let Err(PushFailure { reason, is_replaced }) = supervisor.push(push).await {
                     debug!("pod {uid}: its supervisor does not take objects: {reason}");
                     objects.restart();
-                    tokio::time::sleep(PAUSE).await;
+                    if !is_replaced {
+                        tokio::time::sleep(PAUSE).await;
+                    }
                 }
             }
             Ok(()) = descriptions.changed() => {

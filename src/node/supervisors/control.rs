@@ -1,6 +1,6 @@
 //! Talking to the supervisor of a pod.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use super::blocking;
 use crate::source::{Push, Taken};
-use crate::supervisor::control::{self, Answer, AskError, Follower, Publish, Question, VolumeNames};
+use crate::supervisor::control::{self, Answer, AskError, Follower, Publish, PushConnection, Question, VolumeNames};
 use crate::supervisor::run_dir::claim::{CONTROL, LOCK, SERVER};
 use crate::supervisor::status::PodStatus;
 
@@ -59,14 +59,44 @@ pub(super) fn misses_files(directory: &Path) -> bool {
     [LOCK, CONTROL, SERVER].iter().any(|name| directory.join(name).symlink_metadata().is_err())
 }
 
-/// Gives objects to the supervisor of the pod with this run directory.
-///
-/// # Errors
-/// When it does not answer, or does not take them.
-pub(super) async fn push(directory: &Path, push: Push) -> Result<Taken, String> {
-    match ask(directory, Question::Push(push), BEGIN).await? {
-        Answer::Pushed(taken) => Ok(taken),
-        answer => Err(refusal(answer)),
+/// The way to push objects to the supervisor of a pod: one connection, which is made at the first push.
+pub struct PushPath {
+    directory: PathBuf,
+    connection: Option<PushConnection>,
+}
+
+/// Why a supervisor did not take objects.
+pub struct PushFailure {
+    /// In one sentence.
+    pub reason: String,
+    /// It had taken others on the same connection: it was replaced, and the next one may be there already.
+    pub is_replaced: bool,
+}
+
+impl PushPath {
+    /// To the supervisor of the pod with this run directory.
+    pub(super) fn new(directory: PathBuf) -> Self {
+        Self { directory, connection: None }
+    }
+
+    /// Gives objects to the supervisor.
+    ///
+    /// # Errors
+    /// When it does not answer, or does not take them.
+    pub async fn push(&mut self, push: Push) -> Result<Taken, PushFailure> {
+        let before = self.connection.take();
+        let was_connected = before.is_some();
+        let failure = |error: AskError| PushFailure {
+            is_replaced: was_connected && matches!(error, AskError::Silent { .. }),
+            reason: error.to_string(),
+        };
+        let mut connection = match before {
+            Some(connection) => connection,
+            None => PushConnection::open(&self.directory).await.map_err(failure)?,
+        };
+        let taken = connection.push(push, BEGIN).await.map_err(failure)?;
+        self.connection = Some(connection);
+        Ok(taken)
     }
 }
 

@@ -33,12 +33,12 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::spawn_blocking;
 
 use self::checkpoint::Checkpoints;
+pub use self::control::{PushFailure, PushPath};
 use self::launch::Launcher;
 use self::pod::{PodTask, Request};
 use super::pod::NodePod;
 use super::reconstruct::Reconstructed;
 use crate::manifest::pod::PodUid;
-use crate::source::{Push, Taken};
 use crate::supervisor::status::PodStatus;
 
 /// How many supervisors start at once: more of them are not ready sooner, and take memory at the same time.
@@ -222,12 +222,9 @@ impl Supervisors {
         self.ask(pod, Request::End).await
     }
 
-    /// Gives objects to the pod's supervisor.
-    ///
-    /// # Errors
-    /// When there is none, or it does not take them.
-    pub async fn push(&self, pod: &PodUid, push: Push) -> Result<Taken, String> {
-        control::push(&self.shared.settings.run_directory.join(pod.as_str()), push).await
+    /// The way to give objects to the pod's supervisor.
+    pub fn push_path(&self, pod: &PodUid) -> PushPath {
+        PushPath::new(self.shared.settings.run_directory.join(pod.as_str()))
     }
 
     /// Has the pod's supervisor refresh volumes, and mount those again that another process has unmounted.

@@ -102,7 +102,7 @@ pub fn ask_for_upgrade(directory: &Path, patience: Duration, mut started: impl F
     }
 }
 
-/// A question that was asked.
+/// A connection to a supervisor, on which it is asked.
 pub(super) struct Asked {
     pub(super) stream: UnixStream,
     /// The process that listens.
@@ -111,6 +111,13 @@ pub(super) struct Asked {
 
 impl Asked {
     pub(super) fn ask(directory: &Path, question: &Question, pipe: Option<BorrowedFd<'_>>) -> Result<Asked, AskError> {
+        let asked = Self::connect(directory)?;
+        put(&asked.stream, question, pipe).map_err(|cause| asked.silent(&cause, TIMEOUT))?;
+        Ok(asked)
+    }
+
+    /// Connects to a supervisor, that is root or this user.
+    pub(super) fn connect(directory: &Path) -> Result<Asked, AskError> {
         let path = directory.join(CONTROL);
         let stream = match call(directory, CONTROL) {
             Ok(stream) => stream,
@@ -123,9 +130,7 @@ impl Asked {
         if let Some(uid) = peer_user(&stream).filter(|uid| *uid != 0 && *uid != rustix::process::geteuid().as_raw()) {
             return Err(AskError::OtherUser { path, uid });
         }
-        let asked = Asked { pid: peer(&stream).unwrap_or_default(), stream };
-        put(&asked.stream, question, pipe).map_err(|cause| asked.silent(&cause, TIMEOUT))?;
-        Ok(asked)
+        Ok(Asked { pid: peer(&stream).unwrap_or_default(), stream })
     }
 
     /// The next answer.
@@ -134,7 +139,7 @@ impl Asked {
         // No time at all would mean that there is no limit.
         self.stream.set_read_timeout(Some(patience.max(Duration::from_millis(1)))).map_err(silent)?;
         let answer = receive_at_most::<Envelope<Value>>(&self.stream, LONGEST_ANSWER).map_err(silent)?;
-        let Some((Envelope { version, message }, _)) = answer else {
+        let Some((Envelope { version, message, .. }, _)) = answer else {
             let reason = "it closed the connection; it may be busy, try again".to_owned();
             return Err(AskError::Silent { pid: self.pid, reason });
         };

@@ -81,7 +81,7 @@ async fn tell(stream: net::UnixStream, store: StatusStore, _permit: OwnedSemapho
         let digest = status.digest();
         if told.replace(digest) != Some(digest) {
             let answer = Answer::Status(Box::new(status));
-            let frame = frame(&Envelope { version: PROTOCOL, message: &answer }).ok()?;
+            let frame = frame(&Envelope { version: PROTOCOL, message: &answer, stays: false }).ok()?;
             drop(answer);
             timeout(TIMEOUT, stream.write_all(&frame)).await.ok()?.ok()?;
             sleep(PAUSE.after(sent_in_burst)).await;

@@ -1,7 +1,8 @@
 //! The control socket: `control.sock` in the pod's run directory, on which commands and agents ask the supervisor.
 //!
-//! A connection is one question and its answer, or the answers to a program that follows the pod, framed as the messages to the
-//! server are ([`podfs_fuse::protocol`]), each in an `Envelope` with the version of this protocol.
+//! A connection is one question and its answer, the answers to a program that follows the pod, or the pushes of a program that
+//! keeps it. Messages are framed as those to the server are ([`podfs_fuse::protocol`]), each in an `Envelope` with the version of
+//! this protocol.
 //!
 //! | module | owns |
 //! |---|---|
@@ -10,13 +11,18 @@
 //! | `errand` | questions that take work on volumes, which the supervisor's task does |
 //! | `server` | answering, without the supervisor's task |
 //! | `follow`, `follower` | sending the status after each change, and receiving it |
+//! | `pushes`, `pusher` | taking pushes on a connection that stays, and pushing |
+//! | `frames` | the messages of a connection that stays |
 //! | `questions` | asking a server that may not answer |
 
 mod client;
 mod errand;
 mod follow;
 mod follower;
+mod frames;
 mod protocol;
+mod pusher;
+mod pushes;
 mod questions;
 mod server;
 
@@ -25,4 +31,5 @@ pub use client::{AskError, ask, ask_for_upgrade, ask_within, call, peer};
 pub(in crate::supervisor) use errand::{Errand, Task};
 pub use follower::{Follower, follow};
 pub use protocol::{Answer, ContainerRequest, LONGEST_PUSH, Publish, Question, Upgrade, VolumeNames};
+pub use pusher::PushConnection;
 pub(in crate::supervisor) use server::{Caller, Change, Control, Desks};

@@ -160,9 +160,12 @@ pub enum Upgrade {
 pub(super) struct Envelope<T> {
     pub(super) version: u32,
     pub(super) message: T,
+    /// A program that pushes pushes more on this connection. Other questions are alone on theirs.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) stays: bool,
 }
 
 /// Sends a question or an answer.
 pub(super) fn put(stream: &UnixStream, message: &impl Serialize, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    send(stream, &Envelope { version: PROTOCOL, message }, descriptor.as_slice())
+    send(stream, &Envelope { version: PROTOCOL, message, stays: false }, descriptor.as_slice())
 }

@@ -3,6 +3,7 @@
 //! 1. podfs listens only to processes of the user it runs as: by the mode of the socket, and by what the kernel says of the peer.
 //! 2. The supervisor's task takes no part. One thread accepts; each client has a thread of its own, which reads the status store.
 //! 3. A few clients are served at once. When others come, a client that is there longer than a question takes is disconnected.
+//!    Programs that follow the pod, or keep a connection to push objects, become tasks on the supervisor's runtime.
 //! 4. Only requests that change something go to the supervisor's task: an upgrade, one at a time, and changes of the volumes, a
 //!    few at a time, which the task answers itself; and errands, for whose end the client's thread waits a moment only.
 //! 5. `Questions` asks the server, and `capacity` the sources of the host, because either may not answer.
@@ -29,6 +30,7 @@ use super::follow::Followers;
 use super::protocol::{
     Answer, Envelope, LONGEST_PUSH, LONGEST_QUESTION, PROTOCOL, Publish, Question, TIMEOUT, Upgrade, VolumeNames, put,
 };
+use super::pushes::PushTasks;
 use super::questions::Questions;
 use crate::manifest::pod::Pod;
 use crate::manifest::{Document, ManifestError, Origin};
@@ -120,8 +122,8 @@ impl Control {
         inbox: Option<Inbox>,
         desks: Desks,
     ) -> io::Result<Control> {
-        let followers = Followers::new();
-        let desk = Arc::new(Desk { store, questions: Questions::default(), inbox, desks, followers });
+        let (followers, push_tasks) = (Followers::new(), PushTasks::new());
+        let desk = Arc::new(Desk { store, questions: Questions::default(), inbox, desks, followers, push_tasks });
         let listener = answer(directory, &desk)?;
         Ok(Control { listener, desk })
     }
@@ -174,6 +176,7 @@ struct Desk {
     inbox: Option<Inbox>,
     desks: Desks,
     followers: Followers,
+    push_tasks: PushTasks,
 }
 
 /// A client that is being answered. Its thread holds the stream, too, until it is done.
@@ -236,12 +239,15 @@ fn serve(stream: &UnixStream, desk: &Desk) -> io::Result<Attention> {
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
     let asked = receive_at_most::<Envelope<Value>>(stream, desk.longest_question())?;
-    let Some((Envelope { version, message }, mut descriptors)) = asked else { return Ok(Attention::Over) };
+    let Some((Envelope { version, message, stays }, mut descriptors)) = asked else { return Ok(Attention::Over) };
     let answer = match serde_json::from_value(message) {
         Ok(question) if version == PROTOCOL => match question {
             Question::Status => Answer::Status(Box::new(desk.store.status())),
             Question::Trace { volume } => desk.trace(&volume, descriptors.pop()),
-            Question::Push(push) => desk.push(push),
+            Question::Push(push) => match desk.push(push) {
+                taken @ Answer::Pushed(_) if stays => return desk.hand_over_pushes(stream, &taken),
+                answer => answer,
+            },
             Question::Metrics => Answer::Metrics(Box::new(metrics::read(&desk.store))),
             Question::PrepareContainer(request) => errand::ask(&desk.desks.errands, Task::Prepare(request)),
             Question::ReleaseContainer { container } => errand::ask(&desk.desks.errands, Task::Release(container)),
@@ -294,6 +300,13 @@ impl Desk {
             return Answer::Refused("the pod takes no objects; start its podfs run with --push".to_owned());
         };
         inbox.take(push).map_or_else(|error| Answer::Refused(error.to_string()), Answer::Pushed)
+    }
+
+    /// Answers a push, and takes the next ones on the same connection without this thread.
+    fn hand_over_pushes(&self, stream: &UnixStream, taken: &Answer) -> io::Result<Attention> {
+        put(stream, taken, None)?;
+        let stays = self.inbox.as_ref().map(|inbox| self.push_tasks.add(stream, inbox)).transpose()?;
+        Ok(if stays == Some(true) { Attention::HandedOver } else { Attention::Over })
     }
 
     fn trace(&self, volume: &str, pipe: Option<OwnedFd>) -> Answer {

@@ -201,8 +201,8 @@ impl Daemon {
     pub fn push(&self, objects: &[String]) {
         let objects = objects.iter().map(|object| serde_json::from_str(object).expect("JSON")).collect();
         let push = Push { objects, replace: true, ..Push::default() };
-        let pushed = self.block_on(self.supervisors.push(&self.uid, push));
-        pushed.expect("it is taken");
+        let pushed = self.block_on(self.supervisors.push_path(&self.uid).push(push));
+        pushed.unwrap_or_else(|failure| panic!("{}", failure.reason));
     }
 
     /// Adopts what is there.

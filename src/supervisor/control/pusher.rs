@@ -1,0 +1,78 @@
+//! Pushing objects to a supervisor, on one connection.
+
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use podfs_fuse::protocol::frame;
+use serde_json::Value;
+use tokio::io::AsyncWriteExt;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+use super::client::{AskError, Asked, understand};
+use super::frames::Frames;
+use super::protocol::{Answer, Envelope, LONGEST_ANSWER, PROTOCOL, Question};
+use crate::source::{Push, Taken};
+use crate::supervisor::run_dir::claim::CONTROL;
+
+/// A connection on which a supervisor takes objects.
+pub struct PushConnection {
+    frames: Frames,
+    path: PathBuf,
+    /// The supervisor.
+    pid: u32,
+}
+
+impl PushConnection {
+    /// Connects to the supervisor of the pod with this run directory.
+    ///
+    /// # Errors
+    /// When no supervisor listens.
+    pub async fn open(directory: &Path) -> Result<PushConnection, AskError> {
+        let (directory, path) = (directory.to_owned(), directory.join(CONTROL));
+        let connected = spawn_blocking(move || Asked::connect(&directory)).await;
+        let Asked { stream, pid } = connected.expect("a blocking thread that panics ends the process")?;
+        let frames = Frames::new(stream).map_err(|cause| AskError::Failed { path: path.clone(), cause })?;
+        Ok(PushConnection { frames, path, pid })
+    }
+
+    /// Gives objects to the supervisor. After an error, the connection is of no more use.
+    ///
+    /// # Errors
+    /// When the supervisor does not take them, does not answer within `limit`, or has closed the connection: an older podfs
+    /// closes it after one push, and an upgraded one begins with none.
+    pub async fn push(&mut self, push: Push, limit: Duration) -> Result<Taken, AskError> {
+        let pid = self.pid;
+        let silent = |reason: &str| AskError::Silent { pid, reason: reason.to_owned() };
+        let message = Question::Push(push);
+        let question = frame(&Envelope { version: PROTOCOL, message: &message, stays: true });
+        let question = question.map_err(|error| silent(&error.to_string()))?;
+        let answered = timeout(limit, async {
+            self.frames.stream.write_all(&question).await?;
+            self.frames.next(LONGEST_ANSWER).await
+        });
+        let answer = match answered.await {
+            Ok(Ok(Some(answer))) => answer,
+            Ok(Ok(None)) => return Err(silent("it closed the connection")),
+            Ok(Err(error)) => return Err(self.failure(error)),
+            Err(_) => return Err(silent("nothing came in time")),
+        };
+        let nonsense = |reason: String| AskError::Nonsense { pid, reason };
+        let Envelope { version, message, .. }: Envelope<Value> =
+            serde_json::from_slice(&answer).map_err(|error| nonsense(error.to_string()))?;
+        match understand(pid, version, message)? {
+            Answer::Pushed(taken) => Ok(taken),
+            Answer::Refused(reason) | Answer::Busy(reason) => Err(AskError::Refused { pid, reason }),
+            _ => Err(nonsense("it is an answer to another question".to_owned())),
+        }
+    }
+
+    fn failure(&self, cause: io::Error) -> AskError {
+        match cause.kind() {
+            ErrorKind::InvalidData => AskError::Nonsense { pid: self.pid, reason: cause.to_string() },
+            ErrorKind::BrokenPipe => AskError::Silent { pid: self.pid, reason: "it closed the connection".to_owned() },
+            _ => AskError::Failed { path: self.path.clone(), cause },
+        }
+    }
+}

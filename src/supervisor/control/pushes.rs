@@ -1,0 +1,62 @@
+//! Takes the pushes of a program that keeps its connection, as `podfs node` does.
+//!
+//! 1. Its first push comes as every question does. The others cost a small task on the supervisor's runtime: no connection, no
+//!    thread. A program that is connected is not among the few clients that are served at once.
+//! 2. The task parses a push, which takes milliseconds for a megabyte, and hands it to the inbox. It never waits for volumes.
+//! 3. A program that sends something else than pushes, or does not take the answer within two seconds, is disconnected.
+
+use std::io;
+use std::os::unix::net;
+use std::sync::Arc;
+
+use podfs_fuse::protocol::frame;
+use serde_json::Value;
+use tokio::io::AsyncWriteExt;
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use super::frames::Frames;
+use super::protocol::{Answer, Envelope, LONGEST_PUSH, PROTOCOL, Question, TIMEOUT};
+use crate::source::Inbox;
+
+/// Most programs that keep a connection.
+const MAX_PUSHERS: usize = 4;
+
+/// The programs that push.
+pub(super) struct PushTasks {
+    runtime: Handle,
+    free: Arc<Semaphore>,
+}
+
+impl PushTasks {
+    /// None yet. To be called on the supervisor's runtime.
+    pub(super) fn new() -> PushTasks {
+        PushTasks { runtime: Handle::current(), free: Arc::new(Semaphore::new(MAX_PUSHERS)) }
+    }
+
+    /// Takes more pushes from this connection. Gives whether there is room for another program.
+    ///
+    /// # Errors
+    /// When there are no descriptors left.
+    pub(super) fn add(&self, stream: &net::UnixStream, inbox: &Inbox) -> io::Result<bool> {
+        let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() else { return Ok(false) };
+        self.runtime.spawn(take_all(stream.try_clone()?, inbox.clone(), permit));
+        Ok(true)
+    }
+}
+
+async fn take_all(stream: net::UnixStream, inbox: Inbox, _permit: OwnedSemaphorePermit) -> Option<()> {
+    let mut frames = Frames::new(stream).ok()?;
+    loop {
+        let message = frames.next(LONGEST_PUSH).await.ok()??;
+        let Envelope { version: PROTOCOL, message, .. } = serde_json::from_slice::<Envelope<Value>>(&message).ok()?
+        else {
+            return None;
+        };
+        let Question::Push(push) = serde_json::from_value(message).ok()? else { return None };
+        let answer = inbox.take(push).map_or_else(|error| Answer::Refused(error.to_string()), Answer::Pushed);
+        let answer = frame(&Envelope { version: PROTOCOL, message: &answer, stays: false }).ok()?;
+        timeout(TIMEOUT, frames.stream.write_all(&answer)).await.ok()?.ok()?;
+    }
+}
