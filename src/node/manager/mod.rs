@@ -8,6 +8,7 @@
 //! | `containers` | whether containers of a container runtime have podfs's volumes or the kubelet's |
 //! | `events` | events of the pods of an API server |
 //! | `claims` | the status of claims whose volumes have grown |
+//! | `operations` | starting the reconciler's operations, and what follows from their ends |
 //! | `housekeeping` | the passes over directories of deleted pods |
 //! | [`recovery`] | pods that an earlier daemon left |
 //! | `without_volumes` | the supervisors of pods that want no volume |
@@ -23,6 +24,7 @@ mod claims;
 mod containers;
 mod events;
 mod housekeeping;
+mod operations;
 mod picture;
 pub mod pods;
 mod published;
@@ -34,7 +36,6 @@ mod without_volumes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
@@ -48,11 +49,10 @@ use super::operation::Executor;
 use super::orphans::Orphans;
 use super::plugin::Registry;
 use super::pod::PodOrigin;
-use super::reconciler::{Action, Operation, reconcile};
 use super::state::{NodeState, VolumeMount};
-use super::supervisors::{FailureKind, SupervisorReport, Supervisors};
+use super::supervisors::{SupervisorReport, Supervisors};
 use super::world::VolumeId;
-use super::world::actual::{ActualWorld, Outcome, Seen};
+use super::world::actual::{ActualWorld, Seen};
 use super::world::desired::{DesiredPod, DesiredWorld};
 use crate::manifest::pod::{Pod, PodUid};
 use crate::supervisor::status::{PodStatus, VolumeState, VolumeStatus};
@@ -60,14 +60,13 @@ use claims::Claims;
 use containers::Containers;
 use events::Events;
 use housekeeping::{HOUSEKEEPING, Housekeeping};
+use operations::Ended;
 use pods::Pods;
 use pusher::{Backings, Pushers};
 use recovery::Recovered;
 use unmounts::Unmounts;
 use without_volumes::WithoutVolumes;
 
-/// How long an operation waits for a volume. Its supervisor goes on with it, and says when it is mounted.
-const MOUNT: Duration = Duration::from_secs(10);
 /// Most commands that wait for their turn.
 const MAX_COMMANDS: usize = 256;
 
@@ -117,15 +116,6 @@ pub struct ManagerSettings {
     pub release_when_gone: bool,
     /// The pods of an earlier daemon whose checkpoints cannot be used.
     pub lost: BTreeSet<PodUid>,
-}
-
-/// The end of an operation.
-#[derive(Debug)]
-struct Ended {
-    operation: Operation,
-    started: Instant,
-    outcome: Outcome,
-    error: Option<String>,
 }
 
 impl Manager {
@@ -366,107 +356,6 @@ impl Manager {
         });
     }
 
-    /// Starts the operations of the reconciler, except those that have to pause.
-    fn start_operations(&mut self) {
-        let ready = self.pods.sources_ready();
-        let operations = reconcile(&self.desired, &self.actual, &self.executor.running(), ready);
-        for operation in operations {
-            if let Err(not_now) = self.executor.begin(&operation.id, operation.action.name()) {
-                debug!("{}: {not_now}", operation.id);
-                continue;
-            }
-            debug!("{}: {} begins", operation.id, operation.action.name());
-            self.start(operation);
-        }
-        self.serve_pods_without_volumes();
-        self.forget_ended_pods();
-        if ready {
-            self.retire_lost_pods();
-        }
-    }
-
-    fn start(&mut self, operation: Operation) {
-        self.touch(&operation.id.pod);
-        if operation.action == Action::Mount {
-            self.wanted_since.entry(operation.id.clone()).or_insert_with(Instant::now);
-        }
-        let (supervisors, ended) = (self.supervisors.clone(), self.ended.clone());
-        let pod = self.desired.pod(&operation.id.pod).map(|wanted| wanted.pod.clone());
-        let is_served = self.pids.contains_key(&operation.id.pod);
-        tokio::spawn(async move {
-            let started = Instant::now();
-            let VolumeId { pod: uid, volume } = &operation.id;
-            let done = match (operation.action, pod) {
-                // A remount of a volume whose supervisor is gone starts another one.
-                (Action::Remount, Some(_)) if is_served => {
-                    let failed = supervisors.remount(uid, vec![volume.clone()]).await;
-                    failed.map_err(|reason| (Outcome::Transient, reason))
-                }
-                (Action::Mount | Action::Remount, Some(pod)) => {
-                    let failed = supervisors.mount(&pod, volume, MOUNT).await;
-                    failed.map_err(|failure| (outcome(failure.kind), failure.reason))
-                }
-                (Action::Unmount, _) => {
-                    supervisors.unmount(uid, volume).await.map_err(|reason| (Outcome::Uncertain, reason))
-                }
-                (Action::Mount | Action::Remount, None) => Ok(()),
-            };
-            let (outcome, error) = match done {
-                Ok(()) => (Outcome::Done, None),
-                Err((outcome, reason)) => (outcome, Some(reason)),
-            };
-            // Fails only while the daemon ends.
-            let _ = ended.send(Ended { operation, started, outcome, error });
-        });
-    }
-
-    fn take_end(&mut self, Ended { operation, started, outcome, error }: Ended) {
-        let Operation { id, action } = operation;
-        self.touch(&id.pod);
-        if let Some(error) = &error {
-            warn!("{}", self.event(&id, action, error));
-        }
-        self.executor.end(&id, error.clone());
-        debug!("{id}: {} ends", action.name());
-        let plugin = self.plugin(&id);
-        self.recorder.operation(&plugin, action.name(), started, error.is_none());
-        match action {
-            Action::Unmount => {
-                self.wanted_since.remove(&id);
-                self.actual.unmounted(&id, outcome, error);
-            }
-            Action::Mount | Action::Remount => self.actual.mounted(&id, outcome, error),
-        }
-        self.count_mounted(&id);
-        self.forget_unmounted();
-    }
-
-    /// A wanted volume is mounted: counts how long that took.
-    fn count_mounted(&mut self, id: &VolumeId) {
-        let is_mounted = self.actual.volume(id).is_some_and(|volume| volume.mount == VolumeMount::Mounted);
-        if is_mounted && let Some(since) = self.wanted_since.remove(id) {
-            self.recorder.mounted(&self.plugin(id), since);
-        }
-    }
-
-    /// The plugin that serves the volume.
-    fn plugin(&self, id: &VolumeId) -> String {
-        let seen = self.actual.volume(id).and_then(|volume| volume.seen.plugin.clone());
-        let wanted = || self.desired.volume(id).map(|volume| volume.plugin.to_owned());
-        seen.or_else(wanted).unwrap_or_else(|| "unknown".to_owned())
-    }
-
-    /// What failed, in the kubelet's words (5.11).
-    fn event(&self, id: &VolumeId, action: Action, error: &str) -> String {
-        let operation = match action {
-            Action::Mount | Action::Remount => "MountVolume.SetUp",
-            Action::Unmount => "UnmountVolume.TearDown",
-        };
-        let pod = self.pods.get(&id.pod).map(|known| known.pod.pod.identity.to_string());
-        let pod = pod.unwrap_or_else(|| id.pod.to_string());
-        format!("pod {pod}: {operation} failed for volume {:?} : {error}", id.volume)
-    }
-
     /// Forgets pods that need no volumes and have none.
     fn forget_ended_pods(&mut self) {
         let idle = |uid: &PodUid| !self.actual.has_mounts(uid) && self.actual.of_pod(uid).next().is_none();
@@ -545,13 +434,5 @@ fn seen(volume: &VolumeStatus) -> Seen {
         plugin: plugin.map(|directory| directory.replace('~', "/")),
         group: volume.supplemental_group,
         read_only: volume.read_only,
-    }
-}
-
-fn outcome(kind: FailureKind) -> Outcome {
-    match kind {
-        FailureKind::Final => Outcome::Final,
-        FailureKind::Uncertain => Outcome::Uncertain,
-        FailureKind::Transient => Outcome::Transient,
     }
 }

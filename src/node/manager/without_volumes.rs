@@ -11,7 +11,8 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::{MOUNT, Manager};
+use super::Manager;
+use super::operations::MOUNT;
 use crate::manifest::pod::PodUid;
 use crate::node::operation::{FIRST_PAUSE, LONGEST_PAUSE};
 use crate::node::pod::{NodePod, PodOrigin};

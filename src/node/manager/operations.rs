@@ -1,0 +1,136 @@
+//! The operations of the manager: each runs on a task of its own, and its end comes back to the manager as an event.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+use super::Manager;
+use crate::node::reconciler::{Action, Operation, reconcile};
+use crate::node::state::VolumeMount;
+use crate::node::supervisors::FailureKind;
+use crate::node::world::VolumeId;
+use crate::node::world::actual::Outcome;
+
+/// How long an operation waits for a volume. Its supervisor goes on with it, and says when it is mounted.
+pub(super) const MOUNT: Duration = Duration::from_secs(10);
+
+/// The end of an operation.
+#[derive(Debug)]
+pub(super) struct Ended {
+    operation: Operation,
+    started: Instant,
+    outcome: Outcome,
+    error: Option<String>,
+}
+
+impl Manager {
+    /// Starts the operations of the reconciler, except those that have to pause.
+    pub(super) fn start_operations(&mut self) {
+        let ready = self.pods.sources_ready();
+        let operations = reconcile(&self.desired, &self.actual, &self.executor.running(), ready);
+        for operation in operations {
+            if let Err(not_now) = self.executor.begin(&operation.id, operation.action.name()) {
+                debug!("{}: {not_now}", operation.id);
+                continue;
+            }
+            debug!("{}: {} begins", operation.id, operation.action.name());
+            self.start(operation);
+        }
+        self.serve_pods_without_volumes();
+        self.forget_ended_pods();
+        if ready {
+            self.retire_lost_pods();
+        }
+    }
+
+    fn start(&mut self, operation: Operation) {
+        self.touch(&operation.id.pod);
+        if operation.action == Action::Mount {
+            self.wanted_since.entry(operation.id.clone()).or_insert_with(Instant::now);
+        }
+        let (supervisors, ended) = (self.supervisors.clone(), self.ended.clone());
+        let pod = self.desired.pod(&operation.id.pod).map(|wanted| wanted.pod.clone());
+        let is_served = self.pids.contains_key(&operation.id.pod);
+        tokio::spawn(async move {
+            let started = Instant::now();
+            let VolumeId { pod: uid, volume } = &operation.id;
+            let done = match (operation.action, pod) {
+                // A remount of a volume whose supervisor is gone starts another one.
+                (Action::Remount, Some(_)) if is_served => {
+                    let failed = supervisors.remount(uid, vec![volume.clone()]).await;
+                    failed.map_err(|reason| (Outcome::Transient, reason))
+                }
+                (Action::Mount | Action::Remount, Some(pod)) => {
+                    let failed = supervisors.mount(&pod, volume, MOUNT).await;
+                    failed.map_err(|failure| (outcome(failure.kind), failure.reason))
+                }
+                (Action::Unmount, _) => {
+                    supervisors.unmount(uid, volume).await.map_err(|reason| (Outcome::Uncertain, reason))
+                }
+                (Action::Mount | Action::Remount, None) => Ok(()),
+            };
+            let (outcome, error) = match done {
+                Ok(()) => (Outcome::Done, None),
+                Err((outcome, reason)) => (outcome, Some(reason)),
+            };
+            // Fails only while the daemon ends.
+            let _ = ended.send(Ended { operation, started, outcome, error });
+        });
+    }
+
+    pub(super) fn take_end(&mut self, Ended { operation, started, outcome, error }: Ended) {
+        let Operation { id, action } = operation;
+        self.touch(&id.pod);
+        if let Some(error) = &error {
+            warn!("{}", self.event(&id, action, error));
+        }
+        self.executor.end(&id, error.clone());
+        debug!("{id}: {} ends", action.name());
+        let plugin = self.plugin(&id);
+        self.recorder.operation(&plugin, action.name(), started, error.is_none());
+        match action {
+            Action::Unmount => {
+                self.wanted_since.remove(&id);
+                self.actual.unmounted(&id, outcome, error);
+            }
+            Action::Mount | Action::Remount => self.actual.mounted(&id, outcome, error),
+        }
+        self.count_mounted(&id);
+        self.forget_unmounted();
+    }
+
+    /// A wanted volume is mounted: counts how long that took.
+    pub(super) fn count_mounted(&mut self, id: &VolumeId) {
+        let is_mounted = self.actual.volume(id).is_some_and(|volume| volume.mount == VolumeMount::Mounted);
+        if is_mounted && let Some(since) = self.wanted_since.remove(id) {
+            self.recorder.mounted(&self.plugin(id), since);
+        }
+    }
+
+    /// The plugin that serves the volume.
+    pub(super) fn plugin(&self, id: &VolumeId) -> String {
+        let seen = self.actual.volume(id).and_then(|volume| volume.seen.plugin.clone());
+        let wanted = || self.desired.volume(id).map(|volume| volume.plugin.to_owned());
+        seen.or_else(wanted).unwrap_or_else(|| "unknown".to_owned())
+    }
+
+    /// What failed, in the kubelet's words (5.11).
+    fn event(&self, id: &VolumeId, action: Action, error: &str) -> String {
+        let operation = match action {
+            Action::Mount | Action::Remount => "MountVolume.SetUp",
+            Action::Unmount => "UnmountVolume.TearDown",
+        };
+        let pod = self.pods.get(&id.pod).map(|known| known.pod.pod.identity.to_string());
+        let pod = pod.unwrap_or_else(|| id.pod.to_string());
+        format!("pod {pod}: {operation} failed for volume {:?} : {error}", id.volume)
+    }
+}
+
+fn outcome(kind: FailureKind) -> Outcome {
+    match kind {
+        FailureKind::Final => Outcome::Final,
+        FailureKind::Uncertain => Outcome::Uncertain,
+        FailureKind::Transient => Outcome::Transient,
+    }
+}
