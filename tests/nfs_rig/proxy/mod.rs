@@ -13,11 +13,12 @@ mod pump;
 mod records;
 mod seen;
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::ports::Port;
 
@@ -143,8 +144,17 @@ impl Drop for Proxy {
     }
 }
 
+/// Listens at a reserved port. A process that another test starts has, until its exec, the listener that was closed just now.
 fn listen(at: SocketAddr) -> TcpListener {
-    let listener = TcpListener::bind(at).expect("a port that is ours");
+    let until = Instant::now() + Duration::from_secs(10);
+    let listener = loop {
+        match TcpListener::bind(at) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < until => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            bound => break bound.expect("a port that is ours"),
+        }
+    };
     listener.set_nonblocking(true).expect("a socket");
     listener
 }
