@@ -4,7 +4,7 @@ use std::io::{Write, stderr};
 use std::path::Path;
 use std::process::Command;
 
-use crate::common::{PODFS, PODFS_FUSE};
+use crate::common::{PODFS, PODFS_FUSE, PODFS_SUPERVISOR};
 use crate::installed::machine::{Init, Machine};
 use crate::installed::pods::nothing_is_served;
 
@@ -24,6 +24,7 @@ pub(super) fn machine(test: &str) -> Option<Machine> {
     machine.copy(Path::new(PODFS), "/usr/bin/podfs");
     machine.does("mkdir -p /usr/libexec/podfs");
     machine.copy(Path::new(PODFS_FUSE), "/usr/libexec/podfs/podfs-fuse");
+    machine.copy(Path::new(PODFS_SUPERVISOR), "/usr/libexec/podfs/podfs-supervisor");
     let copied = Command::new("cp").arg("-r").arg(EXAMPLES).arg(machine.path("/examples")).status();
     assert!(copied.expect("cp").success());
     machine.copy(Path::new("/usr/bin/jq"), "/usr/bin/jq");

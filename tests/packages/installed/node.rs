@@ -102,7 +102,7 @@ fn an_upgrade_of_the_package_moves_daemon_and_pods_while_volumes_are_used() {
         );
         assert_eq!(
             machine.does(&format!("readlink /proc/{}/exe", after.0)),
-            "/usr/bin/podfs",
+            "/usr/libexec/podfs/podfs-supervisor",
             "it is the program on disk"
         );
     }

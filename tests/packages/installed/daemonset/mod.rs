@@ -57,7 +57,7 @@ fn published(kubelet: &KubeletCalls, container: &DaemonContainer<'_>, pod: &str)
 
 /// The supervisor of a pod, as the machine numbers it.
 fn supervisor(machine: &Machine, pod: &str) -> String {
-    machine.does(&format!("grep -lz -x -e 'uid-{pod}' /proc/[0-9]*/cmdline | while read f; do tr '\\0' ' ' <$f | grep -q ' run ' && echo ${{f%/cmdline}}; done | head -n 1"))
+    machine.does(&format!("grep -lz -x -e 'uid-{pod}' /proc/[0-9]*/cmdline | while read f; do tr '\\0' ' ' <$f | grep -q '^[^ ]*podfs-supervisor ' && echo ${{f%/cmdline}}; done | head -n 1"))
 }
 
 fn volumes_survive_the_container(test: &str, init: Init) {
