@@ -17,6 +17,7 @@ use tempfile::TempDir;
 
 use serde_json::Value;
 
+use super::served::end_connection;
 use super::{ServerChild, TIMEOUT, start_server};
 
 /// A mounted passthrough volume.
@@ -35,6 +36,12 @@ pub struct Mounted {
 enum Source {
     Own(Arc<TempDir>),
     Other(PathBuf),
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        end_connection(self.visible.path());
+    }
 }
 
 impl Mounted {

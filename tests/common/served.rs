@@ -114,8 +114,14 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        let _ = umount2(self.visible.path(), MntFlags::MNT_DETACH);
+        end_connection(self.visible.path());
     }
+}
+
+/// Unmounts, and aborts the connection before its server is killed. A process that another test starts has all files of this
+/// process until its exec, which closes them: without a server, and with the device among these files, it would wait for ever.
+pub fn end_connection(mount: &Path) {
+    let _ = umount2(mount, MntFlags::MNT_FORCE | MntFlags::MNT_DETACH);
 }
 
 pub fn plain_root() -> Root {

@@ -197,8 +197,12 @@ impl GlobalMount {
 
     /// Makes the directories of the records. Gives `false` when the last user has removed one at this moment.
     fn make_records(&self) -> io::Result<bool> {
-        match DirBuilder::new().recursive(true).mode(0o750).create(self.records.join(USERS)) {
+        let users = self.records.join(USERS);
+        let is_blocked = || users.ancestors().any(|path| fs::metadata(path).is_ok_and(|found| !found.is_dir()));
+        match DirBuilder::new().recursive(true).mode(0o750).create(&users) {
             Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(false),
+            // It was there when it was to be made, and gone when it was looked at.
+            Err(cause) if cause.kind() == ErrorKind::AlreadyExists && !is_blocked() => Ok(false),
             made => made.map(|()| true),
         }
     }
