@@ -3,11 +3,11 @@
 //! | module | owns |
 //! |---|---|
 //! | `arguments` | the command line of the program |
-//! | [`find`] | where the programs of podfs are on disk |
-//! | [`options`] | options that `podfs run` and `podfs node` have, too |
-//! | [`machine`] | what the machine has to have; the runtime of a supervisor |
-//! | [`failure`] | how a program ends that could not do its work |
-//! | [`log`] | logging, to standard error |
+//! | `find` | where the programs of podfs are on disk |
+//! | `options` | options that `podfs run` and `podfs node` have, too |
+//! | `machine` | what the machine has to have; the runtime of a supervisor |
+//! | `failure` | how a program ends that could not do its work |
+//! | `log` | logging, to standard error |
 //!
 //! A node has one supervisor for each pod, and what a program relocates at its start is memory that no two processes share. So
 //! this program has only what such a supervisor needs: no client of the Kubernetes API, no commands, no server of gRPC. `podfs node`
