@@ -97,16 +97,15 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     let recorder = Recorder::default();
     let (supervisors, reports) = Supervisors::new(settings);
     found.iter().for_each(|found| supervisors.adopt(found));
-    let (mut found_pods, mut lost) = (Vec::new(), BTreeSet::new());
-    for found in found {
-        match recover(found, &recorder) {
-            Found::Pod(pod) => found_pods.push(pod),
+    let (mut recovered, mut lost) = (Vec::new(), BTreeSet::new());
+    for pod in found {
+        match recover(pod, &recorder) {
+            Found::Pod(pod) => recovered.push(pod),
             Found::Lost(uid) => drop(lost.insert(uid)),
             Found::Nothing => {}
         }
     }
-    let found = found_pods;
-    feed.earlier = found.iter().map(|found| found.pod.clone()).collect();
+    feed.earlier = recovered.iter().map(|found| found.pod.clone()).collect();
     let node = feed.node.clone();
     let csi = csi.map(|settings| Sockets::open(&settings).map(|sockets| (settings, sockets))).transpose()?;
     let plugin = match nri {
@@ -119,7 +118,7 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     let files = supervisors.clone();
     let orphans = Orphans::new(&run_directory, &root_directory);
     let (manager, handle) = Manager::new(
-        found,
+        recovered,
         ManagerSettings {
             sources,
             node: node.clone(),

@@ -89,7 +89,7 @@ fn cs_16_a_driver_that_registers_is_in_the_cluster_until_it_goes() {
     eventually("the driver has its entry", || cluster.drivers()[0]["name"] == DRIVER);
     assert_eq!(cluster.drivers(), json!([{"name": DRIVER, "nodeID": "worker-1", "topologyKeys": []}]));
     assert_eq!(cluster.metadata()["annotations"][NODE_IDS], json!({DRIVER: "worker-1"}).to_string());
-    eventually("the driver is told", || driver.answers() == [""]);
+    eventually("podfs tells the driver", || driver.answers() == [""]);
     driver.unregister(&cluster.node.fixture.path("root"));
     eventually("the driver has no entry", || cluster.drivers() == json!([]));
     eventually("nor a name for the node", || cluster.metadata()["annotations"][NODE_IDS].is_null());
@@ -149,7 +149,7 @@ fn cs_16_another_writer_of_the_objects_is_respected() {
     eventually("both drivers have entries", || cluster.drivers().as_array().is_some_and(|drivers| drivers.len() == 2));
     assert_eq!(cluster.drivers()[0]["name"], "other.io");
     assert!(cluster.server.count("patch", "csinodes") >= 3, "the annotation, a conflict, and the driver");
-    eventually("the driver is told of success alone", || driver.answers() == [""]);
+    eventually("podfs tells the driver of success alone", || driver.answers() == [""]);
     cluster.server.assert_conventions();
 }
 
@@ -163,7 +163,7 @@ fn cs_16_a_driver_that_fails_or_contradicts_the_node_is_told_why_and_asked_again
     driver.answer_info(info("i-1", "a", 24));
     driver.fail("NodeGetInfo", Fault::Fails(Code::Internal));
     let daemon = cluster.start();
-    eventually("the driver is told of both", || driver.answers().len() >= 2);
+    eventually("podfs tells the driver of both", || driver.answers().len() >= 2);
     let answers = driver.answers();
     assert!(answers[0].contains("NodeGetInfo failed (Internal): as the test says"), "{answers:?}");
     assert!(answers[1].starts_with("detected topology value collision: "), "{answers:?}");
@@ -183,7 +183,7 @@ fn cs_16_a_driver_waits_for_a_server_that_is_away_and_leaves_while_it_is() {
     eventually("the driver was asked", || driver.count("NodeGetInfo") == 1);
     assert_eq!(driver.answers(), Vec::<String>::new());
     cluster.server.connections(Order::Serve);
-    eventually("the driver is told", || driver.answers() == [""]);
+    eventually("podfs tells the driver", || driver.answers() == [""]);
     cluster.server.connections(Order::Refuse);
     driver.unregister(&cluster.node.fixture.path("root"));
     cluster.server.connections(Order::Serve);

@@ -69,7 +69,7 @@ pub struct PushPath {
 pub struct PushFailure {
     /// In one sentence.
     pub reason: String,
-    /// It had taken others on the same connection: it was replaced, and the next one may be there already.
+    /// It had taken others on the same connection, which leads nowhere any more: another supervisor may be there already.
     pub is_replaced: bool,
 }
 

@@ -71,7 +71,9 @@ impl PushConnection {
     fn failure(&self, cause: io::Error) -> AskError {
         match cause.kind() {
             ErrorKind::InvalidData => AskError::Nonsense { pid: self.pid, reason: cause.to_string() },
-            ErrorKind::BrokenPipe => AskError::Silent { pid: self.pid, reason: "it closed the connection".to_owned() },
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
+                AskError::Silent { pid: self.pid, reason: "it closed the connection".to_owned() }
+            }
             _ => AskError::Failed { path: self.path.clone(), cause },
         }
     }

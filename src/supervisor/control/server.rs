@@ -231,7 +231,7 @@ fn is_of_this_user(stream: &UnixStream) -> bool {
 enum Attention {
     /// It has.
     Over,
-    /// The supervisor's task answers it.
+    /// The supervisor's task answers it, or a task of its own.
     HandedOver,
 }
 

@@ -17,7 +17,7 @@ use super::passthrough::empty_dir::EmptyDirSource;
 use super::passthrough::flex::FlexSource;
 use super::passthrough::host_path::HostPathSource;
 use super::passthrough::nfs::NfsSource;
-use super::passthrough::{PassthroughSource, PassthroughVolume};
+use super::passthrough::{Common, MountPlan, PassthroughSource, PassthroughVolume};
 use super::projected::ProjectedVolume;
 use super::{PodEnd, Setting, Shown, Trouble};
 use crate::manifest::PodView;
@@ -124,12 +124,7 @@ fn passthrough(source: impl PassthroughSource + 'static, setting: Setting) -> Bo
 struct UnsupportedSource;
 
 impl PassthroughSource for UnsupportedSource {
-    fn find(
-        &mut self,
-        _: &mut super::passthrough::Common,
-        spec: &Volume,
-        _: &PodView,
-    ) -> Result<super::passthrough::MountPlan, Trouble> {
+    fn find(&mut self, _: &mut Common, spec: &Volume, _: &PodView) -> Result<MountPlan, Trouble> {
         Err(Trouble::Manifests(spec.unsupported_reason().unwrap_or_default()))
     }
 }
