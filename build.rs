@@ -1,5 +1,7 @@
-//! Makes the messages and services of gRPC from the files below `proto/`. protox reads them, so no protoc is needed.
+//! Makes the messages and services of gRPC from the files below `proto/`. protox reads them, so no protoc is needed. Links the
+//! programs of which each pod has a process at fixed addresses.
 
+use std::env;
 use std::error::Error;
 
 /// The files, below `proto/`.
@@ -22,9 +24,22 @@ const SECRET: [&str; 7] = [
     "ttrpc.Response",
 ];
 
+/// The programs of which each pod has a process.
+const PROGRAMS_OF_PODS: [&str; 2] = ["podfs-supervisor", "podfs-fuse"];
+
 fn main() -> Result<(), Box<dyn Error>> {
+    link_at_fixed_addresses();
     println!("cargo::rerun-if-changed=proto");
     let described = protox::compile(FILES, ["proto"])?;
     tonic_prost_build::configure().skip_debug(SECRET).compile_fds(described)?;
     Ok(())
+}
+
+/// A program that is loaded anywhere relocates its pointers when it starts, and no two processes share those pages: 490 KiB in each
+/// supervisor, 100 KiB in each server. Linked at fixed addresses, all processes share them. Heap, stacks and libraries stay at
+/// random addresses; `podfs` itself stays wholly so. See `docs/design/processes.md`.
+fn link_at_fixed_addresses() {
+    if env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|environment| environment == "gnu") {
+        PROGRAMS_OF_PODS.iter().for_each(|program| println!("cargo::rustc-link-arg-bin={program}=-no-pie"));
+    }
 }

@@ -45,14 +45,19 @@ impl Pod {
     fn start() -> Pod {
         let whole = (0..5).map(|i| format!("\n    - {{name: v{i}, mountPath: /whole/{i}}}"));
         let parts = (0..5).map(|i| format!("\n    - {{name: v{i}, mountPath: /part/{i}, subPath: key}}"));
-        let volumes = (0..5).map(|i| format!("\n  - {{name: v{i}, configMap: {{name: app}}}}"));
+        let volume = |i: usize| {
+            let object = if i == 0 { "live" } else { "app" };
+            format!("\n  - {{name: v{i}, configMap: {{name: {object}}}}}")
+        };
         let fixture = Fixture::new(&format!(
             "apiVersion: v1\nkind: Pod\nmetadata: {{name: web, uid: {UID}, annotations: {{podfs.io/sub-path.v0: live}}}}\n\
              spec:\n  containers:\n  - name: web\n    volumeMounts:{}\n  volumes:{}\n",
             whole.chain(parts).collect::<String>(),
-            volumes.collect::<String>()
+            (0..5).map(volume).collect::<String>()
         ));
-        fixture.write("objects/app.json", &config_map("app", &[("key", &content(0))]));
+        for object in ["live", "app"] {
+            fixture.write(&format!("objects/{object}.json"), &config_map(object, &[("key", &content(0))]));
+        }
         let running = fixture.run();
         Pod { _running: running, fixture }
     }
@@ -121,7 +126,7 @@ impl Pod {
         for serial in 1..=ROUNDS {
             let expected = content(serial);
             let began = Instant::now();
-            self.fixture.write("objects/app.json", &config_map("app", &[("key", &expected)]));
+            self.fixture.write("objects/live.json", &config_map("live", &[("key", &expected)]));
             loop {
                 inotify.read_events().expect("events");
                 let mut bytes = vec![0; LENGTH];

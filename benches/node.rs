@@ -9,6 +9,7 @@ mod api_server;
 #[path = "../tests/common/mod.rs"]
 mod common;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -141,8 +142,17 @@ impl Node {
     }
 
     fn report_memory(&self, daemon: Pid) {
-        let all: u64 = self.fixture.processes().into_iter().map(pss).sum();
+        let mut by_name: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+        for process in self.fixture.processes() {
+            let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+            by_name.entry(name.trim().to_owned()).or_default().push(pss(process));
+        }
+        let all: u64 = by_name.values().flatten().sum();
         println!("PSS of all processes {:.1} MiB, of the daemon {:.1} MiB", mib(all), mib(pss(daemon)));
+        for (name, shares) in by_name {
+            let count = shares.len() as u64;
+            println!("  {count} {name}: {} KiB each", shares.iter().sum::<u64>() / count);
+        }
     }
 
     fn report_idle(&self) {

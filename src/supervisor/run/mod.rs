@@ -67,7 +67,7 @@ use work::{Done, Turn};
 /// After a signal to stop: how long work under way may take, and how long the server may take to end.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long after the start of a pod the memory is given back that it took.
+/// How long after the last work the supervisor gives back the memory that it took.
 const TIDY: Duration = Duration::from_secs(1);
 
 /// Serves the volumes until a signal ends the process.
@@ -148,7 +148,6 @@ impl Supervisor {
         self.report.started();
         self.allow_all_volumes().await;
         let mut heartbeat = Heartbeat::of_unit();
-        // What it took to start is not needed any more.
         let mut tidy_at = Some(Instant::now() + TIDY);
         loop {
             self.start_errands();
@@ -168,7 +167,10 @@ impl Supervisor {
                     }
                 }
                 snapshot = self.source.changed() => self.take_snapshot(snapshot),
-                Some(done) = self.working.join_next() => self.finish_work(done)?,
+                Some(done) = self.working.join_next() => {
+                    self.finish_work(done)?;
+                    tidy_at = Some(Instant::now() + TIDY);
+                }
                 news = self.containers.next() => self.take_news(news),
                 Some(taken_away) = self.leaving.join_next() => self.finish_leaving(taken_away),
                 Some((change, caller)) = self.changes.recv() => self.change(change, caller).await,

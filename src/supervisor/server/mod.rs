@@ -4,6 +4,7 @@
 //! says why nothing is lost). A server that dies without having answered a request is started again after a pause, which grows;
 //! the mounts are never given up.
 
+mod alarm;
 mod call;
 mod fusectl;
 mod keeper;

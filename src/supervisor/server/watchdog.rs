@@ -22,9 +22,9 @@ use std::time::{Duration, Instant};
 
 use podfs_fuse::client::{Doing, ServerClient};
 use tokio::task::{JoinHandle, spawn_blocking};
-use tokio::time::sleep_until;
 use tracing::warn;
 
+use super::alarm::Alarm;
 use super::call::{Call, call};
 use super::{fusectl, unkillable};
 
@@ -41,8 +41,8 @@ const ANSWER: Duration = Duration::from_secs(2);
 
 /// The watchdog's looks at the server, one after another.
 pub(super) enum Rounds {
-    /// Until the next one is due.
-    Resting { watchdog: Watchdog, until: Instant },
+    /// Until the next one is due. The alarm is set when the supervisor first waits for it.
+    Resting { watchdog: Watchdog, until: Instant, alarm: Option<Alarm> },
     /// A look takes as long as the server takes to answer.
     Looking(JoinHandle<(Option<String>, Watchdog)>),
 }
@@ -55,19 +55,20 @@ impl Default for Rounds {
 
 impl Rounds {
     fn rest(watchdog: Watchdog) -> Self {
-        Self::Resting { until: Instant::now() + watchdog.interval(), watchdog }
+        Self::Resting { until: Instant::now() + watchdog.interval(), watchdog, alarm: None }
     }
 
     /// The next look at the server at which it is not at rest. Returns the problem if it hangs. A call that is given up continues
     /// at the next one.
     pub(super) async fn looked(&mut self, pid: i32, client: &Arc<ServerClient>) -> Option<String> {
-        if let Self::Resting { watchdog, until } = self {
+        if let Self::Resting { watchdog, until, alarm } = self {
             loop {
-                sleep_until((*until).into()).await;
+                alarm.get_or_insert_with(|| Alarm::at(*until)).rings().await;
                 if !watchdog.is_calm() || !is_at_rest(pid, client) {
                     break;
                 }
                 *until = Instant::now() + CALM;
+                *alarm = None;
             }
             let (mut watchdog, client) = (std::mem::take(watchdog), Arc::clone(client));
             *self = Self::Looking(spawn_blocking(move || (watchdog.look(pid, &client), watchdog)));
