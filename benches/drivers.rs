@@ -26,7 +26,7 @@ use csi_driver::{CsiDriver, DRIVER};
 use podfs::csi::v1::node_service_capability::rpc::Type;
 
 const ROUNDS: usize = 21;
-const ROUNDS_OF_DATA: usize = 5;
+const ROUNDS_OF_DATA: usize = 6;
 
 /// What fio does with a file of 256 MiB, and its arguments: those of the passthrough bench.
 const JOBS: [(&str, &[&str]); 4] = [
@@ -81,7 +81,8 @@ fn starts(device: &LoopDevice, directory: &Fixture, of_device: &Fixture) {
     println!("a driver's volume costs more than the driver   {}", difference(with_driver, base + worked));
 }
 
-/// Prints what fio moves through the pod's volume and beside it, on the same file system.
+/// Prints what fio moves through the pod's volume and beside it, in the same file. What one job has written is on the device before the
+/// next one begins, and each of them is first in every other round.
 fn data(of_device: &Fixture) {
     let mut running = of_device.run();
     let volume = running.volume("data");
@@ -90,23 +91,29 @@ fn data(of_device: &Fixture) {
     for (what, job) in JOBS {
         let (mut natives, mut shown) = (Vec::new(), Vec::new());
         for round in 0..=ROUNDS_OF_DATA {
-            let figures = (fio(&native, "native", job), fio(&volume, "podfs", job));
-            if round > 0 {
-                natives.push(figures.0);
-                shown.push(figures.1);
+            let mut of_native = || natives.push(fio(&native, job));
+            let mut of_podfs = || shown.push(fio(&volume, job));
+            if round % 2 == 0 {
+                of_native();
+                of_podfs();
+            } else {
+                of_podfs();
+                of_native();
             }
         }
-        let [native, podfs] = [natives, shown].map(middle);
+        // The first round warms everything.
+        let [native, podfs] = [natives.split_off(1), shown.split_off(1)].map(middle);
         println!("{what:<44} {native:>11.0} {podfs:>11.0} {:>11.2}", podfs / native);
     }
     assert!(running.stop().success(), "{}", running.log());
 }
 
-/// MiB/s of two seconds of a job on a file of its own.
-fn fio(directory: &Path, file: &str, job: &[&str]) -> f64 {
+/// MiB/s of two seconds of a job on a file.
+fn fio(directory: &Path, job: &[&str]) -> f64 {
+    rustix::fs::sync();
     let output = Command::new("fio")
         .args(["--name=cached", "--size=256m", "--ioengine=psync", "--fallocate=none", "--invalidate=0"])
-        .args(["--overwrite=1", "--time_based", "--runtime=2", "--output-format=json", "--filename", file])
+        .args(["--overwrite=1", "--time_based", "--runtime=2", "--output-format=json", "--filename=data"])
         .args(job)
         .current_dir(directory)
         .output()

@@ -40,7 +40,9 @@ fn timer(remaining: Duration) -> Option<AsyncFd<OwnedFd>> {
     // Zero would disarm it.
     let remaining = TimeSpec::from_duration(remaining.max(Duration::from_nanos(1)));
     timer.set(Expiration::OneShot(remaining), TimerSetTimeFlags::empty()).ok()?;
-    AsyncFd::register_with_interest(timer.into(), Interest::READABLE).ok()
+    let timer: OwnedFd = timer.into();
+    // SAFETY: the descriptor belongs to the `AsyncFd` and is closed with it.
+    unsafe { AsyncFd::register_with_interest(timer, Interest::READABLE) }.ok()
 }
 
 #[cfg(test)]
