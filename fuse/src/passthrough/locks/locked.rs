@@ -14,8 +14,8 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use rustix::io::Errno;
 
-use super::locks::{LockOwner, Wish};
-use super::state::{HeldCell, LOCKS_LOST, WHOLE, no_memory};
+use super::super::state::{HeldCell, LOCKS_LOST, WHOLE, no_memory};
+use super::{LockOwner, Wish};
 use crate::region::Region;
 use crate::region::cells::Record;
 use crate::session::abi::FileLock;
