@@ -5,10 +5,12 @@
 //! each of the process's threads (`complete_signal`), where `SigPnd` shows it. The kernel sends INTERRUPT for the first signal
 //! only. So podfs looks again at a caller that was interrupted, until it has its answer.
 
+use rustix::process::Signal;
+
 use super::status::Status;
 
 /// `SIGKILL` in a set of signals.
-const KILL: u64 = 1 << (libc::SIGKILL - 1);
+const KILL: u64 = 1 << (Signal::KILL.as_raw() - 1);
 
 /// Whether a thread is being killed. One that this process cannot see (`pid` 0: in another pid namespace) counts as one:
 /// otherwise no signal might ever end its call.

@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
+use nix::sys::pthread::{Pthread, pthread_kill, pthread_self};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use rustix::io::Errno;
 
@@ -44,7 +45,7 @@ struct Wait {
 struct Progress {
     interrupted: bool,
     /// The thread that waits, while it does.
-    thread: Option<libc::pthread_t>,
+    thread: Option<Pthread>,
     ended: bool,
 }
 
@@ -119,8 +120,7 @@ impl Waits {
 
 impl Wait {
     fn run(&self, wish: Wish, description: &OwnedFd) -> Result<(), Errno> {
-        // SAFETY: the call has no conditions.
-        self.progress().thread = Some(unsafe { libc::pthread_self() });
+        self.progress().thread = Some(pthread_self());
         let outcome = loop {
             if self.progress().interrupted {
                 break Err(Errno::INTR);
@@ -145,8 +145,9 @@ impl Wait {
         progress.interrupted = true;
         while !progress.ended {
             if let Some(thread) = progress.thread {
-                // SAFETY: the thread lives: it takes itself out of `progress`, whose lock is held here, before it ends.
-                unsafe { libc::pthread_kill(thread, WAKE as libc::c_int) };
+                // The thread lives: it takes itself out of `progress`, whose lock is held here, before it ends. So the only
+                // error, that of a signal that does not exist, cannot happen.
+                let _ = pthread_kill(thread, WAKE);
             }
             progress = match self.ended.wait_timeout(progress, AGAIN) {
                 Ok((progress, _)) => progress,
