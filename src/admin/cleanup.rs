@@ -323,8 +323,8 @@ impl<'a> Cleanup<'a> {
         for (home, _) in Home::all(pod) {
             match if self.dry_run { Ok(()) } else { driver::undo(&home) } {
                 Ok(()) => (self.tell)(&Deed::Removed(home.path().to_owned())),
-                Err(reason) => {
-                    self.leave(home.path(), &reason);
+                Err(error) => {
+                    self.leave(home.path(), &error.to_string());
                     all = false;
                 }
             }

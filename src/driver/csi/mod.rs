@@ -25,7 +25,7 @@ use std::path::Path;
 use tracing::info;
 
 use super::home::{make_directory, replace};
-use super::{DriverError, Home, NodeMount, Record};
+use super::{DriverError, Home, LeaveError, NodeMount, Record};
 use crate::host::device::BlockDevice;
 use crate::host::{Source, fs_group};
 use crate::manifest::objects::{CsiDriver, DriverFsGroupPolicy, Secret};
@@ -232,29 +232,23 @@ fn write(home: &Home, record: &Record) -> Result<(), DriverError> {
 ///
 /// # Errors
 /// What went wrong.
-pub(super) fn undo(home: &Home, record: &Record) -> Result<(), String> {
+pub(super) fn undo(home: &Home, record: &Record) -> Result<(), LeaveError> {
     let is_staged = record.node_mount.as_ref().is_some_and(|directory| directory.exists());
     if !record.published && !is_staged {
         return Ok(());
     }
-    let told = |error: DriverError| error.sentence;
     let client = || client_of(home, record);
     if record.published {
         let target = home.target();
-        client().and_then(|client| client.unpublish(&record.volume_handle, &text(&target)?)).map_err(told)?;
+        client().and_then(|client| client.unpublish(&record.volume_handle, &text(&target)?))?;
         if home.is_mounted().unwrap_or(false) {
-            return Err(format!(
-                "CSI driver {} says that it has unpublished the volume, and {} is mounted still",
-                record.driver_name,
-                target.display()
-            ));
+            return Err(LeaveError::StillPublished { driver: record.driver_name.clone(), target });
         }
-        write(home, &Record { published: false, ..record.clone() }).map_err(told)?;
+        write(home, &Record { published: false, ..record.clone() })?;
     }
     let Some(directory) = &record.node_mount else { return Ok(()) };
-    NodeMount::at(directory.clone()).leave(home, |path| {
-        client().and_then(|client| client.unstage(&record.volume_handle, &text(path)?)).map_err(told)
-    })
+    NodeMount::at(directory.clone())
+        .leave(home, |path| Ok(client().and_then(|client| client.unstage(&record.volume_handle, &text(path)?))?))
 }
 
 /// A connection to the driver that has the volume of a home.

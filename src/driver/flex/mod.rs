@@ -16,7 +16,7 @@ use podfs_fuse::mount::visible::take_away;
 use serde_json::{Map, Value};
 
 use super::home::make_directory;
-use super::{DriverError, Drivers, Home, NodeMount, Record};
+use super::{DriverError, Drivers, Home, LeaveError, NodeMount, Record, UnmountError};
 use crate::host::{Source, fs_group};
 use crate::manifest::objects::{Secret, Values};
 use crate::manifest::pod::{PodFacts, PodIdentity};
@@ -220,37 +220,41 @@ fn text(path: &Path) -> Result<&str, DriverError> {
 ///
 /// # Errors
 /// What went wrong.
-pub(super) fn undo(home: &Home, record: &Record) -> Result<(), String> {
+pub(super) fn undo(home: &Home, record: &Record) -> Result<(), LeaveError> {
     let Some(program) = &record.executable else { return Ok(()) };
     let target = home.target();
-    let failed = |error: &dyn std::fmt::Display| format!("cannot unmount {}: {error}", target.display());
-    let call = |arguments: &[&str]| call::call(program, arguments, DEADLINE).map_err(|error| error.to_string());
+    let failed = |cause: UnmountError| LeaveError::Unmount { target: target.clone(), cause };
+    let call = |arguments: &[&str]| call::call(program, arguments, DEADLINE);
     if record.published {
-        let path = text(&target).map_err(|error| error.to_string())?;
+        let path = text(&target)?;
         // Without its program, what the driver has mounted is unmounted as any mount.
         let is_known = match program.is_file() {
             true => call(&["unmount", path])?.is_some(),
             false => false,
         };
-        if !is_known && home.is_mounted().map_err(|error| failed(&error))? {
-            take_away(&target).map_err(|error| failed(&error))?;
+        if !is_known && home.is_mounted().map_err(|error| failed(error.into()))? {
+            take_away(&target).map_err(|error| failed(error.into()))?;
         }
-        if home.is_mounted().map_err(|error| failed(&error))? {
-            return Err(failed(&"the driver says that it did, and it is mounted still"));
+        if home.is_mounted().map_err(|error| failed(error.into()))? {
+            return Err(LeaveError::StillMounted(target));
         }
     }
     let Some(directory) = &record.node_mount else { return Ok(()) };
     let node_mount = NodeMount::at(directory.clone());
     node_mount.leave(home, |path| {
-        let shown = text(path).map_err(|error| error.to_string())?;
-        if call(&["unmountdevice", shown])?.is_none() && node_mount.is_mounted().map_err(|error| failed(&error))? {
-            take_away(path).map_err(|error| error.to_string())?;
+        let shown = text(path)?;
+        if call(&["unmountdevice", shown])?.is_none()
+            && node_mount.is_mounted().map_err(|error| failed(error.into()))?
+        {
+            take_away(path)?;
         }
         if record.attached {
             call(&["detach", &record.volume_handle, &record.node_name])?;
         }
         match fs::remove_dir(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(format!("cannot remove {shown}: {error}")),
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
+                Err(LeaveError::Remove { directory: path.to_owned(), cause })
+            }
             _ => Ok(()),
         }
     })

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use podfs_fuse::mount::table::{FS_TYPE, MountTableEntry, mounts};
 
 use super::ClassDirectory;
+use super::error::EntryProblem;
 use crate::manifest::objects::VolumeMode;
 
 /// What the directories hold at one moment.
@@ -28,8 +29,8 @@ pub(super) struct Look {
 pub(super) struct Entry {
     /// The StorageClass of its directory.
     pub(super) class: String,
-    /// What it is to containers; or why it is not offered, as the end of a sentence that begins with its path.
-    pub(super) mode: Result<VolumeMode, String>,
+    /// What it is to containers; or why it is not offered.
+    pub(super) mode: Result<VolumeMode, EntryProblem>,
 }
 
 /// Looks at the directories.
@@ -65,30 +66,29 @@ pub(super) fn look(directories: &[ClassDirectory]) -> io::Result<Look> {
     Ok(look)
 }
 
-fn mode(entry: &fs::DirEntry, mounted: Option<&MountTableEntry>) -> Result<VolumeMode, String> {
+fn mode(entry: &fs::DirEntry, mounted: Option<&MountTableEntry>) -> Result<VolumeMode, EntryProblem> {
     let path = entry.path();
     if path.to_str().is_none_or(|text| text.chars().any(char::is_control)) {
-        return Err("has a name that no PersistentVolume can have; rename it".to_owned());
+        return Err(EntryProblem::Name);
     }
-    let kind = entry.file_type().map_err(|cause| format!("cannot be looked at: {cause}"))?;
+    let kind = entry.file_type()?;
     if kind.is_symlink() {
-        return Err("is a symbolic link, which could lead elsewhere later; mount or bind it there instead".to_owned());
+        return Err(EntryProblem::Link);
     }
     if kind.is_dir() {
         return match mounted {
-            None => Err("is not a mount point, so its volume would have no size and no end; mount a file system there"
-                .to_owned()),
+            None => Err(EntryProblem::NoMount),
             Some(mounted) if mounted.fs_type == "autofs" || mounted.fs_type == FS_TYPE => {
-                Err(format!("is a mount of type {}, which has no storage of its own", mounted.fs_type))
+                Err(EntryProblem::NoStorage(mounted.fs_type.clone()))
             }
-            Some(mounted) if mounted.read_only => Err("is mounted read-only".to_owned()),
+            Some(mounted) if mounted.read_only => Err(EntryProblem::ReadOnly),
             Some(_) => Ok(VolumeMode::Filesystem),
         };
     }
     // A device that is bound over a file is what the path leads to, and not what the directory lists.
-    let found = fs::symlink_metadata(&path).map_err(|cause| format!("cannot be looked at: {cause}"))?;
+    let found = fs::symlink_metadata(&path)?;
     match found.file_type().is_block_device() {
         true => Ok(VolumeMode::Block),
-        false => Err("is neither a mounted directory nor a block device".to_owned()),
+        false => Err(EntryProblem::Neither),
     }
 }

@@ -12,6 +12,7 @@
 //! | `record` | the record of an erasure that has begun, in a file |
 //! | `plan` | from all of these to the next steps; a pure function |
 //! | `clean` | erasing the data of a user |
+//! | `error` | why an entry is not offered or not erased |
 //! | `board` | the metrics |
 //! | `provisioner` | the task that does the steps |
 //!
@@ -32,6 +33,7 @@ mod board;
 mod clean;
 mod directory;
 mod entries;
+mod error;
 mod identity;
 mod inspection;
 mod plan;

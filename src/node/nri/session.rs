@@ -23,7 +23,7 @@ use super::messages::nri::RegisterPluginRequest;
 use super::messages::ttrpc::{Request, Response, Status};
 use super::{NriSettings, PLUGIN};
 use crate::node::NodeHandle;
-use crate::node::csi::target::KubeletRoot;
+use crate::node::csi::target::{KubeletRoot, NoKubelet};
 use crate::node::metrics::Recorder;
 
 /// The service of the runtime.
@@ -45,8 +45,8 @@ const ENDING: Duration = Duration::from_secs(3);
 #[derive(Debug, thiserror::Error)]
 pub enum NriError {
     /// The directory of the kubelet is not one.
-    #[error("{0}")]
-    KubeletRoot(String),
+    #[error(transparent)]
+    KubeletRoot(NoKubelet),
     /// Another podfs node is the plugin.
     #[error("another podfs node is the plugin of the container runtime at {}; one on a node can be: stop that one first", .0.display())]
     InUse(PathBuf),

@@ -22,6 +22,7 @@ use podfs_fuse::mount::private::{Access, Shape};
 use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxAttributes, StatxFlags, statx};
 use tracing::{debug, error};
 
+use super::left::{LeftCause, LeftError};
 use super::{PodVolume, Setting, State};
 use crate::host::sub_path::{self, Missing, SubPathError};
 use crate::supervisor::run_dir::mount_points::MountPointsError;
@@ -44,9 +45,23 @@ pub(in crate::supervisor) struct SubPathRequest {
     pub(in crate::supervisor) both_ways: bool,
 }
 
+/// Why a volume does not do its part of what a container needs.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::supervisor) enum PartError {
+    /// The text is for the pod's user, so it hides what could name paths of the node.
+    #[error("{sentence}")]
+    Prepare {
+        sentence: String,
+        #[source]
+        trouble: Trouble,
+    },
+    #[error(transparent)]
+    Release(#[from] LeftError),
+}
+
 /// Why a part cannot be mounted.
 #[derive(Debug, thiserror::Error)]
-enum Trouble {
+pub(in crate::supervisor) enum Trouble {
     #[error("{}", not_there(.0))]
     NotThere(Option<String>),
     #[error(transparent)]
@@ -69,7 +84,7 @@ impl PodVolume {
     /// # Errors
     /// A sentence for the pod's user, in the kubelet's words. What it hides, because it could name paths of the node, is in
     /// the log.
-    pub(in crate::supervisor) fn prepare_sub_path(&mut self, request: &SubPathRequest) -> Result<PathBuf, String> {
+    pub(in crate::supervisor) fn prepare_sub_path(&mut self, request: &SubPathRequest) -> Result<PathBuf, PartError> {
         let _span = self.enter_span();
         self.mount_sub_path(request).map_err(|trouble| {
             let SubPathRequest { volume, container, path, .. } = request;
@@ -84,7 +99,8 @@ impl PodVolume {
                 Trouble::NotThere(_) => format!(": {trouble}"),
                 Trouble::Mount(_) | Trouble::Commit(_) | Trouble::MountPoints(_) => String::new(),
             };
-            format!("{what} for volumeMount {volume:?} of container {container:?}{reason}")
+            let sentence = format!("{what} for volumeMount {volume:?} of container {container:?}{reason}");
+            PartError::Prepare { sentence, trouble }
         })
     }
 
@@ -92,13 +108,14 @@ impl PodVolume {
     ///
     /// # Errors
     /// What the kernel does not unmount, or what cannot be written down.
-    pub(in crate::supervisor) fn release_sub_paths(&self, container: Option<&str>) -> Result<(), String> {
+    pub(in crate::supervisor) fn release_sub_paths(&self, container: Option<&str>) -> Result<(), LeftError> {
         let _span = self.enter_span();
         let Some(top) = self.setting().site.sub_paths() else { return Ok(()) };
         let of_volume = top.join(self.spec.name.as_str());
         let directory = container.map_or_else(|| of_volume.clone(), |container| of_volume.join(container));
         let removed = self.setting().mount_points().remove_targets(&directory, &top);
-        removed.map_err(|error| format!("volume {:?}: a subPath mount stays: {error}", self.spec.name.as_str()))
+        let volume = self.spec.name.to_string();
+        removed.map_err(|error| LeftError::Volume { volume, cause: LeftCause::SubPath(error) })
     }
 
     fn mount_sub_path(&mut self, request: &SubPathRequest) -> Result<PathBuf, Trouble> {

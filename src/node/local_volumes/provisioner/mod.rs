@@ -3,7 +3,7 @@
 
 mod steps;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +17,7 @@ use tracing::{info, warn};
 use super::board::Counts;
 use super::clean::{Cleaned, Progress};
 use super::entries::Look;
+use super::error::InspectionError;
 use super::inspection::Fit;
 use super::plan::{Class, Step, World, plan, remarks};
 use super::record::{Record, Records};
@@ -64,10 +65,10 @@ struct Provisioner {
     classes: BTreeMap<String, Class>,
     records: Records,
     cleanings: BTreeMap<String, Arc<Progress>>,
-    /// What an inspection has found since the last look: why entries are not offered.
-    unfit: BTreeMap<PathBuf, String>,
+    /// Entries that an inspection has found unfit since the last look.
+    unfit: BTreeSet<PathBuf>,
     /// Inspections that do not end.
-    hanging: BTreeMap<PathBuf, JoinHandle<Result<Fit, String>>>,
+    hanging: BTreeMap<PathBuf, JoinHandle<Result<Fit, InspectionError>>>,
     /// When the next step for a PersistentVolume may be done, after failures of this number.
     pauses: BTreeMap<String, (Instant, u32)>,
     /// The remarks of the last plan.
@@ -115,7 +116,7 @@ pub(in crate::node) async fn serve(place: Place) {
         classes: BTreeMap::new(),
         records,
         cleanings: BTreeMap::new(),
-        unfit: BTreeMap::new(),
+        unfit: BTreeSet::new(),
         hanging: BTreeMap::new(),
         pauses: BTreeMap::new(),
         remarks: BTreeMap::new(),
@@ -239,7 +240,7 @@ impl Provisioner {
             Step::Clean(_) => self.cleanings.len() < CLEANINGS,
             Step::Offer { path, .. } => {
                 let hangs = self.hanging.get(path).is_some_and(|inspection| !inspection.is_finished());
-                !hangs && !self.unfit.contains_key(path)
+                !hangs && !self.unfit.contains(path)
             }
             _ => true,
         };

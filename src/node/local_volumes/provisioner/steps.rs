@@ -10,6 +10,7 @@ use tokio::time::timeout;
 use tracing::info;
 
 use super::super::clean::{Cleaning, Progress};
+use super::super::error::InspectionError;
 use super::super::inspection::{Fit, inspect};
 use super::super::plan::{Class, Step, is_about, is_to_be_cleaned};
 use super::super::record::Record;
@@ -88,7 +89,7 @@ impl Provisioner {
             Ok(fit) => fit,
             Err(reason) => {
                 self.say(&format!("fit {name}"), &format!("{} is not offered: it {reason}", path.display()));
-                self.unfit.insert(path.to_owned(), reason);
+                self.unfit.insert(path.to_owned());
                 return Ok(());
             }
         };
@@ -109,15 +110,15 @@ impl Provisioner {
         Ok(())
     }
 
-    async fn inspect(&mut self, path: &Path, mode: VolumeMode) -> Result<Fit, String> {
+    async fn inspect(&mut self, path: &Path, mode: VolumeMode) -> Result<Fit, InspectionError> {
         self.hanging.remove(path);
         let owned = path.to_owned();
         let mut inspection = spawn_blocking(move || inspect(&owned, mode));
         match timeout(INSPECTION, &mut inspection).await {
-            Ok(found) => found.unwrap_or_else(|_| Err("cannot be looked at".to_owned())),
+            Ok(found) => found.unwrap_or_else(|_| Err(InspectionError::Lost)),
             Err(_) => {
                 self.hanging.insert(path.to_owned(), inspection);
-                Err("does not answer".to_owned())
+                Err(InspectionError::Late)
             }
         }
     }
