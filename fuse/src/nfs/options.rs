@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use podfs_nfs::ExportAddress;
 use podfs_nfs::export::Limits;
 use podfs_nfs::rpc::{Persistence, Policy};
 use podfs_nfs::v3::Kind;
@@ -15,10 +16,9 @@ use crate::caller::credentials::ActAs;
 pub struct Options {
     /// The volume's name, for log lines.
     pub name: String,
-    /// What the server is called in log lines and messages: as the volume names it.
-    pub server: String,
-    /// The exported directory.
-    pub path: String,
+    /// The export, as the volume names it.
+    #[serde(flatten)]
+    pub export: ExportAddress,
     /// Where the server's NFS service is.
     pub nfs: SocketAddr,
     /// Where its MOUNT service is, for when it has to give the root again.
@@ -149,11 +149,10 @@ impl Caching {
 
 impl Options {
     /// An export with the defaults of Linux' own client.
-    pub fn new(server: &str, path: &str, nfs: SocketAddr, root: &[u8], limits: Limits) -> Self {
+    pub fn new(export: ExportAddress, nfs: SocketAddr, root: &[u8], limits: Limits) -> Self {
         Self {
             name: String::new(),
-            server: server.to_owned(),
-            path: path.to_owned(),
+            export,
             nfs,
             mountd: None,
             search: None,

@@ -1,12 +1,13 @@
 //! The process that mounts one export with the kernel's NFS client.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use podfs_fuse::protocol::{receive, send};
+use podfs_nfs::address::resolve;
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen,
@@ -14,7 +15,7 @@ use rustix::mount::{
 use rustix::process::Signal;
 use rustix::system::uname;
 
-use super::Export;
+use super::KernelMount;
 
 /// The port of NFS.
 const NFS_PORT: u16 = 2049;
@@ -29,16 +30,16 @@ pub fn answer(socket: OwnedFd) -> io::Result<()> {
     // Without its parent, which waits for the answer, the mount is of no use.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     let socket = UnixStream::from(socket);
-    let Some((export, _)) = receive::<Export>(&socket)? else { return Ok(()) };
+    let Some((export, _)) = receive::<KernelMount>(&socket)? else { return Ok(()) };
     match mount(&export) {
         Ok(mounted) => send(&socket, &Ok::<(), String>(()), &[mounted.as_fd()]),
         Err(sentence) => send(&socket, &Err::<(), String>(sentence), &[]),
     }
 }
 
-fn mount(export: &Export) -> Result<OwnedFd, String> {
-    let address = reachable(&resolve(&export.server)?, export.port.unwrap_or(NFS_PORT));
-    let mount_address = export.mount_host.as_deref().map(resolve).transpose()?;
+fn mount(export: &KernelMount) -> Result<OwnedFd, String> {
+    let address = reachable(&addresses(&export.address.server)?, export.port.unwrap_or(NFS_PORT));
+    let mount_address = export.mount_host.as_deref().map(addresses).transpose()?;
     let mount_address = mount_address.and_then(|addresses| addresses.first().copied());
     let mut first: Option<Failure> = None;
     for version in &export.versions {
@@ -53,9 +54,8 @@ fn mount(export: &Export) -> Result<OwnedFd, String> {
     Err(first.map_or_else(|| "no version of NFS is asked for".to_owned(), |failure| failure.sentence(export)))
 }
 
-fn resolve(host: &str) -> Result<Vec<IpAddr>, String> {
-    let found = (host, 0).to_socket_addrs().map_err(|error| format!("{host}: its address cannot be found: {error}"))?;
-    let addresses: Vec<_> = found.map(|address| address.ip()).collect();
+fn addresses(host: &str) -> Result<Vec<IpAddr>, String> {
+    let addresses = resolve(host).map_err(|error| format!("{host}: its address cannot be found: {error}"))?;
     if addresses.is_empty() { Err(format!("{host} has no address")) } else { Ok(addresses) }
 }
 
@@ -69,7 +69,12 @@ fn reachable(addresses: &[IpAddr], port: u16) -> IpAddr {
 }
 
 /// Mounts with one version of the protocol.
-fn attempt(export: &Export, address: IpAddr, mount_address: Option<IpAddr>, version: &str) -> Result<OwnedFd, Failure> {
+fn attempt(
+    export: &KernelMount,
+    address: IpAddr,
+    mount_address: Option<IpAddr>,
+    version: &str,
+) -> Result<OwnedFd, Failure> {
     let failed = |errno, messages| Failure { errno, messages, version: version.to_owned() };
     let context = fsopen("nfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(|errno| failed(errno, Vec::new()))?;
     configure(&context, export, address, mount_address, version)
@@ -79,14 +84,13 @@ fn attempt(export: &Export, address: IpAddr, mount_address: Option<IpAddr>, vers
 
 fn configure(
     context: &OwnedFd,
-    export: &Export,
+    export: &KernelMount,
     address: IpAddr,
     mount_address: Option<IpAddr>,
     version: &str,
 ) -> Result<(), Errno> {
     let context = context.as_fd();
-    let host = if export.server.contains(':') { format!("[{}]", export.server) } else { export.server.clone() };
-    fsconfig_set_string(context, "source", format!("{host}:{}", export.path))?;
+    fsconfig_set_string(context, "source", export.address.mount_source())?;
     for word in &export.words {
         match word.split_once('=') {
             Some((key, value)) => fsconfig_set_string(context, key, value)?,
@@ -112,7 +116,7 @@ fn configure(
     fsconfig_create(context)
 }
 
-fn attributes(export: &Export) -> MountAttrFlags {
+fn attributes(export: &KernelMount) -> MountAttrFlags {
     let wanted = [
         (export.read_only, MountAttrFlags::MOUNT_ATTR_RDONLY),
         (export.no_suid, MountAttrFlags::MOUNT_ATTR_NOSUID),
@@ -153,9 +157,9 @@ impl Failure {
         if self.errno == Errno::PROTONOSUPPORT { later } else { self }
     }
 
-    fn sentence(&self, export: &Export) -> String {
+    fn sentence(&self, export: &KernelMount) -> String {
         let Self { errno, messages, version } = self;
-        let server = &export.server;
+        let server = &export.address.server;
         let what = match *errno {
             Errno::NODEV => "this kernel has no NFS client; load the module nfs".to_owned(),
             Errno::NOENT => format!("NFS server {server} has no such export; correct the path"),

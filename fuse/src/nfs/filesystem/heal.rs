@@ -90,7 +90,7 @@ impl NfsFilesystem {
             return true;
         }
         let anybody = Self::anybody();
-        let path = self.options.path.as_bytes();
+        let path = self.options.export.path.as_bytes();
         let mounted = mountd::mount(&mountd.connection, path, &anybody, Policy::within(MOUNT_BUDGET)).await;
         drop(mountd);
         let Some(handle) = mounted.ok().map(|mounted| mounted.root).filter(|handle| *handle != stale) else {

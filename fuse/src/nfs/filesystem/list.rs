@@ -192,7 +192,8 @@ impl NfsFilesystem {
     /// Says so once.
     fn warn_of_loop(&self, directory: &Node) {
         if !self.loops_met.replace(true) {
-            let (volume, server, path) = (&self.options.name, &self.options.server, self.path(directory.id, None));
+            let (volume, server, path) =
+                (&self.options.name, &self.options.export.server, self.path(directory.id, None));
             tracing::warn!(
                 volume,
                 "volume {volume:?}: NFS server {server} lists the directory {path} without coming to an end; reading it \
