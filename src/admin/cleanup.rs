@@ -34,7 +34,7 @@ use crate::supervisor::run_dir::claim::{CONTROL, COUNTS, Claim, ClaimError, Clai
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::server::kill_server;
 
-/// One thing that was done, or not.
+/// One step of a cleanup, done or not.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Deed {
     /// A mount was unmounted.

@@ -74,7 +74,7 @@ impl Limits {
 pub struct How<'a> {
     /// As whom.
     pub credential: &'a Credential,
-    /// How long it is waited for; none means as long as the mount's options say.
+    /// How long the call may take; none means as long as the mount's options say.
     pub policy: Option<Policy>,
     /// Is told the xid before the call is sent, each time that it gets another one.
     pub announce: Option<&'a dyn Fn(u32)>,

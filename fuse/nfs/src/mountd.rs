@@ -96,7 +96,7 @@ pub fn mounted(results: &mut Reader<'_>) -> Result<Mounted, Malformed> {
     Ok(Mounted { root, flavors })
 }
 
-/// What a `mountstat3` means for who mounts.
+/// What a `mountstat3` means for the mount.
 fn sentence(status: u32) -> String {
     match status {
         1 => "the server allows that to its superuser only",

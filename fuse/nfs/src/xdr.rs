@@ -105,7 +105,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// Where opaque bytes stand, for who has the message itself.
+    /// Where opaque bytes stand, for a caller that has the message itself.
     ///
     /// # Errors
     /// [`Malformed`]

@@ -355,7 +355,7 @@ impl Supervisor {
     }
 }
 
-/// Takes away one thing that an earlier supervisor left: the home of an emptyDir, or a mount.
+/// Removes what an earlier supervisor left at a path: the home of an emptyDir, or a mount.
 fn drop_left(setting: &Setting, path: &Path, is_home: bool) -> Result<(), LeftError> {
     let at = |cause: LeftCause| LeftError::OfEarlier { path: path.to_owned(), cause };
     if is_home && path.exists() {

@@ -265,7 +265,7 @@ impl PodVolume {
         (!self.is_settling).then(|| self.state.reason().map_or(Condition::Mounted, failing))
     }
 
-    /// The last thing that went wrong, even if it is all right again.
+    /// The last error, even if the volume has recovered since.
     pub fn last_error(&self) -> Option<&str> {
         self.last_error.as_deref()
     }

@@ -8,8 +8,8 @@
 //!    answers on the connection that is gone.
 //! 3. A call is written at once by its caller if nothing waits before it; otherwise the driver writes it.
 //! 4. A message whose writing has begun is written to its end, also when its caller has gone.
-//! 5. A reply is given to the pending call with its xid; there is none for a call that was dropped, and then it goes to
-//!    nobody.
+//! 5. A reply is given to the pending call with its xid; a call that was dropped has none, and the reply is dropped,
+//!    too.
 //! 6. There is a socket only while there is something to ask, or the server keeps it open.
 
 use std::cell::{Cell, RefCell};
@@ -110,7 +110,7 @@ pub(super) struct Call {
     caller: Wake,
 }
 
-/// Somebody who may be waiting.
+/// The task that waits for a call, if there is one.
 #[derive(Debug, Default)]
 pub(super) struct Wake(RefCell<Option<Waker>>);
 
@@ -234,7 +234,7 @@ impl Drop for Connection {
 
 /// A call in flight.
 #[derive(Debug)]
-#[must_use = "a call that nobody waits for is taken back"]
+#[must_use = "a call without a waiting task is taken back"]
 pub struct Answer<'a> {
     shared: &'a Shared,
     call: Rc<Call>,
@@ -367,7 +367,7 @@ impl Shared {
         self.written.set(written);
     }
 
-    /// Gives a reply to who waits for it. Answers whether somebody did.
+    /// Gives a reply to the call that waits for it. Returns whether there was one.
     pub(super) fn deliver(&self, xid: u32, record: Slice, results: Result<usize, Failure>) -> bool {
         let Some(call) = self.remove(xid) else { return false };
         self.peer.call_answered();

@@ -142,7 +142,7 @@ fn read(shared: &Shared, stream: &Stream, incoming: &mut Incoming, heard: &mut b
     Ok(())
 }
 
-/// Gives a record to who waits for it.
+/// Gives a record to the call that waits for it.
 fn take(shared: &Shared, record: Slice) -> Result<(), Garbage> {
     match receive(&record).map_err(|_| Garbage::NoReply)? {
         Received::Reply { xid, results } => {

@@ -6,7 +6,7 @@
 //! | `driver` | the socket: connecting, reading, writing what could not be written at once |
 //! | `deadlines` | calls that are not answered in time |
 //! | [`peer`] | the server as all its connections see it |
-//! | [`policy`] | how long a call is waited for |
+//! | [`policy`] | how long a call may take, and how often it is sent |
 //! | [`dial`] | sockets, from the same port again |
 //! | [`message`] | calls into bytes, bytes into replies |
 //! | [`credential`] | as whom a call is made |

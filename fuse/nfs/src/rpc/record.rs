@@ -28,7 +28,7 @@ pub enum Garbage {
     /// More of them than a server would send.
     #[error("it sent a record in too many fragments")]
     TooManyFragments,
-    /// Found by who looked at the record.
+    /// The reader of the record has found it.
     #[error("it sent a record that is no reply")]
     NoReply,
 }

@@ -102,7 +102,7 @@ pub struct Before {
 }
 
 /// Attributes around a change, as far as the server tells them (`wcc_data`). If those before are the ones that are
-/// known, nobody else has changed the file.
+/// known, no other client has changed the file.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Around {
     /// Just before it.

@@ -7,7 +7,7 @@
 //! | [`attributes`] | attributes of files |
 //! | [`handle`] | file handles |
 //! | [`listing`] | pages of directories |
-//! | [`status`] | errors, and what a program is told |
+//! | [`status`] | errors, and the errno that a program gets |
 
 #![forbid(unsafe_code)]
 

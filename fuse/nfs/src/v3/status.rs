@@ -26,7 +26,7 @@ impl Status {
     /// The server has begun, and asks to come again.
     pub const JUKEBOX: Self = Self(10008);
 
-    /// What a program is told.
+    /// The errno that a program gets.
     pub fn errno(self) -> Errno {
         match self.0 {
             1 => Errno::PERM,

@@ -298,7 +298,7 @@ impl NfsFilesystem {
     ) -> Result<Answered, Errno> {
         self.refuse_if_read_only()?;
         if flags != 0 {
-            // The protocol has no such thing.
+            // NFSv3 has no such operation.
             return Err(Errno::INVAL);
         }
         let credential = self.credential(turn);

@@ -6,7 +6,7 @@
 //!
 //! | call | done if |
 //! |---|---|
-//! | MKDIR, SYMLINK, MKNOD | the name leads to such a thing, with the same target and device, made since then |
+//! | MKDIR, SYMLINK, MKNOD | the name leads to such a file, with the same target and device, made since then |
 //! | LINK | the name leads to the same file |
 //! | REMOVE, RMDIR | there is no such name |
 //! | RENAME | the old name is gone, and the new one leads to the file that had it |
@@ -35,7 +35,7 @@ const SLACK: i64 = 120;
 
 /// What a call was to make.
 pub struct Wanted<'a> {
-    /// What kind of thing.
+    /// Its file type.
     pub kind: Kind,
     /// Of a symbolic link.
     pub target: Option<&'a [u8]>,

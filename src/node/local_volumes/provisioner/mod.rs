@@ -73,7 +73,7 @@ struct Provisioner {
     pauses: BTreeMap<String, (Instant, u32)>,
     /// The remarks of the last plan.
     remarks: BTreeMap<String, String>,
-    /// The last log line about each thing.
+    /// The last log line about each step, entry and followed object.
     said: BTreeMap<String, String>,
     retry: Retry,
 }
@@ -346,7 +346,7 @@ impl Provisioner {
         self.say(&format!("step {name}"), &format!("{sentence}; podfs tries again"));
     }
 
-    /// Logs a sentence, unless it was the last one about this thing.
+    /// Logs a sentence, unless it was the last one about the same step, entry or object.
     fn say(&mut self, about: &str, sentence: &str) {
         if self.said.get(about).is_none_or(|said| said != sentence) {
             warn!("{sentence}");

@@ -1,4 +1,4 @@
-//! The wire as another implementation writes and reads it, and as nobody should.
+//! The wire as another implementation writes and reads it, and as no implementation should.
 
 mod values;
 

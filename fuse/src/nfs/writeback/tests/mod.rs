@@ -328,7 +328,7 @@ fn who_waits_may_go_away() {
     });
 }
 
-/// One thing that happens.
+/// One event.
 #[derive(Clone, Debug)]
 enum Event {
     Write {
