@@ -24,7 +24,7 @@ mod node_mount;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use home::{Home, Record};
+pub use home::{DriverRecord, Home};
 pub use node_mount::NodeMount;
 
 use podfs_fuse::mount::MountError;

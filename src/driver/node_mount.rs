@@ -143,7 +143,7 @@ impl NodeMount {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::Record;
+    use crate::driver::DriverRecord;
     use crate::driver::home::make_directory;
 
     struct Node(tempfile::TempDir);
@@ -152,7 +152,7 @@ mod tests {
         fn home(&self, pod: &str) -> Home {
             let home = Home::of(&self.0.path().join("pods").join(pod), "kind", "v");
             home.make_target().expect("made");
-            home.write(&Record::default()).expect("written");
+            home.write(&DriverRecord::default()).expect("written");
             home
         }
 

@@ -7,7 +7,7 @@
 
 use rustix::process::Signal;
 
-use super::status::Status;
+use super::status::ThreadStatus;
 
 /// `SIGKILL` in a set of signals.
 const KILL: u64 = 1 << (Signal::KILL.as_raw() - 1);
@@ -29,15 +29,15 @@ pub fn has_given_up(pid: u32, interrupted: bool) -> bool {
     seen(pid).map_or(interrupted, |status| is_killed(&status) || has_no_memory(&status))
 }
 
-fn seen(pid: u32) -> Option<Status> {
-    if pid == 0 { None } else { Status::of(pid) }
+fn seen(pid: u32) -> Option<ThreadStatus> {
+    if pid == 0 { None } else { ThreadStatus::of(pid) }
 }
 
-fn is_killed(status: &Status) -> bool {
+fn is_killed(status: &ThreadStatus) -> bool {
     (status.bits("SigPnd") | status.bits("ShdPnd")) & KILL != 0
 }
 
-fn has_no_memory(status: &Status) -> bool {
+fn has_no_memory(status: &ThreadStatus) -> bool {
     status.values("VmSize").is_none()
 }
 

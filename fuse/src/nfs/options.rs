@@ -6,7 +6,7 @@ use std::time::Duration;
 use podfs_nfs::ExportAddress;
 use podfs_nfs::export::Limits;
 use podfs_nfs::rpc::{Persistence, Policy};
-use podfs_nfs::v3::Kind;
+use podfs_nfs::v3::FileType;
 use serde::{Deserialize, Serialize};
 
 use crate::caller::credentials::ActAs;
@@ -135,14 +135,14 @@ impl Default for Caching {
 
 impl Caching {
     /// How long attributes of such a file hold at least.
-    pub fn shortest(&self, kind: Kind) -> Duration {
-        let seconds = if kind == Kind::Directory { self.acdirmin } else { self.acregmin };
+    pub fn shortest(&self, kind: FileType) -> Duration {
+        let seconds = if kind == FileType::Directory { self.acdirmin } else { self.acregmin };
         Duration::from_secs(seconds.into())
     }
 
     /// How long attributes of such a file hold at most.
-    pub fn longest(&self, kind: Kind) -> Duration {
-        let seconds = if kind == Kind::Directory { self.acdirmax } else { self.acregmax };
+    pub fn longest(&self, kind: FileType) -> Duration {
+        let seconds = if kind == FileType::Directory { self.acdirmax } else { self.acregmax };
         Duration::from_secs(seconds.into()).max(self.shortest(kind))
     }
 }

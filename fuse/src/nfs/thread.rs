@@ -264,7 +264,7 @@ async fn look_at_root(export: &Export, options: &Options) -> io::Result<Attribut
 fn unknown_root(known: &ClientState) -> Attributes {
     let time = Default::default();
     Attributes {
-        kind: podfs_nfs::v3::Kind::Directory,
+        kind: podfs_nfs::v3::FileType::Directory,
         mode: 0o755,
         links: 2,
         uid: 0,

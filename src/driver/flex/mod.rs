@@ -16,7 +16,7 @@ use podfs_fuse::mount::visible::take_away;
 use serde_json::{Map, Value};
 
 use super::home::make_directory;
-use super::{DriverError, Drivers, Home, LeaveError, NodeMount, Record, UnmountError};
+use super::{DriverError, DriverRecord, Drivers, Home, LeaveError, NodeMount, UnmountError};
 use crate::host::{Source, fs_group};
 use crate::manifest::objects::{Secret, Values};
 use crate::manifest::pod::{PodFacts, PodIdentity};
@@ -57,7 +57,7 @@ impl FlexMount<'_> {
         let node_name = self.node_name();
         let node_mount = capabilities.attach.then(|| self.node_mount());
         let before = home.read().unwrap_or_default();
-        let mut record = Record {
+        let mut record = DriverRecord {
             driver_name: self.flex.driver.clone(),
             spec_vol_id: self.name.to_owned(),
             volume_handle: before.volume_handle.clone(),
@@ -67,9 +67,9 @@ impl FlexMount<'_> {
             node_mount: node_mount.as_ref().map(|mount| mount.directory().to_owned()),
             attached: before.attached,
             published: before.published,
-            ..Record::default()
+            ..DriverRecord::default()
         };
-        let write = |record: &Record| {
+        let write = |record: &DriverRecord| {
             home.write(record).map_err(|error| DriverError::of_node("write the record in", home.path(), &error))
         };
         write(&record)?;
@@ -220,7 +220,7 @@ fn text(path: &Path) -> Result<&str, DriverError> {
 ///
 /// # Errors
 /// What went wrong.
-pub(super) fn undo(home: &Home, record: &Record) -> Result<(), LeaveError> {
+pub(super) fn undo(home: &Home, record: &DriverRecord) -> Result<(), LeaveError> {
     let Some(program) = &record.executable else { return Ok(()) };
     let target = home.target();
     let failed = |cause: UnmountError| LeaveError::Unmount { target: target.clone(), cause };

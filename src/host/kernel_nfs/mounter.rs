@@ -41,7 +41,7 @@ fn mount(export: &KernelMount) -> Result<OwnedFd, String> {
     let address = reachable(&addresses(&export.address.server)?, export.port.unwrap_or(NFS_PORT));
     let mount_address = export.mount_host.as_deref().map(addresses).transpose()?;
     let mount_address = mount_address.and_then(|addresses| addresses.first().copied());
-    let mut first: Option<Failure> = None;
+    let mut first: Option<KernelMountFailure> = None;
     for version in &export.versions {
         match attempt(export, address, mount_address, version) {
             Ok(mounted) => return Ok(mounted),
@@ -74,8 +74,8 @@ fn attempt(
     address: IpAddr,
     mount_address: Option<IpAddr>,
     version: &str,
-) -> Result<OwnedFd, Failure> {
-    let failed = |errno, messages| Failure { errno, messages, version: version.to_owned() };
+) -> Result<OwnedFd, KernelMountFailure> {
+    let failed = |errno, messages| KernelMountFailure { errno, messages, version: version.to_owned() };
     let context = fsopen("nfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(|errno| failed(errno, Vec::new()))?;
     configure(&context, export, address, mount_address, version)
         .and_then(|()| fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes(export)))
@@ -140,20 +140,20 @@ fn messages(context: &OwnedFd) -> Vec<String> {
 
 /// Why the kernel did not mount.
 #[derive(Clone, Debug)]
-struct Failure {
+struct KernelMountFailure {
     errno: Errno,
     messages: Vec<String>,
     version: String,
 }
 
-impl Failure {
+impl KernelMountFailure {
     /// Whether another version may work: the error is one of servers that do not support the version, as for mount.nfs.
     fn may_be_the_version(&self) -> bool {
         matches!(self.errno, Errno::PROTONOSUPPORT | Errno::INVAL | Errno::NOENT | Errno::ACCESS | Errno::PERM)
     }
 
     /// The one that says more: that a version is not spoken says least.
-    fn or(self, later: Failure) -> Failure {
+    fn or(self, later: KernelMountFailure) -> KernelMountFailure {
         if self.errno == Errno::PROTONOSUPPORT { later } else { self }
     }
 
@@ -209,13 +209,14 @@ mod tests {
     use super::super::tests::export;
     use super::*;
 
-    fn failure(errno: Errno, version: &str) -> Failure {
-        Failure { errno, messages: Vec::new(), version: version.to_owned() }
+    fn failure(errno: Errno, version: &str) -> KernelMountFailure {
+        KernelMountFailure { errno, messages: Vec::new(), version: version.to_owned() }
     }
 
     #[test]
     fn what_says_more_than_that_a_version_is_not_spoken_is_told() {
-        let all = |failures: [Failure; 2]| failures.into_iter().reduce(Failure::or).expect("one").errno;
+        let all =
+            |failures: [KernelMountFailure; 2]| failures.into_iter().reduce(KernelMountFailure::or).expect("one").errno;
         assert_eq!(all([failure(Errno::PROTONOSUPPORT, "4.2"), failure(Errno::ACCESS, "3")]), Errno::ACCESS);
         assert_eq!(all([failure(Errno::NOENT, "4.2"), failure(Errno::PROTONOSUPPORT, "3")]), Errno::NOENT);
     }
@@ -223,7 +224,7 @@ mod tests {
     #[test]
     fn a_sentence_tells_what_the_kernel_said() {
         let messages = vec!["nfs: Unknown parameter 'wombat'".to_owned()];
-        let invalid = Failure { messages, ..failure(Errno::INVAL, "4.1") };
+        let invalid = KernelMountFailure { messages, ..failure(Errno::INVAL, "4.1") };
         for options in ["soft", "sec=krb5p"] {
             let sentence = invalid.sentence(&export(&[options]));
             assert!(

@@ -13,7 +13,7 @@ use tracing::info;
 use super::error::CleaningError;
 use super::identity::Identity;
 use super::inspection::{open_exclusive, open_mount};
-use super::record::{Record, write};
+use super::record::{CleaningRecord, write};
 use crate::host::delete;
 use crate::host::device::erase;
 
@@ -51,7 +51,7 @@ impl Progress {
 
 /// What to erase, and how.
 pub(super) struct Cleaning {
-    pub(super) record: Record,
+    pub(super) record: CleaningRecord,
     /// Where the record is.
     pub(super) file: PathBuf,
     /// The root directories of podfs and of the kubelet.
@@ -62,7 +62,7 @@ pub(super) struct Cleaning {
 /// How an erasure has ended.
 pub(super) struct Cleaned {
     /// The last record on the disk, if this erasure has written one.
-    pub(super) record: Option<Record>,
+    pub(super) record: Option<CleaningRecord>,
     /// Why it did not come to its end.
     pub(super) result: Result<(), CleaningError>,
 }
@@ -75,7 +75,7 @@ impl Cleaning {
         Cleaned { record: written, result }
     }
 
-    fn erase(&self, written: &mut Option<Record>) -> Result<(), CleaningError> {
+    fn erase(&self, written: &mut Option<CleaningRecord>) -> Result<(), CleaningError> {
         let mut record = self.record.clone();
         self.check_unused()?;
         if record.is_device {
@@ -102,8 +102,8 @@ impl Cleaning {
         &self,
         device: &File,
         size: u64,
-        record: &mut Record,
-        written: &mut Option<Record>,
+        record: &mut CleaningRecord,
+        written: &mut Option<CleaningRecord>,
     ) -> Result<(), CleaningError> {
         self.progress.total.store(size, Ordering::Relaxed);
         let (mut kept, mut told) = (Ok(()), 0);
@@ -132,7 +132,7 @@ impl Cleaning {
         }
     }
 
-    fn keep(&self, record: &Record, written: &mut Option<Record>) -> Result<(), CleaningError> {
+    fn keep(&self, record: &CleaningRecord, written: &mut Option<CleaningRecord>) -> Result<(), CleaningError> {
         write(&self.file, record).map_err(|cause| CleaningError::Record { file: self.file.clone(), cause })?;
         *written = Some(record.clone());
         Ok(())

@@ -15,7 +15,7 @@ use crate::manifest::objects::VolumeMode;
 
 /// What the directories hold at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Look {
+pub(super) struct Scan {
     /// The entries, by their path without symbolic links.
     pub(super) entries: BTreeMap<PathBuf, Entry>,
     /// The directories that were read, without symbolic links.
@@ -37,14 +37,14 @@ pub(super) struct Entry {
 ///
 /// # Errors
 /// When there is no mount table.
-pub(super) fn look(directories: &[ClassDirectory]) -> io::Result<Look> {
-    // The table is read first: what is mounted after it was read leads to another look.
+pub(super) fn scan(directories: &[ClassDirectory]) -> io::Result<Scan> {
+    // The table is read first: what is mounted after it was read leads to another scan.
     let mut mounted = BTreeMap::new();
     for mount in mounts()? {
         // The topmost mount of a place comes last.
         mounted.insert(mount.at.clone(), mount);
     }
-    let mut look = Look::default();
+    let mut scan = Scan::default();
     for ClassDirectory { class, directory } in directories {
         let listed = fs::canonicalize(directory).and_then(|real| Ok((fs::read_dir(&real)?, real)));
         let listed = listed.and_then(|(entries, real)| Ok((entries.collect::<Result<Vec<_>, _>>()?, real)));
@@ -53,17 +53,17 @@ pub(super) fn look(directories: &[ClassDirectory]) -> io::Result<Look> {
                 for entry in entries {
                     let path = entry.path();
                     let mode = mode(&entry, mounted.get(&path));
-                    look.entries.insert(path, Entry { class: class.clone(), mode });
+                    scan.entries.insert(path, Entry { class: class.clone(), mode });
                 }
-                look.read.insert(real);
+                scan.read.insert(real);
             }
-            Err(cause) => look.unread.push(format!(
+            Err(cause) => scan.unread.push(format!(
                 "the volumes of StorageClass {class} cannot be found: {}: {cause}; podfs looks again",
                 directory.display()
             )),
         }
     }
-    Ok(look)
+    Ok(scan)
 }
 
 fn mode(entry: &fs::DirEntry, mounted: Option<&MountTableEntry>) -> Result<VolumeMode, EntryProblem> {

@@ -53,7 +53,7 @@ pub(in crate::supervisor) enum PartError {
     Prepare {
         sentence: String,
         #[source]
-        trouble: Trouble,
+        trouble: SubPathTrouble,
     },
     #[error(transparent)]
     Release(#[from] LeftError),
@@ -61,7 +61,7 @@ pub(in crate::supervisor) enum PartError {
 
 /// Why a part cannot be mounted.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::supervisor) enum Trouble {
+pub(in crate::supervisor) enum SubPathTrouble {
     #[error("{}", not_there(.0))]
     NotThere(Option<String>),
     #[error(transparent)]
@@ -90,14 +90,14 @@ impl PodVolume {
             let SubPathRequest { volume, container, path, .. } = request;
             error!("subPath {path:?} of volume {volume:?} for container {container:?}: {trouble}");
             let what = match &trouble {
-                Trouble::SubPath(SubPathError::Make(_)) => "failed to create subPath directory",
+                SubPathTrouble::SubPath(SubPathError::Make(_)) => "failed to create subPath directory",
                 _ => "failed to prepare subPath",
             };
             let reason = match &trouble {
-                Trouble::SubPath(SubPathError::Make(_) | SubPathError::Open(_)) => String::new(),
-                Trouble::SubPath(error) => format!(": {error}"),
-                Trouble::NotThere(_) => format!(": {trouble}"),
-                Trouble::Mount(_) | Trouble::Commit(_) | Trouble::MountPoints(_) => String::new(),
+                SubPathTrouble::SubPath(SubPathError::Make(_) | SubPathError::Open(_)) => String::new(),
+                SubPathTrouble::SubPath(error) => format!(": {error}"),
+                SubPathTrouble::NotThere(_) => format!(": {trouble}"),
+                SubPathTrouble::Mount(_) | SubPathTrouble::Commit(_) | SubPathTrouble::MountPoints(_) => String::new(),
             };
             let sentence = format!("{what} for volumeMount {volume:?} of container {container:?}{reason}");
             PartError::Prepare { sentence, trouble }
@@ -118,24 +118,24 @@ impl PodVolume {
         removed.map_err(|error| LeftError::Volume { volume, cause: LeftCause::SubPath(error) })
     }
 
-    fn mount_sub_path(&mut self, request: &SubPathRequest) -> Result<PathBuf, Trouble> {
+    fn mount_sub_path(&mut self, request: &SubPathRequest) -> Result<PathBuf, SubPathTrouble> {
         let reason = self.state.reason().map(str::to_owned);
         let missing = match self.spec.source {
             VolumeSource::Projection(_) => Missing::Refuse,
             _ => Missing::Make,
         };
         if matches!(self.state, State::Hidden(..)) {
-            return Err(Trouble::NotThere(reason));
+            return Err(SubPathTrouble::NotThere(reason));
         }
         let (part, is_mount) = match self.live_part(&request.path) {
             Some(part) => (part?, true),
             None => {
-                let root = self.visible().ok_or(Trouble::NotThere(reason))?.open()?;
+                let root = self.visible().ok_or(SubPathTrouble::NotThere(reason))?.open()?;
                 (sub_path::open(root.as_fd(), &request.path, missing)?, false)
             }
         };
         let setting = self.setting();
-        let top = setting.site.sub_paths().ok_or(Trouble::NotThere(None))?;
+        let top = setting.site.sub_paths().ok_or(SubPathTrouble::NotThere(None))?;
         let target = top.join(self.spec.name.as_str()).join(&request.container).join(request.index.to_string());
         if setting.mount_points().has_target(&target) && shows(&target, &part) {
             debug!("{} shows {:?} already", target.display(), request.path);
@@ -153,7 +153,7 @@ impl PodVolume {
     }
 
     /// A mount of a part that is live; none of one that is not.
-    fn live_part(&mut self, path: &str) -> Option<Result<OwnedFd, Trouble>> {
+    fn live_part(&mut self, path: &str) -> Option<Result<OwnedFd, SubPathTrouble>> {
         let preferences = &self.spec.preferences;
         let mode = preferences.sub_path.unwrap_or(self.setting().sub_path);
         let of_generation = path.starts_with("..") && path != "..data" && !path.starts_with("..data/");
@@ -182,7 +182,7 @@ fn shows(target: &Path, part: &OwnedFd) -> bool {
 }
 
 /// Directories are mounted on directories, everything else on files (SP-01).
-fn shape(part: &OwnedFd) -> Result<Shape, Trouble> {
+fn shape(part: &OwnedFd) -> Result<Shape, SubPathTrouble> {
     let status = status(part).map_err(|errno| SubPathError::Open(errno.into()))?;
     let is_directory = FileType::from_raw_mode(status.stx_mode.into()) == FileType::Directory;
     Ok(if is_directory { Shape::Directory } else { Shape::File })

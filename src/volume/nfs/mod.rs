@@ -8,11 +8,11 @@ use k8s_openapi::api::core::v1::{NFSVolumeSource, Volume};
 
 use podfs_nfs::ExportAddress;
 
-use super::{Kind, VolumeSource};
+use super::{VolumeSource, VolumeType};
 use crate::types::{InvalidField, required};
 pub use options::NfsOptions;
 
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: VolumeType = VolumeType {
     word: "nfs",
     directory: Some(Nfs::DIRECTORY),
     parse: |volume: &Volume, _| {

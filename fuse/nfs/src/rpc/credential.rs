@@ -1,6 +1,6 @@
 //! As whom a call is made.
 
-use crate::xdr::Writer;
+use crate::xdr::XdrWriter;
 
 /// Most supplementary groups of AUTH_SYS; a server refuses more.
 pub const MAX_GROUPS: usize = 16;
@@ -42,7 +42,7 @@ impl Credential {
     }
 
     /// Writes credential and verifier, as they stand in a call.
-    pub(super) fn write(&self, writer: &mut Writer) {
+    pub(super) fn write(&self, writer: &mut XdrWriter) {
         writer.u32(self.flavor());
         match self {
             Self::Nobody => {

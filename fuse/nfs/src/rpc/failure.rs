@@ -6,7 +6,7 @@ use crate::xdr::Malformed;
 
 /// Why a call has no results. The caller adds which server it was.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-pub enum Failure {
+pub enum RpcError {
     /// Nothing came within the time that the call had; the mount is `soft`.
     #[error("the server does not answer")]
     NoAnswer,
@@ -61,7 +61,7 @@ pub enum Denial {
     Other,
 }
 
-impl Failure {
+impl RpcError {
     /// The errno that a program gets.
     pub fn errno(self) -> Errno {
         match self {

@@ -35,7 +35,7 @@ pub mod slice;
 
 pub use connection::{Connection, Reply};
 pub use credential::Credential;
-pub use failure::{Denial, Failure};
+pub use failure::{Denial, RpcError};
 pub use message::{Message, Procedure};
 pub use peer::{Health, Peer, SilenceObserver};
 pub use policy::{Backoff, Persistence, Policy};

@@ -4,9 +4,9 @@ use rustix::io::Errno;
 
 /// What a server says became of a call.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct Status(pub u32);
+pub struct NfsStatus(pub u32);
 
-impl Status {
+impl NfsStatus {
     /// It was done.
     pub const OK: Self = Self(0);
     /// There is no such name.

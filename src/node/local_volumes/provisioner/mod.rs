@@ -14,15 +14,15 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
-use super::board::Counts;
 use super::clean::{Cleaned, Progress};
-use super::entries::Look;
+use super::entries::Scan;
 use super::error::InspectionError;
 use super::inspection::Fit;
+use super::metrics::Counts;
 use super::plan::{Class, Step, World, plan, remarks};
-use super::record::{Record, Records};
+use super::record::{CleaningRecord, Records};
 use super::volume::{HOSTNAME, NodeNames, Phase, Reclaim, Volume};
-use super::{Board, ClassDirectory, wake};
+use super::{ClassDirectory, LocalVolumeMetrics, wake};
 use crate::kube::address::{Collection, Resource};
 use crate::kube::client::Client;
 use crate::kube::follower::{Follower, News};
@@ -35,7 +35,7 @@ const CLEANINGS: usize = 4;
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// Where local volumes are offered, and what is asked before one is erased.
-pub(in crate::node) struct Place {
+pub(in crate::node) struct ProvisionerSettings {
     pub(in crate::node) client: Client,
     /// The name of the Node object.
     pub(in crate::node) node: String,
@@ -43,29 +43,29 @@ pub(in crate::node) struct Place {
     pub(in crate::node) root_directory: PathBuf,
     pub(in crate::node) kubelet_root: PathBuf,
     pub(in crate::node) handle: NodeHandle,
-    pub(in crate::node) board: Board,
+    pub(in crate::node) metrics: LocalVolumeMetrics,
 }
 
 /// Something new.
-enum Input {
-    Look(Look),
+enum ProvisionerEvent {
+    Scan(Scan),
     Volumes(News),
     Class(String, News),
-    Cleaned(String, Cleaned),
+    Cleaned(String, Box<Cleaned>),
 }
 
 struct Provisioner {
-    place: Place,
+    settings: ProvisionerSettings,
     names: NodeNames,
-    inputs: UnboundedReceiver<Input>,
-    input: UnboundedSender<Input>,
-    /// Nothing before the first look, and before the first list.
-    look: Option<Look>,
+    inputs: UnboundedReceiver<ProvisionerEvent>,
+    input: UnboundedSender<ProvisionerEvent>,
+    /// Nothing before the first scan, and before the first list.
+    scan: Option<Scan>,
     volumes: Option<BTreeMap<String, Volume>>,
     classes: BTreeMap<String, Class>,
     records: Records,
     cleanings: BTreeMap<String, Arc<Progress>>,
-    /// Entries that an inspection has found unfit since the last look.
+    /// Entries that an inspection has found unfit since the last scan.
     unfit: BTreeSet<PathBuf>,
     /// Inspections that do not end.
     hanging: BTreeMap<PathBuf, JoinHandle<Result<Fit, InspectionError>>>,
@@ -79,8 +79,8 @@ struct Provisioner {
 }
 
 /// Offers and cleans local volumes for as long as the daemon runs.
-pub(in crate::node) async fn serve(place: Place) {
-    let records = match Records::read(&place.root_directory) {
+pub(in crate::node) async fn serve(settings: ProvisionerSettings) {
+    let records = match Records::read(&settings.root_directory) {
         Ok(records) => records,
         Err(error) => {
             warn!(
@@ -90,28 +90,28 @@ pub(in crate::node) async fn serve(place: Place) {
         }
     };
     let (input, inputs) = unbounded_channel();
-    let looks = input.clone();
-    let tell = move |look| looks.send(Input::Look(look)).is_ok();
-    if let Err(error) = wake::start(place.directories.clone(), tell) {
+    let scans = input.clone();
+    let tell = move |scan| scans.send(ProvisionerEvent::Scan(scan)).is_ok();
+    if let Err(error) = wake::start(settings.directories.clone(), tell) {
         warn!("no local volume is offered: the directories cannot be watched: {error}");
         return;
     }
-    let names = names(&place.client, &place.node).await;
-    follow(&place.client, Collection::all(Resource::PERSISTENT_VOLUME), &input, Input::Volumes);
-    let mut classes: Vec<_> = place.directories.iter().map(|directory| directory.class.clone()).collect();
+    let names = names(&settings.client, &settings.node).await;
+    follow(&settings.client, Collection::all(Resource::PERSISTENT_VOLUME), &input, ProvisionerEvent::Volumes);
+    let mut classes: Vec<_> = settings.directories.iter().map(|directory| directory.class.clone()).collect();
     classes.sort();
     classes.dedup();
     for class in classes {
         let collection = Collection::only(Resource::STORAGE_CLASS, None, &class);
-        follow(&place.client, collection, &input, move |news| Input::Class(class.clone(), news));
+        follow(&settings.client, collection, &input, move |news| ProvisionerEvent::Class(class.clone(), news));
     }
-    let retry = Retry::new(place.client.clone());
+    let retry = Retry::new(settings.client.clone());
     let provisioner = Provisioner {
-        place,
+        settings,
         names,
         inputs,
         input,
-        look: None,
+        scan: None,
         volumes: None,
         classes: BTreeMap::new(),
         records,
@@ -152,8 +152,8 @@ async fn names(client: &Client, node: &str) -> NodeNames {
 fn follow(
     client: &Client,
     collection: Collection,
-    input: &UnboundedSender<Input>,
-    wrap: impl Fn(News) -> Input + Send + Sync + 'static,
+    input: &UnboundedSender<ProvisionerEvent>,
+    wrap: impl Fn(News) -> ProvisionerEvent + Send + Sync + 'static,
 ) {
     let (mut follower, input) = (Follower::new(client.clone(), collection), input.clone());
     tokio::spawn(async move {
@@ -174,7 +174,7 @@ impl Provisioner {
             }
             let steps = self.plan();
             self.stop_cleanings(&steps);
-            self.place.board.set(self.counts());
+            self.settings.metrics.set(self.counts());
             let now = Instant::now();
             match steps.into_iter().find(|step| self.may_do(step, now)) {
                 Some(step) => self.perform(step).await,
@@ -204,9 +204,9 @@ impl Provisioner {
     }
 
     fn plan(&mut self) -> Vec<Step> {
-        let (Some(look), Some(volumes)) = (&self.look, &self.volumes) else { return Vec::new() };
+        let (Some(scan), Some(volumes)) = (&self.scan, &self.volumes) else { return Vec::new() };
         let (node, classes, records) = (&self.names, &self.classes, &self.records.by_name);
-        let world = World { node, look, volumes, classes, records };
+        let world = World { node, scan, volumes, classes, records };
         let steps = plan(world);
         let remarks = remarks(world);
         for (about, sentence) in &remarks {
@@ -223,7 +223,7 @@ impl Provisioner {
             let volumes = self.volumes.iter().flat_map(BTreeMap::values);
             volumes.filter(|volume| volume.own.is_some() && volume.is_here && volume.phase == phase).count()
         };
-        let entries = self.look.iter().flat_map(|look| look.entries.values());
+        let entries = self.scan.iter().flat_map(|scan| scan.entries.values());
         Counts {
             free: own(Phase::Free),
             bound: own(Phase::Other),
@@ -256,17 +256,18 @@ impl Provisioner {
         }
     }
 
-    fn take(&mut self, input: Input) {
+    fn take(&mut self, input: ProvisionerEvent) {
         match input {
-            Input::Look(look) => {
-                self.look = Some(look);
+            ProvisionerEvent::Scan(scan) => {
+                self.scan = Some(scan);
                 self.unfit.clear();
             }
-            Input::Volumes(news) => self.take_volumes(news),
-            Input::Class(name, news) => self.take_class(name, news),
-            Input::Cleaned(name, Cleaned { record, result }) => {
+            ProvisionerEvent::Volumes(news) => self.take_volumes(news),
+            ProvisionerEvent::Class(name, news) => self.take_class(name, news),
+            ProvisionerEvent::Cleaned(name, cleaned) => {
+                let Cleaned { record, result } = *cleaned;
                 self.cleanings.remove(&name);
-                self.place.board.end(&name);
+                self.settings.metrics.end(&name);
                 let path = self.path_of(&name, record.as_ref());
                 if let Some(record) = record {
                     self.records.by_name.insert(name.clone(), Some(record));
@@ -282,7 +283,7 @@ impl Provisioner {
         }
     }
 
-    fn path_of(&self, name: &str, record: Option<&Record>) -> String {
+    fn path_of(&self, name: &str, record: Option<&CleaningRecord>) -> String {
         let volume = self.volumes.as_ref().and_then(|volumes| volumes.get(name));
         let path = record.map(|record| &record.path).or_else(|| volume?.path.as_ref());
         path.map_or_else(|| "the entry".to_owned(), |path| path.display().to_string())

@@ -13,9 +13,9 @@ use super::super::clean::{Cleaning, Progress};
 use super::super::error::InspectionError;
 use super::super::inspection::{Fit, inspect};
 use super::super::plan::{Class, Step, is_about, is_to_be_cleaned};
-use super::super::record::Record;
+use super::super::record::CleaningRecord;
 use super::super::volume::{Offer, Volume};
-use super::{Input, Provisioner};
+use super::{Provisioner, ProvisionerEvent};
 use crate::kube::address::{Collection, Resource};
 use crate::kube::error::ApiError;
 use crate::manifest::objects::VolumeMode;
@@ -75,7 +75,7 @@ impl Provisioner {
 
     async fn delete(&mut self, name: &str, uid: &str, version: Option<&str>) -> Result<(), ApiError> {
         let collection = Collection::only(Resource::PERSISTENT_VOLUME, None, name);
-        self.place.client.delete(&collection, uid, version).await?;
+        self.settings.client.delete(&collection, uid, version).await?;
         // The watch reports when it is deleted: a finalizer may keep it.
         if let Some(volume) = self.volumes.as_mut().and_then(|volumes| volumes.get_mut(name)) {
             volume.deleting = true;
@@ -103,7 +103,7 @@ impl Provisioner {
             mount_options: &mount_options,
         };
         let object = offer.object(&self.names);
-        let created = self.place.client.create(Resource::PERSISTENT_VOLUME, None, &[], &object).await?;
+        let created = self.settings.client.create(Resource::PERSISTENT_VOLUME, None, &[], &object).await?;
         self.put(&created);
         self.pauses.remove(name);
         info!("{} is offered as PersistentVolume {name} of StorageClass {class}", path.display());
@@ -115,7 +115,7 @@ impl Provisioner {
         let owned = path.to_owned();
         let mut inspection = spawn_blocking(move || inspect(&owned, mode));
         match timeout(INSPECTION, &mut inspection).await {
-            Ok(found) => found.unwrap_or_else(|_| Err(InspectionError::Lost)),
+            Ok(found) => found.unwrap_or(Err(InspectionError::Lost)),
             Err(_) => {
                 self.hanging.insert(path.to_owned(), inspection);
                 Err(InspectionError::Late)
@@ -124,17 +124,17 @@ impl Provisioner {
     }
 
     /// Starts to erase, after it has checked once more everything that could forbid it.
-    async fn clean(&mut self, record: Record) -> Result<(), ApiError> {
+    async fn clean(&mut self, record: CleaningRecord) -> Result<(), ApiError> {
         let name = record.volume.clone();
         let unique_name = format!("kubernetes.io/local-volume/{name}");
-        if in_use(&self.place.handle.state()).any(|volume| volume.unique_name == unique_name) {
+        if in_use(&self.settings.handle.state()).any(|volume| volume.unique_name == unique_name) {
             let path = record.path.display();
             self.pause(&name, &format!("{path} of PersistentVolume {name} is in use by a pod of this node"));
             return Ok(());
         }
         let collection = Collection::only(Resource::PERSISTENT_VOLUME, None, &name);
         let known = self.volumes.as_ref().is_some_and(|volumes| volumes.contains_key(&name));
-        match self.place.client.get(&collection).await? {
+        match self.settings.client.get(&collection).await? {
             Some(object) => {
                 let volume = Volume::parse(&object, &self.names);
                 self.put(&object);
@@ -152,15 +152,15 @@ impl Provisioner {
             }
         }
         let progress = Arc::<Progress>::default();
-        let roots = [self.place.root_directory.clone(), self.place.kubelet_root.clone()];
+        let roots = [self.settings.root_directory.clone(), self.settings.kubelet_root.clone()];
         let (file, path) = (self.records.file(&name), record.path.display().to_string());
         let cleaning = Cleaning { record, file, roots, progress: Arc::clone(&progress) };
         let (input, of) = (self.input.clone(), name.clone());
-        let work = move || drop(input.send(Input::Cleaned(of, cleaning.run())));
+        let work = move || drop(input.send(ProvisionerEvent::Cleaned(of, Box::new(cleaning.run()))));
         match thread::Builder::new().name("podfs-clean".to_owned()).spawn(work) {
             Ok(_) => {
                 info!("{path} of PersistentVolume {name} was released and is being cleaned");
-                self.place.board.begin(&name, &progress);
+                self.settings.metrics.begin(&name, &progress);
                 self.cleanings.insert(name, progress);
             }
             Err(cause) => self.pause(&name, &format!("{path} is not cleaned: there is no thread: {cause}")),

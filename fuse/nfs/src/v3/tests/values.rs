@@ -7,10 +7,10 @@ use proptest::prelude::*;
 
 use super::super::*;
 use crate::rpc::{Credential, Slice};
-use crate::xdr::Writer;
+use crate::xdr::XdrWriter;
 
-pub(super) fn ours(write: impl FnOnce(&mut Writer)) -> Vec<u8> {
-    let mut writer = Writer::default();
+pub(super) fn ours(write: impl FnOnce(&mut XdrWriter)) -> Vec<u8> {
+    let mut writer = XdrWriter::default();
     write(&mut writer);
     writer.into_bytes()
 }
@@ -59,13 +59,13 @@ pub(super) fn their_changes(changes: &Changes) -> sattr3 {
 pub(super) fn their_attributes(attributes: &Attributes) -> theirs::fattr3 {
     theirs::fattr3 {
         type_: match attributes.kind {
-            Kind::File => theirs::ftype3::NF3REG,
-            Kind::Directory => theirs::ftype3::NF3DIR,
-            Kind::Block => theirs::ftype3::NF3BLK,
-            Kind::Character => theirs::ftype3::NF3CHR,
-            Kind::Symlink => theirs::ftype3::NF3LNK,
-            Kind::Socket => theirs::ftype3::NF3SOCK,
-            Kind::Pipe => theirs::ftype3::NF3FIFO,
+            FileType::File => theirs::ftype3::NF3REG,
+            FileType::Directory => theirs::ftype3::NF3DIR,
+            FileType::Block => theirs::ftype3::NF3BLK,
+            FileType::Character => theirs::ftype3::NF3CHR,
+            FileType::Symlink => theirs::ftype3::NF3LNK,
+            FileType::Socket => theirs::ftype3::NF3SOCK,
+            FileType::Pipe => theirs::ftype3::NF3FIFO,
         },
         mode: attributes.mode,
         nlink: attributes.links,
@@ -119,8 +119,8 @@ pub(super) fn changes() -> impl Strategy<Value = Changes> {
     })
 }
 
-pub(super) fn kind() -> impl Strategy<Value = Kind> {
-    use Kind::{Block, Character, Directory, File, Pipe, Socket, Symlink};
+pub(super) fn kind() -> impl Strategy<Value = FileType> {
+    use FileType::{Block, Character, Directory, File, Pipe, Socket, Symlink};
     prop::sample::select(vec![File, Directory, Block, Character, Symlink, Socket, Pipe])
 }
 
