@@ -45,6 +45,7 @@ pub fn is_there() -> bool {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelMount {
     /// The export.
+    #[serde(flatten)]
     pub address: ExportAddress,
     /// The versions to try, one after the other, as the kernel calls them.
     pub versions: Vec<String>,
