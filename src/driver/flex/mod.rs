@@ -21,7 +21,7 @@ use crate::host::{Source, fs_group};
 use crate::manifest::objects::{Secret, Values};
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::Flex;
-use call::{Answer, Capabilities};
+use call::{DriverAnswer, FlexCapabilities};
 
 /// How long a call may take.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -177,7 +177,12 @@ impl FlexMount<'_> {
         }
     }
 
-    fn mount(&self, program: &Path, target: &Path, capabilities: Capabilities) -> Result<Option<Answer>, DriverError> {
+    fn mount(
+        &self,
+        program: &Path,
+        target: &Path,
+        capabilities: FlexCapabilities,
+    ) -> Result<Option<DriverAnswer>, DriverError> {
         call::call(program, &["mount", text(target)?, &self.options(true, capabilities.fs_group)], DEADLINE)
     }
 
@@ -207,7 +212,7 @@ impl FlexMount<'_> {
     }
 }
 
-fn init(program: &Path) -> Result<Capabilities, DriverError> {
+fn init(program: &Path) -> Result<FlexCapabilities, DriverError> {
     let answer = call::call(program, &["init"], DEADLINE)?;
     Ok(answer.map(|answer| answer.capabilities).unwrap_or_default())
 }

@@ -193,7 +193,7 @@ impl Connection {
     ///
     /// # Panics
     /// When the xid [is in use](Self::is_in_use).
-    pub fn call(&self, xid: u32, message: Message, policy: Policy, again: bool) -> Answer<'_> {
+    pub fn call(&self, xid: u32, message: Message, policy: Policy, again: bool) -> PendingReply<'_> {
         let shared = &self.shared;
         let now = Instant::now();
         let order = shared.next_order.get();
@@ -219,7 +219,7 @@ impl Connection {
             shared.deadlines.wake();
         }
         shared.send(&call);
-        Answer { shared, call }
+        PendingReply { shared, call }
     }
 }
 
@@ -235,12 +235,12 @@ impl Drop for Connection {
 /// A call in flight.
 #[derive(Debug)]
 #[must_use = "a call without a waiting task is taken back"]
-pub struct Answer<'a> {
+pub struct PendingReply<'a> {
     shared: &'a Shared,
     call: Rc<PendingCall>,
 }
 
-impl Future for Answer<'_> {
+impl Future for PendingReply<'_> {
     type Output = Result<Reply, RpcError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -254,7 +254,7 @@ impl Future for Answer<'_> {
     }
 }
 
-impl Drop for Answer<'_> {
+impl Drop for PendingReply<'_> {
     fn drop(&mut self) {
         // The xid of a call that was answered may be another's by now.
         if self.shared.is_pending(&self.call) {
