@@ -7,7 +7,7 @@
 //! A podfs of an earlier version recognises servers by the word `server`.
 
 use std::env;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -48,9 +48,9 @@ pub fn main() -> ExitCode {
         }
         Ok(Command::Serve(server)) => match server.serve() {
             Ok(()) => ExitCode::SUCCESS,
-            Err(sentence) => fail(FAILED, &sentence),
+            Err(error) => fail(FAILED, &error.to_string()),
         },
-        Err(sentence) => fail(BAD_ARGUMENTS, &sentence),
+        Err(error) => fail(BAD_ARGUMENTS, &error.to_string()),
     }
 }
 
@@ -59,6 +59,48 @@ fn fail(code: u8, sentence: &str) -> ExitCode {
     let line = format!("{NAME}: {}\n", printable(sentence));
     let _no_reader = std::io::stderr().write_all(line.as_bytes());
     ExitCode::from(code)
+}
+
+/// Arguments that podfs does not give.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum ArgumentError {
+    #[error("podfs starts this program for each pod that it serves; see podfs(8)")]
+    NoCommand,
+    #[error("{0} needs a value")]
+    NoValue(String),
+    #[error("{value:?} is no value of {option}")]
+    Value { value: String, option: String },
+    #[error("{0} is not an option of {NAME}")]
+    Unknown(String),
+    #[error("{0} is missing")]
+    Missing(&'static str),
+}
+
+/// Why the server ends.
+#[derive(Debug, thiserror::Error)]
+enum ServeError {
+    #[error(transparent)]
+    OtherVersion(#[from] OtherVersion),
+    #[error("the server of pod {pod} cannot go on: {cause}")]
+    Ended {
+        pod: String,
+        #[source]
+        cause: io::Error,
+    },
+}
+
+/// podfs and podfs-fuse are of different versions.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "podfs {} ({}) does not work with {NAME} {version} ({}); install both programs from one package or one build",
+    podfs.version,
+    podfs.path.display(),
+    path.display()
+)]
+struct OtherVersion {
+    podfs: StartedBy,
+    version: String,
+    path: PathBuf,
 }
 
 /// What the arguments ask for.
@@ -84,35 +126,35 @@ struct Server {
 }
 
 impl Command {
-    fn parse(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
+    fn parse(mut words: impl Iterator<Item = String>) -> Result<Self, ArgumentError> {
         match words.next().as_deref() {
             Some("--version") => Ok(Self::Version),
             Some("server") => Server::parse(words).map(Self::Serve),
-            _ => Err("podfs starts this program for each pod that it serves; see podfs(8)".to_owned()),
+            _ => Err(ArgumentError::NoCommand),
         }
     }
 }
 
 impl Server {
-    fn parse(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
+    fn parse(mut words: impl Iterator<Item = String>) -> Result<Self, ArgumentError> {
         let (mut pod, mut uid, mut profile, mut lines, mut started_by) = (None, None, None, Lines::Text, None);
         while let Some(word) = words.next() {
             let (option, value) = match word.split_once('=') {
                 Some((option, value)) => (option, Some(value.to_owned())),
                 None => (word.as_str(), words.next()),
             };
-            let value = value.ok_or_else(|| format!("{option} needs a value"))?;
-            let bad = || format!("{value:?} is no value of {option}");
+            let value = value.ok_or_else(|| ArgumentError::NoValue(option.to_owned()))?;
+            let bad = || ArgumentError::Value { value: value.clone(), option: option.to_owned() };
             match option {
                 "--pod" => pod = Some(value),
                 "--uid" => uid = Some(value),
                 "--profile" => profile = Some(Profile::named(&value).ok_or_else(bad)?),
                 "--log-format" => lines = Lines::named(&value).ok_or_else(bad)?,
                 "--started-by" => started_by = Some(StartedBy::parse(&value).ok_or_else(bad)?),
-                _ => return Err(format!("{option} is not an option of {NAME}")),
+                _ => return Err(ArgumentError::Unknown(option.to_owned())),
             }
         }
-        let missing = |option: &str| format!("{option} is missing");
+        let missing = ArgumentError::Missing;
         Ok(Self {
             pod: pod.ok_or_else(|| missing("--pod"))?,
             uid: uid.ok_or_else(|| missing("--uid"))?,
@@ -122,14 +164,14 @@ impl Server {
         })
     }
 
-    fn serve(self) -> Result<(), String> {
+    fn serve(self) -> Result<(), ServeError> {
         let Self { pod, uid, profile, lines, started_by } = self;
         // SAFETY: a process that has only read its arguments has nothing open.
         unsafe { close_strangers() };
         log::start(lines);
-        if let Some(Err(sentence)) = started_by.map(|podfs| podfs.check(version(), &own_path())) {
-            process::refuse(&sentence);
-            return Err(sentence);
+        if let Some(Err(error)) = started_by.map(|podfs| podfs.check(version(), &own_path())) {
+            process::refuse(&error.to_string());
+            return Err(error.into());
         }
         // The supervisor has locked its own memory and warned when it could not.
         let _unlocked = memory_lock::protect_memory();
@@ -139,7 +181,7 @@ impl Server {
         // What the confinement was computed with is not needed again, by the keeper even less.
         memory_lock::return_free_memory();
         let served = process::serve(version(), &uid, output);
-        served.map_err(|error| format!("the server of pod {pod} cannot go on: {error}"))
+        served.map_err(|cause| ServeError::Ended { pod, cause })
     }
 }
 
@@ -149,7 +191,7 @@ fn own_path() -> PathBuf {
 }
 
 /// The podfs that executed podfs-fuse.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StartedBy {
     /// Its version.
     pub version: String,
@@ -169,16 +211,12 @@ impl StartedBy {
     }
 
     /// Compares the versions of both programs.
-    fn check(&self, version: &str, path: &Path) -> Result<(), String> {
+    fn check(&self, version: &str, path: &Path) -> Result<(), OtherVersion> {
         if self.version == version {
             return Ok(());
         }
-        Err(format!(
-            "podfs {} ({}) does not work with {NAME} {version} ({}); install both programs from one package or one build",
-            self.version,
-            self.path.display(),
-            path.display()
-        ))
+        let (podfs, version, path) = (self.clone(), version.to_owned(), path.to_owned());
+        Err(OtherVersion { podfs, version, path })
     }
 }
 
@@ -187,7 +225,7 @@ mod tests {
     use super::*;
 
     fn parse(words: &str) -> Result<Command, String> {
-        Command::parse(words.split_whitespace().map(str::to_owned))
+        Command::parse(words.split_whitespace().map(str::to_owned)).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -222,8 +260,8 @@ mod tests {
     #[test]
     fn programs_of_different_versions_do_not_work_together() {
         let podfs = StartedBy { version: "1.2.3".to_owned(), path: "/usr/bin/podfs".into() };
-        assert_eq!(podfs.check("1.2.3", Path::new("/p")), Ok(()));
-        let sentence = podfs.check("1.2.4", Path::new("/p")).expect_err("another version");
+        podfs.check("1.2.3", Path::new("/p")).expect("the same version");
+        let sentence = podfs.check("1.2.4", Path::new("/p")).expect_err("another version").to_string();
         assert!(sentence.starts_with("podfs 1.2.3 (/usr/bin/podfs) does not work with podfs-fuse 1.2.4 (/p); "));
     }
 }

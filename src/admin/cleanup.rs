@@ -34,7 +34,7 @@ use crate::supervisor::run_dir::claim::{CONTROL, COUNTS, Claim, ClaimError, Clai
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::server::kill_server;
 
-/// One thing that was done, or not.
+/// One step of a cleanup, done or not.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Deed {
     /// A mount was unmounted.
@@ -323,8 +323,8 @@ impl<'a> Cleanup<'a> {
         for (home, _) in Home::all(pod) {
             match if self.dry_run { Ok(()) } else { driver::undo(&home) } {
                 Ok(()) => (self.tell)(&Deed::Removed(home.path().to_owned())),
-                Err(reason) => {
-                    self.leave(home.path(), &reason);
+                Err(error) => {
+                    self.leave(home.path(), &error.to_string());
                     all = false;
                 }
             }

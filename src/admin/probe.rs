@@ -54,10 +54,10 @@ pub(super) fn pulse(path: &Path) -> Pulse {
 }
 
 fn wait(child: Pid) -> Pulse {
-    let patience = Timespec { tv_sec: TIMEOUT.as_secs() as i64, tv_nsec: 0 };
+    let timeout = Timespec { tv_sec: TIMEOUT.as_secs() as i64, tv_nsec: 0 };
     let ended = rustix::process::Pid::from_raw(child.as_raw())
         .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
-        .is_some_and(|pid| poll(&mut [PollFd::from_borrowed_fd(pid.as_fd(), PollFlags::IN)], Some(&patience)) == Ok(1));
+        .is_some_and(|pid| poll(&mut [PollFd::from_borrowed_fd(pid.as_fd(), PollFlags::IN)], Some(&timeout)) == Ok(1));
     if !ended {
         // No wait for its end: the kernel may delay that as long as the mount is silent.
         let _ = kill(child, Signal::SIGKILL);

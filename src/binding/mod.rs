@@ -141,7 +141,7 @@ pub enum BindingError {
 /// Finds the PersistentVolume behind the volume `volume` of a pod.
 ///
 /// # Errors
-/// The first thing that stands in the way; when the objects change, it may be gone.
+/// The first obstacle; a change of the objects may remove it.
 pub fn resolve(
     volume: &str,
     claim: &Claim,

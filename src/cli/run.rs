@@ -10,7 +10,6 @@ use clap::{Args, ValueHint};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use tracing::{info, warn};
 
-use super::block_on;
 use super::exit::Failure;
 use super::log::{LogFormat, LogOptions};
 use super::metrics;
@@ -21,12 +20,8 @@ use crate::supervisor::program::machine::check_machine;
 use crate::supervisor::program::options::{
     DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRECTORY, RUN_DIRECTORY, SubPathOptions,
 };
+use crate::supervisor::program::service::PodService;
 use crate::supervisor::run::upgrade;
-use crate::supervisor::run_dir::claim::Claim;
-use crate::supervisor::run_dir::site::Site;
-use crate::supervisor::run_dir::trust;
-use crate::supervisor::status::report::{Report, Subject};
-use crate::supervisor::{self, Assignment};
 
 /// Mount the volumes of a pod, and keep them up to date until SIGTERM or SIGINT.
 ///
@@ -111,28 +106,20 @@ impl Run {
             source => (source, snapshot),
         };
         let metrics = self.metrics_addr.map(listen_for_scrapers).transpose()?.flatten();
-        trust::check(&self.root_dir).map_err(Failure::input)?;
-        let (claim, inheritance) = Claim::take(&self.run_dir, &self.root_dir, &pod.identity)?;
-        let assignment = Assignment {
-            identity: pod.identity.clone(),
-            facts: pod.facts.clone(),
-            volumes: pod.volumes.clone(),
-            site: Site::of_pod(&self.root_dir, &pod.identity.uid),
-            claim: Some(claim),
-            inheritance,
+        let service = PodService {
+            root_dir: self.root_dir,
+            run_dir: self.run_dir,
             server_program,
-            flex_volumes: self.drivers.flexvolume_dir,
-            trace: false,
-            keep_old_generations: self.generations.keep_old_generations,
-            sub_path: self.sub_paths.sub_path.into(),
-            agent_watches_mounts: false,
-            keep_empty_dirs: false,
-            server_memory: self.memory.server_memory_max,
+            drivers: self.drivers,
+            memory: self.memory,
+            generations: self.generations,
+            sub_paths: self.sub_paths,
+            audience: self.log_format.audience(),
+            is_of_node: false,
             metrics,
+            ready_fd,
         };
-        let report =
-            Report::new(Subject::Pod, pod.identity.clone(), &pod.volumes, self.log_format.audience(), ready_fd);
-        block_on(&pod.volumes, async { Ok(supervisor::run(assignment, source, snapshot, report).await?) })
+        service.run(&pod, source, snapshot)
     }
 
     /// An agent that mixes up files must not serve another pod than the one of `--uid`.

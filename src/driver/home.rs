@@ -30,7 +30,7 @@ pub struct Home(PathBuf);
 /// What podfs has asked of a driver, for the process that has to undo it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Record {
+pub struct DriverRecord {
     /// The driver's name.
     pub driver_name: String,
     /// What the driver knows the volume by.
@@ -77,13 +77,13 @@ impl Home {
     }
 
     /// All homes of a pod that have a record. That of a process which was killed while it wrote the first one is empty.
-    pub fn all(pod: &Path) -> Vec<(Home, Record)> {
+    pub fn all(pod: &Path) -> Vec<(Home, DriverRecord)> {
         let entries = |directory: &Path| {
             let entries = directory.read_dir().into_iter().flatten().flatten();
             entries.map(|entry| entry.path()).filter(|path| path.is_dir() && !path.is_symlink()).collect::<Vec<_>>()
         };
         let homes = entries(&pod.join(PLUGINS)).into_iter().flat_map(|kind| entries(&kind)).map(Home);
-        let begun = |home: &Home| home.0.join(RECORD).with_extension(NEXT).exists().then(Record::default);
+        let begun = |home: &Home| home.0.join(RECORD).with_extension(NEXT).exists().then(DriverRecord::default);
         homes.filter_map(|home| home.read().or_else(|| begun(&home)).map(|record| (home, record))).collect()
     }
 
@@ -127,7 +127,7 @@ impl Home {
     }
 
     /// What was asked of the driver; nothing if nothing was, or all of it was undone.
-    pub fn read(&self) -> Option<Record> {
+    pub fn read(&self) -> Option<DriverRecord> {
         serde_json::from_slice(&fs::read(self.0.join(RECORD)).ok()?).ok()
     }
 
@@ -135,7 +135,7 @@ impl Home {
     ///
     /// # Errors
     /// What the kernel said.
-    pub fn write(&self, record: &Record) -> io::Result<()> {
+    pub fn write(&self, record: &DriverRecord) -> io::Result<()> {
         replace(&self.0.join(RECORD), &serde_json::to_vec(record)?)
     }
 
@@ -239,7 +239,7 @@ mod tests {
         let home = Home::of(base.path(), "kubernetes.io~csi", "a");
         home.make_target().expect("made");
         fs::write(home.path().join("vol_data.next"), "{").expect("written");
-        assert_eq!(Home::all(base.path()), [(home.clone(), Record::default())]);
+        assert_eq!(Home::all(base.path()), [(home.clone(), DriverRecord::default())]);
         home.remove().expect("removed");
         assert!(!home.path().exists());
     }
@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(home.path(), pod.join("plugins/kubernetes.io~csi/a~b"));
         home.make_target().expect("made");
         assert_eq!(Home::all(&pod), []);
-        let record = Record { driver_name: "d".to_owned(), volume: "v".to_owned(), ..Record::default() };
+        let record = DriverRecord { driver_name: "d".to_owned(), volume: "v".to_owned(), ..DriverRecord::default() };
         home.write(&record).expect("written");
         assert_eq!(Home::all(&pod), [(home.clone(), record)]);
         assert_eq!(home.user_name(), "uid-1~kubernetes.io~csi~a~b");

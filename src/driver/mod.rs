@@ -24,8 +24,10 @@ mod node_mount;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use home::{Home, Record};
+pub use home::{DriverRecord, Home};
 pub use node_mount::NodeMount;
+
+use podfs_fuse::mount::MountError;
 
 use crate::host::HostError;
 
@@ -73,18 +75,105 @@ impl From<HostError> for DriverError {
     }
 }
 
+/// Why something of a driver's volume is left.
+#[derive(Debug, thiserror::Error)]
+pub enum UndoError {
+    /// The directory of the volume stays.
+    #[error("cannot remove {}: {cause}", .home.display())]
+    Home {
+        /// The directory.
+        home: PathBuf,
+        /// What the kernel said.
+        #[source]
+        cause: io::Error,
+    },
+    /// The driver has not undone its part.
+    #[error("volume {volume:?}: {cause}")]
+    Volume {
+        /// The volume.
+        volume: String,
+        /// Why not.
+        #[source]
+        cause: LeaveError,
+    },
+}
+
+/// Why a volume is not unmounted from a pod, or from the node.
+#[derive(Debug, thiserror::Error)]
+pub enum LeaveError {
+    /// The driver refuses, or does not answer.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The node's shared mount cannot be looked at.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The CSI driver says what is not so.
+    #[error("CSI driver {driver} says that it has unpublished the volume, and {} is mounted still", .target.display())]
+    StillPublished {
+        /// The driver.
+        driver: String,
+        /// The mount.
+        target: PathBuf,
+    },
+    /// The FlexVolume driver says what is not so.
+    #[error("cannot unmount {}: the driver says that it did, and it is mounted still", .0.display())]
+    StillMounted(PathBuf),
+    /// The kernel does not unmount it.
+    #[error("cannot unmount {}: {cause}", .target.display())]
+    Unmount {
+        /// The mount.
+        target: PathBuf,
+        /// Why not.
+        #[source]
+        cause: UnmountError,
+    },
+    /// A mount of the driver's stays, which the kernel does not unmount.
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    /// The record of the node's mount cannot be changed.
+    #[error("cannot leave {}: {cause}", .directory.display())]
+    Leave {
+        /// The directory of the node's mount.
+        directory: PathBuf,
+        /// What the kernel said.
+        #[source]
+        cause: io::Error,
+    },
+    /// The directory of the node's mount stays.
+    #[error("cannot remove {}: {cause}", .directory.display())]
+    Remove {
+        /// The directory.
+        directory: PathBuf,
+        /// What the kernel said.
+        #[source]
+        cause: io::Error,
+    },
+}
+
+/// Why the kernel does not unmount a volume of a driver.
+#[derive(Debug, thiserror::Error)]
+pub enum UnmountError {
+    /// The mount table cannot be read.
+    #[error(transparent)]
+    MountTable(#[from] io::Error),
+    /// The mount stays.
+    #[error(transparent)]
+    Mount(#[from] MountError),
+}
+
 /// Undoes what drivers have done for a volume of a pod, and removes its home. Blocks for as long as the driver takes.
 ///
 /// # Errors
 /// What is left, and why. It can be tried again.
-pub fn undo(home: &Home) -> Result<(), String> {
+pub fn undo(home: &Home) -> Result<(), UndoError> {
+    let remove = || home.remove().map_err(|cause| UndoError::Home { home: home.path().to_owned(), cause });
     let Some(record) = home.read() else {
-        return home.remove().map_err(|error| format!("cannot remove {}: {error}", home.path().display()));
+        return remove();
     };
     let undone = match &record.executable {
         Some(_) => flex::undo(home, &record),
         None => csi::undo(home, &record),
     };
-    undone.map_err(|error| format!("volume {:?}: {error}", record.volume))?;
-    home.remove().map_err(|error| format!("cannot remove {}: {error}", home.path().display()))
+    undone.map_err(|cause| UndoError::Volume { volume: record.volume.clone(), cause })?;
+    remove()
 }

@@ -13,7 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::home::{absent_is_fine, is_mount, remove_replaced, replace};
-use super::{DriverError, Home};
+use super::{DriverError, Home, LeaveError};
 use crate::host::global_mount::{GlobalMount, Held, User, boot_id};
 
 const MOUNT: &str = "globalmount";
@@ -86,14 +86,14 @@ impl NodeMount {
     ///
     /// # Errors
     /// Those of `unstage`. Then the pod is a user still.
-    pub fn leave(&self, home: &Home, unstage: impl FnOnce(&Path) -> Result<(), String>) -> Result<(), String> {
+    pub fn leave(&self, home: &Home, unstage: impl FnOnce(&Path) -> Result<(), LeaveError>) -> Result<(), LeaveError> {
         if !self.0.exists() {
             return Ok(());
         }
-        let failed = |error: io::Error| format!("cannot leave {}: {error}", self.0.display());
+        let failed = |cause: io::Error| LeaveError::Leave { directory: self.0.clone(), cause };
         let mount = self.global();
-        let held = mount.hold().map_err(|error| error.to_string())?;
-        let others = held.other_users(&home.user_name()).map_err(|error| error.to_string())?;
+        let held = mount.hold()?;
+        let others = held.other_users(&home.user_name())?;
         if others.is_empty() && self.staged() != Staged::No {
             unstage(&self.path())?;
             self.mark(Staged::No).map_err(failed)?;
@@ -143,7 +143,7 @@ impl NodeMount {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::Record;
+    use crate::driver::DriverRecord;
     use crate::driver::home::make_directory;
 
     struct Node(tempfile::TempDir);
@@ -152,7 +152,7 @@ mod tests {
         fn home(&self, pod: &str) -> Home {
             let home = Home::of(&self.0.path().join("pods").join(pod), "kind", "v");
             home.make_target().expect("made");
-            home.write(&Record::default()).expect("written");
+            home.write(&DriverRecord::default()).expect("written");
             home
         }
 
@@ -174,7 +174,8 @@ mod tests {
             mount.enter(home, |_| panic!("it is staged")).expect("entered");
         }
         mount.leave(&a, |_| panic!("it is in use")).expect("left");
-        assert_eq!(mount.leave(&b, |_| Err("busy".to_owned())), Err("busy".to_owned()));
+        let busy = mount.leave(&b, |_| Err(DriverError::refused("busy").into())).expect_err("busy");
+        assert_eq!(busy.to_string(), "busy");
         mount.leave(&b, |_| Ok(())).expect("left");
         assert!(!mount.directory().exists());
         mount.leave(&b, |_| panic!("nothing is staged")).expect("left already");

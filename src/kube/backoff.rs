@@ -14,7 +14,7 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// The longest pause, where nothing else is said.
+    /// The longest pause, unless the caller names another.
     pub(crate) const LONGEST: Duration = Duration::from_secs(30);
 
     /// Counts a failure, and says how long to pause.

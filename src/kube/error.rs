@@ -1,15 +1,34 @@
-//! What can go wrong between podfs and an API server: one sentence, and whether waiting helps.
+//! What can go wrong between podfs and an API server: one sentence, and whether a later try can succeed.
 
 use std::io::{self, ErrorKind};
 use std::time::Duration;
 
 use reqwest::StatusCode;
+use reqwest::header::InvalidHeaderValue;
 use rustls::CertificateError;
 use serde::Deserialize;
 
-use super::tls::is_authority_itself;
+use super::exec::ExecError;
+use super::tls::{TlsError, is_authority_itself};
 
 const BROKE: &str = "the connection to the server broke";
+
+/// Why settings make no connection. Each text goes on behind the name of the settings.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectionError {
+    #[error(transparent)]
+    Exec(#[from] ExecError),
+    #[error("its token has characters that no token has")]
+    Token(#[source] InvalidHeaderValue),
+    #[error("its tls-server-name {0:?} is not the name of a host")]
+    ServerName(String),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    #[error("its proxy-url cannot be used: {0}")]
+    Proxy(#[source] reqwest::Error),
+    #[error("no connection can be made with it: {0}")]
+    Http(#[source] reqwest::Error),
+}
 
 /// A request that did not succeed. Its text is one sentence for the user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

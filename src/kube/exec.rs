@@ -50,7 +50,7 @@ struct CredentialStatus {
 
 /// Why a program gave no credential.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ExecError {
+pub enum ExecError {
     /// The kubeconfig names no program.
     #[error("the kubeconfig's exec has no command")]
     NoCommand,
@@ -65,7 +65,7 @@ pub(crate) enum ExecError {
 
 /// What a program did wrong. The text quotes nothing of its output, because that may still be a credential.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ExecProblem {
+pub enum ExecProblem {
     #[error("asks a person, and podfs has no terminal to ask at; log in with that program first")]
     NoTerminal,
     #[error("cannot be started: {cause}{}", hint.as_deref().map(|hint| format!("; {}", hint.trim())).unwrap_or_default())]

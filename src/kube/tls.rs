@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{WebPkiServerVerifier, verify_server_name};
+use rustls::client::{VerifierBuilderError, WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::{WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{
@@ -15,56 +15,79 @@ use secrecy::ExposeSecret;
 
 use super::settings::{Authority, Certificate};
 
+/// Why the settings' certificates make no TLS. Each text goes on behind the name of the settings.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error(transparent)]
+    Versions(Error),
+    #[error("the certificate authority {0}")]
+    Authority(#[source] PemError),
+    #[error("the certificate authority holds no valid certificate")]
+    NoAuthority,
+    #[error("the certificate authority cannot be used: {0}")]
+    Verifier(#[source] VerifierBuilderError),
+    #[error("the certificates this machine trusts cannot be used: {0}")]
+    Machine(#[source] Error),
+    #[error("the client certificate {0}")]
+    Client(#[source] PemError),
+    /// The parser's own text could quote the key.
+    #[error("the client key is not a private key in PEM")]
+    Key,
+    #[error("the client certificate and its key cannot be used: {0}")]
+    ClientKey(#[source] Error),
+}
+
+/// What is wrong with a file of certificates.
+#[derive(Debug, thiserror::Error)]
+pub enum PemError {
+    #[error("is not PEM")]
+    NotPem(#[source] pem::Error),
+    #[error("holds no certificate in PEM")]
+    Empty,
+}
+
 /// What reqwest is to use.
 ///
 /// # Errors
-/// One sentence without its beginning: which of the certificates cannot be used, and why.
-pub(crate) fn config(authority: &Authority, certificate: Option<&Certificate>) -> Result<ClientConfig, String> {
+/// Which of the certificates cannot be used, and why.
+pub(crate) fn config(authority: &Authority, certificate: Option<&Certificate>) -> Result<ClientConfig, TlsError> {
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
-        .map_err(|error| error.to_string())?;
+        .map_err(TlsError::Versions)?;
     let verifier: Arc<dyn ServerCertVerifier> = match authority {
         Authority::Pem(pem) => {
-            let certificates = certificates(pem).map_err(|problem| format!("the certificate authority {problem}"))?;
+            let certificates = certificates(pem).map_err(TlsError::Authority)?;
             let roots = Arc::new(roots(certificates.clone())?);
             let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider).build();
-            let verifier = verifier.map_err(|error| format!("the certificate authority cannot be used: {error}"))?;
-            Arc::new(OrItself { verifier, certificates })
+            Arc::new(OrItself { verifier: verifier.map_err(TlsError::Verifier)?, certificates })
         }
-        Authority::System => Arc::new(
-            rustls_platform_verifier::Verifier::new(provider)
-                .map_err(|error| format!("the certificates this machine trusts cannot be used: {error}"))?,
-        ),
+        Authority::System => Arc::new(rustls_platform_verifier::Verifier::new(provider).map_err(TlsError::Machine)?),
         Authority::Nobody => Arc::new(Gullible(provider.signature_verification_algorithms)),
     };
     let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
     let mut config = match certificate {
         None => builder.with_no_client_auth(),
         Some(Certificate { chain, key }) => {
-            let chain = certificates(chain).map_err(|problem| format!("the client certificate {problem}"))?;
-            // The parser's own text could quote the key.
-            let key = PrivateKeyDer::from_pem_slice(key.expose_secret().as_bytes())
-                .map_err(|_| "the client key is not a private key in PEM".to_owned())?;
-            builder
-                .with_client_auth_cert(chain, key)
-                .map_err(|error| format!("the client certificate and its key cannot be used: {error}"))?
+            let chain = certificates(chain).map_err(TlsError::Client)?;
+            let key = PrivateKeyDer::from_pem_slice(key.expose_secret().as_bytes()).map_err(|_| TlsError::Key)?;
+            builder.with_client_auth_cert(chain, key).map_err(TlsError::ClientKey)?
         }
     };
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(config)
 }
 
-fn roots(certificates: Vec<CertificateDer<'static>>) -> Result<RootCertStore, String> {
+fn roots(certificates: Vec<CertificateDer<'static>>) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     let (added, _) = roots.add_parsable_certificates(certificates);
-    if added == 0 { Err("the certificate authority holds no valid certificate".to_owned()) } else { Ok(roots) }
+    if added == 0 { Err(TlsError::NoAuthority) } else { Ok(roots) }
 }
 
-fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemError> {
     let certificates = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>();
-    let certificates = certificates.map_err(|_| "is not PEM".to_owned())?;
-    if certificates.is_empty() { Err("holds no certificate in PEM".to_owned()) } else { Ok(certificates) }
+    let certificates = certificates.map_err(PemError::NotPem)?;
+    if certificates.is_empty() { Err(PemError::Empty) } else { Ok(certificates) }
 }
 
 /// Takes what is signed by the certificate authorities, and a certificate that is one of them, as Go does: a server that made

@@ -7,7 +7,7 @@ use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, 
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::families::{FAMILIES, Family, Kind, POD_LABELS};
+use super::families::{FAMILIES, Family, FamilyType, POD_LABELS};
 use super::reading::{PodLabels, Reading, Sample, Value};
 
 /// Larger numbers cannot have been counted.
@@ -87,7 +87,7 @@ fn samples<'a>(
             Value::Groups { bounds, groups, .. } if groups.len() == bounds.len() + 1 => true,
             Value::Groups { .. } => return false,
         };
-        sample.labels.len() == family.labels.len() && is_histogram == (family.kind == Kind::Histogram)
+        sample.labels.len() == family.labels.len() && is_histogram == (family.kind == FamilyType::Histogram)
     };
     reading.families.get(family.name).into_iter().flatten().filter(known).map(move |sample| {
         let own = family.labels.iter().copied().zip(sample.labels.iter().map(String::as_str));
@@ -96,10 +96,12 @@ fn samples<'a>(
     })
 }
 
-fn write(metric: &mut MetricEncoder<'_>, kind: Kind, value: &Value) -> fmt::Result {
+fn write(metric: &mut MetricEncoder<'_>, kind: FamilyType, value: &Value) -> fmt::Result {
     match (kind, value) {
         // Counters are written as they are counted.
-        (Kind::Counter, Value::Number(number)) => metric.encode_counter::<NoLabelSet, _, u64>(&(*number as u64), None),
+        (FamilyType::Counter, Value::Number(number)) => {
+            metric.encode_counter::<NoLabelSet, _, u64>(&(*number as u64), None)
+        }
         (_, Value::Number(number)) if number.fract() == 0.0 => metric.encode_gauge(&(*number as i64)),
         (_, Value::Number(number)) => metric.encode_gauge(number),
         (_, Value::Groups { bounds, groups, sum }) => {
@@ -111,11 +113,11 @@ fn write(metric: &mut MetricEncoder<'_>, kind: Kind, value: &Value) -> fmt::Resu
     }
 }
 
-fn metric_type(kind: Kind) -> MetricType {
+fn metric_type(kind: FamilyType) -> MetricType {
     match kind {
-        Kind::Gauge => MetricType::Gauge,
-        Kind::Counter => MetricType::Counter,
-        Kind::Histogram => MetricType::Histogram,
+        FamilyType::Gauge => MetricType::Gauge,
+        FamilyType::Counter => MetricType::Counter,
+        FamilyType::Histogram => MetricType::Histogram,
     }
 }
 

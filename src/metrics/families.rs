@@ -13,7 +13,7 @@ pub struct Family {
     /// Its name, as people ask for it.
     pub name: &'static str,
     /// How its numbers behave.
-    pub kind: Kind,
+    pub kind: FamilyType,
     /// Its labels, behind those of the pod.
     pub labels: &'static [&'static str],
     /// What it means: one sentence, without a full stop.
@@ -22,7 +22,7 @@ pub struct Family {
 
 /// How the numbers of a metric behave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FamilyType {
     /// Up and down.
     Gauge,
     /// Up, and to 0 when what it counts begins anew. The name ends in `_total`.
@@ -31,13 +31,13 @@ pub enum Kind {
     Histogram,
 }
 
-impl Kind {
+impl FamilyType {
     /// The word of the text formats.
     pub fn word(self) -> &'static str {
         match self {
-            Kind::Gauge => "gauge",
-            Kind::Counter => "counter",
-            Kind::Histogram => "histogram",
+            FamilyType::Gauge => "gauge",
+            FamilyType::Counter => "counter",
+            FamilyType::Histogram => "histogram",
         }
     }
 }
@@ -54,7 +54,7 @@ macro_rules! families {
         $(
             #[doc = concat!("`", $name, "`: ", $help, ".")]
             pub const $constant: Family =
-                Family { name: $name, kind: Kind::$kind, labels: &[$($label),*], help: $help };
+                Family { name: $name, kind: FamilyType::$kind, labels: &[$($label),*], help: $help };
         )*
 
         /// All of them, in the order of the text.
@@ -180,7 +180,7 @@ mod tests {
         let names: BTreeSet<_> = FAMILIES.iter().map(|family| family.name).collect();
         assert_eq!(names.len(), FAMILIES.len(), "a name is given twice");
         for Family { name, kind, help, labels } in FAMILIES {
-            assert_eq!(*kind == Kind::Counter, name.ends_with("_total"), "{name}");
+            assert_eq!(*kind == FamilyType::Counter, name.ends_with("_total"), "{name}");
             let kubelets = ["csi_operations_", "storage_", "volume_", "reconstruct_"];
             assert!(name.starts_with("podfs_") || kubelets.iter().any(|begin| name.starts_with(begin)), "{name}");
             assert!(!help.contains(['\\', '\n', '|']) && !help.ends_with('.'), "{help}");

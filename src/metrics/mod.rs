@@ -16,5 +16,5 @@ pub mod families;
 pub mod reading;
 
 pub use exposition::{Exposition, Format};
-pub use families::{FAMILIES, Family, Kind};
+pub use families::{FAMILIES, Family, FamilyType};
 pub use reading::{PodLabels, Reading};

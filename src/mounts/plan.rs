@@ -211,7 +211,7 @@ fn because(reason: &Option<String>) -> String {
 /// The mounts of a container, in the order of its `volumeMounts`; then `/etc/hosts`, then the termination log.
 ///
 /// # Errors
-/// The first thing that the kubelet, or the API server before it, would refuse.
+/// The first field that the kubelet, or the API server before it, would refuse.
 pub fn plan(inputs: Inputs<'_>) -> Result<Vec<PlannedMount>, MountsError> {
     let Inputs { pod, container, environment, .. } = inputs;
     let spec = pod.mounts.iter().find(|one| one.container == container).ok_or_else(|| MountsError::NoContainer {

@@ -14,7 +14,7 @@ use tracing::warn;
 use super::csi::{self, CsiError, CsiSettings, Driver, Publications, Sockets};
 use super::feed::{Feed, FeedError, FeedSettings, PodSource};
 use super::in_use;
-use super::local_volumes::{self, Board, ClassDirectory, Place};
+use super::local_volumes::{self, ClassDirectory, LocalVolumeMetrics, ProvisionerSettings};
 use super::manager::recovery::{Found, recover};
 use super::manager::{Manager, ManagerSettings};
 use super::metrics::{self, Recorder};
@@ -156,10 +156,11 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
         }
         if !discover.is_empty() {
             let (directories, handle) = (discover, handle.clone());
-            let (root_directory, board) = (root_directory.clone(), Board::default());
-            recorder.local_volumes(board.clone());
-            let place = Place { client, node, directories, root_directory, kubelet_root, handle, board };
-            tokio::spawn(local_volumes::serve(place));
+            let (root_directory, metrics) = (root_directory.clone(), LocalVolumeMetrics::default());
+            recorder.local_volumes(metrics.clone());
+            let settings =
+                ProvisionerSettings { client, node, directories, root_directory, kubelet_root, handle, metrics };
+            tokio::spawn(local_volumes::serve(settings));
         }
     }
     if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {

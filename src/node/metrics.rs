@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::csi::DRIVER;
-use super::local_volumes::Board;
+use super::local_volumes::LocalVolumeMetrics;
 use super::{NodeHandle, NodeState, VolumeEntry, VolumeMount};
 use crate::admin::readings::Readings;
 use crate::admin::survey;
@@ -37,7 +37,7 @@ struct Counts {
     nri: Nri,
     reconstructions: u64,
     reconstruction_errors: u64,
-    local_volumes: Option<Board>,
+    local_volumes: Option<LocalVolumeMetrics>,
 }
 
 /// The metrics of the container runtime.
@@ -99,8 +99,8 @@ impl Recorder {
     }
 
     /// The node offers local volumes, with these metrics.
-    pub fn local_volumes(&self, board: Board) {
-        self.counts().local_volumes = Some(board);
+    pub fn local_volumes(&self, metrics: LocalVolumeMetrics) {
+        self.counts().local_volumes = Some(metrics);
     }
 
     /// The numbers of the node at this moment.
@@ -134,8 +134,8 @@ impl Recorder {
         }
         reading.tell(&RECONSTRUCTIONS, &[], counts.reconstructions as f64);
         reading.tell(&RECONSTRUCTION_ERRORS, &[], counts.reconstruction_errors as f64);
-        if let Some(board) = &counts.local_volumes {
-            board.tell(&mut reading);
+        if let Some(metrics) = &counts.local_volumes {
+            metrics.tell(&mut reading);
         }
         reading
     }

@@ -11,7 +11,7 @@ use super::world::VolumeId;
 use super::world::actual::ActualWorld;
 use super::world::desired::DesiredWorld;
 
-/// One thing to do for one volume of one pod.
+/// An operation that one volume of one pod needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operation {
     /// The volume.

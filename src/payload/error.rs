@@ -21,7 +21,7 @@ impl fmt::Display for PayloadError {
 
 impl std::error::Error for PayloadError {}
 
-/// One thing a volume waits for. Texts are the kubelet's where it has one.
+/// An object or a value that a volume waits for. Texts are the kubelet's where it has one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// A ConfigMap that is not optional is missing.

@@ -1,4 +1,4 @@
-//! A rendering as files below a directory: names, links, contents and modes. Owner and group are those of the user who runs
+//! A rendering as files below a directory: names, links, contents and modes. Owner and group are those of the user that runs
 //! podfs, because only root could give files to others.
 
 use std::fs::{self, DirBuilder, OpenOptions, Permissions};

@@ -373,7 +373,7 @@ fn describe(volume: &Volume, pod: &str) -> String {
         }
         VolumeSource::Nfs(nfs, _) => {
             let read_only = if nfs.read_only { ", read-only" } else { "" };
-            format!("{}:{} of an NFS server{read_only}", nfs.server, nfs.path)
+            format!("{} of an NFS server{read_only}", nfs.address)
         }
         VolumeSource::Claim(claim) => {
             let read_only = if claim.read_only { ", read-only" } else { "" };

@@ -2,10 +2,10 @@
 
 use k8s_openapi::api::core::v1 as core;
 
-use super::{Containers, Kind, VolumeSource};
+use super::{Containers, VolumeSource, VolumeType};
 use crate::types::{InvalidField, required};
 
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: VolumeType = VolumeType {
     word: "persistentVolumeClaim",
     directory: None,
     parse: |volume, containers| {
@@ -20,7 +20,7 @@ pub(super) const KIND: Kind = Kind {
     },
 };
 
-pub(super) const EPHEMERAL: Kind = Kind {
+pub(super) const EPHEMERAL: VolumeType = VolumeType {
     word: "ephemeral",
     directory: None,
     parse: |volume, containers| {

@@ -3,10 +3,10 @@
 use k8s_openapi::api::core::v1::{ConfigMapVolumeSource, Volume};
 
 use super::projection::{self, Medium, ObjectSource, Projection, Source};
-use super::{Kind, VolumeSource};
+use super::{VolumeSource, VolumeType};
 use crate::types::InvalidField;
 
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: VolumeType = VolumeType {
     word: "configMap",
     directory: Some("kubernetes.io~configmap"),
     parse: |volume: &Volume, _| volume.config_map.as_ref().map(parse),

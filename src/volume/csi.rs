@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{CSIPersistentVolumeSource, CSIVolumeSource, LocalObjectReference, Volume};
 use ring::digest::{SHA256, digest};
 
-use super::{Kind, VolumeSource};
+use super::{VolumeSource, VolumeType};
 use crate::types::{InvalidField, required};
 
 /// Longest name of a driver.
 const MAX_DRIVER: usize = 63;
 
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: VolumeType = VolumeType {
     word: "csi",
     directory: Some(Csi::DIRECTORY),
     parse: |volume: &Volume, _| {

@@ -5,13 +5,13 @@ use k8s_openapi::api::core::v1::{
 };
 
 use super::projection::{self, Medium, Projection, Source};
-use super::{Kind, VolumeSource};
+use super::{VolumeSource, VolumeType};
 use crate::types::PayloadPath;
 use crate::types::PodField;
 use crate::types::Quantity;
 use crate::types::{self, InvalidField};
 
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: VolumeType = VolumeType {
     word: "downwardAPI",
     directory: Some("kubernetes.io~downward-api"),
     parse: |volume: &Volume, _| volume.downward_api.as_ref().map(parse),

@@ -4,11 +4,11 @@ use std::fmt;
 
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Volume};
 
-use super::{Kind, VolumeSource};
+use super::{VolumeSource, VolumeType};
 use crate::types::InvalidField;
 use crate::types::Quantity;
 
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: VolumeType = VolumeType {
     word: "emptyDir",
     directory: Some("kubernetes.io~empty-dir"),
     parse: |volume: &Volume, _| volume.empty_dir.as_ref().map(|source| parse(source).map(VolumeSource::EmptyDir)),

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{FlexPersistentVolumeSource, FlexVolumeSource, Volume};
 
 use super::csi::{SecretReference, given};
-use super::{Kind, VolumeSource};
+use super::{VolumeSource, VolumeType};
 use crate::types::{InvalidField, required};
 
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: VolumeType = VolumeType {
     word: "flexVolume",
     directory: None,
     parse: |volume: &Volume, _| {

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{HostPathVolumeSource, Volume};
 
-use super::{Kind, VolumeSource};
+use super::{VolumeSource, VolumeType};
 use crate::types::{InvalidField, required};
 
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: VolumeType = VolumeType {
     word: "hostPath",
     directory: Some(HostPath::DIRECTORY),
     parse: |volume: &Volume, _| {

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::csi::{Csi, SecretReference, given};
-use super::{Kind, VolumeSource};
+use super::{VolumeSource, VolumeType};
 use crate::types::{InvalidField, required};
 
 /// What a Google disk's handle has for a project or zone that the driver finds out itself.
@@ -65,23 +65,23 @@ const MIGRATED: [Migrated; 7] = [
     Migrated { word: "vsphereVolume", translate: |fields, _| vsphere(&typed(fields)?) },
 ];
 
-const fn kind(word: &'static str, parse: super::Parse) -> Kind {
-    Kind { word, directory: Some(Csi::DIRECTORY), parse }
+const fn kind(word: &'static str, parse: super::Parse) -> VolumeType {
+    VolumeType { word, directory: Some(Csi::DIRECTORY), parse }
 }
 
-pub(super) const AWS_ELASTIC_BLOCK_STORE: Kind = kind("awsElasticBlockStore", |volume, _| {
+pub(super) const AWS_ELASTIC_BLOCK_STORE: VolumeType = kind("awsElasticBlockStore", |volume, _| {
     inline("awsElasticBlockStore", volume, volume.aws_elastic_block_store.as_ref())
 });
-pub(super) const AZURE_DISK: Kind =
+pub(super) const AZURE_DISK: VolumeType =
     kind("azureDisk", |volume, _| inline("azureDisk", volume, volume.azure_disk.as_ref()));
-pub(super) const AZURE_FILE: Kind =
+pub(super) const AZURE_FILE: VolumeType =
     kind("azureFile", |volume, _| inline("azureFile", volume, volume.azure_file.as_ref()));
-pub(super) const CINDER: Kind = kind("cinder", |volume, _| inline("cinder", volume, volume.cinder.as_ref()));
-pub(super) const GCE_PERSISTENT_DISK: Kind =
+pub(super) const CINDER: VolumeType = kind("cinder", |volume, _| inline("cinder", volume, volume.cinder.as_ref()));
+pub(super) const GCE_PERSISTENT_DISK: VolumeType =
     kind("gcePersistentDisk", |volume, _| inline("gcePersistentDisk", volume, volume.gce_persistent_disk.as_ref()));
-pub(super) const PORTWORX_VOLUME: Kind =
+pub(super) const PORTWORX_VOLUME: VolumeType =
     kind("portworxVolume", |volume, _| inline("portworxVolume", volume, volume.portworx_volume.as_ref()));
-pub(super) const VSPHERE_VOLUME: Kind =
+pub(super) const VSPHERE_VOLUME: VolumeType =
     kind("vsphereVolume", |volume, _| inline("vsphereVolume", volume, volume.vsphere_volume.as_ref()));
 
 /// The source of a volume that stands in a pod.

@@ -1,6 +1,6 @@
 //! Volumes of a pod: from the manifest's words to what is to be mounted. Nothing is read or written here.
 //!
-//! Each kind of volume is one file with a [`Kind`], and one line in `KINDS`. A kind says under which names the
+//! Each kind of volume is one file with a [`VolumeType`], and one line in `KINDS`. A kind says under which names the
 //! volume goes and how its part of the manifest is parsed; the result is a [`VolumeSource`].
 
 mod certificate;
@@ -45,7 +45,7 @@ pub use unsupported::Fields;
 use crate::types::{InvalidField, PayloadPath, is_dns_label, required};
 
 /// Every kind of volume this version knows.
-const KINDS: &[&Kind] = &[
+const KINDS: &[&VolumeType] = &[
     &config_map::KIND,
     &secret::KIND,
     &downward_api::KIND,
@@ -72,7 +72,7 @@ pub struct Volume {
     /// Its name in the pod.
     pub name: VolumeName,
     /// Its kind.
-    pub kind: &'static Kind,
+    pub kind: &'static VolumeType,
     /// Directories to make in its root for other volumes that are mounted there. In a passthrough they are the user's.
     pub nested: Vec<PayloadPath>,
     /// What is to be seen in it.
@@ -166,7 +166,7 @@ pub enum VolumeSource {
 }
 
 /// A kind of volume: the names it goes by and its parser.
-pub struct Kind {
+pub struct VolumeType {
     /// Its field in the manifest, such as `configMap`.
     pub word: &'static str,
     /// The directory the kubelet keeps such volumes in, such as `kubernetes.io~configmap`; none when the
@@ -178,15 +178,15 @@ pub struct Kind {
 
 type Parse = fn(&core::Volume, &Containers<'_>) -> Option<Result<VolumeSource, InvalidField>>;
 
-impl PartialEq for Kind {
-    fn eq(&self, other: &Kind) -> bool {
+impl PartialEq for VolumeType {
+    fn eq(&self, other: &VolumeType) -> bool {
         self.word == other.word
     }
 }
 
-impl Eq for Kind {}
+impl Eq for VolumeType {}
 
-impl fmt::Debug for Kind {
+impl fmt::Debug for VolumeType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.word)
     }
@@ -224,7 +224,7 @@ impl fmt::Display for VolumeName {
 fn parse_source(
     volume: &core::Volume,
     containers: &Containers<'_>,
-) -> Result<(&'static Kind, VolumeSource), InvalidField> {
+) -> Result<(&'static VolumeType, VolumeSource), InvalidField> {
     let given = sources_given(volume);
     let word = match given.as_slice() {
         [word] => word,

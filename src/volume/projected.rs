@@ -7,11 +7,11 @@ use k8s_openapi::api::core::v1::{ProjectedVolumeSource, Volume, VolumeProjection
 use super::certificate::CertificateFiles;
 use super::credential::{BundleFile, TokenFile};
 use super::projection::{self, Medium, ObjectSource, Projection, Source};
-use super::{Kind, VolumeSource, downward_api};
+use super::{VolumeSource, VolumeType, downward_api};
 use crate::types::InvalidField;
 use crate::types::PayloadPath;
 
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: VolumeType = VolumeType {
     word: "projected",
     directory: Some("kubernetes.io~projected"),
     parse: |volume: &Volume, _| volume.projected.as_ref().map(parse),

@@ -3,10 +3,10 @@
 use k8s_openapi::api::core::v1::{SecretVolumeSource, Volume};
 
 use super::projection::{self, Medium, ObjectSource, Projection, Source};
-use super::{Kind, VolumeSource};
+use super::{VolumeSource, VolumeType};
 use crate::types::InvalidField;
 
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: VolumeType = VolumeType {
     word: "secret",
     directory: Some("kubernetes.io~secret"),
     parse: |volume: &Volume, _| volume.secret.as_ref().map(parse),

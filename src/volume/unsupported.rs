@@ -7,11 +7,11 @@
 use k8s_openapi::api::core::v1 as core;
 use serde_json::{Map, Value};
 
-use super::{KINDS, Kind, sources_given};
+use super::{KINDS, VolumeType, sources_given};
 use crate::types::InvalidField;
 
 /// The kind of every volume that is not served. Which one it is in the manifest, its source says.
-pub(super) const UNSUPPORTED: Kind = Kind { word: "", directory: None, parse: |_, _| None };
+pub(super) const UNSUPPORTED: VolumeType = VolumeType { word: "", directory: None, parse: |_, _| None };
 
 /// How alike a word and the name of a kind are if it is that kind that is meant.
 const ALIKE: f64 = 0.8;
@@ -40,7 +40,7 @@ impl Fields {
     pub(super) fn newer_kind(&self, typed: &core::Volume) -> Result<Option<String>, InvalidField> {
         let Some(field) = self.0.first().filter(|_| sources_given(typed).is_empty()) else { return Ok(None) };
         let likeness =
-            |kind: &&&Kind| strsim::normalized_levenshtein(&kind.word.to_lowercase(), &field.name.to_lowercase());
+            |kind: &&&VolumeType| strsim::normalized_levenshtein(&kind.word.to_lowercase(), &field.name.to_lowercase());
         let nearest = KINDS.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
         if let Some(kind) = nearest.filter(|kind| likeness(kind) >= ALIKE) {
             let sentence = format!("{:?} is no kind of volume; did you mean {:?}?", field.name, kind.word);

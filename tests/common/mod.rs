@@ -21,6 +21,7 @@ pub mod operator;
 pub mod outcome;
 pub mod packages;
 pub mod passthrough;
+pub mod running;
 pub mod runtime;
 pub mod scratch;
 pub mod served;
@@ -35,13 +36,11 @@ pub mod watch;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, umount2};
@@ -51,6 +50,7 @@ use podfs_fuse::mount::table::mounts;
 use serde_json::Value;
 use tempfile::TempDir;
 
+pub use running::Running;
 pub use served::*;
 
 pub const PODFS: &str = env!("CARGO_BIN_EXE_podfs");
@@ -325,189 +325,6 @@ fn remove_cgroup(cgroup: &Path, ours: &[Pid]) {
 pub fn unmount_below(directory: &Path) {
     for mount in mounts_below(directory).iter().rev() {
         let _ = umount2(mount, MntFlags::MNT_DETACH);
-    }
-}
-
-/// A podfs that was started; it is killed when the test ends.
-pub struct Running {
-    child: Child,
-    is_reaped: bool,
-    ready: Option<std::io::PipeReader>,
-    json: Value,
-    log: PathBuf,
-    directory: PathBuf,
-}
-
-impl Running {
-    #[track_caller]
-    pub fn wait_ready(&mut self) {
-        let mut json = String::new();
-        let ready = self.ready.as_ref().expect("readiness is read once");
-        let mut poll = [nix::poll::PollFd::new(std::os::fd::AsFd::as_fd(ready), nix::poll::PollFlags::POLLIN)];
-        let patience = u16::try_from(TIMEOUT.as_millis()).expect("a few seconds");
-        assert!(nix::poll::poll(&mut poll, patience).expect("poll") > 0, "podfs is not ready:\n{}", self.log());
-        self.ready.take().expect("it is there").read_to_string(&mut json).expect("readiness");
-        assert!(!json.is_empty(), "podfs ended before it was ready:\n{}", self.log());
-        self.json = serde_json::from_str(&json).expect("readiness is JSON");
-    }
-
-    /// Whether podfs has reported readiness.
-    pub fn is_ready(&mut self) -> bool {
-        let Some(ready) = &self.ready else { return true };
-        let mut poll = [nix::poll::PollFd::new(std::os::fd::AsFd::as_fd(ready), nix::poll::PollFlags::POLLIN)];
-        nix::poll::poll(&mut poll, nix::poll::PollTimeout::ZERO).expect("poll") > 0
-    }
-
-    /// What was written to `--ready-fd`.
-    pub fn json(&self) -> &Value {
-        &self.json
-    }
-
-    pub fn log(&self) -> String {
-        fs::read_to_string(&self.log).expect("a log")
-    }
-
-    #[track_caller]
-    pub fn wait_log(&self, text: &str) {
-        self.wait_log_times(text, 1);
-    }
-
-    /// Waits until the log has said this so many times.
-    #[track_caller]
-    pub fn wait_log_times(&self, text: &str, times: usize) {
-        let deadline = Instant::now() + TIMEOUT;
-        while self.log().matches(text).count() < times {
-            assert!(Instant::now() < deadline, "not {times} times in the log: {text}\n{}", self.log());
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
-
-    pub fn pid(&self) -> Pid {
-        Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"))
-    }
-
-    /// The server process, once there is one.
-    #[track_caller]
-    pub fn server(&self) -> Pid {
-        let mut server = None;
-        eventually("there is a server", || {
-            server = self.servers().pop();
-            server.is_some()
-        });
-        server.expect("it was seen")
-    }
-
-    /// The keepers of servers' descriptors.
-    pub fn keepers(&self) -> Vec<Pid> {
-        self.children_of_kind(|comm| comm == "podfs-keeper\n")
-    }
-
-    /// The servers that live, the youngest last.
-    pub fn servers(&self) -> Vec<Pid> {
-        let found = self.children_of_kind(|comm| comm != "podfs-keeper\n");
-        // A keeper that has just begun has the name of its server still.
-        found.iter().copied().filter(|pid| !found.contains(&parent(*pid))).collect()
-    }
-
-    /// Kills the server and its keeper at once, and waits until `ask`, which needs a server, has ended.
-    #[track_caller]
-    pub fn kill_server_and_keeper<T>(&self, ask: impl FnOnce() -> T) -> T {
-        let server = self.server();
-        let mut keepers = Vec::new();
-        // A successor answers before its keeper has the keeper's name.
-        eventually("the server has a keeper", || {
-            keepers = self.keepers();
-            !keepers.is_empty()
-        });
-        for process in std::iter::once(server).chain(keepers) {
-            let _ = kill(process, Signal::SIGKILL);
-        }
-        self.freed(ask)
-    }
-
-    /// The children of podfs that have ended and that it did not wait for.
-    pub fn zombies(&self) -> Vec<String> {
-        let of_process = |entry: std::io::Result<fs::DirEntry>| {
-            let stat = fs::read_to_string(entry.ok()?.path().join("stat")).ok()?;
-            let rest = stat.rsplit_once(") ")?.1;
-            let parent = rest.strip_prefix("Z ")?.split(' ').next()?.parse().ok()?;
-            (Pid::from_raw(parent) == self.pid()).then_some(stat)
-        };
-        fs::read_dir("/proc").expect("processes").filter_map(of_process).collect()
-    }
-
-    /// Processes that were started as servers; the supervisor may have adopted them.
-    fn children_of_kind(&self, is: impl Fn(&str) -> bool) -> Vec<Pid> {
-        let is_it = |pid: &Pid| {
-            let read = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
-            let words = read("cmdline");
-            words.split(|byte| *byte == 0).nth(1) == Some(b"server") && is(&String::from_utf8_lossy(&read("comm")))
-        };
-        let mut found: Vec<_> = processes_of(&self.directory).into_iter().filter(is_it).collect();
-        found.sort_by_key(|pid| started(*pid));
-        found
-    }
-
-    /// What `call` gives, which may need a server. When it hangs, everything is killed, and it ends with an error.
-    pub fn freed<T>(&self, call: impl FnOnce() -> T) -> T {
-        let (done, ended) = channel::<()>();
-        std::thread::scope(|scope| {
-            scope.spawn(move || {
-                if ended.recv_timeout(TIMEOUT) == Err(RecvTimeoutError::Timeout) {
-                    eprintln!("a call hangs:\n{}", self.log());
-                    kill_all_of(&self.directory);
-                }
-            });
-            let result = call();
-            drop(done);
-            result
-        })
-    }
-
-    /// Where a volume is, from the readiness object.
-    #[track_caller]
-    pub fn volume(&self, name: &str) -> PathBuf {
-        let volumes = self.json["volumes"].as_array().expect("volumes");
-        let volume = volumes.iter().find(|volume| volume["name"] == name).expect("a volume of this name");
-        PathBuf::from(volume["path"].as_str().expect("a path"))
-    }
-
-    pub fn signal(&self, signal: Signal) {
-        kill(self.pid(), signal).expect("podfs is there");
-    }
-
-    /// Waits for the end of podfs.
-    #[track_caller]
-    pub fn wait(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + TIMEOUT;
-        loop {
-            if let Some(status) = self.child.try_wait().expect("a child") {
-                return status;
-            }
-            assert!(Instant::now() < deadline, "podfs does not end:\n{}", self.log());
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
-
-    /// A tracer has waited for its end. Its number may be that of another process by now.
-    pub fn was_reaped(&mut self) {
-        self.is_reaped = true;
-    }
-
-    #[track_caller]
-    pub fn stop(&mut self) -> ExitStatus {
-        self.signal(Signal::SIGTERM);
-        self.wait()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if !self.is_reaped {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        }
-        // A supervisor that comes after this one goes on with what runs here: its own end takes it away.
     }
 }
 

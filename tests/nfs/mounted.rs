@@ -12,6 +12,7 @@ use podfs_fuse::nfs::options::Options;
 use podfs_fuse::nfs::thread::{NfsThread, Served};
 use podfs_fuse::nfs::writeback::log::Log;
 use podfs_fuse::region::{Region, VolumeKind};
+use podfs_nfs::ExportAddress;
 use podfs_nfs::mount::{Options as Asked, Reached, reach};
 use podfs_nfs::rpc::dial::bound;
 use rustix::fs::CWD;
@@ -167,6 +168,7 @@ pub fn options(server: &impl Serves) -> Options {
         ..Asked::new("the-server", nfs.ip(), b"/export", BUDGET)
     };
     let Reached { nfs, mountd, root, limits } = reach(&asked).expect("it is reached");
-    let named = Options::new("the-server", "/export", nfs, root.as_bytes(), limits);
+    let export = ExportAddress::parse("the-server", "/export").expect("an address");
+    let named = Options::new(export, nfs, root.as_bytes(), limits);
     Options { mountd: Some(mountd), name: "a-volume".to_owned(), ..named }
 }

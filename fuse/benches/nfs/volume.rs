@@ -49,7 +49,7 @@ pub fn delayed() {
     });
 }
 
-/// Prints a table; each thing is done a part of the times.
+/// Prints a table; each operation is done a part of the times.
 async fn compare(title: &str, scene: &Scene, places: (SocketAddr, SocketAddr), part: u64) {
     header(title, "client alone");
     for (what, work, beside, count, depth) in WORKS {

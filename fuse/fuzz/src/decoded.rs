@@ -1,7 +1,7 @@
 //! What has to be true of everything that was decoded.
 
 use podfs_nfs::rpc::Slice;
-use podfs_nfs::xdr::{Malformed, Reader, Writer};
+use podfs_nfs::xdr::{Malformed, XdrReader, XdrWriter};
 
 use super::memory;
 
@@ -29,10 +29,10 @@ pub fn check<T>(
     bytes: &Slice,
     most: usize,
     kept: Kept,
-    read: impl Fn(&mut Reader<'_>, &Slice) -> Result<T, Malformed>,
-    write: impl Fn(&mut Writer, &T),
+    read: impl Fn(&mut XdrReader<'_>, &Slice) -> Result<T, Malformed>,
+    write: impl Fn(&mut XdrWriter, &T),
 ) -> Option<Checked<T>> {
-    let mut reader = Reader::new(bytes);
+    let mut reader = XdrReader::new(bytes);
     let (value, peak) = memory::peak(|| read(&mut reader, bytes));
     assert!(peak <= most, "{peak} bytes were allocated for a message of {}", bytes.len());
     let end = reader.position();
@@ -42,11 +42,11 @@ pub fn check<T>(
 
     if end > 0 {
         let short = bytes.part(0..end - 1);
-        assert!(read(&mut Reader::new(&short), &short).is_err(), "the last byte is not needed");
+        assert!(read(&mut XdrReader::new(&short), &short).is_err(), "the last byte is not needed");
     }
 
     let write = |value| {
-        let mut writer = Writer::default();
+        let mut writer = XdrWriter::default();
         write(&mut writer, value);
         writer.into_bytes()
     };
@@ -56,7 +56,7 @@ pub fn check<T>(
         Kept::Usable => assert!(written.len() <= end, "it has become longer"),
     }
     let again = Slice::from(written);
-    let mut reader = Reader::new(&again);
+    let mut reader = XdrReader::new(&again);
     let same = read(&mut reader, &again).expect("what was written can be read");
     assert_eq!(reader.position(), again.len(), "it is read to its end");
     assert_eq!(write(&same), *again, "it is read as what was written");

@@ -4,7 +4,7 @@ use podfs_nfs::mountd::{self, Refusal};
 use podfs_nfs::portmap;
 use podfs_nfs::rpc::Slice;
 use podfs_nfs::v3::handle::MAX_HANDLE;
-use podfs_nfs::xdr::{Reader, Writer};
+use podfs_nfs::xdr::{XdrReader, XdrWriter};
 
 use super::decoded::{self, Checked, Kept};
 use super::server;
@@ -24,7 +24,7 @@ pub fn look(data: &[u8]) -> bool {
 fn mounted(bytes: &Slice) -> bool {
     // A list that grows has the old one beside the new one while it is copied.
     let most = 3 * bytes.len() + 16;
-    let read = |from: &mut Reader<'_>, _: &Slice| mountd::mounted(from);
+    let read = |from: &mut XdrReader<'_>, _: &Slice| mountd::mounted(from);
     let checked = decoded::check(bytes, most, Kept::All, read, server::mounted);
     let Some(Checked { value: mounted, is_all }) = checked else { return false };
     assert!(mounted.root.as_bytes().len() <= MAX_HANDLE);
@@ -33,18 +33,18 @@ fn mounted(bytes: &Slice) -> bool {
 }
 
 fn refused(bytes: &[u8]) -> bool {
-    let Ok(status) = Reader::new(bytes).u32() else { return false };
+    let Ok(status) = XdrReader::new(bytes).u32() else { return false };
     assert!(!Refusal::Status(status).to_string().is_empty());
     bytes.len() == 4
 }
 
 fn port(bytes: &Slice) -> bool {
-    let write = |to: &mut Writer, port: &Option<u16>| {
+    let write = |to: &mut XdrWriter, port: &Option<u16>| {
         to.u32(port.map_or(0, u32::from));
     };
     let checked = decoded::check(bytes, 0, Kept::All, |from, _| portmap::port(from), write);
     let Some(Checked { value: port, is_all }) = checked else { return false };
-    let said = Reader::new(bytes).u32().expect("it was just read");
+    let said = XdrReader::new(bytes).u32().expect("it was just read");
     assert_eq!(port.map(u32::from), (1..=0xffff).contains(&said).then_some(said));
     is_all
 }

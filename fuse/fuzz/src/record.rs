@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use podfs_nfs::rpc::pool::{LARGE, SMALL};
-use podfs_nfs::rpc::record::{Garbage, Incoming, MAX_FRAGMENTS, MAX_RECORD};
+use podfs_nfs::rpc::record::{Incoming, MAX_FRAGMENTS, MAX_RECORD, StreamError};
 use podfs_nfs::rpc::{Pool, Slice};
 
 use super::{memory, stream};
@@ -119,7 +119,7 @@ static PATTERN: [u8; 65_537] = {
 struct Known {
     records: Vec<Vec<u8>>,
     /// What is wrong with what follows.
-    garbage: Option<Garbage>,
+    garbage: Option<StreamError>,
     /// The length of the longest record that was begun.
     longest: usize,
 }
@@ -133,11 +133,11 @@ impl Known {
             let length = (mark & !LAST) as usize;
             fragments += 1;
             if record.len() + length > MAX_RECORD {
-                known.garbage = Some(Garbage::TooLong);
+                known.garbage = Some(StreamError::TooLong);
                 break;
             }
             if fragments > MAX_FRAGMENTS {
-                known.garbage = Some(Garbage::TooManyFragments);
+                known.garbage = Some(StreamError::TooManyFragments);
                 break;
             }
             known.longest = known.longest.max(record.len() + length);

@@ -4,8 +4,8 @@
 use podfs_nfs::rpc::credential::MAX_GROUPS;
 use podfs_nfs::rpc::message::{Received, receive};
 use podfs_nfs::rpc::record::Incoming;
-use podfs_nfs::rpc::{Credential, Denial, Failure, Message, Pool, Procedure, Slice};
-use podfs_nfs::xdr::{Malformed, Reader, Writer};
+use podfs_nfs::rpc::{Credential, Denial, Message, Pool, Procedure, RpcError, Slice};
+use podfs_nfs::xdr::{Malformed, XdrReader, XdrWriter};
 
 use super::{memory, stream};
 
@@ -14,7 +14,7 @@ pub fn look(data: &[u8]) -> bool {
     match data.split_first() {
         Some((0, record)) => from_a_server(record),
         Some((1, of_call)) => {
-            let mut reader = Reader::new(of_call);
+            let mut reader = XdrReader::new(of_call);
             call(&mut reader).is_ok() && reader.position() == of_call.len()
         }
         _ => false,
@@ -41,26 +41,26 @@ fn from_a_server(record: &[u8]) -> bool {
 }
 
 /// A reply as a server writes it, without results.
-fn reply(xid: u32, outcome: Result<(), Failure>) -> Vec<u8> {
-    let mut writer = Writer::default();
+fn reply(xid: u32, outcome: Result<(), RpcError>) -> Vec<u8> {
+    let mut writer = XdrWriter::default();
     writer.u32(xid).u32(1);
-    let accepted = |writer: &mut Writer, status| {
+    let accepted = |writer: &mut XdrWriter, status| {
         writer.u32(0).u32(0).opaque(&[]).u32(status);
     };
     match outcome {
         Ok(()) => accepted(&mut writer, 0),
-        Err(Failure::ProgramUnavailable) => accepted(&mut writer, 1),
-        Err(Failure::VersionUnsupported { lowest, highest }) => {
+        Err(RpcError::ProgramUnavailable) => accepted(&mut writer, 1),
+        Err(RpcError::VersionUnsupported { lowest, highest }) => {
             accepted(&mut writer, 2);
             writer.u32(lowest).u32(highest);
         }
-        Err(Failure::ProcedureUnavailable) => accepted(&mut writer, 3),
-        Err(Failure::GarbageArguments) => accepted(&mut writer, 4),
-        Err(Failure::SystemError) => accepted(&mut writer, 5),
-        Err(Failure::OtherRpc) => {
+        Err(RpcError::ProcedureUnavailable) => accepted(&mut writer, 3),
+        Err(RpcError::GarbageArguments) => accepted(&mut writer, 4),
+        Err(RpcError::SystemError) => accepted(&mut writer, 5),
+        Err(RpcError::OtherRpc) => {
             writer.u32(1).u32(0).u32(2).u32(2);
         }
-        Err(Failure::Denied(denial)) => {
+        Err(RpcError::Denied(denial)) => {
             let number = match denial {
                 Denial::Credential => 1,
                 Denial::Verifier => 3,
@@ -69,7 +69,7 @@ fn reply(xid: u32, outcome: Result<(), Failure>) -> Vec<u8> {
             };
             writer.u32(1).u32(1).u32(number);
         }
-        Err(Failure::NoAnswer | Failure::NoAnswerInTime | Failure::Malformed(_)) => {
+        Err(RpcError::NoAnswer | RpcError::NoAnswerInTime | RpcError::Malformed(_)) => {
             panic!("a reply does not say {outcome:?}")
         }
     }
@@ -77,7 +77,7 @@ fn reply(xid: u32, outcome: Result<(), Failure>) -> Vec<u8> {
 }
 
 /// Makes the call that `data` describes, and reads it as a server does.
-fn call(data: &mut Reader<'_>) -> Result<(), Malformed> {
+fn call(data: &mut XdrReader<'_>) -> Result<(), Malformed> {
     let (xid, program, version, number) = (data.u32()?, data.u32()?, data.u32()?, data.u32()?);
     let credential = data.optional(|data| {
         let (uid, gid) = (data.u32()?, data.u32()?);
@@ -89,7 +89,7 @@ fn call(data: &mut Reader<'_>) -> Result<(), Malformed> {
     let payload = data.optional(|data| data.opaque(usize::MAX))?;
 
     let procedure = Procedure { program, version, number };
-    let write = |to: &mut Writer| {
+    let write = |to: &mut XdrWriter| {
         to.opaque(arguments);
     };
     let message =
@@ -108,7 +108,7 @@ fn call(data: &mut Reader<'_>) -> Result<(), Malformed> {
     assert_eq!(**record, sent[4..]);
     assert_eq!(receive(record), Ok(Received::Call));
 
-    let mut reader = Reader::new(record);
+    let mut reader = XdrReader::new(record);
     for known in [xid, 0, 2, program, version, number] {
         assert_eq!(reader.u32(), Ok(known));
     }
@@ -129,7 +129,7 @@ fn call(data: &mut Reader<'_>) -> Result<(), Malformed> {
 
 /// `authsys_parms`
 fn is_user(body: &[u8], uid: u32, gid: u32, groups: &[u32]) -> Result<(), Malformed> {
-    let mut reader = Reader::new(body);
+    let mut reader = XdrReader::new(body);
     let (_stamp, _machine) = (reader.u32()?, reader.opaque(255)?);
     assert_eq!((reader.u32()?, reader.u32()?), (uid, gid));
     let sent = &groups[..groups.len().min(MAX_GROUPS)];

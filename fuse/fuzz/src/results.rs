@@ -1,8 +1,8 @@
 //! The results of every procedure of NFSv3. The first byte is its number; what follows stands behind the status.
 
 use podfs_nfs::rpc::Slice;
-use podfs_nfs::v3::{Around, Attributes, Listing, MAX_LINK, Status, results};
-use podfs_nfs::xdr::{Malformed, Reader, Writer};
+use podfs_nfs::v3::{Around, Attributes, Listing, MAX_LINK, NfsStatus, results};
+use podfs_nfs::xdr::{Malformed, XdrReader, XdrWriter};
 
 use super::decoded::{self, Checked, Kept, assert_within};
 use super::server;
@@ -39,20 +39,20 @@ pub fn look(data: &[u8]) -> bool {
 /// Results of which everything is kept.
 fn all<T>(
     bytes: &Slice,
-    read: impl Fn(&mut Reader<'_>) -> Result<T, Malformed>,
-    write: impl Fn(&mut Writer, &T),
+    read: impl Fn(&mut XdrReader<'_>) -> Result<T, Malformed>,
+    write: impl Fn(&mut XdrWriter, &T),
 ) -> bool {
     decoded::check(bytes, 0, Kept::All, |reader, _| read(reader), write).is_some_and(|checked| checked.is_all)
 }
 
 fn status(bytes: &[u8]) -> bool {
-    let Ok(number) = Reader::new(bytes).u32() else { return false };
-    assert!((1..=133).contains(&Status(number).errno().raw_os_error()), "the status {number}");
+    let Ok(number) = XdrReader::new(bytes).u32() else { return false };
+    assert!((1..=133).contains(&NfsStatus(number).errno().raw_os_error()), "the status {number}");
     bytes.len() == 4
 }
 
 fn readlink(bytes: &Slice) -> bool {
-    let read = |from: &mut Reader<'_>, whole: &Slice| results::readlink(from, |range| whole.part(range));
+    let read = |from: &mut XdrReader<'_>, whole: &Slice| results::readlink(from, |range| whole.part(range));
     let checked = decoded::check(bytes, 0, Kept::All, read, server::readlink);
     let Some(Checked { value: link, is_all }) = checked else { return false };
     assert_within(&link.target, bytes);
@@ -61,7 +61,7 @@ fn readlink(bytes: &Slice) -> bool {
 }
 
 fn read(bytes: &Slice, most: u32) -> bool {
-    let read = |from: &mut Reader<'_>, whole: &Slice| results::read(from, most, |range| whole.part(range));
+    let read = |from: &mut XdrReader<'_>, whole: &Slice| results::read(from, most, |range| whole.part(range));
     let checked = decoded::check(bytes, 0, Kept::Usable, read, server::read);
     let Some(Checked { value: read, is_all }) = checked else { return false };
     assert_within(&read.data, bytes);
@@ -70,8 +70,8 @@ fn read(bytes: &Slice, most: u32) -> bool {
 }
 
 fn listing(bytes: &Slice, plus: bool) -> bool {
-    let read = |from: &mut Reader<'_>, whole: &Slice| Listing::read(from, plus, |range| whole.part(range));
-    let write = |to: &mut Writer, listing: &Listing| server::listing(to, listing, plus);
+    let read = |from: &mut XdrReader<'_>, whole: &Slice| Listing::read(from, plus, |range| whole.part(range));
+    let write = |to: &mut XdrWriter, listing: &Listing| server::listing(to, listing, plus);
     let checked = decoded::check(bytes, 0, Kept::Usable, read, write);
     let Some(Checked { value: listing, is_all }) = checked else { return false };
     for entry in listing.entries() {

@@ -2,13 +2,13 @@
 
 use podfs_nfs::mountd::Mounted;
 use podfs_nfs::v3::{
-    Accessed, Around, Attributes, Committed, Created, Entry, FileHandle, FsInfo, FsStat, Link, Linked, Listing, Looked,
-    PathConf, Read, Written,
+    Accessed, Around, Attributes, Committed, Created, FileHandle, FsInfo, FsStat, Link, Linked, ListedEntry, Listing,
+    Looked, PathConf, Read, Written,
 };
-use podfs_nfs::xdr::Writer;
+use podfs_nfs::xdr::XdrWriter;
 
 /// `fattr3`
-pub fn attributes(to: &mut Writer, value: &Attributes) {
+pub fn attributes(to: &mut XdrWriter, value: &Attributes) {
     to.u32(value.kind.number()).u32(value.mode).u32(value.links).u32(value.uid).u32(value.gid);
     to.u64(value.size).u64(value.used).u32(value.device.0).u32(value.device.1).u64(value.fsid).u64(value.fileid);
     value.atime.write(to);
@@ -17,17 +17,17 @@ pub fn attributes(to: &mut Writer, value: &Attributes) {
 }
 
 /// `post_op_attr`
-fn known(to: &mut Writer, value: &Option<Attributes>) {
+fn known(to: &mut XdrWriter, value: &Option<Attributes>) {
     to.optional(value.as_ref(), attributes);
 }
 
 /// `post_op_fh3`
-fn handle(to: &mut Writer, value: &Option<FileHandle>) {
+fn handle(to: &mut XdrWriter, value: &Option<FileHandle>) {
     to.optional(value.as_ref(), |to, handle| handle.write(to));
 }
 
 /// `wcc_data`
-pub fn around(to: &mut Writer, value: &Around) {
+pub fn around(to: &mut XdrWriter, value: &Around) {
     to.optional(value.before, |to, before| {
         before.mtime.write(to.u64(before.size));
         before.ctime.write(to);
@@ -36,63 +36,63 @@ pub fn around(to: &mut Writer, value: &Around) {
 }
 
 /// Of LOOKUP.
-pub fn lookup(to: &mut Writer, value: &Looked) {
+pub fn lookup(to: &mut XdrWriter, value: &Looked) {
     value.handle.write(to);
     known(to, &value.attributes);
     known(to, &value.directory);
 }
 
 /// Of ACCESS.
-pub fn access(to: &mut Writer, value: &Accessed) {
+pub fn access(to: &mut XdrWriter, value: &Accessed) {
     known(to, &value.attributes);
     to.u32(value.granted);
 }
 
 /// Of READLINK.
-pub fn readlink(to: &mut Writer, value: &Link) {
+pub fn readlink(to: &mut XdrWriter, value: &Link) {
     known(to, &value.attributes);
     to.opaque(&value.target);
 }
 
 /// Of READ.
-pub fn read(to: &mut Writer, value: &Read) {
+pub fn read(to: &mut XdrWriter, value: &Read) {
     known(to, &value.attributes);
     to.length(value.data.len()).flag(value.is_end).opaque(&value.data);
 }
 
 /// Of WRITE.
-pub fn write(to: &mut Writer, value: &Written) {
+pub fn write(to: &mut XdrWriter, value: &Written) {
     around(to, &value.file);
     to.u32(value.count).u32(value.stability as u32).fixed(&value.verifier);
 }
 
 /// Of COMMIT.
-pub fn commit(to: &mut Writer, value: &Committed) {
+pub fn commit(to: &mut XdrWriter, value: &Committed) {
     around(to, &value.file);
     to.fixed(&value.verifier);
 }
 
 /// Of CREATE, MKDIR, SYMLINK and MKNOD.
-pub fn created(to: &mut Writer, value: &Created) {
+pub fn created(to: &mut XdrWriter, value: &Created) {
     handle(to, &value.handle);
     known(to, &value.attributes);
     around(to, &value.directory);
 }
 
 /// Of LINK.
-pub fn link(to: &mut Writer, value: &Linked) {
+pub fn link(to: &mut XdrWriter, value: &Linked) {
     known(to, &value.attributes);
     around(to, &value.directory);
 }
 
 /// Of RENAME.
-pub fn rename(to: &mut Writer, value: &(Around, Around)) {
+pub fn rename(to: &mut XdrWriter, value: &(Around, Around)) {
     around(to, &value.0);
     around(to, &value.1);
 }
 
 /// Of FSSTAT.
-pub fn fsstat(to: &mut Writer, value: &FsStat) {
+pub fn fsstat(to: &mut XdrWriter, value: &FsStat) {
     known(to, &value.attributes);
     to.u64(value.total_bytes).u64(value.free_bytes).u64(value.available_bytes);
     to.u64(value.total_files).u64(value.free_files).u64(value.available_files);
@@ -100,7 +100,7 @@ pub fn fsstat(to: &mut Writer, value: &FsStat) {
 }
 
 /// Of FSINFO.
-pub fn fsinfo(to: &mut Writer, value: &FsInfo) {
+pub fn fsinfo(to: &mut XdrWriter, value: &FsInfo) {
     known(to, &value.attributes);
     to.u32(value.read_max).u32(0).u32(0);
     to.u32(value.write_max).u32(0).u32(0);
@@ -111,17 +111,17 @@ pub fn fsinfo(to: &mut Writer, value: &FsInfo) {
 }
 
 /// Of PATHCONF.
-pub fn pathconf(to: &mut Writer, value: &PathConf) {
+pub fn pathconf(to: &mut XdrWriter, value: &PathConf) {
     known(to, &value.attributes);
     to.u32(value.links_max).u32(value.name_max);
     to.flag(value.refuses_long_names).flag(value.restricts_chown).flag(false).flag(false);
 }
 
 /// Of READDIR, or of READDIRPLUS if `plus` says so.
-pub fn listing(to: &mut Writer, value: &Listing, plus: bool) {
+pub fn listing(to: &mut XdrWriter, value: &Listing, plus: bool) {
     known(to, &value.directory);
     to.fixed(&value.verifier);
-    for Entry { fileid, name, cookie, attributes, handle: of_entry } in value.entries() {
+    for ListedEntry { fileid, name, cookie, attributes, handle: of_entry } in value.entries() {
         to.flag(true).u64(fileid).opaque(name).u64(cookie);
         if plus {
             known(to, &attributes);
@@ -132,7 +132,7 @@ pub fn listing(to: &mut Writer, value: &Listing, plus: bool) {
 }
 
 /// Of MNT.
-pub fn mounted(to: &mut Writer, value: &Mounted) {
+pub fn mounted(to: &mut XdrWriter, value: &Mounted) {
     value.root.write(to);
     to.length(value.flavors.len());
     for flavor in &value.flavors {

@@ -2,7 +2,7 @@
 
 use podfs_nfs::rpc::Slice;
 use podfs_nfs::rpc::pool::LARGE;
-use podfs_nfs::rpc::record::{Garbage, Incoming};
+use podfs_nfs::rpc::record::{Incoming, StreamError};
 
 /// Gives `stream` to `incoming`, in pieces of at most so many bytes as `pieces` says, and its records to `each`.
 ///
@@ -13,7 +13,7 @@ pub fn feed(
     stream: &[u8],
     mut pieces: impl Iterator<Item = usize>,
     mut each: impl FnMut(Slice),
-) -> Result<(), Garbage> {
+) -> Result<(), StreamError> {
     let mut rest = stream;
     while !rest.is_empty() {
         let room = incoming.room();

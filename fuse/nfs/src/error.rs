@@ -2,20 +2,20 @@
 
 use rustix::io::Errno;
 
-use crate::rpc::Failure;
-use crate::v3::Status;
+use crate::rpc::RpcError;
+use crate::v3::NfsStatus;
 
 /// Why a call to an export failed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Error {
     /// The server did not do it, or it is unknown whether it did.
     #[error(transparent)]
-    Failure(#[from] Failure),
+    RpcError(#[from] RpcError),
     /// The server says no.
     #[error("the server answers {} (nfsstat3 {})", .status.errno(), .status.0)]
     Refused {
         /// Why.
-        status: Status,
+        status: NfsStatus,
         /// The call was sent more than once. If the server has forgotten that it has done it, `EXIST` or `NOENT` may be
         /// the effect of the call itself.
         retransmitted: bool,
@@ -29,17 +29,17 @@ impl Error {
     /// The errno for the caller.
     pub fn errno(&self) -> Errno {
         match self {
-            Self::Failure(failure) => failure.errno(),
+            Self::RpcError(failure) => failure.errno(),
             Self::Refused { status, .. } => status.errno(),
             Self::NameTooLong => Errno::NAMETOOLONG,
         }
     }
 
     /// What the server says, if it says anything.
-    pub fn status(&self) -> Option<Status> {
+    pub fn status(&self) -> Option<NfsStatus> {
         match self {
             Self::Refused { status, .. } => Some(*status),
-            Self::Failure(_) | Self::NameTooLong => None,
+            Self::RpcError(_) | Self::NameTooLong => None,
         }
     }
 

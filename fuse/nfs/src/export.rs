@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
 use crate::error::Error;
-use crate::rpc::{Backoff, Connection, Credential, Failure, Message, Persistence, Policy, Procedure, Reply, Slice};
+use crate::rpc::{Backoff, Connection, Credential, Message, Persistence, Policy, Procedure, Reply, RpcError, Slice};
 use crate::server::Server;
 use crate::v3::{
-    self, Accessed, Around, Attributes, Call, Changes, Committed, Created, Creation, Device, FileHandle, FsInfo,
-    FsStat, Link, Linked, Listing, Looked, MAX_NAME, PathConf, Read, Stability, Status, Time, Written, arguments,
-    results,
+    self, Accessed, Around, Attributes, Changes, Committed, Created, Creation, Device, FileHandle, FsInfo, FsStat,
+    Link, Linked, Listing, Looked, MAX_NAME, NfsStatus, PathConf, ProcedureNumber, Read, Stability, Time, Written,
+    arguments, results,
 };
-use crate::xdr::{Malformed, Reader, Writer};
+use crate::xdr::{Malformed, XdrReader, XdrWriter};
 
 /// Most bytes of a READ or WRITE here: what the kernel asks a FUSE server for at once.
 pub const MAX_TRANSFER: u32 = 1 << 20;
@@ -74,7 +74,7 @@ impl Limits {
 pub struct How<'a> {
     /// As whom.
     pub credential: &'a Credential,
-    /// How long it is waited for; none means as long as the mount's options say.
+    /// How long the call may take; none means as long as the mount's options say.
     pub policy: Option<Policy>,
     /// Is told the xid before the call is sent, each time that it gets another one.
     pub announce: Option<&'a dyn Fn(u32)>,
@@ -122,7 +122,7 @@ impl Export {
     /// [`Error`], as everywhere below.
     pub async fn null(&self, how: How<'_>) -> Result<(), Error> {
         let connection = self.connection(&self.root);
-        let call = Outgoing { how, number: Call::Null, arguments: |_: &mut Writer| {}, payload: None };
+        let call = Outgoing { how, number: ProcedureNumber::Null, arguments: |_: &mut XdrWriter| {}, payload: None };
         let policy = how.policy.unwrap_or(self.policy);
         call.send(&connection, policy, how.again).await.map(|_nothing| ()).map_err(Error::from)
     }
@@ -132,11 +132,11 @@ impl Export {
     /// # Errors
     /// [`Error`]
     pub async fn getattr(&self, how: How<'_>, file: &FileHandle) -> Result<Attributes, Error> {
-        self.call(how, file, Call::Getattr, |to| file.write(to), Attributes::read).await
+        self.call(how, file, ProcedureNumber::Getattr, |to| file.write(to), Attributes::read).await
     }
 
     /// SETATTR. With `guard` it is done only if the file's ctime is that; otherwise the answer is
-    /// [`Status::NOT_SYNC`].
+    /// [`NfsStatus::NOT_SYNC`].
     ///
     /// # Errors
     /// [`Error`]
@@ -147,7 +147,8 @@ impl Export {
         changes: &Changes,
         guard: Option<Time>,
     ) -> Result<Around, Error> {
-        self.call(how, file, Call::Setattr, |to| arguments::setattr(to, file, changes, guard), Around::read).await
+        self.call(how, file, ProcedureNumber::Setattr, |to| arguments::setattr(to, file, changes, guard), Around::read)
+            .await
     }
 
     /// LOOKUP
@@ -156,7 +157,8 @@ impl Export {
     /// [`Error`]
     pub async fn lookup(&self, how: How<'_>, directory: &FileHandle, name: &[u8]) -> Result<Looked, Error> {
         check(name)?;
-        self.call(how, directory, Call::Lookup, |to| arguments::name(to, directory, name), results::lookup).await
+        self.call(how, directory, ProcedureNumber::Lookup, |to| arguments::name(to, directory, name), results::lookup)
+            .await
     }
 
     /// ACCESS, of what is in [`v3::access`].
@@ -164,7 +166,7 @@ impl Export {
     /// # Errors
     /// [`Error`]
     pub async fn access(&self, how: How<'_>, file: &FileHandle, wanted: u32) -> Result<Accessed, Error> {
-        self.call(how, file, Call::Access, |to| arguments::access(to, file, wanted), results::access).await
+        self.call(how, file, ProcedureNumber::Access, |to| arguments::access(to, file, wanted), results::access).await
     }
 
     /// READLINK
@@ -175,7 +177,7 @@ impl Export {
         self.call_for_data(
             how,
             link,
-            Call::Readlink,
+            ProcedureNumber::Readlink,
             |to| link.write(to),
             |from, reply| results::readlink(from, |range| reply.slice(range)),
         )
@@ -190,7 +192,7 @@ impl Export {
         self.call_for_data(
             how,
             file,
-            Call::Read,
+            ProcedureNumber::Read,
             |to| arguments::read(to, file, offset, count),
             |from, reply| results::read(from, count, |range| reply.slice(range)),
         )
@@ -211,8 +213,8 @@ impl Export {
         stability: Stability,
     ) -> Result<Written, Error> {
         let count = u32::try_from(data.len()).expect("a WRITE is at most of a megabyte");
-        let arguments = |to: &mut Writer| arguments::write(to, file, offset, count, stability);
-        let call = Outgoing { how, number: Call::Write, arguments, payload: Some(data) };
+        let arguments = |to: &mut XdrWriter| arguments::write(to, file, offset, count, stability);
+        let call = Outgoing { how, number: ProcedureNumber::Write, arguments, payload: Some(data) };
         self.outcome(file, call, |from, _| results::write(from)).await
     }
 
@@ -228,8 +230,8 @@ impl Export {
         creation: &Creation,
     ) -> Result<Created, Error> {
         check(name)?;
-        let arguments = |to: &mut Writer| arguments::create(to, directory, name, creation);
-        self.call(how, directory, Call::Create, arguments, results::created).await
+        let arguments = |to: &mut XdrWriter| arguments::create(to, directory, name, creation);
+        self.call(how, directory, ProcedureNumber::Create, arguments, results::created).await
     }
 
     /// MKDIR
@@ -244,8 +246,8 @@ impl Export {
         changes: &Changes,
     ) -> Result<Created, Error> {
         check(name)?;
-        let arguments = |to: &mut Writer| arguments::mkdir(to, directory, name, changes);
-        self.call(how, directory, Call::Mkdir, arguments, results::created).await
+        let arguments = |to: &mut XdrWriter| arguments::mkdir(to, directory, name, changes);
+        self.call(how, directory, ProcedureNumber::Mkdir, arguments, results::created).await
     }
 
     /// SYMLINK
@@ -264,8 +266,8 @@ impl Export {
         if target.len() > v3::MAX_LINK {
             return Err(Error::NameTooLong);
         }
-        let arguments = |to: &mut Writer| arguments::symlink(to, directory, name, target, changes);
-        self.call(how, directory, Call::Symlink, arguments, results::created).await
+        let arguments = |to: &mut XdrWriter| arguments::symlink(to, directory, name, target, changes);
+        self.call(how, directory, ProcedureNumber::Symlink, arguments, results::created).await
     }
 
     /// MKNOD
@@ -281,8 +283,8 @@ impl Export {
         changes: &Changes,
     ) -> Result<Created, Error> {
         check(name)?;
-        let arguments = |to: &mut Writer| arguments::mknod(to, directory, name, device, changes);
-        self.call(how, directory, Call::Mknod, arguments, results::created).await
+        let arguments = |to: &mut XdrWriter| arguments::mknod(to, directory, name, device, changes);
+        self.call(how, directory, ProcedureNumber::Mknod, arguments, results::created).await
     }
 
     /// REMOVE. Gives the directory's attributes.
@@ -291,7 +293,8 @@ impl Export {
     /// [`Error`]
     pub async fn remove(&self, how: How<'_>, directory: &FileHandle, name: &[u8]) -> Result<Around, Error> {
         check(name)?;
-        self.call(how, directory, Call::Remove, |to| arguments::name(to, directory, name), Around::read).await
+        self.call(how, directory, ProcedureNumber::Remove, |to| arguments::name(to, directory, name), Around::read)
+            .await
     }
 
     /// RMDIR. Gives the directory's attributes.
@@ -300,7 +303,7 @@ impl Export {
     /// [`Error`]
     pub async fn rmdir(&self, how: How<'_>, directory: &FileHandle, name: &[u8]) -> Result<Around, Error> {
         check(name)?;
-        self.call(how, directory, Call::Rmdir, |to| arguments::name(to, directory, name), Around::read).await
+        self.call(how, directory, ProcedureNumber::Rmdir, |to| arguments::name(to, directory, name), Around::read).await
     }
 
     /// RENAME. Gives the attributes of the directory that the name left, and of the one that it came to.
@@ -315,8 +318,8 @@ impl Export {
     ) -> Result<(Around, Around), Error> {
         check(from.1)?;
         check(to.1)?;
-        let arguments = |writer: &mut Writer| arguments::rename(writer, from, to);
-        self.call(how, from.0, Call::Rename, arguments, results::rename).await
+        let arguments = |writer: &mut XdrWriter| arguments::rename(writer, from, to);
+        self.call(how, from.0, ProcedureNumber::Rename, arguments, results::rename).await
     }
 
     /// LINK: `file` gets the name `name` in `directory`.
@@ -331,7 +334,8 @@ impl Export {
         name: &[u8],
     ) -> Result<Linked, Error> {
         check(name)?;
-        self.call(how, file, Call::Link, |to| arguments::link(to, file, directory, name), results::link).await
+        self.call(how, file, ProcedureNumber::Link, |to| arguments::link(to, file, directory, name), results::link)
+            .await
     }
 
     /// READDIR: the page after the entry with `cookie`, or the first one for zero.
@@ -346,8 +350,8 @@ impl Export {
         verifier: [u8; 8],
     ) -> Result<Listing, Error> {
         let count = self.limits.listing;
-        let arguments = |to: &mut Writer| arguments::readdir(to, directory, cookie, verifier, count);
-        self.call_for_data(how, directory, Call::Readdir, arguments, |from, reply| {
+        let arguments = |to: &mut XdrWriter| arguments::readdir(to, directory, cookie, verifier, count);
+        self.call_for_data(how, directory, ProcedureNumber::Readdir, arguments, |from, reply| {
             Listing::read(from, false, |range| reply.slice(range))
         })
         .await
@@ -356,7 +360,7 @@ impl Export {
     /// READDIRPLUS: as [`Self::readdir`], with attributes and handles.
     ///
     /// # Errors
-    /// [`Error`]; [`Status::NOTSUPP`] from servers that have only READDIR.
+    /// [`Error`]; [`NfsStatus::NOTSUPP`] from servers that have only READDIR.
     pub async fn readdirplus(
         &self,
         how: How<'_>,
@@ -366,8 +370,8 @@ impl Export {
     ) -> Result<Listing, Error> {
         let count = self.limits.listing;
         // Names alone are never more than the page.
-        let arguments = |to: &mut Writer| arguments::readdirplus(to, directory, cookie, verifier, count, count);
-        self.call_for_data(how, directory, Call::Readdirplus, arguments, |from, reply| {
+        let arguments = |to: &mut XdrWriter| arguments::readdirplus(to, directory, cookie, verifier, count, count);
+        self.call_for_data(how, directory, ProcedureNumber::Readdirplus, arguments, |from, reply| {
             Listing::read(from, true, |range| reply.slice(range))
         })
         .await
@@ -378,7 +382,7 @@ impl Export {
     /// # Errors
     /// [`Error`]
     pub async fn fsstat(&self, how: How<'_>, file: &FileHandle) -> Result<FsStat, Error> {
-        self.call(how, file, Call::Fsstat, |to| file.write(to), results::fsstat).await
+        self.call(how, file, ProcedureNumber::Fsstat, |to| file.write(to), results::fsstat).await
     }
 
     /// FSINFO
@@ -386,7 +390,7 @@ impl Export {
     /// # Errors
     /// [`Error`]
     pub async fn fsinfo(&self, how: How<'_>, file: &FileHandle) -> Result<FsInfo, Error> {
-        self.call(how, file, Call::Fsinfo, |to| file.write(to), results::fsinfo).await
+        self.call(how, file, ProcedureNumber::Fsinfo, |to| file.write(to), results::fsinfo).await
     }
 
     /// PATHCONF
@@ -394,7 +398,7 @@ impl Export {
     /// # Errors
     /// [`Error`]
     pub async fn pathconf(&self, how: How<'_>, file: &FileHandle) -> Result<PathConf, Error> {
-        self.call(how, file, Call::Pathconf, |to| file.write(to), results::pathconf).await
+        self.call(how, file, ProcedureNumber::Pathconf, |to| file.write(to), results::pathconf).await
     }
 
     /// COMMIT of a range. A `count` of zero means to the end.
@@ -402,7 +406,8 @@ impl Export {
     /// # Errors
     /// [`Error`]
     pub async fn commit(&self, how: How<'_>, file: &FileHandle, offset: u64, count: u32) -> Result<Committed, Error> {
-        self.call(how, file, Call::Commit, |to| arguments::commit(to, file, offset, count), results::commit).await
+        self.call(how, file, ProcedureNumber::Commit, |to| arguments::commit(to, file, offset, count), results::commit)
+            .await
     }
 
     fn connection(&self, file: &FileHandle) -> Rc<Connection> {
@@ -413,9 +418,9 @@ impl Export {
         &self,
         how: How<'_>,
         about: &FileHandle,
-        number: Call,
-        arguments: impl Fn(&mut Writer),
-        results: impl FnOnce(&mut Reader<'_>) -> Result<T, Malformed>,
+        number: ProcedureNumber,
+        arguments: impl Fn(&mut XdrWriter),
+        results: impl FnOnce(&mut XdrReader<'_>) -> Result<T, Malformed>,
     ) -> Result<T, Error> {
         self.call_for_data(how, about, number, arguments, |from, _| results(from)).await
     }
@@ -424,19 +429,19 @@ impl Export {
         &self,
         how: How<'_>,
         about: &FileHandle,
-        number: Call,
-        arguments: impl Fn(&mut Writer),
-        results: impl FnOnce(&mut Reader<'_>, &Reply) -> Result<T, Malformed>,
+        number: ProcedureNumber,
+        arguments: impl Fn(&mut XdrWriter),
+        results: impl FnOnce(&mut XdrReader<'_>, &Reply) -> Result<T, Malformed>,
     ) -> Result<T, Error> {
         self.outcome(about, Outgoing { how, number, arguments, payload: None }, results).await
     }
 
     /// Makes a call until the server does not ask to come again.
-    async fn outcome<T, A: Fn(&mut Writer)>(
+    async fn outcome<T, A: Fn(&mut XdrWriter)>(
         &self,
         about: &FileHandle,
         call: Outgoing<'_, A>,
-        results: impl FnOnce(&mut Reader<'_>, &Reply) -> Result<T, Malformed>,
+        results: impl FnOnce(&mut XdrReader<'_>, &Reply) -> Result<T, Malformed>,
     ) -> Result<T, Error> {
         let connection = self.connection(about);
         let policy = call.how.policy.unwrap_or(self.policy);
@@ -445,16 +450,16 @@ impl Export {
         loop {
             let reply = call.send(&connection, policy, again.take()).await?;
             let mut reader = reply.reader();
-            match Status(reader.u32().map_err(Failure::from)?) {
-                Status::OK => return Ok(results(&mut reader, &reply).map_err(Failure::from)?),
-                Status::JUKEBOX => {
+            match NfsStatus(reader.u32().map_err(RpcError::from)?) {
+                NfsStatus::OK => return Ok(results(&mut reader, &reply).map_err(RpcError::from)?),
+                NfsStatus::JUKEBOX => {
                     let (since, backoff) = delay.get_or_insert_with(|| (Instant::now(), Backoff::default()));
                     let pause = backoff.pause();
                     match policy.persistence {
                         Persistence::Hard => {}
                         _ if since.elapsed() + pause <= policy.budget() => {}
-                        Persistence::Soft => return Err(Failure::NoAnswer.into()),
-                        Persistence::SoftErr => return Err(Failure::NoAnswerInTime.into()),
+                        Persistence::Soft => return Err(RpcError::NoAnswer.into()),
+                        Persistence::SoftErr => return Err(RpcError::NoAnswerInTime.into()),
                     }
                     sleep(pause).await;
                 }
@@ -467,13 +472,13 @@ impl Export {
 /// A call that may have to be made more than once.
 struct Outgoing<'a, A> {
     how: How<'a>,
-    number: Call,
+    number: ProcedureNumber,
     arguments: A,
     payload: Option<&'a Slice>,
 }
 
-impl<A: Fn(&mut Writer)> Outgoing<'_, A> {
-    async fn send(&self, connection: &Connection, policy: Policy, again: Option<u32>) -> Result<Reply, Failure> {
+impl<A: Fn(&mut XdrWriter)> Outgoing<'_, A> {
+    async fn send(&self, connection: &Connection, policy: Policy, again: Option<u32>) -> Result<Reply, RpcError> {
         // Hardly ever has another call got the same number.
         let xid = again.filter(|xid| !connection.is_in_use(*xid)).unwrap_or_else(|| connection.next_xid());
         if let Some(announce) = self.how.announce {

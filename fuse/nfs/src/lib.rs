@@ -3,6 +3,7 @@
 //!
 //! | module | owns |
 //! |---|---|
+//! | [`address`] | a server and a path, as volumes and messages have them |
 //! | [`mount`] | from a server's address and a path to an [`Export`] |
 //! | [`export`] | the calls on an export |
 //! | [`server`] | servers and their connections, which exports share |
@@ -44,6 +45,7 @@
 //!
 //! [`Export`]: export::Export
 
+pub mod address;
 mod doubling_pause;
 pub mod error;
 pub mod export;
@@ -55,6 +57,7 @@ pub mod server;
 pub mod v3;
 pub mod xdr;
 
+pub use address::ExportAddress;
 pub use doubling_pause::DoublingPause;
 pub use error::Error;
 pub use export::{Export, How, Limits};

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::export::{Export, How, Limits};
 use crate::mountd::{self, Refusal};
 use crate::portmap;
-use crate::rpc::{Connection, Credential, Failure, Policy};
+use crate::rpc::{Connection, Credential, Policy, RpcError};
 use crate::server::{MAX_CONNECTIONS, Servers};
 use crate::v3::{self, FileHandle, FsInfo};
 
@@ -190,7 +190,7 @@ async fn find(servers: &Servers, options: &Options) -> Result<(Export, SocketAdd
     let export = Export::new(server.clone(), root, unknown, options.policy, connections);
     let how = How { policy: Some(mounting.policy()), ..How::new(&options.credential) };
     let info: FsInfo = export.fsinfo(how, &root).await.map_err(|error| match error {
-        Error::Failure(failure) => {
+        Error::RpcError(failure) => {
             let why = server.health().last_error;
             mounting.unreachable("NFS", address, why.filter(|_| is_silence(failure)), failure)
         }
@@ -235,7 +235,7 @@ impl Mounting<'_> {
         let (connection, address) = self.mountd().await?;
         let mounted = mountd::mount(&connection, &options.path, &options.credential, self.policy()).await;
         let mounted = mounted.map_err(|refusal| match refusal {
-            Refusal::Failure(failure) if !matches!(failure, Failure::Denied(_)) => {
+            Refusal::Rpc(failure) if !matches!(failure, RpcError::Denied(_)) => {
                 let why = connection.peer().health().last_error;
                 self.unreachable("the mountd", address, why.filter(|_| is_silence(failure)), failure)
             }
@@ -285,7 +285,7 @@ impl Mounting<'_> {
         service: &'static str,
         address: SocketAddr,
         why: Option<String>,
-        failure: Failure,
+        failure: RpcError,
     ) -> MountError {
         let reason = why.unwrap_or_else(|| failure.to_string());
         MountError::Unreachable { service, server: self.options.server.clone(), address, reason }
@@ -293,6 +293,6 @@ impl Mounting<'_> {
 }
 
 /// Whether only the connection knows why.
-fn is_silence(failure: Failure) -> bool {
-    matches!(failure, Failure::NoAnswer | Failure::NoAnswerInTime)
+fn is_silence(failure: RpcError) -> bool {
+    matches!(failure, RpcError::NoAnswer | RpcError::NoAnswerInTime)
 }

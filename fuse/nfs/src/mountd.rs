@@ -1,8 +1,8 @@
 //! The MOUNT protocol, version 3 (RFC 1813, appendix I): from the path of an export to its root's handle.
 
-use crate::rpc::{Connection, Credential, Failure, Message, Policy, Procedure, Reply};
+use crate::rpc::{Connection, Credential, Message, Policy, Procedure, Reply, RpcError};
 use crate::v3::handle::FileHandle;
-use crate::xdr::{Malformed, Reader, Writer};
+use crate::xdr::{Malformed, XdrReader, XdrWriter};
 
 /// The number of the program.
 pub const PROGRAM: u32 = 100_005;
@@ -30,7 +30,7 @@ pub struct Mounted {
 pub enum Refusal {
     /// The call has no results.
     #[error(transparent)]
-    Failure(#[from] Failure),
+    Rpc(#[from] RpcError),
     /// The server's mountd says so (`mountstat3`).
     #[error("{}", sentence(*.0))]
     Status(u32),
@@ -51,8 +51,8 @@ pub async fn mount(
     });
     let reply = reply.await?;
     let mut results = reply.reader();
-    match results.u32().map_err(Failure::from)? {
-        0 => Ok(mounted(&mut results).map_err(Failure::from)?),
+    match results.u32().map_err(RpcError::from)? {
+        0 => Ok(mounted(&mut results).map_err(RpcError::from)?),
         status => Err(Refusal::Status(status)),
     }
 }
@@ -66,7 +66,7 @@ pub async fn unmount(
     path: &[u8],
     credential: &Credential,
     policy: Policy,
-) -> Result<(), Failure> {
+) -> Result<(), RpcError> {
     let reply = call(connection, UMNT, credential, policy, |arguments| {
         arguments.opaque(path);
     });
@@ -78,8 +78,8 @@ async fn call(
     number: u32,
     credential: &Credential,
     policy: Policy,
-    arguments: impl FnOnce(&mut Writer),
-) -> Result<Reply, Failure> {
+    arguments: impl FnOnce(&mut XdrWriter),
+) -> Result<Reply, RpcError> {
     let xid = connection.next_xid();
     let message = Message::call(xid, Procedure { program: PROGRAM, version: VERSION, number }, credential, arguments);
     connection.call(xid, message, policy, false).await
@@ -89,14 +89,14 @@ async fn call(
 ///
 /// # Errors
 /// [`Malformed`]
-pub fn mounted(results: &mut Reader<'_>) -> Result<Mounted, Malformed> {
+pub fn mounted(results: &mut XdrReader<'_>) -> Result<Mounted, Malformed> {
     let root = FileHandle::read(results)?;
     let count = results.u32()?;
     let flavors = (0..count.min(MAX_FLAVORS)).map(|_| results.u32()).collect::<Result<_, _>>()?;
     Ok(Mounted { root, flavors })
 }
 
-/// What a `mountstat3` means for who mounts.
+/// What a `mountstat3` means for the mount.
 fn sentence(status: u32) -> String {
     match status {
         1 => "the server allows that to its superuser only",

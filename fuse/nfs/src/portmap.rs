@@ -1,7 +1,7 @@
 //! The portmapper, version 2 (RFC 1833): on which port a program of RPC listens.
 
-use crate::rpc::{Connection, Credential, Failure, Message, Policy, Procedure};
-use crate::xdr::{Malformed, Reader};
+use crate::rpc::{Connection, Credential, Message, Policy, Procedure, RpcError};
+use crate::xdr::{Malformed, XdrReader};
 
 /// The port of portmappers.
 pub const PORT: u16 = 111;
@@ -19,7 +19,7 @@ pub async fn port_of(
     program: u32,
     version: u32,
     policy: Policy,
-) -> Result<Option<u16>, Failure> {
+) -> Result<Option<u16>, RpcError> {
     let xid = connection.next_xid();
     let procedure = Procedure { program: PROGRAM, version: VERSION, number: GETPORT };
     let message = Message::call(xid, procedure, &Credential::Nobody, |arguments| {
@@ -33,6 +33,6 @@ pub async fn port_of(
 ///
 /// # Errors
 /// [`Malformed`]
-pub fn port(results: &mut Reader<'_>) -> Result<Option<u16>, Malformed> {
+pub fn port(results: &mut XdrReader<'_>) -> Result<Option<u16>, Malformed> {
     Ok(u16::try_from(results.u32()?).ok().filter(|port| *port != 0))
 }

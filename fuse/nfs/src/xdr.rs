@@ -21,12 +21,12 @@ pub const fn padding(length: usize) -> usize {
 
 /// Reads a message from its beginning to its end.
 #[derive(Clone, Debug)]
-pub struct Reader<'a> {
+pub struct XdrReader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> XdrReader<'a> {
     /// A reader at the beginning of `bytes`.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, at: 0 }
@@ -105,7 +105,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// Where opaque bytes stand, for who has the message itself.
+    /// Where opaque bytes stand, for a caller that has the message itself.
     ///
     /// # Errors
     /// [`Malformed`]
@@ -123,11 +123,11 @@ pub(crate) fn unknown<T>() -> Result<T, Malformed> {
 
 /// Writes a message.
 #[derive(Debug, Default)]
-pub struct Writer {
+pub struct XdrWriter {
     bytes: Vec<u8>,
 }
 
-impl Writer {
+impl XdrWriter {
     /// An empty message with room for `capacity` bytes.
     pub fn with_capacity(capacity: usize) -> Self {
         Self { bytes: Vec::with_capacity(capacity) }
@@ -189,14 +189,14 @@ mod tests {
     fn opaque_bytes_are_padded_and_found_again() {
         for length in 0..9 {
             let bytes: Vec<u8> = (1..=length).collect();
-            let mut writer = Writer::default();
+            let mut writer = XdrWriter::default();
             writer.opaque(&bytes).u32(7);
             let written = writer.into_bytes();
             assert_eq!(written.len() % 4, 0);
-            let mut reader = Reader::new(&written);
+            let mut reader = XdrReader::new(&written);
             assert_eq!(reader.opaque(8), Ok(&bytes[..]));
             assert_eq!(reader.u32(), Ok(7));
-            let range = Reader::new(&written).opaque_range(8).expect("as before");
+            let range = XdrReader::new(&written).opaque_range(8).expect("as before");
             assert_eq!(written[range], bytes);
         }
     }
@@ -204,9 +204,9 @@ mod tests {
     #[test]
     fn a_length_beyond_what_is_there_is_refused() {
         let huge = [0xff, 0xff, 0xff, 0xff, 1, 2, 3, 4];
-        assert_eq!(Reader::new(&huge).opaque(64), Err(LONG));
-        assert_eq!(Reader::new(&huge).opaque(usize::MAX), Err(SHORT));
-        assert_eq!(Reader::new(&[0, 0, 0, 1, 9]).opaque(64), Err(SHORT), "the padding is missing");
-        assert_eq!(Reader::new(&[0, 0, 0, 2]).flag(), Err(UNKNOWN));
+        assert_eq!(XdrReader::new(&huge).opaque(64), Err(LONG));
+        assert_eq!(XdrReader::new(&huge).opaque(usize::MAX), Err(SHORT));
+        assert_eq!(XdrReader::new(&[0, 0, 0, 1, 9]).opaque(64), Err(SHORT), "the padding is missing");
+        assert_eq!(XdrReader::new(&[0, 0, 0, 2]).flag(), Err(UNKNOWN));
     }
 }

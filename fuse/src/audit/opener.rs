@@ -4,7 +4,7 @@ use std::fs;
 
 use serde::Serialize;
 
-use crate::caller::status::Status;
+use crate::caller::status::ThreadStatus;
 use crate::caller::{Caller, cgroup};
 
 /// The id that a request has where the kernel does not tell it: ID-mapped mounts.
@@ -31,7 +31,7 @@ impl Opener {
         if caller.pid == 0 {
             return known;
         }
-        let status = Status::of(caller.pid);
+        let status = ThreadStatus::of(caller.pid);
         let number = |name, place| status.as_ref()?.numbers(name).nth(place);
         let pid = number("Tgid", 0).unwrap_or(caller.pid);
         // Real, effective and saved ids come before those that files are opened with.

@@ -15,7 +15,7 @@ use podfs_nfs::rpc::credential::MAX_GROUPS;
 use serde::{Deserialize, Serialize};
 
 use super::Caller;
-use super::status::{self, Status};
+use super::status::{self, ThreadStatus};
 
 /// Threads that are remembered.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(128).expect("it is not zero");
@@ -75,7 +75,7 @@ impl Credentials {
             if same && thread.at.elapsed() < HOLDS {
                 return thread.credential.clone();
             }
-            if let Ok(status) = Status::read(&thread.status) {
+            if let Ok(status) = ThreadStatus::read(&thread.status) {
                 (thread.uid, thread.gid, thread.at) = (caller.uid, caller.gid, Instant::now());
                 thread.credential = self.as_told(&status, caller);
                 return thread.credential.clone();
@@ -84,7 +84,7 @@ impl Credentials {
             known.pop(&caller.pid);
         }
         let Some(file) = status::open(caller.pid) else { return plain() };
-        let Ok(status) = Status::read(&file) else { return plain() };
+        let Ok(status) = ThreadStatus::read(&file) else { return plain() };
         let credential = self.as_told(&status, caller);
         let Caller { uid, gid, .. } = caller;
         let thread = Thread { status: file, uid, gid, credential: credential.clone(), at: Instant::now() };
@@ -92,7 +92,7 @@ impl Credentials {
         credential
     }
 
-    fn as_told(&self, status: &Status, caller: Caller) -> Credential {
+    fn as_told(&self, status: &ThreadStatus, caller: Caller) -> Credential {
         let groups = status.numbers("Groups").take(MAX_GROUPS).collect();
         match self.act_as {
             ActAs::Nobody => Credential::Nobody,

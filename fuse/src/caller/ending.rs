@@ -5,10 +5,12 @@
 //! each of the process's threads (`complete_signal`), where `SigPnd` shows it. The kernel sends INTERRUPT for the first signal
 //! only. So podfs looks again at a caller that was interrupted, until it has its answer.
 
-use super::status::Status;
+use rustix::process::Signal;
+
+use super::status::ThreadStatus;
 
 /// `SIGKILL` in a set of signals.
-const KILL: u64 = 1 << (libc::SIGKILL - 1);
+const KILL: u64 = 1 << (Signal::KILL.as_raw() - 1);
 
 /// Whether a thread is being killed. One that this process cannot see (`pid` 0: in another pid namespace) counts as one:
 /// otherwise no signal might ever end its call.
@@ -27,15 +29,15 @@ pub fn has_given_up(pid: u32, interrupted: bool) -> bool {
     seen(pid).map_or(interrupted, |status| is_killed(&status) || has_no_memory(&status))
 }
 
-fn seen(pid: u32) -> Option<Status> {
-    if pid == 0 { None } else { Status::of(pid) }
+fn seen(pid: u32) -> Option<ThreadStatus> {
+    if pid == 0 { None } else { ThreadStatus::of(pid) }
 }
 
-fn is_killed(status: &Status) -> bool {
+fn is_killed(status: &ThreadStatus) -> bool {
     (status.bits("SigPnd") | status.bits("ShdPnd")) & KILL != 0
 }
 
-fn has_no_memory(status: &Status) -> bool {
+fn has_no_memory(status: &ThreadStatus) -> bool {
     status.values("VmSize").is_none()
 }
 

@@ -4,20 +4,20 @@ use std::fs;
 use std::path::Path;
 
 use super::Caller;
-use super::status::Status;
+use super::status::ThreadStatus;
 
 /// Whether the caller has `CAP_SYS_ADMIN`, and not only in a user namespace of its own. On an ID-mapped mount the kernel does
 /// not tell the caller's user, so this looks at the process.
 pub fn administers_system(caller: Caller) -> bool {
     const SYS_ADMIN: u64 = 1 << 21;
-    let effective = Status::of(caller.pid).map_or(0, |status| status.bits("CapEff"));
+    let effective = ThreadStatus::of(caller.pid).map_or(0, |status| status.bits("CapEff"));
     let maps = || maps_of(&caller.pid.to_string());
     effective & SYS_ADMIN != 0 && maps().is_some_and(|maps| Some(maps) == maps_of("self"))
 }
 
 /// Whether the caller is in the group `gid`. A caller that cannot be looked at is in none.
 pub fn is_in_group(caller: Caller, gid: u32) -> bool {
-    let Some(status) = Status::of(caller.pid) else { return false };
+    let Some(status) = ThreadStatus::of(caller.pid) else { return false };
     // The fourth is the one for files (`fsgid`).
     status.numbers("Gid").skip(3).chain(status.numbers("Groups")).any(|group| group == gid)
 }

@@ -8,9 +8,9 @@ use std::os::unix::fs::FileExt;
 const LONGEST: usize = 1 << 16;
 
 /// The text of such a file.
-pub(crate) struct Status(String);
+pub(crate) struct ThreadStatus(String);
 
-impl Status {
+impl ThreadStatus {
     /// That of a thread, if there is one of this number.
     pub(crate) fn of(thread: u32) -> Option<Self> {
         Self::read(&open(thread)?).ok()
@@ -65,20 +65,20 @@ mod tests {
 
     #[test]
     fn a_line_is_found_by_its_name_and_not_by_the_name_of_the_process() {
-        let status = Status(
+        let status = ThreadStatus(
             "Name:\tUid: 7\nTgid:\t12\nUid:\t0\t1\t2\t3\nGid:\t4\t5\t6\t7\nSigPnd:\t0000000000000100\n".to_owned(),
         );
         assert_eq!(status.numbers("Tgid").next(), Some(12));
         assert_eq!(status.numbers("Uid").nth(3), Some(3));
         assert_eq!(status.numbers("Gid").collect::<Vec<_>>(), [4, 5, 6, 7]);
         assert_eq!((status.bits("SigPnd"), status.bits("ShdPnd")), (0x100, 0));
-        assert_eq!(Status(String::new()).numbers("Tgid").next(), None);
+        assert_eq!(ThreadStatus(String::new()).numbers("Tgid").next(), None);
     }
 
     #[test]
     fn there_is_no_status_of_a_thread_that_does_not_exist() {
         let own = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
-        assert!(Status::of(own).is_some());
-        assert!(Status::of(0).is_none() && Status::of(u32::MAX >> 1).is_none());
+        assert!(ThreadStatus::of(own).is_some());
+        assert!(ThreadStatus::of(0).is_none() && ThreadStatus::of(u32::MAX >> 1).is_none());
     }
 }

@@ -34,7 +34,7 @@ use crate::trace::Trace;
 
 /// How long an answer waits for other bytes. The kernel drops pages within microseconds, unless it waits for the answer.
 const SWAP_TIMEOUT: Duration = Duration::from_millis(5);
-/// How often it is tried to swap bytes while nothing is said of them. Only many readers of cold pages come in between.
+/// How often it is tried to swap bytes while no request is about them. Only many readers of cold pages come in between.
 const ATTEMPTS: u32 = 8;
 
 /// A tree that the session thread reads, and the control thread changes.

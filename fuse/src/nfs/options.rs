@@ -3,9 +3,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use podfs_nfs::ExportAddress;
 use podfs_nfs::export::Limits;
 use podfs_nfs::rpc::{Persistence, Policy};
-use podfs_nfs::v3::Kind;
+use podfs_nfs::v3::FileType;
 use serde::{Deserialize, Serialize};
 
 use crate::caller::credentials::ActAs;
@@ -15,10 +16,9 @@ use crate::caller::credentials::ActAs;
 pub struct Options {
     /// The volume's name, for log lines.
     pub name: String,
-    /// What the server is called in log lines and messages: as the volume names it.
-    pub server: String,
-    /// The exported directory.
-    pub path: String,
+    /// The export, as the volume names it.
+    #[serde(flatten)]
+    pub export: ExportAddress,
     /// Where the server's NFS service is.
     pub nfs: SocketAddr,
     /// Where its MOUNT service is, for when it has to give the root again.
@@ -135,25 +135,24 @@ impl Default for Caching {
 
 impl Caching {
     /// How long attributes of such a file hold at least.
-    pub fn shortest(&self, kind: Kind) -> Duration {
-        let seconds = if kind == Kind::Directory { self.acdirmin } else { self.acregmin };
+    pub fn shortest(&self, kind: FileType) -> Duration {
+        let seconds = if kind == FileType::Directory { self.acdirmin } else { self.acregmin };
         Duration::from_secs(seconds.into())
     }
 
     /// How long attributes of such a file hold at most.
-    pub fn longest(&self, kind: Kind) -> Duration {
-        let seconds = if kind == Kind::Directory { self.acdirmax } else { self.acregmax };
+    pub fn longest(&self, kind: FileType) -> Duration {
+        let seconds = if kind == FileType::Directory { self.acdirmax } else { self.acregmax };
         Duration::from_secs(seconds.into()).max(self.shortest(kind))
     }
 }
 
 impl Options {
     /// An export with the defaults of Linux' own client.
-    pub fn new(server: &str, path: &str, nfs: SocketAddr, root: &[u8], limits: Limits) -> Self {
+    pub fn new(export: ExportAddress, nfs: SocketAddr, root: &[u8], limits: Limits) -> Self {
         Self {
             name: String::new(),
-            server: server.to_owned(),
-            path: path.to_owned(),
+            export,
             nfs,
             mountd: None,
             search: None,

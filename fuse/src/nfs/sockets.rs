@@ -58,7 +58,8 @@ impl SocketSets {
     pub fn join(&self, options: &Options, connections: usize, reserved: bool) -> io::Result<Sockets> {
         let wanted = connections.clamp(1, MAX_CONNECTIONS);
         let mut sets = self.lock();
-        let is_it = |set: &Arc<Set>| (&set.server, set.nfs(), set.reserved) == (&options.server, options.nfs, reserved);
+        let is_it =
+            |set: &Arc<Set>| (&set.server, set.nfs(), set.reserved) == (&options.export.server, options.nfs, reserved);
         let set = match sets.iter().filter_map(Weak::upgrade).find(is_it) {
             Some(set) => set,
             None => {
@@ -151,7 +152,7 @@ fn add(sets: &mut Vec<Weak<Set>>, set: Set) -> Arc<Set> {
 
 impl Set {
     fn new(options: &Options, reserved: bool, connections: Vec<OwnedFd>, spare: OwnedFd) -> Self {
-        let (server, nfs) = (options.server.clone(), options.nfs);
+        let (server, nfs) = (options.export.server.clone(), options.nfs);
         Self { server, nfs, moved: Mutex::default(), reserved, connections: Mutex::new(connections), spare }
     }
 

@@ -12,6 +12,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use podfs_nfs::ExportAddress;
 use podfs_nfs::export::{Export, How};
 use podfs_nfs::rpc::{Credential, Policy, SilenceObserver};
 use podfs_nfs::server::Servers;
@@ -241,7 +242,7 @@ impl ThreadState {
         let spare = sockets.pop().filter(|_| !sockets.is_empty());
         let spare = spare.ok_or_else(|| wrong("an NFS volume comes with two sockets at least"))?;
         let connections = sockets.len();
-        let server = self.servers.given(&options.server, options.nfs, sockets, spare)?;
+        let server = self.servers.given(&options.export.server, options.nfs, sockets, spare)?;
         server.add_observer(Arc::<Region>::clone(region));
         Ok(Export::new(server, root, options.limits, options.policy(), connections))
     }
@@ -251,7 +252,7 @@ async fn look_at_root(export: &Export, options: &Options) -> io::Result<Attribut
     let anybody = Credential::root();
     let how = How { policy: Some(Policy::within(ROOT_BUDGET)), ..How::new(&anybody) };
     let failed = |why: String| {
-        let Options { server, path, .. } = options;
+        let ExportAddress { server, path } = &options.export;
         io::Error::other(format!("the root of {path} of NFS server {server} cannot be looked at: {why}"))
     };
     let root = export.root();
@@ -263,7 +264,7 @@ async fn look_at_root(export: &Export, options: &Options) -> io::Result<Attribut
 fn unknown_root(known: &ClientState) -> Attributes {
     let time = Default::default();
     Attributes {
-        kind: podfs_nfs::v3::Kind::Directory,
+        kind: podfs_nfs::v3::FileType::Directory,
         mode: 0o755,
         links: 2,
         uid: 0,

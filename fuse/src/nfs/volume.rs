@@ -147,7 +147,7 @@ impl Volume {
         self.filesystem.end(&turn);
     }
 
-    /// Something else may follow closely. Where much data is on its way, the CPU has better things to do than to wait for it.
+    /// Something else may follow closely. Where much data is on its way, the CPU has other work than to wait for it.
     fn stir(&self, request: &Request<'_>) {
         let bytes = match request.operation {
             Operation::Read(arguments) => arguments.size as usize,
@@ -187,7 +187,7 @@ impl Volume {
         let is_done = timeout(LAST_WORDS, last_words).await.is_ok();
         let left = filesystem.writeback().uncommitted();
         if !is_done && left > 0 {
-            let (volume, server) = (&filesystem.options().name, &filesystem.options().server);
+            let (volume, server) = (&filesystem.options().name, &filesystem.options().export.server);
             tracing::error!(
                 volume,
                 "volume {volume:?} ends, and {left} bytes that were written to it are lost: NFS server {server} did not \

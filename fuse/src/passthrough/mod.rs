@@ -19,8 +19,7 @@
 //! | `open_files` | open files and directories |
 //! | `open_node` | what the open files of one node share: its backing file, its locks |
 //! | `pruner` | making the kernel forget files that may have been mapped |
-//! | `locks` | locks of callers, and waits for them |
-//! | `locked` | what each owner has locked, for a successor that has to lock it again |
+//! | `locks` | locks of callers, waits for them, and their records for a successor, which has to lock the same again |
 //! | `listing` | reading a directory |
 //! | `share` | how many descriptors a volume may have |
 //! | `readdirplus` | whether attributes go along with names |
@@ -40,7 +39,6 @@ mod extents;
 mod filesystem;
 mod handle;
 mod listing;
-mod locked;
 mod locks;
 mod mounts;
 mod node;

@@ -1,7 +1,7 @@
 //! What a successor has to know of a passthrough volume: one cell of its region for each node, open file, lock and
 //! mount.
 //!
-//! What identifies a thing never changes; what changes is one word each. Descriptors are recorded by number: a
+//! The identity in a cell never changes; what changes is one word each. Descriptors are recorded by number: a
 //! successor has them under the same numbers before it reads this. A cell has a number only while the descriptor is open, so
 //! cells are erased before descriptors are closed.
 

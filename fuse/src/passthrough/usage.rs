@@ -129,7 +129,7 @@ impl Account<'_> {
         Ok(length)
     }
 
-    /// Whether there is room for one more name in `parent`, open as `directory`, and for a thing of `blocks` blocks.
+    /// Whether there is room for one more name in `parent`, open as `directory`, and for a file of `blocks` blocks.
     ///
     /// # Errors
     /// `ENOSPC` when there is not.
@@ -150,7 +150,7 @@ impl Account<'_> {
     }
 
     /// A name that moves to another directory may make that one grow by a block, also in a full volume: programs that
-    /// make room move things about. A volume that takes more than its limit allows it no more.
+    /// make room move files about. A volume that takes more than its limit allows it no more.
     ///
     /// # Errors
     /// `ENOSPC` when more is taken than the limit.

@@ -7,6 +7,7 @@
 //! 3. A process reads the file once, and puts its settings into the environment. So the server of a pod, and the next version of
 //!    podfs after an upgrade, have the same settings, whatever the file says by then.
 
+mod error;
 mod example;
 mod file;
 pub(super) mod keys;
@@ -17,7 +18,6 @@ use std::error::Error;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-use anyhow::anyhow;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
@@ -26,6 +26,7 @@ use super::Cli;
 use super::described_for;
 use super::exit::Failure;
 use super::kubectl;
+use error::ConfigError;
 use keys::{KEYS, Key};
 
 /// Where the settings of a node are, unless another place is given.
@@ -53,11 +54,11 @@ pub(super) fn arguments() -> Result<Cli, Failure> {
     let parse = |podfs: Command| podfs.try_get_matches_from(&words);
     let podfs = match settled(&words) {
         Ok(podfs) => podfs,
-        Err(sentence) => {
+        Err(error) => {
             // `--help` works in spite of a mistake in the settings.
             let podfs = described_for(&words);
             if !parse(podfs.clone()).is_err_and(|error| is_help(&error)) {
-                return Err(Failure::input(anyhow!(sentence)));
+                return Err(Failure::input(error));
             }
             podfs
         }
@@ -88,7 +89,7 @@ fn is_help(error: &clap::Error) -> bool {
 }
 
 /// podfs with the settings as defaults of the command that is called.
-fn settled(words: &[OsString]) -> Result<Command, String> {
+fn settled(words: &[OsString]) -> Result<Command, ConfigError> {
     let podfs = described_for(words);
     // The final parse reports mistakes and prints help.
     let help = Arg::new("help").short('h').long("help").action(ArgAction::SetTrue).global(true);
@@ -133,7 +134,7 @@ fn variable(name: &str) -> Option<OsString> {
 }
 
 /// The settings of the environment that this command has.
-fn environment(command: &Command) -> Result<Vec<Setting>, String> {
+fn environment(command: &Command) -> Result<Vec<Setting>, ConfigError> {
     let options = KEYS.iter().filter_map(|key| Some((key, key.of(command)?)));
     let settings = options.filter_map(|(key, option)| {
         let origin = key.variable.to_owned();
@@ -154,7 +155,7 @@ fn chosen<'a>(
     settings: Vec<Setting>,
     command: &'a Command,
     decided: &mut Vec<Decision<'a>>,
-) -> Result<Vec<Setting>, String> {
+) -> Result<Vec<Setting>, ConfigError> {
     let mut holding: Vec<(Setting, Decision<'a>)> = Vec::new();
     for setting in settings {
         let Some(option) = setting.key.of(command) else { continue };
@@ -164,9 +165,8 @@ fn chosen<'a>(
             continue;
         }
         if let Some((rival, _)) = holding.iter().find(|(_, other)| excludes(other)) {
-            let Setting { key, origin, .. } = &setting;
-            let (name, rival, there) = (key.name, rival.key.name, &rival.origin);
-            return Err(format!("{origin}: {name} and {rival} ({there}) exclude each other; remove one"));
+            let (key, rival, there) = (setting.key.name, rival.key.name, rival.origin.clone());
+            return Err(ConfigError::Conflict { origin: setting.origin, key, rival, there });
         }
         holding.push((setting, decision));
     }
@@ -197,16 +197,19 @@ fn publish(settings: &[Setting]) {
 }
 
 /// The option's own check.
-fn check(setting: &Setting, option: &Arg) -> Result<(), String> {
+fn check(setting: &Setting, option: &Arg) -> Result<(), ConfigError> {
     let Setting { key, value, origin } = setting;
     if !option.get_action().takes_values() {
         let is_one = value == "true" || value == "false";
-        return if is_one { Ok(()) } else { Err(format!("{origin}: {} must be true or false", key.name)) };
+        return if is_one { Ok(()) } else { Err(ConfigError::Flag { origin: origin.clone(), key: key.name }) };
     }
     let alone = Arg::new(key.name).value_parser(option.get_value_parser().clone()).allow_hyphen_values(true);
     let alone = alone.value_delimiter(option.get_value_delimiter());
     let parsed = Command::new("podfs").no_binary_name(true).arg(alone).try_get_matches_from([value]);
-    parsed.map(drop).map_err(|error| format!("{origin}: {}: {}", key.name, objection(&error, value)))
+    parsed.map(drop).map_err(|cause| {
+        let objection = objection(&cause, value);
+        ConfigError::Refused { origin: origin.clone(), key: key.name, objection, cause }
+    })
 }
 
 /// What an option has against a value, without its usage.

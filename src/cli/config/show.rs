@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use anyhow::anyhow;
 use clap::{Args, Command, CommandFactory};
 
+use super::error::ConfigError;
 use super::keys::{KEYS, Key, visible};
 use super::{Setting, environment, example, file, place};
 use crate::cli::Cli;
@@ -35,11 +35,11 @@ impl Show {
     pub(in crate::cli) fn execute(self, config: Option<PathBuf>) -> Result<(), Failure> {
         let podfs = Cli::command();
         let text = if self.example { Ok(example::text(&podfs)) } else { in_effect(config, &podfs) };
-        print(&text.map_err(|sentence| Failure::input(anyhow!(sentence)))?)
+        print(&text.map_err(Failure::input)?)
     }
 }
 
-fn in_effect(config: Option<PathBuf>, podfs: &Command) -> Result<String, String> {
+fn in_effect(config: Option<PathBuf>, podfs: &Command) -> Result<String, ConfigError> {
     let (path, named) = place(config);
     let mut settings: Vec<Setting> = Vec::new();
     for command in visible(podfs) {

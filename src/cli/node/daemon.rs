@@ -54,7 +54,7 @@ enum NriPods {
     All,
 }
 
-/// Who reads the objects of CSI volumes.
+/// The credentials with which the objects of CSI volumes are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum CsiReadAs {
     /// Podfs, with its own credentials

@@ -25,7 +25,7 @@ use std::path::Path;
 use tracing::info;
 
 use super::home::{make_directory, replace};
-use super::{DriverError, Home, NodeMount, Record};
+use super::{DriverError, DriverRecord, Home, LeaveError, NodeMount};
 use crate::host::device::BlockDevice;
 use crate::host::{Source, fs_group};
 use crate::manifest::objects::{CsiDriver, DriverFsGroupPolicy, Secret};
@@ -103,10 +103,10 @@ impl CsiMount<'_> {
 
     fn publish(&self, home: &Home) -> Result<(Source, Capabilities), DriverError> {
         let (client, can) = self.connect()?;
-        let write = |record: &Record| write(home, record);
+        let write = |record: &DriverRecord| write(home, record);
         let node_mount = self.node_mount(can);
         let before = home.read().unwrap_or_default();
-        let mut record = Record {
+        let mut record = DriverRecord {
             node_mount: node_mount.as_ref().map(|mount| mount.directory().to_owned()),
             published: before.published,
             capacity: before.capacity.or(self.claimed).or(self.capacity),
@@ -145,7 +145,7 @@ impl CsiMount<'_> {
             client.expand(self.expand_request(home, can, node_mount.as_ref(), wanted)?)?;
             info!("CSI driver {} has grown volume {:?} to {wanted} bytes", self.csi.driver, self.volume);
         }
-        write(home, &Record { capacity: Some(wanted), expanded: can.expand.then_some(wanted), ..record })?;
+        write(home, &DriverRecord { capacity: Some(wanted), expanded: can.expand.then_some(wanted), ..record })?;
         Ok(can.expand)
     }
 
@@ -166,9 +166,9 @@ impl CsiMount<'_> {
         Ok((client, can))
     }
 
-    fn record(&self) -> Record {
+    fn record(&self) -> DriverRecord {
         let node_name = self.facts.node_name.clone().unwrap_or_default();
-        Record {
+        DriverRecord {
             driver_name: self.csi.driver.clone(),
             volume_handle: self.handle(),
             spec_vol_id: self.name.to_owned(),
@@ -179,7 +179,7 @@ impl CsiMount<'_> {
             node_name,
             volume_lifecycle_mode: if self.csi.is_ephemeral() { "Ephemeral" } else { "Persistent" }.to_owned(),
             volume: self.volume.to_owned(),
-            ..Record::default()
+            ..DriverRecord::default()
         }
     }
 
@@ -224,7 +224,7 @@ impl CsiMount<'_> {
     }
 }
 
-fn write(home: &Home, record: &Record) -> Result<(), DriverError> {
+fn write(home: &Home, record: &DriverRecord) -> Result<(), DriverError> {
     home.write(record).map_err(|error| DriverError::of_node("write the record in", home.path(), &error))
 }
 
@@ -232,33 +232,27 @@ fn write(home: &Home, record: &Record) -> Result<(), DriverError> {
 ///
 /// # Errors
 /// What went wrong.
-pub(super) fn undo(home: &Home, record: &Record) -> Result<(), String> {
+pub(super) fn undo(home: &Home, record: &DriverRecord) -> Result<(), LeaveError> {
     let is_staged = record.node_mount.as_ref().is_some_and(|directory| directory.exists());
     if !record.published && !is_staged {
         return Ok(());
     }
-    let told = |error: DriverError| error.sentence;
     let client = || client_of(home, record);
     if record.published {
         let target = home.target();
-        client().and_then(|client| client.unpublish(&record.volume_handle, &text(&target)?)).map_err(told)?;
+        client().and_then(|client| client.unpublish(&record.volume_handle, &text(&target)?))?;
         if home.is_mounted().unwrap_or(false) {
-            return Err(format!(
-                "CSI driver {} says that it has unpublished the volume, and {} is mounted still",
-                record.driver_name,
-                target.display()
-            ));
+            return Err(LeaveError::StillPublished { driver: record.driver_name.clone(), target });
         }
-        write(home, &Record { published: false, ..record.clone() }).map_err(told)?;
+        write(home, &DriverRecord { published: false, ..record.clone() })?;
     }
     let Some(directory) = &record.node_mount else { return Ok(()) };
-    NodeMount::at(directory.clone()).leave(home, |path| {
-        client().and_then(|client| client.unstage(&record.volume_handle, &text(path)?)).map_err(told)
-    })
+    NodeMount::at(directory.clone())
+        .leave(home, |path| Ok(client().and_then(|client| client.unstage(&record.volume_handle, &text(path)?))?))
 }
 
 /// A connection to the driver that has the volume of a home.
-fn client_of(home: &Home, record: &Record) -> Result<Client, DriverError> {
+fn client_of(home: &Home, record: &DriverRecord) -> Result<Client, DriverError> {
     let root = home.root().ok_or_else(|| DriverError::refused("the home of the volume is no home"))?;
     Client::connect(&record.driver_name, &discovery::find(&root, &record.driver_name)?)
 }

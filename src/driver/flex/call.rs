@@ -29,7 +29,7 @@ const OF_PODFS: [&str; 7] =
 /// What a driver answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Answer {
+pub(super) struct DriverAnswer {
     status: String,
     message: String,
     /// The path of the device that it has attached.
@@ -37,22 +37,22 @@ pub(super) struct Answer {
     /// What it knows the volume by.
     pub(super) volume_name: String,
     pub(super) attached: bool,
-    pub(super) capabilities: Capabilities,
+    pub(super) capabilities: FlexCapabilities,
 }
 
 /// What a driver can do. It can do what it does not deny.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Capabilities {
+pub(super) struct FlexCapabilities {
     /// Volumes have to be attached to the node.
     pub(super) attach: bool,
     /// A volume is given to the pod's group.
     pub(super) fs_group: bool,
 }
 
-impl Default for Capabilities {
-    fn default() -> Capabilities {
-        Capabilities { attach: true, fs_group: true }
+impl Default for FlexCapabilities {
+    fn default() -> FlexCapabilities {
+        FlexCapabilities { attach: true, fs_group: true }
     }
 }
 
@@ -60,7 +60,11 @@ impl Default for Capabilities {
 ///
 /// # Errors
 /// A driver that cannot be started or has failed, and one that did not end within `deadline`: that may have done it.
-pub(super) fn call(program: &Path, arguments: &[&str], deadline: Duration) -> Result<Option<Answer>, DriverError> {
+pub(super) fn call(
+    program: &Path,
+    arguments: &[&str],
+    deadline: Duration,
+) -> Result<Option<DriverAnswer>, DriverError> {
     let command = arguments.first().copied().unwrap_or_default();
     let at = |what: &str| format!("FlexVolume driver {}: {command} {what}", program.display());
     let cannot = |error: io::Error| DriverError::refused(at(&format!("cannot be called: {error}")));
@@ -79,7 +83,7 @@ pub(super) fn call(program: &Path, arguments: &[&str], deadline: Duration) -> Re
     let code = child.0.wait().map_err(cannot)?.code();
     let mut text = Vec::new();
     output.rewind().and_then(|()| output.take(MOST_OUTPUT).read_to_end(&mut text)).map_err(cannot)?;
-    let Ok(answer) = serde_json::from_slice::<Answer>(&text) else {
+    let Ok(answer) = serde_json::from_slice::<DriverAnswer>(&text) else {
         let ended = code.map_or("was killed".to_owned(), |code| format!("ended with code {code}"));
         let length = text.len();
         return Err(DriverError::refused(at(&format!("{ended}, and its output of {length} bytes is no JSON object"))));
@@ -154,7 +158,7 @@ mod tests {
         (base, path)
     }
 
-    fn answer(script: &str) -> Result<Option<Answer>, DriverError> {
+    fn answer(script: &str) -> Result<Option<DriverAnswer>, DriverError> {
         let (_base, path) = driver(script);
         call(&path, &["mount", "/m"], Duration::from_secs(30))
     }
@@ -163,7 +167,7 @@ mod tests {
     fn fx_01_a_driver_answers_with_json() {
         let init = r#"echo '{"status": "Success", "capabilities": {"attach": false}}'"#;
         let answer = answer(init).expect("an answer").expect("supported");
-        assert_eq!(answer.capabilities, Capabilities { attach: false, fs_group: true });
+        assert_eq!(answer.capabilities, FlexCapabilities { attach: false, fs_group: true });
     }
 
     #[test]

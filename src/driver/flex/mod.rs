@@ -16,12 +16,12 @@ use podfs_fuse::mount::visible::take_away;
 use serde_json::{Map, Value};
 
 use super::home::make_directory;
-use super::{DriverError, Drivers, Home, NodeMount, Record};
+use super::{DriverError, DriverRecord, Drivers, Home, LeaveError, NodeMount, UnmountError};
 use crate::host::{Source, fs_group};
 use crate::manifest::objects::{Secret, Values};
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::Flex;
-use call::{Answer, Capabilities};
+use call::{DriverAnswer, FlexCapabilities};
 
 /// How long a call may take.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -57,7 +57,7 @@ impl FlexMount<'_> {
         let node_name = self.node_name();
         let node_mount = capabilities.attach.then(|| self.node_mount());
         let before = home.read().unwrap_or_default();
-        let mut record = Record {
+        let mut record = DriverRecord {
             driver_name: self.flex.driver.clone(),
             spec_vol_id: self.name.to_owned(),
             volume_handle: before.volume_handle.clone(),
@@ -67,9 +67,9 @@ impl FlexMount<'_> {
             node_mount: node_mount.as_ref().map(|mount| mount.directory().to_owned()),
             attached: before.attached,
             published: before.published,
-            ..Record::default()
+            ..DriverRecord::default()
         };
-        let write = |record: &Record| {
+        let write = |record: &DriverRecord| {
             home.write(record).map_err(|error| DriverError::of_node("write the record in", home.path(), &error))
         };
         write(&record)?;
@@ -177,7 +177,12 @@ impl FlexMount<'_> {
         }
     }
 
-    fn mount(&self, program: &Path, target: &Path, capabilities: Capabilities) -> Result<Option<Answer>, DriverError> {
+    fn mount(
+        &self,
+        program: &Path,
+        target: &Path,
+        capabilities: FlexCapabilities,
+    ) -> Result<Option<DriverAnswer>, DriverError> {
         call::call(program, &["mount", text(target)?, &self.options(true, capabilities.fs_group)], DEADLINE)
     }
 
@@ -207,7 +212,7 @@ impl FlexMount<'_> {
     }
 }
 
-fn init(program: &Path) -> Result<Capabilities, DriverError> {
+fn init(program: &Path) -> Result<FlexCapabilities, DriverError> {
     let answer = call::call(program, &["init"], DEADLINE)?;
     Ok(answer.map(|answer| answer.capabilities).unwrap_or_default())
 }
@@ -220,37 +225,41 @@ fn text(path: &Path) -> Result<&str, DriverError> {
 ///
 /// # Errors
 /// What went wrong.
-pub(super) fn undo(home: &Home, record: &Record) -> Result<(), String> {
+pub(super) fn undo(home: &Home, record: &DriverRecord) -> Result<(), LeaveError> {
     let Some(program) = &record.executable else { return Ok(()) };
     let target = home.target();
-    let failed = |error: &dyn std::fmt::Display| format!("cannot unmount {}: {error}", target.display());
-    let call = |arguments: &[&str]| call::call(program, arguments, DEADLINE).map_err(|error| error.to_string());
+    let failed = |cause: UnmountError| LeaveError::Unmount { target: target.clone(), cause };
+    let call = |arguments: &[&str]| call::call(program, arguments, DEADLINE);
     if record.published {
-        let path = text(&target).map_err(|error| error.to_string())?;
+        let path = text(&target)?;
         // Without its program, what the driver has mounted is unmounted as any mount.
         let is_known = match program.is_file() {
             true => call(&["unmount", path])?.is_some(),
             false => false,
         };
-        if !is_known && home.is_mounted().map_err(|error| failed(&error))? {
-            take_away(&target).map_err(|error| failed(&error))?;
+        if !is_known && home.is_mounted().map_err(|error| failed(error.into()))? {
+            take_away(&target).map_err(|error| failed(error.into()))?;
         }
-        if home.is_mounted().map_err(|error| failed(&error))? {
-            return Err(failed(&"the driver says that it did, and it is mounted still"));
+        if home.is_mounted().map_err(|error| failed(error.into()))? {
+            return Err(LeaveError::StillMounted(target));
         }
     }
     let Some(directory) = &record.node_mount else { return Ok(()) };
     let node_mount = NodeMount::at(directory.clone());
     node_mount.leave(home, |path| {
-        let shown = text(path).map_err(|error| error.to_string())?;
-        if call(&["unmountdevice", shown])?.is_none() && node_mount.is_mounted().map_err(|error| failed(&error))? {
-            take_away(path).map_err(|error| error.to_string())?;
+        let shown = text(path)?;
+        if call(&["unmountdevice", shown])?.is_none()
+            && node_mount.is_mounted().map_err(|error| failed(error.into()))?
+        {
+            take_away(path)?;
         }
         if record.attached {
             call(&["detach", &record.volume_handle, &record.node_name])?;
         }
         match fs::remove_dir(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(format!("cannot remove {shown}: {error}")),
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
+                Err(LeaveError::Remove { directory: path.to_owned(), cause })
+            }
             _ => Ok(()),
         }
     })

@@ -18,7 +18,7 @@ const TAIL: u64 = 64 << 10;
 
 /// What is on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Content {
+pub(super) enum DeviceContent {
     /// Nothing: no signature, and zeros where file systems and tables have their beginnings.
     Blank,
     /// Data without a known signature.
@@ -44,7 +44,7 @@ pub(super) enum Content {
 ///
 /// # Errors
 /// When it cannot be read, or blkid is not installed or fails.
-pub(super) fn probe(device: &BlockDevice) -> Result<Content, HostError> {
+pub(super) fn probe(device: &BlockDevice) -> Result<DeviceContent, HostError> {
     // blkid takes a device that it cannot read for an empty one.
     let is_zero = is_zero(device).map_err(|cause| {
         HostError::Refused(format!("{} cannot be read: {cause}; replace or repair the disk", device.path().display()))
@@ -53,11 +53,11 @@ pub(super) fn probe(device: &BlockDevice) -> Result<Content, HostError> {
     let arguments = [&arguments[..], &[device.path().as_os_str()]].concat();
     let outcome = run("blkid", &arguments, None).map_err(|obstacle| obstacle.needed("blkid", "util-linux"))?;
     match outcome.code {
-        Some(0) => Ok(Content::of(&outcome.output)),
-        Some(NOTHING) if is_zero => Ok(Content::Blank),
-        Some(NOTHING) if grow::has_superblock(device).unwrap_or(true) => Ok(Content::Hidden),
-        Some(NOTHING) => Ok(Content::Remains),
-        Some(AMBIVALENT) => Ok(Content::Ambiguous),
+        Some(0) => Ok(DeviceContent::of(&outcome.output)),
+        Some(NOTHING) if is_zero => Ok(DeviceContent::Blank),
+        Some(NOTHING) if grow::has_superblock(device).unwrap_or(true) => Ok(DeviceContent::Hidden),
+        Some(NOTHING) => Ok(DeviceContent::Remains),
+        Some(AMBIVALENT) => Ok(DeviceContent::Ambiguous),
         _ => Err(HostError::Refused(format!(
             "blkid {} and does not say what is on {}: {}",
             outcome.end(),
@@ -67,16 +67,16 @@ pub(super) fn probe(device: &BlockDevice) -> Result<Content, HostError> {
     }
 }
 
-impl Content {
+impl DeviceContent {
     /// Reads lines `KEY=VALUE`.
-    fn of(output: &str) -> Content {
+    fn of(output: &str) -> DeviceContent {
         let value =
             |key: &str| output.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('=')).map(str::to_owned);
         match (value("PTTYPE"), value("TYPE"), value("USAGE").as_deref()) {
-            (Some(table), _, _) => Content::Partitions(table),
-            (None, Some(kind), Some("filesystem")) => Content::FileSystem { kind, uuid: value("UUID") },
-            (None, Some(kind), _) => Content::Other(kind),
-            (None, None, _) => Content::Other("something that blkid does not name".to_owned()),
+            (Some(table), _, _) => DeviceContent::Partitions(table),
+            (None, Some(kind), Some("filesystem")) => DeviceContent::FileSystem { kind, uuid: value("UUID") },
+            (None, Some(kind), _) => DeviceContent::Other(kind),
+            (None, None, _) => DeviceContent::Other("something that blkid does not name".to_owned()),
         }
     }
 }
@@ -102,15 +102,15 @@ mod tests {
 
     #[test]
     fn what_blkid_prints_is_sorted() {
-        let ext4 = Content::FileSystem { kind: "ext4".to_owned(), uuid: Some("u-1".to_owned()) };
+        let ext4 = DeviceContent::FileSystem { kind: "ext4".to_owned(), uuid: Some("u-1".to_owned()) };
         for (output, expected) in [
             ("DEVNAME=/dev/loop0\nUUID=u-1\nVERSION=1.0\nTYPE=ext4\nUSAGE=filesystem\n", ext4),
-            ("DEVNAME=/dev/loop0\nPTUUID=p-1\nPTTYPE=gpt\n", Content::Partitions("gpt".to_owned())),
-            ("TYPE=crypto_LUKS\nUSAGE=crypto\n", Content::Other("crypto_LUKS".to_owned())),
-            ("TYPE=vfat\nUSAGE=filesystem\nPTTYPE=dos\n", Content::Partitions("dos".to_owned())),
+            ("DEVNAME=/dev/loop0\nPTUUID=p-1\nPTTYPE=gpt\n", DeviceContent::Partitions("gpt".to_owned())),
+            ("TYPE=crypto_LUKS\nUSAGE=crypto\n", DeviceContent::Other("crypto_LUKS".to_owned())),
+            ("TYPE=vfat\nUSAGE=filesystem\nPTTYPE=dos\n", DeviceContent::Partitions("dos".to_owned())),
         ] {
-            assert_eq!(Content::of(output), expected, "{output}");
+            assert_eq!(DeviceContent::of(output), expected, "{output}");
         }
-        assert!(matches!(Content::of("DEVNAME=/dev/loop0\n"), Content::Other(_)));
+        assert!(matches!(DeviceContent::of("DEVNAME=/dev/loop0\n"), DeviceContent::Other(_)));
     }
 }

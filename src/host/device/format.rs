@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use super::BlockDevice;
-use super::content::Content;
+use super::content::DeviceContent;
 use super::program::run;
 use crate::host::HostError;
 use crate::host::global_mount::{Held, write_synced};
@@ -135,14 +135,14 @@ fn make(device: &BlockDevice, kind: &str, uuid: &str, held: &Held<'_>) -> Result
 /// When the device cannot be checked or formatted again.
 pub(super) fn judge(
     marker: &Marker,
-    content: Content,
+    content: DeviceContent,
     device: &BlockDevice,
     path: &Path,
     held: &Held<'_>,
-) -> Result<Content, HostError> {
+) -> Result<DeviceContent, HostError> {
     let is_own = match &content {
-        Content::FileSystem { kind, uuid } => *kind == marker.kind && uuid.as_ref() == Some(&marker.uuid),
-        Content::Remains | Content::Hidden => marker.is_of(device),
+        DeviceContent::FileSystem { kind, uuid } => *kind == marker.kind && uuid.as_ref() == Some(&marker.uuid),
+        DeviceContent::Remains | DeviceContent::Hidden => marker.is_of(device),
         _ => false,
     };
     if !is_own {
@@ -150,7 +150,7 @@ pub(super) fn judge(
         return Ok(content);
     }
     let shown = device.path().display();
-    if matches!(content, Content::FileSystem { .. }) && is_whole(device, &marker.kind, held)? {
+    if matches!(content, DeviceContent::FileSystem { .. }) && is_whole(device, &marker.kind, held)? {
         info!("{shown} was formatted by a podfs that was killed, and its file system is whole");
     } else {
         if device.is_read_only() {
@@ -162,7 +162,7 @@ pub(super) fn judge(
         make(device, &marker.kind, &marker.uuid, held)?;
     }
     remove(path)?;
-    Ok(Content::FileSystem { kind: marker.kind.clone(), uuid: Some(marker.uuid.clone()) })
+    Ok(DeviceContent::FileSystem { kind: marker.kind.clone(), uuid: Some(marker.uuid.clone()) })
 }
 
 /// Whether a full check finds nothing wrong.

@@ -40,7 +40,7 @@ pub use pinned::BlockDevice;
 
 use super::HostError;
 use super::global_mount::Held;
-use content::Content;
+use content::DeviceContent;
 use format::Marker;
 use options::Options;
 
@@ -84,11 +84,11 @@ pub fn mount(device: &BlockDevice, request: Request<'_>, held: &Held<'_>) -> Res
 /// When it cannot be read, or blkid is not installed or fails.
 pub fn foreign_content(device: &BlockDevice) -> Result<Option<String>, HostError> {
     Ok(match content::probe(device)? {
-        Content::Blank | Content::Remains | Content::FileSystem { .. } => None,
-        Content::Hidden => Some("blkid does not find its file system".to_owned()),
-        Content::Partitions(table) => Some(format!("it has a partition table ({table})")),
-        Content::Other(kind) => Some(format!("it holds {kind}")),
-        Content::Ambiguous => Some("it has the signatures of several file systems".to_owned()),
+        DeviceContent::Blank | DeviceContent::Remains | DeviceContent::FileSystem { .. } => None,
+        DeviceContent::Hidden => Some("blkid does not find its file system".to_owned()),
+        DeviceContent::Partitions(table) => Some(format!("it has a partition table ({table})")),
+        DeviceContent::Other(kind) => Some(format!("it holds {kind}")),
+        DeviceContent::Ambiguous => Some("it has the signatures of several file systems".to_owned()),
     })
 }
 
@@ -98,7 +98,7 @@ pub fn foreign_content(device: &BlockDevice) -> Result<Option<String>, HostError
 /// When it cannot be read, or blkid is not installed or fails.
 pub fn file_system_id(device: &BlockDevice) -> Result<Option<String>, HostError> {
     match content::probe(device)? {
-        Content::FileSystem { uuid, .. } => Ok(uuid),
+        DeviceContent::FileSystem { uuid, .. } => Ok(uuid),
         _ => Ok(None),
     }
 }
@@ -132,7 +132,7 @@ fn make_ready(
     }
     let wanted = request.fs_type.filter(|wanted| !wanted.is_empty());
     match content {
-        Content::FileSystem { kind, .. } => {
+        DeviceContent::FileSystem { kind, .. } => {
             if let Some(wanted) = wanted.filter(|wanted| *wanted != kind) {
                 return Err(HostError::Refused(format!(
                     "failed to mount the volume as {wanted:?}, it already contains {kind}; correct the PersistentVolume's \
@@ -144,7 +144,7 @@ fn make_ready(
             }
             Ok(kind)
         }
-        Content::Blank => {
+        DeviceContent::Blank => {
             let kind = wanted.unwrap_or("ext4");
             if read_only {
                 return Err(HostError::Refused(format!(
@@ -154,23 +154,23 @@ fn make_ready(
             format::format(device, kind, request.marker, held)?;
             Ok(kind.to_owned())
         }
-        Content::Partitions(table) => Err(HostError::Refused(format!(
+        DeviceContent::Partitions(table) => Err(HostError::Refused(format!(
             "{path} has a partition table ({table}), and podfs formats blank devices only; give the volume one of its \
              partitions, or remove the table with wipefs and blkdiscard"
         ))),
-        Content::Other(kind) => Err(HostError::Refused(format!(
+        DeviceContent::Other(kind) => Err(HostError::Refused(format!(
             "{path} holds {kind}, which is no file system, and podfs formats blank devices only; give the volume another \
              device, or erase this one with blkdiscard"
         ))),
-        Content::Ambiguous => Err(HostError::Refused(format!(
+        DeviceContent::Ambiguous => Err(HostError::Refused(format!(
             "{path} has the signatures of several file systems, and podfs formats blank devices only; remove the wrong one \
              with wipefs"
         ))),
-        Content::Hidden => Err(HostError::Refused(format!(
+        DeviceContent::Hidden => Err(HostError::Refused(format!(
             "{path} has the superblock of a file system, and blkid finds none: the file system is damaged, or parts of the disk \
              cannot be read; see the kernel's log, and repair it or replace the disk; podfs neither mounts nor formats it"
         ))),
-        Content::Remains => Err(HostError::Refused(format!(
+        DeviceContent::Remains => Err(HostError::Refused(format!(
             "{path} has no signature of a file system but is not blank, and podfs formats blank devices only; if its data \
              is not needed, erase it with blkdiscard or dd"
         ))),

@@ -29,22 +29,22 @@ const AGENT: &str = "agent";
 
 /// The content of an emptyDir.
 #[derive(Debug)]
-pub struct Content {
+pub struct EmptyDirContent {
     home: PathBuf,
     source: Source,
     is_new: bool,
 }
 
-impl Content {
+impl EmptyDirContent {
     /// Makes the content in `home`, which is a directory, or finds it there if it is complete (ED-05).
     ///
     /// # Errors
     /// When it cannot be made, or what is left of an earlier attempt cannot be deleted.
-    pub fn set_up(home: &Path, plan: &Plan) -> Result<Content, HostError> {
+    pub fn set_up(home: &Path, plan: &Plan) -> Result<EmptyDirContent, HostError> {
         let directory = File::open(home).map_err(|cause| HostError::system("open", home, cause))?;
         match fs::read_to_string(home.join(READY)) {
             Ok(backing) if backing == plan.backing.to_string() => match find(&directory, plan.backing) {
-                Some(source) => return Ok(Content { home: home.to_owned(), source, is_new: false }),
+                Some(source) => return Ok(EmptyDirContent { home: home.to_owned(), source, is_new: false }),
                 None => warn!("the content of {} is gone; it is made anew", home.display()),
             },
             Ok(backing) => warn!("{} was kept on {backing}; it is made anew", home.display()),
@@ -59,7 +59,7 @@ impl Content {
         let source = make(home, &directory, plan)?;
         let written = fs::write(home.join(READY), plan.backing.to_string());
         written.map_err(|cause| HostError::system("write", &home.join(READY), cause))?;
-        Ok(Content { home: home.to_owned(), source, is_new: true })
+        Ok(EmptyDirContent { home: home.to_owned(), source, is_new: true })
     }
 
     /// Records that an agent deletes it after the pod.
@@ -86,7 +86,7 @@ impl Content {
     /// # Errors
     /// When the home cannot be read.
     pub fn delete(self) -> Result<Left, HostError> {
-        let Content { home, source, .. } = self;
+        let EmptyDirContent { home, source, .. } = self;
         // A tmpfs cannot be unmounted while this descriptor is open.
         drop(source);
         let directory = File::open(&home).map_err(|cause| HostError::system("open", &home, cause))?;

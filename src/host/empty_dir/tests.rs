@@ -19,8 +19,8 @@ impl Home {
         content_path(self.0.path())
     }
 
-    fn set_up(&self, plan: &Plan) -> Content {
-        Content::set_up(self.0.path(), plan).expect("content")
+    fn set_up(&self, plan: &Plan) -> EmptyDirContent {
+        EmptyDirContent::set_up(self.0.path(), plan).expect("content")
     }
 
     fn entries(&self) -> usize {
@@ -138,6 +138,6 @@ fn ed_08_a_foreign_mount_on_the_content_is_left_alone() {
 fn huge_pages_of_a_size_the_node_lacks_are_told() {
     let home = Home::new();
     let plan = Plan { backing: Backing::HugePages { page_size: 3 << 20, limit: None }, ..DISK };
-    let error = Content::set_up(home.0.path(), &plan).expect_err("there are no such pages").to_string();
+    let error = EmptyDirContent::set_up(home.0.path(), &plan).expect_err("there are no such pages").to_string();
     assert!(error.contains("no huge pages"), "{error}");
 }

@@ -69,7 +69,7 @@ pub struct Held<'a> {
 
 /// What the file of a user says.
 #[derive(Serialize, Deserialize)]
-struct Record {
+struct UserRecord {
     boot: String,
     claim: PathBuf,
 }
@@ -247,7 +247,7 @@ impl Held<'_> {
             let Some(name) = path.file_name().and_then(|name| name.to_str()).filter(|name| *name != uid) else {
                 continue;
             };
-            let record: Option<Record> = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
+            let record: Option<UserRecord> = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
             // A file that says nothing was being written when the machine stopped.
             if record.is_some_and(|record| record.boot == boot && record.claim.exists()) {
                 others.push(name.to_owned());
@@ -266,7 +266,7 @@ impl Held<'_> {
         let users = self.mount.records.join(USERS);
         let path = users.join(user.uid);
         let write = || -> io::Result<()> {
-            let record = Record { boot: boot_id()?, claim: std::path::absolute(user.claim)? };
+            let record = UserRecord { boot: boot_id()?, claim: std::path::absolute(user.claim)? };
             write_whole(&path, &serde_json::to_vec(&record)?)
         };
         write().map_err(|cause| HostError::system("write", &path, cause))

@@ -22,6 +22,7 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use podfs_fuse::protocol::{receive, send};
+use podfs_nfs::ExportAddress;
 use rustix::mount::{FsOpenFlags, fsopen};
 use serde::{Deserialize, Serialize};
 
@@ -42,11 +43,10 @@ pub fn is_there() -> bool {
 
 /// What is to be mounted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Export {
-    /// The server's name or address; one of IPv6 is without brackets.
-    pub server: String,
-    /// The exported directory.
-    pub path: String,
+pub struct KernelMount {
+    /// The export.
+    #[serde(flatten)]
+    pub address: ExportAddress,
     /// The versions to try, one after the other, as the kernel calls them.
     pub versions: Vec<String>,
     /// The server's port for NFS, if the options name it.
@@ -65,7 +65,7 @@ pub struct Export {
     pub no_exec: bool,
 }
 
-impl Export {
+impl KernelMount {
     /// The export of a volume.
     pub fn new(source: &Nfs, options: &NfsOptions, read_only: bool) -> Self {
         let versions: &[&str] = match options.version {
@@ -77,8 +77,7 @@ impl Export {
             None => &["4.2", "4.1", "4.0", "3"],
         };
         Self {
-            server: source.server.clone(),
-            path: source.path.clone(),
+            address: source.address.clone(),
             versions: versions.iter().map(|version| (*version).to_owned()).collect(),
             port: options.port,
             mount_host: options.mount_host.clone(),
@@ -120,12 +119,12 @@ fn is_for_the_kernel(word: &str) -> bool {
 ///
 /// # Errors
 /// One sentence, after `DEADLINE` at the latest.
-pub fn mount(export: &Export) -> Result<Source, HostError> {
+pub fn mount(export: &KernelMount) -> Result<Source, HostError> {
     mount_within(export, DEADLINE)
 }
 
-fn mount_within(export: &Export, deadline: Duration) -> Result<Source, HostError> {
-    let of = |problem: &str| HostError::Refused(format!("{}:{}: {problem}", export.server, export.path));
+fn mount_within(export: &KernelMount, deadline: Duration) -> Result<Source, HostError> {
+    let of = |problem: &str| HostError::Refused(format!("{}: {problem}", export.address));
     let no_process = |cause: io::Error| of(&format!("no process to mount it with: {cause}"));
     let (ours, theirs) = UnixStream::pair().map_err(no_process)?;
     let mut command = Command::new("/proc/self/exe");
@@ -144,13 +143,13 @@ fn mount_within(export: &Export, deadline: Duration) -> Result<Source, HostError
         }
         Ok(Some((Err(sentence), _))) => Err(of(&sentence)),
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-            let patience = deadline.as_secs();
-            let (who, what) = if export.is_with_kerberos() {
+            let seconds = deadline.as_secs();
+            let (service, what) = if export.is_with_kerberos() {
                 ("the NFS server, or rpc.gssd of this node,", "they run, and that server and KDC")
             } else {
                 ("the NFS server", "it runs and")
             };
-            Err(of(&format!("{who} has not answered for {patience} s; see that {what} can be reached")))
+            Err(of(&format!("{service} has not answered for {seconds} s; see that {what} can be reached")))
         }
         Ok(None) | Err(_) => Err(of("the process that mounts it has ended without an answer")),
     }
@@ -179,9 +178,10 @@ impl Drop for Mounting {
 mod tests {
     use super::*;
 
-    pub(super) fn export(options: &[&str]) -> Export {
-        let source = Nfs { server: "nas".to_owned(), path: "/data".to_owned(), read_only: false };
-        Export::new(&source, &NfsOptions::parse(options.iter().copied()).expect("options"), false)
+    pub(super) fn export(options: &[&str]) -> KernelMount {
+        let address = ExportAddress::parse("nas", "/data").expect("an address");
+        let source = Nfs { address, read_only: false };
+        KernelMount::new(&source, &NfsOptions::parse(options.iter().copied()).expect("options"), false)
     }
 
     #[test]

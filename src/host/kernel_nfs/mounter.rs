@@ -1,12 +1,13 @@
 //! The process that mounts one export with the kernel's NFS client.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use podfs_fuse::protocol::{receive, send};
+use podfs_nfs::address::resolve;
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen,
@@ -14,7 +15,7 @@ use rustix::mount::{
 use rustix::process::Signal;
 use rustix::system::uname;
 
-use super::Export;
+use super::KernelMount;
 
 /// The port of NFS.
 const NFS_PORT: u16 = 2049;
@@ -29,18 +30,18 @@ pub fn answer(socket: OwnedFd) -> io::Result<()> {
     // Without its parent, which waits for the answer, the mount is of no use.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     let socket = UnixStream::from(socket);
-    let Some((export, _)) = receive::<Export>(&socket)? else { return Ok(()) };
+    let Some((export, _)) = receive::<KernelMount>(&socket)? else { return Ok(()) };
     match mount(&export) {
         Ok(mounted) => send(&socket, &Ok::<(), String>(()), &[mounted.as_fd()]),
         Err(sentence) => send(&socket, &Err::<(), String>(sentence), &[]),
     }
 }
 
-fn mount(export: &Export) -> Result<OwnedFd, String> {
-    let address = reachable(&resolve(&export.server)?, export.port.unwrap_or(NFS_PORT));
-    let mount_address = export.mount_host.as_deref().map(resolve).transpose()?;
+fn mount(export: &KernelMount) -> Result<OwnedFd, String> {
+    let address = reachable(&addresses(&export.address.server)?, export.port.unwrap_or(NFS_PORT));
+    let mount_address = export.mount_host.as_deref().map(addresses).transpose()?;
     let mount_address = mount_address.and_then(|addresses| addresses.first().copied());
-    let mut first: Option<Failure> = None;
+    let mut first: Option<KernelMountFailure> = None;
     for version in &export.versions {
         match attempt(export, address, mount_address, version) {
             Ok(mounted) => return Ok(mounted),
@@ -53,9 +54,8 @@ fn mount(export: &Export) -> Result<OwnedFd, String> {
     Err(first.map_or_else(|| "no version of NFS is asked for".to_owned(), |failure| failure.sentence(export)))
 }
 
-fn resolve(host: &str) -> Result<Vec<IpAddr>, String> {
-    let found = (host, 0).to_socket_addrs().map_err(|error| format!("{host}: its address cannot be found: {error}"))?;
-    let addresses: Vec<_> = found.map(|address| address.ip()).collect();
+fn addresses(host: &str) -> Result<Vec<IpAddr>, String> {
+    let addresses = resolve(host).map_err(|error| format!("{host}: its address cannot be found: {error}"))?;
     if addresses.is_empty() { Err(format!("{host} has no address")) } else { Ok(addresses) }
 }
 
@@ -69,8 +69,13 @@ fn reachable(addresses: &[IpAddr], port: u16) -> IpAddr {
 }
 
 /// Mounts with one version of the protocol.
-fn attempt(export: &Export, address: IpAddr, mount_address: Option<IpAddr>, version: &str) -> Result<OwnedFd, Failure> {
-    let failed = |errno, messages| Failure { errno, messages, version: version.to_owned() };
+fn attempt(
+    export: &KernelMount,
+    address: IpAddr,
+    mount_address: Option<IpAddr>,
+    version: &str,
+) -> Result<OwnedFd, KernelMountFailure> {
+    let failed = |errno, messages| KernelMountFailure { errno, messages, version: version.to_owned() };
     let context = fsopen("nfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(|errno| failed(errno, Vec::new()))?;
     configure(&context, export, address, mount_address, version)
         .and_then(|()| fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes(export)))
@@ -79,14 +84,13 @@ fn attempt(export: &Export, address: IpAddr, mount_address: Option<IpAddr>, vers
 
 fn configure(
     context: &OwnedFd,
-    export: &Export,
+    export: &KernelMount,
     address: IpAddr,
     mount_address: Option<IpAddr>,
     version: &str,
 ) -> Result<(), Errno> {
     let context = context.as_fd();
-    let host = if export.server.contains(':') { format!("[{}]", export.server) } else { export.server.clone() };
-    fsconfig_set_string(context, "source", format!("{host}:{}", export.path))?;
+    fsconfig_set_string(context, "source", export.address.mount_source())?;
     for word in &export.words {
         match word.split_once('=') {
             Some((key, value)) => fsconfig_set_string(context, key, value)?,
@@ -112,7 +116,7 @@ fn configure(
     fsconfig_create(context)
 }
 
-fn attributes(export: &Export) -> MountAttrFlags {
+fn attributes(export: &KernelMount) -> MountAttrFlags {
     let wanted = [
         (export.read_only, MountAttrFlags::MOUNT_ATTR_RDONLY),
         (export.no_suid, MountAttrFlags::MOUNT_ATTR_NOSUID),
@@ -136,26 +140,26 @@ fn messages(context: &OwnedFd) -> Vec<String> {
 
 /// Why the kernel did not mount.
 #[derive(Clone, Debug)]
-struct Failure {
+struct KernelMountFailure {
     errno: Errno,
     messages: Vec<String>,
     version: String,
 }
 
-impl Failure {
+impl KernelMountFailure {
     /// Whether another version may work: the error is one of servers that do not support the version, as for mount.nfs.
     fn may_be_the_version(&self) -> bool {
         matches!(self.errno, Errno::PROTONOSUPPORT | Errno::INVAL | Errno::NOENT | Errno::ACCESS | Errno::PERM)
     }
 
     /// The one that says more: that a version is not spoken says least.
-    fn or(self, later: Failure) -> Failure {
+    fn or(self, later: KernelMountFailure) -> KernelMountFailure {
         if self.errno == Errno::PROTONOSUPPORT { later } else { self }
     }
 
-    fn sentence(&self, export: &Export) -> String {
+    fn sentence(&self, export: &KernelMount) -> String {
         let Self { errno, messages, version } = self;
-        let server = &export.server;
+        let server = &export.address.server;
         let what = match *errno {
             Errno::NODEV => "this kernel has no NFS client; load the module nfs".to_owned(),
             Errno::NOENT => format!("NFS server {server} has no such export; correct the path"),
@@ -205,13 +209,14 @@ mod tests {
     use super::super::tests::export;
     use super::*;
 
-    fn failure(errno: Errno, version: &str) -> Failure {
-        Failure { errno, messages: Vec::new(), version: version.to_owned() }
+    fn failure(errno: Errno, version: &str) -> KernelMountFailure {
+        KernelMountFailure { errno, messages: Vec::new(), version: version.to_owned() }
     }
 
     #[test]
     fn what_says_more_than_that_a_version_is_not_spoken_is_told() {
-        let all = |failures: [Failure; 2]| failures.into_iter().reduce(Failure::or).expect("one").errno;
+        let all =
+            |failures: [KernelMountFailure; 2]| failures.into_iter().reduce(KernelMountFailure::or).expect("one").errno;
         assert_eq!(all([failure(Errno::PROTONOSUPPORT, "4.2"), failure(Errno::ACCESS, "3")]), Errno::ACCESS);
         assert_eq!(all([failure(Errno::NOENT, "4.2"), failure(Errno::PROTONOSUPPORT, "3")]), Errno::NOENT);
     }
@@ -219,7 +224,7 @@ mod tests {
     #[test]
     fn a_sentence_tells_what_the_kernel_said() {
         let messages = vec!["nfs: Unknown parameter 'wombat'".to_owned()];
-        let invalid = Failure { messages, ..failure(Errno::INVAL, "4.1") };
+        let invalid = KernelMountFailure { messages, ..failure(Errno::INVAL, "4.1") };
         for options in ["soft", "sec=krb5p"] {
             let sentence = invalid.sentence(&export(&[options]));
             assert!(

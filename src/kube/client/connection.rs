@@ -9,6 +9,7 @@ use reqwest::header::HeaderValue;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::lanes::{Lanes, Party};
+use crate::kube::error::ConnectionError;
 use crate::kube::exec::{self, Issued};
 use crate::kube::settings::{Access, Bearer, Settings, SettingsError};
 
@@ -33,15 +34,15 @@ impl Connection {
         before: Option<(&Connection, bool)>,
     ) -> Result<Connection, SettingsError> {
         let settings = Settings::read(access)?;
-        let failed = |problem: String| match access {
-            Access::Kubeconfig(path) => SettingsError::Invalid { path: path.clone(), problem },
-            Access::InCluster => SettingsError::InCluster(problem),
-            Access::AsPod(..) => SettingsError::PodToken(problem),
+        let failed = |problem: ConnectionError| match access {
+            Access::Kubeconfig(path) => SettingsError::Invalid { path: path.clone(), problem: problem.into() },
+            Access::InCluster => SettingsError::InCluster(problem.into()),
+            Access::AsPod(..) => SettingsError::PodToken(problem.into()),
         };
         let issued = match (&settings.user.bearer, before) {
             (Some(Bearer::Program(_)), Some((Connection { issued: Some(issued), .. }, true))) => Some(issued.clone()),
             (Some(Bearer::Program(program)), _) => {
-                Some(exec::issue(program).await.map_err(|error| failed(error.to_string()))?)
+                Some(exec::issue(program).await.map_err(|error| failed(error.into()))?)
             }
             _ => None,
         };
@@ -75,7 +76,10 @@ impl Connection {
     }
 }
 
-fn authorization(bearer: Option<&Bearer>, issued: Option<&SecretString>) -> Result<Option<HeaderValue>, String> {
+fn authorization(
+    bearer: Option<&Bearer>,
+    issued: Option<&SecretString>,
+) -> Result<Option<HeaderValue>, ConnectionError> {
     let header = match (bearer, issued) {
         (_, Some(token)) | (Some(Bearer::Token(token)), None) => format!("Bearer {}", token.expose_secret().trim()),
         (Some(Bearer::Password(name, password)), None) => {
@@ -84,7 +88,7 @@ fn authorization(bearer: Option<&Bearer>, issued: Option<&SecretString>) -> Resu
         (Some(Bearer::Program(_)) | None, None) => return Ok(None),
     };
     let header = HeaderValue::try_from(header);
-    let mut header = header.map_err(|_| "its token has characters that no token has".to_owned())?;
+    let mut header = header.map_err(ConnectionError::Token)?;
     header.set_sensitive(true);
     Ok(Some(header))
 }

@@ -11,6 +11,7 @@ use reqwest::redirect::Policy;
 use reqwest::{Proxy, Url};
 use secrecy::ExposeSecret;
 
+use crate::kube::error::ConnectionError;
 use crate::kube::settings::{Authority, Certificate, Settings};
 use crate::kube::tls;
 
@@ -61,18 +62,18 @@ impl Party {
     }
 
     /// Requests go by the name that the server's certificate has; connections go where the settings say.
-    pub(super) fn address(&self) -> Result<Url, String> {
+    pub(super) fn address(&self) -> Result<Url, ConnectionError> {
         let mut server = self.server.clone();
         if let Some(name) = &self.server_name {
             let is_address = name.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok();
             if is_address || server.set_host(Some(name)).is_err() {
-                return Err(format!("its tls-server-name {name:?} is not the name of a host"));
+                return Err(ConnectionError::ServerName(name.clone()));
             }
         }
         Ok(server)
     }
 
-    fn http(&self) -> Result<reqwest::Client, String> {
+    fn http(&self) -> Result<reqwest::Client, ConnectionError> {
         let mut builder = reqwest::Client::builder()
             .tls_backend_preconfigured(tls::config(&self.authority, self.certificate.as_ref())?)
             .https_only(self.server.scheme() == "https")
@@ -86,14 +87,14 @@ impl Party {
             .tcp_keepalive(PING)
             .tcp_user_timeout(PING + PONG);
         if let Some(proxy) = &self.proxy {
-            let proxy = Proxy::all(proxy.clone()).map_err(|error| format!("its proxy-url cannot be used: {error}"))?;
+            let proxy = Proxy::all(proxy.clone()).map_err(ConnectionError::Proxy)?;
             builder = builder.proxy(proxy);
         }
         if self.server_name.is_some() {
             let host = self.server.host_str().unwrap_or_default();
             builder = builder.dns_resolver(Arc::new(InItsPlace(host.trim_matches(['[', ']']).to_owned())));
         }
-        builder.build().map_err(|error| format!("no connection can be made with it: {error}"))
+        builder.build().map_err(ConnectionError::Http)
     }
 }
 
@@ -114,7 +115,7 @@ impl Lanes {
     ///
     /// # Errors
     /// Certificates that cannot be used.
-    pub(super) fn new(party: Party) -> Result<Lanes, String> {
+    pub(super) fn new(party: Party) -> Result<Lanes, ConnectionError> {
         let first = Lane { http: party.http()?, watches: Arc::default() };
         Ok(Lanes { party, lanes: Mutex::new(vec![first]) })
     }

@@ -4,8 +4,9 @@ use reqwest::Response;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::exchange::too_large;
 use super::lanes::Room;
-use super::{parse, too_large};
+use super::parse;
 use crate::kube::error::{ApiError, Class, Status};
 
 /// Changes of a collection, as the server sends them.

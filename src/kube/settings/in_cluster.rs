@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use reqwest::Url;
 
-use super::{Authority, Bearer, Settings, SettingsError, User, read_file, read_token};
+use super::{Authority, Bearer, SettingProblem, Settings, SettingsError, User, read_file, read_token};
 
-const HOST: &str = "KUBERNETES_SERVICE_HOST";
-const PORT: &str = "KUBERNETES_SERVICE_PORT";
+pub(super) const HOST: &str = "KUBERNETES_SERVICE_HOST";
+pub(super) const PORT: &str = "KUBERNETES_SERVICE_PORT";
 
 /// The directory of a container that has its service account.
 pub(crate) const DIRECTORY: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
@@ -31,5 +31,5 @@ fn variable(name: &'static str) -> Result<String, SettingsError> {
 pub(super) fn address(host: &str, port: &str) -> Result<Url, SettingsError> {
     let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     Url::parse(&format!("https://{host}:{port}"))
-        .map_err(|error| SettingsError::InCluster(format!("{HOST} and {PORT} make no address: {error}")))
+        .map_err(|error| SettingsError::InCluster(SettingProblem::Address(error)))
 }

@@ -39,11 +39,11 @@ pub(super) fn read(path: &Path) -> Result<Settings, SettingsError> {
             let found = found.ok_or_else(|| {
                 invalid(format!("context {current:?} is of user {name:?}, who is not among its users"))
             })?;
-            let reader = Reader { path, of: format!("user {name:?}") };
+            let reader = KubeconfigReader { path, of: format!("user {name:?}") };
             found.auth_info.as_ref().map_or(Ok(User::default()), |user| reader.user(user))?
         }
     };
-    Reader { path, of: format!("cluster {:?}", context.cluster) }.settings(cluster, user)
+    KubeconfigReader { path, of: format!("cluster {:?}", context.cluster) }.settings(cluster, user)
 }
 
 /// The current context and its name.
@@ -72,12 +72,12 @@ fn unreadable(path: &Path, error: KubeconfigError) -> SettingsError {
 }
 
 /// Reads a part of the file.
-struct Reader<'a> {
+struct KubeconfigReader<'a> {
     path: &'a Path,
     of: String,
 }
 
-impl Reader<'_> {
+impl KubeconfigReader<'_> {
     fn settings(&self, cluster: &Cluster, user: User) -> Result<Settings, SettingsError> {
         let server = cluster.server.as_deref().filter(|server| !server.is_empty());
         let server = server.ok_or_else(|| self.invalid("has no server"))?;

@@ -12,10 +12,14 @@ mod tests;
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use kube_client::config::ExecConfig;
 use reqwest::Url;
 use secrecy::SecretString;
+
+use super::error::ConnectionError;
+use in_cluster::{HOST, PORT};
 
 pub(crate) use in_cluster::{DIRECTORY as SERVICE_ACCOUNT, VARIABLE as SERVICE_ACCOUNT_VARIABLE};
 pub use pod_token::PodToken;
@@ -123,6 +127,7 @@ pub enum SettingsError {
         /// What podfs reads it for.
         what: &'static str,
         /// The kernel's reason.
+        #[source]
         reason: io::Error,
     },
     /// A file with a setting that podfs cannot use.
@@ -131,7 +136,8 @@ pub enum SettingsError {
         /// The file.
         path: PathBuf,
         /// What is wrong, and what to do.
-        problem: String,
+        #[source]
+        problem: SettingProblem,
     },
     /// podfs runs in no pod.
     #[error("--in-cluster: {0} is not set: podfs runs in no pod of a cluster; give --kubeconfig instead")]
@@ -143,15 +149,29 @@ pub enum SettingsError {
     NoPodToken,
     /// The token of a pod cannot be used.
     #[error("the token of the pod's service account, which the kubelet has sent: {0}")]
-    PodToken(String),
+    PodToken(#[source] SettingProblem),
     /// What `--in-cluster` finds cannot be used.
     #[error("--in-cluster: {0}")]
-    InCluster(String),
+    InCluster(#[source] SettingProblem),
+}
+
+/// What is wrong with a setting, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingProblem {
+    /// It does not say what it should.
+    #[error("{0}")]
+    Sentence(String),
+    /// The address of the server makes no URL.
+    #[error("{HOST} and {PORT} make no address: {0}")]
+    Address(#[source] <Url as FromStr>::Err),
+    /// The settings are read, and make no connection.
+    #[error(transparent)]
+    Connection(#[from] ConnectionError),
 }
 
 impl SettingsError {
     fn invalid(path: &Path, problem: impl Into<String>) -> Self {
-        Self::Invalid { path: path.to_owned(), problem: problem.into() }
+        Self::Invalid { path: path.to_owned(), problem: SettingProblem::Sentence(problem.into()) }
     }
 }
 

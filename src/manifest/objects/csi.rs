@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::Content;
+use super::ObjectContent;
 use super::parse::{LongMetadata, Parsed};
 
 /// How a CSI driver wants to be called. Without such an object, the defaults of the API hold.
@@ -106,7 +106,7 @@ pub(super) fn csi_driver(object: CsiDriverObject) -> Parsed {
         token_requests: spec.token_requests.unwrap_or_default(),
         tokens_in_secrets: spec.service_account_token_in_secrets.unwrap_or(false),
     };
-    Parsed { metadata: metadata.short(), immutable: false, content: Content::CsiDriver(driver) }
+    Parsed { metadata: metadata.short(), immutable: false, content: ObjectContent::CsiDriver(driver) }
 }
 
 #[derive(Deserialize)]
@@ -138,5 +138,5 @@ pub(super) fn volume_attachment(object: VolumeAttachmentObject) -> Parsed {
         error: status.attach_error.map(|error| error.message.unwrap_or_default()),
         deleting: metadata.deletion_timestamp.is_some(),
     };
-    Parsed { metadata: metadata.short(), immutable: false, content: Content::VolumeAttachment(attachment) }
+    Parsed { metadata: metadata.short(), immutable: false, content: ObjectContent::VolumeAttachment(attachment) }
 }

@@ -85,7 +85,7 @@ impl Objects {
     /// The ConfigMap of that namespace and name.
     pub fn config_map(&self, namespace: &str, name: &str) -> Option<&ConfigMap> {
         match self.content(ObjectKind::ConfigMap, namespace, name)? {
-            Content::ConfigMap(config_map) => Some(config_map),
+            ObjectContent::ConfigMap(config_map) => Some(config_map),
             _ => None,
         }
     }
@@ -93,7 +93,7 @@ impl Objects {
     /// The Secret of that namespace and name.
     pub fn secret(&self, namespace: &str, name: &str) -> Option<&Secret> {
         match self.content(ObjectKind::Secret, namespace, name)? {
-            Content::Secret(secret) => Some(secret),
+            ObjectContent::Secret(secret) => Some(secret),
             _ => None,
         }
     }
@@ -101,7 +101,7 @@ impl Objects {
     /// The PersistentVolumeClaim of that namespace and name.
     pub fn claim(&self, namespace: &str, name: &str) -> Option<&PersistentVolumeClaim> {
         match self.content(ObjectKind::PersistentVolumeClaim, namespace, name)? {
-            Content::PersistentVolumeClaim(claim) => Some(claim),
+            ObjectContent::PersistentVolumeClaim(claim) => Some(claim),
             _ => None,
         }
     }
@@ -109,7 +109,7 @@ impl Objects {
     /// The PersistentVolume of that name.
     pub fn persistent_volume(&self, name: &str) -> Option<&PersistentVolume> {
         match self.content(ObjectKind::PersistentVolume, "", name)? {
-            Content::PersistentVolume(volume) => Some(volume),
+            ObjectContent::PersistentVolume(volume) => Some(volume),
             _ => None,
         }
     }
@@ -117,7 +117,7 @@ impl Objects {
     /// The Node of that name. A pod that was not scheduled has no node name; then a single Node is the one.
     pub fn node(&self, name: Option<&str>) -> Option<&Node> {
         let mut nodes = self.of_kind(ObjectKind::Node).filter_map(|object| match &object.content {
-            Content::Node(node) => Some((object.key.name.as_str(), node)),
+            ObjectContent::Node(node) => Some((object.key.name.as_str(), node)),
             _ => None,
         });
         match name {
@@ -129,7 +129,7 @@ impl Objects {
     /// The CSIDriver of that name.
     pub fn csi_driver(&self, name: &str) -> Option<&CsiDriver> {
         match self.content(ObjectKind::CsiDriver, "", name)? {
-            Content::CsiDriver(driver) => Some(driver),
+            ObjectContent::CsiDriver(driver) => Some(driver),
             _ => None,
         }
     }
@@ -137,7 +137,7 @@ impl Objects {
     /// The VolumeAttachment of that name.
     pub fn volume_attachment(&self, name: &str) -> Option<&VolumeAttachment> {
         match self.content(ObjectKind::VolumeAttachment, "", name)? {
-            Content::VolumeAttachment(attachment) => Some(attachment),
+            ObjectContent::VolumeAttachment(attachment) => Some(attachment),
             _ => None,
         }
     }
@@ -145,7 +145,7 @@ impl Objects {
     /// The ClusterTrustBundle of that name.
     pub fn trust_bundle(&self, name: &str) -> Option<&ClusterTrustBundle> {
         match self.content(ObjectKind::ClusterTrustBundle, "", name)? {
-            Content::ClusterTrustBundle(bundle) => Some(bundle),
+            ObjectContent::ClusterTrustBundle(bundle) => Some(bundle),
             _ => None,
         }
     }
@@ -153,7 +153,7 @@ impl Objects {
     /// The ClusterTrustBundles of that signer.
     pub fn trust_bundles_of(&self, signer: &str) -> impl Iterator<Item = &ClusterTrustBundle> {
         self.of_kind(ObjectKind::ClusterTrustBundle).filter_map(move |object| match &object.content {
-            Content::ClusterTrustBundle(bundle) if bundle.signer.as_deref() == Some(signer) => Some(bundle),
+            ObjectContent::ClusterTrustBundle(bundle) if bundle.signer.as_deref() == Some(signer) => Some(bundle),
             _ => None,
         })
     }
@@ -168,7 +168,7 @@ impl Objects {
         self.by_key.range(first..).take_while(move |(key, _)| key.kind == kind).map(|(_, object)| object)
     }
 
-    fn content(&self, kind: ObjectKind, namespace: &str, name: &str) -> Option<&Content> {
+    fn content(&self, kind: ObjectKind, namespace: &str, name: &str) -> Option<&ObjectContent> {
         let key = ObjectKey { kind, namespace: namespace.to_owned(), name: name.to_owned() };
         self.by_key.get(&key).map(|object| &object.content)
     }
@@ -188,7 +188,7 @@ pub struct NamedObject {
     /// The document it was read from.
     pub origin: Origin,
     immutable: bool,
-    content: Content,
+    content: ObjectContent,
 }
 
 impl NamedObject {
@@ -210,7 +210,7 @@ impl NamedObject {
     /// The claim, if it is one.
     pub fn claim(&self) -> Option<&PersistentVolumeClaim> {
         match &self.content {
-            Content::PersistentVolumeClaim(claim) => Some(claim),
+            ObjectContent::PersistentVolumeClaim(claim) => Some(claim),
             _ => None,
         }
     }
@@ -218,7 +218,7 @@ impl NamedObject {
     /// The VolumeAttachment, if it is one.
     pub fn volume_attachment(&self) -> Option<&VolumeAttachment> {
         match &self.content {
-            Content::VolumeAttachment(attachment) => Some(attachment),
+            ObjectContent::VolumeAttachment(attachment) => Some(attachment),
             _ => None,
         }
     }
@@ -226,7 +226,7 @@ impl NamedObject {
     /// The PersistentVolume, if it is one.
     pub fn persistent_volume(&self) -> Option<&PersistentVolume> {
         match &self.content {
-            Content::PersistentVolume(volume) => Some(volume),
+            ObjectContent::PersistentVolume(volume) => Some(volume),
             _ => None,
         }
     }
@@ -234,7 +234,7 @@ impl NamedObject {
     /// The ClusterTrustBundle, if it is one.
     pub fn trust_bundle(&self) -> Option<&ClusterTrustBundle> {
         match &self.content {
-            Content::ClusterTrustBundle(bundle) => Some(bundle),
+            ObjectContent::ClusterTrustBundle(bundle) => Some(bundle),
             _ => None,
         }
     }
@@ -248,7 +248,7 @@ impl fmt::Debug for NamedObject {
 }
 
 #[derive(PartialEq)]
-enum Content {
+enum ObjectContent {
     ConfigMap(ConfigMap),
     Secret(Secret),
     Node(Node),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::api::resource;
 use serde::Deserialize;
 
-use super::Content;
+use super::ObjectContent;
 use super::parse::{LongMetadata, Parsed, field};
 use crate::manifest::{ManifestError, Origin};
 use crate::types::Allocatable;
@@ -64,5 +64,5 @@ pub(super) fn node(object: NodeObject, origin: &Origin) -> Result<Parsed, Manife
         memory: amount("memory")?,
         ephemeral_storage: amount("ephemeral-storage")?,
     };
-    Ok(Parsed { metadata: object.metadata.short(), immutable: false, content: Content::Node(node) })
+    Ok(Parsed { metadata: object.metadata.short(), immutable: false, content: ObjectContent::Node(node) })
 }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 
-use super::{ConfigMap, Content, NamedObject, ObjectKey, ObjectKind, Secret, csi, node, storage, trust};
+use super::{ConfigMap, NamedObject, ObjectContent, ObjectKey, ObjectKind, Secret, csi, node, storage, trust};
 use crate::manifest::{Document, ManifestError, Origin};
 
 /// Longest key the API accepts.
@@ -55,7 +55,7 @@ pub fn parse_object(document: Document) -> Result<Option<NamedObject>, ManifestE
 pub(super) struct Parsed {
     pub(super) metadata: Metadata,
     pub(super) immutable: bool,
-    pub(super) content: Content,
+    pub(super) content: ObjectContent,
 }
 
 /// What every object goes by.
@@ -129,7 +129,7 @@ fn config_map(object: ConfigMapObject, origin: &Origin) -> Result<Parsed, Manife
     }
     let texts = data.values().map(String::len);
     check_size(origin, texts.chain(binary_data.values().map(Vec::len)))?;
-    let content = Content::ConfigMap(ConfigMap { data, binary_data });
+    let content = ObjectContent::ConfigMap(ConfigMap { data, binary_data });
     Ok(Parsed { metadata: object.metadata, immutable: object.immutable.unwrap_or(false), content })
 }
 
@@ -150,7 +150,7 @@ fn secret(object: SecretObject, origin: &Origin) -> Result<Parsed, ManifestError
     // The API server merges stringData over data when a Secret is written.
     data.extend(texts.into_iter().map(|(key, text)| (key, text.into_bytes())));
     check_size(origin, data.values().map(Vec::len))?;
-    let content = Content::Secret(Secret { data });
+    let content = ObjectContent::Secret(Secret { data });
     Ok(Parsed { metadata: object.metadata, immutable: object.immutable.unwrap_or(false), content })
 }
 

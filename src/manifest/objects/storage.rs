@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1 as core;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::Content;
+use super::ObjectContent;
 use super::parse::{LongMetadata, Parsed};
 use crate::manifest::{ManifestError, Origin};
 use crate::types::{InvalidField, Quantity};
@@ -195,7 +195,7 @@ pub(super) fn persistent_volume(object: PersistentVolumeObject, origin: &Origin)
         gid: annotation(GID).and_then(|gid| gid.parse().ok()),
         capacity: spec.capacity.as_ref().and_then(|capacity| bytes(capacity.get("storage")?)),
     };
-    Ok(Parsed { metadata: metadata.short(), immutable: false, content: Content::PersistentVolume(volume) })
+    Ok(Parsed { metadata: metadata.short(), immutable: false, content: ObjectContent::PersistentVolume(volume) })
 }
 
 /// A quantity of bytes. One that is none is skipped: nothing but the growth of file systems follows from it.
@@ -264,5 +264,5 @@ pub(super) fn persistent_volume_claim(object: PersistentVolumeClaimObject) -> Pa
             uid: given(&owner.uid),
         }),
     };
-    Parsed { metadata: metadata.short(), immutable: false, content: Content::PersistentVolumeClaim(claim) }
+    Parsed { metadata: metadata.short(), immutable: false, content: ObjectContent::PersistentVolumeClaim(claim) }
 }

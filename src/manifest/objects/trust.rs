@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
-use super::Content;
+use super::ObjectContent;
 use super::parse::{LongMetadata, Parsed};
 use crate::manifest::{ManifestError, Origin};
 
@@ -45,7 +45,7 @@ pub(super) fn cluster_trust_bundle(object: ClusterTrustBundleObject, origin: &Or
         labels: metadata.labels.clone().unwrap_or_default(),
         anchors: anchors(&text).map_err(|sentence| ManifestError::invalid(origin, "spec.trustBundle", sentence))?,
     };
-    Ok(Parsed { metadata: metadata.short(), immutable: false, content: Content::ClusterTrustBundle(bundle) })
+    Ok(Parsed { metadata: metadata.short(), immutable: false, content: ObjectContent::ClusterTrustBundle(bundle) })
 }
 
 /// The certificates among PEM blocks, with the API's rules.

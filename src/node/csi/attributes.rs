@@ -6,11 +6,12 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::str::ParseBoolError;
 
 use serde_json::{Map, Value, json};
 
 use super::AllowList;
-use crate::manifest::parse_bare;
+use crate::manifest::{ManifestError, parse_bare};
 
 /// Attributes that a kubelet or a provisioner adds begin like this.
 const OF_OTHERS: [&str; 3] = ["csi.storage.k8s.io/", "storage.kubernetes.io/", "kubernetes.io/"];
@@ -38,23 +39,107 @@ pub struct Described {
     pub needs_pod: bool,
 }
 
+/// Which attribute is wrong, and what to write instead.
+#[derive(Debug, thiserror::Error)]
+pub enum AttributesError {
+    /// Objects of other namespaces are not for the pod.
+    #[error(
+        "volumeAttributes: objects are always those of the pod's own namespace; remove the attribute \"namespace\""
+    )]
+    Namespace,
+    /// The two ways to describe a volume.
+    #[error("volumeAttributes: give either \"kind\" or \"volume\", not both")]
+    KindAndVolume,
+    /// Neither of them.
+    #[error("volumeAttributes: \"kind\" is required, such as configMap, with \"name\", the name of the object")]
+    NoKind,
+    /// An attribute or a kind that podfs does not know.
+    #[error("volumeAttributes: unknown {what} {word:?}; {hint}")]
+    Unknown {
+        /// `attribute` or `kind`.
+        what: &'static str,
+        /// As it was written.
+        word: String,
+        /// What may be meant.
+        hint: String,
+    },
+    /// The kind needs another attribute.
+    #[error("volumeAttributes: {attribute:?} is required for the kind {kind}")]
+    Missing {
+        /// The attribute.
+        attribute: &'static str,
+        /// The kind.
+        kind: String,
+    },
+    /// A mode that is no octal number of permissions.
+    #[error("volumeAttributes: {attribute}: {text:?} is no mode; write it in octal, such as 0400")]
+    Mode {
+        /// The attribute.
+        attribute: String,
+        /// As it was written.
+        text: String,
+    },
+    /// A flag that is no bool.
+    #[error("volumeAttributes: {attribute} must be \"true\" or \"false\"")]
+    Flag {
+        /// The attribute.
+        attribute: String,
+        /// What the parser said.
+        #[source]
+        cause: ParseBoolError,
+    },
+    /// An attribute that should be YAML.
+    #[error("volumeAttributes: {0}")]
+    Yaml(#[source] ManifestError),
+    /// The YAML is no volume.
+    #[error("volumeAttributes: volume must be a volume as spec.volumes has it, such as {{configMap: {{name: app}}}}")]
+    NoVolume,
+    /// A kind that podfs does not serve as a CSI volume.
+    #[error("volumeAttributes: volume: podfs serves no {kind} as a CSI volume; served are {served}")]
+    NotServed {
+        /// The kind.
+        kind: String,
+        /// Those that podfs serves.
+        served: String,
+    },
+    /// A volume of no kind, or of several.
+    #[error("volumeAttributes: volume: give one kind, such as {{configMap: {{name: app}}}}")]
+    SeveralKinds,
+    /// A directory of the node that the administrator has not allowed.
+    #[error(
+        "volumeAttributes: the directory {0:?} of the node is not allowed for CSI volumes, or is not there; the node's \
+         administrator allows directories with csi-allow in podfs.toml"
+    )]
+    Directory(String),
+    /// An NFS server that the administrator has not allowed.
+    #[error(
+        "volumeAttributes: the NFS server {0:?} is not allowed for CSI volumes; the node's administrator allows servers with \
+         csi-allow in podfs.toml"
+    )]
+    Server(String),
+    /// The API would not take the volume.
+    #[error(transparent)]
+    Invalid(ManifestError),
+    /// podfs does not serve such a volume.
+    #[error("volumeAttributes: {0}")]
+    Unsupported(String),
+}
+
 /// The volume that these attributes describe.
 ///
 /// # Errors
-/// In one sentence, which attribute is wrong and what to write instead.
-pub fn describe(attributes: &BTreeMap<String, String>, allow: &AllowList) -> Result<Described, String> {
+/// Which attribute is wrong.
+pub fn describe(attributes: &BTreeMap<String, String>, allow: &AllowList) -> Result<Described, AttributesError> {
     let own: BTreeMap<&str, &str> = attributes
         .iter()
         .filter(|(name, _)| !OF_OTHERS.iter().any(|prefix| name.starts_with(prefix)))
         .map(|(name, value)| (name.as_str(), value.as_str()))
         .collect();
     if own.contains_key("namespace") {
-        return Err("volumeAttributes: objects are always those of the pod's own namespace; remove the attribute \
-                    \"namespace\""
-            .to_owned());
+        return Err(AttributesError::Namespace);
     }
     let (kind, body) = match (own.get("kind"), own.get("volume")) {
-        (Some(_), Some(_)) => return Err("volumeAttributes: give either \"kind\" or \"volume\", not both".to_owned()),
+        (Some(_), Some(_)) => return Err(AttributesError::KindAndVolume),
         (None, None) => return Err(absent(&own)),
         (None, Some(text)) => {
             known(&own, &["volume"])?;
@@ -67,18 +152,17 @@ pub fn describe(attributes: &BTreeMap<String, String>, allow: &AllowList) -> Res
     Ok(Described { volume: json!({ (kind): body }), needs_pod })
 }
 
-fn absent(own: &BTreeMap<&str, &str>) -> String {
+fn absent(own: &BTreeMap<&str, &str>) -> AttributesError {
     let all: Vec<&str> =
         ["kind", "volume"].into_iter().chain(KINDS.iter().flat_map(|(_, names)| *names).copied()).collect();
     match own.keys().find(|name| !all.contains(name)) {
         Some(name) => unknown("attribute", name, &all),
-        None => "volumeAttributes: \"kind\" is required, such as configMap, with \"name\", the name of the object"
-            .to_owned(),
+        None => AttributesError::NoKind,
     }
 }
 
 /// The volume of a kind, from its own attributes.
-fn of_kind(kind: &str, own: &BTreeMap<&str, &str>) -> Result<(String, Value), String> {
+fn of_kind(kind: &str, own: &BTreeMap<&str, &str>) -> Result<(String, Value), AttributesError> {
     let Some((_, names)) = KINDS.iter().find(|(word, _)| *word == kind) else {
         let all: Vec<&str> = KINDS.iter().map(|(word, _)| *word).collect();
         return Err(unknown("kind", kind, &all));
@@ -108,29 +192,30 @@ fn of_kind(kind: &str, own: &BTreeMap<&str, &str>) -> Result<(String, Value), St
     };
     if let Some(missing) = required.iter().find(|field| !body.contains_key(**field)) {
         let missing = if *missing == "secretName" { "name" } else { missing };
-        return Err(format!("volumeAttributes: {missing:?} is required for the kind {kind}"));
+        return Err(AttributesError::Missing { attribute: missing, kind: kind.to_owned() });
     }
     Ok((kind.to_owned(), Value::Object(body)))
 }
 
-fn known(own: &BTreeMap<&str, &str>, all: &[&str]) -> Result<(), String> {
+fn known(own: &BTreeMap<&str, &str>, all: &[&str]) -> Result<(), AttributesError> {
     match own.keys().find(|name| !all.contains(name)) {
         Some(name) => Err(unknown("attribute", name, all)),
         None => Ok(()),
     }
 }
 
-fn unknown(what: &str, word: &str, all: &[&str]) -> String {
+fn unknown(what: &'static str, word: &str, all: &[&str]) -> AttributesError {
     let likeness = |known: &str| strsim::jaro_winkler(&known.to_lowercase(), &word.to_lowercase());
     let nearest = all.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
-    match nearest.filter(|known| likeness(known) > ALIKE) {
-        Some(nearest) => format!("volumeAttributes: unknown {what} {word:?}; did you mean {nearest:?}?"),
-        None => format!("volumeAttributes: unknown {what} {word:?}; known are {}", all.join(", ")),
-    }
+    let hint = match nearest.filter(|known| likeness(known) > ALIKE) {
+        Some(nearest) => format!("did you mean {nearest:?}?"),
+        None => format!("known are {}", all.join(", ")),
+    };
+    AttributesError::Unknown { what, word: word.to_owned(), hint }
 }
 
 /// `a.conf=x/a.conf:0400, b`: keys with the paths of their files and their modes, separated by commas or line breaks.
-fn items(text: &str, item: fn(&str, &str) -> Value) -> Result<Vec<Value>, String> {
+fn items(text: &str, item: fn(&str, &str) -> Value) -> Result<Vec<Value>, AttributesError> {
     let entries = text.split([',', '\n']).map(str::trim).filter(|entry| !entry.is_empty());
     entries
         .map(|entry| {
@@ -164,64 +249,51 @@ fn downward_item(path: &str, field: &str) -> Value {
     }
 }
 
-fn mode(name: &str, text: &str) -> Result<u32, String> {
+fn mode(name: &str, text: &str) -> Result<u32, AttributesError> {
     let bits = u32::from_str_radix(text, 8).ok().filter(|bits| *bits <= 0o777);
-    bits.ok_or_else(|| format!("volumeAttributes: {name}: {text:?} is no mode; write it in octal, such as 0400"))
+    bits.ok_or_else(|| AttributesError::Mode { attribute: name.to_owned(), text: text.to_owned() })
 }
 
-fn flag(name: &str, text: &str) -> Result<bool, String> {
-    text.parse().map_err(|_| format!("volumeAttributes: {name} must be \"true\" or \"false\""))
+fn flag(name: &str, text: &str) -> Result<bool, AttributesError> {
+    text.parse().map_err(|cause| AttributesError::Flag { attribute: name.to_owned(), cause })
 }
 
-fn yaml(name: &str, text: &str) -> Result<Value, String> {
+fn yaml(name: &str, text: &str) -> Result<Value, AttributesError> {
     let text = format!("volume:\n  {}", text.trim_end().replace('\n', "\n  "));
-    let parsed: Value =
-        parse_bare(Path::new(name), text.as_bytes()).map_err(|error| format!("volumeAttributes: {error}"))?;
+    let parsed: Value = parse_bare(Path::new(name), text.as_bytes()).map_err(AttributesError::Yaml)?;
     Ok(parsed.get("volume").cloned().unwrap_or_default())
 }
 
 /// A volume of core/v1 as YAML: its kind, and what stands below.
-fn parse_volume(text: &str) -> Result<(String, Value), String> {
+fn parse_volume(text: &str) -> Result<(String, Value), AttributesError> {
     let Value::Object(mut fields) = yaml("volume", text)? else {
-        return Err(
-            "volumeAttributes: volume must be a volume as spec.volumes has it, such as {configMap: {name: app}}"
-                .to_owned(),
-        );
+        return Err(AttributesError::NoVolume);
     };
     fields.remove("name");
     let kinds: Vec<&str> = KINDS.iter().map(|(word, _)| *word).chain(MORE_KINDS.iter().copied()).collect();
     let mut fields = fields.into_iter();
     match (fields.next(), fields.next()) {
         (Some((kind, body)), None) if kinds.contains(&kind.as_str()) => Ok((kind, body)),
-        (Some((kind, _)), None) => Err(format!(
-            "volumeAttributes: volume: podfs serves no {kind} as a CSI volume; served are {}",
-            kinds.join(", ")
-        )),
-        _ => Err("volumeAttributes: volume: give one kind, such as {configMap: {name: app}}".to_owned()),
+        (Some((kind, _)), None) => Err(AttributesError::NotServed { kind, served: kinds.join(", ") }),
+        _ => Err(AttributesError::SeveralKinds),
     }
 }
 
 /// The volume, if its kind and what it shows are allowed.
-fn allowed(kind: &str, mut body: Value, allow: &AllowList) -> Result<Value, String> {
+fn allowed(kind: &str, mut body: Value, allow: &AllowList) -> Result<Value, AttributesError> {
     let text = |body: &Value, field: &str| body.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
     match kind {
         "hostPath" => {
             let path = text(&body, "path");
             let Some(real) = allow.directory(&path).filter(|real| real.is_dir()) else {
-                return Err(format!(
-                    "volumeAttributes: the directory {path:?} of the node is not allowed for CSI volumes, or is not there; \
-                     the node's administrator allows directories with csi-allow in podfs.toml"
-                ));
+                return Err(AttributesError::Directory(path));
             };
             body = json!({"path": real.to_string_lossy(), "type": "Directory"});
         }
         "nfs" => {
             let server = text(&body, "server");
             if !allow.has_server(&server) {
-                return Err(format!(
-                    "volumeAttributes: the NFS server {server:?} is not allowed for CSI volumes; the node's administrator \
-                     allows servers with csi-allow in podfs.toml"
-                ));
+                return Err(AttributesError::Server(server));
             }
         }
         _ => {}
@@ -235,7 +307,9 @@ mod tests {
 
     fn described(attributes: &[(&str, &str)]) -> Result<Value, String> {
         let attributes = attributes.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        describe(&attributes, &AllowList::new(["nfs.example"])).map(|described| described.volume)
+        describe(&attributes, &AllowList::new(["nfs.example"]))
+            .map(|described| described.volume)
+            .map_err(|error| error.to_string())
     }
 
     #[test]

@@ -43,7 +43,7 @@ struct Shared {
     written: Publications,
     node: NodeHandle,
     changes: UnboundedSender<KubeletChange>,
-    /// Who reads the objects of the volumes, if that is not podfs.
+    /// The readers of the objects of volumes, where the pods read them with their own credentials.
     readers: Option<PodReaders>,
     /// Held for a moment, and never over a call that may block.
     known: Mutex<BTreeMap<PathBuf, Publication>>,

@@ -179,14 +179,27 @@ fn is_hidden(path: &Path) -> bool {
     path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."))
 }
 
-fn read(path: &Path) -> Result<Publication, String> {
+/// Why the record of a publication cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum RecordError {
+    #[error(transparent)]
+    Read(#[from] io::Error),
+    #[error(transparent)]
+    Parse(#[from] serde_json::Error),
+    #[error("it has no uid of a pod")]
+    NoPod,
+    #[error("it has version {0}, and this podfs reads version {VERSION}")]
+    Version(u32),
+}
+
+fn read(path: &Path) -> Result<Publication, RecordError> {
     let mut bytes = Vec::new();
     let opened = trust::open(OpenOptions::new().read(true), path);
-    opened.and_then(|mut file| file.read_to_end(&mut bytes)).map_err(|error| error.to_string())?;
-    let read: Publication = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
+    opened.and_then(|mut file| file.read_to_end(&mut bytes))?;
+    let read: Publication = serde_json::from_slice(&bytes)?;
     match (read.version, PodUid::parse(&read.pod.uid)) {
         (VERSION, Ok(_)) => Ok(read),
-        (VERSION, Err(_)) => Err("it has no uid of a pod".to_owned()),
-        (other, _) => Err(format!("it has version {other}, and this podfs reads version {VERSION}")),
+        (VERSION, Err(_)) => Err(RecordError::NoPod),
+        (other, _) => Err(RecordError::Version(other)),
     }
 }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tonic::Status;
 
-use super::attributes::describe;
+use super::attributes::{AttributesError, describe};
 use super::publication::{PublishedPod, name_of_target};
 use super::{AllowList, Publication};
 use crate::csi::v1::volume_capability::access_mode::Mode;
@@ -45,9 +45,9 @@ pub fn parse(
     let target = target(&request.target_path, kubelet_root)?;
     let pod = pod(&request.volume_context, &target, kubelet_root)?;
     let attributes: BTreeMap<_, _> = request.volume_context.clone().into_iter().collect();
-    let described = describe(&attributes, allow).map_err(Status::invalid_argument)?;
+    let described = describe(&attributes, allow).map_err(|error| Status::invalid_argument(error.to_string()))?;
     let name = name(&target);
-    check(&name, &described.volume).map_err(Status::invalid_argument)?;
+    check(&name, &described.volume).map_err(|error| Status::invalid_argument(error.to_string()))?;
     let mut publication = Publication::new(request.volume_id.clone(), target, pod, name, described.volume);
     publication.needs_pod = described.needs_pod;
     let (mount_options, is_read_only) = options(mount, &publication.volume)?;
@@ -189,7 +189,7 @@ fn name(target: &Path) -> String {
 }
 
 /// Whether the API would take the volume.
-fn check(name: &str, volume: &Value) -> Result<(), String> {
+fn check(name: &str, volume: &Value) -> Result<(), AttributesError> {
     let mut volume = volume.clone();
     volume["name"] = json!(name);
     let pod = json!({
@@ -197,9 +197,9 @@ fn check(name: &str, volume: &Value) -> Result<(), String> {
         "spec": {"volumes": [volume], "containers": []},
     });
     let document = Document::of_server(Origin::file("volumeAttributes".as_ref()), pod);
-    let parsed = document.and_then(Pod::parse).map_err(|error| error.to_string())?;
+    let parsed = document.and_then(Pod::parse).map_err(AttributesError::Invalid)?;
     match parsed.volumes.first().and_then(|volume| volume.unsupported_reason()) {
-        Some(reason) => Err(format!("volumeAttributes: {reason}")),
+        Some(reason) => Err(AttributesError::Unsupported(reason.to_string())),
         None => Ok(()),
     }
 }

@@ -17,7 +17,7 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
-use super::target::KubeletRoot;
+use super::target::{KubeletRoot, NoKubelet};
 use super::{CsiSettings, DRIVER};
 use crate::csi::registration::registration_server::{Registration, RegistrationServer};
 use crate::csi::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
@@ -33,8 +33,8 @@ const NAME: &str = "podfs.io@reg.sock";
 #[derive(Debug, thiserror::Error)]
 pub enum CsiError {
     /// The directory of the kubelet is not one.
-    #[error("{0}")]
-    KubeletRoot(String),
+    #[error(transparent)]
+    KubeletRoot(NoKubelet),
     /// Another process listens there.
     #[error("another process serves the CSI driver at {}; two podfs on one node cannot both be {DRIVER}: stop that one first", .0.display())]
     InUse(PathBuf),

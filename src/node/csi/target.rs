@@ -59,23 +59,35 @@ pub struct Usage {
     pub inodes: [i64; 3],
 }
 
+/// Why a directory is not that of a kubelet.
+#[derive(Debug, thiserror::Error)]
+#[error("{} is not the directory of a kubelet: {reason}; give its --root-dir with --kubelet-root", .path.display())]
+pub struct NoKubelet {
+    path: PathBuf,
+    #[source]
+    reason: NoKubeletReason,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum NoKubeletReason {
+    #[error(transparent)]
+    Path(io::Error),
+    #[error("it has no directory pods")]
+    NoPods,
+}
+
 impl KubeletRoot {
     /// The directory of a kubelet, which has to be there with its pods.
     ///
     /// # Errors
-    /// In a sentence, what is missing.
-    pub fn open(path: &Path) -> Result<KubeletRoot, String> {
+    /// What is missing.
+    pub fn open(path: &Path) -> Result<KubeletRoot, NoKubelet> {
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let wrong = |reason: &str| {
-            format!(
-                "{} is not the directory of a kubelet: {reason}; give its --root-dir with --kubelet-root",
-                path.display()
-            )
-        };
-        let real = absolute.canonicalize().map_err(|error| wrong(&error.to_string()))?;
+        let wrong = |reason| NoKubelet { path: path.to_owned(), reason };
+        let real = absolute.canonicalize().map_err(|error| wrong(NoKubeletReason::Path(error)))?;
         match real.join("pods").is_dir() {
             true => Ok(KubeletRoot { path: absolute, real }),
-            false => Err(wrong("it has no directory pods")),
+            false => Err(wrong(NoKubeletReason::NoPods)),
         }
     }
 

@@ -200,7 +200,7 @@ impl Feed {
         self.contacts.clone()
     }
 
-    /// Who reads the objects of CSI volumes, if that is not podfs.
+    /// The readers of the objects of CSI volumes, where the pods read them with their own credentials.
     pub(in crate::node) fn readers(&self) -> Option<PodReaders> {
         self.objects.registry.readers().cloned()
     }

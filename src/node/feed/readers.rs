@@ -1,5 +1,5 @@
-//! Who reads the objects of CSI volumes, where that is the pod that has them and not podfs: a client of the API server for each pod,
-//! with the token that the kubelet sends with each publication.
+//! The readers of the objects of CSI volumes, where the pods read them with their own credentials: for each pod a client of the
+//! API server, with the token that the kubelet sends with each publication.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -21,7 +21,7 @@ use crate::source::{Contacts, Issued, ObjectTeller, Question, SignerTeller, Task
 pub(super) struct ObjectServer {
     client: Client,
     contacts: Contacts,
-    /// Who reads the objects of CSI volumes, if that is the pod and not podfs.
+    /// The readers of the objects of CSI volumes, where the pods read them with their own credentials.
     readers: Option<PodReaders>,
     journal: SharedJournal,
     runtime: Handle,

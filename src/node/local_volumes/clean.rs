@@ -10,9 +10,10 @@ use podfs_fuse::mount::table::mounts;
 use rustix::fs::syncfs;
 use tracing::info;
 
+use super::error::CleaningError;
 use super::identity::Identity;
 use super::inspection::{open_exclusive, open_mount};
-use super::record::{Record, write};
+use super::record::{CleaningRecord, write};
 use crate::host::delete;
 use crate::host::device::erase;
 
@@ -50,7 +51,7 @@ impl Progress {
 
 /// What to erase, and how.
 pub(super) struct Cleaning {
-    pub(super) record: Record,
+    pub(super) record: CleaningRecord,
     /// Where the record is.
     pub(super) file: PathBuf,
     /// The root directories of podfs and of the kubelet.
@@ -61,9 +62,9 @@ pub(super) struct Cleaning {
 /// How an erasure has ended.
 pub(super) struct Cleaned {
     /// The last record on the disk, if this erasure has written one.
-    pub(super) record: Option<Record>,
-    /// Why it did not come to its end, as the end of a sentence that begins with the path.
-    pub(super) result: Result<(), String>,
+    pub(super) record: Option<CleaningRecord>,
+    /// Why it did not come to its end.
+    pub(super) result: Result<(), CleaningError>,
 }
 
 impl Cleaning {
@@ -74,7 +75,7 @@ impl Cleaning {
         Cleaned { record: written, result }
     }
 
-    fn erase(&self, written: &mut Option<Record>) -> Result<(), String> {
+    fn erase(&self, written: &mut Option<CleaningRecord>) -> Result<(), CleaningError> {
         let mut record = self.record.clone();
         self.check_unused()?;
         if record.is_device {
@@ -86,12 +87,12 @@ impl Cleaning {
             let (directory, identity) = open_mount(&record.path)?;
             self.check(&identity)?;
             self.keep(&record, written)?;
-            let root = directory.try_clone().map_err(|cause| format!("cannot be cleaned: {cause}"))?;
-            let left = delete::empty(root, &|| self.progress.goes_on()).map_err(|cause| self.failed(&cause))?;
+            let root = directory.try_clone().map_err(CleaningError::Failed)?;
+            let left = delete::empty(root, &|| self.progress.goes_on()).map_err(|cause| self.failed(cause))?;
             if !left.is_empty() {
-                return Err(format!("is not clean: podfs cannot delete {left}"));
+                return Err(CleaningError::Left(left.to_string()));
             }
-            syncfs(&directory).map_err(|errno| self.failed(&errno.into()))?;
+            syncfs(&directory).map_err(|errno| self.failed(errno.into()))?;
         }
         record.is_done = true;
         self.keep(&record, written)
@@ -101,9 +102,9 @@ impl Cleaning {
         &self,
         device: &File,
         size: u64,
-        record: &mut Record,
-        written: &mut Option<Record>,
-    ) -> Result<(), String> {
+        record: &mut CleaningRecord,
+        written: &mut Option<CleaningRecord>,
+    ) -> Result<(), CleaningError> {
         self.progress.total.store(size, Ordering::Relaxed);
         let (mut kept, mut told) = (Ok(()), 0);
         let begin = record.erased;
@@ -120,46 +121,41 @@ impl Cleaning {
             }
             kept.is_ok() && self.progress.goes_on()
         };
-        let erased = erase(device, begin, size, &mut progress).map_err(|cause| self.failed(&cause));
+        let erased = erase(device, begin, size, &mut progress).map_err(|cause| self.failed(cause));
         kept.and(erased)
     }
 
-    fn failed(&self, cause: &io::Error) -> String {
+    fn failed(&self, cause: io::Error) -> CleaningError {
         match self.progress.goes_on() {
-            true => format!("cannot be cleaned: {cause}"),
-            false => "is not cleaned any more: its PersistentVolume has changed".to_owned(),
+            true => CleaningError::Failed(cause),
+            false => CleaningError::Stopped,
         }
     }
 
-    fn keep(&self, record: &Record, written: &mut Option<Record>) -> Result<(), String> {
-        write(&self.file, record)
-            .map_err(|cause| format!("is not cleaned: podfs cannot write {}: {cause}", self.file.display()))?;
+    fn keep(&self, record: &CleaningRecord, written: &mut Option<CleaningRecord>) -> Result<(), CleaningError> {
+        write(&self.file, record).map_err(|cause| CleaningError::Record { file: self.file.clone(), cause })?;
         *written = Some(record.clone());
         Ok(())
     }
 
-    fn check(&self, found: &Identity) -> Result<(), String> {
+    fn check(&self, found: &Identity) -> Result<(), CleaningError> {
         if found.is(&self.record.identity) {
             return Ok(());
         }
-        Err(format!(
-            "is not surely what it was when PersistentVolume {} was made, so podfs erases nothing; if nothing in it is needed, \
-             erase it and delete the PersistentVolume, and podfs offers it again",
-            self.record.volume
-        ))
+        Err(CleaningError::OtherEntry(self.record.volume.clone()))
     }
 
     /// Looks whether a pod has the volume still.
-    fn check_unused(&self) -> Result<(), String> {
+    fn check_unused(&self) -> Result<(), CleaningError> {
         let name = &self.record.volume;
-        let table = mounts().map_err(|cause| format!("cannot be cleaned without the mount table: {cause}"))?;
+        let table = mounts().map_err(CleaningError::NoMountTable)?;
         let in_pod = Path::new(IN_POD).join(name);
         if let Some(mounted) = table.iter().find(|mounted| mounted.at.ends_with(&in_pod)) {
-            return Err(format!("is in use: a pod has it at {}", mounted.at.display()));
+            return Err(CleaningError::InPod(mounted.at.clone()));
         }
         let mut places = self.roots.iter().flat_map(|root| GLOBAL.map(|place| root.join(place).join(name)));
         match places.find(|place| place.symlink_metadata().is_ok()) {
-            Some(place) => Err(format!("is in use: {} is there", place.display())),
+            Some(place) => Err(CleaningError::OnNode(place)),
             None => Ok(()),
         }
     }

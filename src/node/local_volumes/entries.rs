@@ -10,11 +10,12 @@ use std::path::PathBuf;
 use podfs_fuse::mount::table::{FS_TYPE, MountTableEntry, mounts};
 
 use super::ClassDirectory;
+use super::error::EntryProblem;
 use crate::manifest::objects::VolumeMode;
 
 /// What the directories hold at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Look {
+pub(super) struct Scan {
     /// The entries, by their path without symbolic links.
     pub(super) entries: BTreeMap<PathBuf, Entry>,
     /// The directories that were read, without symbolic links.
@@ -28,22 +29,22 @@ pub(super) struct Look {
 pub(super) struct Entry {
     /// The StorageClass of its directory.
     pub(super) class: String,
-    /// What it is to containers; or why it is not offered, as the end of a sentence that begins with its path.
-    pub(super) mode: Result<VolumeMode, String>,
+    /// What it is to containers; or why it is not offered.
+    pub(super) mode: Result<VolumeMode, EntryProblem>,
 }
 
 /// Looks at the directories.
 ///
 /// # Errors
 /// When there is no mount table.
-pub(super) fn look(directories: &[ClassDirectory]) -> io::Result<Look> {
-    // The table is read first: what is mounted after it was read leads to another look.
+pub(super) fn scan(directories: &[ClassDirectory]) -> io::Result<Scan> {
+    // The table is read first: what is mounted after it was read leads to another scan.
     let mut mounted = BTreeMap::new();
     for mount in mounts()? {
         // The topmost mount of a place comes last.
         mounted.insert(mount.at.clone(), mount);
     }
-    let mut look = Look::default();
+    let mut scan = Scan::default();
     for ClassDirectory { class, directory } in directories {
         let listed = fs::canonicalize(directory).and_then(|real| Ok((fs::read_dir(&real)?, real)));
         let listed = listed.and_then(|(entries, real)| Ok((entries.collect::<Result<Vec<_>, _>>()?, real)));
@@ -52,43 +53,42 @@ pub(super) fn look(directories: &[ClassDirectory]) -> io::Result<Look> {
                 for entry in entries {
                     let path = entry.path();
                     let mode = mode(&entry, mounted.get(&path));
-                    look.entries.insert(path, Entry { class: class.clone(), mode });
+                    scan.entries.insert(path, Entry { class: class.clone(), mode });
                 }
-                look.read.insert(real);
+                scan.read.insert(real);
             }
-            Err(cause) => look.unread.push(format!(
+            Err(cause) => scan.unread.push(format!(
                 "the volumes of StorageClass {class} cannot be found: {}: {cause}; podfs looks again",
                 directory.display()
             )),
         }
     }
-    Ok(look)
+    Ok(scan)
 }
 
-fn mode(entry: &fs::DirEntry, mounted: Option<&MountTableEntry>) -> Result<VolumeMode, String> {
+fn mode(entry: &fs::DirEntry, mounted: Option<&MountTableEntry>) -> Result<VolumeMode, EntryProblem> {
     let path = entry.path();
     if path.to_str().is_none_or(|text| text.chars().any(char::is_control)) {
-        return Err("has a name that no PersistentVolume can have; rename it".to_owned());
+        return Err(EntryProblem::Name);
     }
-    let kind = entry.file_type().map_err(|cause| format!("cannot be looked at: {cause}"))?;
+    let kind = entry.file_type()?;
     if kind.is_symlink() {
-        return Err("is a symbolic link, which could lead elsewhere later; mount or bind it there instead".to_owned());
+        return Err(EntryProblem::Link);
     }
     if kind.is_dir() {
         return match mounted {
-            None => Err("is not a mount point, so its volume would have no size and no end; mount a file system there"
-                .to_owned()),
+            None => Err(EntryProblem::NoMount),
             Some(mounted) if mounted.fs_type == "autofs" || mounted.fs_type == FS_TYPE => {
-                Err(format!("is a mount of type {}, which has no storage of its own", mounted.fs_type))
+                Err(EntryProblem::NoStorage(mounted.fs_type.clone()))
             }
-            Some(mounted) if mounted.read_only => Err("is mounted read-only".to_owned()),
+            Some(mounted) if mounted.read_only => Err(EntryProblem::ReadOnly),
             Some(_) => Ok(VolumeMode::Filesystem),
         };
     }
     // A device that is bound over a file is what the path leads to, and not what the directory lists.
-    let found = fs::symlink_metadata(&path).map_err(|cause| format!("cannot be looked at: {cause}"))?;
+    let found = fs::symlink_metadata(&path)?;
     match found.file_type().is_block_device() {
         true => Ok(VolumeMode::Block),
-        false => Err("is neither a mounted directory nor a block device".to_owned()),
+        false => Err(EntryProblem::Neither),
     }
 }

@@ -8,6 +8,7 @@ use podfs_fuse::mount::table::MountTableEntry;
 use rustix::fs::fstatvfs;
 use serde::{Deserialize, Serialize};
 
+use super::error::InspectionError;
 use crate::host::block;
 use crate::host::device::{BlockDevice, file_system_id};
 use crate::host::global_mount::boot_id;
@@ -36,8 +37,8 @@ pub(super) struct Identity {
 
 impl Identity {
     /// That of a mount, of which `directory` is the root.
-    pub(super) fn of_mount(mounted: &MountTableEntry, directory: impl AsFd) -> Result<Identity, String> {
-        let found = fstatvfs(directory).map_err(|errno| format!("does not answer: {errno}"))?;
+    pub(super) fn of_mount(mounted: &MountTableEntry, directory: impl AsFd) -> Result<Identity, InspectionError> {
+        let found = fstatvfs(directory).map_err(InspectionError::NoAnswer)?;
         Ok(Identity {
             id: id_of(mounted),
             root: Some(mounted.root.to_string_lossy().into_owned()),
@@ -48,7 +49,7 @@ impl Identity {
     }
 
     /// That of a disk.
-    pub(super) fn of_device(device: &BlockDevice) -> Result<Identity, String> {
+    pub(super) fn of_device(device: &BlockDevice) -> Result<Identity, InspectionError> {
         let (major, minor) = device.number();
         let id = device.serial();
         Ok(Identity { id, root: None, boot: boot()?, device: format!("{major}:{minor}"), number: device.sequence() })
@@ -67,8 +68,8 @@ impl Identity {
     }
 }
 
-fn boot() -> Result<String, String> {
-    boot_id().map_err(|cause| format!("cannot be told apart from others, without the id of the boot: {cause}"))
+fn boot() -> Result<String, InspectionError> {
+    boot_id().map_err(InspectionError::NoBootId)
 }
 
 /// What outlives the boot: the id of a file system on a device, or what another one is a mount of, such as an export.

@@ -8,6 +8,7 @@ use podfs_fuse::mount::table::{MountTableEntry, mounts};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, fstatvfs, openat2, statx};
 use rustix::io::Errno;
 
+use super::error::InspectionError;
 use super::identity::Identity;
 use crate::host::block;
 use crate::host::device::{BlockDevice, foreign_content};
@@ -24,54 +25,52 @@ pub(super) struct Fit {
 /// Looks whether an entry can be offered.
 ///
 /// # Errors
-/// Why not, as the end of a sentence that begins with its path.
-pub(super) fn inspect(path: &Path, mode: VolumeMode) -> Result<Fit, String> {
+/// Why not.
+pub(super) fn inspect(path: &Path, mode: VolumeMode) -> Result<Fit, InspectionError> {
     let fit = match mode {
         VolumeMode::Filesystem => {
             let (directory, identity) = open_mount(path)?;
-            let found = fstatvfs(&directory).map_err(|errno| format!("does not answer: {errno}"))?;
+            let found = fstatvfs(&directory).map_err(InspectionError::NoAnswer)?;
             Fit { capacity: found.f_blocks.saturating_mul(found.f_frsize), identity }
         }
         VolumeMode::Block => {
             let device = open_device(path)?;
-            if device.is_in_use().map_err(unusable)? {
-                return Err("is in use by the node: mounted, swap, or a part of another device".to_owned());
+            if device.is_in_use()? {
+                return Err(InspectionError::InUse);
             }
             if device.is_read_only() {
-                return Err("is read-only".to_owned());
+                return Err(InspectionError::ReadOnly);
             }
-            if let Some(content) = foreign_content(&device).map_err(|error| format!("cannot be offered: {error}"))? {
-                return Err(format!(
-                    "may belong to something else: {content}; erase it with wipefs or blkdiscard to offer it"
-                ));
+            if let Some(content) = foreign_content(&device).map_err(InspectionError::Content)? {
+                return Err(InspectionError::ForeignContent(content));
             }
-            Fit { capacity: device.size().map_err(unusable)?, identity: Identity::of_device(&device)? }
+            Fit { capacity: device.size()?, identity: Identity::of_device(&device)? }
         }
     };
-    if fit.capacity == 0 { Err("has no size".to_owned()) } else { Ok(fit) }
+    if fit.capacity == 0 { Err(InspectionError::NoSize) } else { Ok(fit) }
 }
 
 /// Opens the root of the mount at `path`, without following links, and identifies it.
 ///
 /// # Errors
 /// When nothing is mounted there, or the same is mounted elsewhere, too.
-pub(super) fn open_mount(path: &Path) -> Result<(OwnedFd, Identity), String> {
+pub(super) fn open_mount(path: &Path) -> Result<(OwnedFd, Identity), InspectionError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory =
         openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).map_err(|errno| match errno {
-            Errno::LOOP | Errno::NOTDIR => "is not a directory any more".to_owned(),
-            errno => format!("cannot be opened: {errno}"),
+            Errno::LOOP | Errno::NOTDIR => InspectionError::NoDirectory,
+            errno => InspectionError::OpenMount(errno),
         })?;
-    let id = statx(&directory, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).map_err(unusable)?.stx_mnt_id;
-    let table = mounts().map_err(unusable)?;
+    let id = statx(&directory, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?.stx_mnt_id;
+    let table = mounts()?;
     let Some(mounted) = table.iter().find(|mounted| mounted.id == id && mounted.at == path) else {
-        return Err("is not a mount point".to_owned());
+        return Err(InspectionError::NoMount);
     };
     if let Some(other) = table.iter().find(|other| shows_the_same(other, mounted)) {
-        return Err(format!("is in use: it is mounted at {}, too; unmount it there", other.at.display()));
+        return Err(InspectionError::MountedElsewhere(other.at.clone()));
     }
     if mounted.read_only {
-        return Err("is mounted read-only".to_owned());
+        return Err(InspectionError::MountedReadOnly);
     }
     let identity = Identity::of_mount(mounted, &directory)?;
     Ok((directory, identity))
@@ -83,11 +82,11 @@ fn shows_the_same(other: &MountTableEntry, mounted: &MountTableEntry) -> bool {
     other.id != mounted.id && other.device == mounted.device && other.root.starts_with(&mounted.root)
 }
 
-fn open_device(path: &Path) -> Result<BlockDevice, String> {
-    let device = block::open(path).map_err(|error| format!("cannot be opened: {error}"))?;
+fn open_device(path: &Path) -> Result<BlockDevice, InspectionError> {
+    let device = block::open(path).map_err(InspectionError::OpenDevice)?;
     match device.path() == path {
         true => Ok(device),
-        false => Err("is a symbolic link".to_owned()),
+        false => Err(InspectionError::Link),
     }
 }
 
@@ -95,16 +94,12 @@ fn open_device(path: &Path) -> Result<BlockDevice, String> {
 ///
 /// # Errors
 /// When it is in use.
-pub(super) fn open_exclusive(path: &Path) -> Result<(File, u64, Identity), String> {
+pub(super) fn open_exclusive(path: &Path) -> Result<(File, u64, Identity), InspectionError> {
     let device = open_device(path)?;
     let file = device.exclusive().map_err(|cause| match cause.raw_os_error() {
-        Some(libc::EBUSY) => "is in use by the node: mounted, swap, or a part of another device".to_owned(),
-        _ => unusable(cause),
+        Some(libc::EBUSY) => InspectionError::InUse,
+        _ => InspectionError::Unusable(cause),
     })?;
-    let size = device.size().map_err(unusable)?;
+    let size = device.size()?;
     Ok((file, size, Identity::of_device(&device)?))
-}
-
-fn unusable(cause: impl std::fmt::Display) -> String {
-    format!("cannot be used: {cause}")
 }

@@ -12,7 +12,8 @@
 //! | `record` | the record of an erasure that has begun, in a file |
 //! | `plan` | from all of these to the next steps; a pure function |
 //! | `clean` | erasing the data of a user |
-//! | `board` | the metrics |
+//! | `error` | why an entry is not offered or not erased |
+//! | `metrics` | the metrics |
 //! | `provisioner` | the task that does the steps |
 //!
 //! Why no data of a user is lost, or seen by another user, whenever podfs is killed:
@@ -28,18 +29,19 @@
 //! 6. The name of a PersistentVolume follows from the node, the class and the path. The server has one of each name, so two podfs
 //!    cannot offer an entry twice.
 
-mod board;
 mod clean;
 mod directory;
 mod entries;
+mod error;
 mod identity;
 mod inspection;
+mod metrics;
 mod plan;
 mod provisioner;
 mod record;
 mod volume;
 mod wake;
 
-pub use board::Board;
 pub use directory::{ClassDirectory, InvalidClassDirectory};
-pub(super) use provisioner::{Place, serve};
+pub use metrics::LocalVolumeMetrics;
+pub(super) use provisioner::{ProvisionerSettings, serve};

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::entries::Look;
-use super::record::Record;
+use super::entries::Scan;
+use super::record::CleaningRecord;
 use super::volume::{self, NodeNames, Phase, Reclaim, Volume};
 use crate::manifest::objects::VolumeMode;
 
@@ -20,13 +20,13 @@ pub(super) struct Class {
 #[derive(Clone, Copy)]
 pub(super) struct World<'a> {
     pub(super) node: &'a NodeNames,
-    pub(super) look: &'a Look,
+    pub(super) scan: &'a Scan,
     /// All PersistentVolumes, by name.
     pub(super) volumes: &'a BTreeMap<String, Volume>,
     /// The StorageClasses that exist, by name.
     pub(super) classes: &'a BTreeMap<String, Class>,
     /// What was begun to be cleaned; nothing where the record cannot be read.
-    pub(super) records: &'a BTreeMap<String, Option<Record>>,
+    pub(super) records: &'a BTreeMap<String, Option<CleaningRecord>>,
 }
 
 /// Something to do.
@@ -39,7 +39,7 @@ pub(super) enum Step {
     /// Deletes a PersistentVolume, of which the entry is gone, if it is as it was and no claim has it.
     Withdraw { volume: String, uid: String, version: String },
     /// Erases the data of a user.
-    Clean(Record),
+    Clean(CleaningRecord),
     /// Creates the PersistentVolume of an entry.
     Offer { volume: String, class: String, path: PathBuf, mode: VolumeMode },
 }
@@ -57,7 +57,7 @@ impl Step {
 
 /// Says what to do. No two steps are about one PersistentVolume, or about one entry.
 pub(super) fn plan(world: World<'_>) -> Vec<Step> {
-    let World { node, look, volumes, classes, records } = world;
+    let World { node, scan, volumes, classes, records } = world;
     let mut steps = Vec::new();
     for (name, record) in records {
         // Only the operator can find out what an unreadable record was about.
@@ -73,14 +73,14 @@ pub(super) fn plan(world: World<'_>) -> Vec<Step> {
     }
     for volume in volumes.values().filter(|volume| !records.contains_key(&volume.name) && volume.is_here) {
         if is_to_be_cleaned(volume) {
-            steps.extend(Record::of(volume).filter(|record| may_clean(world, record)).map(Step::Clean));
-        } else if is_vain(volume, look) {
+            steps.extend(CleaningRecord::of(volume).filter(|record| may_clean(world, record)).map(Step::Clean));
+        } else if is_vain(volume, scan) {
             let Volume { name, uid, version, .. } = volume;
             let (volume, uid, version) = (name.clone(), uid.clone(), version.clone());
             steps.push(Step::Withdraw { volume, uid, version });
         }
     }
-    for (path, entry) in &look.entries {
+    for (path, entry) in &scan.entries {
         let (Ok(mode), true) = (&entry.mode, classes.contains_key(&entry.class)) else { continue };
         let name = volume::name(&node.name, &entry.class, path);
         let is_named = volumes.contains_key(&name) || volumes.values().any(|volume| volume.names(path));
@@ -99,13 +99,13 @@ pub(super) fn is_to_be_cleaned(volume: &Volume) -> bool {
 }
 
 /// Whether a record is about this very PersistentVolume, and this user of it.
-pub(super) fn is_about(record: &Record, volume: &Volume) -> bool {
+pub(super) fn is_about(record: &CleaningRecord, volume: &Volume) -> bool {
     record.uid == volume.uid && Some(&record.claim) == volume.claim.as_ref()
 }
 
 /// Whether the operator has podfs look after the directory of the entry, and no other PersistentVolume names the entry.
-fn may_clean(world: World<'_>, record: &Record) -> bool {
-    let is_watched = record.path.parent().is_some_and(|directory| world.look.read.contains(directory));
+fn may_clean(world: World<'_>, record: &CleaningRecord) -> bool {
+    let is_watched = record.path.parent().is_some_and(|directory| world.scan.read.contains(directory));
     let overlaps = |other: &&Volume| {
         let is_above = other.path.as_ref().is_some_and(|path| record.path.starts_with(path) && path != Path::new("/"));
         other.name != record.volume && (other.names(&record.path) || other.is_here && is_above)
@@ -114,26 +114,26 @@ fn may_clean(world: World<'_>, record: &Record) -> bool {
 }
 
 /// Whether no claim has a PersistentVolume and nothing is behind it. A user would fill the disk below the mount point.
-fn is_vain(volume: &Volume, look: &Look) -> bool {
+fn is_vain(volume: &Volume, scan: &Scan) -> bool {
     let is_free = volume.phase == Phase::Free && !volume.claimed && !volume.deleting;
     let (Some(_), Some(path)) = (&volume.own, &volume.path) else { return false };
-    let is_watched = path.parent().is_some_and(|directory| look.read.contains(directory));
-    let is_there = look.entries.get(path).is_some_and(|entry| entry.mode.as_ref() == Ok(&volume.mode));
+    let is_watched = path.parent().is_some_and(|directory| scan.read.contains(directory));
+    let is_there = scan.entries.get(path).is_some_and(|entry| entry.mode.as_ref() == Ok(&volume.mode));
     is_free && is_watched && !is_there
 }
 
-fn has_record(records: &BTreeMap<String, Option<Record>>, name: &str, path: &Path) -> bool {
+fn has_record(records: &BTreeMap<String, Option<CleaningRecord>>, name: &str, path: &Path) -> bool {
     records.contains_key(name) || records.values().flatten().any(|record| record.path.starts_with(path))
 }
 
 /// Problems for the operator, one sentence each, by what they are about.
 pub(super) fn remarks(world: World<'_>) -> BTreeMap<String, String> {
-    let World { look, volumes, classes, records, .. } = world;
+    let World { scan, volumes, classes, records, .. } = world;
     let mut remarks = BTreeMap::new();
-    for sentence in &look.unread {
+    for sentence in &scan.unread {
         remarks.insert(sentence.clone(), sentence.clone());
     }
-    for (path, entry) in &look.entries {
+    for (path, entry) in &scan.entries {
         let path = path.display().to_string();
         if let Err(reason) = &entry.mode {
             remarks.insert(path.clone(), format!("{path} is not offered: it {reason}"));
@@ -149,7 +149,7 @@ pub(super) fn remarks(world: World<'_>) -> BTreeMap<String, String> {
         remarks.insert(name.clone(), sentence);
     }
     let released = volumes.values().filter(|volume| is_to_be_cleaned(volume));
-    for record in released.filter_map(Record::of).filter(|record| !may_clean(world, record)) {
+    for record in released.filter_map(CleaningRecord::of).filter(|record| !may_clean(world, record)) {
         let (name, path) = (&record.volume, record.path.display());
         remarks.insert(
             name.clone(),

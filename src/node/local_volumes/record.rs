@@ -23,7 +23,7 @@ const SUFFIX: &str = ".json";
 /// A PersistentVolume that is being cleaned, or was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Record {
+pub(super) struct CleaningRecord {
     /// The name of the PersistentVolume.
     pub(super) volume: String,
     /// Its uid.
@@ -44,13 +44,13 @@ pub(super) struct Record {
 #[derive(Debug)]
 pub(super) struct Records {
     directory: PathBuf,
-    pub(super) by_name: BTreeMap<String, Option<Record>>,
+    pub(super) by_name: BTreeMap<String, Option<CleaningRecord>>,
 }
 
-impl Record {
+impl CleaningRecord {
     /// That of a volume whose cleaning has not begun. Nothing if podfs may not clean it.
-    pub(super) fn of(volume: &Volume) -> Option<Record> {
-        Some(Record {
+    pub(super) fn of(volume: &Volume) -> Option<CleaningRecord> {
+        Some(CleaningRecord {
             volume: volume.name.clone(),
             uid: volume.uid.clone(),
             claim: volume.claim.clone()?,
@@ -82,7 +82,7 @@ impl Records {
             // What begins with a dot was never whole.
             if let Some(name) = file.strip_suffix(SUFFIX).filter(|name| !name.starts_with('.')) {
                 let record =
-                    fs::read(entry.path()).ok().and_then(|bytes| serde_json::from_slice::<Record>(&bytes).ok());
+                    fs::read(entry.path()).ok().and_then(|bytes| serde_json::from_slice::<CleaningRecord>(&bytes).ok());
                 by_name.insert(name.to_owned(), record.filter(|record| record.volume == name));
             }
         }
@@ -112,7 +112,7 @@ impl Records {
 ///
 /// # Errors
 /// When it cannot be written.
-pub(super) fn write(file: &Path, record: &Record) -> io::Result<()> {
+pub(super) fn write(file: &Path, record: &CleaningRecord) -> io::Result<()> {
     if let Some(directory) = file.parent() {
         DirBuilder::new().recursive(true).mode(0o750).create(directory)?;
     }

@@ -12,18 +12,18 @@ use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
 use tracing::warn;
 
 use super::ClassDirectory;
-use super::entries::{Look, look};
+use super::entries::{Scan, scan};
 
 /// How long to wait for a change: disks become free, and sizes change, without any.
 const LONGEST: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
-/// From one look to the next. A node that starts pods changes its mount table all the time.
+/// From one scan to the next. A node that starts pods changes its mount table all the time.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Starts the thread. It ends when `tell` says no.
 ///
 /// # Errors
 /// When changes cannot be watched, or there is no thread.
-pub(super) fn start(directories: Vec<ClassDirectory>, tell: impl Fn(Look) -> bool + Send + 'static) -> io::Result<()> {
+pub(super) fn start(directories: Vec<ClassDirectory>, tell: impl Fn(Scan) -> bool + Send + 'static) -> io::Result<()> {
     let changes = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
     let table = File::open("/proc/self/mountinfo")?;
     let watch = move || watch(&directories, &changes, &table, &tell);
@@ -31,26 +31,26 @@ pub(super) fn start(directories: Vec<ClassDirectory>, tell: impl Fn(Look) -> boo
     Ok(())
 }
 
-fn watch(directories: &[ClassDirectory], changes: &OwnedFd, table: &File, tell: &dyn Fn(Look) -> bool) {
+fn watch(directories: &[ClassDirectory], changes: &OwnedFd, table: &File, tell: &dyn Fn(Scan) -> bool) {
     loop {
         let began = Instant::now();
         for ClassDirectory { directory, .. } in directories {
-            // One that is missing is reported by the look, and watched when it is there.
+            // One that is missing is reported by the scan, and watched when it is there.
             let _ = add_watch(changes, directory, of_entries());
         }
-        match look(directories) {
-            Ok(look) => {
-                if !tell(look) {
+        match scan(directories) {
+            Ok(scan) => {
+                if !tell(scan) {
                     return;
                 }
             }
-            Err(error) => warn!("cannot look for local volumes: {error}; podfs tries again"),
+            Err(error) => warn!("cannot scan for local volumes: {error}; podfs tries again"),
         }
         thread::sleep(PAUSE.saturating_sub(began.elapsed()));
         let (changes, table) = (changes.as_fd(), table.as_fd());
         let mut sources =
             [PollFd::from_borrowed_fd(changes, PollFlags::IN), PollFd::from_borrowed_fd(table, PollFlags::PRI)];
-        // An interrupted wait is one more look.
+        // An interrupted wait is one more scan.
         let _ = poll(&mut sources, Some(&LONGEST));
         let mut events = [0; 4096];
         while rustix::io::read(changes, &mut events).is_ok_and(|count| count > 0) {}

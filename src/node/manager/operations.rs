@@ -59,14 +59,15 @@ impl Manager {
                 // A remount of a volume whose supervisor is gone starts another one.
                 (Action::Remount, Some(_)) if is_served => {
                     let failed = supervisors.remount(uid, vec![volume.clone()]).await;
-                    failed.map_err(|reason| (Outcome::Transient, reason))
+                    failed.map_err(|error| (Outcome::Transient, error.to_string()))
                 }
                 (Action::Mount | Action::Remount, Some(pod)) => {
                     let failed = supervisors.mount(&pod, volume, MOUNT).await;
                     failed.map_err(|failure| (outcome(failure.kind), failure.reason))
                 }
                 (Action::Unmount, _) => {
-                    supervisors.unmount(uid, volume).await.map_err(|reason| (Outcome::Uncertain, reason))
+                    let failed = supervisors.unmount(uid, volume).await;
+                    failed.map_err(|error| (Outcome::Uncertain, error.to_string()))
                 }
                 (Action::Mount | Action::Remount, None) => Ok(()),
             };

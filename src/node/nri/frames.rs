@@ -24,7 +24,7 @@ const MESSAGE_HEADER: usize = 10;
 
 /// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MessageType {
     /// A question.
     Request,
     /// The answer to the request of the same stream.
@@ -39,14 +39,14 @@ pub struct Message {
     /// Which request it is, or answers.
     pub stream: u32,
     /// What it is.
-    pub kind: Kind,
+    pub kind: MessageType,
     /// The envelope.
     pub body: Vec<u8>,
 }
 
 /// Why bytes are not those of an NRI connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Garbage {
+pub enum FrameError {
     /// There are two connections.
     #[error("a frame for connection {0}, and there are 1 and 2")]
     Connection(u32),
@@ -60,12 +60,12 @@ pub enum Garbage {
 
 /// Puts messages together from the bytes that come in.
 #[derive(Debug, Default)]
-pub struct Reader {
+pub struct FrameReader {
     socket: Vec<u8>,
     connections: BTreeMap<u32, Vec<u8>>,
 }
 
-impl Reader {
+impl FrameReader {
     /// Takes bytes of the socket.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.socket.extend_from_slice(bytes);
@@ -75,18 +75,18 @@ impl Reader {
     ///
     /// # Errors
     /// When the bytes are garbage: nothing after them can be understood.
-    pub fn message(&mut self) -> Result<Option<Message>, Garbage> {
+    pub fn message(&mut self) -> Result<Option<Message>, FrameError> {
         self.take_frames()?;
         for (connection, bytes) in &mut self.connections {
             let Some(([length, stream], [kind, _flags])) = header(bytes) else { continue };
             let length = length as usize;
             if length > LONGEST_MESSAGE {
-                return Err(Garbage::Length(length));
+                return Err(FrameError::Length(length));
             }
             let kind = match kind {
-                1 => Kind::Request,
-                2 => Kind::Response,
-                other => return Err(Garbage::Kind(other)),
+                1 => MessageType::Request,
+                2 => MessageType::Response,
+                other => return Err(FrameError::Kind(other)),
             };
             if bytes.len() < MESSAGE_HEADER + length {
                 continue;
@@ -99,14 +99,14 @@ impl Reader {
     }
 
     /// Gives each connection its bytes, also of frames that are not whole yet to their end.
-    fn take_frames(&mut self) -> Result<(), Garbage> {
+    fn take_frames(&mut self) -> Result<(), FrameError> {
         while let Some([connection, length]) = self.socket.first_chunk::<FRAME_HEADER>().map(numbers) {
             let length = length as usize;
             if ![TO_PLUGIN, TO_RUNTIME].contains(&connection) {
-                return Err(Garbage::Connection(connection));
+                return Err(FrameError::Connection(connection));
             }
             if length > LONGEST_RECEIVED {
-                return Err(Garbage::Length(length));
+                return Err(FrameError::Length(length));
             }
             let end = FRAME_HEADER + length;
             let Some(part) = self.socket.get(FRAME_HEADER..end) else { return Ok(()) };
@@ -134,8 +134,8 @@ impl Message {
         message.extend_from_slice(&length(&self.body));
         message.extend_from_slice(&self.stream.to_be_bytes());
         let kind = match self.kind {
-            Kind::Request => 1,
-            Kind::Response => 2,
+            MessageType::Request => 1,
+            MessageType::Response => 2,
         };
         message.extend_from_slice(&[kind, 0]);
         message.extend_from_slice(&self.body);
@@ -159,10 +159,10 @@ mod tests {
 
     fn message(connection: u32, stream: u32, length: usize) -> Message {
         let body = (0..length).map(|index| (index % 251) as u8).collect();
-        Message { connection, stream, kind: Kind::Response, body }
+        Message { connection, stream, kind: MessageType::Response, body }
     }
 
-    fn all(reader: &mut Reader) -> Vec<Message> {
+    fn all(reader: &mut FrameReader) -> Vec<Message> {
         std::iter::from_fn(|| reader.message().expect("no garbage")).collect()
     }
 
@@ -179,7 +179,7 @@ mod tests {
             rest = &after[length as usize..];
         }
         assert_eq!(lengths, [4096, 4096, 10_010 - 2 * 4096]);
-        let mut reader = Reader::default();
+        let mut reader = FrameReader::default();
         reader.feed(&frames);
         assert_eq!(all(&mut reader), [long]);
     }
@@ -191,7 +191,7 @@ mod tests {
         // The second frame of the first message comes after the other connection's message.
         let cut = FRAME_HEADER + LONGEST_PART;
         let bytes = [&front[..cut], &back, &front[cut..]].concat();
-        let mut reader = Reader::default();
+        let mut reader = FrameReader::default();
         let mut read = Vec::new();
         for byte in bytes {
             reader.feed(&[byte]);
@@ -204,7 +204,7 @@ mod tests {
     fn two_messages_in_one_frame_are_two() {
         let messages = [message(TO_PLUGIN, 1, 7), message(TO_PLUGIN, 3, 0)];
         let bytes: Vec<u8> = messages.iter().flat_map(|one| one.frames().split_off(FRAME_HEADER)).collect();
-        let mut reader = Reader::default();
+        let mut reader = FrameReader::default();
         reader.feed(&[&TO_PLUGIN.to_be_bytes(), &length(&bytes)[..], &bytes].concat());
         assert_eq!(all(&mut reader), messages);
     }
@@ -212,16 +212,16 @@ mod tests {
     #[test]
     fn garbage_is_told_before_its_length_is_kept_in_memory() {
         let read = |bytes: &[u8]| {
-            let mut reader = Reader::default();
+            let mut reader = FrameReader::default();
             reader.feed(bytes);
             reader.message()
         };
-        assert_eq!(read(b"HTTP/1.1 400 Bad"), Err(Garbage::Connection(0x4854_5450)));
-        assert_eq!(read(&[0, 0, 0, 1, 255, 0, 0, 0]), Err(Garbage::Length(0xff00_0000)));
+        assert_eq!(read(b"HTTP/1.1 400 Bad"), Err(FrameError::Connection(0x4854_5450)));
+        assert_eq!(read(&[0, 0, 0, 1, 255, 0, 0, 0]), Err(FrameError::Length(0xff00_0000)));
         let message = [0, 0, 0, 1, 0, 0, 0, 10, 0, 0, 0, 1, 0, 0, 0, 1, 9, 0];
-        assert_eq!(read(&message), Err(Garbage::Kind(9)));
+        assert_eq!(read(&message), Err(FrameError::Kind(9)));
         let long = [0, 0, 0, 1, 0, 0, 0, 10, 255, 0, 0, 0, 0, 0, 0, 1, 1, 0];
-        assert_eq!(read(&long), Err(Garbage::Length(0xff00_0000)));
+        assert_eq!(read(&long), Err(FrameError::Length(0xff00_0000)));
         assert_eq!(read(&[0, 0]), Ok(None));
     }
 }

@@ -18,12 +18,12 @@ use tracing::info;
 
 use super::answers::{Answered, Answers};
 use super::chosen::RuntimeChange;
-use super::frames::{Garbage, Kind, Message, Reader, TO_PLUGIN, TO_RUNTIME};
+use super::frames::{FrameError, FrameReader, Message, MessageType, TO_PLUGIN, TO_RUNTIME};
 use super::messages::nri::RegisterPluginRequest;
 use super::messages::ttrpc::{Request, Response, Status};
 use super::{NriSettings, PLUGIN};
 use crate::node::NodeHandle;
-use crate::node::csi::target::KubeletRoot;
+use crate::node::csi::target::{KubeletRoot, NoKubelet};
 use crate::node::metrics::Recorder;
 
 /// The service of the runtime.
@@ -45,8 +45,8 @@ const ENDING: Duration = Duration::from_secs(3);
 #[derive(Debug, thiserror::Error)]
 pub enum NriError {
     /// The directory of the kubelet is not one.
-    #[error("{0}")]
-    KubeletRoot(String),
+    #[error(transparent)]
+    KubeletRoot(NoKubelet),
     /// Another podfs node is the plugin.
     #[error("another podfs node is the plugin of the container runtime at {}; one on a node can be: stop that one first", .0.display())]
     InUse(PathBuf),
@@ -66,7 +66,7 @@ enum End {
     #[error("the connection is lost: {0}")]
     Lost(#[from] io::Error),
     #[error("the runtime does not speak NRI: {0}")]
-    Garbage(#[from] Garbage),
+    FrameError(#[from] FrameError),
     #[error("the runtime does not take podfs as a plugin: {0}")]
     Refused(String),
     #[error("the runtime has not registered podfs within {} s", BEGIN.as_secs())]
@@ -129,7 +129,7 @@ pub async fn serve(
             Err(error) => no_runtime(&socket, &error),
             Ok(_) if right.is_none() => format!("{}; podfs tries again", NriError::InUse(socket.clone())),
             Ok(stream) => {
-                let mut session = Session { stream, reader: Reader::default(), is_synchronized: false };
+                let mut session = Session { stream, reader: FrameReader::default(), is_synchronized: false };
                 let end = session.run(&index, &mut answers, || {
                     pause = PAUSES.0;
                     recorder.nri_connected(true);
@@ -175,7 +175,7 @@ fn no_runtime(socket: &Path, error: &io::Error) -> String {
 /// One connection.
 struct Session {
     stream: UnixStream,
-    reader: Reader,
+    reader: FrameReader,
     is_synchronized: bool,
 }
 
@@ -197,7 +197,7 @@ impl Session {
                 false => timeout_at(until, self.receive()).await.map_err(|_| End::Silent)??,
             };
             match (message.connection, message.kind) {
-                (TO_PLUGIN, Kind::Request) => {
+                (TO_PLUGIN, MessageType::Request) => {
                     let was_synchronized = self.is_synchronized;
                     self.answer(&message, answers).await?;
                     if self.is_synchronized && !was_synchronized {
@@ -205,7 +205,7 @@ impl Session {
                         begun();
                     }
                 }
-                (TO_RUNTIME, Kind::Response) => {
+                (TO_RUNTIME, MessageType::Response) => {
                     let status = Response::decode(message.body.as_slice()).ok().and_then(|response| response.status);
                     if let Some(Status { message, .. }) = status.filter(|status| status.code != 0) {
                         return Err(End::Refused(message));
@@ -226,7 +226,7 @@ impl Session {
             timeout_nano: 0,
         };
         let body = request.encode_to_vec();
-        self.send(&Message { connection: TO_RUNTIME, stream: 1, kind: Kind::Request, body }).await
+        self.send(&Message { connection: TO_RUNTIME, stream: 1, kind: MessageType::Request, body }).await
     }
 
     async fn answer(&mut self, message: &Message, answers: &mut Answers) -> Result<(), End> {
@@ -244,7 +244,7 @@ impl Session {
             Err(_) => Response::default(),
         };
         let body = response.encode_to_vec();
-        self.send(&Message { connection: TO_PLUGIN, stream: message.stream, kind: Kind::Response, body }).await
+        self.send(&Message { connection: TO_PLUGIN, stream: message.stream, kind: MessageType::Response, body }).await
     }
 
     async fn receive(&mut self) -> Result<Message, End> {

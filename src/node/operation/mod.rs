@@ -28,12 +28,12 @@ pub struct Executor(BTreeMap<VolumeId, Known>);
 struct Known {
     name: &'static str,
     is_running: bool,
-    failure: Option<Failure>,
+    failure: Option<LastFailure>,
 }
 
 /// The last failure of an operation.
 #[derive(Clone, Debug)]
-struct Failure {
+struct LastFailure {
     pause: Duration,
     at: Instant,
     /// The same moment for people.
@@ -90,7 +90,7 @@ impl Executor {
                 }
                 if known.name != name {
                     known.failure = None;
-                } else if let Some(Failure { pause, at, time, error }) = &known.failure
+                } else if let Some(LastFailure { pause, at, time, error }) = &known.failure
                     && at.elapsed() < *pause
                 {
                     return Err(NotNow::Pausing { until: *time + *pause, pause: *pause, error: error.clone() });
@@ -110,7 +110,7 @@ impl Executor {
                     let pause = known.failure.as_ref().map(|failure| (failure.pause * 2).min(LONGEST_PAUSE));
                     let pause = pause.unwrap_or(FIRST_PAUSE);
                     known.is_running = false;
-                    known.failure = Some(Failure { pause, at: Instant::now(), time: SystemTime::now(), error });
+                    known.failure = Some(LastFailure { pause, at: Instant::now(), time: SystemTime::now(), error });
                 }
             }
         }

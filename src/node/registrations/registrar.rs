@@ -92,7 +92,7 @@ enum Step {
 }
 
 /// Why the objects are not as they are to be.
-enum Failure {
+enum WriteError {
     /// The server cannot be reached, or is not ready.
     Passing(ApiError),
     /// It does not take them.
@@ -226,8 +226,8 @@ impl Registrar {
                 self.has_object = true;
                 self.performed(step);
             }
-            Err(Failure::Passing(error)) => self.wait_for_server(&error).await,
-            Err(Failure::Refused(sentence)) => match step {
+            Err(WriteError::Passing(error)) => self.wait_for_server(&error).await,
+            Err(WriteError::Refused(sentence)) => match step {
                 Step::Put(path, _) => self.refuse(&path, &sentence),
                 Step::Begin | Step::Remove(_) => {
                     self.say(&sentence);
@@ -276,18 +276,18 @@ impl Registrar {
         }
     }
 
-    async fn put(&self, driver: &NodeDriver) -> Result<(), Failure> {
+    async fn put(&self, driver: &NodeDriver) -> Result<(), WriteError> {
         self.write_node(Edit::Put(driver)).await?;
         self.write_csi_node(Some(Edit::Put(driver))).await
     }
 
-    async fn remove(&self, name: &str) -> Result<(), Failure> {
+    async fn remove(&self, name: &str) -> Result<(), WriteError> {
         self.write_csi_node(Some(Edit::Remove(name))).await?;
         self.write_node(Edit::Remove(name)).await
     }
 
     /// Changes the CSINode until there is nothing to change. Makes it if it is not there.
-    async fn write_csi_node(&self, edit: Option<Edit<'_>>) -> Result<(), Failure> {
+    async fn write_csi_node(&self, edit: Option<Edit<'_>>) -> Result<(), WriteError> {
         let collection = Collection::only(Resource::CSI_NODE, None, &self.node);
         for _ in 0..CONFLICTS {
             let done = match self.client.get(&collection).await? {
@@ -299,40 +299,40 @@ impl Registrar {
             };
             go_on(done)?;
         }
-        Err(Failure::Refused(format!("CSINode {} is changed by another client all the time", self.node)))
+        Err(WriteError::Refused(format!("CSINode {} is changed by another client all the time", self.node)))
     }
 
     /// Changes the Node until there is nothing to change.
-    async fn write_node(&self, edit: Edit<'_>) -> Result<(), Failure> {
+    async fn write_node(&self, edit: Edit<'_>) -> Result<(), WriteError> {
         for _ in 0..CONFLICTS {
             let found = self.node().await?;
-            let change = node_change(&found, edit).map_err(|error| Failure::Refused(error.to_string()))?;
+            let change = node_change(&found, edit).map_err(|error| WriteError::Refused(error.to_string()))?;
             let Some(change) = change else { return Ok(()) };
             // As the kubelet does, which may change the labels of its own Node there.
             go_on(self.client.patch(Resource::NODE, None, &[&self.node, "status"], &change).await)?;
         }
-        Err(Failure::Refused(format!("Node {} is changed by another client all the time", self.node)))
+        Err(WriteError::Refused(format!("Node {} is changed by another client all the time", self.node)))
     }
 
-    async fn node(&self) -> Result<Value, Failure> {
+    async fn node(&self) -> Result<Value, WriteError> {
         let found = self.client.get(&Collection::only(Resource::NODE, None, &self.node)).await?;
-        found.ok_or_else(|| Failure::Refused(format!("Node {} does not exist", self.node)))
+        found.ok_or_else(|| WriteError::Refused(format!("Node {} does not exist", self.node)))
     }
 }
 
 /// Whether a change was made, or another client was faster, is seen by reading the object again.
-fn go_on(done: Result<Value, ApiError>) -> Result<(), Failure> {
+fn go_on(done: Result<Value, ApiError>) -> Result<(), WriteError> {
     match done {
         Err(error) if error.class == Class::Conflict => Ok(()),
         done => Ok(done.map(drop)?),
     }
 }
 
-impl From<ApiError> for Failure {
-    fn from(error: ApiError) -> Failure {
+impl From<ApiError> for WriteError {
+    fn from(error: ApiError) -> WriteError {
         match error.class.passes() || error.class == Class::Untrusted || error.class == Class::Unauthorized {
-            true => Failure::Passing(error),
-            false => Failure::Refused(error.to_string()),
+            true => WriteError::Passing(error),
+            false => WriteError::Refused(error.to_string()),
         }
     }
 }

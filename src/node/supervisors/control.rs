@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::timeout;
 
-use super::blocking;
+use super::{OperationError, blocking};
 use crate::source::{Push, Taken};
 use crate::supervisor::control::{self, Answer, AskError, Follower, Publish, PushConnection, Question, VolumeNames};
 use crate::supervisor::run_dir::claim::{CONTROL, LOCK, SERVER};
@@ -104,7 +104,7 @@ impl PushPath {
 ///
 /// # Errors
 /// When it does not answer, or does not take them.
-pub(super) async fn publish(directory: &Path, manifest: Value) -> Result<(), String> {
+pub(super) async fn publish(directory: &Path, manifest: Value) -> Result<(), OperationError> {
     match ask(directory, Question::Publish(Publish { manifest }), BEGIN).await? {
         Answer::Published(_) => Ok(()),
         answer => Err(refusal(answer)),
@@ -115,7 +115,7 @@ pub(super) async fn publish(directory: &Path, manifest: Value) -> Result<(), Str
 ///
 /// # Errors
 /// When it does not answer, or something of them stays.
-pub(super) async fn unpublish(directory: &Path, mut volumes: Vec<String>) -> Result<(), String> {
+pub(super) async fn unpublish(directory: &Path, mut volumes: Vec<String>) -> Result<(), OperationError> {
     match ask(directory, Question::Status, BEGIN).await? {
         Answer::Status(status) => volumes.retain(|name| status.volumes.iter().any(|volume| volume.name == *name)),
         answer => return Err(refusal(answer)),
@@ -133,22 +133,21 @@ pub(super) async fn unpublish(directory: &Path, mut volumes: Vec<String>) -> Res
 ///
 /// # Errors
 /// When it does not answer, or does not have them.
-pub(super) async fn remount(directory: &Path, volumes: Vec<String>) -> Result<(), String> {
+pub(super) async fn remount(directory: &Path, volumes: Vec<String>) -> Result<(), OperationError> {
     match ask(directory, Question::Remount(VolumeNames { volumes }), BEGIN).await? {
         Answer::Remounting(_) => Ok(()),
         answer => Err(refusal(answer)),
     }
 }
 
-fn refusal(answer: Answer) -> String {
+fn refusal(answer: Answer) -> OperationError {
     match answer {
-        Answer::Refused(reason) | Answer::Busy(reason) => reason,
-        _ => "the supervisor answers another question".to_owned(),
+        Answer::Refused(reason) | Answer::Busy(reason) => OperationError::Refused(reason),
+        _ => OperationError::OtherAnswer,
     }
 }
 
-async fn ask(directory: &Path, question: Question, patience: Duration) -> Result<Answer, String> {
+async fn ask(directory: &Path, question: Question, limit: Duration) -> Result<Answer, OperationError> {
     let directory = directory.to_owned();
-    let asked = blocking(move || control::ask_within(&directory, &question, patience)).await;
-    asked.map_err(|error| error.to_string())
+    Ok(blocking(move || control::ask_within(&directory, &question, limit)).await?)
 }

@@ -51,6 +51,42 @@ pub(super) enum Launched {
     Unit,
 }
 
+/// Why systemd or the kernel does not start or stop a supervisor.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// The supervisor would be in the namespaces of the daemon's container.
+    #[error("cannot leave the container: {0}")]
+    Namespaces(#[source] io::Error),
+    /// The supervisor would be in the cgroup of the daemon's container.
+    #[error("the supervisor would end with the container, which has no cgroup that it could leave for: {0}")]
+    Cgroup(#[source] io::Error),
+    /// The program cannot be executed.
+    #[error("cannot start {}: {cause}", .program.display())]
+    Program {
+        /// The program.
+        program: PathBuf,
+        /// What the kernel said.
+        #[source]
+        cause: io::Error,
+    },
+    /// systemd does not start the unit.
+    #[error("systemd-run does not start the unit {unit}: {complaint}")]
+    Unit {
+        /// The unit.
+        unit: String,
+        /// What the program printed.
+        complaint: String,
+    },
+    /// systemd does not stop the unit.
+    #[error("systemctl does not stop the unit {unit}: {complaint}")]
+    Stop {
+        /// The unit.
+        unit: String,
+        /// What the program printed.
+        complaint: String,
+    },
+}
+
 impl Launcher {
     /// Starts this program with these arguments for each pod, besides its manifest and its uid.
     /// Reloads of units execute podfs.
@@ -61,38 +97,31 @@ impl Launcher {
     /// Starts the supervisor of a pod.
     ///
     /// # Errors
-    /// When the process cannot be started, in a sentence.
-    pub(super) fn launch(&self, uid: &PodUid, manifest: &Path) -> Result<Launched, String> {
+    /// When the process cannot be started.
+    pub(super) fn launch(&self, uid: &PodUid, manifest: &Path) -> Result<Launched, LaunchError> {
         if self.is_systemd {
             return self.launch_unit(uid, manifest).map(|()| Launched::Unit);
         }
-        let cgroup = cgroup::of_supervisor(uid);
-        let namespaces = match (&cgroup, on_host::has_left_container()) {
-            (Ok(_), true) => {
-                on_host::namespaces_of_node().map_err(|error| format!("cannot leave the container: {error}"))?
-            }
-            (Err(error), true) => {
-                return Err(format!(
-                    "the supervisor would end with the container, which has no cgroup that it could leave for: {error}"
-                ));
-            }
-            (Ok(_), false) => Vec::new(),
+        let (cgroup, namespaces) = match (cgroup::of_supervisor(uid), on_host::has_left_container()) {
+            (Ok(cgroup), true) => (Some(cgroup), on_host::namespaces_of_node().map_err(LaunchError::Namespaces)?),
+            (Err(error), true) => return Err(LaunchError::Cgroup(error)),
+            (Ok(cgroup), false) => (Some(cgroup), Vec::new()),
             (Err(error), false) => {
                 debug!("the supervisor of pod {uid} has no cgroup of its own: {error}");
-                Vec::new()
+                (None, Vec::new())
             }
         };
         let words = [OsStr::new(NAME)].into_iter().map(OsStr::to_owned).chain(self.words(uid, manifest));
         let words: Vec<OsString> = words.collect();
         let arguments: Vec<&OsStr> = words.iter().map(OsString::as_os_str).collect();
         let start = |input: OwnedFd| {
-            let cgroup = cgroup.as_ref().ok().map(AsFd::as_fd);
+            let cgroup = cgroup.as_ref().map(AsFd::as_fd);
             let namespaces = &namespaces;
             Start { program: &self.program, arguments: &arguments, input, cgroup, namespaces, role: Role::Supervisor }
                 .spawn()
         };
         let started = File::open("/dev/null").map(OwnedFd::from).and_then(start);
-        started.map(Launched::Child).map_err(|error| format!("cannot start {}: {error}", self.program.display()))
+        started.map(Launched::Child).map_err(|cause| LaunchError::Program { program: self.program.clone(), cause })
     }
 
     /// The command line behind the program's name.
@@ -101,7 +130,7 @@ impl Launcher {
         fixed.into_iter().chain([manifest.as_os_str().to_owned()]).chain(self.arguments.iter().cloned()).collect()
     }
 
-    fn launch_unit(&self, uid: &PodUid, manifest: &Path) -> Result<(), String> {
+    fn launch_unit(&self, uid: &PodUid, manifest: &Path) -> Result<(), LaunchError> {
         let mut command = Command::new("systemd-run");
         command.args(["--quiet", "--no-block", "--collect", "--service-type=notify", "--slice=podfs.slice"]);
         command.arg(format!("--unit={}", unit_name(uid)));
@@ -110,7 +139,7 @@ impl Launcher {
         match complaint(command.output()) {
             // systemd waits a second before it starts one that has died again.
             Some(complaint) if complaint.contains("already loaded") || complaint.contains("already exists") => Ok(()),
-            Some(complaint) => Err(format!("systemd-run does not start the unit {}: {complaint}", unit_name(uid))),
+            Some(complaint) => Err(LaunchError::Unit { unit: unit_name(uid), complaint }),
             None => Ok(()),
         }
     }
@@ -147,15 +176,15 @@ pub(super) fn is_started_with(pid: u32, manifest: &Path) -> bool {
 /// Has systemd stop the unit that a process is in, if it is that of the pod's supervisor. Gives whether it is.
 ///
 /// # Errors
-/// When systemd refuses, in a sentence.
-pub(super) fn stop_unit(uid: &PodUid, pid: u32) -> Result<bool, String> {
+/// When systemd refuses.
+pub(super) fn stop_unit(uid: &PodUid, pid: u32) -> Result<bool, LaunchError> {
     let unit = unit_name(uid);
     let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     if !groups.lines().any(|line| line.split('/').any(|part| part == unit)) {
         return Ok(false);
     }
     match complaint(Command::new("systemctl").args(["stop", "--no-block", &unit]).output()) {
-        Some(complaint) => Err(format!("systemctl does not stop the unit {unit}: {complaint}")),
+        Some(complaint) => Err(LaunchError::Stop { unit, complaint }),
         None => Ok(true),
     }
 }

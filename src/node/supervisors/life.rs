@@ -8,6 +8,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
+use super::OperationError;
 use super::checkpoint::Checkpoint;
 use super::control::StatusWatch;
 use crate::supervisor::control::AskError;
@@ -62,7 +63,7 @@ pub(super) struct Up {
 /// A publication to a supervisor under way.
 pub(super) struct Change {
     pub(super) wanted: Checkpoint,
-    pub(super) told: JoinHandle<Result<(), String>>,
+    pub(super) told: JoinHandle<Result<(), OperationError>>,
 }
 
 /// What happened to the supervisor.
@@ -76,7 +77,7 @@ pub(super) enum Event {
     /// It says how it is, closed the connection, or cannot be understood.
     Status(Result<Option<Box<PodStatus>>, AskError>),
     /// It knows which volumes are wanted, or not.
-    Changed(Result<(), String>),
+    Changed(Result<(), OperationError>),
     /// It got SIGTERM long ago.
     Overdue,
 }
@@ -107,7 +108,7 @@ impl Life {
                 how = process.ended() => Event::Ended(how),
                 status = watch.next() => Event::Status(status),
                 changed = async { (&mut change.as_mut().expect("there is one").told).await }, if change.is_some() => {
-                    Event::Changed(changed.unwrap_or_else(|error| Err(error.to_string())))
+                    Event::Changed(changed.unwrap_or_else(|error| Err(error.into())))
                 }
             },
             Life::Ending { process, kill_at, .. } => tokio::select! {

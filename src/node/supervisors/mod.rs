@@ -9,12 +9,14 @@
 //! | `control` | talking to one |
 //! | [`checkpoint`] | the checkpoint of a pod, for the next daemon |
 //! | `retire` | removing what is left of a pod without a supervisor |
+//! | `error` | why an operation on a pod does not succeed |
 //!
 //! The daemon finds a pod's supervisor by the lock in the run directory, not as its child: when the daemon is killed, its
 //! supervisors continue, and the next daemon adopts them ([`Supervisors::adopt`]).
 
 pub mod checkpoint;
 mod control;
+mod error;
 mod launch;
 mod life;
 mod pod;
@@ -34,6 +36,7 @@ use tokio::task::spawn_blocking;
 
 use self::checkpoint::Checkpoints;
 pub use self::control::{PushFailure, PushPath};
+pub use self::error::OperationError;
 use self::launch::Launcher;
 use self::pod::{PodTask, Request};
 use super::pod::NodePod;
@@ -209,16 +212,16 @@ impl Supervisors {
     /// Unmounts a volume. With the last one, the supervisor ends, and nothing of the pod is left.
     ///
     /// # Errors
-    /// Why something of the volume may still be there, in a sentence.
-    pub async fn unmount(&self, pod: &PodUid, volume: &str) -> Result<(), String> {
+    /// Why something of the volume may still be there.
+    pub async fn unmount(&self, pod: &PodUid, volume: &str) -> Result<(), OperationError> {
         self.ask(pod, |answer| Request::Unmount { volume: volume.to_owned(), answer }).await
     }
 
     /// Removes everything of a pod, whether it has a supervisor or not.
     ///
     /// # Errors
-    /// What stays, in a sentence.
-    pub async fn retire(&self, pod: &PodUid) -> Result<(), String> {
+    /// What stays.
+    pub async fn retire(&self, pod: &PodUid) -> Result<(), OperationError> {
         self.ask(pod, Request::End).await
     }
 
@@ -231,7 +234,7 @@ impl Supervisors {
     ///
     /// # Errors
     /// When there is none, or it does not know the volumes.
-    pub async fn remount(&self, pod: &PodUid, volumes: Vec<String>) -> Result<(), String> {
+    pub async fn remount(&self, pod: &PodUid, volumes: Vec<String>) -> Result<(), OperationError> {
         control::remount(&self.shared.settings.run_directory.join(pod.as_str()), volumes).await
     }
 
@@ -262,18 +265,18 @@ impl Supervisors {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub async fn set_released(&self, pod: &PodUid, released: bool) -> Result<(), String> {
+    pub async fn set_released(&self, pod: &PodUid, released: bool) -> Result<(), OperationError> {
         self.ask(pod, |answer| Request::Released(released, answer)).await
     }
 
     async fn ask(
         &self,
         pod: &PodUid,
-        request: impl FnOnce(oneshot::Sender<Result<(), String>>) -> Request,
-    ) -> Result<(), String> {
+        request: impl FnOnce(oneshot::Sender<Result<(), OperationError>>) -> Request,
+    ) -> Result<(), OperationError> {
         let (answer, answered) = oneshot::channel();
         self.shared.send(pod, request(answer));
-        answered.await.unwrap_or_else(|_| Err("podfs node ends".to_owned()))
+        answered.await.unwrap_or_else(|_| Err(OperationError::DaemonEnds))
     }
 }
 

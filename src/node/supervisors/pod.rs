@@ -24,7 +24,7 @@ use super::launch::{Launched, is_started_with, stop_unit};
 use super::life::{Calling, Change, Event, Life, Up, process};
 use super::retire::retire;
 use super::waiting::Waiting;
-use super::{FailureKind, MountFailure, Shared, SupervisorReport, blocking};
+use super::{FailureKind, MountFailure, OperationError, Shared, SupervisorReport, blocking};
 use crate::manifest::pod::PodUid;
 use crate::node::pod::NodePod;
 use crate::node::reconstruct::{self, FoundSupervisor};
@@ -48,13 +48,13 @@ pub(super) enum Request {
     /// The pod is to have its supervisor, also without a volume.
     Serve { pod: NodePod, limit: Duration, answer: oneshot::Sender<Result<(), MountFailure>> },
     /// A volume is not to be served any more.
-    Unmount { volume: String, answer: oneshot::Sender<Result<(), String>> },
+    Unmount { volume: String, answer: oneshot::Sender<Result<(), OperationError>> },
     /// Nothing of the pod is to be left.
-    End(oneshot::Sender<Result<(), String>>),
+    End(oneshot::Sender<Result<(), OperationError>>),
     /// The pod is described anew.
     Update(NodePod),
     /// To record whether an agent has released the pod.
-    Released(bool, oneshot::Sender<Result<(), String>>),
+    Released(bool, oneshot::Sender<Result<(), OperationError>>),
     /// To look whether there is a supervisor.
     Adopt,
     /// Files of the pod are missing in the run directory.
@@ -247,8 +247,7 @@ impl PodTask {
             Event::Status(Ok(Some(status))) => self.hear(*status).await,
             // It has ended, or becomes another version of podfs.
             Event::Status(outcome) => {
-                let reason =
-                    outcome.err().map_or_else(|| "it closed the connection".to_owned(), |error| error.to_string());
+                let reason = outcome.err().map_or(OperationError::Closed, OperationError::from);
                 debug!("the supervisor of pod {} is called again: {reason}", self.uid);
                 if let Life::Up(up) = std::mem::replace(&mut self.life, Life::Absent) {
                     self.life = Life::Calling(Calling::new(Some(up.process), false, None));
@@ -309,15 +308,12 @@ impl PodTask {
         let (process, is_unit) = match launched.await {
             Err((pid, true)) => (process(pid), false),
             Err((pid, false)) => {
-                let reason = format!(
-                    "the pod is served by podfs run (pid {pid}), which podfs node did not start; stop that one first"
-                );
                 self.forget().await;
-                return self.fail_all(FailureKind::Final, &reason);
+                return self.fail_all(FailureKind::Final, &OperationError::OfPodfsRun(pid));
             }
             Ok(Ok(Launched::Child(pid))) => (Process::with_pid(pid).ok(), false),
             Ok(Ok(Launched::Unit)) => (None, true),
-            Ok(Err(reason)) => return self.fail_start(&reason).await,
+            Ok(Err(error)) => return self.fail_start(&error.into()).await,
         };
         self.life = Life::Calling(Calling::new(process, is_unit, permit));
         self.waiting.begin();
@@ -374,15 +370,14 @@ impl PodTask {
             return self.take_away().await;
         }
         warn!("the supervisor of pod {} is gone: {how}", self.uid);
-        let reason = format!("the supervisor of the pod ended ({how}); its last log line says why");
-        self.fail_start(&reason).await;
+        self.fail_start(&OperationError::Ended(how)).await;
         if self.may_be_mounted {
             self.report(SupervisorReport::Gone).await;
         }
     }
 
     /// The supervisor did not come up, or is gone. A pod of which nothing was mounted leaves nothing.
-    async fn fail_start(&mut self, reason: &str) {
+    async fn fail_start(&mut self, reason: &OperationError) {
         if self.may_be_mounted {
             return self.fail_all(FailureKind::Uncertain, reason);
         }
@@ -458,7 +453,7 @@ impl PodTask {
     }
 
     /// The supervisor has taken what was wanted, or not.
-    fn changed(&mut self, wanted: Checkpoint, outcome: Result<(), String>) {
+    fn changed(&mut self, wanted: Checkpoint, outcome: Result<(), OperationError>) {
         self.waiting.unmounted(|volume| !wanted.volumes.contains(volume), &outcome);
         match outcome {
             Ok(()) => {
@@ -470,7 +465,7 @@ impl PodTask {
             }
             Err(reason) => {
                 self.is_held = true;
-                self.waiting.fail_mounts(FailureKind::Uncertain, &reason);
+                self.waiting.fail_mounts(FailureKind::Uncertain, &reason.to_string());
             }
         }
     }
@@ -483,9 +478,9 @@ impl PodTask {
     }
 
     /// Answers all mounts and unmounts.
-    fn fail_all(&mut self, kind: FailureKind, reason: &str) {
-        self.waiting.fail_mounts(kind, reason);
-        self.waiting.unmounted(|_| true, &Err(reason.to_owned()));
+    fn fail_all(&mut self, kind: FailureKind, reason: &OperationError) {
+        self.waiting.fail_mounts(kind, &reason.to_string());
+        self.waiting.unmounted(|_| true, &Err(reason.clone()));
     }
 
     async fn report(&mut self, report: SupervisorReport) {

@@ -4,9 +4,11 @@
 //! already, and finds the rest by its name or its record.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use tracing::debug;
 
+use super::OperationError;
 use super::checkpoint::Checkpoints;
 use crate::admin::cleanup::{Cleanup, Deed, Line};
 use crate::manifest::pod::PodUid;
@@ -17,13 +19,13 @@ use crate::supervisor::run_dir::cgroup;
 /// checkpoint. Files of others in the pod's directory stay, and are reported with the orphaned directories.
 ///
 /// # Errors
-/// What stays, in a sentence.
+/// What stays.
 pub(super) fn retire(
     run_directory: &Path,
     root_directory: &Path,
     checkpoints: &Checkpoints,
     uid: &PodUid,
-) -> Result<(), String> {
+) -> Result<(), OperationError> {
     let mut left = Vec::new();
     let mut tell = |deed: &Deed| match deed {
         Deed::Left(path, reason) => left.push(format!("{}: {reason}", path.display())),
@@ -32,8 +34,8 @@ pub(super) fn retire(
     let retired = Cleanup::new(false, &mut tell).retire(run_directory, root_directory, uid);
     match retired {
         Ok(true) => {}
-        Ok(false) => return Err(format!("cannot take away what is left of pod {uid}: {}", left.join("; "))),
-        Err(error) => return Err(format!("cannot take away what is left of pod {uid}: {error}")),
+        Ok(false) => return Err(OperationError::Left { pod: uid.clone(), left: left.join("; ") }),
+        Err(error) => return Err(OperationError::Clean { pod: uid.clone(), cause: Arc::new(error) }),
     }
     match orphans::remove_pod(root_directory, uid) {
         Ok(None) => {}
@@ -41,5 +43,5 @@ pub(super) fn retire(
         Err(error) => debug!("the directory of pod {uid} stays: {error}"),
     }
     cgroup::remove_named_of_supervisor(uid);
-    checkpoints.remove(uid).map_err(|error| format!("what is written down of pod {uid} cannot be removed: {error}"))
+    checkpoints.remove(uid).map_err(|error| OperationError::Remove { pod: uid.clone(), cause: Arc::new(error) })
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::{FailureKind, MountFailure};
+use super::{FailureKind, MountFailure, OperationError};
 use crate::supervisor::status::{PodStatus, VolumeState};
 
 /// What waits.
@@ -13,7 +13,7 @@ use crate::supervisor::status::{PodStatus, VolumeState};
 pub(super) struct Waiting {
     mounts: Vec<Mounting>,
     unmounts: Vec<Unmounting>,
-    ends: Vec<oneshot::Sender<Result<(), String>>>,
+    ends: Vec<oneshot::Sender<Result<(), OperationError>>>,
 }
 
 /// A mount that waits for its volume to be there, or for the supervisor itself.
@@ -27,7 +27,7 @@ struct Mounting {
 /// An unmount that waits for its volume to be gone.
 struct Unmounting {
     volume: String,
-    answer: oneshot::Sender<Result<(), String>>,
+    answer: oneshot::Sender<Result<(), OperationError>>,
 }
 
 impl Waiting {
@@ -67,7 +67,7 @@ impl Waiting {
     }
 
     /// A mount of the same volume is over.
-    pub(super) fn add_unmount(&mut self, volume: String, answer: oneshot::Sender<Result<(), String>>) {
+    pub(super) fn add_unmount(&mut self, volume: String, answer: oneshot::Sender<Result<(), OperationError>>) {
         for mount in self.mounts.extract_if(.., |mount| mount.volume.as_ref() == Some(&volume)) {
             let _ = mount.answer.send(Err(MountFailure::transient("the volume is being unmounted")));
         }
@@ -75,7 +75,7 @@ impl Waiting {
     }
 
     /// All mounts are over.
-    pub(super) fn add_end(&mut self, answer: oneshot::Sender<Result<(), String>>) {
+    pub(super) fn add_end(&mut self, answer: oneshot::Sender<Result<(), OperationError>>) {
         self.fail_mounts(FailureKind::Transient, "the pod is being taken away");
         self.ends.push(answer);
     }
@@ -131,14 +131,14 @@ impl Waiting {
     }
 
     /// Answers the unmounts of these volumes.
-    pub(super) fn unmounted(&mut self, is_it: impl Fn(&str) -> bool, outcome: &Result<(), String>) {
+    pub(super) fn unmounted(&mut self, is_it: impl Fn(&str) -> bool, outcome: &Result<(), OperationError>) {
         for unmount in self.unmounts.extract_if(.., |unmount| is_it(&unmount.volume)) {
             let _ = unmount.answer.send(outcome.clone());
         }
     }
 
     /// Everything of the pod is gone, or why not.
-    pub(super) fn removed(&mut self, outcome: &Result<(), String>) {
+    pub(super) fn removed(&mut self, outcome: &Result<(), OperationError>) {
         self.unmounted(|_| true, outcome);
         for answer in self.ends.drain(..) {
             let _ = answer.send(outcome.clone());

@@ -52,12 +52,13 @@ pub(super) async fn keep_certified(
 ) {
     let credential = CredentialKey::Certificate(key.clone());
     let teller = Teller { title: owner.title(&credential), credential, contacts, tell };
-    let mut request = Request { client: client.clone(), owner, key, resource: Resource::POD_CERTIFICATE_REQUEST };
+    let mut request =
+        CertificateRequest { client: client.clone(), owner, key, resource: Resource::POD_CERTIFICATE_REQUEST };
     let mut retry = Retry::new(client);
     let mut life: Option<Life> = None;
     loop {
         match request.certificate(&teller).await {
-            Ok(Grant { token, life: granted }) => {
+            Ok(IssuedCertificate { token, life: granted }) => {
                 retry.reset();
                 if !teller.issued(token).await {
                     return;
@@ -129,16 +130,16 @@ impl From<ApiError> for Ended {
 }
 
 /// The requested certificate, and its pod.
-struct Request {
+struct CertificateRequest {
     client: Client,
     owner: Owner,
     key: CertificateKey,
     resource: Resource,
 }
 
-impl Request {
+impl CertificateRequest {
     /// Makes a key, requests a certificate for it, and waits for the answer. The teller reports why it waits.
-    async fn certificate(&mut self, teller: &Teller) -> Result<Grant, Ended> {
+    async fn certificate(&mut self, teller: &Teller) -> Result<IssuedCertificate, Ended> {
         let pair = self.generate()?;
         let body = self.body(&pair).await?;
         let name = self.create(&body).await?;
@@ -147,8 +148,8 @@ impl Request {
         let (created, mut was_told) = (Instant::now(), false);
         loop {
             match poller.next().await {
-                News::Put(request) => match Answer::parse(request)? {
-                    Some(answer) => return answer.into_grant(&pair, SystemTime::now()),
+                News::Put(request) => match RequestStatus::parse(request)? {
+                    Some(answer) => return answer.into_certificate(&pair, SystemTime::now()),
                     None if was_told => {}
                     None => {
                         was_told = true;
@@ -249,30 +250,30 @@ impl Request {
 }
 
 /// A certificate, behind its key.
-struct Grant {
+struct IssuedCertificate {
     token: Token,
     life: Life,
 }
 
 #[derive(Deserialize)]
-struct Answered {
+struct RequestObject {
     #[serde(default)]
-    status: Answer,
+    status: RequestStatus,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Answer {
+struct RequestStatus {
     conditions: Vec<Condition>,
     certificate_chain: Option<String>,
     begin_refresh_at: Option<Time>,
     not_after: Option<Time>,
 }
 
-impl Answer {
+impl RequestStatus {
     /// The answer of the signer; none, if there is none yet.
-    fn parse(request: Value) -> Result<Option<Answer>, Ended> {
-        let answered: Answered = serde_json::from_value(request).map_err(|error| nonsense(&error.to_string()))?;
+    fn parse(request: Value) -> Result<Option<RequestStatus>, Ended> {
+        let answered: RequestObject = serde_json::from_value(request).map_err(|error| nonsense(&error.to_string()))?;
         let condition = |kind: &str| {
             answered.status.conditions.iter().find(|condition| condition.type_ == kind && condition.status == "True")
         };
@@ -286,7 +287,7 @@ impl Answer {
         Ok(condition("Issued").is_some().then_some(answered.status))
     }
 
-    fn into_grant(self, pair: &KeyPair, now: SystemTime) -> Result<Grant, Ended> {
+    fn into_certificate(self, pair: &KeyPair, now: SystemTime) -> Result<IssuedCertificate, Ended> {
         let chain = self.certificate_chain.unwrap_or_default();
         let blocks = pem::parse_many(&chain).map_err(|error| nonsense(&error.to_string()))?;
         if blocks.is_empty() || blocks.iter().any(|block| block.tag() != "CERTIFICATE") {
@@ -302,7 +303,7 @@ impl Answer {
         let due = (begin + spread).max(SHORTEST_USE.min(end / 2));
         let bytes = [private_key(pair), chain].concat().into_bytes();
         let token = Token { bytes, expires: self.not_after.map(|time| SystemTime::from(time.0)) };
-        Ok(Grant { token, life: Life::of(due, end) })
+        Ok(IssuedCertificate { token, life: Life::of(due, end) })
     }
 }
 

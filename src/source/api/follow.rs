@@ -136,9 +136,9 @@ impl Follow {
     /// The first snapshot, soon.
     pub(super) async fn first(&mut self) -> Snapshot {
         self.ask_for_what_is_missing();
-        let patience = Instant::now() + GRACE;
+        let deadline = Instant::now() + GRACE;
         while !self.is_answered() {
-            let Ok(news) = timeout_at(patience, self.next()).await else { break };
+            let Ok(news) = timeout_at(deadline, self.next()).await else { break };
             self.take(news);
         }
         self.snapshot()

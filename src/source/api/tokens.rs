@@ -199,8 +199,8 @@ async fn keep_issued(
     let mut is_warned = false;
     loop {
         let answer = client.create(Resource::SERVICE_ACCOUNT, Some(&owner.pod.namespace), &below, &request).await;
-        match answer.and_then(|answer| Grant::parse(answer, SystemTime::now())) {
-            Ok(Grant { token, life: granted, clocks_differ }) => {
+        match answer.and_then(|answer| IssuedToken::parse(answer, SystemTime::now())) {
+            Ok(IssuedToken { token, life: granted, clocks_differ }) => {
                 retry.reset();
                 if clocks_differ && !std::mem::replace(&mut is_warned, true) {
                     warn!(
@@ -236,7 +236,7 @@ async fn keep_issued(
 }
 
 /// A token that was issued.
-struct Grant {
+struct IssuedToken {
     token: Token,
     life: Life,
     /// Whether the clock of this node or that of the server is wrong: the token ends before now, or long after its whole life.
@@ -252,10 +252,10 @@ pub(super) struct Life {
 }
 
 #[derive(Deserialize)]
-struct Answer {
+struct TokenResponse {
     #[serde(default)]
     spec: Spec,
-    status: Option<Status>,
+    status: Option<TokenResponseStatus>,
 }
 
 #[derive(Default, Deserialize)]
@@ -266,19 +266,19 @@ struct Spec {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Status {
+struct TokenResponseStatus {
     token: String,
     expiration_timestamp: Time,
 }
 
-impl Grant {
+impl IssuedToken {
     /// Reads the server's answer. An error quotes nothing of it, because it has a token.
-    fn parse(answer: Value, now: SystemTime) -> Result<Grant, ApiError> {
+    fn parse(answer: Value, now: SystemTime) -> Result<IssuedToken, ApiError> {
         let nonsense = |sentence: &str| ApiError::new(Class::Nonsense, sentence);
-        let answer: Answer =
+        let answer: TokenResponse =
             serde_json::from_value(answer).map_err(|_| nonsense("the answer of the server is no TokenRequest"))?;
         let status = answer.status.filter(|status| !status.token.is_empty());
-        let Status { token, expiration_timestamp } =
+        let TokenResponseStatus { token, expiration_timestamp } =
             status.ok_or_else(|| nonsense("the answer of the server has no token"))?;
         let expires = SystemTime::from(expiration_timestamp.0);
         let by_clock = expires.duration_since(now).unwrap_or_default();
@@ -290,7 +290,7 @@ impl Grant {
         // A token that was issued just now is good for its whole life, whatever the clocks say.
         let left = if by_clock.is_zero() { whole } else { by_clock.min(whole) };
         let token = Token { bytes: token.into_bytes(), expires: Some(expires) };
-        Ok(Grant { token, life: Life::new(now, whole, left, fastrand::f64()), clocks_differ })
+        Ok(IssuedToken { token, life: Life::new(now, whole, left, fastrand::f64()), clocks_differ })
     }
 }
 
@@ -382,7 +382,7 @@ mod tests {
             let answer =
                 json!({"spec": {"expirationSeconds": HOUR}, "status": {"token": "t", "expirationTimestamp": until}});
             let grant =
-                Grant::parse(answer, SystemTime::UNIX_EPOCH + Duration::from_secs(100 * HOUR)).expect("a token");
+                IssuedToken::parse(answer, SystemTime::UNIX_EPOCH + Duration::from_secs(100 * HOUR)).expect("a token");
             (grant.life.end.as_secs(), grant.clocks_differ)
         };
         assert_eq!(grant(101), (HOUR, false));
@@ -423,7 +423,7 @@ mod tests {
     fn an_answer_without_a_good_token_is_told_and_not_quoted() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000);
         let parse =
-            |answer: Value| Grant::parse(answer, now).map(|grant| grant.life.end).map_err(|error| error.sentence);
+            |answer: Value| IssuedToken::parse(answer, now).map(|grant| grant.life.end).map_err(|error| error.sentence);
         let answer = |token: &str, until: &str| json!({"spec": {"expirationSeconds": 3600}, "status": {"token": token, "expirationTimestamp": until}});
         assert_eq!(parse(answer("hunter2", "2030-03-17T18:46:40Z")), Ok(Duration::from_secs(3600)));
         let expired = json!({"status": {"token": "hunter2", "expirationTimestamp": "2030-03-17T17:46:40Z"}});

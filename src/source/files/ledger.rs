@@ -129,7 +129,7 @@ impl<S: Sum> Ledger<S> {
     ///
     /// The first problem with any file, or a file that does not come to rest.
     pub(super) fn first_scan(&mut self, watcher: &mut Watcher) -> Result<S::Whole, SourceError> {
-        let patience = Instant::now() + START_TIMEOUT;
+        let deadline = Instant::now() + START_TIMEOUT;
         let mut latest = None;
         loop {
             let scan = self.scan(watcher);
@@ -139,7 +139,7 @@ impl<S: Sum> Ledger<S> {
             latest = scan.whole.or(latest);
             match (scan.restless, latest.take()) {
                 (None, Some(whole)) => return Ok(whole),
-                (Some(path), _) if Instant::now() > patience => return Err(SourceError::Restless(path)),
+                (Some(path), _) if Instant::now() > deadline => return Err(SourceError::Restless(path)),
                 (_, before) => latest = before,
             }
             watcher.wait();
@@ -148,13 +148,13 @@ impl<S: Sum> Ledger<S> {
 
     /// Reads everything that can be read, and waits for files that are just being written, for a while.
     pub(super) fn first_scan_of_what_is_good(&mut self, watcher: &mut Watcher) -> Scan<S::Whole> {
-        let patience = Instant::now() + START_TIMEOUT;
+        let deadline = Instant::now() + START_TIMEOUT;
         let mut latest = None;
         loop {
             let mut scan = self.scan(watcher);
             latest = scan.whole.take().or(latest);
             match &scan.restless {
-                Some(_) if Instant::now() <= patience && watcher.wait() => continue,
+                Some(_) if Instant::now() <= deadline && watcher.wait() => continue,
                 Some(path) => scan.problems.push(SourceError::Restless(path.clone())),
                 None => {}
             }

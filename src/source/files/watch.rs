@@ -118,10 +118,10 @@ impl Watcher {
         }
         let heard = Instant::now();
         self.heard = Some(heard);
-        let patience = heard + TIMEOUT;
+        let deadline = heard + TIMEOUT;
         loop {
             let calm = Instant::now() + CALM;
-            match self.hear(Some(calm.min(patience))) {
+            match self.hear(Some(calm.min(deadline))) {
                 Heard::Nothing => return true,
                 Heard::Stop => return false,
                 Heard::Event | Heard::Marker => {}
@@ -136,9 +136,9 @@ impl Watcher {
 
     /// Receives every event that the kernel has queued so far.
     pub(super) fn catch_up(&mut self) {
-        let patience = Instant::now() + MARKER_TIMEOUT;
+        let deadline = Instant::now() + MARKER_TIMEOUT;
         self.marker.put();
-        while let Heard::Event = self.hear(Some(patience)) {}
+        while let Heard::Event = self.hear(Some(deadline)) {}
         self.marker.take();
     }
 

@@ -25,7 +25,7 @@ pub struct Certificate {
     pub signer_name: String,
     /// The type of the private key, such as `ED25519`.
     pub key_type: String,
-    /// How long it may be valid at most, in seconds: a day, if nothing is said.
+    /// How long it may be valid at most, in seconds: a day, if the agent does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_expiration_seconds: Option<i32>,
     /// The pod's annotations for the signer.

@@ -49,7 +49,7 @@ impl Inbox {
     /// Takes a push, all of it.
     ///
     /// # Errors
-    /// The first thing that is wrong with it; then nothing of it was taken.
+    /// The first error in it; then nothing of it was taken.
     pub fn take(&self, push: Push) -> Result<Taken, PushError> {
         let heard = Some(Instant::now());
         let parsed = Parsed::parse(push, &self.pod)?;

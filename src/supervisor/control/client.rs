@@ -79,18 +79,18 @@ pub fn ask(directory: &Path, question: &Question, pipe: Option<BorrowedFd<'_>>) 
 /// in it.
 ///
 /// # Errors
-/// When there is no answer within `patience`.
-pub fn ask_within(directory: &Path, question: &Question, patience: Duration) -> Result<Answer, AskError> {
-    Asked::ask(directory, question, None)?.answer(patience)
+/// When there is no answer within `limit`.
+pub fn ask_within(directory: &Path, question: &Question, limit: Duration) -> Result<Answer, AskError> {
+    Asked::ask(directory, question, None)?.answer(limit)
 }
 
 /// Asks the supervisor of the pod with this run directory for an upgrade; `started` is called when it begins. Gives what it
 /// came to, which is never [`Upgrade::Started`].
 ///
 /// # Errors
-/// When that is not known within `patience`.
-pub fn ask_for_upgrade(directory: &Path, patience: Duration, mut started: impl FnMut()) -> Result<Upgrade, AskError> {
-    let until = Instant::now() + patience;
+/// When that is not known within `limit`.
+pub fn ask_for_upgrade(directory: &Path, limit: Duration, mut started: impl FnMut()) -> Result<Upgrade, AskError> {
+    let until = Instant::now() + limit;
     let asked = Asked::ask(directory, &Question::Upgrade, None)?;
     loop {
         match asked.answer(until.saturating_duration_since(Instant::now()))? {
@@ -134,10 +134,10 @@ impl Asked {
     }
 
     /// The next answer.
-    fn answer(&self, patience: Duration) -> Result<Answer, AskError> {
-        let silent = |cause| self.silent(&cause, patience);
+    fn answer(&self, limit: Duration) -> Result<Answer, AskError> {
+        let silent = |cause| self.silent(&cause, limit);
         // No time at all would mean that there is no limit.
-        self.stream.set_read_timeout(Some(patience.max(Duration::from_millis(1)))).map_err(silent)?;
+        self.stream.set_read_timeout(Some(limit.max(Duration::from_millis(1)))).map_err(silent)?;
         let answer = receive_at_most::<Envelope<Value>>(&self.stream, LONGEST_ANSWER).map_err(silent)?;
         let Some((Envelope { version, message, .. }, _)) = answer else {
             let reason = "it closed the connection; it may be busy, try again".to_owned();
@@ -146,12 +146,12 @@ impl Asked {
         understand(self.pid, version, message)
     }
 
-    fn silent(&self, cause: &io::Error, patience: Duration) -> AskError {
+    fn silent(&self, cause: &io::Error, limit: Duration) -> AskError {
         let pid = self.pid;
         match cause.kind() {
             ErrorKind::InvalidData => self.nonsense(cause.to_string()),
             ErrorKind::WouldBlock => {
-                AskError::Silent { pid, reason: format!("nothing came within {} s", patience.as_secs()) }
+                AskError::Silent { pid, reason: format!("nothing came within {} s", limit.as_secs()) }
             }
             _ => AskError::Silent { pid, reason: cause.to_string() },
         }
@@ -181,9 +181,9 @@ pub(super) fn understand(pid: u32, version: u32, message: Value) -> Result<Answe
 pub fn call(directory: &Path, name: &str) -> io::Result<UnixStream> {
     let stream = socket::stream()?;
     // Connecting waits for room in the queue of a listener that does not accept.
-    let patience = TimeVal::new(TIMEOUT.as_secs() as i64, 0);
-    setsockopt(&stream, SendTimeout, &patience)?;
-    setsockopt(&stream, ReceiveTimeout, &patience)?;
+    let limit = TimeVal::new(TIMEOUT.as_secs() as i64, 0);
+    setsockopt(&stream, SendTimeout, &limit)?;
+    setsockopt(&stream, ReceiveTimeout, &limit)?;
     socket::connect_to(&stream, directory, name)?;
     Ok(UnixStream::from(stream))
 }

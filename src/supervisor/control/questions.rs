@@ -16,17 +16,17 @@ type Question = Box<dyn FnOnce() + Send>;
 pub(super) struct Questions(OnceLock<SyncSender<Question>>);
 
 impl Questions {
-    /// The result of `question`, or none if it takes longer than `patience`.
+    /// The result of `question`, or none if it takes longer than `limit`.
     pub(super) fn ask<T: Send + 'static>(
         &self,
-        patience: Duration,
+        limit: Duration,
         question: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
         let (answer, answered) = channel();
         let asks = self.0.get_or_init(start);
         // The asking thread may have given up by then.
         asks.try_send(Box::new(move || drop(answer.send(question())))).ok()?;
-        answered.recv_timeout(patience).ok()
+        answered.recv_timeout(limit).ok()
     }
 }
 

@@ -5,6 +5,7 @@
 //! | `arguments` | the command line of the program |
 //! | `find` | where the programs of podfs are on disk |
 //! | `options` | options that `podfs run` and `podfs node` have, too |
+//! | `service` | how both programs serve a pod, once they know it |
 //! | `machine` | what the machine has to have; the runtime of a supervisor |
 //! | `failure` | how a program ends that could not do its work |
 //! | `log` | logging, to standard error |
@@ -19,6 +20,7 @@ pub(crate) mod find;
 pub(crate) mod log;
 pub(crate) mod machine;
 pub(crate) mod options;
+pub(crate) mod service;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -34,13 +36,9 @@ use podfs_fuse::server::process;
 
 use self::arguments::{Arguments, of_this_program};
 use self::failure::Failure;
-use self::machine::{block_on, check_machine};
-use super::Assignment;
-use super::run_dir::claim::Claim;
-use super::run_dir::site::Site;
-use super::run_dir::trust;
+use self::machine::check_machine;
+use self::service::PodService;
 use super::server::program::{ServerProgram, this_podfs};
-use super::status::report::{Report, Subject};
 use crate::source::{Accepted, FileSource, PodInput, PushSource, Source};
 
 /// The name of the program.
@@ -73,29 +71,20 @@ fn serve(arguments: Arguments) -> Result<(), Failure> {
         return Err(Failure::input(anyhow!("pod {} has the uid {uid}, and not {wanted} as asked for", pod.identity)));
     }
     let (source, snapshot) = PushSource::new(files, snapshot, Arc::clone(&pod));
-    trust::check(&arguments.root_dir).map_err(Failure::input)?;
-    let (claim, inheritance) = Claim::take(&arguments.run_dir, &arguments.root_dir, &pod.identity)?;
-    let assignment = Assignment {
-        identity: pod.identity.clone(),
-        facts: pod.facts.clone(),
-        volumes: pod.volumes.clone(),
-        site: Site::of_pod(&arguments.root_dir, &pod.identity.uid),
-        claim: Some(claim),
-        inheritance,
+    let service = PodService {
+        root_dir: arguments.root_dir,
+        run_dir: arguments.run_dir,
         server_program,
-        flex_volumes: arguments.drivers.flexvolume_dir,
-        trace: false,
-        keep_old_generations: arguments.generations.keep_old_generations,
-        sub_path: arguments.sub_paths.sub_path.into(),
-        agent_watches_mounts: true,
-        keep_empty_dirs: true,
-        server_memory: arguments.memory.server_memory_max,
+        drivers: arguments.drivers,
+        memory: arguments.memory,
+        generations: arguments.generations,
+        sub_paths: arguments.sub_paths,
+        audience: arguments.log_format.audience(),
+        is_of_node: true,
         metrics: None,
+        ready_fd: None,
     };
-    let audience = arguments.log_format.audience();
-    let report = Report::new(Subject::Pod, pod.identity.clone(), &pod.volumes, audience, None);
-    let source = Source::Push(source);
-    block_on(&pod.volumes, async { Ok(super::run(assignment, source, snapshot, report).await?) })
+    service.run(&pod, Source::Push(source), snapshot)
 }
 
 /// Executes podfs-fuse. A supervisor of another version starts the server of this version so when it upgrades: only this program

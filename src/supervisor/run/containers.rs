@@ -29,7 +29,7 @@ use crate::supervisor::run_dir::container_files::{ContainerFileError, ContainerF
 use crate::supervisor::run_dir::mount_points::MountPoints;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::status::store::VolumeReport;
-use crate::supervisor::volume::sub_path::SubPathRequest;
+use crate::supervisor::volume::sub_path::{PartError, SubPathRequest};
 use crate::supervisor::volume::{SELINUX, Shown, State};
 use crate::types::is_dns_label;
 use crate::volume::{Volume, VolumeSource};
@@ -74,7 +74,7 @@ pub(super) enum Part {
 /// What came of it: where parts of the volume are mounted.
 pub(super) struct PartDone {
     pub(super) number: u64,
-    pub(super) outcome: Result<Vec<(usize, PathBuf)>, String>,
+    pub(super) outcome: Result<Vec<(usize, PathBuf)>, PartError>,
 }
 
 /// What is done after the volumes.
@@ -162,7 +162,7 @@ impl Containers {
         under_way.busy -= 1;
         match done.outcome {
             Ok(sources) => under_way.sources.extend(sources),
-            Err(reason) => drop(under_way.refused.get_or_insert(reason)),
+            Err(error) => drop(under_way.refused.get_or_insert_with(|| error.to_string())),
         }
     }
 
@@ -235,7 +235,10 @@ impl Supervisor {
                                 |request: &SubPathRequest| Ok((request.index, volume.prepare_sub_path(request)?));
                             requests.iter().map(prepare).collect()
                         }
-                        Part::Release(container) => volume.release_sub_paths(container.as_deref()).map(|()| Vec::new()),
+                        Part::Release(container) => match volume.release_sub_paths(container.as_deref()) {
+                            Ok(()) => Ok(Vec::new()),
+                            Err(error) => Err(error.into()),
+                        },
                     };
                     Done { place, volume, outcome: Outcome::Errand(PartDone { number, outcome }) }
                 });

@@ -13,9 +13,9 @@ pub(crate) struct Heartbeat(Option<Interval>);
 impl Heartbeat {
     /// As the unit wants it; none without one.
     pub(crate) fn of_unit() -> Self {
-        let patience = sd_notify::watchdog_enabled().filter(|patience| !patience.is_zero());
-        Self(patience.map(|patience| {
-            let mut beats = interval(patience / 2);
+        let limit = sd_notify::watchdog_enabled().filter(|limit| !limit.is_zero());
+        Self(limit.map(|limit| {
+            let mut beats = interval(limit / 2);
             beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
             beats
         }))

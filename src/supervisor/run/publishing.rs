@@ -27,6 +27,7 @@ use crate::manifest::PodView;
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::supervisor::control::{Answer, Caller, Change, VolumeNames};
 use crate::supervisor::volume::driver;
+use crate::supervisor::volume::left::{LeftCause, LeftError};
 use crate::supervisor::volume::{PodVolume, Setting, State};
 use crate::volume::{Claim, Usage, Volume, VolumeSource};
 
@@ -38,7 +39,7 @@ pub(super) struct TakenAway {
     plugin: String,
     /// How long it took, if it was mounted.
     unmounting: Option<Duration>,
-    outcome: Result<(), String>,
+    outcome: Result<(), LeftError>,
 }
 
 /// Volumes that leave, and the clients that wait for that.
@@ -271,7 +272,7 @@ impl Supervisor {
             if departure.left.remove(&leader)
                 && let Err(error) = &outcome
             {
-                departure.troubles.push(error.clone());
+                departure.troubles.push(error.to_string());
             }
         }
         self.want();
@@ -336,7 +337,7 @@ impl Supervisor {
         for (home, name) in of_drivers.collect::<Vec<_>>() {
             let setting = self.setting.clone();
             self.leaving.spawn_blocking(move || {
-                let outcome = driver::undo_home(&setting, &home);
+                let outcome = driver::undo_home(&setting, &home).map_err(LeftError::from);
                 TakenAway { place: None, name, plugin: String::new(), unmounting: None, outcome }
             });
         }
@@ -354,18 +355,18 @@ impl Supervisor {
     }
 }
 
-/// Takes away one thing that an earlier supervisor left: the home of an emptyDir, or a mount.
-fn drop_left(setting: &Setting, path: &Path, is_home: bool) -> Result<(), String> {
-    let at = |error: &dyn std::fmt::Display| format!("{} of an earlier podfs stays: {error}", path.display());
+/// Removes what an earlier supervisor left at a path: the home of an emptyDir, or a mount.
+fn drop_left(setting: &Setting, path: &Path, is_home: bool) -> Result<(), LeftError> {
+    let at = |cause: LeftCause| LeftError::OfEarlier { path: path.to_owned(), cause };
     if is_home && path.exists() {
-        let left = empty_dir::remove(path).map_err(|error| at(&error))?;
+        let left = empty_dir::remove(path).map_err(|error| at(error.into()))?;
         if !left.is_empty() {
-            return Err(at(&left));
+            return Err(at(LeftCause::Content(left.to_string())));
         }
     } else {
-        take_away(path).map_err(|error| at(&error))?;
+        take_away(path).map_err(|error| at(error.into()))?;
     }
-    setting.mount_points().forget(path, is_home.then_some(path), setting.site.path()).map_err(|error| at(&error))
+    setting.mount_points().forget(path, is_home.then_some(path), setting.site.path()).map_err(|error| at(error.into()))
 }
 
 /// Whether two definitions of a volume show the same. What containers use it for, and annotations, take effect when it is

@@ -157,10 +157,10 @@ async fn undo_until_done(setting: Setting, home: Home) {
         let undone = spawn_blocking(move || undo_home(&setting, &home)).await;
         match undone.expect("a blocking thread that panics ends the process") {
             Ok(()) => return,
-            Err(error) if told.as_ref() == Some(&error) => {}
+            Err(error) if told.as_ref() == Some(&error.to_string()) => {}
             Err(error) => {
                 warn!("{error}; the driver is called again");
-                told = Some(error);
+                told = Some(error.to_string());
             }
         }
         sleep(AGAIN).await;

@@ -42,7 +42,9 @@ impl Supervisor {
         self.report.hide_progress();
         let path = match program_on_disk() {
             Ok(path) => path,
-            Err(reason) => return upgrading.answer(&Answer::Upgrade(Upgrade::Refused { reason })),
+            Err(error) => {
+                return upgrading.answer(&Answer::Upgrade(Upgrade::Refused { reason: error.to_string() }));
+            }
         };
         upgrading.answer(&Answer::Upgrade(Upgrade::Started));
         // The new program continues work that does not end in time.
@@ -166,20 +168,29 @@ pub(in crate::supervisor) unsafe fn inherited(number: RawFd) -> io::Result<Owned
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
+/// Why there is no program to go on as.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::supervisor) enum NoProgram {
+    #[error(transparent)]
+    Unknown(#[from] io::Error),
+    #[error("there is no podfs at {} any more", .0.display())]
+    Gone(PathBuf),
+}
+
 /// Where the program that runs here was started from, whatever is there now; or where a container has installed podfs on the node
 /// since then.
 ///
 /// # Errors
 /// When there is nothing that could be started.
-pub(in crate::supervisor) fn program_on_disk() -> Result<PathBuf, String> {
+pub(in crate::supervisor) fn program_on_disk() -> Result<PathBuf, NoProgram> {
     const DELETED: &[u8] = b" (deleted)";
-    let path = std::fs::read_link("/proc/self/exe").map_err(|error| error.to_string())?;
+    let path = std::fs::read_link("/proc/self/exe")?;
     let bytes = path.as_os_str().as_bytes();
     let path = PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(DELETED).unwrap_or(bytes)));
     let name = path.file_name().unwrap_or_default().to_owned();
     let installed = path.parent().and_then(Path::parent).map(|all| all.join(CURRENT).join(&name));
     let path = installed.filter(|installed| installed.is_file()).unwrap_or(path);
-    if path.is_file() { Ok(path) } else { Err(format!("there is no podfs at {} any more", path.display())) }
+    if path.is_file() { Ok(path) } else { Err(NoProgram::Gone(path)) }
 }
 
 /// Becomes the program at `path`. Returns only why that failed.

@@ -4,7 +4,7 @@
 //! it, or put another directory in its place, could make podfs do that anywhere. So its whole path is checked:
 //!
 //! 1. The directory itself belongs to root, and no other user may write to it.
-//! 2. The same holds for each directory above it, or the directory is sticky, as `/tmp` is: there others may make things of
+//! 2. The same holds for each directory above it, or the directory is sticky, as `/tmp` is: there others may make files of
 //!    their own, but not replace those of root.
 //! 3. A symbolic link on the path belongs to root, and the directories that it leads to are checked, too.
 

@@ -118,7 +118,7 @@ fn of_driver(home: &Home) -> Option<Usage> {
 }
 
 impl Earlier {
-    /// Logs what is wrong with a volume, when that is another thing than before.
+    /// Logs what is wrong with a volume, unless the last line said the same.
     fn compare(&self, volume: &str, condition: &str) {
         let mut before = self.condition.lock().expect("no thread panics while it compares");
         if *before == condition {

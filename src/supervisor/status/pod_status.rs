@@ -133,7 +133,7 @@ pub struct VolumeStatus {
     pub expansion: Option<ExpansionStatus>,
     /// How many servers it has outlived.
     pub restarts: u32,
-    /// The last thing that went wrong, even if it is all right again.
+    /// The last error, even if the volume has recovered since.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
 }

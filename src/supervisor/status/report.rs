@@ -33,7 +33,7 @@ use crate::volume::Volume;
 /// How long it may take to unmount one volume, as in the unit: the content of an emptyDir is deleted with it. Microseconds.
 const FOR_ONE_VOLUME: u32 = 5 * 60 * 1_000_000;
 
-/// Who reads standard error: a person at a terminal, or a program that reads logs.
+/// The reader of standard error: a person at a terminal, or a program that reads logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audience {
     /// Plain lines.

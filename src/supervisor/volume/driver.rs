@@ -20,7 +20,7 @@ use super::{Setting, Trouble};
 use crate::binding::Bound;
 use crate::driver::csi::CsiMount;
 use crate::driver::flex::FlexMount;
-use crate::driver::{self, DriverError, Drivers, Home};
+use crate::driver::{self, DriverError, Drivers, Home, UndoError};
 use crate::host::Source;
 use crate::host::device::BlockDevice;
 use crate::manifest::PodView;
@@ -317,7 +317,7 @@ pub(super) fn secret<'a>(reference: &SecretReference, pod: &'a PodView) -> Resul
 ///
 /// # Errors
 /// What is left, and why.
-pub(super) fn undo(setting: &Setting, volume: &str) -> Result<(), String> {
+pub(super) fn undo(setting: &Setting, volume: &str) -> Result<(), UndoError> {
     let mut homes = homes(&setting.site).into_iter().filter(|(_, of)| of == volume);
     homes.try_for_each(|(home, _)| undo_home(setting, &home))
 }
@@ -332,7 +332,7 @@ pub(in crate::supervisor) fn homes(site: &Site) -> Vec<(Home, String)> {
 ///
 /// # Errors
 /// What is left, and why.
-pub(in crate::supervisor) fn undo_home(setting: &Setting, home: &Home) -> Result<(), String> {
+pub(in crate::supervisor) fn undo_home(setting: &Setting, home: &Home) -> Result<(), UndoError> {
     driver::undo(home)?;
     info!("the driver has unmounted {}", home.target().display());
     forget(setting, home.path());

@@ -19,6 +19,7 @@ mod device;
 pub(in crate::supervisor) mod driver;
 mod growth;
 mod hidden;
+pub(in crate::supervisor) mod left;
 mod local;
 mod mounter;
 mod nfs;
@@ -51,6 +52,7 @@ use crate::source::Condition;
 use crate::volume::{SubPathMode, Volume, VolumeSource};
 pub use growth::{Expansion, ExpansionFailure};
 use hidden::{Hidden, Unmounts};
+use left::{LeftCause, LeftError};
 use mounter::{Mounter, mounter};
 pub use state::{Shown, State};
 
@@ -263,7 +265,7 @@ impl PodVolume {
         (!self.is_settling).then(|| self.state.reason().map_or(Condition::Mounted, failing))
     }
 
-    /// The last thing that went wrong, even if it is all right again.
+    /// The last error, even if the volume has recovered since.
     pub fn last_error(&self) -> Option<&str> {
         self.last_error.as_deref()
     }
@@ -354,7 +356,7 @@ impl PodVolume {
     ///
     /// # Errors
     /// Why something of it is left.
-    pub fn unpublish(self) -> Result<(), String> {
+    pub(in crate::supervisor) fn unpublish(self) -> Result<(), LeftError> {
         let _span = self.enter_span();
         let setting = self.mounter.setting().clone();
         let (name, path) = (self.spec.name.clone(), self.path().map(Path::to_owned));
@@ -362,17 +364,17 @@ impl PodVolume {
             VolumeSource::EmptyDir(_) => setting.site.home(name.as_str()),
             _ => None,
         };
-        let at = |error: &dyn std::fmt::Display| format!("volume {:?}: {error}", name.as_str());
-        self.take_down(PodEnd::Clean).map_err(|error| at(&error))?;
+        let at = |cause: LeftCause| LeftError::Volume { volume: name.to_string(), cause };
+        self.take_down(PodEnd::Clean).map_err(|error| at(error.into()))?;
         driver::undo(&setting, name.as_str())?;
         if let Some(home) = home.as_deref().filter(|home| home.exists()) {
-            let left = empty_dir::remove(home).map_err(|error| at(&error))?;
+            let left = empty_dir::remove(home).map_err(|error| at(error.into()))?;
             if !left.is_empty() {
-                return Err(at(&format!("what is left of its content are {left}")));
+                return Err(at(LeftCause::Content(format!("what is left of its content are {left}"))));
             }
         }
         let Some(path) = path else { return Ok(()) };
-        setting.mount_points().forget(&path, home.as_deref(), setting.site.path()).map_err(|error| at(&error))
+        setting.mount_points().forget(&path, home.as_deref(), setting.site.path()).map_err(|error| at(error.into()))
     }
 
     /// Makes the next try of the volume not wait any longer.

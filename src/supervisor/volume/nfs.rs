@@ -1,12 +1,13 @@
 //! An export of an NFS server: whose client is used, where the server is, and how the export is served.
 
-use std::net::{IpAddr, ToSocketAddrs};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use podfs_fuse::caller::credentials::ActAs;
 use podfs_fuse::mount::private::Access;
 use podfs_fuse::nfs::options::{Caching, LocalLocks, Lookups, Options, RetryPolicy, Search};
 use podfs_fuse::nfs::sockets::Sockets;
+use podfs_nfs::address::{self, ExportAddress};
 use podfs_nfs::mount::{self as reaching, Reached, reach};
 use podfs_nfs::rpc::Credential;
 use rustix::mount::MountAttrFlags;
@@ -27,12 +28,12 @@ pub(super) fn backend(spec: &Volume, source: &Nfs, options: &NfsOptions) -> Resu
         Ok(backend) => Ok(backend),
         Err(_) => options.choose_backend(wish, kernel_nfs::is_there()),
     };
-    chosen.map_err(|sentence| Trouble::Manifests(format!("{}:{}: {sentence}", source.server, source.path)))
+    chosen.map_err(|sentence| Trouble::Manifests(format!("{}: {sentence}", source.address)))
 }
 
 /// Mounts an export with the kernel's client.
 pub(super) fn mount_by_kernel(source: &Nfs, options: &NfsOptions, access: Access) -> Result<Source, Trouble> {
-    Ok(kernel_nfs::mount(&kernel_nfs::Export::new(source, options, access == Access::ReadOnly))?)
+    Ok(kernel_nfs::mount(&kernel_nfs::KernelMount::new(source, options, access == Access::ReadOnly))?)
 }
 
 /// As whom calls are made. The kernel's client sees to `sec=none` by itself.
@@ -45,7 +46,7 @@ pub(super) fn callers(backend: Backend, options: &NfsOptions, pod: &PodView) -> 
 }
 
 /// An export that was reached, and is to be served by podfs's own client.
-pub(super) struct Export {
+pub(super) struct ReachedExport {
     /// How.
     pub(super) options: Options,
     /// What the connections are made with.
@@ -54,7 +55,7 @@ pub(super) struct Export {
     pub(super) attributes: MountAttrFlags,
 }
 
-impl Export {
+impl ReachedExport {
     /// Finds the server of a volume, and asks it for the export. Volumes of a pod with one server share its sockets.
     pub(super) fn find(
         spec: &Volume,
@@ -63,7 +64,7 @@ impl Export {
         access: Access,
         setting: &Setting,
         pod: &PodView,
-    ) -> Result<Export, Trouble> {
+    ) -> Result<ReachedExport, Trouble> {
         let reached = reach_any(source, options)?;
         let serving = Options {
             name: spec.name.to_string(),
@@ -81,23 +82,23 @@ impl Export {
             (options.no_exec, MountAttrFlags::MOUNT_ATTR_NOEXEC),
         ];
         let attributes = attributes.into_iter().filter(|(wanted, _)| *wanted).map(|(_, attribute)| attribute).collect();
-        Ok(Export { options: serving, sockets, attributes })
+        Ok(ReachedExport { options: serving, sockets, attributes })
     }
 }
 
 /// Tries the addresses of a server, one after the other. Each has its part of the time.
 fn reach_any(source: &Nfs, options: &NfsOptions) -> Result<Reached, Trouble> {
-    let addresses = resolve(&source.server)?;
+    let addresses = resolve(&source.address.server)?;
     let search = search(options);
     let mount_address = mount_address(&search)?;
     let budget = BUDGET / u32::try_from(addresses.len()).unwrap_or(u32::MAX);
-    let mut last = Trouble::Passing(format!("NFS server {} has no address", source.server));
+    let mut last = Trouble::Passing(format!("NFS server {} has no address", source.address.server));
     for address in addresses {
         let asked = reaching::Options {
             rsize: options.rsize,
             wsize: options.wsize,
             credential: if options.security == Security::None { Credential::Nobody } else { Credential::root() },
-            ..question(&source.server, address, &source.path, &search, mount_address, budget)
+            ..question(&source.address, address, &search, mount_address, budget)
         };
         match reach(&asked) {
             Ok(reached) => return Ok(reached),
@@ -109,9 +110,8 @@ fn reach_any(source: &Nfs, options: &NfsOptions) -> Result<Reached, Trouble> {
 
 /// The request to a server at `address`, to know whether it has an export.
 pub(super) fn question(
-    server: &str,
+    export: &ExportAddress,
     address: IpAddr,
-    path: &str,
     search: &Search,
     mount_address: Option<IpAddr>,
     budget: Duration,
@@ -121,7 +121,7 @@ pub(super) fn question(
         mount_address,
         mount_port: search.mount_port,
         reserved_port: search.reserved_port,
-        ..reaching::Options::new(server, address, path.as_bytes(), budget)
+        ..reaching::Options::new(&export.server, address, export.path.as_bytes(), budget)
     }
 }
 
@@ -143,10 +143,9 @@ fn search(options: &NfsOptions) -> Search {
 /// The addresses of a server, as many as are worth a try.
 pub(super) fn resolve(server: &str) -> Result<Vec<IpAddr>, Trouble> {
     const MOST: usize = 4;
-    let found = (server, 0).to_socket_addrs();
-    let found = found
+    let found = address::resolve(server);
+    let mut addresses = found
         .map_err(|error| Trouble::Passing(format!("NFS server {server}: its address cannot be found: {error}")))?;
-    let mut addresses: Vec<_> = found.map(|address| address.ip()).collect();
     addresses.dedup();
     addresses.truncate(MOST);
     Ok(addresses)
@@ -159,7 +158,7 @@ fn serving(source: &Nfs, options: &NfsOptions, reached: &Reached) -> Options {
     Options {
         mountd: Some(reached.mountd),
         // An address means the same machine for ever.
-        search: source.server.parse::<IpAddr>().is_err().then(|| search(options)),
+        search: (!source.address.is_numeric()).then(|| search(options)),
         retry_policy: match options.recovery {
             Recovery::Hard => RetryPolicy::Hard,
             Recovery::Soft => RetryPolicy::Soft,
@@ -182,6 +181,6 @@ fn serving(source: &Nfs, options: &NfsOptions, reached: &Reached) -> Options {
         stable: options.sync,
         with_attributes: options.readdirplus,
         local_locks: LocalLocks { posix: options.locks.local_posix, flock: options.locks.local_flock },
-        ..Options::new(&source.server, &source.path, reached.nfs, reached.root.as_bytes(), reached.limits)
+        ..Options::new(source.address.clone(), reached.nfs, reached.root.as_bytes(), reached.limits)
     }
 }

@@ -70,7 +70,7 @@ impl Searches {
 
 /// Looks for the server of a volume once. If it is elsewhere, the volumes go on there.
 fn look(client: &ServerClient, volume: VolumeId, options: &Options, search: &Search) {
-    let server = &options.server;
+    let server = &options.export.server;
     let Some(place) = find(options, search) else { return };
     match client.move_nfs(volume, place) {
         Ok(()) => info!("NFS server {server} has moved from {} to {}", options.nfs.ip(), place.nfs.ip()),
@@ -83,7 +83,7 @@ fn look(client: &ServerClient, volume: VolumeId, options: &Options, search: &Sea
 fn find(options: &Options, search: &Search) -> Option<NfsAddress> {
     let current = options.nfs.ip();
     let is_worth_it = |address: &IpAddr| *address != current && address.is_ipv4() == current.is_ipv4();
-    let others: Vec<_> = resolve(&options.server).ok()?.into_iter().filter(is_worth_it).collect();
+    let others: Vec<_> = resolve(&options.export.server).ok()?.into_iter().filter(is_worth_it).collect();
     if others.is_empty() {
         return None;
     }
@@ -94,13 +94,13 @@ fn find(options: &Options, search: &Search) -> Option<NfsAddress> {
         ActAs::Caller | ActAs::CallerInItsNamespace => Credential::root(),
     };
     others.into_iter().find_map(|address| {
-        let question = question(&options.server, address, &options.path, search, mount_address, budget);
+        let question = question(&options.export, address, search, mount_address, budget);
         match reach(&reaching::Options { credential: credential.clone(), ..question }) {
             Ok(reached) if takes_as_much(&reached, options) => {
                 Some(NfsAddress { nfs: reached.nfs, mountd: reached.mountd })
             }
             Ok(_) => {
-                debug!("NFS server {} ({address}) takes less at once than the volume needs", options.server);
+                debug!("NFS server {} ({address}) takes less at once than the volume needs", options.export.server);
                 None
             }
             Err(error) => {

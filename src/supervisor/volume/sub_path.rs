@@ -22,6 +22,7 @@ use podfs_fuse::mount::private::{Access, Shape};
 use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxAttributes, StatxFlags, statx};
 use tracing::{debug, error};
 
+use super::left::{LeftCause, LeftError};
 use super::{PodVolume, Setting, State};
 use crate::host::sub_path::{self, Missing, SubPathError};
 use crate::supervisor::run_dir::mount_points::MountPointsError;
@@ -44,9 +45,23 @@ pub(in crate::supervisor) struct SubPathRequest {
     pub(in crate::supervisor) both_ways: bool,
 }
 
+/// Why a volume does not do its part of what a container needs.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::supervisor) enum PartError {
+    /// The text is for the pod's user, so it hides what could name paths of the node.
+    #[error("{sentence}")]
+    Prepare {
+        sentence: String,
+        #[source]
+        trouble: SubPathTrouble,
+    },
+    #[error(transparent)]
+    Release(#[from] LeftError),
+}
+
 /// Why a part cannot be mounted.
 #[derive(Debug, thiserror::Error)]
-enum Trouble {
+pub(in crate::supervisor) enum SubPathTrouble {
     #[error("{}", not_there(.0))]
     NotThere(Option<String>),
     #[error(transparent)]
@@ -69,22 +84,23 @@ impl PodVolume {
     /// # Errors
     /// A sentence for the pod's user, in the kubelet's words. What it hides, because it could name paths of the node, is in
     /// the log.
-    pub(in crate::supervisor) fn prepare_sub_path(&mut self, request: &SubPathRequest) -> Result<PathBuf, String> {
+    pub(in crate::supervisor) fn prepare_sub_path(&mut self, request: &SubPathRequest) -> Result<PathBuf, PartError> {
         let _span = self.enter_span();
         self.mount_sub_path(request).map_err(|trouble| {
             let SubPathRequest { volume, container, path, .. } = request;
             error!("subPath {path:?} of volume {volume:?} for container {container:?}: {trouble}");
             let what = match &trouble {
-                Trouble::SubPath(SubPathError::Make(_)) => "failed to create subPath directory",
+                SubPathTrouble::SubPath(SubPathError::Make(_)) => "failed to create subPath directory",
                 _ => "failed to prepare subPath",
             };
             let reason = match &trouble {
-                Trouble::SubPath(SubPathError::Make(_) | SubPathError::Open(_)) => String::new(),
-                Trouble::SubPath(error) => format!(": {error}"),
-                Trouble::NotThere(_) => format!(": {trouble}"),
-                Trouble::Mount(_) | Trouble::Commit(_) | Trouble::MountPoints(_) => String::new(),
+                SubPathTrouble::SubPath(SubPathError::Make(_) | SubPathError::Open(_)) => String::new(),
+                SubPathTrouble::SubPath(error) => format!(": {error}"),
+                SubPathTrouble::NotThere(_) => format!(": {trouble}"),
+                SubPathTrouble::Mount(_) | SubPathTrouble::Commit(_) | SubPathTrouble::MountPoints(_) => String::new(),
             };
-            format!("{what} for volumeMount {volume:?} of container {container:?}{reason}")
+            let sentence = format!("{what} for volumeMount {volume:?} of container {container:?}{reason}");
+            PartError::Prepare { sentence, trouble }
         })
     }
 
@@ -92,33 +108,34 @@ impl PodVolume {
     ///
     /// # Errors
     /// What the kernel does not unmount, or what cannot be written down.
-    pub(in crate::supervisor) fn release_sub_paths(&self, container: Option<&str>) -> Result<(), String> {
+    pub(in crate::supervisor) fn release_sub_paths(&self, container: Option<&str>) -> Result<(), LeftError> {
         let _span = self.enter_span();
         let Some(top) = self.setting().site.sub_paths() else { return Ok(()) };
         let of_volume = top.join(self.spec.name.as_str());
         let directory = container.map_or_else(|| of_volume.clone(), |container| of_volume.join(container));
         let removed = self.setting().mount_points().remove_targets(&directory, &top);
-        removed.map_err(|error| format!("volume {:?}: a subPath mount stays: {error}", self.spec.name.as_str()))
+        let volume = self.spec.name.to_string();
+        removed.map_err(|error| LeftError::Volume { volume, cause: LeftCause::SubPath(error) })
     }
 
-    fn mount_sub_path(&mut self, request: &SubPathRequest) -> Result<PathBuf, Trouble> {
+    fn mount_sub_path(&mut self, request: &SubPathRequest) -> Result<PathBuf, SubPathTrouble> {
         let reason = self.state.reason().map(str::to_owned);
         let missing = match self.spec.source {
             VolumeSource::Projection(_) => Missing::Refuse,
             _ => Missing::Make,
         };
         if matches!(self.state, State::Hidden(..)) {
-            return Err(Trouble::NotThere(reason));
+            return Err(SubPathTrouble::NotThere(reason));
         }
         let (part, is_mount) = match self.live_part(&request.path) {
             Some(part) => (part?, true),
             None => {
-                let root = self.visible().ok_or(Trouble::NotThere(reason))?.open()?;
+                let root = self.visible().ok_or(SubPathTrouble::NotThere(reason))?.open()?;
                 (sub_path::open(root.as_fd(), &request.path, missing)?, false)
             }
         };
         let setting = self.setting();
-        let top = setting.site.sub_paths().ok_or(Trouble::NotThere(None))?;
+        let top = setting.site.sub_paths().ok_or(SubPathTrouble::NotThere(None))?;
         let target = top.join(self.spec.name.as_str()).join(&request.container).join(request.index.to_string());
         if setting.mount_points().has_target(&target) && shows(&target, &part) {
             debug!("{} shows {:?} already", target.display(), request.path);
@@ -136,7 +153,7 @@ impl PodVolume {
     }
 
     /// A mount of a part that is live; none of one that is not.
-    fn live_part(&mut self, path: &str) -> Option<Result<OwnedFd, Trouble>> {
+    fn live_part(&mut self, path: &str) -> Option<Result<OwnedFd, SubPathTrouble>> {
         let preferences = &self.spec.preferences;
         let mode = preferences.sub_path.unwrap_or(self.setting().sub_path);
         let of_generation = path.starts_with("..") && path != "..data" && !path.starts_with("..data/");
@@ -165,7 +182,7 @@ fn shows(target: &Path, part: &OwnedFd) -> bool {
 }
 
 /// Directories are mounted on directories, everything else on files (SP-01).
-fn shape(part: &OwnedFd) -> Result<Shape, Trouble> {
+fn shape(part: &OwnedFd) -> Result<Shape, SubPathTrouble> {
     let status = status(part).map_err(|errno| SubPathError::Open(errno.into()))?;
     let is_directory = FileType::from_raw_mode(status.stx_mode.into()) == FileType::Directory;
     Ok(if is_directory { Shape::Directory } else { Shape::File })

@@ -6,11 +6,13 @@ mod tests;
 
 use k8s_openapi::api::core::v1::{NFSVolumeSource, Volume};
 
-use super::{Kind, VolumeSource};
+use podfs_nfs::ExportAddress;
+
+use super::{VolumeSource, VolumeType};
 use crate::types::{InvalidField, required};
 pub use options::NfsOptions;
 
-pub(super) const KIND: Kind = Kind {
+pub(super) const KIND: VolumeType = VolumeType {
     word: "nfs",
     directory: Some(Nfs::DIRECTORY),
     parse: |volume: &Volume, _| {
@@ -21,10 +23,8 @@ pub(super) const KIND: Kind = Kind {
 /// A directory that an NFS server exports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nfs {
-    /// The server's name or address. An address of IPv6 is without brackets (NF-02).
-    pub server: String,
-    /// The exported directory, an absolute path on the server.
-    pub path: String,
+    /// Where it is (NF-02).
+    pub address: ExportAddress,
     /// Whether containers may only look. A claim says it itself (NF-03).
     pub read_only: bool,
 }
@@ -40,16 +40,9 @@ impl Nfs {
     pub fn parse(source: &NFSVolumeSource) -> Result<Nfs, InvalidField> {
         let server = required("server", Some(&source.server))?;
         let path = required("path", Some(&source.path))?;
-        if !path.starts_with('/') {
-            return Err(InvalidField::new("path", "must be an absolute path"));
-        }
-        if path.contains('\0') {
-            return Err(InvalidField::new("path", "must not contain a NUL character"));
-        }
-        let inner = server.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(server);
-        if inner.is_empty() || inner.contains(|c: char| c.is_whitespace() || c.is_control() || "/,[]".contains(c)) {
-            return Err(InvalidField::new("server", format!("{server:?} is no name or address of a server")));
-        }
-        Ok(Nfs { server: inner.to_owned(), path: path.to_owned(), read_only: source.read_only.unwrap_or(false) })
+        let address = ExportAddress::parse(server, path).map_err(|error| {
+            InvalidField::new(if error.is_about_path() { "path" } else { "server" }, error.to_string())
+        })?;
+        Ok(Nfs { address, read_only: source.read_only.unwrap_or(false) })
     }
 }

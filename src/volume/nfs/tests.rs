@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::NFSVolumeSource;
+use podfs_nfs::ExportAddress;
 
 use super::Nfs;
 use super::options::{Backend, Locks, LookupCache, NfsOptions, Recovery, Security, TransportSecurity, Version};
@@ -20,9 +21,10 @@ fn a_server_and_an_absolute_path_are_needed() {
         Nfs::parse(&source).map_err(|error| error.to_string())
     };
     let found = source("nfs.example", "/srv").expect("a source");
-    assert_eq!(found, Nfs { server: "nfs.example".to_owned(), path: "/srv".to_owned(), read_only: false });
-    assert_eq!(source("[fd00::1]", "/").expect("NF-02").server, "fd00::1");
-    assert_eq!(source("fd00::1", "/").expect("NF-02").server, "fd00::1");
+    let address = ExportAddress::parse("nfs.example", "/srv").expect("an address");
+    assert_eq!(found, Nfs { address, read_only: false });
+    assert_eq!(source("[fd00::1]", "/").expect("NF-02").address.server, "fd00::1");
+    assert_eq!(source("fd00::1", "/").expect("NF-02").address.server, "fd00::1");
     for (server, path) in [("", "/"), ("a", ""), ("a", "srv"), ("a b", "/"), ("a,b", "/"), ("[]", "/"), ("a", "/\0")] {
         source(server, path).expect_err(&format!("{server:?} {path:?}"));
     }

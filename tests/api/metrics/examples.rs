@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use podfs::metrics::{Family, Kind};
+use podfs::metrics::{Family, FamilyType};
 use serde_json::Value;
 
 use crate::common::outcome::finish;
@@ -36,8 +36,8 @@ fn assert_names_metrics(text: &str) {
     for name in names(text) {
         let of_histogram = ["_bucket", "_sum", "_count"].iter().find_map(|end| Family::find(name.strip_suffix(end)?));
         let found = match of_histogram {
-            Some(family) => family.kind == Kind::Histogram,
-            None => Family::find(name).is_some_and(|family| family.kind != Kind::Histogram),
+            Some(family) => family.kind == FamilyType::Histogram,
+            None => Family::find(name).is_some_and(|family| family.kind != FamilyType::Histogram),
         };
         assert!(found, "there is no metric {name}");
     }

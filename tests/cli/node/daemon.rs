@@ -190,11 +190,14 @@ impl Daemon {
             self.runtime.spawn(async move { supervisors.unmount(&uid, &volume).await })
         };
         let unmounts: Vec<_> = volumes.iter().map(unmount).collect();
-        unmounts.into_iter().map(|unmount| self.block_on(unmount).expect("no panic")).collect()
+        unmounts
+            .into_iter()
+            .map(|unmount| self.block_on(unmount).expect("no panic").map_err(|error| error.to_string()))
+            .collect()
     }
 
     pub fn retire(&self) -> Result<(), String> {
-        self.block_on(self.supervisors.retire(&self.uid))
+        self.block_on(self.supervisors.retire(&self.uid)).map_err(|error| error.to_string())
     }
 
     /// Gives the pod everything that there is.

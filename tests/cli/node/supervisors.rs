@@ -95,7 +95,7 @@ fn rc_01_the_next_daemon_adopts_supervisors_that_live() {
     let node = Node::new();
     let mut daemon = node.daemon();
     let supervisor = served(&node, &mut daemon);
-    assert_eq!(daemon.block_on(daemon.supervisors.set_released(&daemon.uid, true)), Ok(()));
+    daemon.block_on(daemon.supervisors.set_released(&daemon.uid, true)).expect("recorded");
     drop(daemon);
     let found = node.reconstructed();
     assert_eq!(found.len(), 1);

@@ -4,9 +4,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use podfs_nfs::mount::{Options, mount};
-use podfs_nfs::rpc::{Denial, Failure, Persistence, Policy};
+use podfs_nfs::rpc::{Denial, Persistence, Policy, RpcError};
 use podfs_nfs::server::Servers;
-use podfs_nfs::v3::{Changes, Creation, FileHandle, Stability, Status};
+use podfs_nfs::v3::{Changes, Creation, FileHandle, NfsStatus, Stability};
 use podfs_nfs::{Error, Export, How};
 use rustix::io::Errno;
 use tokio::time::timeout;
@@ -90,7 +90,7 @@ fn what_rpc_refuses_is_an_error_with_a_reason() {
     run(async {
         let export = export(&server).await;
         let failure = async || match export.getattr(how(), &export.root()).await {
-            Err(Error::Failure(failure)) => failure,
+            Err(Error::RpcError(failure)) => failure,
             other => panic!("{other:?}"),
         };
         for (reason, denial) in
@@ -98,13 +98,13 @@ fn what_rpc_refuses_is_an_error_with_a_reason() {
         {
             server.rule(trouble::denied(GETATTR, reason, 1));
             let failure = failure().await;
-            assert_eq!((failure, failure.errno()), (Failure::Denied(denial), Errno::ACCESS));
+            assert_eq!((failure, failure.errno()), (RpcError::Denied(denial), Errno::ACCESS));
         }
         for (status, expected, errno) in [
-            (1, Failure::ProgramUnavailable, Errno::PROTONOSUPPORT),
-            (3, Failure::ProcedureUnavailable, Errno::OPNOTSUPP),
-            (4, Failure::GarbageArguments, Errno::IO),
-            (5, Failure::SystemError, Errno::IO),
+            (1, RpcError::ProgramUnavailable, Errno::PROTONOSUPPORT),
+            (3, RpcError::ProcedureUnavailable, Errno::OPNOTSUPP),
+            (4, RpcError::GarbageArguments, Errno::IO),
+            (5, RpcError::SystemError, Errno::IO),
         ] {
             server.rule(trouble::not_done(GETATTR, status, 1));
             let failure = failure().await;
@@ -176,7 +176,7 @@ fn results_that_are_cut_off_are_an_error_of_the_call_alone() {
         for bytes in [0, 2, 40] {
             server.rule(trouble::cut_short(GETATTR, bytes));
             let error = export.getattr(how(), &file).await.expect_err("too short");
-            assert!(matches!(error, Error::Failure(Failure::Malformed(_))) && error.errno() == Errno::IO, "{error}");
+            assert!(matches!(error, Error::RpcError(RpcError::Malformed(_))) && error.errno() == Errno::IO, "{error}");
         }
         server.behave();
         export.getattr(how(), &file).await.expect("attributes");
@@ -207,9 +207,9 @@ fn a_directory_made_twice_because_its_answer_was_lost_is_told_apart() {
         let export = export(&server).await;
         server.rule(trouble::done_but(MKDIR, 1, Reply::Close));
         let error = export.mkdir(how(), &export.root(), b"dir", &Changes::default()).await.expect_err("it is there");
-        assert_eq!((error.status(), error.is_retransmitted()), (Some(Status::EXIST), true));
+        assert_eq!((error.status(), error.is_retransmitted()), (Some(NfsStatus::EXIST), true));
         let error = export.mkdir(how(), &export.root(), b"dir", &Changes::default()).await.expect_err("it is there");
-        assert_eq!((error.status(), error.is_retransmitted()), (Some(Status::EXIST), false));
+        assert_eq!((error.status(), error.is_retransmitted()), (Some(NfsStatus::EXIST), false));
     });
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use podfs_nfs::rpc::{Persistence, Policy, Slice};
 use podfs_nfs::server::Servers;
-use podfs_nfs::v3::{Changes, Created, Creation, FileHandle, Stability, Status};
+use podfs_nfs::v3::{Changes, Created, Creation, FileHandle, NfsStatus, Stability};
 use podfs_nfs::{Error, Export, How};
 use rustix::io::Errno;
 use tokio::task::{JoinHandle, spawn_local};
@@ -132,7 +132,7 @@ async fn storm(export: Rc<Export>, task: u64, count: Rc<Cell<usize>>) -> u64 {
 /// down by which it knows the maker of a file after it has made the file.
 fn is_made(outcome: Result<Created, Error>) {
     if let Err(error) = outcome {
-        assert!(error.status() == Some(Status::EXIST) && error.is_retransmitted(), "{error}");
+        assert!(error.status() == Some(NfsStatus::EXIST) && error.is_retransmitted(), "{error}");
     }
 }
 
@@ -353,7 +353,7 @@ fn made_twice(server: &Ganesha, name: &str, same: bool) -> Result<(), Error> {
 fn a_successor_is_answered_from_the_servers_memory() {
     let server = Ganesha::start();
     let elsewhere = made_twice(&server, "elsewhere", false).expect_err("the server takes it for another client");
-    assert!(elsewhere.status() == Some(Status::EXIST) && elsewhere.is_retransmitted(), "{elsewhere}");
+    assert!(elsewhere.status() == Some(NfsStatus::EXIST) && elsewhere.is_retransmitted(), "{elsewhere}");
     let outcomes: Vec<_> = (0..10).map(|round| made_twice(&server, &format!("dir-{round}"), true)).collect();
     assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 
 use podfs_nfs::rpc::Slice;
-use podfs_nfs::v3::{Changes, Creation, Device, Kind, Stability, Status, Time, TimeChange, access};
+use podfs_nfs::v3::{Changes, Creation, Device, FileType, NfsStatus, Stability, Time, TimeChange, access};
 use rustix::io::Errno;
 
 use crate::client::{export, how, run};
@@ -42,12 +42,12 @@ fn files_are_made_written_read_and_removed() {
         let metadata = fs::metadata(&there).expect("it is there");
         assert_eq!(
             (attributes.kind, attributes.size, attributes.fileid, attributes.links, attributes.mode & 0o7777),
-            (Kind::File, metadata.size(), metadata.ino(), 1, 0o640)
+            (FileType::File, metadata.size(), metadata.ino(), 1, 0o640)
         );
         export.remove(how(), &root, b"file").await.expect("removed");
         assert!(!there.exists());
         let error = export.getattr(how(), &file).await.expect_err("it is gone");
-        assert_eq!((error.status(), error.errno()), (Some(Status::STALE), Errno::STALE));
+        assert_eq!((error.status(), error.errno()), (Some(NfsStatus::STALE), Errno::STALE));
     });
 }
 
@@ -78,7 +78,7 @@ fn attributes_are_changed_and_times_reach_to_2106() {
 
         let guard = Time { seconds: 1, nanoseconds: 0 };
         let guarded = export.setattr(how(), &file, &none, Some(guard)).await.expect_err("the ctime is another");
-        assert_eq!(guarded.status(), Some(Status::NOT_SYNC));
+        assert_eq!(guarded.status(), Some(NfsStatus::NOT_SYNC));
         let beyond = export.read(how(), &file, (9 << 30) - 1, 10).await.expect("read");
         assert!(*beyond.data == [0] && beyond.is_end);
     });
@@ -97,7 +97,7 @@ fn directories_links_and_nodes_are_made_moved_and_removed() {
 
         export.symlink(how(), &root, b"symlink", b"dir/\xff", &none).await.expect("made");
         let link = export.lookup(how(), &root, b"symlink").await.expect("found");
-        assert_eq!(link.attributes.expect("ganesha gives attributes").kind, Kind::Symlink);
+        assert_eq!(link.attributes.expect("ganesha gives attributes").kind, FileType::Symlink);
         assert_eq!(&*export.readlink(how(), &link.handle).await.expect("read").target, b"dir/\xff");
 
         for (name, device) in [
@@ -124,7 +124,7 @@ fn directories_links_and_nodes_are_made_moved_and_removed() {
         let again = export.create(how(), &directory, b"a", &Creation::Exclusive([7; 8])).await.expect("the same");
         assert_eq!(again.handle, Some(file));
         let other = export.create(how(), &directory, b"a", &Creation::Exclusive([8; 8])).await.expect_err("another");
-        assert_eq!(other.status(), Some(Status::EXIST));
+        assert_eq!(other.status(), Some(NfsStatus::EXIST));
         assert!(!other.is_retransmitted());
         export.link(how(), &file, &root, b"b").await.expect("linked");
         assert_eq!(fs::metadata(at("b")).expect("it is there").nlink(), 2);

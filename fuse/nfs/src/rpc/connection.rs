@@ -8,8 +8,8 @@
 //!    answers on the connection that is gone.
 //! 3. A call is written at once by its caller if nothing waits before it; otherwise the driver writes it.
 //! 4. A message whose writing has begun is written to its end, also when its caller has gone.
-//! 5. A reply is given to the pending call with its xid; there is none for a call that was dropped, and then it goes to
-//!    nobody.
+//! 5. A reply is given to the pending call with its xid; a call that was dropped has none, and the reply is dropped,
+//!    too.
 //! 6. There is a socket only while there is something to ask, or the server keeps it open.
 
 use std::cell::{Cell, RefCell};
@@ -25,13 +25,13 @@ use tokio::sync::Notify;
 use tokio::task::{AbortHandle, spawn_local};
 
 use super::dial::{Dialer, Stream};
-use super::failure::Failure;
+use super::failure::RpcError;
 use super::message::Message;
 use super::peer::Peer;
 use super::policy::Policy;
 use super::pool::Pool;
 use super::slice::Slice;
-use crate::xdr::Reader;
+use crate::xdr::XdrReader;
 
 /// The first pause after which a call is sent again that was sent on another connection. It doubles up to `timeo`.
 const REMINDER: Duration = Duration::from_millis(250);
@@ -56,8 +56,8 @@ pub struct Reply {
 
 impl Reply {
     /// Reads the results. What the reader says of positions is meant for [`Self::slice`].
-    pub fn reader(&self) -> Reader<'_> {
-        Reader::new(&self.record[self.results..])
+    pub fn reader(&self) -> XdrReader<'_> {
+        XdrReader::new(&self.record[self.results..])
     }
 
     /// A part of the results, without a copy.
@@ -72,9 +72,9 @@ pub(super) struct Shared {
     pub(super) peer: Rc<Peer>,
     pub(super) dialer: Dialer,
     pub(super) pool: Pool,
-    pub(super) pending: RefCell<HashMap<u32, Rc<Call>>>,
+    pub(super) pending: RefCell<HashMap<u32, Rc<PendingCall>>>,
     /// What is to be written. So much of the first has been written already.
-    queue: RefCell<VecDeque<Rc<Call>>>,
+    queue: RefCell<VecDeque<Rc<PendingCall>>>,
     written: Cell<usize>,
     pub(super) stream: RefCell<Option<Rc<Stream>>>,
     /// Writing to the stream failed.
@@ -91,7 +91,7 @@ pub(super) struct Shared {
 
 /// A call that has not been answered.
 #[derive(Debug)]
-pub(super) struct Call {
+pub(super) struct PendingCall {
     xid: u32,
     /// Later calls have greater ones.
     order: u64,
@@ -106,11 +106,11 @@ pub(super) struct Call {
     pub(super) due: Cell<Instant>,
     /// When it is sent again because of what the server may have ignored, and the pause after that.
     pub(super) reminder: Cell<Option<(Instant, Duration)>>,
-    outcome: RefCell<Option<Result<Reply, Failure>>>,
+    outcome: RefCell<Option<Result<Reply, RpcError>>>,
     caller: Wake,
 }
 
-/// Somebody who may be waiting.
+/// The task that waits for a call, if there is one.
 #[derive(Debug, Default)]
 pub(super) struct Wake(RefCell<Option<Waker>>);
 
@@ -193,12 +193,12 @@ impl Connection {
     ///
     /// # Panics
     /// When the xid [is in use](Self::is_in_use).
-    pub fn call(&self, xid: u32, message: Message, policy: Policy, again: bool) -> Answer<'_> {
+    pub fn call(&self, xid: u32, message: Message, policy: Policy, again: bool) -> PendingReply<'_> {
         let shared = &self.shared;
         let now = Instant::now();
         let order = shared.next_order.get();
         shared.next_order.set(order + 1);
-        let call = Rc::new(Call {
+        let call = Rc::new(PendingCall {
             xid,
             order,
             message,
@@ -219,7 +219,7 @@ impl Connection {
             shared.deadlines.wake();
         }
         shared.send(&call);
-        Answer { shared, call }
+        PendingReply { shared, call }
     }
 }
 
@@ -234,14 +234,14 @@ impl Drop for Connection {
 
 /// A call in flight.
 #[derive(Debug)]
-#[must_use = "a call that nobody waits for is taken back"]
-pub struct Answer<'a> {
+#[must_use = "a call without a waiting task is taken back"]
+pub struct PendingReply<'a> {
     shared: &'a Shared,
-    call: Rc<Call>,
+    call: Rc<PendingCall>,
 }
 
-impl Future for Answer<'_> {
-    type Output = Result<Reply, Failure>;
+impl Future for PendingReply<'_> {
+    type Output = Result<Reply, RpcError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match self.call.outcome.take() {
@@ -254,7 +254,7 @@ impl Future for Answer<'_> {
     }
 }
 
-impl Drop for Answer<'_> {
+impl Drop for PendingReply<'_> {
     fn drop(&mut self) {
         // The xid of a call that was answered may be another's by now.
         if self.shared.is_pending(&self.call) {
@@ -270,7 +270,7 @@ impl Shared {
         !self.pending.borrow().is_empty()
     }
 
-    fn is_pending(&self, call: &Rc<Call>) -> bool {
+    fn is_pending(&self, call: &Rc<PendingCall>) -> bool {
         self.pending.borrow().get(&call.xid).is_some_and(|pending| Rc::ptr_eq(pending, call))
     }
 
@@ -280,7 +280,7 @@ impl Shared {
     }
 
     /// Sends a call now, or as soon as can be.
-    pub(super) fn send(&self, call: &Rc<Call>) {
+    pub(super) fn send(&self, call: &Rc<PendingCall>) {
         if self.stream.borrow().is_none() {
             // It is queued with all the others when there is one.
             self.driver.wake();
@@ -301,7 +301,7 @@ impl Shared {
     }
 
     /// Sends a call once more on the same connection, unless it still waits to be written.
-    pub(super) fn send_again(&self, call: &Rc<Call>) {
+    pub(super) fn send_again(&self, call: &Rc<PendingCall>) {
         if !call.queued.get() && self.stream.borrow().is_some() {
             self.send(call);
         }
@@ -309,7 +309,7 @@ impl Shared {
 
     /// There is a new stream: everything that is pending is sent on it, oldest first.
     pub(super) fn attach(&self, stream: Stream) {
-        let mut calls: Vec<Rc<Call>> = self.pending.borrow().values().cloned().collect();
+        let mut calls: Vec<Rc<PendingCall>> = self.pending.borrow().values().cloned().collect();
         calls.sort_unstable_by_key(|call| call.order);
         let now = Instant::now();
         for call in &calls {
@@ -351,7 +351,7 @@ impl Shared {
     }
 
     /// Takes what has been written off the queue.
-    fn advance(&self, queue: &mut VecDeque<Rc<Call>>, count: usize) {
+    fn advance(&self, queue: &mut VecDeque<Rc<PendingCall>>, count: usize) {
         let mut written = self.written.get() + count;
         while let Some(call) = queue.front().filter(|call| call.message.len() <= written) {
             written -= call.message.len();
@@ -367,8 +367,8 @@ impl Shared {
         self.written.set(written);
     }
 
-    /// Gives a reply to who waits for it. Answers whether somebody did.
-    pub(super) fn deliver(&self, xid: u32, record: Slice, results: Result<usize, Failure>) -> bool {
+    /// Gives a reply to the call that waits for it. Returns whether there was one.
+    pub(super) fn deliver(&self, xid: u32, record: Slice, results: Result<usize, RpcError>) -> bool {
         let Some(call) = self.remove(xid) else { return false };
         self.peer.call_answered();
         let retransmitted = call.sent.get() > 1;
@@ -377,7 +377,7 @@ impl Shared {
     }
 
     /// Ends a call that has taken too long.
-    pub(super) fn give_up(&self, call: &Call, failure: Failure) {
+    pub(super) fn give_up(&self, call: &PendingCall, failure: RpcError) {
         if self.remove(call.xid).is_some() {
             self.peer.call_given_up();
         }
@@ -385,7 +385,7 @@ impl Shared {
     }
 
     /// A call is pending no longer. It is not sent any more either, unless that has begun.
-    fn remove(&self, xid: u32) -> Option<Rc<Call>> {
+    fn remove(&self, xid: u32) -> Option<Rc<PendingCall>> {
         let call = self.pending.borrow_mut().remove(&xid)?;
         if call.queued.get() {
             let mut begun = self.written.get() > 0;
@@ -395,7 +395,7 @@ impl Shared {
     }
 }
 
-impl Call {
+impl PendingCall {
     /// When something is to be done about it.
     pub(super) fn next(&self) -> Instant {
         self.reminder.get().map_or(self.due.get(), |(at, _)| at.min(self.due.get()))
@@ -406,7 +406,7 @@ impl Call {
         self.reminder.set((self.sent.get() > 0).then_some((now + REMINDER, 2 * REMINDER)));
     }
 
-    fn end(&self, outcome: Result<Reply, Failure>) {
+    fn end(&self, outcome: Result<Reply, RpcError>) {
         *self.outcome.borrow_mut() = Some(outcome);
         self.caller.wake();
     }
@@ -414,7 +414,7 @@ impl Call {
 
 /// The next parts to write of what is queued, of whose first message `written` bytes are written.
 fn gather<'s, 'q: 's>(
-    queue: &'q VecDeque<Rc<Call>>,
+    queue: &'q VecDeque<Rc<PendingCall>>,
     written: usize,
     parts: &'s mut [IoSlice<'q>; PARTS],
 ) -> &'s [IoSlice<'q>] {

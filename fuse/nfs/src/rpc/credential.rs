@@ -1,10 +1,10 @@
 //! As whom a call is made.
 
-use crate::xdr::Writer;
+use crate::xdr::XdrWriter;
 
 /// Most supplementary groups of AUTH_SYS; a server refuses more.
 pub const MAX_GROUPS: usize = 16;
-/// What the server is told this machine is called. It decides nothing, and a successor must send the same.
+/// The name of this machine in credentials. Servers decide nothing by it, and a successor must send the same.
 const MACHINE: &[u8] = b"podfs";
 
 const AUTH_NONE: u32 = 0;
@@ -13,7 +13,7 @@ const AUTH_SYS: u32 = 1;
 /// As whom a call is made.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub enum Credential {
-    /// As nobody (AUTH_NONE).
+    /// No user (AUTH_NONE).
     #[default]
     Nobody,
     /// As a user of this machine (AUTH_SYS).
@@ -28,7 +28,7 @@ pub enum Credential {
 }
 
 impl Credential {
-    /// The superuser, who most servers take for nobody.
+    /// The superuser, which most servers map to the user nobody.
     pub fn root() -> Self {
         Self::User { uid: 0, gid: 0, groups: Vec::new() }
     }
@@ -42,7 +42,7 @@ impl Credential {
     }
 
     /// Writes credential and verifier, as they stand in a call.
-    pub(super) fn write(&self, writer: &mut Writer) {
+    pub(super) fn write(&self, writer: &mut XdrWriter) {
         writer.u32(self.flavor());
         match self {
             Self::Nobody => {

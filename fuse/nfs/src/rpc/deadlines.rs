@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use tokio::time::{Sleep, sleep_until};
 
-use super::connection::{Call, Shared};
-use super::failure::Failure;
+use super::connection::{PendingCall, Shared};
+use super::failure::RpcError;
 use super::policy::Persistence;
 
 /// Watches the calls of a connection for as long as it exists.
@@ -42,7 +42,8 @@ pub(super) async fn watch(shared: Rc<Shared>) {
 /// Does what is due. Answers when something is due next.
 fn look(shared: &Shared) -> Option<Instant> {
     let now = Instant::now();
-    let due: Vec<Rc<Call>> = shared.pending.borrow().values().filter(|call| call.next() <= now).cloned().collect();
+    let due: Vec<Rc<PendingCall>> =
+        shared.pending.borrow().values().filter(|call| call.next() <= now).cloned().collect();
     for call in &due {
         if call.due.get() <= now {
             late(shared, call, now);
@@ -55,15 +56,15 @@ fn look(shared: &Shared) -> Option<Instant> {
 }
 
 /// Another `timeo` of a call has passed.
-fn late(shared: &Shared, call: &Rc<Call>, now: Instant) {
+fn late(shared: &Shared, call: &Rc<PendingCall>, now: Instant) {
     let periods = call.periods.get().saturating_add(1);
     call.periods.set(periods);
     call.due.set(now + call.policy.timeo);
     call.reminder.set(None);
     let is_over = periods > call.policy.retrans;
     match call.policy.persistence {
-        Persistence::Soft if is_over => shared.give_up(call, Failure::NoAnswer),
-        Persistence::SoftErr if is_over => shared.give_up(call, Failure::NoAnswerInTime),
+        Persistence::Soft if is_over => shared.give_up(call, RpcError::NoAnswer),
+        Persistence::SoftErr if is_over => shared.give_up(call, RpcError::NoAnswerInTime),
         Persistence::Hard | Persistence::Soft | Persistence::SoftErr => shared.send_again(call),
     }
     if is_over && !call.policy.quiet {

@@ -36,7 +36,7 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Stream {
     stream: TcpStream,
-    /// The socket was given, and who connects it next dissolves what there is. That may have happened before this is dropped.
+    /// The socket was given, and the next process that connects it dissolves what there is. That may have happened before this is dropped.
     is_given: bool,
 }
 
@@ -175,7 +175,7 @@ async fn dial_anew(socket: &OwnedFd, address: SocketAddr) -> io::Result<TcpStrea
         Ok(()) | Err(Errno::INPROGRESS) => {}
         Err(errno) => return Err(errno.into()),
     }
-    // A copy is waited for: it goes with its connection, and the next one begins without what is left of this one.
+    // This waits on a copy, which ends with its connection; the next one begins without what is left of this one.
     let stream = TcpStream::from_std(socket.try_clone()?.into())?;
     stream.writable().await?;
     match stream.take_error()? {

@@ -13,7 +13,7 @@ use super::connection::Shared;
 use super::dial::Stream;
 use super::message::{Received, receive};
 use super::policy::Backoff;
-use super::record::{Garbage, Incoming};
+use super::record::{Incoming, StreamError};
 use super::slice::Slice;
 
 /// Why a stream is of no use any more.
@@ -24,7 +24,7 @@ enum End {
     #[error("{0}")]
     Failed(#[from] io::Error),
     #[error("{0}")]
-    Garbage(#[from] Garbage),
+    StreamError(#[from] StreamError),
 }
 
 /// Keeps the connection going for as long as it exists.
@@ -87,7 +87,7 @@ fn ended(shared: &Shared, end: &End) {
     match end {
         // Servers close what is idle.
         End::Closed if !shared.has_work() => debug!(server, "the idle connection was closed"),
-        End::Garbage(what) => shared.peer.sends_garbage(&what.to_string()),
+        End::StreamError(what) => shared.peer.sends_garbage(&what.to_string()),
         end => debug!(server, "the connection was lost: {end}"),
     }
     shared.peer.note(end.to_string());
@@ -142,9 +142,9 @@ fn read(shared: &Shared, stream: &Stream, incoming: &mut Incoming, heard: &mut b
     Ok(())
 }
 
-/// Gives a record to who waits for it.
-fn take(shared: &Shared, record: Slice) -> Result<(), Garbage> {
-    match receive(&record).map_err(|_| Garbage::NoReply)? {
+/// Gives a record to the call that waits for it.
+fn take(shared: &Shared, record: Slice) -> Result<(), StreamError> {
+    match receive(&record).map_err(|_| StreamError::NoReply)? {
         Received::Reply { xid, results } => {
             shared.deliver(xid, record, results);
         }

@@ -6,14 +6,14 @@ use crate::xdr::Malformed;
 
 /// Why a call has no results. The caller adds which server it was.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-pub enum Failure {
+pub enum RpcError {
     /// Nothing came within the time that the call had; the mount is `soft`.
     #[error("the server does not answer")]
     NoAnswer,
     /// As above; the mount is `softerr`.
     #[error("the server does not answer in time")]
     NoAnswerInTime,
-    /// The server does not accept who is asking.
+    /// The server does not accept the credentials of the call.
     #[error("the server refuses the caller: {0}")]
     Denied(Denial),
     /// The server does not speak version 2 of RPC.
@@ -44,7 +44,7 @@ pub enum Failure {
     Malformed(#[from] Malformed),
 }
 
-/// What the server does not like about who is asking.
+/// What the server rejects in the credentials of a call.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Denial {
     /// Of the kind that it is.
@@ -61,8 +61,8 @@ pub enum Denial {
     Other,
 }
 
-impl Failure {
-    /// What a program is told.
+impl RpcError {
+    /// The errno that a program gets.
     pub fn errno(self) -> Errno {
         match self {
             Self::NoAnswer | Self::GarbageArguments | Self::SystemError | Self::Malformed(_) => Errno::IO,

@@ -3,9 +3,9 @@
 use std::io::IoSlice;
 
 use super::credential::Credential;
-use super::failure::{Denial, Failure};
+use super::failure::{Denial, RpcError};
 use super::slice::Slice;
-use crate::xdr::{Malformed, Reader, Writer, padding};
+use crate::xdr::{Malformed, XdrReader, XdrWriter, padding};
 
 const CALL: u32 = 0;
 const REPLY: u32 = 1;
@@ -35,7 +35,12 @@ pub struct Message {
 
 impl Message {
     /// A call. `arguments` writes the arguments. The bytes depend on nothing but what is given here.
-    pub fn call(xid: u32, procedure: Procedure, credential: &Credential, arguments: impl FnOnce(&mut Writer)) -> Self {
+    pub fn call(
+        xid: u32,
+        procedure: Procedure,
+        credential: &Credential,
+        arguments: impl FnOnce(&mut XdrWriter),
+    ) -> Self {
         Self::call_with(xid, procedure, credential, arguments, None)
     }
 
@@ -44,10 +49,10 @@ impl Message {
         xid: u32,
         procedure: Procedure,
         credential: &Credential,
-        arguments: impl FnOnce(&mut Writer),
+        arguments: impl FnOnce(&mut XdrWriter),
         payload: Option<Slice>,
     ) -> Self {
-        let mut writer = Writer::with_capacity(256);
+        let mut writer = XdrWriter::with_capacity(256);
         // The place of the fragment's length.
         writer.u32(0).u32(xid).u32(CALL).u32(RPC_VERSION);
         writer.u32(procedure.program).u32(procedure.version).u32(procedure.number);
@@ -90,7 +95,7 @@ pub enum Received {
         /// Of the call.
         xid: u32,
         /// What became of the call, and where the results begin.
-        results: Result<usize, Failure>,
+        results: Result<usize, RpcError>,
     },
     /// A call. The server of a mount has nothing to ask.
     Call,
@@ -101,7 +106,7 @@ pub enum Received {
 /// # Errors
 /// When it is no message of RPC.
 pub fn receive(record: &[u8]) -> Result<Received, Malformed> {
-    let mut reader = Reader::new(record);
+    let mut reader = XdrReader::new(record);
     let xid = reader.u32()?;
     match reader.u32()? {
         CALL => Ok(Received::Call),
@@ -113,7 +118,7 @@ pub fn receive(record: &[u8]) -> Result<Received, Malformed> {
     }
 }
 
-fn outcome(reader: &mut Reader<'_>) -> Result<Result<(), Failure>, Malformed> {
+fn outcome(reader: &mut XdrReader<'_>) -> Result<Result<(), RpcError>, Malformed> {
     const ACCEPTED: u32 = 0;
     const DENIED: u32 = 1;
     match reader.u32()? {
@@ -127,27 +132,27 @@ fn outcome(reader: &mut Reader<'_>) -> Result<Result<(), Failure>, Malformed> {
     }
 }
 
-fn accepted(reader: &mut Reader<'_>) -> Result<Result<(), Failure>, Malformed> {
+fn accepted(reader: &mut XdrReader<'_>) -> Result<Result<(), RpcError>, Malformed> {
     Ok(match reader.u32()? {
         0 => Ok(()),
-        1 => Err(Failure::ProgramUnavailable),
-        2 => Err(Failure::VersionUnsupported { lowest: reader.u32()?, highest: reader.u32()? }),
-        3 => Err(Failure::ProcedureUnavailable),
-        4 => Err(Failure::GarbageArguments),
-        5 => Err(Failure::SystemError),
+        1 => Err(RpcError::ProgramUnavailable),
+        2 => Err(RpcError::VersionUnsupported { lowest: reader.u32()?, highest: reader.u32()? }),
+        3 => Err(RpcError::ProcedureUnavailable),
+        4 => Err(RpcError::GarbageArguments),
+        5 => Err(RpcError::SystemError),
         _ => return crate::xdr::unknown(),
     })
 }
 
-fn denied(reader: &mut Reader<'_>) -> Result<Failure, Malformed> {
+fn denied(reader: &mut XdrReader<'_>) -> Result<RpcError, Malformed> {
     const RPC_MISMATCH: u32 = 0;
     const AUTH_ERROR: u32 = 1;
     match reader.u32()? {
         RPC_MISMATCH => {
             let (_lowest, _highest) = (reader.u32()?, reader.u32()?);
-            Ok(Failure::OtherRpc)
+            Ok(RpcError::OtherRpc)
         }
-        AUTH_ERROR => Ok(Failure::Denied(match reader.u32()? {
+        AUTH_ERROR => Ok(RpcError::Denied(match reader.u32()? {
             1 | 2 => Denial::Credential,
             3 | 4 => Denial::Verifier,
             5 => Denial::TooWeak,

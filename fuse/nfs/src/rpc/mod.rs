@@ -6,7 +6,7 @@
 //! | `driver` | the socket: connecting, reading, writing what could not be written at once |
 //! | `deadlines` | calls that are not answered in time |
 //! | [`peer`] | the server as all its connections see it |
-//! | [`policy`] | how long a call is waited for |
+//! | [`policy`] | how long a call may take, and how often it is sent |
 //! | [`dial`] | sockets, from the same port again |
 //! | [`message`] | calls into bytes, bytes into replies |
 //! | [`credential`] | as whom a call is made |
@@ -35,7 +35,7 @@ pub mod slice;
 
 pub use connection::{Connection, Reply};
 pub use credential::Credential;
-pub use failure::{Denial, Failure};
+pub use failure::{Denial, RpcError};
 pub use message::{Message, Procedure};
 pub use peer::{Health, Peer, SilenceObserver};
 pub use policy::{Backoff, Persistence, Policy};

@@ -21,7 +21,7 @@ pub trait SilenceObserver {
     fn silent_since(&self, since: Option<Instant>);
 }
 
-/// A server. It is shared by its connections, and read by who wants to know whether to ask it at all.
+/// A server. Its connections share it; callers read it to know whether the server answers at all.
 #[derive(Debug)]
 pub struct Peer {
     name: String,
@@ -308,7 +308,7 @@ mod tests {
         peer.call_begins(long_ago());
         peer.call_given_up();
         assert!(is_silent_for_long(&volumes));
-        assert_eq!(peer.silent(), Duration::ZERO, "nobody waits");
+        assert_eq!(peer.silent(), Duration::ZERO, "no call waits");
         peer.call_begins(Instant::now());
         assert!(is_silent_for_long(&volumes));
         assert!(peer.silent() < LONG, "whoever waits has not been waiting for long");

@@ -1,4 +1,4 @@
-//! How long a call is waited for.
+//! How long a call may take.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub enum Persistence {
     SoftErr,
 }
 
-/// How long a call is waited for, and how often it is sent again.
+/// How long a call may take, and how often it is sent again.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Policy {
     /// What happens when that has passed.
@@ -41,7 +41,7 @@ impl Policy {
         Self { persistence: Persistence::SoftErr, timeo: budget, retrans: 0, quiet: true }
     }
 
-    /// How long the server may be silent, before a call fails or is told of in the log.
+    /// How long the server may be silent, before a call fails or the log reports it.
     pub fn budget(&self) -> Duration {
         self.timeo * self.retrans.saturating_add(1)
     }

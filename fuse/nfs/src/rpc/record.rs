@@ -21,14 +21,14 @@ const MARK: usize = 4;
 
 /// The stream is none of records, or of longer ones than anybody asked for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-pub enum Garbage {
+pub enum StreamError {
     /// Of more than [`MAX_RECORD`] bytes.
     #[error("it sent a record that is too long")]
     TooLong,
     /// More of them than a server would send.
     #[error("it sent a record in too many fragments")]
     TooManyFragments,
-    /// Found by who looked at the record.
+    /// The reader of the record has found it.
     #[error("it sent a record that is no reply")]
     NoReply,
 }
@@ -41,7 +41,7 @@ pub struct Incoming {
     buffer: Option<Buffer>,
     /// So much of the buffer has been read.
     filled: usize,
-    record: Record,
+    record: PartialRecord,
     /// The length of the last record; the next one is probably as long.
     expected: usize,
     /// Whole records in the buffer.
@@ -50,7 +50,7 @@ pub struct Incoming {
 
 /// The record that is being read.
 #[derive(Clone, Copy, Debug, Default)]
-struct Record {
+struct PartialRecord {
     /// Where the mark of its first fragment stands.
     begin: usize,
     /// The end of what is there of it, without the marks of later fragments.
@@ -64,7 +64,7 @@ struct Record {
 impl Incoming {
     /// Nothing of a new stream.
     pub fn new(pool: Pool) -> Self {
-        Self { pool, buffer: None, filled: 0, record: Record::default(), expected: 0, whole: Vec::new() }
+        Self { pool, buffer: None, filled: 0, record: PartialRecord::default(), expected: 0, whole: Vec::new() }
     }
 
     /// Where to read to.
@@ -91,7 +91,11 @@ impl Incoming {
     ///
     /// # Errors
     /// When the stream cannot be understood; it is of no use any more. And what `each` returns.
-    pub fn read(&mut self, count: usize, mut each: impl FnMut(Slice) -> Result<(), Garbage>) -> Result<(), Garbage> {
+    pub fn read(
+        &mut self,
+        count: usize,
+        mut each: impl FnMut(Slice) -> Result<(), StreamError>,
+    ) -> Result<(), StreamError> {
         self.filled += count;
         while let Some(record) = self.next_record()? {
             self.whole.push(record);
@@ -112,14 +116,14 @@ impl Incoming {
     }
 
     /// Goes on in what was read, to the end of a record.
-    fn next_record(&mut self) -> Result<Option<Range<usize>>, Garbage> {
+    fn next_record(&mut self) -> Result<Option<Range<usize>>, StreamError> {
         let Some(buffer) = &mut self.buffer else { return Ok(None) };
         let record = &mut self.record;
         loop {
             if record.missing == 0 {
                 if record.last {
                     let body = record.begin + MARK..record.end;
-                    *record = Record { begin: record.end, end: record.end, ..Record::default() };
+                    *record = PartialRecord { begin: record.end, end: record.end, ..PartialRecord::default() };
                     return Ok(Some(body));
                 }
                 let Some(mark) = buffer[record.end..self.filled].first_chunk::<MARK>() else { return Ok(None) };
@@ -134,10 +138,10 @@ impl Incoming {
                 record.missing = (mark & !LAST) as usize;
                 record.last = mark & LAST != 0;
                 if record.missing > MAX_RECORD || record.end - record.begin - MARK + record.missing > MAX_RECORD {
-                    return Err(Garbage::TooLong);
+                    return Err(StreamError::TooLong);
                 }
                 if record.fragments > MAX_FRAGMENTS {
-                    return Err(Garbage::TooManyFragments);
+                    return Err(StreamError::TooManyFragments);
                 }
             }
             let there = (self.filled - record.end).min(record.missing);
@@ -157,7 +161,7 @@ mod tests {
     use super::*;
 
     /// Reads `stream` in pieces of at most `piece` bytes.
-    fn records(stream: &[u8], piece: usize) -> Result<Vec<Vec<u8>>, Garbage> {
+    fn records(stream: &[u8], piece: usize) -> Result<Vec<Vec<u8>>, StreamError> {
         let mut incoming = Incoming::new(Pool::default());
         let mut records = Vec::new();
         let mut rest = stream;
@@ -216,10 +220,10 @@ mod tests {
     #[test]
     fn too_long_a_record_is_refused_before_it_is_read() {
         let mark = (MAX_RECORD as u32 + 1) | LAST;
-        assert_eq!(records(&mark.to_be_bytes(), 4), Err(Garbage::TooLong));
-        assert_eq!(records(&[0xff; 4], 4), Err(Garbage::TooLong));
+        assert_eq!(records(&mark.to_be_bytes(), 4), Err(StreamError::TooLong));
+        assert_eq!(records(&[0xff; 4], 4), Err(StreamError::TooLong));
         let half = vec![0; MAX_RECORD / 2 + 1];
-        assert_eq!(records(&[fragment(&half, false), fragment(&half, true)].concat(), 5000), Err(Garbage::TooLong));
-        assert_eq!(records(&[0; 4 * 600], 100), Err(Garbage::TooManyFragments));
+        assert_eq!(records(&[fragment(&half, false), fragment(&half, true)].concat(), 5000), Err(StreamError::TooLong));
+        assert_eq!(records(&[0; 4 * 600], 100), Err(StreamError::TooManyFragments));
     }
 }

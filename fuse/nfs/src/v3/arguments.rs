@@ -1,9 +1,9 @@
 //! The arguments of each procedure. They are written from what is given, and from nothing else: a call sent again by
 //! another process has the same bytes.
 
-use super::attributes::{Changes, Kind, Time};
+use super::attributes::{Changes, FileType, Time};
 use super::handle::FileHandle;
-use crate::xdr::Writer;
+use crate::xdr::XdrWriter;
 
 /// How CREATE takes a name that exists.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -43,38 +43,38 @@ pub enum Stability {
 }
 
 /// A name in a directory (`diropargs3`).
-pub fn name(writer: &mut Writer, directory: &FileHandle, name: &[u8]) {
+pub fn name(writer: &mut XdrWriter, directory: &FileHandle, name: &[u8]) {
     directory.write(writer);
     writer.opaque(name);
 }
 
 /// SETATTR. With `guard` it is done only if the file's ctime is that.
-pub fn setattr(writer: &mut Writer, file: &FileHandle, changes: &Changes, guard: Option<Time>) {
+pub fn setattr(writer: &mut XdrWriter, file: &FileHandle, changes: &Changes, guard: Option<Time>) {
     file.write(writer);
     changes.write(writer);
     writer.optional(guard, |writer, time| time.write(writer));
 }
 
 /// ACCESS
-pub fn access(writer: &mut Writer, file: &FileHandle, wanted: u32) {
+pub fn access(writer: &mut XdrWriter, file: &FileHandle, wanted: u32) {
     file.write(writer);
     writer.u32(wanted);
 }
 
 /// READ
-pub fn read(writer: &mut Writer, file: &FileHandle, offset: u64, count: u32) {
+pub fn read(writer: &mut XdrWriter, file: &FileHandle, offset: u64, count: u32) {
     file.write(writer);
     writer.u64(offset).u32(count);
 }
 
 /// WRITE, up to the data, which follows as opaque bytes.
-pub fn write(writer: &mut Writer, file: &FileHandle, offset: u64, count: u32, stability: Stability) {
+pub fn write(writer: &mut XdrWriter, file: &FileHandle, offset: u64, count: u32, stability: Stability) {
     file.write(writer);
     writer.u64(offset).u32(count).u32(stability as u32);
 }
 
 /// CREATE
-pub fn create(writer: &mut Writer, directory: &FileHandle, file: &[u8], creation: &Creation) {
+pub fn create(writer: &mut XdrWriter, directory: &FileHandle, file: &[u8], creation: &Creation) {
     name(writer, directory, file);
     match creation {
         Creation::Unchecked(changes) => changes.write(writer.u32(0)),
@@ -86,26 +86,26 @@ pub fn create(writer: &mut Writer, directory: &FileHandle, file: &[u8], creation
 }
 
 /// MKDIR
-pub fn mkdir(writer: &mut Writer, parent: &FileHandle, directory: &[u8], changes: &Changes) {
+pub fn mkdir(writer: &mut XdrWriter, parent: &FileHandle, directory: &[u8], changes: &Changes) {
     name(writer, parent, directory);
     changes.write(writer);
 }
 
 /// SYMLINK
-pub fn symlink(writer: &mut Writer, directory: &FileHandle, link: &[u8], target: &[u8], changes: &Changes) {
+pub fn symlink(writer: &mut XdrWriter, directory: &FileHandle, link: &[u8], target: &[u8], changes: &Changes) {
     name(writer, directory, link);
     changes.write(writer);
     writer.opaque(target);
 }
 
 /// MKNOD
-pub fn mknod(writer: &mut Writer, directory: &FileHandle, node: &[u8], device: Device, changes: &Changes) {
+pub fn mknod(writer: &mut XdrWriter, directory: &FileHandle, node: &[u8], device: Device, changes: &Changes) {
     name(writer, directory, node);
     let (kind, numbers) = match device {
-        Device::Block(major, minor) => (Kind::Block, Some((major, minor))),
-        Device::Character(major, minor) => (Kind::Character, Some((major, minor))),
-        Device::Socket => (Kind::Socket, None),
-        Device::Pipe => (Kind::Pipe, None),
+        Device::Block(major, minor) => (FileType::Block, Some((major, minor))),
+        Device::Character(major, minor) => (FileType::Character, Some((major, minor))),
+        Device::Socket => (FileType::Socket, None),
+        Device::Pipe => (FileType::Pipe, None),
     };
     changes.write(writer.u32(kind.number()));
     if let Some((major, minor)) = numbers {
@@ -114,26 +114,26 @@ pub fn mknod(writer: &mut Writer, directory: &FileHandle, node: &[u8], device: D
 }
 
 /// RENAME
-pub fn rename(writer: &mut Writer, from: (&FileHandle, &[u8]), to: (&FileHandle, &[u8])) {
+pub fn rename(writer: &mut XdrWriter, from: (&FileHandle, &[u8]), to: (&FileHandle, &[u8])) {
     name(writer, from.0, from.1);
     name(writer, to.0, to.1);
 }
 
 /// LINK
-pub fn link(writer: &mut Writer, file: &FileHandle, directory: &FileHandle, link: &[u8]) {
+pub fn link(writer: &mut XdrWriter, file: &FileHandle, directory: &FileHandle, link: &[u8]) {
     file.write(writer);
     name(writer, directory, link);
 }
 
 /// READDIR, with room for `count` bytes of results.
-pub fn readdir(writer: &mut Writer, directory: &FileHandle, cookie: u64, verifier: [u8; 8], count: u32) {
+pub fn readdir(writer: &mut XdrWriter, directory: &FileHandle, cookie: u64, verifier: [u8; 8], count: u32) {
     directory.write(writer);
     writer.u64(cookie).fixed(&verifier).u32(count);
 }
 
 /// READDIRPLUS, with room for `names` bytes of names and cookies, and for `count` bytes of results.
 pub fn readdirplus(
-    writer: &mut Writer,
+    writer: &mut XdrWriter,
     directory: &FileHandle,
     cookie: u64,
     verifier: [u8; 8],
@@ -145,6 +145,6 @@ pub fn readdirplus(
 }
 
 /// COMMIT. A `count` of zero means to the end.
-pub fn commit(writer: &mut Writer, file: &FileHandle, offset: u64, count: u32) {
+pub fn commit(writer: &mut XdrWriter, file: &FileHandle, offset: u64, count: u32) {
     read(writer, file, offset, count);
 }

@@ -1,10 +1,10 @@
 //! Attributes of files: as they are, as they are to become, and how they were around a change.
 
-use crate::xdr::{Malformed, Reader, Writer, unknown};
+use crate::xdr::{Malformed, XdrReader, XdrWriter, unknown};
 
 /// What a file is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Kind {
+pub enum FileType {
     /// A regular file.
     File,
     /// A directory.
@@ -34,7 +34,7 @@ pub struct Time {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Attributes {
     /// What it is.
-    pub kind: Kind,
+    pub kind: FileType,
     /// Permissions, with the set-id and sticky bits.
     pub mode: u32,
     /// The number of its names.
@@ -102,7 +102,7 @@ pub struct Before {
 }
 
 /// Attributes around a change, as far as the server tells them (`wcc_data`). If those before are the ones that are
-/// known, nobody else has changed the file.
+/// known, no other client has changed the file.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Around {
     /// Just before it.
@@ -111,8 +111,8 @@ pub struct Around {
     pub after: Option<Attributes>,
 }
 
-impl Kind {
-    fn read(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
+impl FileType {
+    fn read(reader: &mut XdrReader<'_>) -> Result<Self, Malformed> {
         Ok(match reader.u32()? {
             1 => Self::File,
             2 => Self::Directory,
@@ -140,13 +140,13 @@ impl Kind {
 }
 
 impl Time {
-    fn read(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
+    fn read(reader: &mut XdrReader<'_>) -> Result<Self, Malformed> {
         // Some servers have had files with more nanoseconds than there are.
         Ok(Self { seconds: reader.u32()?, nanoseconds: reader.u32()?.min(999_999_999) })
     }
 
     /// Writes the time.
-    pub fn write(self, writer: &mut Writer) {
+    pub fn write(self, writer: &mut XdrWriter) {
         writer.u32(self.seconds).u32(self.nanoseconds);
     }
 }
@@ -156,9 +156,9 @@ impl Attributes {
     ///
     /// # Errors
     /// [`Malformed`]
-    pub fn read(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
+    pub fn read(reader: &mut XdrReader<'_>) -> Result<Self, Malformed> {
         Ok(Self {
-            kind: Kind::read(reader)?,
+            kind: FileType::read(reader)?,
             mode: reader.u32()?,
             links: reader.u32()?,
             uid: reader.u32()?,
@@ -178,13 +178,13 @@ impl Attributes {
     ///
     /// # Errors
     /// [`Malformed`]
-    pub fn read_optional(reader: &mut Reader<'_>) -> Result<Option<Self>, Malformed> {
+    pub fn read_optional(reader: &mut XdrReader<'_>) -> Result<Option<Self>, Malformed> {
         reader.optional(Self::read)
     }
 }
 
 impl TimeChange {
-    fn write(self, writer: &mut Writer) {
+    fn write(self, writer: &mut XdrWriter) {
         match self {
             Self::Keep => {
                 writer.u32(0);
@@ -199,8 +199,8 @@ impl TimeChange {
 
 impl Changes {
     /// Writes the changes.
-    pub fn write(&self, writer: &mut Writer) {
-        let number = |writer: &mut Writer, value| {
+    pub fn write(&self, writer: &mut XdrWriter) {
+        let number = |writer: &mut XdrWriter, value| {
             writer.u32(value);
         };
         writer.optional(self.mode, number).optional(self.uid, number).optional(self.gid, number);
@@ -217,7 +217,7 @@ impl Around {
     ///
     /// # Errors
     /// [`Malformed`]
-    pub fn read(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
+    pub fn read(reader: &mut XdrReader<'_>) -> Result<Self, Malformed> {
         let before = reader.optional(|reader| {
             Ok(Before { size: reader.u64()?, mtime: Time::read(reader)?, ctime: Time::read(reader)? })
         })?;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::xdr::{Malformed, Reader, Writer};
+use crate::xdr::{Malformed, XdrReader, XdrWriter};
 
 /// Most bytes of a handle.
 pub const MAX_HANDLE: usize = 64;
@@ -40,12 +40,12 @@ impl FileHandle {
     ///
     /// # Errors
     /// [`Malformed`]
-    pub fn read(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
+    pub fn read(reader: &mut XdrReader<'_>) -> Result<Self, Malformed> {
         Ok(Self::new(reader.opaque(MAX_HANDLE)?).expect("its length has been looked at"))
     }
 
     /// Writes the handle.
-    pub fn write(&self, writer: &mut Writer) {
+    pub fn write(&self, writer: &mut XdrWriter) {
         writer.opaque(self.as_bytes());
     }
 }

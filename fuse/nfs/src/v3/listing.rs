@@ -3,7 +3,7 @@
 use super::attributes::Attributes;
 use super::handle::FileHandle;
 use crate::rpc::Slice;
-use crate::xdr::{Malformed, Reader};
+use crate::xdr::{Malformed, XdrReader};
 
 /// Most bytes of a name that a server may send. Linux refuses longer ones.
 const MAX_RECEIVED_NAME: usize = 1024;
@@ -23,7 +23,7 @@ pub struct Listing {
 
 /// A name in a directory.
 #[derive(Clone, Copy, Debug)]
-pub struct Entry<'a> {
+pub struct ListedEntry<'a> {
     /// The file's number.
     pub fileid: u64,
     /// The name: not empty, and without slashes and zeros.
@@ -42,7 +42,7 @@ impl Listing {
     /// # Errors
     /// [`Malformed`]
     pub fn read(
-        reader: &mut Reader<'_>,
+        reader: &mut XdrReader<'_>,
         plus: bool,
         part: impl FnOnce(std::ops::Range<usize>) -> Slice,
     ) -> Result<Self, Malformed> {
@@ -57,19 +57,19 @@ impl Listing {
     }
 
     /// The names, those that cannot be names left out.
-    pub fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
-        let mut reader = Reader::new(&self.entries);
+    pub fn entries(&self) -> impl Iterator<Item = ListedEntry<'_>> {
+        let mut reader = XdrReader::new(&self.entries);
         let all = std::iter::from_fn(move || entry(&mut reader, self.plus).expect("it has been read before"));
         all.filter(|entry| !entry.name.is_empty() && !entry.name.iter().any(|byte| matches!(byte, b'/' | 0)))
     }
 }
 
-fn entry<'a>(reader: &mut Reader<'a>, plus: bool) -> Result<Option<Entry<'a>>, Malformed> {
+fn entry<'a>(reader: &mut XdrReader<'a>, plus: bool) -> Result<Option<ListedEntry<'a>>, Malformed> {
     if !reader.flag()? {
         return Ok(None);
     }
     let (fileid, name, cookie) = (reader.u64()?, reader.opaque(MAX_RECEIVED_NAME)?, reader.u64()?);
     let (attributes, handle) =
         if plus { (Attributes::read_optional(reader)?, reader.optional(FileHandle::read)?) } else { (None, None) };
-    Ok(Some(Entry { fileid, name, cookie, attributes, handle }))
+    Ok(Some(ListedEntry { fileid, name, cookie, attributes, handle }))
 }

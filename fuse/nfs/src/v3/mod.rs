@@ -7,7 +7,7 @@
 //! | [`attributes`] | attributes of files |
 //! | [`handle`] | file handles |
 //! | [`listing`] | pages of directories |
-//! | [`status`] | errors, and what a program is told |
+//! | [`status`] | errors, and the errno that a program gets |
 
 #![forbid(unsafe_code)]
 
@@ -19,11 +19,11 @@ pub mod results;
 pub mod status;
 
 pub use arguments::{Creation, Device, Stability};
-pub use attributes::{Around, Attributes, Before, Changes, Kind, Time, TimeChange};
+pub use attributes::{Around, Attributes, Before, Changes, FileType, Time, TimeChange};
 pub use handle::FileHandle;
-pub use listing::{Entry, Listing};
+pub use listing::{ListedEntry, Listing};
 pub use results::{Accessed, Committed, Created, FsInfo, FsStat, Link, Linked, Looked, PathConf, Read, Written};
-pub use status::Status;
+pub use status::NfsStatus;
 
 /// The number of the program.
 pub const PROGRAM: u32 = 100_003;
@@ -40,7 +40,7 @@ pub const MAX_LINK: usize = 4096;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
 #[expect(missing_docs, reason = "they are called so in RFC 1813, which says what they do")]
-pub enum Call {
+pub enum ProcedureNumber {
     Null = 0,
     Getattr = 1,
     Setattr = 2,

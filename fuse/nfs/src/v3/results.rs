@@ -1,12 +1,12 @@
 //! The results of each procedure, behind the status that says that there are any.
 //!
-//! What a failed call tells of attributes is not looked at: who needs them asks.
+//! What a failed call tells of attributes is not looked at: a caller that needs them asks.
 
 use super::arguments::Stability;
 use super::attributes::{Around, Attributes, Time};
 use super::handle::FileHandle;
 use crate::rpc::Slice;
-use crate::xdr::{Malformed, Reader, unknown};
+use crate::xdr::{Malformed, XdrReader, unknown};
 
 /// Of LOOKUP.
 #[derive(Clone, Copy, Debug)]
@@ -140,7 +140,7 @@ pub struct PathConf {
 ///
 /// # Errors
 /// [`Malformed`], like all of these.
-pub fn lookup(reader: &mut Reader<'_>) -> Result<Looked, Malformed> {
+pub fn lookup(reader: &mut XdrReader<'_>) -> Result<Looked, Malformed> {
     Ok(Looked {
         handle: FileHandle::read(reader)?,
         attributes: Attributes::read_optional(reader)?,
@@ -152,7 +152,7 @@ pub fn lookup(reader: &mut Reader<'_>) -> Result<Looked, Malformed> {
 ///
 /// # Errors
 /// [`Malformed`]
-pub fn access(reader: &mut Reader<'_>) -> Result<Accessed, Malformed> {
+pub fn access(reader: &mut XdrReader<'_>) -> Result<Accessed, Malformed> {
     let attributes = Attributes::read_optional(reader)?;
     Ok(Accessed { granted: reader.u32()?, attributes })
 }
@@ -162,7 +162,7 @@ pub fn access(reader: &mut Reader<'_>) -> Result<Accessed, Malformed> {
 /// # Errors
 /// [`Malformed`]
 pub fn readlink(
-    reader: &mut Reader<'_>,
+    reader: &mut XdrReader<'_>,
     part: impl FnOnce(std::ops::Range<usize>) -> Slice,
 ) -> Result<Link, Malformed> {
     let attributes = Attributes::read_optional(reader)?;
@@ -174,7 +174,7 @@ pub fn readlink(
 /// # Errors
 /// [`Malformed`]
 pub fn read(
-    reader: &mut Reader<'_>,
+    reader: &mut XdrReader<'_>,
     most: u32,
     part: impl FnOnce(std::ops::Range<usize>) -> Slice,
 ) -> Result<Read, Malformed> {
@@ -190,7 +190,7 @@ pub fn read(
 ///
 /// # Errors
 /// [`Malformed`]
-pub fn write(reader: &mut Reader<'_>) -> Result<Written, Malformed> {
+pub fn write(reader: &mut XdrReader<'_>) -> Result<Written, Malformed> {
     let file = Around::read(reader)?;
     let count = reader.u32()?;
     let stability = match reader.u32()? {
@@ -206,7 +206,7 @@ pub fn write(reader: &mut Reader<'_>) -> Result<Written, Malformed> {
 ///
 /// # Errors
 /// [`Malformed`]
-pub fn commit(reader: &mut Reader<'_>) -> Result<Committed, Malformed> {
+pub fn commit(reader: &mut XdrReader<'_>) -> Result<Committed, Malformed> {
     let file = Around::read(reader)?;
     Ok(Committed { verifier: reader.fixed()?, file })
 }
@@ -215,7 +215,7 @@ pub fn commit(reader: &mut Reader<'_>) -> Result<Committed, Malformed> {
 ///
 /// # Errors
 /// [`Malformed`]
-pub fn created(reader: &mut Reader<'_>) -> Result<Created, Malformed> {
+pub fn created(reader: &mut XdrReader<'_>) -> Result<Created, Malformed> {
     Ok(Created {
         handle: reader.optional(FileHandle::read)?,
         attributes: Attributes::read_optional(reader)?,
@@ -227,7 +227,7 @@ pub fn created(reader: &mut Reader<'_>) -> Result<Created, Malformed> {
 ///
 /// # Errors
 /// [`Malformed`]
-pub fn link(reader: &mut Reader<'_>) -> Result<Linked, Malformed> {
+pub fn link(reader: &mut XdrReader<'_>) -> Result<Linked, Malformed> {
     Ok(Linked { attributes: Attributes::read_optional(reader)?, directory: Around::read(reader)? })
 }
 
@@ -235,7 +235,7 @@ pub fn link(reader: &mut Reader<'_>) -> Result<Linked, Malformed> {
 ///
 /// # Errors
 /// [`Malformed`]
-pub fn rename(reader: &mut Reader<'_>) -> Result<(Around, Around), Malformed> {
+pub fn rename(reader: &mut XdrReader<'_>) -> Result<(Around, Around), Malformed> {
     Ok((Around::read(reader)?, Around::read(reader)?))
 }
 
@@ -243,7 +243,7 @@ pub fn rename(reader: &mut Reader<'_>) -> Result<(Around, Around), Malformed> {
 ///
 /// # Errors
 /// [`Malformed`]
-pub fn fsstat(reader: &mut Reader<'_>) -> Result<FsStat, Malformed> {
+pub fn fsstat(reader: &mut XdrReader<'_>) -> Result<FsStat, Malformed> {
     let attributes = Attributes::read_optional(reader)?;
     let stat = FsStat {
         total_bytes: reader.u64()?,
@@ -262,7 +262,7 @@ pub fn fsstat(reader: &mut Reader<'_>) -> Result<FsStat, Malformed> {
 ///
 /// # Errors
 /// [`Malformed`]
-pub fn fsinfo(reader: &mut Reader<'_>) -> Result<FsInfo, Malformed> {
+pub fn fsinfo(reader: &mut XdrReader<'_>) -> Result<FsInfo, Malformed> {
     let attributes = Attributes::read_optional(reader)?;
     let (read_max, _preferred, _multiple) = (reader.u32()?, reader.u32()?, reader.u32()?);
     let (write_max, _preferred, _multiple) = (reader.u32()?, reader.u32()?, reader.u32()?);
@@ -281,7 +281,7 @@ pub fn fsinfo(reader: &mut Reader<'_>) -> Result<FsInfo, Malformed> {
 ///
 /// # Errors
 /// [`Malformed`]
-pub fn pathconf(reader: &mut Reader<'_>) -> Result<PathConf, Malformed> {
+pub fn pathconf(reader: &mut XdrReader<'_>) -> Result<PathConf, Malformed> {
     let attributes = Attributes::read_optional(reader)?;
     let conf = PathConf {
         links_max: reader.u32()?,

@@ -4,9 +4,9 @@ use rustix::io::Errno;
 
 /// What a server says became of a call.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct Status(pub u32);
+pub struct NfsStatus(pub u32);
 
-impl Status {
+impl NfsStatus {
     /// It was done.
     pub const OK: Self = Self(0);
     /// There is no such name.
@@ -26,7 +26,7 @@ impl Status {
     /// The server has begun, and asks to come again.
     pub const JUKEBOX: Self = Self(10008);
 
-    /// What a program is told.
+    /// The errno that a program gets.
     pub fn errno(self) -> Errno {
         match self.0 {
             1 => Errno::PERM,

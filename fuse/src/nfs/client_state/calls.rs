@@ -22,11 +22,11 @@ const NOT_SENT: u32 = 0;
 
 /// A call that is under way. When it is dropped, no successor makes it again.
 #[derive(Debug)]
-pub struct Call {
+pub struct RecordedCall {
     record: Record<CallCell>,
 }
 
-impl Call {
+impl RecordedCall {
     /// The xid with which it may have been sent already.
     pub fn xid(&self) -> Option<u32> {
         Some(self.record.xid.load(Acquire)).filter(|xid| *xid != NOT_SENT)
@@ -67,9 +67,9 @@ impl Calls {
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn begin(&self, unique: u64, step: u32, credential: &Credential) -> Result<Call, Errno> {
+    pub fn begin(&self, unique: u64, step: u32, credential: &Credential) -> Result<RecordedCall, Errno> {
         if let Some(record) = self.inherited.borrow_mut().remove(&(unique, step)) {
-            return Ok(Call { record });
+            return Ok(RecordedCall { record });
         }
         let now = clock_gettime(ClockId::RealtimeCoarse);
         let record = Record::new(&self.region, |cell: &CallCell| {
@@ -80,7 +80,7 @@ impl Calls {
             cell.nanoseconds.store(now.tv_nsec as u32, Relaxed);
             cell.identity.set(credential);
         });
-        Ok(Call { record: record.map_err(no_memory)? })
+        Ok(RecordedCall { record: record.map_err(no_memory)? })
     }
 
     /// Whether a dead server has begun call number `step` of the request `unique`.

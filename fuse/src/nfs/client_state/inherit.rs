@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use podfs_nfs::v3::Kind;
+use podfs_nfs::v3::FileType;
 
 use super::ClientState;
 use super::calls::Calls;
@@ -38,7 +38,7 @@ impl Inheritance {
         region.look_again().ok()?;
         let mut reader = RegionReader::new(region);
         let nodes = Nodes::inherit(Arc::clone(region), reader.nodes());
-        nodes.get(ROOT).ok().filter(|root| root.kind == Kind::Directory)?;
+        nodes.get(ROOT).ok().filter(|root| root.kind == FileType::Directory)?;
         let files = reader.open_files(&nodes);
         let calls = Calls::new(Arc::clone(region), reader.calls());
         let root = reader.records::<RootCell>().into_iter().next();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use podfs_nfs::rpc::Credential;
-use podfs_nfs::v3::{FileHandle, Kind};
+use podfs_nfs::v3::{FileHandle, FileType};
 use rustix::io::Errno;
 
 use super::name::{Name, NameOf};
@@ -28,7 +28,7 @@ pub struct Node {
     /// The kernel's number for it.
     pub id: u64,
     /// What kind of file it is.
-    pub kind: Kind,
+    pub kind: FileType,
     /// The server's number for it.
     pub fileid: u64,
     /// What is known of it, and since when.
@@ -47,7 +47,7 @@ pub struct Found {
     /// What the server calls it.
     pub handle: FileHandle,
     /// As in [`Node`].
-    pub kind: Kind,
+    pub kind: FileType,
     /// As in [`Node`].
     pub fileid: u64,
 }

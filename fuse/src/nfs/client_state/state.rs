@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use podfs_nfs::rpc::Credential;
 use podfs_nfs::rpc::credential::MAX_GROUPS;
-use podfs_nfs::v3::{Attributes, Kind, Time};
+use podfs_nfs::v3::{Attributes, FileType, Time};
 use rustix::io::Errno;
 
 use crate::region::cells::Content;
@@ -180,7 +180,7 @@ impl RootCell {
         let time =
             |index| Time { seconds: (word(index) >> 32) as u32, nanoseconds: (word(index) as u32).min(999_999_999) };
         Attributes {
-            kind: Kind::Directory,
+            kind: FileType::Directory,
             mode: word(0) as u32,
             links: word(1) as u32,
             uid: word(2) as u32,

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use podfs_nfs::rpc::Credential;
-use podfs_nfs::v3::{FileHandle, Kind};
+use podfs_nfs::v3::{FileHandle, FileType};
 use proptest::prelude::*;
 use rustix::fs::{FallocateFlags, fallocate, fstat};
 use rustix::io::{pread, pwrite};
@@ -15,7 +15,7 @@ use crate::nfs::client_state::inherit::Inheritance;
 use crate::nfs::client_state::node::{Found, ROOT};
 use crate::region::{self, Region};
 
-fn found(number: u8, kind: Kind) -> Found {
+fn found(number: u8, kind: FileType) -> Found {
     let handle = FileHandle::new(&[number; 28]).expect("a handle");
     Found { handle, kind, fileid: u64::from(number) + 1000 }
 }
@@ -28,12 +28,12 @@ fn somebody() -> Credential {
 fn volume() -> (ClientState, Arc<Region>) {
     let region = Arc::new(Region::create(region::VolumeKind::Nfs).expect("a region"));
     region.begin();
-    let nodes = Nodes::new(Arc::clone(&region), found(0, Kind::Directory)).expect("memory");
+    let nodes = Nodes::new(Arc::clone(&region), found(0, FileType::Directory)).expect("memory");
     let files = OpenFiles::new(Arc::clone(&region), HashMap::new(), HashMap::new());
     let calls = Calls::new(Arc::clone(&region), HashMap::new());
     for number in 1..60 {
         let name = vec![b'a' + number % 20; usize::from(number) * 4];
-        nodes.enter(found(number, Kind::File), Some((ROOT, &name))).expect("memory");
+        nodes.enter(found(number, FileType::File), Some((ROOT, &name))).expect("memory");
     }
     for number in 2..20 {
         let node = nodes.get(number).expect("a node");
@@ -101,7 +101,7 @@ fn what_has_ended_leaves_nothing() {
     let open = known.files.add(2, &known.nodes.root(), somebody(), true).expect("memory");
     known.files.remove(open.handle, false);
     drop(open);
-    let node = known.nodes.enter(found(100, Kind::File), Some((ROOT, &[b'x'; 255]))).expect("memory");
+    let node = known.nodes.enter(found(100, FileType::File), Some((ROOT, &[b'x'; 255]))).expect("memory");
     let id = node.id;
     drop(node);
     known.nodes.forget(id, 1, |_| false);

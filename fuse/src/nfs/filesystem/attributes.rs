@@ -2,33 +2,33 @@
 
 use std::time::Duration;
 
-use podfs_nfs::v3::{Attributes, Changes, Kind, Time, TimeChange};
+use podfs_nfs::v3::{Attributes, Changes, FileType, Time, TimeChange};
 
 use crate::session::abi::{Attr, AttrOut, EntryOut, SetattrIn, fattr};
 
 /// What a file is, as `S_IFMT` of its mode.
-pub fn file_type(kind: Kind) -> u32 {
+pub fn file_type(kind: FileType) -> u32 {
     match kind {
-        Kind::File => libc::S_IFREG,
-        Kind::Directory => libc::S_IFDIR,
-        Kind::Block => libc::S_IFBLK,
-        Kind::Character => libc::S_IFCHR,
-        Kind::Symlink => libc::S_IFLNK,
-        Kind::Socket => libc::S_IFSOCK,
-        Kind::Pipe => libc::S_IFIFO,
+        FileType::File => libc::S_IFREG,
+        FileType::Directory => libc::S_IFDIR,
+        FileType::Block => libc::S_IFBLK,
+        FileType::Character => libc::S_IFCHR,
+        FileType::Symlink => libc::S_IFLNK,
+        FileType::Socket => libc::S_IFSOCK,
+        FileType::Pipe => libc::S_IFIFO,
     }
 }
 
 /// What a file with this `S_IFMT` is.
-pub fn kind_of(file_type: u32) -> Option<Kind> {
+pub fn kind_of(file_type: u32) -> Option<FileType> {
     Some(match file_type {
-        libc::S_IFREG => Kind::File,
-        libc::S_IFDIR => Kind::Directory,
-        libc::S_IFBLK => Kind::Block,
-        libc::S_IFCHR => Kind::Character,
-        libc::S_IFLNK => Kind::Symlink,
-        libc::S_IFSOCK => Kind::Socket,
-        libc::S_IFIFO => Kind::Pipe,
+        libc::S_IFREG => FileType::File,
+        libc::S_IFDIR => FileType::Directory,
+        libc::S_IFBLK => FileType::Block,
+        libc::S_IFCHR => FileType::Character,
+        libc::S_IFLNK => FileType::Symlink,
+        libc::S_IFSOCK => FileType::Socket,
+        libc::S_IFIFO => FileType::Pipe,
         _ => return None,
     })
 }

@@ -5,7 +5,9 @@ use std::rc::Rc;
 use podfs_nfs::error::Error;
 use podfs_nfs::export::How;
 use podfs_nfs::rpc::Credential;
-use podfs_nfs::v3::{Around, Attributes, Changes, Created, Creation, Device, FileHandle, Kind, Status, TimeChange};
+use podfs_nfs::v3::{
+    Around, Attributes, Changes, Created, Creation, Device, FileHandle, FileType, NfsStatus, TimeChange,
+};
 use rustix::io::Errno;
 
 use super::attributes::{changes, device_of};
@@ -47,7 +49,7 @@ impl NfsFilesystem {
         wanted: &Changes,
         credential: &Credential,
     ) -> Result<Attributes, Errno> {
-        if node.kind == Kind::File {
+        if node.kind == FileType::File {
             if wanted.size.is_some() {
                 // On disk: data that has to be sent again after a restart of the server would make the file longer again.
                 self.writeback().flush(node.id).await?;
@@ -78,7 +80,7 @@ impl NfsFilesystem {
         let handle = parent.handle();
         let make = async |how: How<'_>| self.export.mkdir(how, &handle, name, &wanted).await;
         let once = turn.once(&self.known.calls, ITSELF, &credential, make).await?;
-        let thing = Wanted { kind: Kind::Directory, target: None, device: None };
+        let thing = Wanted { kind: FileType::Directory, target: None, device: None };
         let made = self.made(once, parent, name, thing, &credential).await?;
         self.tell_made(parent, name, made, asked, &credential).await
     }
@@ -96,7 +98,7 @@ impl NfsFilesystem {
         let handle = parent.handle();
         let make = async |how: How<'_>| self.export.symlink(how, &handle, name, target, &wanted).await;
         let once = turn.once(&self.known.calls, ITSELF, &credential, make).await?;
-        let thing = Wanted { kind: Kind::Symlink, target: Some(target), device: None };
+        let thing = Wanted { kind: FileType::Symlink, target: Some(target), device: None };
         let made = self.made(once, parent, name, thing, &credential).await?;
         self.tell_made(parent, name, made, asked, &credential).await
     }
@@ -117,10 +119,10 @@ impl NfsFilesystem {
                 let (_, entry) = self.make_file(parent, name, mode, true, &credential, turn).await?;
                 return Ok(Answer::Entry(entry).into());
             }
-            libc::S_IFCHR => (Kind::Character, Device::Character(major, minor), Some((major, minor))),
-            libc::S_IFBLK => (Kind::Block, Device::Block(major, minor), Some((major, minor))),
-            libc::S_IFIFO => (Kind::Pipe, Device::Pipe, None),
-            libc::S_IFSOCK => (Kind::Socket, Device::Socket, None),
+            libc::S_IFCHR => (FileType::Character, Device::Character(major, minor), Some((major, minor))),
+            libc::S_IFBLK => (FileType::Block, Device::Block(major, minor), Some((major, minor))),
+            libc::S_IFIFO => (FileType::Pipe, Device::Pipe, None),
+            libc::S_IFSOCK => (FileType::Socket, Device::Socket, None),
             _ => return Err(Errno::INVAL),
         };
         let wanted = Changes { mode: Some(mode), ..Changes::default() };
@@ -153,13 +155,13 @@ impl NfsFilesystem {
             true => self.half_made(&once, parent, name, &creation, credential).await?,
             false => None,
         };
-        let lacks_it = |error: &Error| error.status() == Some(Status::NOTSUPP);
+        let lacks_it = |error: &Error| error.status() == Some(NfsStatus::NOTSUPP);
         let mut made = match once.outcome {
             Err(error) if exclusive && lacks_it(&error) => {
                 let creation = Creation::Guarded(wanted);
                 let make = async |how: How<'_>| self.export.create(how, &handle, name, &creation).await;
                 let once = turn.once(&self.known.calls, GUARDED, credential, make).await?;
-                let thing = Wanted { kind: Kind::File, target: None, device: None };
+                let thing = Wanted { kind: FileType::File, target: None, device: None };
                 let made = self.made(once, parent, name, thing, credential).await?;
                 return self.enter_made(parent, name, made, asked, credential).await;
             }
@@ -298,7 +300,7 @@ impl NfsFilesystem {
     ) -> Result<Answered, Errno> {
         self.refuse_if_read_only()?;
         if flags != 0 {
-            // The protocol has no such thing.
+            // NFSv3 has no such operation.
             return Err(Errno::INVAL);
         }
         let credential = self.credential(turn);
@@ -312,7 +314,7 @@ impl NfsFilesystem {
         let rename = async |how: How<'_>| self.export.rename(how, (&old, from.1), (&new, to.1)).await;
         let once = turn.once(&self.known.calls, ITSELF, &credential, rename).await?;
         let now_there = moved.clone().or_else(|| self.known.nodes.at(to.0.id, to.1).filter(|_| turn.resent));
-        let named = self.named(once, Status::NOENT, now_there.as_deref(), (to.0, to.1), &credential).await;
+        let named = self.named(once, NfsStatus::NOENT, now_there.as_deref(), (to.0, to.1), &credential).await;
         match named {
             Ok(Some((left, came))) => {
                 self.changed(from.0, &left);
@@ -360,7 +362,7 @@ impl NfsFilesystem {
         let (file, directory) = (node.handle(), parent.handle());
         let link = async |how: How<'_>| self.export.link(how, &file, &directory, name).await;
         let once = turn.once(&self.known.calls, ASIDE, &credential, link).await?;
-        let named = self.named(once, Status::EXIST, Some(node), (parent, name), &credential).await;
+        let named = self.named(once, NfsStatus::EXIST, Some(node), (parent, name), &credential).await;
         let linked = named.map_err(|error| error.errno())?;
         let attributes = match linked {
             Some(linked) => {

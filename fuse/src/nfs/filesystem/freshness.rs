@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use podfs_nfs::rpc::Credential;
-use podfs_nfs::v3::{Around, Attributes, Before, Kind, Time};
+use podfs_nfs::v3::{Around, Attributes, Before, FileType, Time};
 
 use super::super::options::Caching;
 
@@ -172,7 +172,7 @@ impl Freshness {
 
     /// What the server granted this credential of `wanted`, as far as that is known and holds.
     pub fn right(&self, who: &Credential, wanted: u32, now: Instant, caching: &Caching) -> Option<u32> {
-        let holds = caching.shortest(Kind::File);
+        let holds = caching.shortest(FileType::File);
         let ctime = self.attributes.as_ref()?.ctime;
         let known = self.rights.iter().find(|right| right.who == *who && right.asked & wanted == wanted)?;
         (known.ctime == ctime && now < known.at + holds).then_some(known.granted)

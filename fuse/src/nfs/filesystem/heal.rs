@@ -14,7 +14,7 @@ use podfs_nfs::error::Error;
 use podfs_nfs::export::How;
 use podfs_nfs::mountd;
 use podfs_nfs::rpc::{Credential, Policy};
-use podfs_nfs::v3::{FileHandle, Status};
+use podfs_nfs::v3::{FileHandle, NfsStatus};
 
 use super::NfsFilesystem;
 use crate::nfs::client_state::node::{Node, ROOT};
@@ -90,7 +90,7 @@ impl NfsFilesystem {
             return true;
         }
         let anybody = Self::anybody();
-        let path = self.options.path.as_bytes();
+        let path = self.options.export.path.as_bytes();
         let mounted = mountd::mount(&mountd.connection, path, &anybody, Policy::within(MOUNT_BUDGET)).await;
         drop(mountd);
         let Some(handle) = mounted.ok().map(|mounted| mounted.root).filter(|handle| *handle != stale) else {
@@ -104,5 +104,5 @@ impl NfsFilesystem {
 
 /// Whether the server does not know the handle.
 pub fn is_stale(error: &Error) -> bool {
-    matches!(error.status(), Some(Status::STALE | Status::BADHANDLE))
+    matches!(error.status(), Some(NfsStatus::STALE | NfsStatus::BADHANDLE))
 }

@@ -6,7 +6,7 @@
 //!
 //! | call | done if |
 //! |---|---|
-//! | MKDIR, SYMLINK, MKNOD | the name leads to such a thing, with the same target and device, made since then |
+//! | MKDIR, SYMLINK, MKNOD | the name leads to such a file, with the same target and device, made since then |
 //! | LINK | the name leads to the same file |
 //! | REMOVE, RMDIR | there is no such name |
 //! | RENAME | the old name is gone, and the new one leads to the file that had it |
@@ -21,7 +21,7 @@
 use podfs_nfs::error::Error;
 use podfs_nfs::export::How;
 use podfs_nfs::rpc::Credential;
-use podfs_nfs::v3::{Attributes, Creation, FileHandle, Kind, Status};
+use podfs_nfs::v3::{Attributes, Creation, FileHandle, FileType, NfsStatus};
 use rustix::fs::Timespec;
 use rustix::io::Errno;
 use tokio::time::sleep;
@@ -35,8 +35,8 @@ const SLACK: i64 = 120;
 
 /// What a call was to make.
 pub struct Wanted<'a> {
-    /// What kind of thing.
-    pub kind: Kind,
+    /// Its file type.
+    pub kind: FileType,
     /// Of a symbolic link.
     pub target: Option<&'a [u8]>,
     /// Of a device.
@@ -57,7 +57,7 @@ impl NfsFilesystem {
             Ok(made) => return Ok(Ok(made)),
             Err(error) => error,
         };
-        if !once.doubtful || !may_be_its_own(&error, Status::EXIST) {
+        if !once.doubtful || !may_be_its_own(&error, NfsStatus::EXIST) {
             return Err(error.errno());
         }
         let there = self.glance(directory, name, credential).await?;
@@ -81,7 +81,7 @@ impl NfsFilesystem {
         creation: &Creation,
         credential: &Credential,
     ) -> Result<Option<FileHandle>, Errno> {
-        let is_doubtful = |error: &Error| once.doubtful && may_be_its_own(error, Status::EXIST);
+        let is_doubtful = |error: &Error| once.doubtful && may_be_its_own(error, NfsStatus::EXIST);
         if !once.outcome.as_ref().is_err_and(is_doubtful) {
             return Ok(None);
         }
@@ -89,7 +89,7 @@ impl NfsFilesystem {
         sleep(PAUSE).await;
         let again = self.export.create(How::new(credential), &directory.handle(), name, creation).await;
         let untouched = |found: &Attributes| {
-            let thing = Wanted { kind: Kind::File, target: None, device: None };
+            let thing = Wanted { kind: FileType::File, target: None, device: None };
             let is_new =
                 found.size == 0 && found.links == 1 && found.mtime == found.ctime && found.atime == found.ctime;
             again.is_ok() || (is_new && fits(found, &thing, once.at))
@@ -113,7 +113,7 @@ impl NfsFilesystem {
             Ok(told) => return Ok(Some(told)),
             Err(error) => error,
         };
-        if once.doubtful && may_be_its_own(&error, Status::NOENT) {
+        if once.doubtful && may_be_its_own(&error, NfsStatus::NOENT) {
             let there = self.glance(directory, name, credential).await?;
             if there.is_none() {
                 return Ok(None);
@@ -126,7 +126,7 @@ impl NfsFilesystem {
     pub(super) async fn named<T>(
         &self,
         once: Once<T>,
-        sign: Status,
+        sign: NfsStatus,
         file: Option<&Node>,
         (directory, name): (&Node, &[u8]),
         credential: &Credential,
@@ -148,8 +148,8 @@ impl NfsFilesystem {
 
 /// Whether an error may be the effect of the call itself. A server that does the same call twice at once, for two
 /// connections, may lose the file between two looks at it.
-fn may_be_its_own(error: &Error, sign: Status) -> bool {
-    error.status().is_some_and(|status| status == sign || status == Status::STALE)
+fn may_be_its_own(error: &Error, sign: NfsStatus) -> bool {
+    error.status().is_some_and(|status| status == sign || status == NfsStatus::STALE)
 }
 
 fn fits(found: &Attributes, wanted: &Wanted<'_>, at: Timespec) -> bool {

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use podfs_nfs::error::Error;
 use podfs_nfs::export::How;
-use podfs_nfs::v3::{self, Status};
+use podfs_nfs::v3::{self, NfsStatus};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
@@ -83,7 +83,7 @@ impl NfsFilesystem {
         let verifier = if offset == 0 { [0; 8] } else { open.verifier() };
         let asked = self.order.next();
         let page = match self.page(open, offset, verifier, plus).await {
-            Err(error) if error.status() == Some(Status::BAD_COOKIE) && offset != 0 => {
+            Err(error) if error.status() == Some(NfsStatus::BAD_COOKIE) && offset != 0 => {
                 // The directory was rearranged: from the beginning, and behind as many entries as were given out.
                 let page = self.page(open, 0, [0; 8], plus).await.map_err(|error| error.errno())?;
                 let mut state = listing.borrow_mut();
@@ -123,7 +123,7 @@ impl NfsFilesystem {
         if plus && self.has_attributes.get() {
             let ask = async |handle| self.export.readdirplus(how, &handle, offset, verifier).await;
             match self.on(&open.node, &open.credential, ask).await {
-                Err(error) if error.status() == Some(Status::NOTSUPP) => self.has_attributes.set(false),
+                Err(error) if error.status() == Some(NfsStatus::NOTSUPP) => self.has_attributes.set(false),
                 page => return page,
             }
         }
@@ -135,7 +135,7 @@ impl NfsFilesystem {
     fn push(
         &self,
         directory: &Node,
-        one: &v3::Entry<'_>,
+        one: &v3::ListedEntry<'_>,
         plus: bool,
         room: usize,
         asked: u64,
@@ -169,7 +169,7 @@ impl NfsFilesystem {
 
     /// The node of a listed file, for the kernel. The listing does not know of data that is on its way to the server; a file with
     /// such data is looked up when it is needed.
-    fn enter_listed(&self, directory: &Node, one: &v3::Entry<'_>, asked: u64) -> Option<EntryOut> {
+    fn enter_listed(&self, directory: &Node, one: &v3::ListedEntry<'_>, asked: u64) -> Option<EntryOut> {
         let (attributes, handle) = (one.attributes?, one.handle?);
         if self.known.nodes.find(&handle).is_some_and(|node| self.writeback().is_dirty(node.id)) {
             return None;
@@ -184,7 +184,7 @@ impl NfsFilesystem {
     }
 
     /// Whether an entry is shown to the kernel.
-    fn is_shown(&self, directory: &Node, one: &v3::Entry<'_>) -> bool {
+    fn is_shown(&self, directory: &Node, one: &v3::ListedEntry<'_>) -> bool {
         let is_dot = one.name == b"." || one.name == b"..";
         is_dot || (is_name(one.name) && !self.is_silly_name(directory, one.name))
     }
@@ -192,7 +192,8 @@ impl NfsFilesystem {
     /// Says so once.
     fn warn_of_loop(&self, directory: &Node) {
         if !self.loops_met.replace(true) {
-            let (volume, server, path) = (&self.options.name, &self.options.server, self.path(directory.id, None));
+            let (volume, server, path) =
+                (&self.options.name, &self.options.export.server, self.path(directory.id, None));
             tracing::warn!(
                 volume,
                 "volume {volume:?}: NFS server {server} lists the directory {path} without coming to an end; reading it \

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use podfs_nfs::export::How;
 use podfs_nfs::rpc::Credential;
-use podfs_nfs::v3::{Attributes, FileHandle, FsStat, Kind, Status};
+use podfs_nfs::v3::{Attributes, FileHandle, FileType, FsStat, NfsStatus};
 use rustix::io::Errno;
 use tokio::time::timeout;
 
@@ -117,7 +117,7 @@ impl NfsFilesystem {
     /// to the change had the attributes already. Changes of a directory come one after the other, since the kernel locks it.
     fn heard(&self, node: &Node) -> Option<Attributes> {
         let freshness = node.freshness.borrow();
-        let holds = node.kind == Kind::Directory && !freshness.remaining(Instant::now()).is_zero();
+        let holds = node.kind == FileType::Directory && !freshness.remaining(Instant::now()).is_zero();
         freshness.attributes().copied().filter(|_| holds)
     }
 
@@ -184,7 +184,7 @@ impl NfsFilesystem {
                 };
                 Ok(Some((looked.handle, attributes)))
             }
-            Err(error) if error.status() == Some(Status::NOENT) => Ok(None),
+            Err(error) if error.status() == Some(NfsStatus::NOENT) => Ok(None),
             Err(error) => Err(error.errno()),
         }
     }

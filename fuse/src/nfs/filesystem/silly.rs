@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use podfs_nfs::export::How;
 use podfs_nfs::rpc::Credential;
-use podfs_nfs::v3::{Kind, Status};
+use podfs_nfs::v3::{FileType, NfsStatus};
 use rustix::io::Errno;
 
 use super::NfsFilesystem;
@@ -49,7 +49,7 @@ impl NfsFilesystem {
             }
             None => None,
         };
-        let is_in_the_way = |node: &Rc<Node>| node.kind == Kind::File && node.is_open() && !node.is_silly();
+        let is_in_the_way = |node: &Rc<Node>| node.kind == FileType::File && node.is_open() && !node.is_silly();
         let Some(node) = node.filter(is_in_the_way) else { return Ok(None) };
         // A file that has other names stays on the server without this one.
         let has_others = may_have_another_name(&node) && self.ask(&node).await?.links > 1;
@@ -69,7 +69,7 @@ impl NfsFilesystem {
         let handle = directory.handle();
         let rename = async |how: How<'_>| self.export.rename(how, (&handle, name), (&handle, &aside)).await;
         let once = turn.once(&self.known.calls, ASIDE, credential, rename).await?;
-        let named = self.named(once, Status::NOENT, Some(node), (directory, &aside), credential).await;
+        let named = self.named(once, NfsStatus::NOENT, Some(node), (directory, &aside), credential).await;
         if let Some((from, _)) = named.map_err(|error| error.errno())? {
             self.changed(directory, &from);
         }
@@ -88,7 +88,7 @@ impl NfsFilesystem {
         let (file, handle) = (node.handle(), directory.handle());
         let link = async |how: How<'_>| self.export.link(how, &file, &handle, &aside).await;
         let once = turn.once(&self.known.calls, ASIDE, credential, link).await?;
-        let named = self.named(once, Status::EXIST, Some(node), (directory, &aside), credential).await;
+        let named = self.named(once, NfsStatus::EXIST, Some(node), (directory, &aside), credential).await;
         if let Some(linked) = named.map_err(|error| error.errno())? {
             self.changed(directory, &linked.directory);
         }
@@ -142,7 +142,7 @@ impl NfsFilesystem {
                     self.changed(&parent, &around);
                     break;
                 }
-                Err(error) if error.status() == Some(Status::NOENT) => break,
+                Err(error) if error.status() == Some(NfsStatus::NOENT) => break,
                 Err(_) => {}
             }
         }
@@ -178,7 +178,7 @@ const PREFIX: &[u8] = b".nfs";
 fn may_have_another_name(node: &Node) -> bool {
     let is_one = |links: u32| links <= 1 && node.name().is_some();
     let links = node.freshness.borrow().attributes().map(|found| found.links);
-    node.kind == Kind::File && !links.is_some_and(is_one)
+    node.kind == FileType::File && !links.is_some_and(is_one)
 }
 
 /// The other name of a file.

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use tokio::time::sleep;
 
 use super::heal::is_stale;
-use crate::nfs::client_state::calls::{Call, Calls};
+use crate::nfs::client_state::calls::{Calls, RecordedCall};
 use crate::nfs::client_state::open_files::OpenFile;
 use crate::session::Caller;
 
@@ -32,7 +32,7 @@ pub struct Turn {
     pub caller: Caller,
     /// A server that has died had read it before.
     pub resent: bool,
-    calls: RefCell<Vec<Call>>,
+    calls: RefCell<Vec<RecordedCall>>,
     /// What it opened.
     opened: RefCell<Option<Rc<OpenFile>>>,
 }

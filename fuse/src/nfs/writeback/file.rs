@@ -21,9 +21,9 @@ const MOST_IN_VAIN: u32 = 3;
 #[derive(Default)]
 pub struct File {
     /// Not taken by the server yet, in the order in which they were accepted.
-    unsent: VecDeque<Record>,
+    unsent: VecDeque<PendingWrite>,
     /// Taken, and not known to be on disk.
-    taken: Vec<Record>,
+    taken: Vec<PendingWrite>,
     /// Bytes of these.
     taken_bytes: u64,
     /// Of what was taken.
@@ -44,7 +44,7 @@ pub struct File {
 
 /// Data in the log.
 #[derive(Clone, Copy, Debug)]
-pub struct Record {
+pub struct PendingWrite {
     /// Its place.
     pub id: RecordId,
     /// Its number.
@@ -86,7 +86,7 @@ pub enum Next {
     /// Send this record, from its byte number `skip` on.
     Write {
         /// The record.
-        record: Record,
+        record: PendingWrite,
         /// Bytes that the server has.
         skip: u64,
         /// It is to be on disk before it is answered, whatever the volume's manner.
@@ -107,7 +107,7 @@ pub struct Outcome {
     pub fail: Option<(RecordId, Errno)>,
 }
 
-impl Record {
+impl PendingWrite {
     /// A record that was just accepted.
     pub fn new(id: RecordId, sequence: u64, key: FileKey, offset: u64, length: u64) -> Self {
         Self { id, sequence, key, offset, length, done: 0, stable: false, course: Course::Waiting }
@@ -137,20 +137,20 @@ impl File {
         let key = FileKey { node: one.target.node, open: one.target.open };
         match one.length {
             Ok(length) => {
-                self.unsent.push_back(Record::new(one.id, one.sequence, key, one.target.offset, length.into()));
+                self.unsent.push_back(PendingWrite::new(one.id, one.sequence, key, one.target.offset, length.into()));
             }
             Err(error) => self.failure = Some(Failure { error, record: one.id, writer_knows: false }),
         }
     }
 
     /// A record was accepted.
-    pub fn add(&mut self, record: Record) {
+    pub fn add(&mut self, record: PendingWrite) {
         self.is_gone = false;
         self.unsent.push_back(record);
     }
 
     /// The record that data for `offset` may be added to, if it gets no longer than `most`.
-    pub fn growing(&mut self, key: FileKey, offset: u64, length: u64, most: u64) -> Option<&mut Record> {
+    pub fn growing(&mut self, key: FileKey, offset: u64, length: u64, most: u64) -> Option<&mut PendingWrite> {
         let last = self.unsent.back_mut()?;
         let grows = last.course == Course::Waiting && last.done == 0 && last.key == key;
         (grows && last.range().end == offset && last.length + length <= most).then_some(last)
@@ -302,7 +302,7 @@ impl File {
             }
             record.done = 0;
         }
-        self.unsent.extend(self.taken.drain(..).map(Record::again));
+        self.unsent.extend(self.taken.drain(..).map(PendingWrite::again));
         self.unsent.make_contiguous().sort_unstable_by_key(|record| record.sequence);
     }
 

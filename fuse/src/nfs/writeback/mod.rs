@@ -38,7 +38,7 @@ use tokio::sync::Notify;
 use tokio::task::spawn_local;
 use tokio::time::sleep;
 
-use file::{File, Next, Outcome, Record};
+use file::{File, Next, Outcome, PendingWrite};
 use log::{Inherited, Log, Piece, SEGMENT, Target};
 
 /// What a server gives with each answer, and changes when it is started anew (RFC 1813, `writeverf3`).
@@ -277,7 +277,7 @@ impl<S: Store> Inner<S> {
             state.drop_if_empty(target.node);
             return false;
         };
-        file.add(Record::new(id, sequence, key, target.offset, length));
+        file.add(PendingWrite::new(id, sequence, key, target.offset, length));
         true
     }
 
@@ -316,7 +316,7 @@ impl<S: Store> Inner<S> {
         self.pump_all();
     }
 
-    async fn send(self: Rc<Self>, record: Record, skip: u64, stable: bool) {
+    async fn send(self: Rc<Self>, record: PendingWrite, skip: u64, stable: bool) {
         let piece = self.log.piece(record.id, skip as usize);
         let said = self.store.write(record.key, record.offset + skip, piece, stable || self.manner.stable).await;
         if let Err(error) = said {

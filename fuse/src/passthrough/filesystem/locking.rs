@@ -5,8 +5,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 
-use super::super::locked::Holder;
-use super::super::locks::{LockOwner, Wish, conflict, for_locking};
+use super::super::locks::{Holder, LockOwner, Wish, conflict, for_locking};
 use super::super::node::Node;
 use super::super::open_node::OpenNode;
 use super::PassthroughFilesystem;

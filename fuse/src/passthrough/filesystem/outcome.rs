@@ -2,7 +2,7 @@
 //!
 //! | request | done already if | else |
 //! |---|---|---|
-//! | MKDIR, MKNOD, SYMLINK | the name leads to such a thing, made since then, of the caller | it is made; `EEXIST` |
+//! | MKDIR, MKNOD, SYMLINK | the name leads to such a file, made since then, of the caller | it is made; `EEXIST` |
 //! | CREATE | there is an open file of this request, or as above | it is created |
 //! | TMPFILE, OPEN, OPENDIR | there is an open file of this request | it is opened; what was open is closed |
 //! | LINK | the name leads to the same file | it is made; `EEXIST` |

@@ -29,10 +29,10 @@ fn identity(entry: usize) -> Identity {
 
 /// A node and an API server, in which every effect of a step is one change.
 struct Cluster {
-    look: Look,
+    scan: Scan,
     volumes: BTreeMap<String, Volume>,
     classes: BTreeMap<String, Class>,
-    records: BTreeMap<String, Option<Record>>,
+    records: BTreeMap<String, Option<CleaningRecord>>,
     /// Whose data each entry has: the uid of a claim.
     data: [Option<String>; ENTRIES],
     /// Where a person has asked to keep the data.
@@ -43,19 +43,19 @@ struct Cluster {
 impl Cluster {
     fn new(reclaim: Reclaim) -> Cluster {
         let entry = Entry { class: "fast".to_owned(), mode: Ok(VolumeMode::Filesystem) };
-        let look = Look {
+        let scan = Scan {
             entries: (0..ENTRIES).map(|index| (path(index), entry.clone())).collect(),
             read: [PathBuf::from("/mnt/fast")].into(),
             unread: Vec::new(),
         };
         let classes = [("fast".to_owned(), Class { reclaim, mount_options: Vec::new() })].into();
         let (volumes, records) = (BTreeMap::new(), BTreeMap::new());
-        Cluster { look, volumes, classes, records, data: Default::default(), kept: BTreeSet::new(), uids: 0 }
+        Cluster { scan, volumes, classes, records, data: Default::default(), kept: BTreeSet::new(), uids: 0 }
     }
 
     fn plan(&self) -> Vec<Step> {
-        let Cluster { look, volumes, classes, records, .. } = self;
-        plan(World { node: &node(), look, volumes, classes, records })
+        let Cluster { scan, volumes, classes, records, .. } = self;
+        plan(World { node: &node(), scan, volumes, classes, records })
     }
 
     fn uid(&mut self) -> String {
@@ -222,10 +222,10 @@ fn an_offer_is_withdrawn_when_its_entry_is_gone_and_a_bound_one_is_not() {
     offered(&mut cluster);
     cluster.disturb(1, 0);
     for entry in [0, 1] {
-        cluster.look.entries.remove(&path(entry));
+        cluster.scan.entries.remove(&path(entry));
     }
     assert!(matches!(&cluster.plan()[..], [Step::Withdraw { volume, .. }] if *volume == name(0)));
-    cluster.look.read.clear();
+    cluster.scan.read.clear();
     assert_eq!(cluster.plan(), [], "the directory cannot be read at the moment");
 }
 
@@ -236,7 +236,7 @@ fn a_record_that_cannot_be_read_keeps_its_entry_from_being_offered() {
     let steps = cluster.plan();
     assert_eq!(steps.len(), ENTRIES - 1);
     assert!(steps.iter().all(|step| step.volume() != name(0)));
-    let Cluster { look, volumes, classes, records, .. } = &cluster;
-    let remarks = remarks(World { node: &node(), look, volumes, classes, records });
+    let Cluster { scan, volumes, classes, records, .. } = &cluster;
+    let remarks = remarks(World { node: &node(), scan, volumes, classes, records });
     assert!(remarks[&name(0)].contains("cannot be read"), "{remarks:?}");
 }

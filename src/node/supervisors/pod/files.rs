@@ -1,10 +1,12 @@
 //! The files of a pod in the run directory, as the pod's task writes and removes them.
 
+use std::sync::Arc;
+
 use tracing::{debug, warn};
 
 use super::super::checkpoint::Checkpoint;
 use super::super::life::{Calling, Life, Up};
-use super::super::{blocking, control};
+use super::super::{OperationError, blocking, control};
 use super::PodTask;
 use crate::supervisor::run_dir::cgroup;
 
@@ -36,23 +38,24 @@ impl PodTask {
     }
 
     /// Writes down what is wanted, if that is not what is written.
-    pub(super) async fn write_down(&mut self) -> Result<(), String> {
+    pub(super) async fn write_down(&mut self) -> Result<(), OperationError> {
         match self.wanted.clone() {
             Some(wanted) => self.write(wanted).await,
             None => Ok(()),
         }
     }
 
-    pub(super) async fn write(&mut self, checkpoint: Checkpoint) -> Result<(), String> {
+    pub(super) async fn write(&mut self, checkpoint: Checkpoint) -> Result<(), OperationError> {
         if self.written.as_ref() == Some(&checkpoint) {
             return Ok(());
         }
         let (checkpoints, uid) = (self.shared.checkpoints.clone(), self.uid.clone());
         let written = blocking(move || checkpoints.write(&uid, &checkpoint).map(|()| checkpoint)).await;
-        let directory = self.shared.settings.run_directory.display();
-        self.written = Some(
-            written.map_err(|error| format!("cannot write down below {directory} what is to be mounted: {error}"))?,
-        );
+        let failed = |error| OperationError::Write {
+            directory: self.shared.settings.run_directory.clone(),
+            cause: Arc::new(error),
+        };
+        self.written = Some(written.map_err(failed)?);
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use tracing::warn;
 
 use super::{Access, Common, MountPlan, PassthroughSource, Planned, PodEnd, Trouble};
-use crate::host::empty_dir::{Backing, Content, Plan};
+use crate::host::empty_dir::{Backing, EmptyDirContent, Plan};
 use crate::manifest::PodView;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::volume::selinux_context;
@@ -12,7 +12,7 @@ use crate::volume::{EmptyDir, ServedBy, Volume};
 /// An emptyDir volume.
 pub(in crate::supervisor::volume) struct EmptyDirSource {
     source: EmptyDir,
-    content: Option<Content>,
+    content: Option<EmptyDirContent>,
 }
 
 impl EmptyDirSource {
@@ -64,7 +64,7 @@ impl PassthroughSource for EmptyDirSource {
     }
 
     fn is_new(&self) -> bool {
-        self.content.as_ref().is_some_and(Content::is_new)
+        self.content.as_ref().is_some_and(EmptyDirContent::is_new)
     }
 
     fn take_down(self: Box<Self>, volume: &Common, name: &str, end: PodEnd) {
@@ -81,10 +81,10 @@ impl PassthroughSource for EmptyDirSource {
     }
 }
 
-fn set_up(volume: &Common, spec: &Volume, plan: &Plan) -> Result<Content, Trouble> {
+fn set_up(volume: &Common, spec: &Volume, plan: &Plan) -> Result<EmptyDirContent, Trouble> {
     let setting = &volume.setting;
     let home = setting.mount_points().make_home(setting.site.home(spec.name.as_str()));
-    let content = Content::set_up(&home.map_err(|error| Trouble::Passing(error.to_string()))?, plan)?;
+    let content = EmptyDirContent::set_up(&home.map_err(|error| Trouble::Passing(error.to_string()))?, plan)?;
     if setting.keep_empty_dirs {
         content.leave_to_agent()?;
     }

@@ -34,7 +34,7 @@ use serde_json::Value;
 
 use super::growth::Expansion;
 use super::mounter::Mounter;
-use super::nfs::Export;
+use super::nfs::ReachedExport;
 use super::{PodEnd, Setting, Shown, Trouble};
 use crate::host::neighbours::Turn;
 use crate::host::{HostError, Source, serve};
@@ -163,7 +163,7 @@ pub(super) enum Planned {
     /// A source on this node, or an export that the kernel has mounted: then calls are made as `remote` says.
     Source { source: Source, served_by: ServedBy, limit: Option<u64>, remote: Option<ActAs> },
     /// An export, by podfs's own client.
-    Export(Box<Export>),
+    Export(Box<ReachedExport>),
 }
 
 impl From<HostError> for Trouble {
@@ -316,7 +316,7 @@ impl PassthroughVolume {
                 Ok(VisibleVolume { visible, access, served: Some(volume) })
             }
             Planned::Export(export) => {
-                let Export { options, sockets, attributes, .. } = *export;
+                let ReachedExport { options, sockets, attributes, .. } = *export;
                 let (server, about) = (&self.common.setting.server, self.about(spec, &point, access));
                 let volume = MountedVolume::of_export(server, sockets, &options, attributes, &mount, about);
                 let volume = volume.map_err(Trouble::of_mount)?;

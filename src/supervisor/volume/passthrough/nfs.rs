@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::{Access, Common, Export, MountPlan, PassthroughSource, Planned, Setting, Trouble, access};
+use super::{Access, Common, MountPlan, PassthroughSource, Planned, Setting, Trouble, access};
 use crate::manifest::PodView;
-use crate::supervisor::volume::nfs;
+use crate::supervisor::volume::nfs::{self, ReachedExport};
 use crate::volume::nfs_options::Backend;
 use crate::volume::{Nfs, NfsOptions, ServedBy, Volume};
 
@@ -35,7 +35,7 @@ pub(super) fn plan(
     let selinux_context = options.selinux_context.clone();
     let content = match nfs::backend(spec, source, options)? {
         Backend::User => {
-            let export = Export::find(spec, source, options, access, setting, pod)?;
+            let export = ReachedExport::find(spec, source, options, access, setting, pod)?;
             Planned::Export(Box::new(export))
         }
         Backend::Kernel => {

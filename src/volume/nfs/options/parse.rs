@@ -61,7 +61,7 @@ const OF_KERNEL: [&str; 22] = [
 const VALUES_OF_KERNEL: [&str; 8] =
     ["namlen", "bsize", "fsc", "max_connect", "retry", "clientaddr", "mountvers", "minorversion"];
 
-/// The topic that several options are about; those that say different things about one contradict each other.
+/// The topic that several options are about; those that set one topic differently contradict each other.
 fn topic(name: &str) -> &str {
     match name {
         "nfsvers" | "vers" | "v3" | "v4" | "v4.0" | "v4.1" | "v4.2" => "vers",

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use podfs::node::nri::frames::{Kind, Message, Reader, TO_PLUGIN, TO_RUNTIME};
+use podfs::node::nri::frames::{FrameReader, Message, MessageType, TO_PLUGIN, TO_RUNTIME};
 use podfs::node::nri::messages::nri::*;
 use podfs::node::nri::messages::ttrpc::{Request, Response};
 use prost::Message as _;
@@ -37,8 +37,8 @@ impl Empty {
             payload: registered.encode_to_vec(),
             timeout_nano: 0,
         };
-        send(&mut stream, TO_RUNTIME, 1, Kind::Request, request.encode_to_vec());
-        let mut reader = Reader::default();
+        send(&mut stream, TO_RUNTIME, 1, MessageType::Request, request.encode_to_vec());
+        let mut reader = FrameReader::default();
         while !answer(&mut stream, &mut reader).expect("the runtime begins") {}
         let mut mine = stream.try_clone().expect("a descriptor");
         let thread = thread::spawn(move || while answer(&mut mine, &mut reader).is_some() {});
@@ -56,7 +56,7 @@ impl Drop for Empty {
 }
 
 /// Answers one message. Gives whether it was the runtime's list; nothing at the end of the connection.
-fn answer(stream: &mut UnixStream, reader: &mut Reader) -> Option<bool> {
+fn answer(stream: &mut UnixStream, reader: &mut FrameReader) -> Option<bool> {
     let message = loop {
         if let Some(message) = reader.message().expect("NRI") {
             break message;
@@ -67,7 +67,7 @@ fn answer(stream: &mut UnixStream, reader: &mut Reader) -> Option<bool> {
             Ok(read) => reader.feed(&bytes[..read]),
         }
     };
-    if message.kind == Kind::Response {
+    if message.kind == MessageType::Response {
         return Some(false);
     }
     let request = Request::decode(message.body.as_slice()).expect("a request");
@@ -76,11 +76,11 @@ fn answer(stream: &mut UnixStream, reader: &mut Reader) -> Option<bool> {
         _ => Vec::new(),
     };
     let response = Response { status: None, payload };
-    send(stream, TO_PLUGIN, message.stream, Kind::Response, response.encode_to_vec());
+    send(stream, TO_PLUGIN, message.stream, MessageType::Response, response.encode_to_vec());
     Some(request.method == "Synchronize")
 }
 
-fn send(stream: &mut UnixStream, connection: u32, number: u32, kind: Kind, body: Vec<u8>) {
+fn send(stream: &mut UnixStream, connection: u32, number: u32, kind: MessageType, body: Vec<u8>) {
     let frames = Message { connection, stream: number, kind, body }.frames();
     stream.write_all(&frames).expect("the runtime reads");
 }

@@ -12,10 +12,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
+use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-use super::locks::{LockOwner, Wish};
-use super::state::{HeldCell, LOCKS_LOST, WHOLE, no_memory};
+use super::super::state::{HeldCell, LOCKS_LOST, WHOLE, no_memory};
+use super::{LockOwner, Wish};
 use crate::region::Region;
 use crate::region::cells::Record;
 use crate::session::abi::FileLock;
@@ -79,10 +80,10 @@ impl Locked {
         }
     }
 
-    fn record_whole(&mut self, holder: Holder<'_>, operation: libc::c_int) -> Result<(), Errno> {
+    fn record_whole(&mut self, holder: Holder<'_>, operation: FlockOperation) -> Result<(), Errno> {
         let form = match operation {
-            libc::LOCK_SH => libc::F_RDLCK.cast_unsigned() | WHOLE,
-            libc::LOCK_EX => libc::F_WRLCK.cast_unsigned() | WHOLE,
+            FlockOperation::LockShared => libc::F_RDLCK.cast_unsigned() | WHOLE,
+            FlockOperation::LockExclusive => libc::F_WRLCK.cast_unsigned() | WHOLE,
             _ => {
                 self.0.retain(|record| record.form.load(Relaxed) & WHOLE == 0);
                 return Ok(());
@@ -164,7 +165,8 @@ fn wish(record: &HeldCell) -> Wish {
     if form & WHOLE == 0 {
         return Wish::Range(FileLock { start, end, typ, pid: 0 });
     }
-    Wish::Whole(if typ == libc::F_WRLCK.cast_unsigned() { libc::LOCK_EX } else { libc::LOCK_SH })
+    let is_exclusive = typ == libc::F_WRLCK.cast_unsigned();
+    Wish::Whole(if is_exclusive { FlockOperation::LockExclusive } else { FlockOperation::LockShared })
 }
 
 #[cfg(test)]
@@ -206,11 +208,11 @@ mod tests {
         let region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
         let holder = Holder { region: &region, node: 2, owner: LockOwner(3) };
         let mut locked = Locked::default();
-        for operation in [libc::LOCK_SH, libc::LOCK_EX] {
+        for operation in [FlockOperation::LockShared, FlockOperation::LockExclusive] {
             locked.record(holder, Wish::Whole(operation)).expect("recorded");
             assert!(matches!(&locked.0[..], [one] if matches!(wish(one), Wish::Whole(is) if is == operation)));
         }
-        locked.record(holder, Wish::Whole(libc::LOCK_UN)).expect("recorded");
+        locked.record(holder, Wish::Whole(FlockOperation::Unlock)).expect("recorded");
         assert!(locked.is_empty());
     }
 }

@@ -1,169 +1,20 @@
-//! The wire as another implementation writes and reads it, and as nobody should.
+//! The wire as another implementation writes and reads it, and as no implementation should.
+
+mod values;
 
 use std::rc::Rc;
 
 use nfs3_types::nfs3 as theirs;
-use nfs3_types::nfs3::{Nfs3Option, diropargs3, nfs_fh3, nfstime3, sattr3};
+use nfs3_types::nfs3::Nfs3Option;
 use nfs3_types::rpc;
-use nfs3_types::xdr_codec::{List, Opaque, Pack, Unpack};
+use nfs3_types::xdr_codec::{List, Opaque};
 use proptest::prelude::*;
 
 use super::*;
 use crate::rpc::message::{Received, receive};
-use crate::rpc::{Credential, Denial, Failure, Message, Procedure, Slice};
-use crate::xdr::{Malformed, Reader, Writer};
-
-fn ours(write: impl FnOnce(&mut Writer)) -> Vec<u8> {
-    let mut writer = Writer::default();
-    write(&mut writer);
-    writer.into_bytes()
-}
-
-fn packed(message: &impl Pack) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    message.pack(&mut bytes).expect("memory takes it");
-    bytes
-}
-
-fn their_handle(handle: &FileHandle) -> nfs_fh3 {
-    nfs_fh3 { data: Opaque::owned(handle.as_bytes().to_vec()) }
-}
-
-fn their_name<'a>(directory: &FileHandle, name: &'a [u8]) -> diropargs3<'a> {
-    diropargs3 { dir: their_handle(directory), name: name.into() }
-}
-
-fn their_option<T: Pack + Unpack>(value: Option<T>) -> Nfs3Option<T> {
-    value.map_or(Nfs3Option::None, Nfs3Option::Some)
-}
-
-fn their_time(time: Time) -> nfstime3 {
-    nfstime3 { seconds: time.seconds, nseconds: time.nanoseconds }
-}
-
-fn their_changes(changes: &Changes) -> sattr3 {
-    sattr3 {
-        mode: their_option(changes.mode),
-        uid: their_option(changes.uid),
-        gid: their_option(changes.gid),
-        size: their_option(changes.size),
-        atime: match changes.atime {
-            TimeChange::Keep => theirs::set_atime::DONT_CHANGE,
-            TimeChange::ServerTime => theirs::set_atime::SET_TO_SERVER_TIME,
-            TimeChange::To(time) => theirs::set_atime::SET_TO_CLIENT_TIME(their_time(time)),
-        },
-        mtime: match changes.mtime {
-            TimeChange::Keep => theirs::set_mtime::DONT_CHANGE,
-            TimeChange::ServerTime => theirs::set_mtime::SET_TO_SERVER_TIME,
-            TimeChange::To(time) => theirs::set_mtime::SET_TO_CLIENT_TIME(their_time(time)),
-        },
-    }
-}
-
-fn their_attributes(attributes: &Attributes) -> theirs::fattr3 {
-    theirs::fattr3 {
-        type_: match attributes.kind {
-            Kind::File => theirs::ftype3::NF3REG,
-            Kind::Directory => theirs::ftype3::NF3DIR,
-            Kind::Block => theirs::ftype3::NF3BLK,
-            Kind::Character => theirs::ftype3::NF3CHR,
-            Kind::Symlink => theirs::ftype3::NF3LNK,
-            Kind::Socket => theirs::ftype3::NF3SOCK,
-            Kind::Pipe => theirs::ftype3::NF3FIFO,
-        },
-        mode: attributes.mode,
-        nlink: attributes.links,
-        uid: attributes.uid,
-        gid: attributes.gid,
-        size: attributes.size,
-        used: attributes.used,
-        rdev: theirs::specdata3 { specdata1: attributes.device.0, specdata2: attributes.device.1 },
-        fsid: attributes.fsid,
-        fileid: attributes.fileid,
-        atime: their_time(attributes.atime),
-        mtime: their_time(attributes.mtime),
-        ctime: their_time(attributes.ctime),
-    }
-}
-
-fn their_around(around: &Around) -> theirs::wcc_data {
-    let before = around.before.map(|before| theirs::wcc_attr {
-        size: before.size,
-        mtime: their_time(before.mtime),
-        ctime: their_time(before.ctime),
-    });
-    theirs::wcc_data { before: their_option(before), after: their_option(around.after.as_ref().map(their_attributes)) }
-}
-
-fn bytes(most: usize) -> impl Strategy<Value = Vec<u8>> {
-    prop::collection::vec(any::<u8>(), 0..=most)
-}
-
-fn handle() -> impl Strategy<Value = FileHandle> {
-    bytes(64).prop_map(|bytes| FileHandle::new(&bytes).expect("short enough"))
-}
-
-fn time() -> impl Strategy<Value = Time> {
-    (any::<u32>(), 0..1_000_000_000u32).prop_map(|(seconds, nanoseconds)| Time { seconds, nanoseconds })
-}
-
-fn time_change() -> impl Strategy<Value = TimeChange> {
-    prop_oneof![Just(TimeChange::Keep), Just(TimeChange::ServerTime), time().prop_map(TimeChange::To)]
-}
-
-fn changes() -> impl Strategy<Value = Changes> {
-    let numbers = (any::<Option<u32>>(), any::<Option<u32>>(), any::<Option<u32>>(), any::<Option<u64>>());
-    (numbers, time_change(), time_change()).prop_map(|((mode, uid, gid, size), atime, mtime)| Changes {
-        mode,
-        uid,
-        gid,
-        size,
-        atime,
-        mtime,
-    })
-}
-
-fn kind() -> impl Strategy<Value = Kind> {
-    use Kind::{Block, Character, Directory, File, Pipe, Socket, Symlink};
-    prop::sample::select(vec![File, Directory, Block, Character, Symlink, Socket, Pipe])
-}
-
-fn attributes() -> impl Strategy<Value = Attributes> {
-    let times = (time(), time(), time());
-    (kind(), any::<[u32; 6]>(), any::<[u64; 4]>(), times).prop_map(
-        |(kind, [mode, links, uid, gid, major, minor], [size, used, fsid, fileid], (atime, mtime, ctime))| Attributes {
-            kind,
-            mode,
-            links,
-            uid,
-            gid,
-            size,
-            used,
-            device: (major, minor),
-            fsid,
-            fileid,
-            atime,
-            mtime,
-            ctime,
-        },
-    )
-}
-
-fn around() -> impl Strategy<Value = Around> {
-    let before = (any::<u64>(), time(), time()).prop_map(|(size, mtime, ctime)| Before { size, mtime, ctime });
-    (prop::option::of(before), prop::option::of(attributes())).prop_map(|(before, after)| Around { before, after })
-}
-
-fn credential() -> impl Strategy<Value = Credential> {
-    let user = (any::<u32>(), any::<u32>(), prop::collection::vec(any::<u32>(), 0..20));
-    prop_oneof![Just(Credential::Nobody), user.prop_map(|(uid, gid, groups)| Credential::User { uid, gid, groups }),]
-}
-
-/// Cuts out of `bytes`, as out of a reply.
-fn cutting(bytes: &[u8]) -> impl Fn(std::ops::Range<usize>) -> Slice {
-    let all = Slice::from(bytes.to_vec());
-    move |range| all.part(range)
-}
+use crate::rpc::{Credential, Denial, Message, Procedure, RpcError, Slice};
+use crate::xdr::{Malformed, XdrReader, XdrWriter};
+use values::*;
 
 proptest! {
     #[test]
@@ -178,7 +29,7 @@ proptest! {
         let [program, version, number] = numbers;
         let procedure = Procedure { program, version, number };
         let payload = Slice::new(Rc::new(data.clone()));
-        let arguments = |to: &mut Writer| {
+        let arguments = |to: &mut XdrWriter| {
             super::arguments::write(to, &file, offset, data.len() as u32, Stability::DataSync);
         };
         let message = Message::call_with(xid, procedure, &credential, arguments, Some(payload));
@@ -323,9 +174,9 @@ proptest! {
     #[test]
     fn attributes_are_read_as_others_write_them(known in attributes(), known_around in around()) {
         let bytes = packed(&their_attributes(&known));
-        prop_assert_eq!(Attributes::read(&mut Reader::new(&bytes)), Ok(known));
+        prop_assert_eq!(Attributes::read(&mut XdrReader::new(&bytes)), Ok(known));
         let bytes = packed(&their_around(&known_around));
-        prop_assert_eq!(Around::read(&mut Reader::new(&bytes)), Ok(known_around));
+        prop_assert_eq!(Around::read(&mut XdrReader::new(&bytes)), Ok(known_around));
     }
 
     #[test]
@@ -349,22 +200,22 @@ proptest! {
             obj_attributes: attributes(),
             dir_attributes: others(),
         });
-        let looked = results::lookup(&mut Reader::new(&bytes)).expect("well-formed");
+        let looked = results::lookup(&mut XdrReader::new(&bytes)).expect("well-formed");
         prop_assert_eq!((looked.handle, looked.attributes, looked.directory), (file, first, second));
 
         let bytes = packed(&theirs::ACCESS3resok { obj_attributes: attributes(), access: a });
-        let accessed = results::access(&mut Reader::new(&bytes)).expect("well-formed");
+        let accessed = results::access(&mut XdrReader::new(&bytes)).expect("well-formed");
         prop_assert_eq!((accessed.granted, accessed.attributes), (a, first));
 
         let path = data.as_slice().into();
         let bytes = packed(&theirs::READLINK3resok { symlink_attributes: attributes(), data: path });
-        let link = results::readlink(&mut Reader::new(&bytes), cutting(&bytes)).expect("well-formed");
+        let link = results::readlink(&mut XdrReader::new(&bytes), cutting(&bytes)).expect("well-formed");
         prop_assert_eq!((&*link.target, link.attributes), (&data[..], first));
 
         let count = data.len() as u32;
         let opaque = Opaque::borrowed(&data);
         let bytes = packed(&theirs::READ3resok { file_attributes: attributes(), count, eof: flags[0], data: opaque });
-        let read = results::read(&mut Reader::new(&bytes), count, cutting(&bytes)).expect("well-formed");
+        let read = results::read(&mut XdrReader::new(&bytes), count, cutting(&bytes)).expect("well-formed");
         prop_assert_eq!((&*read.data, read.is_end, read.attributes), (&data[..], flags[0], first));
 
         let bytes = packed(&theirs::WRITE3resok {
@@ -373,13 +224,13 @@ proptest! {
             committed: theirs::stable_how::FILE_SYNC,
             verf: theirs::writeverf3(verifier),
         });
-        let written = results::write(&mut Reader::new(&bytes)).expect("well-formed");
+        let written = results::write(&mut XdrReader::new(&bytes)).expect("well-formed");
         prop_assert_eq!((written.file, written.count, written.verifier), (around, a, verifier));
         prop_assert_eq!(written.stability, Stability::FileSync);
 
         let verf = theirs::writeverf3(verifier);
         let bytes = packed(&theirs::COMMIT3resok { file_wcc: their_around(&around), verf });
-        let committed = results::commit(&mut Reader::new(&bytes)).expect("well-formed");
+        let committed = results::commit(&mut XdrReader::new(&bytes)).expect("well-formed");
         prop_assert_eq!((committed.file, committed.verifier), (around, verifier));
 
         let bytes = packed(&theirs::CREATE3resok {
@@ -387,24 +238,24 @@ proptest! {
             obj_attributes: attributes(),
             dir_wcc: their_around(&around),
         });
-        let created = results::created(&mut Reader::new(&bytes)).expect("well-formed");
+        let created = results::created(&mut XdrReader::new(&bytes)).expect("well-formed");
         prop_assert_eq!((created.handle, created.attributes), (flags[0].then_some(file), first));
         prop_assert_eq!(created.directory, around);
 
         let bytes = packed(&theirs::LINK3resok { file_attributes: attributes(), linkdir_wcc: their_around(&around) });
-        let linked = results::link(&mut Reader::new(&bytes)).expect("well-formed");
+        let linked = results::link(&mut XdrReader::new(&bytes)).expect("well-formed");
         prop_assert_eq!((linked.attributes, linked.directory), (first, around));
 
         let (fromdir_wcc, todir_wcc) = (their_around(&around), their_around(&other_around));
         let bytes = packed(&theirs::RENAME3resok { fromdir_wcc, todir_wcc });
-        prop_assert_eq!(results::rename(&mut Reader::new(&bytes)), Ok((around, other_around)));
+        prop_assert_eq!(results::rename(&mut XdrReader::new(&bytes)), Ok((around, other_around)));
 
         let [tbytes, fbytes, abytes, tfiles, ffiles, afiles] = big;
         let obj_attributes = attributes();
         let bytes = packed(&theirs::FSSTAT3resok {
             obj_attributes, tbytes, fbytes, abytes, tfiles, ffiles, afiles, invarsec: a,
         });
-        let stat = results::fsstat(&mut Reader::new(&bytes)).expect("well-formed");
+        let stat = results::fsstat(&mut XdrReader::new(&bytes)).expect("well-formed");
         prop_assert_eq!([stat.total_bytes, stat.free_bytes, stat.available_bytes], [tbytes, fbytes, abytes]);
         prop_assert_eq!([stat.total_files, stat.free_files, stat.available_files], [tfiles, ffiles, afiles]);
 
@@ -416,7 +267,7 @@ proptest! {
             time_delta: their_time(step),
             properties: c,
         });
-        let info = results::fsinfo(&mut Reader::new(&bytes)).expect("well-formed");
+        let info = results::fsinfo(&mut XdrReader::new(&bytes)).expect("well-formed");
         prop_assert_eq!((info.read_max, info.write_max), (a, d));
         prop_assert_eq!((info.file_max, info.time_step), (big[0], step));
         prop_assert_eq!((info.properties, info.attributes), (c, first));
@@ -426,7 +277,7 @@ proptest! {
             obj_attributes: attributes(),
             linkmax: a, name_max: b, no_trunc, chown_restricted, case_insensitive, case_preserving,
         });
-        let conf = results::pathconf(&mut Reader::new(&bytes)).expect("well-formed");
+        let conf = results::pathconf(&mut XdrReader::new(&bytes)).expect("well-formed");
         prop_assert_eq!((conf.links_max, conf.name_max), (a, b));
         prop_assert_eq!((conf.refuses_long_names, conf.restricts_chown), (no_trunc, chown_restricted));
     }
@@ -452,7 +303,7 @@ proptest! {
         });
         let reply = theirs::dirlistplus3 { entries: List(plus.collect()), eof };
         let bytes = packed(&theirs::READDIRPLUS3resok { dir_attributes: dir_attributes(), cookieverf, reply });
-        let listing = Listing::read(&mut Reader::new(&bytes), true, cutting(&bytes)).expect("well-formed");
+        let listing = Listing::read(&mut XdrReader::new(&bytes), true, cutting(&bytes)).expect("well-formed");
         let read: Vec<_> = listing
             .entries()
             .map(|entry| ((entry.fileid, entry.cookie), entry.name.to_vec(), entry.attributes, entry.handle))
@@ -468,7 +319,7 @@ proptest! {
         });
         let reply = theirs::dirlist3 { entries: List(plain.collect()), eof };
         let bytes = packed(&theirs::READDIR3resok { dir_attributes: dir_attributes(), cookieverf, reply });
-        let listing = Listing::read(&mut Reader::new(&bytes), false, cutting(&bytes)).expect("well-formed");
+        let listing = Listing::read(&mut XdrReader::new(&bytes), false, cutting(&bytes)).expect("well-formed");
         let names: Vec<_> = listing.entries().map(|entry| entry.name.to_vec()).collect();
         prop_assert_eq!(names, entries.iter().map(|entry| entry.1.clone().into_bytes()).collect::<Vec<_>>());
     }
@@ -516,8 +367,8 @@ proptest! {
 
 /// Reads bytes as all that they could be taken for.
 fn read_as_everything(bytes: &[u8]) {
-    fn read<T>(bytes: &[u8], as_what: impl FnOnce(&mut Reader<'_>) -> Result<T, Malformed>) {
-        let mut reader = Reader::new(bytes);
+    fn read<T>(bytes: &[u8], as_what: impl FnOnce(&mut XdrReader<'_>) -> Result<T, Malformed>) {
+        let mut reader = XdrReader::new(bytes);
         let _either = as_what(&mut reader);
         assert!(reader.position() <= bytes.len());
     }
@@ -538,7 +389,7 @@ fn read_as_everything(bytes: &[u8]) {
     read(bytes, results::pathconf);
     read(bytes, crate::mountd::mounted);
     for plus in [false, true] {
-        if let Ok(listing) = Listing::read(&mut Reader::new(bytes), plus, cutting(bytes)) {
+        if let Ok(listing) = Listing::read(&mut XdrReader::new(bytes), plus, cutting(bytes)) {
             listing.entries().for_each(|entry| assert!(!entry.name.contains(&b'/') && !entry.name.is_empty()));
         }
     }
@@ -549,7 +400,7 @@ fn a_server_that_sends_more_than_it_says_is_taken_at_its_word() {
     let read = |count, eof, most, data: &[u8]| {
         let file_attributes = Nfs3Option::None;
         let bytes = packed(&theirs::READ3resok { file_attributes, count, eof, data: Opaque::borrowed(data) });
-        let read = results::read(&mut Reader::new(&bytes), most, cutting(&bytes)).expect("well-formed");
+        let read = results::read(&mut XdrReader::new(&bytes), most, cutting(&bytes)).expect("well-formed");
         (read.data.to_vec(), read.is_end)
     };
     assert_eq!(read(3, true, 8, b"12345678"), (b"123".to_vec(), true));
@@ -566,14 +417,14 @@ fn names_that_cannot_be_names_are_left_out() {
         cookieverf: theirs::cookieverf3::default(),
         reply: theirs::dirlist3 { entries: List(entries.into()), eof: true },
     });
-    let listing = Listing::read(&mut Reader::new(&bytes), false, cutting(&bytes)).expect("well-formed");
+    let listing = Listing::read(&mut XdrReader::new(&bytes), false, cutting(&bytes)).expect("well-formed");
     assert_eq!(listing.entries().map(|entry| entry.name.to_vec()).collect::<Vec<_>>(), [&b"good"[..], b"\xff"]);
 }
 
 #[test]
 fn too_many_nanoseconds_are_less_than_a_second() {
     let mut bytes = packed(&their_attributes(&Attributes {
-        kind: Kind::File,
+        kind: FileType::File,
         mode: 0,
         links: 1,
         uid: 0,
@@ -589,7 +440,7 @@ fn too_many_nanoseconds_are_less_than_a_second() {
     }));
     let last = bytes.len() - 4;
     bytes[last..].copy_from_slice(&[0xff; 4]);
-    let read = Attributes::read(&mut Reader::new(&bytes)).expect("well-formed");
+    let read = Attributes::read(&mut XdrReader::new(&bytes)).expect("well-formed");
     assert_eq!(read.ctime.nanoseconds, 999_999_999);
 }
 
@@ -607,14 +458,14 @@ fn every_refusal_of_rpc_is_told_apart() {
         reply(reply_body::MSG_ACCEPTED(rpc::accepted_reply { verf: rpc::opaque_auth::default(), reply_data }))
     };
     assert_eq!(accepted(accept::SUCCESS), Ok(24));
-    assert_eq!(accepted(accept::PROG_UNAVAIL), Err(Failure::ProgramUnavailable));
-    let mismatch = Failure::VersionUnsupported { lowest: 2, highest: 4 };
+    assert_eq!(accepted(accept::PROG_UNAVAIL), Err(RpcError::ProgramUnavailable));
+    let mismatch = RpcError::VersionUnsupported { lowest: 2, highest: 4 };
     assert_eq!(accepted(accept::PROG_MISMATCH { low: 2, high: 4 }), Err(mismatch));
-    assert_eq!(accepted(accept::PROC_UNAVAIL), Err(Failure::ProcedureUnavailable));
-    assert_eq!(accepted(accept::GARBAGE_ARGS), Err(Failure::GarbageArguments));
-    assert_eq!(accepted(accept::SYSTEM_ERR), Err(Failure::SystemError));
+    assert_eq!(accepted(accept::PROC_UNAVAIL), Err(RpcError::ProcedureUnavailable));
+    assert_eq!(accepted(accept::GARBAGE_ARGS), Err(RpcError::GarbageArguments));
+    assert_eq!(accepted(accept::SYSTEM_ERR), Err(RpcError::SystemError));
     let denied = |rejected| reply(reply_body::MSG_DENIED(rejected));
-    assert_eq!(denied(rejected_reply::rpc_mismatch(3, 3)), Err(Failure::OtherRpc));
+    assert_eq!(denied(rejected_reply::rpc_mismatch(3, 3)), Err(RpcError::OtherRpc));
     for (stat, denial) in [
         (auth_stat::AUTH_BADCRED, Denial::Credential),
         (auth_stat::AUTH_REJECTEDCRED, Denial::Credential),
@@ -622,6 +473,6 @@ fn every_refusal_of_rpc_is_told_apart() {
         (auth_stat::AUTH_TOOWEAK, Denial::TooWeak),
         (auth_stat::AUTH_FAILED, Denial::Other),
     ] {
-        assert_eq!(denied(rejected_reply::auth_error(stat)), Err(Failure::Denied(denial)));
+        assert_eq!(denied(rejected_reply::auth_error(stat)), Err(RpcError::Denied(denial)));
     }
 }

@@ -1,6 +1,7 @@
 //! Writeback against a server in memory that forgets what is not committed when it is started anew.
 
-use std::cell::{Cell, RefCell};
+mod server;
+
 use std::collections::HashMap;
 use std::future::Future;
 use std::rc::Rc;
@@ -10,123 +11,12 @@ use rustix::io::Errno;
 use tokio::runtime::Builder;
 use tokio::task::{LocalSet, spawn_local, yield_now};
 
-use super::log::{Log, Piece};
-use super::{FileKey, Manner, Store, Verifier, Writeback, Written};
+use super::log::Log;
+use super::{FileKey, Manner, Store, Writeback};
+use server::{Client, put};
 
 const FILE: FileKey = FileKey { node: 7, open: 1 };
 const MANNER: Manner = Manner { wsize: 1 << 20, stable: false };
-
-/// A server. What was written is in memory until it is committed.
-#[derive(Default)]
-struct Server {
-    memory: RefCell<HashMap<u64, Vec<u8>>>,
-    disk: RefCell<HashMap<u64, Vec<u8>>>,
-    starts: Cell<u64>,
-    /// What writes fail with.
-    error: Cell<Option<Errno>>,
-    /// It is started anew whenever it is asked for something.
-    restless: Cell<bool>,
-    /// From this write on, they are on disk when they are answered.
-    stable_from: Cell<Option<usize>>,
-    /// Most bytes that it takes at once.
-    short: Cell<Option<usize>>,
-    /// Whether calls get no answers.
-    stopped: Cell<bool>,
-    /// Decides how long each call takes.
-    chance: Cell<u64>,
-    /// Writes that came, and those that were made.
-    asked: Cell<usize>,
-    writes: Cell<usize>,
-    commits: Cell<usize>,
-}
-
-#[derive(Clone, Default)]
-struct Client(Rc<Server>);
-
-impl Server {
-    fn restart(&self) {
-        *self.memory.borrow_mut() = self.disk.borrow().clone();
-        self.starts.set(self.starts.get() + 1);
-    }
-
-    fn restart_if_restless(&self) {
-        if self.restless.get() {
-            self.restart();
-        }
-    }
-
-    fn verifier(&self) -> Verifier {
-        Verifier(self.starts.get().to_ne_bytes())
-    }
-
-    fn on_disk(&self, node: u64) -> Vec<u8> {
-        self.disk.borrow().get(&node).cloned().unwrap_or_default()
-    }
-
-    async fn take_time(&self) {
-        let chance = self.chance.get().wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        self.chance.set(chance);
-        for _ in 0..(chance >> 60) {
-            yield_now().await;
-        }
-        while self.stopped.get() {
-            yield_now().await;
-        }
-    }
-}
-
-impl Store for Client {
-    fn write(
-        &self,
-        file: FileKey,
-        offset: u64,
-        data: Piece,
-        stable: bool,
-    ) -> impl Future<Output = Result<Written, Errno>> + 'static {
-        let server = Rc::clone(&self.0);
-        async move {
-            server.asked.set(server.asked.get() + 1);
-            server.take_time().await;
-            if let Some(error) = server.error.get() {
-                return Err(error);
-            }
-            server.writes.set(server.writes.get() + 1);
-            server.restart_if_restless();
-            let stable = stable || server.stable_from.get().is_some_and(|first| server.writes.get() >= first);
-            let data = data.as_ref();
-            let data = &data[..data.len().min(server.short.get().unwrap_or(usize::MAX))];
-            put(&mut server.memory.borrow_mut(), file.node, offset as usize, data);
-            if stable {
-                put(&mut server.disk.borrow_mut(), file.node, offset as usize, data);
-            }
-            let answer = Written { count: data.len() as u32, stable, verifier: server.verifier() };
-            server.take_time().await;
-            Ok(answer)
-        }
-    }
-
-    fn commit(&self, file: FileKey) -> impl Future<Output = Result<Verifier, Errno>> + 'static {
-        let server = Rc::clone(&self.0);
-        async move {
-            server.take_time().await;
-            server.commits.set(server.commits.get() + 1);
-            server.restart_if_restless();
-            let bytes = server.memory.borrow().get(&file.node).cloned().unwrap_or_default();
-            server.disk.borrow_mut().insert(file.node, bytes);
-            let verifier = server.verifier();
-            server.take_time().await;
-            Ok(verifier)
-        }
-    }
-}
-
-fn put(files: &mut HashMap<u64, Vec<u8>>, node: u64, offset: usize, data: &[u8]) {
-    let file = files.entry(node).or_default();
-    if file.len() < offset + data.len() {
-        file.resize(offset + data.len(), 0);
-    }
-    file[offset..offset + data.len()].copy_from_slice(data);
-}
 
 fn log() -> Log {
     Log::create(4).expect("a log")
@@ -438,7 +328,7 @@ fn who_waits_may_go_away() {
     });
 }
 
-/// One thing that happens.
+/// One event.
 #[derive(Clone, Debug)]
 enum Event {
     Write {

@@ -8,9 +8,9 @@ use super::clean::Progress;
 use crate::metrics::Reading;
 use crate::metrics::families::{LOCAL_VOLUME_ERASED, LOCAL_VOLUME_SIZE, LOCAL_VOLUMES};
 
-/// Numbers of local volumes. Cheap to clone; all clones are one board.
+/// Numbers of local volumes. Cheap to clone; all clones share the numbers.
 #[derive(Clone, Debug, Default)]
-pub struct Board(Arc<Mutex<Numbers>>);
+pub struct LocalVolumeMetrics(Arc<Mutex<Numbers>>);
 
 #[derive(Debug, Default)]
 struct Numbers {
@@ -33,7 +33,7 @@ pub(super) struct Counts {
     pub(super) failing: usize,
 }
 
-impl Board {
+impl LocalVolumeMetrics {
     pub(super) fn set(&self, counts: Counts) {
         self.numbers().counts = counts;
     }

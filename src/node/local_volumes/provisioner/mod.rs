@@ -1,44 +1,41 @@
-//! The task that does the steps: one request or inspection at a time; then it plans again with the new state.
-//! Erasures run beside it, each on a thread of its own.
+//! The task of the local volumes: it takes in what has changed, plans, and does one step (a request or an inspection) at a
+//! time; then it plans again with the new state. Erasures run beside it, each on a thread of its own.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+mod steps;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::task::{JoinHandle, spawn_blocking};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
-use super::board::Counts;
-use super::clean::{Cleaned, Cleaning, Progress};
-use super::entries::Look;
-use super::inspection::{Fit, inspect};
-use super::plan::{Class, Step, World, is_about, is_to_be_cleaned, plan, remarks};
-use super::record::{Record, Records};
-use super::volume::{HOSTNAME, NodeNames, Offer, Phase, Reclaim, Volume};
-use super::{Board, ClassDirectory, wake};
+use super::clean::{Cleaned, Progress};
+use super::entries::Scan;
+use super::error::InspectionError;
+use super::inspection::Fit;
+use super::metrics::Counts;
+use super::plan::{Class, Step, World, plan, remarks};
+use super::record::{CleaningRecord, Records};
+use super::volume::{HOSTNAME, NodeNames, Phase, Reclaim, Volume};
+use super::{ClassDirectory, LocalVolumeMetrics, wake};
 use crate::kube::address::{Collection, Resource};
 use crate::kube::client::Client;
-use crate::kube::error::ApiError;
 use crate::kube::follower::{Follower, News};
 use crate::kube::retry::Retry;
-use crate::manifest::objects::VolumeMode;
 use crate::node::NodeHandle;
-use crate::node::service::in_use;
 
 /// How many volumes are cleaned at a time.
 const CLEANINGS: usize = 4;
-/// How long an inspection may take before the others go on without it.
-const INSPECTION: Duration = Duration::from_secs(10);
 /// Pauses before a step that failed is done again: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// Where local volumes are offered, and what is asked before one is erased.
-pub(in crate::node) struct Place {
+pub(in crate::node) struct ProvisionerSettings {
     pub(in crate::node) client: Client,
     /// The name of the Node object.
     pub(in crate::node) node: String,
@@ -46,44 +43,44 @@ pub(in crate::node) struct Place {
     pub(in crate::node) root_directory: PathBuf,
     pub(in crate::node) kubelet_root: PathBuf,
     pub(in crate::node) handle: NodeHandle,
-    pub(in crate::node) board: Board,
+    pub(in crate::node) metrics: LocalVolumeMetrics,
 }
 
 /// Something new.
-enum Input {
-    Look(Look),
+enum ProvisionerEvent {
+    Scan(Scan),
     Volumes(News),
     Class(String, News),
-    Cleaned(String, Cleaned),
+    Cleaned(String, Box<Cleaned>),
 }
 
 struct Provisioner {
-    place: Place,
+    settings: ProvisionerSettings,
     names: NodeNames,
-    inputs: UnboundedReceiver<Input>,
-    input: UnboundedSender<Input>,
-    /// Nothing before the first look, and before the first list.
-    look: Option<Look>,
+    inputs: UnboundedReceiver<ProvisionerEvent>,
+    input: UnboundedSender<ProvisionerEvent>,
+    /// Nothing before the first scan, and before the first list.
+    scan: Option<Scan>,
     volumes: Option<BTreeMap<String, Volume>>,
     classes: BTreeMap<String, Class>,
     records: Records,
     cleanings: BTreeMap<String, Arc<Progress>>,
-    /// What an inspection has found since the last look: why entries are not offered.
-    unfit: BTreeMap<PathBuf, String>,
+    /// Entries that an inspection has found unfit since the last scan.
+    unfit: BTreeSet<PathBuf>,
     /// Inspections that do not end.
-    hanging: BTreeMap<PathBuf, JoinHandle<Result<Fit, String>>>,
+    hanging: BTreeMap<PathBuf, JoinHandle<Result<Fit, InspectionError>>>,
     /// When the next step for a PersistentVolume may be done, after failures of this number.
     pauses: BTreeMap<String, (Instant, u32)>,
     /// The remarks of the last plan.
     remarks: BTreeMap<String, String>,
-    /// The last log line about each thing.
+    /// The last log line about each step, entry and followed object.
     said: BTreeMap<String, String>,
     retry: Retry,
 }
 
 /// Offers and cleans local volumes for as long as the daemon runs.
-pub(in crate::node) async fn serve(place: Place) {
-    let records = match Records::read(&place.root_directory) {
+pub(in crate::node) async fn serve(settings: ProvisionerSettings) {
+    let records = match Records::read(&settings.root_directory) {
         Ok(records) => records,
         Err(error) => {
             warn!(
@@ -93,33 +90,33 @@ pub(in crate::node) async fn serve(place: Place) {
         }
     };
     let (input, inputs) = unbounded_channel();
-    let looks = input.clone();
-    let tell = move |look| looks.send(Input::Look(look)).is_ok();
-    if let Err(error) = wake::start(place.directories.clone(), tell) {
+    let scans = input.clone();
+    let tell = move |scan| scans.send(ProvisionerEvent::Scan(scan)).is_ok();
+    if let Err(error) = wake::start(settings.directories.clone(), tell) {
         warn!("no local volume is offered: the directories cannot be watched: {error}");
         return;
     }
-    let names = names(&place.client, &place.node).await;
-    follow(&place.client, Collection::all(Resource::PERSISTENT_VOLUME), &input, Input::Volumes);
-    let mut classes: Vec<_> = place.directories.iter().map(|directory| directory.class.clone()).collect();
+    let names = names(&settings.client, &settings.node).await;
+    follow(&settings.client, Collection::all(Resource::PERSISTENT_VOLUME), &input, ProvisionerEvent::Volumes);
+    let mut classes: Vec<_> = settings.directories.iter().map(|directory| directory.class.clone()).collect();
     classes.sort();
     classes.dedup();
     for class in classes {
         let collection = Collection::only(Resource::STORAGE_CLASS, None, &class);
-        follow(&place.client, collection, &input, move |news| Input::Class(class.clone(), news));
+        follow(&settings.client, collection, &input, move |news| ProvisionerEvent::Class(class.clone(), news));
     }
-    let retry = Retry::new(place.client.clone());
+    let retry = Retry::new(settings.client.clone());
     let provisioner = Provisioner {
-        place,
+        settings,
         names,
         inputs,
         input,
-        look: None,
+        scan: None,
         volumes: None,
         classes: BTreeMap::new(),
         records,
         cleanings: BTreeMap::new(),
-        unfit: BTreeMap::new(),
+        unfit: BTreeSet::new(),
         hanging: BTreeMap::new(),
         pauses: BTreeMap::new(),
         remarks: BTreeMap::new(),
@@ -155,8 +152,8 @@ async fn names(client: &Client, node: &str) -> NodeNames {
 fn follow(
     client: &Client,
     collection: Collection,
-    input: &UnboundedSender<Input>,
-    wrap: impl Fn(News) -> Input + Send + Sync + 'static,
+    input: &UnboundedSender<ProvisionerEvent>,
+    wrap: impl Fn(News) -> ProvisionerEvent + Send + Sync + 'static,
 ) {
     let (mut follower, input) = (Follower::new(client.clone(), collection), input.clone());
     tokio::spawn(async move {
@@ -177,7 +174,7 @@ impl Provisioner {
             }
             let steps = self.plan();
             self.stop_cleanings(&steps);
-            self.place.board.set(self.counts());
+            self.settings.metrics.set(self.counts());
             let now = Instant::now();
             match steps.into_iter().find(|step| self.may_do(step, now)) {
                 Some(step) => self.perform(step).await,
@@ -207,9 +204,9 @@ impl Provisioner {
     }
 
     fn plan(&mut self) -> Vec<Step> {
-        let (Some(look), Some(volumes)) = (&self.look, &self.volumes) else { return Vec::new() };
+        let (Some(scan), Some(volumes)) = (&self.scan, &self.volumes) else { return Vec::new() };
         let (node, classes, records) = (&self.names, &self.classes, &self.records.by_name);
-        let world = World { node, look, volumes, classes, records };
+        let world = World { node, scan, volumes, classes, records };
         let steps = plan(world);
         let remarks = remarks(world);
         for (about, sentence) in &remarks {
@@ -226,7 +223,7 @@ impl Provisioner {
             let volumes = self.volumes.iter().flat_map(BTreeMap::values);
             volumes.filter(|volume| volume.own.is_some() && volume.is_here && volume.phase == phase).count()
         };
-        let entries = self.look.iter().flat_map(|look| look.entries.values());
+        let entries = self.scan.iter().flat_map(|scan| scan.entries.values());
         Counts {
             free: own(Phase::Free),
             bound: own(Phase::Other),
@@ -243,7 +240,7 @@ impl Provisioner {
             Step::Clean(_) => self.cleanings.len() < CLEANINGS,
             Step::Offer { path, .. } => {
                 let hangs = self.hanging.get(path).is_some_and(|inspection| !inspection.is_finished());
-                !hangs && !self.unfit.contains_key(path)
+                !hangs && !self.unfit.contains(path)
             }
             _ => true,
         };
@@ -259,17 +256,18 @@ impl Provisioner {
         }
     }
 
-    fn take(&mut self, input: Input) {
+    fn take(&mut self, input: ProvisionerEvent) {
         match input {
-            Input::Look(look) => {
-                self.look = Some(look);
+            ProvisionerEvent::Scan(scan) => {
+                self.scan = Some(scan);
                 self.unfit.clear();
             }
-            Input::Volumes(news) => self.take_volumes(news),
-            Input::Class(name, news) => self.take_class(name, news),
-            Input::Cleaned(name, Cleaned { record, result }) => {
+            ProvisionerEvent::Volumes(news) => self.take_volumes(news),
+            ProvisionerEvent::Class(name, news) => self.take_class(name, news),
+            ProvisionerEvent::Cleaned(name, cleaned) => {
+                let Cleaned { record, result } = *cleaned;
                 self.cleanings.remove(&name);
-                self.place.board.end(&name);
+                self.settings.metrics.end(&name);
                 let path = self.path_of(&name, record.as_ref());
                 if let Some(record) = record {
                     self.records.by_name.insert(name.clone(), Some(record));
@@ -285,7 +283,7 @@ impl Provisioner {
         }
     }
 
-    fn path_of(&self, name: &str, record: Option<&Record>) -> String {
+    fn path_of(&self, name: &str, record: Option<&CleaningRecord>) -> String {
         let volume = self.volumes.as_ref().and_then(|volumes| volumes.get(name));
         let path = record.map(|record| &record.path).or_else(|| volume?.path.as_ref());
         path.map_or_else(|| "the entry".to_owned(), |path| path.display().to_string())
@@ -340,149 +338,6 @@ impl Provisioner {
         }
     }
 
-    async fn perform(&mut self, step: Step) {
-        let name = step.volume().to_owned();
-        let done = match step {
-            Step::Forget(name) => {
-                if let Err(cause) = self.records.remove(&name) {
-                    let file = self.records.file(&name);
-                    self.pause(&name, &format!("the record {} cannot be removed: {cause}", file.display()));
-                }
-                return;
-            }
-            Step::Delete { volume, uid } => self.delete(&volume, &uid, None).await,
-            Step::Withdraw { volume, uid, version } => {
-                let deleted = self.delete(&volume, &uid, Some(&version)).await;
-                if deleted.is_ok() {
-                    info!("PersistentVolume {volume} is not offered any more: its entry is gone");
-                }
-                deleted
-            }
-            Step::Clean(record) => self.clean(record).await,
-            Step::Offer { volume, class, path, mode } => self.offer(&volume, &class, &path, mode).await,
-        };
-        match done {
-            Ok(()) => self.retry.reset(),
-            Err(error) if error.class.passes() => {
-                self.say(&name, &format!("PersistentVolume {name}: {error}; podfs tries again"));
-                self.wait_for_server(&error).await;
-            }
-            Err(error) => self.pause(&name, &format!("PersistentVolume {name}: {error}")),
-        }
-    }
-
-    /// Waits until a request may succeed again. Cleanings that are not wanted any more are stopped meanwhile.
-    async fn wait_for_server(&mut self, error: &ApiError) {
-        let pause = self.retry.failed(error);
-        loop {
-            tokio::select! {
-                () = self.retry.wait(&pause) => return,
-                input = self.inputs.recv() => {
-                    if let Some(input) = input {
-                        self.take(input);
-                    }
-                    let steps = self.plan();
-                    self.stop_cleanings(&steps);
-                }
-            }
-        }
-    }
-
-    async fn delete(&mut self, name: &str, uid: &str, version: Option<&str>) -> Result<(), ApiError> {
-        let collection = Collection::only(Resource::PERSISTENT_VOLUME, None, name);
-        self.place.client.delete(&collection, uid, version).await?;
-        // The watch reports when it is deleted: a finalizer may keep it.
-        if let Some(volume) = self.volumes.as_mut().and_then(|volumes| volumes.get_mut(name)) {
-            volume.deleting = true;
-        }
-        Ok(())
-    }
-
-    async fn offer(&mut self, name: &str, class: &str, path: &Path, mode: VolumeMode) -> Result<(), ApiError> {
-        let Some(Class { reclaim, mount_options }) = self.classes.get(class).cloned() else { return Ok(()) };
-        let fit = match self.inspect(path, mode).await {
-            Ok(fit) => fit,
-            Err(reason) => {
-                self.say(&format!("fit {name}"), &format!("{} is not offered: it {reason}", path.display()));
-                self.unfit.insert(path.to_owned(), reason);
-                return Ok(());
-            }
-        };
-        let offer = Offer {
-            class,
-            path,
-            mode,
-            capacity: fit.capacity,
-            identity: &fit.identity,
-            reclaim,
-            mount_options: &mount_options,
-        };
-        let object = offer.object(&self.names);
-        let created = self.place.client.create(Resource::PERSISTENT_VOLUME, None, &[], &object).await?;
-        self.put(&created);
-        self.pauses.remove(name);
-        info!("{} is offered as PersistentVolume {name} of StorageClass {class}", path.display());
-        Ok(())
-    }
-
-    async fn inspect(&mut self, path: &Path, mode: VolumeMode) -> Result<Fit, String> {
-        self.hanging.remove(path);
-        let owned = path.to_owned();
-        let mut inspection = spawn_blocking(move || inspect(&owned, mode));
-        match timeout(INSPECTION, &mut inspection).await {
-            Ok(found) => found.unwrap_or_else(|_| Err("cannot be looked at".to_owned())),
-            Err(_) => {
-                self.hanging.insert(path.to_owned(), inspection);
-                Err("does not answer".to_owned())
-            }
-        }
-    }
-
-    /// Starts to erase, after it has checked once more everything that could forbid it.
-    async fn clean(&mut self, record: Record) -> Result<(), ApiError> {
-        let name = record.volume.clone();
-        let unique_name = format!("kubernetes.io/local-volume/{name}");
-        if in_use(&self.place.handle.state()).any(|volume| volume.unique_name == unique_name) {
-            let path = record.path.display();
-            self.pause(&name, &format!("{path} of PersistentVolume {name} is in use by a pod of this node"));
-            return Ok(());
-        }
-        let collection = Collection::only(Resource::PERSISTENT_VOLUME, None, &name);
-        let known = self.volumes.as_ref().is_some_and(|volumes| volumes.contains_key(&name));
-        match self.place.client.get(&collection).await? {
-            Some(object) => {
-                let volume = Volume::parse(&object, &self.names);
-                self.put(&object);
-                if !known || !volume.is_some_and(|volume| is_to_be_cleaned(&volume) && is_about(&record, &volume)) {
-                    return Ok(());
-                }
-            }
-            None => {
-                if let Some(volumes) = &mut self.volumes {
-                    volumes.remove(&name);
-                }
-                if known {
-                    return Ok(());
-                }
-            }
-        }
-        let progress = Arc::<Progress>::default();
-        let roots = [self.place.root_directory.clone(), self.place.kubelet_root.clone()];
-        let (file, path) = (self.records.file(&name), record.path.display().to_string());
-        let cleaning = Cleaning { record, file, roots, progress: Arc::clone(&progress) };
-        let (input, of) = (self.input.clone(), name.clone());
-        let work = move || drop(input.send(Input::Cleaned(of, cleaning.run())));
-        match thread::Builder::new().name("podfs-clean".to_owned()).spawn(work) {
-            Ok(_) => {
-                info!("{path} of PersistentVolume {name} was released and is being cleaned");
-                self.place.board.begin(&name, &progress);
-                self.cleanings.insert(name, progress);
-            }
-            Err(cause) => self.pause(&name, &format!("{path} is not cleaned: there is no thread: {cause}")),
-        }
-        Ok(())
-    }
-
     /// A step has failed: the next one for this PersistentVolume waits.
     fn pause(&mut self, name: &str, sentence: &str) {
         let failures = self.pauses.get(name).map_or(0, |(_, failures)| *failures);
@@ -492,7 +347,7 @@ impl Provisioner {
         self.say(&format!("step {name}"), &format!("{sentence}; podfs tries again"));
     }
 
-    /// Logs a sentence, unless it was the last one about this thing.
+    /// Logs a sentence, unless it was the last one about the same step, entry or object.
     fn say(&mut self, about: &str, sentence: &str) {
         if self.said.get(about).is_none_or(|said| said != sentence) {
             warn!("{sentence}");

@@ -18,43 +18,40 @@
 //! has gets it.
 //!
 //! When the server and its keeper are killed, the descriptions and their locks are gone. The successor makes new
-//! descriptions and locks on them what [`locked`](super::locked) has recorded, before any other request of the volume may lock
+//! descriptions and locks on them what [`locked`] has recorded, before any other request of the volume may lock
 //! the file. If another process of the host has locked the same meanwhile, the owner's locks are lost: what the owner does with
 //! them, and with the open files that it locked through, fails with `EIO` until it closes them.
 //!
-//! A wait for a lock is one thread that waits in the kernel. It ends with the lock, or when the kernel interrupts the caller:
-//! [`Waits::interrupt`] sends the thread signals until it has noticed.
+//! | module | owns |
+//! |---|---|
+//! | [`wish`] | one lock that a caller asks for, and its system calls |
+//! | [`waits`] | the threads that wait for a lock |
+//! | [`locked`] | what an owner has locked, as the region records it |
 
+mod locked;
+mod waits;
+mod wish;
+
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::thread;
-use std::time::Duration;
 
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::handle::last_errno;
-use super::locked::{Holder, Locked};
 use super::mounts::reopen;
 use super::share::Taken;
 use super::state::{HeldCell, LockCell, no_memory, recordable};
 use crate::region::Region;
 use crate::region::cells::Record;
-use crate::region::waits::WAITS;
-use crate::session::abi::{FileLock, LK_FLOCK, LkIn};
-use crate::session::{Answer, Deferred};
+use crate::session::abi::LkIn;
+use locked::Locked;
 
-/// Sent to threads that wait for a lock.
-const WAKE: Signal = Signal::SIGUSR1;
-/// `OFFSET_MAX` of the kernel: to the end of the file, however long it gets.
-const TO_THE_END: u64 = i64::MAX as u64;
-/// Interrupts that came before the wait they are for.
-const REMEMBERED: usize = 64;
+pub use locked::Holder;
+pub use waits::{Waits, catch_wake_signal};
+pub use wish::{Wish, conflict};
 
 /// The locks of one node.
 #[derive(Debug, Default)]
@@ -256,247 +253,6 @@ impl Locks {
     }
 }
 
-/// A lock that a caller asks for.
-#[derive(Clone, Copy, Debug)]
-pub enum Wish {
-    /// `flock(2)`: `LOCK_SH`, `LOCK_EX` or `LOCK_UN`.
-    Whole(libc::c_int),
-    /// `fcntl(2)`: a kind and a range.
-    Range(FileLock),
-}
-
-impl Wish {
-    /// What the request asks for.
-    ///
-    /// # Errors
-    /// `EINVAL` for a kind of lock that there is not.
-    pub fn parse(arguments: &LkIn) -> Result<Wish, Errno> {
-        let kind = arguments.lk.typ.cast_signed();
-        if arguments.lk_flags & LK_FLOCK == 0 {
-            let known = [libc::F_RDLCK, libc::F_WRLCK, libc::F_UNLCK].contains(&kind);
-            return if known { Ok(Wish::Range(arguments.lk)) } else { Err(Errno::INVAL) };
-        }
-        match kind {
-            libc::F_RDLCK => Ok(Wish::Whole(libc::LOCK_SH)),
-            libc::F_WRLCK => Ok(Wish::Whole(libc::LOCK_EX)),
-            libc::F_UNLCK => Ok(Wish::Whole(libc::LOCK_UN)),
-            _ => Err(Errno::INVAL),
-        }
-    }
-
-    /// Whether it gives something up, which never waits.
-    pub fn is_unlock(self) -> bool {
-        match self {
-            Wish::Whole(operation) => operation == libc::LOCK_UN,
-            Wish::Range(range) => range.typ.cast_signed() == libc::F_UNLCK,
-        }
-    }
-
-    /// What gives it up.
-    fn undone(self) -> Self {
-        match self {
-            Wish::Whole(_) => Wish::Whole(libc::LOCK_UN),
-            Wish::Range(range) => Wish::Range(FileLock { typ: libc::F_UNLCK.cast_unsigned(), ..range }),
-        }
-    }
-
-    /// Gives up what was granted and not recorded or answered.
-    pub fn undo_on(self, description: &OwnedFd) {
-        // Unlocking fails only where locking would.
-        let _ = self.undone().try_on(description);
-    }
-
-    /// Locks or unlocks, or fails at once with `EAGAIN`.
-    pub fn try_on(self, description: &OwnedFd) -> Result<(), Errno> {
-        match self {
-            Wish::Whole(operation) => flock(description, operation | libc::LOCK_NB),
-            Wish::Range(range) => fcntl(description, libc::F_OFD_SETLK, range).map(drop),
-        }
-    }
-
-    /// Locks, and waits for it as long as it takes; `EINTR` when a signal came.
-    fn wait_on(self, description: &OwnedFd) -> Result<(), Errno> {
-        match self {
-            Wish::Whole(operation) => flock(description, operation),
-            Wish::Range(range) => fcntl(description, libc::F_OFD_SETLKW, range).map(drop),
-        }
-    }
-}
-
-/// The lock that keeps `range` from being locked on `description`, or one of kind `F_UNLCK`.
-///
-/// # Errors
-/// Those of `fcntl(2)`.
-pub fn conflict(description: &OwnedFd, range: FileLock) -> Result<FileLock, Errno> {
-    fcntl(description, libc::F_OFD_GETLK, range)
-}
-
-fn flock(description: &OwnedFd, operation: libc::c_int) -> Result<(), Errno> {
-    // SAFETY: flock takes numbers only.
-    let result = unsafe { libc::flock(description.as_raw_fd(), operation) };
-    if result == 0 { Ok(()) } else { Err(last_errno()) }
-}
-
-fn fcntl(description: &OwnedFd, command: libc::c_int, range: FileLock) -> Result<FileLock, Errno> {
-    let start = i64::try_from(range.start).map_err(|_| Errno::INVAL)?;
-    let length = if range.end >= TO_THE_END { 0 } else { range.end.saturating_sub(range.start).saturating_add(1) };
-    let mut lock = libc::flock {
-        l_type: range.typ as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: start,
-        l_len: i64::try_from(length).map_err(|_| Errno::INVAL)?,
-        l_pid: 0,
-    };
-    // SAFETY: the lock outlives the call.
-    let result = unsafe { libc::fcntl(description.as_raw_fd(), command, &raw mut lock) };
-    if result != 0 {
-        return Err(last_errno());
-    }
-    let start = lock.l_start.max(0).cast_unsigned();
-    let end = if lock.l_len == 0 { TO_THE_END } else { start.saturating_add_signed(lock.l_len - 1) };
-    Ok(FileLock { start, end, typ: lock.l_type as u32, pid: lock.l_pid.max(0).cast_unsigned() })
-}
-
-/// The waits of a volume.
-#[derive(Default)]
-pub struct Waits {
-    table: Mutex<LockTable>,
-}
-
-#[derive(Default)]
-struct LockTable {
-    waits: HashMap<u64, Arc<Wait>>,
-    /// Requests that were interrupted before their wait began, the latest last.
-    early: VecDeque<u64>,
-}
-
-/// One wait.
-#[derive(Default)]
-struct Wait {
-    progress: Mutex<Progress>,
-    ended: Condvar,
-}
-
-#[derive(Default)]
-struct Progress {
-    interrupted: bool,
-    /// The thread that waits, while it does.
-    thread: Option<libc::pthread_t>,
-    ended: bool,
-}
-
-impl Waits {
-    /// Waits for a lock on a thread of its own, has `record` record it, and answers from there.
-    ///
-    /// # Errors
-    /// `ENOLCK` when [`WAITS`] callers wait already, or no thread can be started.
-    pub fn start(
-        self: &Arc<Self>,
-        wish: Wish,
-        description: Arc<OwnedFd>,
-        record: impl Fn(Wish) -> Result<(), Errno> + Send + 'static,
-        answer: Deferred,
-    ) -> Result<(), Errno> {
-        let unique = answer.number();
-        let wait = self.register(unique)?;
-        let waits = Arc::clone(self);
-        let work = move || {
-            let outcome =
-                wait.run(wish, &description).and_then(|()| record(wish).inspect_err(|_| wish.undo_on(&description)));
-            waits.lock().waits.remove(&unique);
-            let locked = outcome.is_ok();
-            if answer.send(outcome.map(|()| Answer::Done)).is_err() && locked {
-                // The caller does not know of the lock, so it would never give it up.
-                let _recorded = record(wish.undone());
-                wish.undo_on(&description);
-            }
-        };
-        let started = thread::Builder::new().name("lock".to_owned()).stack_size(64 << 10).spawn(work);
-        started.map(drop).map_err(|_| {
-            self.lock().waits.remove(&unique);
-            Errno::NOLCK
-        })
-    }
-
-    /// The caller of the request `unique` waits no longer.
-    pub fn interrupt(&self, unique: u64) {
-        let wait = {
-            let mut table = self.lock();
-            match table.waits.get(&unique) {
-                Some(wait) => Arc::clone(wait),
-                None => {
-                    // The wait may be about to begin; or the request is of another kind, and was not to be interrupted.
-                    if table.early.len() == REMEMBERED {
-                        table.early.pop_front();
-                    }
-                    table.early.push_back(unique);
-                    return;
-                }
-            }
-        };
-        wait.interrupt();
-    }
-
-    fn register(&self, unique: u64) -> Result<Arc<Wait>, Errno> {
-        let mut table = self.lock();
-        if table.waits.len() >= WAITS {
-            return Err(Errno::NOLCK);
-        }
-        let interrupted = table.early.contains(&unique);
-        let progress = Mutex::new(Progress { interrupted, ..Progress::default() });
-        let wait = Arc::new(Wait { progress, ended: Condvar::new() });
-        table.waits.insert(unique, Arc::clone(&wait));
-        Ok(wait)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, LockTable> {
-        self.table.lock().expect("a thread that panics ends the process")
-    }
-}
-
-impl Wait {
-    fn run(&self, wish: Wish, description: &OwnedFd) -> Result<(), Errno> {
-        // SAFETY: the call has no conditions.
-        self.progress().thread = Some(unsafe { libc::pthread_self() });
-        let outcome = loop {
-            if self.progress().interrupted {
-                break Err(Errno::INTR);
-            }
-            match wish.wait_on(description) {
-                Err(Errno::INTR) => {}
-                outcome => break outcome,
-            }
-        };
-        let mut progress = self.progress();
-        // From here on the thread may end, and gets no signals any more.
-        progress.thread = None;
-        progress.ended = true;
-        self.ended.notify_all();
-        outcome
-    }
-
-    /// A signal that comes just before the thread begins to wait in the kernel is lost, so it is sent again.
-    fn interrupt(&self) {
-        const AGAIN: Duration = Duration::from_millis(1);
-        let mut progress = self.progress();
-        progress.interrupted = true;
-        while !progress.ended {
-            if let Some(thread) = progress.thread {
-                // SAFETY: the thread lives: it takes itself out of `progress`, whose lock is held here, before it ends.
-                unsafe { libc::pthread_kill(thread, WAKE as libc::c_int) };
-            }
-            progress = match self.ended.wait_timeout(progress, AGAIN) {
-                Ok((progress, _)) => progress,
-                Err(_) => return,
-            };
-        }
-    }
-
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().expect("a thread that panics ends the process")
-    }
-}
-
 /// A new open file description to lock on, open for as much as the source allows: a lock for writing needs one that
 /// is open for writing (`fcntl(2)`), and the kernel has checked that the caller's is.
 ///
@@ -511,16 +267,4 @@ pub fn for_locking(file: &OwnedFd) -> Result<OwnedFd, Errno> {
 /// Whether what failed may be possible a moment later.
 fn is_passing(errno: Errno) -> bool {
     matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR)
-}
-
-/// Lets signals end a wait: without a handler they would end the process.
-///
-/// # Errors
-/// When the handler cannot be set.
-pub fn catch_wake_signal() -> io::Result<()> {
-    extern "C" fn nothing(_: libc::c_int) {}
-    let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::empty(), SigSet::empty());
-    // SAFETY: the handler does nothing.
-    unsafe { sigaction(WAKE, &action) }?;
-    Ok(())
 }

@@ -10,6 +10,9 @@
 //! 4. The server drops an image, and zeroes it by that, when no node of its own *and* none of the replica shows bytes of it
 //!    ([`LiveTree::drop_images`]). So a successor, which begins with the replica, never has an image that is zeroed.
 
+mod reads;
+mod saved;
+
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +23,9 @@ use serde::{Deserialize, Serialize};
 
 use super::steps::{Step, split};
 use crate::projection::image::{Image, ImageNode, ImageNodeKind, Index};
-use crate::projection::tree::{Attributes, FIRST_COOKIE, Listed, NodeId, NodeKind, PARENT_COOKIE, SELF_COOKIE};
+use crate::projection::tree::NodeId;
+
+pub use saved::SavedLiveTree;
 
 /// The root of a FUSE connection.
 const ROOT: u64 = NodeId::ROOT.0;
@@ -103,20 +108,6 @@ enum Body {
     Directory {
         children: BTreeMap<String, u64>,
     },
-}
-
-/// A tree without its images, on its way to another process. They travel beside it, as descriptors, in the order of their
-/// numbers.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct SavedLiveTree {
-    slots: Vec<Slot>,
-    nodes: Vec<(u64, LiveNode)>,
-    images: Vec<u64>,
-    newest: Option<u64>,
-    announced: Vec<Step>,
-    applied: u64,
-    next: u64,
-    time: SystemTime,
 }
 
 impl LiveTree {
@@ -352,201 +343,6 @@ impl LiveTree {
             Body::Directory { .. } => None,
         });
         shown.chain(self.newest).collect()
-    }
-}
-
-/// Looking at it.
-impl LiveTree {
-    /// The entry `name` of a directory.
-    ///
-    /// # Errors
-    /// `ENOENT`, `ENOTDIR`, or `ESTALE` for a node that is gone.
-    pub fn look(&self, parent: u64, name: &str) -> Result<u64, Errno> {
-        match &self.node(parent)?.body {
-            Body::Directory { children } => children.get(name).copied().ok_or(Errno::ENOENT),
-            Body::File { .. } => Err(Errno::ENOTDIR),
-        }
-    }
-
-    /// What `stat(2)` shows.
-    ///
-    /// # Errors
-    /// `ESTALE` for a node that is gone.
-    pub fn attributes(&self, id: u64) -> Result<Attributes, Errno> {
-        let node = self.node(id)?;
-        let (kind, size, links) = match &node.body {
-            Body::File { content, .. } => (NodeKind::File, content.len() as u64, u32::from(!node.unlinked)),
-            Body::Directory { children } => {
-                let directories = children.values().filter(|child| self.is_directory(**child)).count();
-                (NodeKind::Directory, 0, if node.unlinked { 0 } else { 2 + directories as u32 })
-            }
-        };
-        let LiveNode { mode, uid, gid, time, .. } = *node;
-        Ok(Attributes { node: NodeId(id), kind, mode, size, links, uid, gid, time })
-    }
-
-    /// Where the bytes of a file are. The image stays valid for as long as it is held.
-    ///
-    /// # Errors
-    /// `EISDIR`, or `ESTALE` for a node that is gone.
-    pub fn content(&self, id: u64) -> Result<(Arc<Image>, Range<usize>), Errno> {
-        match &self.node(id)?.body {
-            Body::File { image, content } => {
-                Ok((Arc::clone(self.images.get(image).ok_or(Errno::ESTALE)?), content.clone()))
-            }
-            Body::Directory { .. } => Err(Errno::EISDIR),
-        }
-    }
-
-    /// Hands the entries after `cookie` to `emit`, until it returns true because there is no more room. A name keeps its
-    /// cookie while it stands, and a new one gets a higher one.
-    ///
-    /// # Errors
-    /// `ENOTDIR`, or `ESTALE` for a node that is gone.
-    pub fn list(&self, id: u64, cookie: u64, mut emit: impl FnMut(Listed<'_>) -> bool) -> Result<(), Errno> {
-        let node = self.node(id)?;
-        let Body::Directory { children } = &node.body else { return Err(Errno::ENOTDIR) };
-        for (dot, at, to) in [(".", SELF_COOKIE, id), ("..", PARENT_COOKIE, node.parent)] {
-            if cookie < at && emit((NodeId(to), at, NodeKind::Directory, dot)) {
-                return Ok(());
-            }
-        }
-        let by_id: BTreeMap<u64, &str> = children.iter().map(|(name, child)| (*child, name.as_str())).collect();
-        for (child, name) in by_id {
-            let kind = if self.is_directory(child) { NodeKind::Directory } else { NodeKind::File };
-            let at = child + FIRST_COOKIE;
-            if cookie < at && emit((NodeId(child), at, kind, name)) {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    /// Bytes in files, and the number of nodes.
-    pub fn usage(&self) -> (u64, u64) {
-        let bytes = self.nodes.values().map(|node| match &node.body {
-            Body::File { content, .. } => content.len() as u64,
-            Body::Directory { .. } => 0,
-        });
-        (bytes.sum(), self.nodes.len() as u64)
-    }
-
-    /// The path of a node below the root.
-    pub fn path(&self, id: u64) -> String {
-        let mut names = Vec::new();
-        let mut at = id;
-        while let Some(node) = self.nodes.get(&at).filter(|_| at != ROOT) {
-            names.push(node.name.as_str());
-            at = node.parent;
-        }
-        names.reverse();
-        names.join("/")
-    }
-
-    /// The node at a path.
-    pub fn find(&self, path: &str) -> Option<u64> {
-        let mut names = path.split('/').filter(|name| !name.is_empty());
-        names.try_fold(ROOT, |node, name| self.look(node, name).ok())
-    }
-
-    /// The entry of a directory.
-    pub(super) fn child(&self, directory: u64, name: &str) -> Option<u64> {
-        self.look(directory, name).ok()
-    }
-
-    /// The names in a directory.
-    pub(super) fn children(&self, id: u64) -> Vec<String> {
-        match self.nodes.get(&id).map(|node| &node.body) {
-            Some(Body::Directory { children }) => children.keys().cloned().collect(),
-            _ => Vec::new(),
-        }
-    }
-
-    pub(super) fn is_directory(&self, id: u64) -> bool {
-        matches!(self.nodes.get(&id), Some(LiveNode { body: Body::Directory { .. }, .. }))
-    }
-
-    /// Whether these are the bytes of a file.
-    pub(super) fn has_bytes(&self, id: u64, bytes: &[u8]) -> bool {
-        self.content(id).is_ok_and(|(image, content)| image.bytes().get(content) == Some(bytes))
-    }
-
-    /// Whether a node has the mode and the owners of one of an image.
-    pub(super) fn looks_like(&self, id: u64, image: &Image, wanted: Index) -> bool {
-        let shown = self.nodes.get(&id).map(|node| (node.mode, node.uid, node.gid));
-        shown == image.node(wanted).map(|node| (node.mode, node.uid, node.gid))
-    }
-
-    fn node(&self, id: u64) -> Result<&LiveNode, Errno> {
-        self.nodes.get(&id).ok_or(Errno::ESTALE)
-    }
-}
-
-/// On its way to another process.
-impl LiveTree {
-    /// What another process needs to go on with it, and the images that belong to it, in their order.
-    pub fn save(&self) -> (SavedLiveTree, Vec<Arc<Image>>) {
-        let needed = self.needed_images();
-        let (numbers, images) = self
-            .images
-            .iter()
-            .filter(|(number, _)| needed.contains(number))
-            .map(|(number, image)| (*number, Arc::clone(image)))
-            .unzip();
-        let saved = SavedLiveTree {
-            slots: self.slots.clone(),
-            nodes: self.nodes.iter().map(|(id, node)| (*id, node.clone())).collect(),
-            images: numbers,
-            newest: self.newest,
-            announced: self.announced(),
-            applied: self.applied,
-            next: self.next,
-            time: self.time,
-        };
-        (saved, images)
-    }
-
-    /// The tree that another process has saved; none when it does not hold together. What comes from a server is not trusted.
-    pub fn restore(saved: SavedLiveTree, images: Vec<Image>) -> Option<LiveTree> {
-        let SavedLiveTree { slots, nodes, images: numbers, newest, announced, applied, next, time } = saved;
-        if numbers.len() != images.len() {
-            return None;
-        }
-        let images: BTreeMap<u64, Arc<Image>> = numbers.into_iter().zip(images.into_iter().map(Arc::new)).collect();
-        let nodes: BTreeMap<u64, LiveNode> = nodes.into_iter().collect();
-        let fits = |(id, node): (&u64, &LiveNode)| {
-            let above = nodes.get(&node.parent).map(|parent| &parent.body);
-            // Parents are older than their children, so no path is a circle.
-            let is_in_one = node.unlinked || matches!(above, Some(Body::Directory { .. }));
-            let is_below = *id == ROOT || (node.parent < *id && is_in_one);
-            let is_whole = match &node.body {
-                Body::File { image, content } => {
-                    images.get(image).is_some_and(|image| image.bytes().get(content.clone()).is_some())
-                }
-                Body::Directory { children } => children
-                    .iter()
-                    .all(|(name, child)| nodes.get(child).is_some_and(|node| node.parent == *id && node.name == *name)),
-            };
-            is_below && is_whole && *id < next
-        };
-        let is_whole =
-            nodes.get(&ROOT).is_some_and(|root| matches!(root.body, Body::Directory { .. })) && nodes.iter().all(fits);
-        let (announced, asked_before) = (announced.into(), None);
-        let (changing, disturbed) = (HashSet::new(), false);
-        let newest = newest.filter(|newest| images.contains_key(newest));
-        is_whole.then_some(LiveTree {
-            slots,
-            nodes,
-            images,
-            newest,
-            announced,
-            applied,
-            asked_before,
-            next,
-            time,
-            changing,
-            disturbed,
-        })
     }
 
     /// Zeroes the images that no server needs any more; the server of the tree calls it.

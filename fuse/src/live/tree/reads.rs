@@ -1,0 +1,137 @@
+//! What a tree of live parts shows: its entries, attributes and bytes.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+
+use super::{Body, LiveNode, LiveTree, ROOT};
+use crate::projection::image::{Image, Index};
+use crate::projection::tree::{Attributes, FIRST_COOKIE, Listed, NodeId, NodeKind, PARENT_COOKIE, SELF_COOKIE};
+
+impl LiveTree {
+    /// The entry `name` of a directory.
+    ///
+    /// # Errors
+    /// `ENOENT`, `ENOTDIR`, or `ESTALE` for a node that is gone.
+    pub fn look(&self, parent: u64, name: &str) -> Result<u64, Errno> {
+        match &self.node(parent)?.body {
+            Body::Directory { children } => children.get(name).copied().ok_or(Errno::ENOENT),
+            Body::File { .. } => Err(Errno::ENOTDIR),
+        }
+    }
+
+    /// What `stat(2)` shows.
+    ///
+    /// # Errors
+    /// `ESTALE` for a node that is gone.
+    pub fn attributes(&self, id: u64) -> Result<Attributes, Errno> {
+        let node = self.node(id)?;
+        let (kind, size, links) = match &node.body {
+            Body::File { content, .. } => (NodeKind::File, content.len() as u64, u32::from(!node.unlinked)),
+            Body::Directory { children } => {
+                let directories = children.values().filter(|child| self.is_directory(**child)).count();
+                (NodeKind::Directory, 0, if node.unlinked { 0 } else { 2 + directories as u32 })
+            }
+        };
+        let LiveNode { mode, uid, gid, time, .. } = *node;
+        Ok(Attributes { node: NodeId(id), kind, mode, size, links, uid, gid, time })
+    }
+
+    /// Where the bytes of a file are. The image stays valid for as long as it is held.
+    ///
+    /// # Errors
+    /// `EISDIR`, or `ESTALE` for a node that is gone.
+    pub fn content(&self, id: u64) -> Result<(Arc<Image>, Range<usize>), Errno> {
+        match &self.node(id)?.body {
+            Body::File { image, content } => {
+                Ok((Arc::clone(self.images.get(image).ok_or(Errno::ESTALE)?), content.clone()))
+            }
+            Body::Directory { .. } => Err(Errno::EISDIR),
+        }
+    }
+
+    /// Hands the entries after `cookie` to `emit`, until it returns true because there is no more room. A name keeps its
+    /// cookie while it stands, and a new one gets a higher one.
+    ///
+    /// # Errors
+    /// `ENOTDIR`, or `ESTALE` for a node that is gone.
+    pub fn list(&self, id: u64, cookie: u64, mut emit: impl FnMut(Listed<'_>) -> bool) -> Result<(), Errno> {
+        let node = self.node(id)?;
+        let Body::Directory { children } = &node.body else { return Err(Errno::ENOTDIR) };
+        for (dot, at, to) in [(".", SELF_COOKIE, id), ("..", PARENT_COOKIE, node.parent)] {
+            if cookie < at && emit((NodeId(to), at, NodeKind::Directory, dot)) {
+                return Ok(());
+            }
+        }
+        let by_id: BTreeMap<u64, &str> = children.iter().map(|(name, child)| (*child, name.as_str())).collect();
+        for (child, name) in by_id {
+            let kind = if self.is_directory(child) { NodeKind::Directory } else { NodeKind::File };
+            let at = child + FIRST_COOKIE;
+            if cookie < at && emit((NodeId(child), at, kind, name)) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes in files, and the number of nodes.
+    pub fn usage(&self) -> (u64, u64) {
+        let bytes = self.nodes.values().map(|node| match &node.body {
+            Body::File { content, .. } => content.len() as u64,
+            Body::Directory { .. } => 0,
+        });
+        (bytes.sum(), self.nodes.len() as u64)
+    }
+
+    /// The path of a node below the root.
+    pub fn path(&self, id: u64) -> String {
+        let mut names = Vec::new();
+        let mut at = id;
+        while let Some(node) = self.nodes.get(&at).filter(|_| at != ROOT) {
+            names.push(node.name.as_str());
+            at = node.parent;
+        }
+        names.reverse();
+        names.join("/")
+    }
+
+    /// The node at a path.
+    pub fn find(&self, path: &str) -> Option<u64> {
+        let mut names = path.split('/').filter(|name| !name.is_empty());
+        names.try_fold(ROOT, |node, name| self.look(node, name).ok())
+    }
+
+    /// The entry of a directory.
+    pub(in crate::live) fn child(&self, directory: u64, name: &str) -> Option<u64> {
+        self.look(directory, name).ok()
+    }
+
+    /// The names in a directory.
+    pub(in crate::live) fn children(&self, id: u64) -> Vec<String> {
+        match self.nodes.get(&id).map(|node| &node.body) {
+            Some(Body::Directory { children }) => children.keys().cloned().collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    pub(in crate::live) fn is_directory(&self, id: u64) -> bool {
+        matches!(self.nodes.get(&id), Some(LiveNode { body: Body::Directory { .. }, .. }))
+    }
+
+    /// Whether these are the bytes of a file.
+    pub(in crate::live) fn has_bytes(&self, id: u64, bytes: &[u8]) -> bool {
+        self.content(id).is_ok_and(|(image, content)| image.bytes().get(content) == Some(bytes))
+    }
+
+    /// Whether a node has the mode and the owners of one of an image.
+    pub(in crate::live) fn looks_like(&self, id: u64, image: &Image, wanted: Index) -> bool {
+        let shown = self.nodes.get(&id).map(|node| (node.mode, node.uid, node.gid));
+        shown == image.node(wanted).map(|node| (node.mode, node.uid, node.gid))
+    }
+
+    fn node(&self, id: u64) -> Result<&LiveNode, Errno> {
+        self.nodes.get(&id).ok_or(Errno::ESTALE)
+    }
+}

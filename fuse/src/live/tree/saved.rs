@@ -1,0 +1,92 @@
+//! A tree of live parts on its way to another process.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Body, LiveNode, LiveTree, ROOT, Slot};
+use crate::live::steps::Step;
+use crate::projection::image::Image;
+
+/// A tree without its images, on its way to another process. They travel beside it, as descriptors, in the order of their
+/// numbers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SavedLiveTree {
+    slots: Vec<Slot>,
+    nodes: Vec<(u64, LiveNode)>,
+    images: Vec<u64>,
+    newest: Option<u64>,
+    announced: Vec<Step>,
+    applied: u64,
+    next: u64,
+    time: SystemTime,
+}
+
+impl LiveTree {
+    /// What another process needs to go on with it, and the images that belong to it, in their order.
+    pub fn save(&self) -> (SavedLiveTree, Vec<Arc<Image>>) {
+        let needed = self.needed_images();
+        let (numbers, images) = self
+            .images
+            .iter()
+            .filter(|(number, _)| needed.contains(number))
+            .map(|(number, image)| (*number, Arc::clone(image)))
+            .unzip();
+        let saved = SavedLiveTree {
+            slots: self.slots.clone(),
+            nodes: self.nodes.iter().map(|(id, node)| (*id, node.clone())).collect(),
+            images: numbers,
+            newest: self.newest,
+            announced: self.announced(),
+            applied: self.applied,
+            next: self.next,
+            time: self.time,
+        };
+        (saved, images)
+    }
+
+    /// The tree that another process has saved; none when it does not hold together. What comes from a server is not trusted.
+    pub fn restore(saved: SavedLiveTree, images: Vec<Image>) -> Option<LiveTree> {
+        let SavedLiveTree { slots, nodes, images: numbers, newest, announced, applied, next, time } = saved;
+        if numbers.len() != images.len() {
+            return None;
+        }
+        let images: BTreeMap<u64, Arc<Image>> = numbers.into_iter().zip(images.into_iter().map(Arc::new)).collect();
+        let nodes: BTreeMap<u64, LiveNode> = nodes.into_iter().collect();
+        let fits = |(id, node): (&u64, &LiveNode)| {
+            let above = nodes.get(&node.parent).map(|parent| &parent.body);
+            // Parents are older than their children, so no path is a circle.
+            let is_in_one = node.unlinked || matches!(above, Some(Body::Directory { .. }));
+            let is_below = *id == ROOT || (node.parent < *id && is_in_one);
+            let is_whole = match &node.body {
+                Body::File { image, content } => {
+                    images.get(image).is_some_and(|image| image.bytes().get(content.clone()).is_some())
+                }
+                Body::Directory { children } => children
+                    .iter()
+                    .all(|(name, child)| nodes.get(child).is_some_and(|node| node.parent == *id && node.name == *name)),
+            };
+            is_below && is_whole && *id < next
+        };
+        let is_whole =
+            nodes.get(&ROOT).is_some_and(|root| matches!(root.body, Body::Directory { .. })) && nodes.iter().all(fits);
+        let (announced, asked_before) = (announced.into(), None);
+        let (changing, disturbed) = (HashSet::new(), false);
+        let newest = newest.filter(|newest| images.contains_key(newest));
+        is_whole.then_some(LiveTree {
+            slots,
+            nodes,
+            images,
+            newest,
+            announced,
+            applied,
+            asked_before,
+            next,
+            time,
+            changing,
+            disturbed,
+        })
+    }
+}

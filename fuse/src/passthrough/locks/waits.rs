@@ -1,0 +1,174 @@
+//! Callers that wait for a lock: one thread each, which waits in the kernel. The wait ends with the lock, or when the kernel
+//! interrupts the caller: [`Waits::interrupt`] sends the thread signals until it has noticed.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::pthread::{Pthread, pthread_kill, pthread_self};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use rustix::io::Errno;
+
+use super::Wish;
+use crate::region::waits::WAITS;
+use crate::session::{Answer, Deferred};
+
+/// Sent to threads that wait for a lock.
+const WAKE: Signal = Signal::SIGUSR1;
+/// Interrupts that came before the wait they are for.
+const REMEMBERED: usize = 64;
+
+/// The waits of a volume.
+#[derive(Default)]
+pub struct Waits {
+    table: Mutex<LockTable>,
+}
+
+#[derive(Default)]
+struct LockTable {
+    waits: HashMap<u64, Arc<Wait>>,
+    /// Requests that were interrupted before their wait began, the latest last.
+    early: VecDeque<u64>,
+}
+
+/// One wait.
+#[derive(Default)]
+struct Wait {
+    progress: Mutex<Progress>,
+    ended: Condvar,
+}
+
+#[derive(Default)]
+struct Progress {
+    interrupted: bool,
+    /// The thread that waits, while it does.
+    thread: Option<Pthread>,
+    ended: bool,
+}
+
+impl Waits {
+    /// Waits for a lock on a thread of its own, has `record` record it, and answers from there.
+    ///
+    /// # Errors
+    /// `ENOLCK` when [`WAITS`] callers wait already, or no thread can be started.
+    pub fn start(
+        self: &Arc<Self>,
+        wish: Wish,
+        description: Arc<OwnedFd>,
+        record: impl Fn(Wish) -> Result<(), Errno> + Send + 'static,
+        answer: Deferred,
+    ) -> Result<(), Errno> {
+        let unique = answer.number();
+        let wait = self.register(unique)?;
+        let waits = Arc::clone(self);
+        let work = move || {
+            let outcome =
+                wait.run(wish, &description).and_then(|()| record(wish).inspect_err(|_| wish.undo_on(&description)));
+            waits.lock().waits.remove(&unique);
+            let locked = outcome.is_ok();
+            if answer.send(outcome.map(|()| Answer::Done)).is_err() && locked {
+                // The caller does not know of the lock, so it would never give it up.
+                let _recorded = record(wish.undone());
+                wish.undo_on(&description);
+            }
+        };
+        let started = thread::Builder::new().name("lock".to_owned()).stack_size(64 << 10).spawn(work);
+        started.map(drop).map_err(|_| {
+            self.lock().waits.remove(&unique);
+            Errno::NOLCK
+        })
+    }
+
+    /// The caller of the request `unique` waits no longer.
+    pub fn interrupt(&self, unique: u64) {
+        let wait = {
+            let mut table = self.lock();
+            match table.waits.get(&unique) {
+                Some(wait) => Arc::clone(wait),
+                None => {
+                    // The wait may be about to begin; or the request is of another kind, and was not to be interrupted.
+                    if table.early.len() == REMEMBERED {
+                        table.early.pop_front();
+                    }
+                    table.early.push_back(unique);
+                    return;
+                }
+            }
+        };
+        wait.interrupt();
+    }
+
+    fn register(&self, unique: u64) -> Result<Arc<Wait>, Errno> {
+        let mut table = self.lock();
+        if table.waits.len() >= WAITS {
+            return Err(Errno::NOLCK);
+        }
+        let interrupted = table.early.contains(&unique);
+        let progress = Mutex::new(Progress { interrupted, ..Progress::default() });
+        let wait = Arc::new(Wait { progress, ended: Condvar::new() });
+        table.waits.insert(unique, Arc::clone(&wait));
+        Ok(wait)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LockTable> {
+        self.table.lock().expect("a thread that panics ends the process")
+    }
+}
+
+impl Wait {
+    fn run(&self, wish: Wish, description: &OwnedFd) -> Result<(), Errno> {
+        self.progress().thread = Some(pthread_self());
+        let outcome = loop {
+            if self.progress().interrupted {
+                break Err(Errno::INTR);
+            }
+            match wish.wait_on(description) {
+                Err(Errno::INTR) => {}
+                outcome => break outcome,
+            }
+        };
+        let mut progress = self.progress();
+        // From here on the thread may end, and gets no signals any more.
+        progress.thread = None;
+        progress.ended = true;
+        self.ended.notify_all();
+        outcome
+    }
+
+    /// A signal that comes just before the thread begins to wait in the kernel is lost, so it is sent again.
+    fn interrupt(&self) {
+        const AGAIN: Duration = Duration::from_millis(1);
+        let mut progress = self.progress();
+        progress.interrupted = true;
+        while !progress.ended {
+            if let Some(thread) = progress.thread {
+                // The thread lives: it takes itself out of `progress`, whose lock is held here, before it ends. So the only
+                // error, that of a signal that does not exist, cannot happen.
+                let _ = pthread_kill(thread, WAKE);
+            }
+            progress = match self.ended.wait_timeout(progress, AGAIN) {
+                Ok((progress, _)) => progress,
+                Err(_) => return,
+            };
+        }
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().expect("a thread that panics ends the process")
+    }
+}
+
+/// Lets signals end a wait: without a handler they would end the process.
+///
+/// # Errors
+/// When the handler cannot be set.
+pub fn catch_wake_signal() -> io::Result<()> {
+    extern "C" fn nothing(_: libc::c_int) {}
+    let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::empty(), SigSet::empty());
+    // SAFETY: the handler does nothing.
+    unsafe { sigaction(WAKE, &action) }?;
+    Ok(())
+}

@@ -1,0 +1,74 @@
+//! Settings that cannot be used. Each text says where the setting is.
+
+use std::io::{self, ErrorKind};
+use std::path::PathBuf;
+
+/// Why the settings of the node cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ConfigError {
+    /// The file cannot be read.
+    #[error("{}: {}", path.display(), because(cause))]
+    File {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    /// The file is not TOML. The parser's own text has several lines.
+    #[error("{origin}: is not TOML: {message}")]
+    Toml { origin: String, message: String },
+    /// The file has a key that there is not.
+    #[error("{origin}: unknown key {key:?}; {hint}")]
+    UnknownKey { origin: String, key: String, hint: String },
+    /// The value in the file has another type than the option.
+    #[error("{origin}: {key} {problem}")]
+    Value {
+        origin: String,
+        key: &'static str,
+        #[source]
+        problem: ValueProblem,
+    },
+    /// Two settings of one place.
+    #[error("{origin}: {key} and {rival} ({there}) exclude each other; remove one")]
+    Conflict { origin: String, key: &'static str, rival: &'static str, there: String },
+    /// A flag of the environment that is no bool.
+    #[error("{origin}: {key} must be true or false")]
+    Flag { origin: String, key: &'static str },
+    /// The option refuses the value.
+    #[error("{origin}: {key}: {objection}")]
+    Refused {
+        origin: String,
+        key: &'static str,
+        objection: String,
+        #[source]
+        cause: clap::Error,
+    },
+}
+
+/// What is wrong with a value in the file.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ValueProblem {
+    #[error("must be true or false, without quotes")]
+    QuotedFlag,
+    #[error("must be true or false")]
+    NoFlag,
+    #[error("has a NUL character; remove it")]
+    Nul,
+    #[error("is empty; give a value, or remove the line")]
+    Empty,
+    #[error("must be an absolute path; {0:?} is another place for everybody who reads it")]
+    RelativePath(String),
+    #[error("must be a string in quotes, such as {example}")]
+    NoString { example: String },
+}
+
+fn because(error: &io::Error) -> String {
+    match error.kind() {
+        ErrorKind::NotFound => "there is no such file; --config and PODFS_CONFIG name the file of settings".to_owned(),
+        ErrorKind::IsADirectory => "is a directory; give a file of settings".to_owned(),
+        ErrorKind::FileTooLarge => {
+            format!("has more than {} bytes, so it is no file of settings", super::file::LONGEST)
+        }
+        ErrorKind::InvalidData => format!("the text is not UTF-8 ({error})"),
+        _ => format!("cannot be read: {error}"),
+    }
+}

@@ -1,0 +1,201 @@
+//! One request: over the connection of the moment, with credentials that are up to date, a deadline and a limit.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime};
+
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use reqwest::{Method, Request, Response, StatusCode, Url};
+use serde_json::Value;
+use tokio::time::timeout;
+use tracing::{debug, warn};
+
+use super::connection::Connection;
+use super::lanes::Room;
+use super::{Client, Doubt, QUEUE};
+use crate::kube::error::{ApiError, Class};
+
+/// How long an answer may take to begin, and then to end, unless it is that to a watch.
+const DEADLINE: Duration = Duration::from_secs(15);
+/// How old credentials may be before their files are looked at again.
+const FRESH: Duration = Duration::from_secs(60);
+
+/// How long the answer to a request goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lasts {
+    Moment,
+    Long,
+}
+
+impl Client {
+    /// A request with its answer's body.
+    pub(super) async fn ask<'a>(
+        &self,
+        asked: &str,
+        limit: usize,
+        accept: &'static str,
+        request: impl Fn(&Url) -> (Method, Url, Option<&'a Value>),
+    ) -> Result<Vec<u8>, ApiError> {
+        let (answer, _) = self.answer(asked, Lasts::Moment, accept, &request).await?;
+        let body = timeout(DEADLINE, body(asked, answer, limit)).await.unwrap_or_else(|_| Err(late(asked)));
+        if body.as_ref().is_err_and(|error| error.class == Class::Unreachable) {
+            self.broke().await;
+        }
+        body.map_err(ApiError::in_answer)
+    }
+
+    /// A request with a successful answer. After a 401, the client reads the credentials again and repeats the request.
+    pub(super) async fn answer<'a>(
+        &self,
+        asked: &str,
+        lasts: Lasts,
+        accept: &'static str,
+        request: &impl Fn(&Url) -> (Method, Url, Option<&'a Value>),
+    ) -> Result<(Response, Option<Room>), ApiError> {
+        let connection = self.connection().await;
+        match self.answer_on(&connection, asked, lasts, accept, request).await {
+            Err(error) if error.class == Class::Unauthorized => {
+                self.doubt_what_was(&connection, Doubt::Identity).await;
+                let fresh = self.connection().await;
+                if fresh.same_credentials(&connection) {
+                    return Err(error);
+                }
+                self.answer_on(&fresh, asked, lasts, accept, request).await
+            }
+            Err(error) => {
+                if matches!(error.class, Class::Unreachable | Class::Untrusted) {
+                    self.doubt_what_was(&connection, Doubt::Connection).await;
+                }
+                Err(error)
+            }
+            Ok(answer) => Ok(answer),
+        }
+    }
+
+    async fn answer_on<'a>(
+        &self,
+        connection: &Connection,
+        asked: &str,
+        lasts: Lasts,
+        accept: &'static str,
+        request: &impl Fn(&Url) -> (Method, Url, Option<&'a Value>),
+    ) -> Result<(Response, Option<Room>), ApiError> {
+        let (method, url, body) = request(&connection.server);
+        let is_patch = method == Method::PATCH;
+        let mut request = Request::new(method, url);
+        let headers = request.headers_mut();
+        headers.insert(ACCEPT, HeaderValue::from_static(accept));
+        if let Some(authorization) = &connection.authorization {
+            headers.insert(AUTHORIZATION, authorization.clone());
+        }
+        if let Some(body) = body {
+            let content = if is_patch { "application/merge-patch+json" } else { "application/json" };
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static(content));
+            *request.body_mut() = Some(body.to_string().into());
+        }
+        let turn = if connection.is_made() { None } else { timeout(QUEUE, self.0.first.lock()).await.ok() };
+        // If another request has made the connection, this one need not wait.
+        let turn = turn.filter(|_| !connection.is_made());
+        let (http, room) = match lasts {
+            Lasts::Moment => (connection.lanes.first(), None),
+            Lasts::Long => {
+                let (http, room) = connection.lanes.for_watch();
+                (http, Some(room))
+            }
+        };
+        let trying = (!connection.is_made()).then(|| self.try_to_reach());
+        let outcome = timeout(DEADLINE, http.execute(request)).await;
+        drop(trying);
+        let was_made = connection.note(matches!(outcome, Ok(Ok(_))));
+        drop(turn);
+        let answer = outcome.map_err(|_| late(asked))?.map_err(|error| ApiError::transport(asked, &error))?;
+        if !was_made {
+            self.reached();
+        }
+        let code = answer.status();
+        debug!("{asked}: {code}");
+        if code.is_success() {
+            if self.0.refused.swap(false, Ordering::Relaxed) {
+                self.0.allowed.notify_waiters();
+            }
+            return Ok((answer, room));
+        }
+        if code == StatusCode::FORBIDDEN {
+            self.0.refused.store(true, Ordering::Relaxed);
+        }
+        let retry_after = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let body = timeout(DEADLINE, body_of_error(answer, code)).await.unwrap_or_default();
+        Err(ApiError::answered(asked, code, retry_after.as_deref(), &body))
+    }
+
+    /// The connection, with credentials that are as new as their files. Those that were good remain where new ones cannot
+    /// be read.
+    async fn connection(&self) -> Arc<Connection> {
+        let mut current = self.0.connection.lock().await;
+        let expired = current.connection.expires.is_some_and(|at| at <= SystemTime::now());
+        if current.doubt == Doubt::No && !expired && current.read.elapsed() < FRESH {
+            return Arc::clone(&current.connection);
+        }
+        // podfs does not run a program every minute, and not because the server is unreachable.
+        let keeps_issued = !expired && current.doubt != Doubt::Identity;
+        let before = Arc::clone(&current.connection);
+        match Connection::open(&self.0.access, Some((&before, keeps_issued))).await {
+            Ok(connection) => {
+                current.connection = Arc::new(connection);
+                current.complaint = None;
+            }
+            Err(error) => {
+                let complaint = format!("{error}; podfs goes on with the credentials it has");
+                if current.complaint.as_ref() != Some(&complaint) {
+                    warn!("{complaint}");
+                    current.complaint = Some(complaint);
+                }
+            }
+        }
+        current.read = Instant::now();
+        current.doubt = Doubt::No;
+        Arc::clone(&current.connection)
+    }
+
+    /// Whatever was read after this connection is not in doubt: others have met the same trouble.
+    async fn doubt_what_was(&self, connection: &Arc<Connection>, doubt: Doubt) {
+        let mut current = self.0.connection.lock().await;
+        if Arc::ptr_eq(&current.connection, connection) {
+            current.doubt = current.doubt.max(doubt);
+        }
+    }
+}
+
+fn late(asked: &str) -> ApiError {
+    ApiError::new(Class::Unreachable, format!("cannot {asked}: the server does not answer in time"))
+}
+
+async fn body(asked: &str, mut answer: Response, limit: usize) -> Result<Vec<u8>, ApiError> {
+    let mut body = Vec::new();
+    while let Some(chunk) = answer.chunk().await.map_err(|error| ApiError::transport(asked, &error))? {
+        if body.len() + chunk.len() > limit {
+            return Err(too_large(asked, limit));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}
+
+pub(super) fn too_large(asked: &str, limit: usize) -> ApiError {
+    let sentence = format!("cannot {asked}: the answer is larger than {} MiB, which no object is", limit >> 20);
+    ApiError::new(Class::Nonsense, sentence)
+}
+
+/// Reads the body of an error; a failure to read it is no other error.
+async fn body_of_error(mut answer: Response, code: StatusCode) -> Vec<u8> {
+    const LIMIT: usize = 64 << 10;
+    let mut body = Vec::new();
+    while let Ok(Some(chunk)) = answer.chunk().await {
+        body.extend_from_slice(&chunk);
+        if body.len() > LIMIT {
+            debug!("the answer to {code} is cut");
+            break;
+        }
+    }
+    body
+}

@@ -1,0 +1,96 @@
+//! Why an operation on a pod does not succeed. Several operations can wait for one result, so its error can be cloned.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::task::JoinError;
+
+use super::launch::LaunchError;
+use crate::manifest::pod::PodUid;
+use crate::supervisor::control::AskError;
+
+/// Why the supervisor of a pod does not do what it should, or why what it left is still there.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum OperationError {
+    /// The daemon ends, and answers nothing any more.
+    #[error("podfs node ends")]
+    DaemonEnds,
+    /// The supervisor is not started.
+    #[error(transparent)]
+    Launch(#[from] Arc<LaunchError>),
+    /// The pod has a supervisor that the daemon did not start.
+    #[error("the pod is served by podfs run (pid {0}), which podfs node did not start; stop that one first")]
+    OfPodfsRun(u32),
+    /// The supervisor has ended.
+    #[error("the supervisor of the pod ended ({0}); its last log line says why")]
+    Ended(String),
+    /// It has closed the connection.
+    #[error("it closed the connection")]
+    Closed,
+    /// It does not answer.
+    #[error(transparent)]
+    Ask(#[from] Arc<AskError>),
+    /// It refuses the request, with this reason.
+    #[error("{0}")]
+    Refused(String),
+    /// It answers another question.
+    #[error("the supervisor answers another question")]
+    OtherAnswer,
+    /// The task that asked it has failed.
+    #[error(transparent)]
+    Task(#[from] Arc<JoinError>),
+    /// What the pod is to have cannot be recorded.
+    #[error("cannot write down below {} what is to be mounted: {cause}", .directory.display())]
+    Write {
+        /// The run directory.
+        directory: PathBuf,
+        /// What the kernel said.
+        #[source]
+        cause: Arc<io::Error>,
+    },
+    /// Some of what the supervisor left stays.
+    #[error("cannot take away what is left of pod {pod}: {left}")]
+    Left {
+        /// The pod.
+        pod: PodUid,
+        /// What stays, and why.
+        left: String,
+    },
+    /// What the supervisor left cannot be looked for.
+    #[error("cannot take away what is left of pod {pod}: {cause}")]
+    Clean {
+        /// The pod.
+        pod: PodUid,
+        /// What the kernel said.
+        #[source]
+        cause: Arc<io::Error>,
+    },
+    /// The record of the pod stays.
+    #[error("what is written down of pod {pod} cannot be removed: {cause}")]
+    Remove {
+        /// The pod.
+        pod: PodUid,
+        /// What the kernel said.
+        #[source]
+        cause: Arc<io::Error>,
+    },
+}
+
+impl From<LaunchError> for OperationError {
+    fn from(error: LaunchError) -> OperationError {
+        OperationError::Launch(Arc::new(error))
+    }
+}
+
+impl From<AskError> for OperationError {
+    fn from(error: AskError) -> OperationError {
+        OperationError::Ask(Arc::new(error))
+    }
+}
+
+impl From<JoinError> for OperationError {
+    fn from(error: JoinError) -> OperationError {
+        OperationError::Task(Arc::new(error))
+    }
+}

@@ -1,0 +1,68 @@
+//! One pod, served by this process: what `podfs run` and `podfs-supervisor` do once they know the pod and its source.
+
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::failure::Failure;
+use super::machine::block_on;
+use super::options::{DriverOptions, GenerationOptions, MemoryOptions, SubPathOptions};
+use crate::manifest::pod::Pod;
+use crate::source::{Snapshot, Source};
+use crate::supervisor::run_dir::claim::Claim;
+use crate::supervisor::run_dir::site::Site;
+use crate::supervisor::run_dir::trust;
+use crate::supervisor::server::program::ServerProgram;
+use crate::supervisor::status::report::{Audience, Report, Subject};
+use crate::supervisor::{self, Assignment};
+
+/// How a pod is served.
+pub(crate) struct PodService {
+    /// Volumes appear below it.
+    pub(crate) root_dir: PathBuf,
+    /// The pod's lock and sockets are below it.
+    pub(crate) run_dir: PathBuf,
+    /// The program of the servers.
+    pub(crate) server_program: ServerProgram,
+    pub(crate) drivers: DriverOptions,
+    pub(crate) memory: MemoryOptions,
+    pub(crate) generations: GenerationOptions,
+    pub(crate) sub_paths: SubPathOptions,
+    /// The form of what the process prints.
+    pub(crate) audience: Audience,
+    /// Whether `podfs node` has started the supervisor. It watches the mount table for all of its pods, and it deletes the
+    /// content of emptyDirs when the pod is removed from the node, not when a signal ends the supervisor.
+    pub(crate) is_of_node: bool,
+    /// Metrics are served there, too.
+    pub(crate) metrics: Option<TcpListener>,
+    /// The pod's readiness is written there.
+    pub(crate) ready_fd: Option<OwnedFd>,
+}
+
+impl PodService {
+    /// Serves the pod until a signal, or the source, ends it.
+    pub(crate) fn run(self, pod: &Arc<Pod>, source: Source, snapshot: Snapshot) -> Result<(), Failure> {
+        trust::check(&self.root_dir).map_err(Failure::input)?;
+        let (claim, inheritance) = Claim::take(&self.run_dir, &self.root_dir, &pod.identity)?;
+        let report = Report::new(Subject::Pod, pod.identity.clone(), &pod.volumes, self.audience, self.ready_fd);
+        let assignment = Assignment {
+            identity: pod.identity.clone(),
+            facts: pod.facts.clone(),
+            volumes: pod.volumes.clone(),
+            site: Site::of_pod(&self.root_dir, &pod.identity.uid),
+            claim: Some(claim),
+            inheritance,
+            server_program: self.server_program,
+            flex_volumes: self.drivers.flexvolume_dir,
+            trace: false,
+            keep_old_generations: self.generations.keep_old_generations,
+            sub_path: self.sub_paths.sub_path.into(),
+            agent_watches_mounts: self.is_of_node,
+            keep_empty_dirs: self.is_of_node,
+            server_memory: self.memory.server_memory_max,
+            metrics: self.metrics,
+        };
+        block_on(&pod.volumes, async { Ok(supervisor::run(assignment, source, snapshot, report).await?) })
+    }
+}

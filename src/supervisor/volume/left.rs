@@ -1,0 +1,47 @@
+//! Why something of a volume is left that was to be taken away.
+
+use std::path::PathBuf;
+
+use podfs_fuse::mount::MountError;
+
+use crate::driver::UndoError;
+use crate::host::HostError;
+use crate::supervisor::run_dir::mount_points::MountPointsError;
+
+/// Why a volume, or what an earlier supervisor left of one, is still there.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::supervisor) enum LeftError {
+    /// A driver has not undone its part. It names the volume itself.
+    #[error(transparent)]
+    Driver(#[from] UndoError),
+    /// Something else of a volume of the pod.
+    #[error("volume {volume:?}: {cause}")]
+    Volume {
+        volume: String,
+        #[source]
+        cause: LeftCause,
+    },
+    /// A mount or a directory of an earlier supervisor.
+    #[error("{} of an earlier podfs stays: {cause}", .path.display())]
+    OfEarlier {
+        path: PathBuf,
+        #[source]
+        cause: LeftCause,
+    },
+}
+
+/// What is in the way.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::supervisor) enum LeftCause {
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    #[error(transparent)]
+    Files(#[from] HostError),
+    /// Of the content of an emptyDir.
+    #[error("{0}")]
+    Content(String),
+    #[error(transparent)]
+    MountPoints(#[from] MountPointsError),
+    #[error("a subPath mount stays: {0}")]
+    SubPath(#[source] MountPointsError),
+}

@@ -1,0 +1,214 @@
+//! A process that confines itself as a server does, and what it then tries.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid, fork};
+use podfs_fuse::confinement::{Profile, confine};
+use podfs_fuse::log::Lines;
+use podfs_fuse::memory_lock::protect_memory;
+
+/// What a probe did, by the names it gave to its attempts, and what was logged meanwhile.
+pub(super) struct Probed {
+    pub(super) outcomes: BTreeMap<String, String>,
+    pub(super) log: String,
+}
+
+/// Where a probe notes how its attempts ended.
+pub(super) struct Notes(pub(super) File);
+
+impl Notes {
+    /// Notes how a system call ended that tells by a negative result that it failed.
+    pub(super) fn call(&mut self, name: &str, result: impl Into<i64>) {
+        let outcome = if result.into() < 0 { format!("{:?}", Errno::last()) } else { "done".to_owned() };
+        self.note(name, &outcome);
+    }
+
+    pub(super) fn note(&mut self, name: &str, outcome: &str) {
+        writeln!(self.0, "{name}={outcome}").expect("noted");
+    }
+}
+
+/// Lets a confined process try things.
+#[track_caller]
+pub(super) fn probe(profile: Profile, attempt: impl FnOnce(&mut Notes)) -> Probed {
+    let (mut outcomes, notes) = std::io::pipe().expect("a pipe");
+    let (mut lines, log) = std::io::pipe().expect("a pipe");
+    // SAFETY: the child has one thread, and no other thread held a lock that it takes: the allocator resets its locks after
+    // fork(2), and these tests have none.
+    match unsafe { fork() }.expect("a process") {
+        ForkResult::Child => {
+            // SAFETY: no code owns the descriptor of standard error.
+            unsafe { libc::dup2(log.as_raw_fd(), libc::STDERR_FILENO) };
+            let work = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                let _limited = protect_memory();
+                let confined = confine(profile, Lines::Text);
+                let mut notes = Notes(File::from(OwnedFd::from(notes)));
+                notes.note("missing", &format!("{:?}", confined.missing));
+                attempt(&mut notes);
+            }));
+            // SAFETY: nothing of this process is to be cleaned up.
+            unsafe { libc::_exit(i32::from(work.is_err())) }
+        }
+        ForkResult::Parent { child } => {
+            drop((notes, log));
+            let (mut text, mut logged) = (String::new(), String::new());
+            outcomes.read_to_string(&mut text).expect("outcomes");
+            lines.read_to_string(&mut logged).expect("a log");
+            let status = waitpid(child, None).expect("the probe");
+            assert_eq!(status, WaitStatus::Exited(child, 0), "{text}\n{logged}");
+            let outcomes = text.lines().filter_map(|line| line.split_once('='));
+            let outcomes = outcomes.map(|(name, outcome)| (name.to_owned(), outcome.to_owned())).collect();
+            Probed { outcomes, log: logged }
+        }
+    }
+}
+
+impl Probed {
+    /// Every attempt with one of these names ended so.
+    #[track_caller]
+    pub(super) fn assert_all(&self, names: &[&str], outcome: &str) {
+        for name in names {
+            assert_eq!(self.outcomes.get(*name).map(String::as_str), Some(outcome), "{name}: {}", self.log);
+        }
+    }
+
+    /// The log names each of these calls once.
+    #[track_caller]
+    pub(super) fn assert_told(&self, names: &[&str]) {
+        for name in names {
+            let told = self.log.matches(&format!("the system call {name} (")).count();
+            assert_eq!(told, 1, "{name} in the log: {}", self.log);
+        }
+    }
+}
+
+/// Calls that lead out of any server, and are on no list.
+pub(super) const OUT: [&str; 19] = [
+    "socket",
+    "socketpair",
+    "ptrace",
+    "process_vm_readv",
+    "pidfd_getfd",
+    "execve",
+    "execveat",
+    "mount",
+    "move_mount",
+    "chroot",
+    "pivot_root",
+    "setns",
+    "setuid",
+    "setresuid",
+    "bpf",
+    "init_module",
+    "io_uring_setup",
+    "perf_event_open",
+    "keyctl",
+];
+
+/// Tries all of [`OUT`], twice, on `parent`, the process that started the probe.
+pub(super) fn try_to_get_out(notes: &mut Notes, parent: Pid) {
+    let parent = i64::from(parent.as_raw());
+    let abstract_address = [1_u8, 0, 0, b'x'];
+    let (shell, arguments) = (c"/bin/sh".as_ptr(), [std::ptr::null::<libc::c_char>()]);
+    let mut byte = 0_u8;
+    let into = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let mut pair = [0; 2];
+    for _ in 0..2 {
+        // SAFETY: none of the calls is made by the kernel, and each is given arguments that it could be made with.
+        unsafe {
+            notes.call("socket", libc::syscall(libc::SYS_socket, libc::AF_INET, libc::SOCK_STREAM, 0));
+            let pair_of_sockets =
+                libc::syscall(libc::SYS_socketpair, libc::AF_INET, libc::SOCK_STREAM, 0, pair.as_mut_ptr());
+            notes.call("socketpair", pair_of_sockets);
+            let abstract_socket = abstract_address.as_ptr();
+            notes.call("connect", libc::syscall(libc::SYS_connect, 0, abstract_socket, abstract_address.len()));
+            notes.call("ptrace", libc::syscall(libc::SYS_ptrace, libc::PTRACE_ATTACH, parent, 0, 0));
+            let (here, there) = (&raw const into, &raw const into);
+            notes.call("process_vm_readv", libc::syscall(libc::SYS_process_vm_readv, parent, here, 1, there, 1, 0));
+            let process = libc::syscall(libc::SYS_pidfd_open, parent, 0);
+            notes.call("pidfd_getfd", libc::syscall(libc::SYS_pidfd_getfd, process, 0, 0));
+            let none = arguments.as_ptr();
+            notes.call("execve", libc::syscall(libc::SYS_execve, shell, none, none));
+            let empty = c"".as_ptr();
+            notes.call("execveat", libc::syscall(libc::SYS_execveat, 0, empty, none, none, libc::AT_EMPTY_PATH));
+            let (root, tmpfs) = (c"/".as_ptr(), c"tmpfs".as_ptr());
+            notes.call("mount", libc::syscall(libc::SYS_mount, tmpfs, root, tmpfs, 0, 0));
+            notes.call("move_mount", libc::syscall(libc::SYS_move_mount, 0, empty, 0, empty, 0));
+            notes.call("chroot", libc::syscall(libc::SYS_chroot, root));
+            notes.call("pivot_root", libc::syscall(libc::SYS_pivot_root, root, root));
+            notes.call("setns", libc::syscall(libc::SYS_setns, process, libc::CLONE_NEWNS));
+            notes.call("setuid", libc::syscall(libc::SYS_setuid, 0));
+            notes.call("setresuid", libc::syscall(libc::SYS_setresuid, 0, 0, 0));
+            notes.call("bpf", libc::syscall(libc::SYS_bpf, 0, 0, 0));
+            notes.call("init_module", libc::syscall(libc::SYS_init_module, 0, 0, 0));
+            notes.call("io_uring_setup", libc::syscall(libc::SYS_io_uring_setup, 1, 0));
+            notes.call("perf_event_open", libc::syscall(libc::SYS_perf_event_open, 0, 0, 0, 0, 0));
+            notes.call("keyctl", libc::syscall(libc::SYS_keyctl, 0, 0, 0, 0, 0));
+        }
+    }
+}
+
+/// Calls that are listed, with arguments that are not.
+pub(super) fn try_arguments(notes: &mut Notes) {
+    const PAGE: usize = 4096;
+    let new_user = libc::CLONE_NEWUSER | libc::SIGCHLD;
+    let limit = libc::rlimit { rlim_cur: 1, rlim_max: 1 };
+    let (none, private) = (std::ptr::null_mut::<libc::c_void>(), libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let (data, code) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_READ | libc::PROT_EXEC);
+    // SAFETY: the kernel refuses the calls, except the one that maps a page of memory, which no other code uses.
+    unsafe {
+        notes.call("clone into a namespace", libc::syscall(libc::SYS_clone, new_user, 0, 0, 0, 0));
+        notes.call("clone3", libc::syscall(libc::SYS_clone3, 0, 0));
+        notes.call("new code", libc::syscall(libc::SYS_mmap, none, PAGE, code, private, -1, 0));
+        let page = libc::mmap(none, PAGE, data, private, -1, 0);
+        assert_ne!(page, libc::MAP_FAILED);
+        notes.call("data as code", libc::syscall(libc::SYS_mprotect, page, PAGE, code));
+        notes.call("dumpable", libc::syscall(libc::SYS_prctl, libc::PR_SET_DUMPABLE, 1, 0, 0, 0));
+        notes.call("a limit", libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_CORE, &raw const limit, 0));
+        notes.call("signals by descriptor", libc::syscall(libc::SYS_fcntl, 0, libc::F_SETOWN, 1));
+        notes.call("a thread of another", libc::syscall(libc::SYS_tgkill, 1, 1, 0));
+    }
+}
+
+pub(super) const WITH_ARGUMENTS: [&str; 7] = [
+    "clone into a namespace",
+    "new code",
+    "data as code",
+    "dumpable",
+    "a limit",
+    "signals by descriptor",
+    "a thread of another",
+];
+
+/// What a server goes on doing.
+pub(super) fn work_goes_on(notes: &mut Notes) {
+    let sum = std::thread::Builder::new().name("worker".to_owned()).spawn(|| vec![1_u64; 100_000].iter().sum::<u64>());
+    notes.note("a thread", &sum.expect("a thread").join().expect("its sum").to_string());
+    // SAFETY: the child of the clone does nothing but wait for a signal; all other calls take numbers, or memory that
+    // outlives them.
+    unsafe {
+        let memory = libc::memfd_create(c"region".as_ptr(), libc::MFD_CLOEXEC);
+        notes.call("a region", libc::ftruncate(memory, 1 << 20));
+        let shared =
+            libc::mmap(std::ptr::null_mut(), 1 << 20, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, memory, 0);
+        notes.call("mapped", if shared == libc::MAP_FAILED { -1 } else { 0 });
+        notes.call("locked", libc::mlock(shared, 4096));
+        let keeper = libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0);
+        if keeper == 0 {
+            loop {
+                libc::poll(std::ptr::null_mut(), 0, -1);
+            }
+        }
+        notes.call("a keeper", keeper);
+        let keeper = i32::try_from(keeper).expect("a pid");
+        notes.call("killed", libc::kill(keeper, libc::SIGKILL));
+        notes.call("awaited", libc::waitpid(keeper, std::ptr::null_mut(), 0));
+    }
+}
+
+pub(super) const WORK: [&str; 6] = ["a region", "mapped", "locked", "a keeper", "killed", "awaited"];
