@@ -156,12 +156,10 @@ impl Node {
     }
 
     fn report_idle(&self) {
-        let used = || self.fixture.processes().into_iter().map(cpu_ticks).sum::<u64>();
+        let used = || self.fixture.processes().into_iter().map(cpu_time).sum::<Duration>();
         let before = used();
         thread::sleep(IDLE);
-        // A tick is 10 ms (`sysconf(_SC_CLK_TCK)` is 100 on every Linux that podfs runs on).
-        let share = (used() - before) as f64 / IDLE.as_secs_f64();
-        println!("idle: {share:.2} % of a CPU");
+        println!("idle: {:.2} % of a CPU", (used() - before).as_secs_f64() / IDLE.as_secs_f64() * 100.0);
     }
 
     fn report_changes(&self) {
@@ -202,11 +200,14 @@ fn pss(process: Pid) -> u64 {
     line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).unwrap_or_default()
 }
 
-/// The CPU time of a process, in user and kernel mode.
-fn cpu_ticks(process: Pid) -> u64 {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    let fields = stat.rsplit_once(") ").map(|(_, rest)| rest.split(' ').skip(11).take(2));
-    fields.into_iter().flatten().filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
+/// The CPU time of the threads that a process has. Those of `/proc/PID/stat` are in ticks of 10 ms, and an idle process uses less.
+fn cpu_time(process: Pid) -> Duration {
+    let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else { return Duration::ZERO };
+    let on_cpu = threads.flatten().filter_map(|thread| {
+        let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse().ok()
+    });
+    Duration::from_nanos(on_cpu.sum())
 }
 
 fn mib(kib: u64) -> f64 {

@@ -29,7 +29,7 @@ use super::call::{Call, call};
 use super::{fusectl, unkillable};
 
 /// How often the watchdog looks while nothing happens: each look wakes an idle machine.
-const CALM: Duration = Duration::from_secs(5);
+const CALM: Duration = Duration::from_secs(8);
 /// How often it looks while requests are under way.
 const ALERT: Duration = Duration::from_secs(1);
 /// For how long a volume may be stuck.
