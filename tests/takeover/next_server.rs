@@ -48,7 +48,7 @@ fn follow(running: &Running, signal: Signal) -> (Pid, Start) {
 
 #[track_caller]
 fn next(running: &Running, before: Pid, stack: u64) -> (Pid, Start) {
-    running.freed(|| rustix::fs::statvfs(&running.volume("config")).expect("a server answers"));
+    running.freed(|| rustix::fs::statvfs(running.volume("config")).expect("a server answers"));
     eventually("one server serves, with one keeper", || {
         running.servers() != [before] && (running.servers().len(), running.keepers().len()) == (1, 1)
     });

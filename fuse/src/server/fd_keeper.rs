@@ -278,7 +278,7 @@ fn keep(starts_successor: bool) {
     const LOOK_AGAIN: Duration = Duration::from_millis(100);
     // SAFETY: the name outlives the call.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"podfs-keeper".as_ptr()) };
-    let mut server_lives = true;
+    let (mut server_lives, mut asked) = (true, [0; BATCH]);
     loop {
         let mut watched = [
             libc::pollfd { fd: if server_lives { SERVER } else { -1 }, events: libc::POLLIN, revents: 0 },
@@ -293,8 +293,8 @@ fn keep(starts_successor: bool) {
             unsafe { libc::close(FAR_END) };
         }
         if watched[1].revents & libc::POLLIN != 0 {
-            match receive() {
-                Message::Numbers(asked, count) => {
+            match receive(&mut asked) {
+                Message::Numbers(count) => {
                     hand_over(&asked[..count]);
                     continue;
                 }
@@ -323,19 +323,19 @@ fn keep(starts_successor: bool) {
 
 /// What comes on a keeper's channel.
 enum Message {
-    /// A question for so many of these descriptors.
-    Numbers([RawFd; BATCH], usize),
+    /// A question for so many descriptors.
+    Numbers(usize),
     /// The order to start a successor, with its control socket.
     Start(RawFd),
     /// A dismissal or the end of the channel. Both are final once the server is dead.
     Nothing,
 }
 
-/// `recvmsg(2)` without asking for memory.
-fn receive() -> Message {
+/// `recvmsg(2)` without asking for memory. The numbers of a question come to `asked`.
+fn receive(asked: &mut [RawFd; BATCH]) -> Message {
     successor::let_go_of_control();
-    let (mut asked, mut space) = ([0; BATCH], Space([0; 2048]));
-    let mut part = libc::iovec { iov_base: asked.as_mut_ptr().cast(), iov_len: size_of_val(&asked) };
+    let mut space = Space([0; 2048]);
+    let mut part = libc::iovec { iov_base: asked.as_mut_ptr().cast(), iov_len: size_of_val(asked) };
     // SAFETY: the message points to memory of the given sizes, which outlives the call. The kernel fills in one header with at
     // least one number, or none.
     let (got, descriptor) = unsafe {
@@ -352,7 +352,7 @@ fn receive() -> Message {
     let Ok(got @ 1..) = usize::try_from(got) else { return Message::Nothing };
     match descriptor {
         Some(control) => Message::Start(control),
-        None => Message::Numbers(asked, got / size_of::<RawFd>()),
+        None => Message::Numbers(got / size_of::<RawFd>()),
     }
 }
 
