@@ -1,14 +1,13 @@
 //! Children that share this process's descriptors, and may outlive it.
 //!
-//! A child has a copy of all memory, and none of the other threads: locks that these held stay locked. So it makes system calls
-//! only, allocates no memory and takes no lock.
+//! A child has a copy of all memory, and none of the other threads: locks that these held stay locked. So the child of a process
+//! with threads makes system calls only, allocates no memory and takes no lock.
 
 use std::io;
 
 use rustix::process::Pid;
 
-/// Makes a child, which blocks all signals, does what `life` says, and ends. The caller must wait(2) for it, unless SIGCHLD is
-/// ignored.
+/// Makes a child, which does what `life` says, and ends. The caller must wait(2) for it, unless SIGCHLD is ignored.
 ///
 /// # Safety
 /// `life` makes system calls only.
@@ -16,6 +15,24 @@ use rustix::process::Pid;
 /// # Errors
 /// When there are no more processes.
 pub(crate) unsafe fn start(life: impl FnOnce()) -> io::Result<Pid> {
+    // SAFETY: what the child does is the caller's word.
+    if let Some(child) = unsafe { fork() }? {
+        return Ok(child);
+    }
+    life();
+    // SAFETY: nothing is to be cleaned up.
+    unsafe { libc::_exit(0) }
+}
+
+/// Makes a child that goes on from here with all signals blocked. Returns its process, and nothing in the child. The caller must
+/// wait(2) for it, unless SIGCHLD is ignored.
+///
+/// # Safety
+/// The child makes system calls only, unless the calling process has no other thread.
+///
+/// # Errors
+/// When there are no more processes.
+pub(crate) unsafe fn fork() -> io::Result<Option<Pid>> {
     // SAFETY: what the child does is the caller's word.
     let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0) };
     if pid == 0 {
@@ -25,9 +42,7 @@ pub(crate) unsafe fn start(life: impl FnOnce()) -> io::Result<Pid> {
             libc::sigfillset(&raw mut all);
             libc::sigprocmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
         }
-        life();
-        // SAFETY: nothing is to be cleaned up.
-        unsafe { libc::_exit(0) }
+        return Ok(None);
     }
-    Pid::from_raw(pid as i32).filter(|_| pid > 0).ok_or_else(io::Error::last_os_error)
+    Pid::from_raw(pid as i32).filter(|_| pid > 0).map(Some).ok_or_else(io::Error::last_os_error)
 }

@@ -259,6 +259,9 @@ pub enum Reply {
         greeting: Greeting,
         /// Its keeper's process.
         keeper: i32,
+        /// Whether the keeper can start the next server. An earlier version does not say it, and its keepers cannot.
+        #[serde(default)]
+        keeper_starts_successor: bool,
     },
     /// A keeper was started. Its channel comes with this message.
     Kept {

@@ -244,7 +244,7 @@ fn parent(pid: Pid) -> Pid {
 }
 
 /// A number of `proc_pid_stat(5)`, counted from the first field behind the name.
-fn status_field(pid: Pid, place: usize) -> Option<u64> {
+pub fn status_field(pid: Pid, place: usize) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.split(' ').nth(place)?.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! A server that answers nothing for a while.
+//! A server, or its keeper, that answers nothing for a while.
 
 use std::fs;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 
 use super::{Served, TIMEOUT, eventually};
 
-/// A stopped server process. A call that needs it hangs until it is continued, which happens after
+/// A stopped process. A call that needs it hangs until it is continued, which happens after
 /// [`TIMEOUT`] so that a test fails instead of hanging.
 pub struct Stopped {
     server: Pid,
@@ -19,8 +19,11 @@ pub struct Stopped {
 
 impl Stopped {
     pub fn server(of: &Served) -> Self {
-        let server = Pid::from_raw(i32::try_from(of.server.id()).expect("a pid"));
-        kill(server, Signal::SIGSTOP).expect("the server is there");
+        Self::process(Pid::from_raw(i32::try_from(of.server.id()).expect("a pid")))
+    }
+
+    pub fn process(server: Pid) -> Self {
+        kill(server, Signal::SIGSTOP).expect("it is there");
         let (end, ended) = channel();
         let watchdog = thread::spawn(move || {
             let hangs = ended.recv_timeout(TIMEOUT) == Err(RecvTimeoutError::Timeout);
@@ -30,7 +33,7 @@ impl Stopped {
             hangs
         });
         let stopped = Self { server, end, watchdog: Some(watchdog) };
-        eventually("every thread of the server is stopped", || all_stopped(server));
+        eventually("every thread is stopped", || all_stopped(server));
         stopped
     }
 

@@ -10,6 +10,7 @@ mod crash;
 mod held;
 mod isolation;
 mod live;
+mod next_server;
 mod operations;
 mod publishing;
 mod soak;

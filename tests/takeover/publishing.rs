@@ -22,13 +22,13 @@ use crate::common::*;
 const UID: &str = "0f0c1f0e-8a43-4c11-9a55-6f3f6c1f6a01";
 
 /// A pod whose volumes come and go, with the ConfigMaps `one` and `two`, and a directory of the node.
-struct Dynamic {
-    fixture: Fixture,
+pub struct Dynamic {
+    pub fixture: Fixture,
     source: TempDir,
 }
 
 impl Dynamic {
-    fn new(volumes: &[&str]) -> Self {
+    pub fn new(volumes: &[&str]) -> Self {
         let source = disk_directory();
         fs::write(source.path().join("f"), "host").expect("written");
         let fixture = Fixture::new("");
@@ -69,7 +69,7 @@ impl Dynamic {
     }
 
     #[track_caller]
-    fn publish(&self, volumes: &[&str]) -> Value {
+    pub fn publish(&self, volumes: &[&str]) -> Value {
         self.ask(&json!({"publish": {"manifest": self.manifest(volumes)}}))
     }
 
@@ -80,7 +80,7 @@ impl Dynamic {
     }
 
     /// Where the kubelet's plugin of this name would put the volume.
-    fn volume(&self, plugin: &str, name: &str) -> PathBuf {
+    pub fn volume(&self, plugin: &str, name: &str) -> PathBuf {
         self.fixture.path(&format!("root/pods/{UID}/volumes/kubernetes.io~{plugin}/{name}"))
     }
 
@@ -89,7 +89,7 @@ impl Dynamic {
     }
 
     /// Waits until every volume is mounted.
-    fn wait_live(&self) {
+    pub fn wait_live(&self) {
         let is_running = || self.ask(&json!("status"))["status"]["state"] == "running";
         eventually("every volume is mounted", is_running);
     }

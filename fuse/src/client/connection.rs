@@ -21,7 +21,18 @@ pub(super) struct Connection {
     other_way: UnixStream,
     broken: AtomicBool,
     greeting: Greeting,
-    keeper: Mutex<(i32, Option<OwnedFd>)>,
+    keeper: Mutex<KeeperLink>,
+}
+
+/// The keeper of a server.
+#[derive(Default)]
+pub(super) struct KeeperLink {
+    /// Its process.
+    pub(super) pid: i32,
+    /// Its channel, until a successor needs it.
+    pub(super) channel: Option<OwnedFd>,
+    /// Whether it can start a successor.
+    pub(super) starts_successor: bool,
 }
 
 impl Connection {
@@ -34,7 +45,7 @@ impl Connection {
         control.set_read_timeout(Some(TIMEOUT))?;
         control.set_write_timeout(Some(TIMEOUT))?;
         let (reply, mut descriptors) = exchange(&control, &Request::Hello(greeting.clone()), &[])?;
-        let Reply::Hello { greeting: theirs, keeper } = reply else {
+        let Reply::Hello { greeting: theirs, keeper: pid, keeper_starts_successor: starts_successor } = reply else {
             return Err(super::server_client::unexpected(&reply));
         };
         check(greeting, &theirs).map_err(io::Error::other)?;
@@ -43,7 +54,7 @@ impl Connection {
             other_way,
             broken: AtomicBool::new(false),
             greeting: theirs,
-            keeper: Mutex::new((keeper, descriptors.pop())),
+            keeper: Mutex::new(KeeperLink { pid, channel: descriptors.pop(), starts_successor }),
         })
     }
 
@@ -112,20 +123,21 @@ impl Connection {
 
     /// The keeper's process.
     pub(super) fn keeper(&self) -> i32 {
-        self.keeper_of().0
+        self.keeper_of().pid
     }
 
-    /// The channel of the server's keeper.
-    pub(super) fn keeper_channel(&self) -> Option<OwnedFd> {
-        self.keeper_of().1.take()
+    /// The server's keeper, with its channel, which this no longer has.
+    pub(super) fn take_keeper(&self) -> KeeperLink {
+        let KeeperLink { pid, channel, starts_successor } = &mut *self.keeper_of();
+        KeeperLink { pid: *pid, channel: channel.take(), starts_successor: *starts_successor }
     }
 
-    /// The server has another keeper.
-    pub(super) fn set_keeper(&self, pid: i32, channel: Option<OwnedFd>) {
-        *self.keeper_of() = (pid, channel);
+    /// The server has this keeper.
+    pub(super) fn set_keeper(&self, keeper: KeeperLink) {
+        *self.keeper_of() = keeper;
     }
 
-    fn keeper_of(&self) -> MutexGuard<'_, (i32, Option<OwnedFd>)> {
+    fn keeper_of(&self) -> MutexGuard<'_, KeeperLink> {
         self.keeper.lock().expect("a thread that panics ends the process")
     }
 }

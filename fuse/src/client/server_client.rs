@@ -12,7 +12,7 @@ use rustix::thread::Pid;
 use serde_json::Value;
 
 use super::affinity::{Affinity, Together};
-use super::connection::Connection;
+use super::connection::{Connection, KeeperLink};
 use super::held::{HeldKind, HeldPassthrough, HeldVolume};
 use super::mounted::MountedVolume;
 use crate::live::tree::Update;
@@ -316,7 +316,7 @@ impl ServerClient {
         self.changed.notify_all();
         if let Link::Up(connection) = link {
             connection.end();
-            drop(connection.keeper_channel());
+            drop(connection.take_keeper());
         }
     }
 
@@ -331,8 +331,10 @@ impl ServerClient {
             _ => return Ok(()),
         };
         match connection.ask(&Request::Keep, &[])? {
-            (Reply::Kept { keeper }, mut descriptors) => {
-                connection.set_keeper(keeper, descriptors.pop());
+            (Reply::Kept { keeper: pid }, mut descriptors) => {
+                // It is a clone of a process with threads.
+                let starts_successor = false;
+                connection.set_keeper(KeeperLink { pid, channel: descriptors.pop(), starts_successor });
                 Ok(())
             }
             (other, _) => Err(unexpected(&other)),

@@ -28,7 +28,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -36,7 +36,7 @@ use std::sync::atomic::Ordering;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 
-use super::connection::Connection;
+use super::connection::{Connection, KeeperLink};
 use super::held::HeldVolume;
 use super::live::Live;
 use super::mounted::MountedVolume;
@@ -46,6 +46,7 @@ use crate::nfs::sockets::SocketSets;
 use crate::protocol::{Greeting, Reply, Request, VolumeId};
 use crate::region::VolumeKind;
 use crate::server::fd_keeper::dismiss;
+use crate::server::successor::{self, Started};
 
 /// What became of a server's death.
 #[derive(Debug, Default)]
@@ -59,31 +60,36 @@ pub struct Successor(Connection);
 
 /// The keeper of a dead server, if it has one. Dropping it leaves the keeper alone.
 #[derive(Default)]
-pub struct LastKeeper {
-    pid: i32,
-    channel: Option<OwnedFd>,
-}
+pub struct LastKeeper(KeeperLink);
 
 impl LastKeeper {
-    fn of(connection: &Connection) -> Self {
-        Self { pid: connection.keeper(), channel: connection.keeper_channel() }
-    }
-
     /// The keeper's process, while a successor would ask it for descriptors.
     pub fn pid(&self) -> Option<i32> {
-        self.channel.as_ref().map(|_| self.pid)
+        self.0.channel.as_ref().map(|_| self.0.pid)
+    }
+
+    /// Lets the keeper start a successor. Gives its process and the way to talk to it; nothing if this keeper cannot start one of
+    /// the supervisor's version.
+    ///
+    /// # Errors
+    /// When the keeper does not answer, or there are no more processes.
+    pub fn start_successor(&self) -> io::Result<Option<(Started, UnixStream)>> {
+        let Some(channel) = self.0.channel.as_ref().filter(|_| self.0.starts_successor) else { return Ok(None) };
+        let (ours, theirs) = UnixStream::pair()?;
+        let started = successor::request(channel.as_fd(), &theirs.into())?;
+        Ok(Some((started, ours)))
     }
 
     /// Whether the keeper has closed its end of the channel. Then it is dead or dying, because it does nothing else.
     pub fn has_hung_up(&self) -> bool {
-        let Some(channel) = &self.channel else { return false };
+        let Some(channel) = &self.0.channel else { return false };
         let mut state = [PollFd::new(channel, PollFlags::empty())];
         matches!(poll(&mut state, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1))
     }
 
     /// The keeper is dead: the next successor begins without inherited descriptors.
     pub fn let_go(&mut self) {
-        self.channel = None;
+        self.0.channel = None;
     }
 }
 
@@ -127,7 +133,10 @@ impl AdoptedVolume {
 impl ServerClient {
     /// The server is dead. Calls wait until [there is another one](Self::succeed).
     pub fn mark_dead(&self) -> LastKeeper {
-        self.lose().map_or_else(LastKeeper::default, |connection| LastKeeper::of(&connection))
+        let Some(connection) = self.lose() else { return LastKeeper::default() };
+        let mut keeper = connection.take_keeper();
+        keeper.starts_successor &= connection.program() == self.greeting.program;
+        LastKeeper(keeper)
     }
 
     /// Greets the server at the other end of `control`, which is going to replace the current server.
@@ -161,7 +170,7 @@ impl ServerClient {
             }
         }
         // The own keeper has everything now; the last one has had its day.
-        if let Some(last) = std::mem::replace(keeper, LastKeeper::of(&connection)).channel {
+        if let Some(last) = std::mem::replace(&mut keeper.0, connection.take_keeper()).channel {
             dismiss(last);
         }
         if let Some(socket) = &*self.listener.lock().expect("a thread that panics ends the process") {
@@ -169,7 +178,7 @@ impl ServerClient {
         }
         done(&connection, &Request::Start, &[])?;
         connection.trust()?;
-        connection.set_keeper(connection.keeper(), keeper.channel.take());
+        connection.set_keeper(std::mem::take(&mut keeper.0));
         self.join_link(connection);
         Ok(succession)
     }
@@ -210,8 +219,8 @@ impl ServerClient {
 fn inherit(connection: &Connection, volumes: &[(VolumeId, Arc<HeldVolume>)], keeper: &LastKeeper) -> io::Result<()> {
     let with_files = volumes.iter().filter(|(_, held)| held.kind().has_open_files());
     let regions = with_files.map(|(_, held)| held.region.as_fd());
-    let descriptors: Vec<_> = keeper.channel.iter().map(AsFd::as_fd).chain(regions).collect();
-    let (reply, _) = connection.ask(&Request::Inherit { keeper: keeper.channel.is_some() }, &descriptors)?;
+    let descriptors: Vec<_> = keeper.0.channel.iter().map(AsFd::as_fd).chain(regions).collect();
+    let (reply, _) = connection.ask(&Request::Inherit { keeper: keeper.pid().is_some() }, &descriptors)?;
     if matches!(reply, Reply::Done) { Ok(()) } else { Err(unexpected(&reply)) }
 }
 

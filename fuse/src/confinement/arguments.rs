@@ -58,8 +58,6 @@ pub fn of(name: &str) -> io::Result<Vec<SeccompRule>> {
         "openat" => rules([vec![without(2, Dword, libc::O_WRONLY | libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC)?]]),
         "socketpair" => rules([vec![is(0, libc::AF_UNIX)?]]),
         "unshare" => rules([vec![is(0, libc::CLONE_FS)?]]),
-        // Threads of this process only.
-        "tgkill" => rules([vec![is(0, rustix::process::getpid().as_raw_pid())?]]),
         // Of this process, and no new limit.
         "prlimit64" => rules([vec![is(0, 0)?, condition(2, Qword, Eq, 0)?]]),
         "fcntl" => one_of(1, FCNTLS.iter().map(|command| command.cast_unsigned())),

@@ -65,7 +65,8 @@ pub fn fix_capabilities() -> io::Result<()> {
 }
 
 /// Takes a uid and a gid that no other process within its sight has, so that it can neither signal nor trace any, nor be
-/// counted with any. The number is made of the process id, which is this process's alone in its pid namespace.
+/// counted with any. The number is made of the process id, which is this process's alone in its pid namespace. It stays so for
+/// servers that are clones of this one, since their keepers are in its process group.
 ///
 /// # Errors
 /// Without `CAP_SETUID` and `CAP_SETGID`.

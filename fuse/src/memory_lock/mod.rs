@@ -31,9 +31,20 @@ pub fn protect_memory() -> io::Result<()> {
     if !may_lock_without_limit()? {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?;
+    lock_all()?;
     LOCKED.store(true, Ordering::Relaxed);
     Ok(())
+}
+
+/// Locks the memory of a process that is a clone of one whose memory is locked: a clone does not inherit that.
+pub(crate) fn lock_again() {
+    if is_locked() {
+        let _as_the_supervisor_warned = lock_all();
+    }
+}
+
+fn lock_all() -> rustix::io::Result<()> {
+    mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)
 }
 
 /// Whether the memory of this process is locked.

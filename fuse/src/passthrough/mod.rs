@@ -14,6 +14,7 @@
 //! | `state` | the form of that in the region |
 //! | `node` | a file that the kernel knows, and what it is identified by |
 //! | `nodes` | all of them, by number and by identity |
+//! | `hashing` | hashes of numbers and identities |
 //! | `handle` | file handles, which open a node without keeping it open |
 //! | `mounts` | the source's mount, and those below it |
 //! | `open_files` | open files and directories |
@@ -38,6 +39,7 @@ mod attributes;
 mod extents;
 mod filesystem;
 mod handle;
+mod hashing;
 mod listing;
 mod locks;
 mod mounts;

@@ -20,6 +20,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatVfsMountFlags, StatxFlags,
 use rustix::io::Errno;
 
 use super::handle::FileHandle;
+use super::hashing::Key;
 use super::listing::Listing;
 use super::node::{Identity, Node};
 use super::state::{MountCell, no_memory, recordable};
@@ -64,7 +65,7 @@ pub enum Way {
 
 impl Way {
     /// The way that is recorded to the mount of `cell`.
-    pub fn recorded(cell: &MountCell, known: &HashMap<u64, Arc<Mount>>) -> Way {
+    pub fn recorded(cell: &MountCell, known: &HashMap<u64, Arc<Mount>, Key>) -> Way {
         let parent = known.get(&cell.parent.load(Relaxed)).cloned();
         let length = Some(cell.length.load(Relaxed)).filter(|length| *length > 0);
         let directory = length.and_then(|length| FileHandle::read(length, &cell.handle_kind, &cell.handle));

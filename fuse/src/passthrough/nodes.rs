@@ -18,7 +18,7 @@
 //! No node and no mount is dropped under the lock of the tables: dropping a node takes that lock.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::os::fd::OwnedFd;
 use std::ptr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -29,6 +29,7 @@ use lru::LruCache;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
+use super::hashing::{Key, random};
 use super::mounts::Mount;
 use super::node::{Identity, Node, ROOT};
 use super::share::Share;
@@ -48,7 +49,7 @@ pub struct Nodes(Arc<Shared>);
 /// What the nodes in use refer to.
 pub struct Shared {
     region: Arc<Region>,
-    hasher: RandomState,
+    key: Key,
     tables: Mutex<Tables>,
 }
 
@@ -59,7 +60,7 @@ struct Tables {
     /// Forgotten nodes; the one that the kernel has known last is the last to go.
     forgotten: LruCache<CellId, ()>,
     /// By the volume's number for each, with the number of nodes on it that are not forgotten.
-    mounts: HashMap<u64, (Arc<Mount>, usize)>,
+    mounts: HashMap<u64, (Arc<Mount>, usize), Key>,
 }
 
 impl Default for Tables {
@@ -69,7 +70,7 @@ impl Default for Tables {
             by_identity: HashTable::new(),
             in_use: HashMap::new(),
             forgotten: LruCache::unbounded(),
-            mounts: HashMap::new(),
+            mounts: HashMap::default(),
         }
     }
 }
@@ -89,7 +90,14 @@ pub struct Found {
 impl Nodes {
     /// None yet.
     pub fn empty(region: Arc<Region>) -> Self {
-        Self(Arc::new(Shared { region, hasher: RandomState::new(), tables: Mutex::default() }))
+        Self(Arc::new(Shared { region, key: Key::default(), tables: Mutex::default() }))
+    }
+
+    /// Makes room for so many more, so that the tables need not grow step by step.
+    pub fn reserve(&self, number: usize) {
+        let mut tables = self.0.lock();
+        tables.by_id.reserve(number, |cell| self.0.hash_of_id(*cell));
+        tables.by_identity.reserve(number, |cell| self.0.hash_of_identity(*cell));
     }
 
     /// The root alone, open as `source`.
@@ -102,26 +110,34 @@ impl Nodes {
         // The kernel never forgets the root.
         let root = nodes.enter(found)?;
         // There is room for more numbers than can ever be used.
-        let random = nodes.0.hasher.hash_one(ROOT) >> 2;
-        nodes.0.region.header().counters.next_node.store(random + ROOT + 1, Release);
+        nodes.0.region.header().counters.next_node.store((random() >> 2) + ROOT + 1, Release);
         root.hold(source, share.take_anyway());
         Ok(nodes)
     }
 
-    /// Takes in a node that a dead server left, on that mount, with the descriptor that is kept for it. Returns whether it did:
-    /// there may be one of that number already, or too many that are forgotten.
-    pub fn inherit(&self, cell: CellId, mount: &Arc<Mount>, held: Option<OwnedFd>, share: &Share) -> bool {
+    /// Takes in a node of that identity that a dead server left, on that mount, with the descriptor that is kept for it. Returns
+    /// whether it did: there may be one of that number already, or too many that are forgotten.
+    pub fn inherit(
+        &self,
+        cell: CellId,
+        identity: &Identity,
+        mount: &Arc<Mount>,
+        held: Option<OwnedFd>,
+        share: &Share,
+    ) -> bool {
         let shared = &*self.0;
-        let (id, identity) = (shared.cell(cell).id.load(Relaxed), shared.identity(cell));
+        let id = shared.cell(cell).id.load(Relaxed);
         let is_forgotten = id != ROOT && shared.cell(cell).lookups.load(Relaxed) == 0;
+        let (id_hash, identity_hash) = (shared.key.hash_one(id), shared.key.hash_one(identity));
         let mut tables = shared.lock();
-        if shared.find_id(&tables, id).is_some() || (is_forgotten && tables.forgotten.len() == FORGOTTEN) {
+        let is_id = |cell: &CellId| shared.cell(*cell).id.load(Relaxed) == id;
+        if tables.by_id.find(id_hash, is_id).is_some() || (is_forgotten && tables.forgotten.len() == FORGOTTEN) {
             return false;
         }
-        if shared.find_identity(&tables, &identity).is_none() {
-            shared.add_identity(&mut tables, cell, &identity);
+        if tables.by_identity.find(identity_hash, |cell| shared.identity(*cell) == *identity).is_none() {
+            tables.by_identity.insert_unique(identity_hash, cell, |cell| shared.hash_of_identity(*cell));
         }
-        shared.add_id(&mut tables, cell, id);
+        tables.by_id.insert_unique(id_hash, cell, |cell| shared.hash_of_id(*cell));
         if is_forgotten {
             tables.forgotten.put(cell, ());
             return true;
@@ -269,29 +285,29 @@ impl Shared {
     }
 
     fn find_id(&self, tables: &Tables, id: u64) -> Option<CellId> {
-        tables.by_id.find(self.hasher.hash_one(id), |cell| self.cell(*cell).id.load(Relaxed) == id).copied()
+        tables.by_id.find(self.key.hash_one(id), |cell| self.cell(*cell).id.load(Relaxed) == id).copied()
     }
 
     fn find_identity(&self, tables: &Tables, identity: &Identity) -> Option<CellId> {
-        let hash = self.hasher.hash_one(identity);
+        let hash = self.key.hash_one(identity);
         tables.by_identity.find(hash, |cell| self.identity(*cell) == *identity).copied()
     }
 
     fn add_id(&self, tables: &mut Tables, cell: CellId, id: u64) {
-        tables.by_id.insert_unique(self.hasher.hash_one(id), cell, |cell| self.hash_of_id(*cell));
+        tables.by_id.insert_unique(self.key.hash_one(id), cell, |cell| self.hash_of_id(*cell));
     }
 
     fn add_identity(&self, tables: &mut Tables, cell: CellId, identity: &Identity) {
-        let hash = self.hasher.hash_one(identity);
+        let hash = self.key.hash_one(identity);
         tables.by_identity.insert_unique(hash, cell, |cell| self.hash_of_identity(*cell));
     }
 
     fn hash_of_id(&self, cell: CellId) -> u64 {
-        self.hasher.hash_one(self.cell(cell).id.load(Relaxed))
+        self.key.hash_one(self.cell(cell).id.load(Relaxed))
     }
 
     fn hash_of_identity(&self, cell: CellId) -> u64 {
-        self.hasher.hash_one(self.identity(cell))
+        self.key.hash_one(self.identity(cell))
     }
 
     /// The node of a cell; none if its mount is gone.

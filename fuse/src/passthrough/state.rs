@@ -159,12 +159,12 @@ pub fn descriptors(region: &Region) -> io::Result<Vec<RawFd>> {
 /// The words of all cells that may name a descriptor.
 fn named(region: &Region) -> impl Iterator<Item = &AtomicU32> {
     let cells = region.cells();
-    cells.tagged().filter_map(move |(id, _)| {
-        let held = || cells.find::<NodeCell>(id).map(|node| &node.held);
-        let open = || cells.find::<OpenCell>(id).map(|open| &open.descriptor);
-        let lock = || cells.find::<LockCell>(id).map(|lock| &lock.descriptor);
-        let anchor = || cells.find::<MountCell>(id).map(|mount| &mount.anchor);
-        held().or_else(open).or_else(lock).or_else(anchor)
+    cells.tagged().filter_map(move |(id, tag)| match tag {
+        NodeCell::TAG => Some(&cells.content::<NodeCell>(id).held),
+        OpenCell::TAG => Some(&cells.content::<OpenCell>(id).descriptor),
+        LockCell::TAG => Some(&cells.content::<LockCell>(id).descriptor),
+        MountCell::TAG => Some(&cells.content::<MountCell>(id).anchor),
+        _ => None,
     })
 }
 

@@ -15,6 +15,7 @@ use rustix::fs::FileType;
 use super::attributes::{attributes_of, bytes_taken, kind};
 use super::filesystem::probe;
 use super::handle::FileHandle;
+use super::hashing::Key;
 use super::mounts::{Mount, Mounts, Way};
 use super::node::{Identity, Node, ROOT};
 use super::nodes::{Found, Nodes};
@@ -176,7 +177,7 @@ fn keep_source(root: &Arc<Node>, source: Option<OwnedFd>, share: &Share) -> Resu
 /// Reads the cells of a region, kind by kind.
 struct RegionReader<'a> {
     region: &'a Arc<Region>,
-    cells: HashMap<u32, Vec<CellId>>,
+    cells: HashMap<u32, Vec<CellId>, Key>,
     taken: HashSet<RawFd>,
     kept: Vec<CellId>,
     lost: Vec<CellId>,
@@ -185,7 +186,7 @@ struct RegionReader<'a> {
 
 impl<'a> RegionReader<'a> {
     fn new(region: &'a Arc<Region>) -> Self {
-        let mut cells: HashMap<u32, Vec<CellId>> = HashMap::new();
+        let mut cells: HashMap<u32, Vec<CellId>, Key> = HashMap::default();
         region.cells().tagged().for_each(|(id, tag)| cells.entry(tag).or_default().push(id));
         let known = [NodeCell::TAG, OpenCell::TAG, LockCell::TAG, MountCell::TAG, HeldCell::TAG];
         let strange = cells.iter().filter(|(tag, _)| !known.contains(tag));
@@ -212,8 +213,8 @@ impl<'a> RegionReader<'a> {
         Some(unsafe { OwnedFd::from_raw_fd(number) })
     }
 
-    fn mounts(&mut self, source: Option<&OwnedFd>, table: &MountTable) -> HashMap<u64, Arc<Mount>> {
-        let mut mounts = HashMap::new();
+    fn mounts(&mut self, source: Option<&OwnedFd>, table: &MountTable) -> HashMap<u64, Arc<Mount>, Key> {
+        let mut mounts = HashMap::default();
         // Without it, every mount below the source denies everything that a mount can.
         let table = table.mounts().unwrap_or_default();
         let mut records = self.records::<MountCell>();
@@ -232,24 +233,25 @@ impl<'a> RegionReader<'a> {
         mounts
     }
 
-    fn nodes(&mut self, mounts: &HashMap<u64, Arc<Mount>>, share: &Share) -> Nodes {
+    fn nodes(&mut self, mounts: &HashMap<u64, Arc<Mount>, Key>, share: &Share) -> Nodes {
         let nodes = Nodes::empty(Arc::clone(self.region));
-        for cell in self.cells.remove(&NodeCell::TAG).unwrap_or_default() {
+        let cells = self.cells.remove(&NodeCell::TAG).unwrap_or_default();
+        nodes.reserve(cells.len());
+        self.kept.reserve(cells.len());
+        for cell in cells {
             let Some(record) = self.region.cells().find::<NodeCell>(cell) else { continue };
             let id = record.id.load(Relaxed);
             // No answer has shown it to the kernel yet, or the kernel has forgotten it.
             let is_forgotten = record.lookups.load(Relaxed) == 0 && id != ROOT;
             let mount = mounts.get(&record.mount.load(Relaxed));
             let held = self.descriptor(record.held.load(Relaxed));
-            let usable = match Identity::read(record) {
-                Some(Identity::Handle { .. }) => {
-                    !is_forgotten || (held.is_none() && record.nameless.load(Relaxed) == 0)
-                }
+            let identity = Identity::read(record).filter(|identity| match identity {
+                Identity::Handle { .. } => !is_forgotten || (held.is_none() && record.nameless.load(Relaxed) == 0),
                 // The source is given by other means. A node without a handle is its descriptor.
-                Some(Identity::Number { .. }) => !is_forgotten && (held.is_some() || id == ROOT),
-                None => false,
-            };
-            if usable && mount.is_some_and(|mount| nodes.inherit(cell, mount, held, share)) {
+                Identity::Number { .. } => !is_forgotten && (held.is_some() || id == ROOT),
+            });
+            let takes_in = |(identity, mount)| nodes.inherit(cell, &identity, mount, held, share);
+            if identity.zip(mount).is_some_and(takes_in) {
                 self.kept.push(cell);
             } else {
                 self.losses.nodes += usize::from(!is_forgotten);

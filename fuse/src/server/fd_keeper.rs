@@ -2,11 +2,12 @@
 //!
 //! It is a clone of the server that shares its table of descriptors (`CLONE_FILES` of `clone(2)`), not its memory. So
 //! every descriptor that the server opens is the keeper's, too, from the same moment on and for nothing: open files,
-//! locks, files without a name. The keeper does nothing but wait:
+//! locks, files without a name. The keeper waits:
 //!
 //! 1. While the server lives, it waits for the server's end.
-//! 2. When the server is dead, it hands descriptors to the successor, by their numbers, until it is dismissed.
-//! 3. When the server is dead and no process has the other end of its channel either, the keeper ends, and with it all
+//! 2. When the server is dead, it starts the successor if it is asked to and [can](super::successor).
+//! 3. It hands descriptors to the successor, by their numbers, until it is dismissed.
+//! 4. When the server is dead and no process has the other end of its channel either, the keeper ends, and with it all
 //!    descriptors of the server: the mounts answer `ENOTCONN`.
 //!
 //! When it dies with the server, the supervisor still has what the mounts need; `succession` says how the next server does
@@ -23,6 +24,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, setsockopt, socketpair, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
+use super::successor;
 use crate::child;
 use crate::protocol::receive_descriptors;
 
@@ -33,7 +35,7 @@ const SERVER: RawFd = 11;
 /// Where supervisors connect to a server that has lost its own.
 pub(crate) const LISTENER: RawFd = 12;
 /// The channel to the keeper of the server before this one.
-const HANDOVER: RawFd = 13;
+pub(super) const HANDOVER: RawFd = 13;
 /// The far end of the keeper's channel, until a supervisor has it.
 pub(crate) const FAR_END: RawFd = 14;
 /// The first number that is not reserved.
@@ -41,6 +43,7 @@ pub const FIRST_FREE: RawFd = 64;
 
 /// Most descriptors of one message (`SCM_MAX_FD`).
 const BATCH: usize = 250;
+const _: () = assert!(BATCH < successor::ANSWER);
 /// How long a keeper may take for an answer: it has nothing else to do.
 const TIMEOUT: i64 = 5;
 
@@ -87,28 +90,61 @@ pub(crate) fn put(descriptor: OwnedFd, number: RawFd) -> io::Result<()> {
 /// A running keeper, as the server knows it.
 pub(crate) struct Keeper {
     pid: libc::pid_t,
+    starts_successor: bool,
 }
 
 impl Keeper {
-    /// Starts a keeper for the calling process. The other end of its channel is at [`FAR_END`].
+    /// Starts the first keeper of the calling process, which has no other thread and nothing open but reserved numbers. The
+    /// other end of its channel is at [`FAR_END`].
+    ///
+    /// Returns in the calling process, and in each [successor] that the keeper starts when that process is dead: with a
+    /// control socket and a keeper of its own.
     ///
     /// # Errors
     /// When there are no more processes or descriptors.
-    pub(crate) fn start() -> io::Result<Keeper> {
-        put(rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())?, SERVER)?;
-        open_channel()?;
-        // The kernel reaps a keeper that ends.
-        // SAFETY: no handler of SIGCHLD was set before.
-        unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
-        // SAFETY: a keeper makes system calls only.
-        let pid = unsafe { child::start(|| keep()) }?;
-        Ok(Keeper { pid: pid.as_raw_nonzero().get() })
+    pub(crate) fn start_first() -> io::Result<Keeper> {
+        let starts_successor = successor::is_possible();
+        loop {
+            prepare()?;
+            // SAFETY: there is no other thread.
+            if let Some(pid) = unsafe { child::fork() }? {
+                return Ok(Keeper { pid: pid.as_raw_nonzero().get(), starts_successor });
+            }
+            keep(starts_successor);
+            successor::become_server()?;
+        }
+    }
+
+    /// Starts a keeper for the calling process, in place of one that is gone. The other end of its channel is at [`FAR_END`].
+    ///
+    /// # Errors
+    /// As [`Self::start_first`].
+    pub(crate) fn start_another() -> io::Result<Keeper> {
+        prepare()?;
+        // SAFETY: a keeper that starts no successor makes system calls only.
+        let pid = unsafe { child::start(|| keep(false)) }?;
+        Ok(Keeper { pid: pid.as_raw_nonzero().get(), starts_successor: false })
     }
 
     /// Its process.
     pub(crate) fn pid(&self) -> libc::pid_t {
         self.pid
     }
+
+    /// Whether it can start a successor.
+    pub(crate) fn starts_successor(&self) -> bool {
+        self.starts_successor
+    }
+}
+
+/// What a keeper of the calling process finds when it begins.
+fn prepare() -> io::Result<()> {
+    put(rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())?, SERVER)?;
+    open_channel()?;
+    // The kernel reaps a keeper that ends.
+    // SAFETY: no handler of SIGCHLD was set before.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+    Ok(())
 }
 
 /// A new channel to the keeper that runs, in place of one whose other end is closed. Its other end is at [`FAR_END`].
@@ -127,7 +163,7 @@ pub(crate) fn let_go_of_far_end() {
 }
 
 /// Puts a placeholder at one of the reserved numbers.
-fn empty(number: RawFd) {
+pub(super) fn empty(number: RawFd) {
     if let Ok(placeholder) = EventFd::from_flags(EfdFlags::EFD_CLOEXEC) {
         let _harmless = put(placeholder.into(), number);
     }
@@ -160,8 +196,14 @@ impl Handover {
         for batch in numbers.chunks(BATCH) {
             let asked: Vec<u8> = batch.iter().flat_map(|number| number.to_ne_bytes()).collect();
             send(HANDOVER, &asked, MsgFlags::MSG_NOSIGNAL)?;
-            let mut there = [0; BATCH];
-            let (got, descriptors) = receive_descriptors(&reserved(HANDOVER), &mut there)?;
+            let mut there = [0; successor::ANSWER];
+            let (got, descriptors) = loop {
+                match receive_descriptors(&reserved(HANDOVER), &mut there)? {
+                    // It has started a successor, and the supervisor did not wait for that.
+                    (successor::ANSWER, _) => {}
+                    answer => break answer,
+                }
+            };
             if got != batch.len() {
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the keeper of the last server is gone"));
             }
@@ -230,12 +272,13 @@ fn place(descriptors: Vec<OwnedFd>, numbers: &[RawFd]) -> io::Result<()> {
     Ok(())
 }
 
-/// The life of a keeper. Makes system calls only: it allocates no memory and takes no lock.
-fn keep() -> ! {
+/// The life of a keeper. Makes system calls only: it allocates no memory and takes no lock. Returns in a successor that the keeper
+/// has started, and never otherwise.
+fn keep(starts_successor: bool) {
     const LOOK_AGAIN: Duration = Duration::from_millis(100);
     // SAFETY: the name outlives the call.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"podfs-keeper".as_ptr()) };
-    let mut server_lives = true;
+    let (mut server_lives, mut asked) = (true, [0; BATCH]);
     loop {
         let mut watched = [
             libc::pollfd { fd: if server_lives { SERVER } else { -1 }, events: libc::POLLIN, revents: 0 },
@@ -249,8 +292,21 @@ fn keep() -> ! {
             // SAFETY: the number is reserved, and this process alone is left to use it.
             unsafe { libc::close(FAR_END) };
         }
-        if watched[1].revents & libc::POLLIN != 0 && answer() {
-            continue;
+        if watched[1].revents & libc::POLLIN != 0 {
+            match receive(&mut asked) {
+                Message::Numbers(count) => {
+                    hand_over(&asked[..count]);
+                    continue;
+                }
+                Message::Start(control) if starts_successor => {
+                    if successor::start(control) {
+                        return;
+                    }
+                    continue;
+                }
+                Message::Start(_) => continue,
+                Message::Nothing => {}
+            }
         }
         if watched[1].revents != 0 {
             if !server_lives {
@@ -265,17 +321,43 @@ fn keep() -> ! {
     }
 }
 
-/// Answers one message of the channel; returns whether there was one.
-fn answer() -> bool {
-    let mut asked = [0_i32; BATCH];
-    let size = size_of_val(&asked);
-    // SAFETY: the buffer has `size` bytes.
-    let got = unsafe { libc::recv(CHANNEL, asked.as_mut_ptr().cast(), size, libc::MSG_DONTWAIT) };
-    let Ok(got @ 1..) = usize::try_from(got) else {
-        // Nothing is a dismissal or the end of the channel. Both are final once the server is dead.
-        return false;
+/// What comes on a keeper's channel.
+enum Message {
+    /// A question for so many descriptors.
+    Numbers(usize),
+    /// The order to start a successor, with its control socket.
+    Start(RawFd),
+    /// A dismissal or the end of the channel. Both are final once the server is dead.
+    Nothing,
+}
+
+/// `recvmsg(2)` without asking for memory. The numbers of a question come to `asked`.
+fn receive(asked: &mut [RawFd; BATCH]) -> Message {
+    successor::let_go_of_control();
+    let mut space = Space([0; 2048]);
+    let mut part = libc::iovec { iov_base: asked.as_mut_ptr().cast(), iov_len: size_of_val(asked) };
+    // SAFETY: the message points to memory of the given sizes, which outlives the call. The kernel fills in one header with at
+    // least one number, or none.
+    let (got, descriptor) = unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = &raw mut part;
+        message.msg_iovlen = 1;
+        message.msg_control = space.0.as_mut_ptr().cast();
+        message.msg_controllen = libc::CMSG_SPACE(size_of::<RawFd>() as u32) as _;
+        let got = libc::recvmsg(CHANNEL, &raw mut message, libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC);
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        let is_there = got > 0 && !header.is_null() && (*header).cmsg_type == libc::SCM_RIGHTS;
+        (got, is_there.then(|| libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned()))
     };
-    let asked = &asked[..got / size_of::<RawFd>()];
+    let Ok(got @ 1..) = usize::try_from(got) else { return Message::Nothing };
+    match descriptor {
+        Some(control) => Message::Start(control),
+        None => Message::Numbers(got / size_of::<RawFd>()),
+    }
+}
+
+/// Answers a question for descriptors.
+fn hand_over(asked: &[RawFd]) {
     let (mut there, mut numbers, mut count) = ([0_u8; BATCH], [0_i32; BATCH], 0);
     for (number, there) in asked.iter().zip(&mut there) {
         // SAFETY: asking for the flags of a number that is no descriptor is an error, not harm.
@@ -286,13 +368,14 @@ fn answer() -> bool {
         }
     }
     send_descriptors(&there[..asked.len()], &numbers[..count]);
-    true
 }
 
+/// Room for the descriptors of a message.
+#[repr(align(16))]
+struct Space([u8; 2048]);
+
 /// `sendmsg(2)` without asking for memory.
-fn send_descriptors(bytes: &[u8], numbers: &[RawFd]) {
-    #[repr(align(16))]
-    struct Space([u8; 2048]);
+pub(super) fn send_descriptors(bytes: &[u8], numbers: &[RawFd]) {
     let mut space = Space([0; 2048]);
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let size = size_of_val(numbers) as u32;

@@ -42,7 +42,7 @@ const MAX_CALLERS: usize = 8;
 pub fn serve(program: &str, pod: &str, output: AuditOutput) -> io::Result<()> {
     fd_keeper::reserve_numbers()?;
     let greeting = Greeting::new(program, pod);
-    let keeper = Keeper::start()?;
+    let keeper = Keeper::start_first()?;
     let mut process = Process {
         greeting,
         keeper,
@@ -162,7 +162,7 @@ impl Process {
                 return Ok((Reply::Described(description), descriptors));
             }
             Request::Keep => {
-                self.keeper = Keeper::start()?;
+                self.keeper = Keeper::start_another()?;
                 Reply::Kept { keeper: self.keeper.pid() }
             }
             Request::Announce { volume, steps, staged, time } => {
@@ -209,7 +209,11 @@ impl Process {
         }
         // A supervisor that has sent its greeting may take its time from now on.
         setsockopt(&control(), sockopt::ReceiveTimeout, &TimeVal::zero())?;
-        Ok(Reply::Hello { greeting: self.greeting.clone(), keeper: self.keeper.pid() })
+        Ok(Reply::Hello {
+            greeting: self.greeting.clone(),
+            keeper: self.keeper.pid(),
+            keeper_starts_successor: self.keeper.starts_successor(),
+        })
     }
 
     /// Puts the connection of another supervisor in the place of standard input: the first caller that sends something. Silent

@@ -97,7 +97,7 @@ impl Life {
             Life::Absent => std::future::pending().await,
             Life::Queued(turn) => Event::Turn(turn.await),
             Life::Calling(Calling { process: Some(process), next, .. }) => tokio::select! {
-                how = process.ended() => Event::Ended(how),
+                how = process.ended() => Event::Ended(how.to_string()),
                 () = sleep_until(*next) => Event::Call,
             },
             Life::Calling(Calling { process: None, next, .. }) => {
@@ -105,14 +105,14 @@ impl Life {
                 Event::Call
             }
             Life::Up(Up { watch, process, change, .. }) => tokio::select! {
-                how = process.ended() => Event::Ended(how),
+                how = process.ended() => Event::Ended(how.to_string()),
                 status = watch.next() => Event::Status(status),
                 changed = async { (&mut change.as_mut().expect("there is one").told).await }, if change.is_some() => {
                     Event::Changed(changed.unwrap_or_else(|error| Err(error.into())))
                 }
             },
             Life::Ending { process, kill_at, .. } => tokio::select! {
-                how = process.ended() => Event::Ended(how),
+                how = process.ended() => Event::Ended(how.to_string()),
                 () = sleep_until(*kill_at) => Event::Overdue,
             },
         }

@@ -1,8 +1,9 @@
 //! The server of a pod: watched, and replaced by another when it dies.
 //!
 //! A server that dies is no failure of the pod: another one goes on with its connections (`podfs_fuse::client::succession`
-//! says why nothing is lost). A server that dies without having answered a request is started again after a pause, which grows;
-//! the mounts are never given up.
+//! says why nothing is lost). The keeper of a server that was killed starts the next one, which takes less time than to execute
+//! the program. A server that dies without having answered a request is started again after a pause, which grows; the mounts
+//! are never given up.
 
 mod alarm;
 mod call;
@@ -22,6 +23,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use podfs_fuse::DoublingPause;
 use podfs_fuse::client::{AdoptedVolume, LastKeeper, ServerClient, Succession};
 use podfs_fuse::confinement::Profile;
@@ -35,7 +37,7 @@ use super::status::report::Audience;
 use crate::manifest::pod::PodIdentity;
 use keeper::{Change, Keeper};
 pub(super) use process::Program;
-pub(crate) use process::{Process, kill_server};
+pub(crate) use process::{Process, ProcessEnd, kill_server};
 use program::ServerProgram;
 pub use replace::UpgradeError;
 use watchdog::Rounds;
@@ -81,7 +83,7 @@ pub struct ServerHistory {
 
 /// What happens while a server serves.
 enum Event {
-    Ended(String),
+    Ended(ProcessEnd),
     Keeper(Change),
     /// The watchdog has found this problem.
     Looked(Option<String>),
@@ -91,8 +93,8 @@ enum Event {
 enum ServerLife {
     /// There is. It began when so many requests had been answered.
     Serving { process: Process, answered_before: u64 },
-    /// There is none, and another one is started at that time.
-    Dead { until: Instant, keeper: LastKeeper },
+    /// There is none, and another one is started at that time, by the keeper if that may be.
+    Dead { until: Instant, keeper: LastKeeper, by_keeper: bool },
     /// Another one gets ready.
     Following { process: Option<Process>, attempt: JoinHandle<(io::Result<Succession>, LastKeeper)> },
     /// The pod needs no server any more.
@@ -215,12 +217,12 @@ impl PodServer {
                     found = self.rounds.looked(process.pid(), &self.client) => Event::Looked(found),
                 };
                 match event {
-                    Event::Ended(how) => self.mark_dead(how),
+                    Event::Ended(end) => self.mark_dead(end.to_string(), end),
                     Event::Keeper(change) => self.keep_again(change),
                     Event::Looked(found) => self.looked(found).await,
                 }
             }
-            ServerLife::Dead { until, keeper } => {
+            ServerLife::Dead { until, keeper, .. } => {
                 // A timer takes a millisecond even when it is over.
                 if *until > Instant::now() {
                     sleep_until(*until).await;
@@ -272,12 +274,12 @@ impl PodServer {
         if let (Some(reason), ServerLife::Serving { process, .. }) = (found, &self.life) {
             error!("the server (pid {}) hangs: {reason}; another one takes its place", process.pid());
             process.kill();
-            let how = process.spent().await;
-            self.mark_dead(format!("{reason}; {how}"));
+            let end = process.spent().await;
+            self.mark_dead(format!("{reason}; {end}"), end);
         }
     }
 
-    fn mark_dead(&mut self, how: String) {
+    fn mark_dead(&mut self, how: String, end: ProcessEnd) {
         let ServerLife::Serving { answered_before, .. } = &self.life else { return };
         let answered = self.client.requests() > *answered_before;
         self.history.in_vain = if answered { 0 } else { self.history.in_vain + 1 };
@@ -286,7 +288,9 @@ impl PodServer {
         self.history.pid = None;
         self.history.last_end = Some(how);
         let keeper = self.client.mark_dead();
-        let dead = ServerLife::Dead { until: Instant::now() + self.pause(), keeper };
+        // A server that crashed is followed by one with another layout of its memory: perhaps an attacker guesses at it.
+        let by_keeper = end == ProcessEnd::Signal(Signal::SIGKILL);
+        let dead = ServerLife::Dead { until: Instant::now() + self.pause(), keeper, by_keeper };
         if let ServerLife::Serving { process, .. } = std::mem::replace(&mut self.life, dead) {
             process.leave();
         }
@@ -294,20 +298,34 @@ impl PodServer {
 
     /// Starts the successor, and lets it get ready on a blocking thread.
     fn follow(&mut self) {
-        let ServerLife::Dead { keeper, .. } = std::mem::replace(&mut self.life, ServerLife::Over) else { return };
-        match Process::start(Program::Own(&self.program), &self.pod, self.profile, self.audience, self.cgroup.as_ref())
-        {
+        let dead = std::mem::replace(&mut self.life, ServerLife::Over);
+        let ServerLife::Dead { keeper, by_keeper, .. } = dead else { return };
+        match self.start_successor(&keeper, by_keeper) {
             Ok((process, control)) => {
-                let client = Arc::clone(&self.client);
+                let (client, pid) = (Arc::clone(&self.client), process.pid());
                 let attempt = tokio::task::spawn_blocking(move || {
                     let mut keeper = keeper;
-                    let outcome = client.greet(control).and_then(|successor| client.succeed(successor, &mut keeper));
+                    let greeted = client.greet(control).inspect(|_| process::separate(pid));
+                    let outcome = greeted.and_then(|successor| client.succeed(successor, &mut keeper));
                     (outcome, keeper)
                 });
                 self.life = ServerLife::Following { process: Some(process), attempt };
             }
             Err(error) => self.fail(&error, keeper),
         }
+    }
+
+    /// A clone of the keeper needs no start, and is confined already. Where there can be none, the program is executed.
+    fn start_successor(&self, keeper: &LastKeeper, by_keeper: bool) -> io::Result<(Process, UnixStream)> {
+        if by_keeper {
+            match Process::start_by_keeper(keeper, self.profile) {
+                Ok(Some(started)) => return Ok(started),
+                Ok(None) => {}
+                Err(error) => warn!("the keeper of the server's open files starts no server: {error}"),
+            }
+        }
+        let (program, cgroup) = (Program::Own(&self.program), self.cgroup.as_ref());
+        Process::start(program, &self.pod, self.profile, self.audience, cgroup)
     }
 
     fn settle(&mut self, (outcome, keeper): (io::Result<Succession>, LastKeeper)) {
@@ -331,7 +349,7 @@ impl PodServer {
                 process.leave();
                 if keeper.has_hung_up() {
                     // The keeper died during the attempt. The next attempt does without it, so it need not wait.
-                    self.life = ServerLife::Dead { until: Instant::now(), keeper };
+                    self.life = ServerLife::Dead { until: Instant::now(), keeper, by_keeper: false };
                 } else {
                     self.fail(&error, keeper);
                 }
@@ -344,7 +362,7 @@ impl PodServer {
         self.history.last_end = Some(format!("it did not get ready: {error}"));
         let pause = self.pause();
         error!("the volumes have no server: {error}; podfs tries again in {} ms", pause.as_millis());
-        self.life = ServerLife::Dead { until: Instant::now() + pause, keeper };
+        self.life = ServerLife::Dead { until: Instant::now() + pause, keeper, by_keeper: false };
     }
 
     fn pause(&self) -> Duration {

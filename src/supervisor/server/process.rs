@@ -1,6 +1,7 @@
 //! One server process: started, watched, killed.
 
 use std::ffi::OsStr;
+use std::fmt::{self, Display, Formatter};
 use std::fs;
 use std::io;
 use std::net::Shutdown;
@@ -11,8 +12,11 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use podfs_fuse::client::{LastKeeper, Started};
 use podfs_fuse::confinement::Profile;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Signal, getpgid, getrlimit, pidfd_open, pidfd_send_signal, prlimit, setpgid,
+};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::sleep;
@@ -37,9 +41,35 @@ pub(in crate::supervisor) enum Program<'a> {
     OfPodfs(&'a Path),
 }
 
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProcessEnd {
+    /// By this signal.
+    Signal(nix::sys::signal::Signal),
+    /// By itself, with this code.
+    Exit(i32),
+    /// It was killed, and what is left of it waits for its source.
+    Spent,
+    /// It was no child of this process.
+    Unknown,
+}
+
+impl Display for ProcessEnd {
+    fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Signal(signal) => write!(to, "signal: {} ({signal})", *signal as i32),
+            Self::Exit(code) => write!(to, "exit status: {code}"),
+            Self::Spent => write!(to, "it was killed, and ends when its source answers"),
+            Self::Unknown => write!(to, "it is gone"),
+        }
+    }
+}
+
 /// A process that is not one's own, and perhaps not one's child either.
 pub(crate) struct Process {
     pid: Pid,
+    /// The process group that it began in, and that its keepers are in.
+    origin: Option<Pid>,
     /// Readable once it has ended. The process keeps its number until then, and no other is taken for it.
     watch: AsyncFd<OwnedFd>,
     /// The way to talk to it, to end a wait for its answer.
@@ -89,16 +119,43 @@ impl Process {
         Ok((process, ours))
     }
 
+    /// Lets the keeper of a dead server start the next one, confined to `profile`. Gives the way to talk to it; nothing if the
+    /// keeper cannot.
+    ///
+    /// # Errors
+    /// When the keeper does not answer, or there are no more processes or descriptors.
+    pub(super) fn start_by_keeper(keeper: &LastKeeper, profile: Profile) -> io::Result<Option<(Self, UnixStream)>> {
+        let Some(pid) = keeper.pid() else { return Ok(None) };
+        if confined_to(pid) != Some(profile) {
+            return Ok(None);
+        }
+        let Some((Started { pid: started, pidfd }, control)) = keeper.start_successor()? else { return Ok(None) };
+        let mut process = Self::of(Pid::from_raw(started).ok_or(io::ErrorKind::InvalidData)?, pidfd)?;
+        process.origin = getpgid(Some(process.pid)).ok();
+        // A container that has taken the server over may have answered for the keeper.
+        if !process.is_child() || process.origin != getpgid(Pid::from_raw(pid)).ok() {
+            return Err(io::Error::other("what it calls a server is another process"));
+        }
+        oom::protect_server(started);
+        // As a process has it that this one executes; an operator may have raised it. Without the right to, it stays as it was.
+        let _as_before = prlimit(Some(process.pid), Resource::Nofile, getrlimit(Resource::Nofile));
+        process.control = Some(control.try_clone()?);
+        Ok(Some((process, control)))
+    }
+
     /// Watches a process that runs.
     ///
     /// # Errors
     /// When there is no such process.
     pub(crate) fn with_pid(pid: i32) -> io::Result<Self> {
         let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
-        let watch = pidfd_open(pid, PidfdFlags::NONBLOCK)?;
+        Self::of(pid, pidfd_open(pid, PidfdFlags::NONBLOCK)?)
+    }
+
+    fn of(pid: Pid, pidfd: OwnedFd) -> io::Result<Self> {
         // SAFETY: the descriptor is owned by what watches it, and stays open for as long.
-        let watch = unsafe { AsyncFd::register_with_interest(watch, Interest::READABLE) }?;
-        Ok(Self { pid, watch, control: None })
+        let watch = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }?;
+        Ok(Self { pid, origin: None, watch, control: None })
     }
 
     pub(crate) fn pid(&self) -> i32 {
@@ -107,20 +164,18 @@ impl Process {
 
     /// What the server is confined to, as its arguments say; nothing if they cannot be read.
     pub(super) fn profile(&self) -> Option<Profile> {
-        let arguments = fs::read(format!("/proc/{}/cmdline", self.pid())).ok()?;
-        let mut words = arguments.split(|byte| *byte == 0).skip_while(|word| *word != b"--profile");
-        words.nth(1).and_then(|name| Profile::named(std::str::from_utf8(name).ok()?))
+        confined_to(self.pid())
     }
 
     /// How it ended: all of its threads.
-    pub(crate) async fn ended(&self) -> String {
+    pub(crate) async fn ended(&self) -> ProcessEnd {
         // Only a descriptor that is none fails here, and then nothing can be known.
         let _ = self.watch.readable().await;
         self.reap()
     }
 
     /// How it ended, once it does nothing any more: it has ended, or was killed and [what is left](unkillable) waits for a source.
-    pub(super) async fn spent(&self) -> String {
+    pub(super) async fn spent(&self) -> ProcessEnd {
         let remains_only = async {
             loop {
                 sleep(GLANCE).await;
@@ -131,23 +186,17 @@ impl Process {
         };
         tokio::select! {
             how = self.ended() => how,
-            () = remains_only => "it was killed, and ends when its source answers".to_owned(),
+            () = remains_only => ProcessEnd::Spent,
         }
     }
 
     /// Reaps it in the background, and its children, which become this process's: none stays behind as a zombie. A server and its
-    /// children are a process group.
+    /// children are a process group, or two.
     pub(super) fn leave(self) {
         tokio::spawn(async move {
             self.ended().await;
-            let group = nix::unistd::Pid::from_raw(self.pid());
-            loop {
-                match waitid(Id::PGid(group), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG) {
-                    Ok(WaitStatus::StillAlive) => sleep(GLANCE).await,
-                    Ok(_) | Err(Errno::EINTR) => {}
-                    // It has no children left.
-                    Err(_) => return,
-                }
+            for group in [Some(self.pid), self.origin].into_iter().flatten() {
+                reap_group(group).await;
             }
         });
     }
@@ -169,8 +218,14 @@ impl Process {
         let _ = pidfd_send_signal(self.watch.get_ref(), signal);
     }
 
+    /// Whether it is a child of this process, and was not reaped.
+    fn is_child(&self) -> bool {
+        let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        waitid(Id::PIDFd(self.watch.get_ref().as_fd()), look).is_ok()
+    }
+
     /// The kernel forgets a child once its exit status was read; the status of other processes' children cannot be read at all.
-    fn reap(&self) -> String {
+    fn reap(&self) -> ProcessEnd {
         let status = loop {
             match waitid(Id::PIDFd(self.watch.get_ref().as_fd()), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG) {
                 Err(Errno::EINTR) => {}
@@ -178,11 +233,40 @@ impl Process {
             }
         };
         match status {
-            Ok(WaitStatus::Signaled(_, signal, _)) => format!("signal: {} ({signal})", signal as i32),
-            Ok(WaitStatus::Exited(_, code)) => format!("exit status: {code}"),
-            _ => "it is gone".to_owned(),
+            Ok(WaitStatus::Signaled(_, signal, _)) => ProcessEnd::Signal(signal),
+            Ok(WaitStatus::Exited(_, code)) => ProcessEnd::Exit(code),
+            _ => ProcessEnd::Unknown,
         }
     }
+}
+
+/// Gives a server that a keeper has started a process group of its own, as one has that was executed. To be called when it has a
+/// keeper: keepers stay in the group of the first server. So the number of that server, of which all of them have their uid, is
+/// not given to another process while one of them lives.
+pub(super) fn separate(pid: i32) {
+    let pid = Pid::from_raw(pid);
+    // It has ended, or is no child of this process.
+    let _stays_there = setpgid(pid, pid);
+}
+
+/// Reaps the children of this process that are in that group, until there are none.
+async fn reap_group(group: Pid) {
+    let group = nix::unistd::Pid::from_raw(group.as_raw_nonzero().get());
+    loop {
+        match waitid(Id::PGid(group), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG) {
+            Ok(WaitStatus::StillAlive) => sleep(GLANCE).await,
+            Ok(_) | Err(Errno::EINTR) => {}
+            // None is left.
+            Err(_) => return,
+        }
+    }
+}
+
+/// What the process of a server, or its keeper, is confined to, as its arguments say; nothing if they cannot be read.
+fn confined_to(pid: i32) -> Option<Profile> {
+    let arguments = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let mut words = arguments.split(|byte| *byte == 0).skip_while(|word| *word != b"--profile");
+    words.nth(1).and_then(|name| Profile::named(std::str::from_utf8(name).ok()?))
 }
 
 /// Kills the server of the pod with this uid, if that is what the process is, and waits until it is dead.

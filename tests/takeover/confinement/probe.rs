@@ -171,19 +171,11 @@ pub(super) fn try_arguments(notes: &mut Notes) {
         notes.call("dumpable", libc::syscall(libc::SYS_prctl, libc::PR_SET_DUMPABLE, 1, 0, 0, 0));
         notes.call("a limit", libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_CORE, &raw const limit, 0));
         notes.call("signals by descriptor", libc::syscall(libc::SYS_fcntl, 0, libc::F_SETOWN, 1));
-        notes.call("a thread of another", libc::syscall(libc::SYS_tgkill, 1, 1, 0));
     }
 }
 
-pub(super) const WITH_ARGUMENTS: [&str; 7] = [
-    "clone into a namespace",
-    "new code",
-    "data as code",
-    "dumpable",
-    "a limit",
-    "signals by descriptor",
-    "a thread of another",
-];
+pub(super) const WITH_ARGUMENTS: [&str; 6] =
+    ["clone into a namespace", "new code", "data as code", "dumpable", "a limit", "signals by descriptor"];
 
 /// What a server goes on doing.
 pub(super) fn work_goes_on(notes: &mut Notes) {

@@ -1,0 +1,102 @@
+//! Hashes of nodes' numbers and identities.
+//!
+//! A successor puts each node of its predecessor into two tables while callers wait, so a hash is a multiplication for each word
+//! and not a cipher. It has a key of its own for each volume, which callers do not know. The key comes from the kernel, not from
+//! the standard library: that counts up from a number of the process, which a clone of a keeper has from its predecessor.
+
+use std::hash::{BuildHasher, Hasher};
+use std::time::SystemTime;
+
+/// Begins hashes with a random key.
+#[derive(Clone, Copy, Debug)]
+pub struct Key([u64; 2]);
+
+/// A hash of some words.
+pub struct WordHasher {
+    state: u64,
+    factor: u64,
+}
+
+impl Default for Key {
+    fn default() -> Self {
+        // The factor is odd, so no bit of a word is lost.
+        Self([random(), random() | 1])
+    }
+}
+
+impl BuildHasher for Key {
+    type Hasher = WordHasher;
+
+    fn build_hasher(&self) -> WordHasher {
+        let Self([state, factor]) = *self;
+        WordHasher { state, factor }
+    }
+}
+
+impl Hasher for WordHasher {
+    fn finish(&self) -> u64 {
+        self.state
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.write_u64(u64::from_ne_bytes(word));
+        }
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.write_u64(word.into());
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        // Both halves of the product: the tables use the first and the last bits of a hash.
+        let product = u128::from(self.state ^ word) * u128::from(self.factor);
+        self.state = (product as u64) ^ ((product >> 64) as u64);
+    }
+
+    fn write_usize(&mut self, word: usize) {
+        self.write_u64(word as u64);
+    }
+
+    fn write_isize(&mut self, word: isize) {
+        self.write_u64(word.cast_unsigned() as u64);
+    }
+}
+
+/// A number that nothing else in the world knows.
+pub fn random() -> u64 {
+    let mut bytes = [0; 8];
+    match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
+        Ok(8) => u64::from_ne_bytes(bytes),
+        // Only a sandbox without the call ends here.
+        _ => SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn numbers_in_a_row_spread_over_a_table() {
+        let key = Key::default();
+        let hashes: Vec<u64> = (0..50_000_u64).map(|number| key.hash_one(number)).collect();
+        for part in [|hash: u64| hash & 0xffff, |hash: u64| hash >> 48] {
+            let places: HashSet<u64> = hashes.iter().map(|hash| part(*hash)).collect();
+            // As many as of random numbers would be 35 000.
+            assert!(places.len() > 30_000, "{} places of {key:?}", places.len());
+        }
+    }
+
+    #[test]
+    fn each_key_hashes_in_its_own_way() {
+        let (one, other) = (Key::default(), Key::default());
+        assert_ne!(one.hash_one([1_u64, 2]), other.hash_one([1_u64, 2]));
+        assert_ne!(one.hash_one([1_u64, 2]), one.hash_one([2_u64, 1]));
+        assert_eq!(one.hash_one([1_u64, 2]), one.hash_one([1_u64, 2]));
+    }
+}

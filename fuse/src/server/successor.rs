@@ -1,0 +1,135 @@
+//! The start of a successor by the keeper of a dead server.
+//!
+//! A program that is executed has to be linked, locked into memory and confined before it can serve: that takes several
+//! milliseconds, while callers wait. The keeper is all that already. It is a clone of the server from the time before the
+//! server had its first volume, its first thread and its first secret, so a clone of the keeper can be the next server. While a
+//! server lives, this costs nothing: the process is the one that keeps the descriptors.
+//!
+//! 1. The supervisor sends [`START`] on the keeper's channel, with a control socket ([`request`]).
+//! 2. The keeper puts the socket at [`NEXT_CONTROL`], and clones itself ([`start`]). The clone is a child of the keeper's parent.
+//!    It shares the keeper's table of descriptors for a moment, then leaves it with a copy of the reserved numbers alone. Nothing
+//!    is closed for that: to close a file may mean to wait for a machine that does not answer.
+//! 3. The keeper answers with the number of the process and its pidfd. It lets go of the socket with its next message, which
+//!    comes only when the successor has spoken or was given up.
+//! 4. The successor drops what was its predecessor's, locks its memory ([`become_server`]), and clones its own keeper. From here
+//!    on it is like a server that was executed, and inherits descriptors from the same keeper.
+//!
+//! A keeper that is started while the server serves is a clone of a process with threads, which may hold locks. It starts no
+//! server, and the next one is executed.
+//!
+//! The successor has its addresses and the canaries of its stacks from its predecessor. So the supervisor asks for one only
+//! after a SIGKILL: an attacker who crashes servers with guesses meets another layout each time.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::ptr;
+
+use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg, setsockopt, sockopt};
+use nix::sys::time::{TimeVal, TimeValLike};
+
+use super::fd_keeper::{
+    CHANNEL, FIRST_FREE, HANDOVER, LISTENER, empty, put, reserve_numbers, reserved, send_descriptors,
+};
+use crate::memory_lock;
+use crate::protocol::receive_descriptors;
+
+/// The control socket of a server that is started.
+pub(super) const NEXT_CONTROL: RawFd = 15;
+/// The message that asks for a successor: no descriptor has this number.
+pub(super) const START: RawFd = -1;
+/// Bytes of the answer: more than of any answer to a question for descriptors, so a late one is not taken for such an answer.
+pub(super) const ANSWER: usize = 256;
+/// How long a keeper may take to clone itself, in milliseconds.
+const TIMEOUT: i64 = 500;
+
+/// A successor that has begun.
+pub struct Started {
+    /// Its process.
+    pub pid: i32,
+    /// The same, for as long as this is open.
+    pub pidfd: OwnedFd,
+}
+
+/// Asks the keeper at the other end of `channel` for a successor that is told what to do on `control`.
+///
+/// # Errors
+/// When the keeper does not answer in time, or cannot clone itself.
+pub(crate) fn request(channel: BorrowedFd<'_>, control: &OwnedFd) -> io::Result<Started> {
+    setsockopt(&channel, sockopt::ReceiveTimeout, &TimeVal::milliseconds(TIMEOUT))?;
+    setsockopt(&channel, sockopt::SendTimeout, &TimeVal::milliseconds(TIMEOUT))?;
+    let (message, control) = (START.to_ne_bytes(), [control.as_raw_fd()]);
+    let part = [io::IoSlice::new(&message)];
+    let rights = [ControlMessage::ScmRights(&control)];
+    sendmsg::<()>(channel.as_raw_fd(), &part, &rights, MsgFlags::MSG_NOSIGNAL, None)?;
+    let mut answer = [0; ANSWER];
+    let (length, mut descriptors) = receive_descriptors(&channel, &mut answer)?;
+    let [a, b, c, d, ..] = answer;
+    match descriptors.pop() {
+        Some(pidfd) if length == ANSWER => Ok(Started { pid: i32::from_ne_bytes([a, b, c, d]), pidfd }),
+        _ => Err(io::Error::other("the keeper could not clone itself")),
+    }
+}
+
+/// Whether this kernel lets a clone leave a table of descriptors without closing any (Linux 5.9).
+pub(super) fn is_possible() -> bool {
+    // SAFETY: the table has no such number.
+    unsafe {
+        libc::syscall(libc::SYS_close_range, libc::c_uint::MAX, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE) == 0
+    }
+}
+
+/// In the keeper: clones it, and answers the supervisor. Returns true in the clone, which has a table of its own. Makes system
+/// calls only.
+pub(super) fn start(control: RawFd) -> bool {
+    let flags = libc::CLONE_FILES | libc::CLONE_PARENT | libc::CLONE_PIDFD | libc::SIGCHLD;
+    let mut pidfd: libc::c_int = -1;
+    // SAFETY: the reserved number is for this alone, and `control` came just now. The clone goes on with a copy of all memory, as
+    // after `fork(2)`; the keeper has no other thread. A pointer to the pidfd is the third argument on all architectures.
+    let pid = unsafe {
+        libc::dup3(control, NEXT_CONTROL, libc::O_CLOEXEC);
+        libc::close(control);
+        libc::syscall(libc::SYS_clone, flags, ptr::null_mut::<libc::c_void>(), &raw mut pidfd, 0, 0)
+    };
+    if pid == 0 {
+        // SAFETY: the numbers are left to the keeper; this table has none of them then.
+        unsafe {
+            let all = libc::c_uint::MAX;
+            if libc::syscall(libc::SYS_close_range, FIRST_FREE, all, libc::CLOSE_RANGE_UNSHARE) != 0 {
+                libc::_exit(1);
+            }
+        }
+        return true;
+    }
+    let mut answer = [0_u8; ANSWER];
+    let pid = i32::try_from(pid).unwrap_or(-1);
+    answer[..size_of_val(&pid)].copy_from_slice(&pid.to_ne_bytes());
+    let has_begun = pid > 0 && pidfd >= 0;
+    send_descriptors(&answer, if has_begun { std::slice::from_ref(&pidfd) } else { &[] });
+    if has_begun {
+        // SAFETY: it was made above.
+        unsafe { libc::close(pidfd) };
+    }
+    false
+}
+
+/// In the keeper: the successor that was asked for last has its socket, or was given up.
+pub(super) fn let_go_of_control() {
+    // SAFETY: the reserved number is for this alone.
+    unsafe { libc::dup3(CHANNEL, NEXT_CONTROL, libc::O_CLOEXEC) };
+}
+
+/// In the clone: makes it a server that has no keeper yet.
+///
+/// # Errors
+/// When there are no descriptors left.
+pub(super) fn become_server() -> io::Result<()> {
+    let _ = rustix::thread::set_name(c"podfs-fuse");
+    sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
+    put(rustix::io::dup(reserved(NEXT_CONTROL))?, libc::STDIN_FILENO)?;
+    [NEXT_CONTROL, LISTENER, HANDOVER].into_iter().for_each(empty);
+    // The keeper has closed one of them.
+    reserve_numbers()?;
+    memory_lock::lock_again();
+    Ok(())
+}
