@@ -205,7 +205,7 @@ fn cpu_time(process: Pid) -> Duration {
     let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else { return Duration::ZERO };
     let on_cpu = threads.flatten().filter_map(|thread| {
         let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
-        text.split_whitespace().next()?.parse().ok()
+        text.split_whitespace().next()?.parse::<u64>().ok()
     });
     Duration::from_nanos(on_cpu.sum())
 }
