@@ -81,7 +81,9 @@ fn pc_03_another_certificate_for_another_key_comes_when_the_signer_says() {
     // A request that is gone is made anew.
     let first = signer.next(&rig.server);
     rig.server.delete(REQUEST, "default", first["metadata"]["name"].as_str().expect("a name"));
-    eventually("it is made anew", || rig.server.count("create", REQUESTS) == 2);
+    eventually("it is made anew", || {
+        rig.server.count("create", REQUESTS) == 2 && !rig.server.objects(REQUEST).is_empty()
+    });
     let request = rig.server.objects(REQUEST).remove(0);
     // Half of a short life has to pass.
     signer.issue(&rig.server, request, 1, 4);
