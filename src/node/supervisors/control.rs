@@ -26,12 +26,11 @@ pub(super) struct StatusWatch {
 }
 
 impl StatusWatch {
-    /// Begins with the status at this moment.
+    /// Begins with the status at this moment. A supervisor that starts takes objects before it says it.
     ///
     /// # Errors
-    /// When no supervisor answers.
-    pub(super) async fn begin(directory: &Path) -> Result<StatusWatch, AskError> {
-        let mut follower = control::follow(directory).await?;
+    /// When the supervisor does not say how the pod is.
+    pub(super) async fn begin(mut follower: Follower) -> Result<StatusWatch, AskError> {
         let silent = |reason: &str| AskError::Silent { pid: follower.pid(), reason: reason.to_owned() };
         let (nothing, closed) = (silent("it does not say how the pod is"), silent("it closed the connection"));
         match timeout(FIRST, follower.next()).await {
@@ -98,6 +97,14 @@ impl PushPath {
         self.connection = Some(connection);
         Ok(taken)
     }
+}
+
+/// Connects to the supervisor that listens in the pod's run directory.
+///
+/// # Errors
+/// When none does.
+pub(super) async fn connect(directory: &Path) -> Result<Follower, AskError> {
+    control::follow(directory).await
 }
 
 /// Publishes to the supervisor the volumes that are wanted, besides those that it serves.

@@ -82,7 +82,7 @@ pub struct Settings {
 /// A report about a supervisor, for the manager.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SupervisorReport {
-    /// It answers: the process with this id was started, was found, or has become another version of podfs. Of the objects that were
+    /// It listens: the process with this id was started, was found, or has become another version of podfs. Of the objects that were
     /// pushed before, it may know none.
     Up(u32),
     /// The status of the pod: at once, and after each change; also that its supervisor does not answer any more.

@@ -321,18 +321,28 @@ impl PodTask {
 
     /// Calls a supervisor that does not answer.
     async fn call(&mut self) {
-        let watch = StatusWatch::begin(&self.directory).await;
+        let follower = control::connect(&self.directory).await;
         let Life::Calling(calling) = &mut self.life else { return };
         let found = reconstruct::supervisor(&self.directory);
         if let (None, FoundSupervisor::Alive(pid)) = (&calling.process, found) {
             calling.process = process(pid);
         }
+        let pid = calling.process.as_ref().map(|process| process.pid().unsigned_abs());
+        let watch = match follower {
+            Ok(follower) => {
+                // The manager pushes objects meanwhile: the first volume is mounted with them.
+                if let Some(pid) = pid {
+                    self.report(SupervisorReport::Up(pid)).await;
+                }
+                StatusWatch::begin(follower).await
+            }
+            Err(error) => Err(error),
+        };
+        let Life::Calling(calling) = &mut self.life else { return };
         match (watch, calling.process.take()) {
             (Ok(watch), Some(process)) => {
-                let pid = process.pid().unsigned_abs();
                 self.life = Life::Up(Up { watch, process, change: None, has_spoken: false });
                 self.may_be_mounted = true;
-                self.report(SupervisorReport::Up(pid)).await;
             }
             (outcome, process) => {
                 let silent_for = calling.since.elapsed();
