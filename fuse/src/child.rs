@@ -1,4 +1,4 @@
-//! Children that share this process's descriptors, and may outlive it.
+//! Children of this process that may outlive it.
 //!
 //! A child has a copy of all memory, and none of the other threads: locks that these held stay locked. So it makes system calls
 //! only, allocates no memory and takes no lock.
@@ -17,7 +17,24 @@ use rustix::process::Pid;
 /// When there are no more processes.
 pub(crate) unsafe fn start(life: impl FnOnce()) -> io::Result<Pid> {
     // SAFETY: what the child does is the caller's word.
-    let pid = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0) };
+    unsafe { start_with(libc::CLONE_FILES, life) }
+}
+
+/// As [`start`], with copies of this process's descriptors.
+///
+/// # Safety
+/// As there.
+///
+/// # Errors
+/// As there.
+pub(crate) unsafe fn start_alone(life: impl FnOnce()) -> io::Result<Pid> {
+    // SAFETY: what the child does is the caller's word.
+    unsafe { start_with(0, life) }
+}
+
+unsafe fn start_with(flags: libc::c_int, life: impl FnOnce()) -> io::Result<Pid> {
+    // SAFETY: what the child does is the caller's word.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, flags | libc::SIGCHLD, 0, 0, 0, 0) };
     if pid == 0 {
         // SAFETY: these calls take memory that outlives them.
         unsafe {

@@ -19,7 +19,7 @@ use crate::manifest::pod::PodIdentity;
 use crate::source::{PodName, PushSource, Source};
 use crate::supervisor::program::machine::check_machine;
 use crate::supervisor::program::options::{
-    DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRECTORY, RUN_DIRECTORY, SubPathOptions,
+    DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRECTORY, RUN_DIRECTORY, SubPathOptions, TransportOptions,
 };
 use crate::supervisor::run::upgrade;
 use crate::supervisor::run_dir::claim::Claim;
@@ -89,6 +89,8 @@ pub(super) struct Run {
     #[command(flatten)]
     sub_paths: SubPathOptions,
     #[command(flatten)]
+    transport: TransportOptions,
+    #[command(flatten)]
     log: LogOptions,
     /// How log lines on standard error look.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
@@ -125,6 +127,7 @@ impl Run {
             trace: false,
             keep_old_generations: self.generations.keep_old_generations,
             sub_path: self.sub_paths.sub_path.into(),
+            io_uring: self.transport.io_uring.is_chosen(),
             agent_watches_mounts: false,
             keep_empty_dirs: false,
             server_memory: self.memory.server_memory_max,

@@ -344,7 +344,7 @@ impl ServerClient {
         let doing = |held: &Arc<HeldVolume>| Doing {
             about: held.about.clone(),
             requests: held.region.requests(),
-            busy: held.region.in_flight().busy().collect(),
+            busy: held.busy(),
             waits: held.region.waits().all().count(),
             silent_since: held.region.silent_since(),
             connection: held.mount.connection(),

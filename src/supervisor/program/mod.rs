@@ -87,6 +87,7 @@ fn serve(arguments: Arguments) -> Result<(), Failure> {
         trace: false,
         keep_old_generations: arguments.generations.keep_old_generations,
         sub_path: arguments.sub_paths.sub_path.into(),
+        io_uring: arguments.transport.io_uring.is_chosen(),
         agent_watches_mounts: true,
         keep_empty_dirs: true,
         server_memory: arguments.memory.server_memory_max,
