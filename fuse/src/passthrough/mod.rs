@@ -77,13 +77,15 @@ use tables::Tables;
 /// The requests of `ioctl(2)` that are made here.
 pub(crate) const IOCTLS: [libc::Ioctl; 3] = [open_node::BACKING_OPEN, open_node::BACKING_CLOSE, extents::FS_IOC_FIEMAP];
 
-/// Serves what `source` is open on, on `device`, whose file system is mounted. `table` has the mounts that the source is
+/// Serves what `source` is open on, on `device`, whose file system is mounted, and in `mount`. `table` has the mounts that the source is
 /// among. `region` is new, and so is the memory of the `rings`, if requests are to come over io_uring.
 ///
 /// # Errors
 /// When the kernel's handshake fails, or the source cannot be read.
+#[allow(clippy::too_many_arguments, reason = "a volume is made of these")]
 pub(crate) fn serve(
     device: OwnedFd,
+    mount: Option<BorrowedFd<'_>>,
     source: OwnedFd,
     table: Arc<MountTable>,
     options: Options,
@@ -99,7 +101,7 @@ pub(crate) fn serve(
     let rings = rings.filter(|_| options.remote.is_none());
     let session = Session::open_on(device, filesystem::wanted(&source, &options), Arc::clone(&region), rings)?;
     let tables = Tables::of_source(source, table, &session, &options, &region)?;
-    run(session, None, region, tables, options, trace)
+    run(session, mount, region, tables, options, trace)
 }
 
 /// Starts the threads. Requests that waited for this server are woken through `mount`.

@@ -275,8 +275,7 @@ impl Session {
         self.run_waking(service, threads, None)
     }
 
-    /// As [`run`](Self::run). After a takeover, requests that wait for rings are woken through `mount`, which shows the file
-    /// system.
+    /// As [`run`](Self::run). Requests that wait for an entry of a ring are woken through `mount`, which shows the file system.
     ///
     /// # Errors
     /// As there, and when a ring fails that the kernel relies on.
@@ -286,15 +285,11 @@ impl Session {
         threads: usize,
         mount: Option<BorrowedFd<'_>>,
     ) -> io::Result<()> {
-        let is_resumed = matches!(self.beginning, Beginning::Resumed(_));
         self.settle()?;
         let over_rings = match &self.rings {
-            Some(rings) => rings.start(&self.device, &self.region, &service)?,
+            Some(rings) => rings.start(&self.device, &self.region, &service, mount)?,
             None => false,
         };
-        if let (true, true, Some(rings), Some(mount)) = (is_resumed, over_rings, &self.rings, mount) {
-            rings.wake(mount);
-        }
         // Next to rings, only forgotten nodes and interrupts come through the device.
         let threads = if over_rings { 1 } else { threads.min(MAX_THREADS) };
         let stall_guard = || StallGuard::start(&self.device, &self.region, &service);

@@ -159,7 +159,7 @@ fn serving() {
         region.take_over();
         region.cells().keep_only(&[]);
         keeper = keep();
-        serve(device, source, own_table(), options, Arc::clone(&region), None, Arc::default()).expect("serving");
+        serve(device, None, source, own_table(), options, Arc::clone(&region), None, Arc::default()).expect("serving");
     }
     println!("ready {keeper}");
     let _ = io::stdin().read_to_end(&mut Vec::new());

@@ -68,7 +68,8 @@ impl ServedKind for Passthrough {
             tracing::warn!("there is no place for rings ({error}); requests come through /dev/fuse");
             None
         });
-        passthrough::serve(device, source, table, self.options.clone(), region, rings, trace).map(Reply::Passing)
+        let mount = Some(volume.mount.as_fd());
+        passthrough::serve(device, mount, source, table, self.options.clone(), region, rings, trace).map(Reply::Passing)
     }
 
     fn load(&mut self, volume: &Common) -> io::Result<()> {

@@ -105,22 +105,28 @@ impl Rings {
         device: &Arc<OwnedFd>,
         region: &Arc<Region>,
         service: &Arc<dyn Service>,
+        mount: Option<BorrowedFd<'_>>,
     ) -> io::Result<bool> {
+        let mount = mount.map(|mount| mount.try_clone_to_owned()).transpose()?;
+        let is_resumed = self.memory.in_use().next().is_some();
         let served = Arc::new(Served {
             memory: Arc::clone(&self.memory),
             device: Arc::clone(device),
             region: Arc::clone(region),
             service: Arc::clone(service),
             workers: Workers::default(),
+            mount,
         });
         for thread in &self.threads {
             // A thread that ended has said why.
             let _ended = thread.send(Arc::clone(&served));
         }
-        drop(served);
         let begun: io::Result<()> = self.begun.iter().take(self.threads.len()).collect();
         match (begun, self.memory.state()) {
             (Ok(()), _) => {
+                if is_resumed {
+                    served.wake(&self.cpus);
+                }
                 self.memory.set_state(RingState::InUse);
                 Ok(true)
             }
@@ -130,15 +136,6 @@ impl Rings {
                 self.memory.set_state(RingState::Refused);
                 Ok(false)
             }
-        }
-    }
-
-    /// Makes the kernel look into each queue, after a takeover.
-    pub(super) fn wake(&self, mount: BorrowedFd<'_>) {
-        if let Err(error) = wake::wake(mount, &self.cpus) {
-            tracing::warn!(
-                "calls that waited for the server may wait on until other calls come on their CPUs: {error}"
-            );
         }
     }
 }

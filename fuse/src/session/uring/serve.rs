@@ -17,7 +17,9 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use super::inbox::{Inbox, RingReply};
 use super::memory::{EntryId, Left, RingMemory};
 use super::ring::{Completion, FuseCommand, Ring};
+use super::wake;
 use super::workers::Workers;
+use crate::caller::ending::has_signal;
 use crate::region::{Begun, Region};
 use crate::session::abi::{UNIQUE_RESEND, URING_COMMIT_AND_FETCH, URING_REGISTER};
 use crate::session::answer::Responder;
@@ -27,6 +29,8 @@ use crate::session::{Answer, Exchange, Service};
 /// What completions of polls come with. Entries have smaller numbers.
 const THREAD_ENDS: u64 = u64::MAX;
 const ANSWERS: u64 = u64::MAX - 1;
+/// How many entries of a queue are to be able to take requests when one waits.
+const ARMED: usize = 2;
 
 /// What the threads of a volume share.
 pub(super) struct Served {
@@ -35,6 +39,20 @@ pub(super) struct Served {
     pub(super) region: Arc<Region>,
     pub(super) service: Arc<dyn Service>,
     pub(super) workers: Workers,
+    /// Shows the file system, so that a request can be made on some CPU.
+    pub(super) mount: Option<OwnedFd>,
+}
+
+impl Served {
+    /// Makes the kernel look into the queues of these CPUs.
+    pub(super) fn wake(&self, cpus: &[usize]) {
+        let woken = self.mount.as_ref().map_or(Ok(()), |mount| wake::wake(mount.as_fd(), cpus));
+        if let Err(error) = woken {
+            tracing::warn!(
+                "calls that waited for the server may wait on until other calls come on their CPUs: {error}"
+            );
+        }
+    }
 }
 
 /// What a thread is for.
@@ -138,6 +156,10 @@ impl RingThread {
             let mut entries: Vec<_> = memory.in_use().filter(|(_, of)| of == queue).map(|(entry, _)| entry).collect();
             if entries.is_empty() {
                 entries.push(memory.add(*queue, whole)?);
+                if whole {
+                    // One request may wait from the start without keeping others waiting.
+                    entries.push(memory.add(*queue, false)?);
+                }
             }
             for entry in entries {
                 memory.back(entry, std::mem::take(&mut whole))?;
@@ -149,11 +171,13 @@ impl RingThread {
             }
         }
         self.ring.submit()?;
-        // The kernel refuses an entry at once.
+        // The kernel refuses an entry at once. What a dead server had committed is registered before a request comes to wake
+        // the queue: that would wait, too.
         let mut completions = Vec::new();
         while let Some(completion) = self.ring.completion() {
             match completion.result {
-                result if result < 0 && completion.user_data < ANSWERS && result != -libc::ENOENT => {
+                result if result == -libc::ENOENT && completion.user_data < ANSWERS => self.completed(completion)?,
+                result if result < 0 && completion.user_data < ANSWERS => {
                     return Err(io::Error::from_raw_os_error(-result));
                 }
                 _ => completions.push(completion),
@@ -266,20 +290,21 @@ impl RingThread {
         self.commit_answered()
     }
 
-    /// Sees to it that the queue of `entry` has another one that can take a request.
+    /// Sees to it that the queue of `entry`, whose request is going to wait, has others that can take requests.
     fn has_room(&mut self, entry: EntryId) -> io::Result<bool> {
         let queue = self.served.memory.queue(entry);
-        if self.armed[queue] > 0 {
-            return Ok(true);
+        let had_room = self.armed[queue] > 0;
+        while self.armed[queue] < ARMED {
+            let Ok(other) = self.served.memory.add(queue, false) else { break };
+            self.register(other)?;
         }
-        match self.served.memory.add(queue, false) {
-            Ok(other) => {
-                self.register(other)?;
-                self.ring.submit()?;
-                Ok(true)
-            }
-            Err(_) => Ok(false),
+        let has_room = self.armed[queue] > 0;
+        if has_room && !had_room {
+            // Requests may have come while no entry could take them. The kernel looks for them when it gets an answer, not when
+            // it gets an entry.
+            self.served.wake(&[queue]);
         }
+        Ok(has_room)
     }
 
     fn commit_answered(&mut self) -> io::Result<()> {
@@ -337,7 +362,13 @@ impl Job {
         let outcome = match served.service.answer(&request, &mut exchange) {
             // The kernel waits for an answer to each request that comes here.
             Ok(Answer::Silence) => Ok(Answer::Done),
-            Ok(Answer::Later) => return slot.clear_of(number),
+            Ok(Answer::Later) => {
+                // A signal that came before the kernel had put the request here interrupts nothing (Linux 6.18).
+                if has_signal(request.caller.pid) {
+                    served.service.interrupt(number);
+                }
+                return slot.clear_of(number);
+            }
             outcome => outcome,
         };
         if responder.send_with(outcome, buffer).is_err() {
