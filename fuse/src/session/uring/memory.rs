@@ -41,8 +41,8 @@ use crate::session::abi::{InHeader, OutHeader};
 
 /// Most bytes behind the headers of a request or an answer. The longest is an extended attribute with its name.
 pub(in crate::session) const PAYLOAD: usize = 18 * PAGE;
-/// Entries besides those that each queue has from the start: as many as callers may wait for locks.
-const SPARE: usize = crate::region::waits::WAITS;
+/// Entries besides one for each queue. An entry stays with its queue, so there are more than callers may wait for locks.
+const SPARE: usize = 2 * crate::region::waits::WAITS;
 /// Most queues: as many as a kernel may have CPUs.
 const MOST_QUEUES: usize = 8192;
 

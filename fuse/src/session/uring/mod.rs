@@ -52,6 +52,7 @@ pub(super) use inbox::RingReply;
 pub use memory::RingMemory;
 pub(super) use memory::{PAYLOAD, RingState};
 use serve::{Duty, IdleRing, Served};
+use wake::Waker;
 use workers::Workers;
 
 use super::Service;
@@ -107,7 +108,7 @@ impl Rings {
         service: &Arc<dyn Service>,
         mount: Option<BorrowedFd<'_>>,
     ) -> io::Result<bool> {
-        let mount = mount.map(|mount| mount.try_clone_to_owned()).transpose()?;
+        let waker = mount.map(|mount| mount.try_clone_to_owned().map(Waker::new)).transpose()?;
         let is_resumed = self.memory.in_use().next().is_some();
         let served = Arc::new(Served {
             memory: Arc::clone(&self.memory),
@@ -115,7 +116,7 @@ impl Rings {
             region: Arc::clone(region),
             service: Arc::clone(service),
             workers: Workers::default(),
-            mount,
+            waker,
         });
         for thread in &self.threads {
             // A thread that ended has said why.

@@ -17,7 +17,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use super::inbox::{Inbox, RingReply};
 use super::memory::{EntryId, Left, RingMemory};
 use super::ring::{Completion, FuseCommand, Ring};
-use super::wake;
+use super::wake::Waker;
 use super::workers::Workers;
 use crate::caller::ending::has_signal;
 use crate::region::{Begun, Region};
@@ -29,8 +29,8 @@ use crate::session::{Answer, Exchange, Service};
 /// What completions of polls come with. Entries have smaller numbers.
 const THREAD_ENDS: u64 = u64::MAX;
 const ANSWERS: u64 = u64::MAX - 1;
-/// How many entries of a queue are to be able to take requests when one waits.
-const ARMED: usize = 2;
+/// How many entries of a queue can take requests when one is going to wait: one that wakes the queue, and another.
+const ENOUGH: usize = 2;
 
 /// What the threads of a volume share.
 pub(super) struct Served {
@@ -39,14 +39,13 @@ pub(super) struct Served {
     pub(super) region: Arc<Region>,
     pub(super) service: Arc<dyn Service>,
     pub(super) workers: Workers,
-    /// Shows the file system, so that a request can be made on some CPU.
-    pub(super) mount: Option<OwnedFd>,
+    pub(super) waker: Option<Waker>,
 }
 
 impl Served {
     /// Makes the kernel look into the queues of these CPUs.
     pub(super) fn wake(&self, cpus: &[usize]) {
-        let woken = self.mount.as_ref().map_or(Ok(()), |mount| wake::wake(mount.as_fd(), cpus));
+        let woken = self.waker.as_ref().map_or(Ok(()), |waker| waker.wake(cpus));
         if let Err(error) = woken {
             tracing::warn!(
                 "calls that waited for the server may wait on until other calls come on their CPUs: {error}"
@@ -293,18 +292,14 @@ impl RingThread {
     /// Sees to it that the queue of `entry`, whose request is going to wait, has others that can take requests.
     fn has_room(&mut self, entry: EntryId) -> io::Result<bool> {
         let queue = self.served.memory.queue(entry);
-        let had_room = self.armed[queue] > 0;
-        while self.armed[queue] < ARMED {
+        while self.armed[queue] < ENOUGH {
             let Ok(other) = self.served.memory.add(queue, false) else { break };
             self.register(other)?;
         }
-        let has_room = self.armed[queue] > 0;
-        if has_room && !had_room {
-            // Requests may have come while no entry could take them. The kernel looks for them when it gets an answer, not when
-            // it gets an entry.
-            self.served.wake(&[queue]);
-        }
-        Ok(has_room)
+        // Requests may have come while no entry could take them. The kernel looks for them when it gets an answer. It gets none
+        // for this request soon, and perhaps the answer is what one of those leads to.
+        self.served.wake(&[queue]);
+        Ok(self.armed[queue] > 0)
     }
 
     fn commit_answered(&mut self) -> io::Result<()> {

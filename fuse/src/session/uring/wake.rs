@@ -1,41 +1,88 @@
-//! Waking the queues of a successor's rings.
+//! Waking queues: requests that came while no entry could take them.
 //!
-//! Requests that come while no server lives wait in their queue. The kernel looks into a queue when an answer to one of its
-//! requests is committed, but not when a new entry is registered. So after a takeover, one request is needed on each CPU. A
-//! child process makes it: `fstatfs(2)` on the private mount, once on each CPU.
+//! The kernel looks for such requests when a request of the same queue is answered, but not when the queue gets an entry. So
+//! after a takeover, and when a request is going to wait for long, one request more is needed on the queue's CPU. A child
+//! process makes it: `fstatfs(2)` on the private mount.
 //!
-//! It is a process of its own, with the mount as its only descriptor. If the server dies meanwhile, the child waits for the next
-//! one like any caller, and neither the server's end nor the connection's depends on it.
+//! It is a process of its own, with the mount and a pipe as its only descriptors. If the server dies meanwhile, the child waits
+//! for the next one like any caller, and neither the server's end nor the connection's depends on it. It ends with the pipe.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Mutex;
+
+use nix::fcntl::OFlag;
+use nix::unistd::pipe2;
 
 use crate::child;
 
-/// Makes a request on each of `cpus`.
-///
-/// # Errors
-/// When there are no more processes.
-pub(super) fn wake(mount: BorrowedFd<'_>, cpus: &[usize]) -> io::Result<()> {
-    let mount = mount.as_raw_fd();
-    let ask = || {
-        // SAFETY: system calls only, with memory that outlives them; this process has its own table of descriptors.
-        unsafe {
-            libc::prctl(libc::PR_SET_NAME, c"podfs-wake".as_ptr());
-            if mount > 0 {
-                libc::syscall(libc::SYS_close_range, 0, mount - 1, 0);
-            }
-            libc::syscall(libc::SYS_close_range, mount + 1, libc::c_uint::MAX, 0);
-            for cpu in cpus {
-                let mut own: libc::cpu_set_t = std::mem::zeroed();
-                libc::CPU_SET(*cpu, &mut own);
-                if libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const own) == 0 {
-                    let mut found: libc::statfs = std::mem::zeroed();
-                    libc::fstatfs(mount, &raw mut found);
-                }
+/// Makes requests on chosen CPUs. The lock is held while a child is started.
+pub(super) struct Waker {
+    mount: OwnedFd,
+    /// Numbers of CPUs go in here.
+    pipe: Mutex<Option<OwnedFd>>,
+}
+
+impl Waker {
+    /// That uses `mount`, which shows the file system.
+    pub(super) fn new(mount: OwnedFd) -> Self {
+        Self { mount, pipe: Mutex::new(None) }
+    }
+
+    /// Makes a request on each of `cpus` soon.
+    ///
+    /// # Errors
+    /// When there are no more processes or descriptors.
+    pub(super) fn wake(&self, cpus: &[usize]) -> io::Result<()> {
+        let mut pipe = self.pipe.lock().expect("a thread that panics ends the process");
+        for cpu in cpus {
+            let cpu = u32::try_from(*cpu).map_err(io::Error::other)?.to_ne_bytes();
+            let written = match &*pipe {
+                Some(pipe) => nix::unistd::write(pipe, &cpu),
+                None => Err(nix::errno::Errno::EPIPE),
+            };
+            match written {
+                // Thousands of requests are going to be made then.
+                Ok(_) | Err(nix::errno::Errno::EAGAIN) => {}
+                // There is no child yet, or it was killed.
+                Err(_) => nix::unistd::write(pipe.insert(self.start()?), &cpu).map(drop)?,
             }
         }
-    };
-    // SAFETY: the child makes system calls only.
-    unsafe { child::start_alone(ask) }.map(drop)
+        Ok(())
+    }
+
+    /// Starts a child; gives the pipe to it.
+    fn start(&self) -> io::Result<OwnedFd> {
+        const PIPE: libc::c_int = 0;
+        const MOUNT: libc::c_int = 1;
+        let (theirs, ours) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+        let (theirs, mount) = (theirs.as_raw_fd(), self.mount.as_fd().as_raw_fd());
+        let life = || {
+            // SAFETY: system calls only, with memory that outlives them; this process has its own table of descriptors.
+            unsafe {
+                libc::prctl(libc::PR_SET_NAME, c"podfs-wake".as_ptr());
+                // Above all that is put down first, so that neither is in the other's way.
+                let (pipe, mount) = (libc::fcntl(theirs, libc::F_DUPFD, 2), libc::fcntl(mount, libc::F_DUPFD, 2));
+                libc::dup3(pipe, PIPE, libc::O_CLOEXEC);
+                libc::dup3(mount, MOUNT, libc::O_CLOEXEC);
+                libc::syscall(libc::SYS_close_range, 2, libc::c_uint::MAX, 0);
+                libc::fcntl(PIPE, libc::F_SETFL, 0);
+                let mut cpu = 0_u32;
+                while libc::read(PIPE, (&raw mut cpu).cast(), size_of::<u32>()) == size_of::<u32>() as isize {
+                    let mut own: libc::cpu_set_t = std::mem::zeroed();
+                    if cpu < libc::CPU_SETSIZE as u32 {
+                        libc::CPU_SET(cpu as usize, &mut own);
+                    }
+                    // A queue whose CPU is not to be had is woken by the next call there.
+                    if libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const own) == 0 {
+                        let mut found: libc::statfs = std::mem::zeroed();
+                        libc::fstatfs(MOUNT, &raw mut found);
+                    }
+                }
+            }
+        };
+        // SAFETY: the child makes system calls only.
+        unsafe { child::start_alone(life) }?;
+        Ok(ours)
+    }
 }
