@@ -72,6 +72,11 @@ impl Mounted {
         Self::with(Options { exclusive: true, cache: Cache::Always, ..Options::default() })
     }
 
+    /// As [`Self::new`], with the wish that requests come over io_uring, whatever the server may do.
+    pub fn asking_for_io_uring() -> Self {
+        Self::with(Options { io_uring: true, ..Options::default() })
+    }
+
     fn with(options: Options) -> Self {
         Self::start(Source::Own(Arc::new(disk_directory())), options, Access::ReadWrite)
     }
@@ -105,7 +110,8 @@ impl Mounted {
     fn start(source: Source, options: Options, access: Access) -> Self {
         let (client, server) = start_server();
         let directory = File::open(source.path()).expect("the source opens");
-        let options = Options { name: "data".to_owned(), io_uring: io_uring::is_chosen(), ..options };
+        let options =
+            Options { name: "data".to_owned(), io_uring: io_uring::is_chosen() || options.io_uring, ..options };
         let passthrough = MountedVolume::of_source(
             &Arc::new(client),
             directory.as_fd(),

@@ -290,6 +290,10 @@ impl Session {
             Some(rings) => rings.start(&self.device, &self.region, &service, mount)?,
             None => false,
         };
+        if self.rings.is_some() && !over_rings {
+            // A successor does not look for rings, either.
+            self.region.set_accepted(self.accepted & !init::OVER_IO_URING);
+        }
         // Next to rings, only forgotten nodes and interrupts come through the device.
         let threads = if over_rings { 1 } else { threads.min(MAX_THREADS) };
         let stall_guard = || StallGuard::start(&self.device, &self.region, &service);
