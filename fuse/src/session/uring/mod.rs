@@ -108,8 +108,7 @@ impl Rings {
         service: &Arc<dyn Service>,
         mount: Option<BorrowedFd<'_>>,
     ) -> io::Result<bool> {
-        let waker =
-            mount.map(|mount| mount.try_clone_to_owned().map_err(io::Error::from).and_then(Waker::new)).transpose()?;
+        let waker = mount.map(|mount| mount.try_clone_to_owned().and_then(Waker::new)).transpose()?;
         let is_resumed = self.memory.in_use().next().is_some();
         let served = Arc::new(Served {
             memory: Arc::clone(&self.memory),

@@ -267,12 +267,11 @@ impl RingThread {
             (waits_for_lock, operation.is_some_and(|operation| self.served.service.may_wait(operation)))
         };
         let hands_over = may_wait && self.served.workers.are_needed();
-        if (waits_for_lock || hands_over) && !self.has_room(entry)? {
-            if waits_for_lock {
-                reply.write(-libc::ENOLCK, &[], &[])?;
-                return self.commit_answered();
-            }
-            // No memory is left for another entry: the callers of this CPU wait, too.
+        // Where no memory is left for another entry, the callers of this CPU wait for a slow request, but not for a lock.
+        let has_room = if waits_for_lock || hands_over { self.has_room(entry)? } else { true };
+        if waits_for_lock && !has_room {
+            reply.write(-libc::ENOLCK, &[], &[])?;
+            return self.commit_answered();
         }
         let mut job = Job { reply, is_left, earlier, may_wait };
         if hands_over {
