@@ -158,12 +158,21 @@ fn cells(volume: &VolumeStatus, base: Option<&Path>) -> [String; 7] {
     [
         volume.name.clone(),
         volume.kind.clone(),
-        volume.mode.clone().unwrap_or_else(|| "waiting".to_owned()),
+        mode(volume),
         or_none(volume.generation.as_deref().map(|name| name.trim_start_matches('.').to_owned())),
         or_none(volume.generation_age_seconds.map(age)),
         or_none(volume.requests.map(|requests| requests.to_string())),
         or_none(below.map(|path| path.display().to_string())),
     ]
+}
+
+/// How it is served, and by which transport where that is not the usual one.
+fn mode(volume: &VolumeStatus) -> String {
+    match (&volume.mode, volume.transport.as_deref()) {
+        (Some(mode), Some("io_uring")) => format!("{mode}/io_uring"),
+        (Some(mode), _) => mode.clone(),
+        (None, _) => "waiting".to_owned(),
+    }
 }
 
 fn or_none(cell: Option<String>) -> String {
@@ -200,6 +209,7 @@ mod tests {
             reason: None,
             mode: Some("zero-message".to_owned()),
             backend: None,
+            transport: Some("/dev/fuse".to_owned()),
             generation: Some("..2026_11_20_19_54_31.7".to_owned()),
             generation_age_seconds: Some(180),
             old_generations: Some(1),
@@ -227,6 +237,14 @@ mod tests {
             audit: Some(AuditStatus { messages_per_open: 1, messages_per_close: 1, opens: 12, lost: 2 }),
             ..volume("db", "/r/volumes/kubernetes.io~secret/db", VolumeState::Live)
         };
+        let ringed = VolumeStatus {
+            mode: Some("passthrough".to_owned()),
+            transport: Some("io_uring".to_owned()),
+            generation: None,
+            generation_age_seconds: None,
+            ..volume("data", "/r/volumes/kubernetes.io~host-path/data", VolumeState::Live)
+        };
+        assert_eq!(cells(&ringed, None)[2], "passthrough/io_uring");
         let process = |pid| ProcessStatus { pid, version: Some("0.1.0".to_owned()) };
         let status = PodStatus {
             namespace: Some("default".to_owned()),

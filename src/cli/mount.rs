@@ -16,7 +16,7 @@ use crate::manifest::parse_bare;
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::source::PodName;
 use crate::supervisor::program::machine::check_machine;
-use crate::supervisor::program::options::{FLEX_VOLUMES, GenerationOptions};
+use crate::supervisor::program::options::{FLEX_VOLUMES, GenerationOptions, TransportOptions};
 use crate::supervisor::run_dir::claim::Inheritance;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::status::report::{Audience, Report, Subject};
@@ -61,6 +61,8 @@ pub(super) struct Mount {
     trace: bool,
     #[command(flatten)]
     generations: GenerationOptions,
+    #[command(flatten)]
+    transport: TransportOptions,
     #[command(flatten)]
     log: LogOptions,
     /// An empty directory; it is made if it does not exist, and removed at the end.
@@ -126,6 +128,7 @@ impl Mount {
             trace: self.trace,
             keep_old_generations: self.generations.keep_old_generations,
             sub_path: SubPathMode::default(),
+            io_uring: self.transport.io_uring.is_chosen(),
             agent_watches_mounts: false,
             keep_empty_dirs: false,
             server_memory: None,

@@ -18,7 +18,7 @@ use crate::manifest::pod::PodIdentity;
 use crate::source::{PodName, PushSource, Source};
 use crate::supervisor::program::machine::check_machine;
 use crate::supervisor::program::options::{
-    DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRECTORY, RUN_DIRECTORY, SubPathOptions,
+    DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRECTORY, RUN_DIRECTORY, SubPathOptions, TransportOptions,
 };
 use crate::supervisor::program::service::PodService;
 use crate::supervisor::run::upgrade;
@@ -84,6 +84,8 @@ pub(super) struct Run {
     #[command(flatten)]
     sub_paths: SubPathOptions,
     #[command(flatten)]
+    transport: TransportOptions,
+    #[command(flatten)]
     log: LogOptions,
     /// How log lines on standard error look.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
@@ -114,6 +116,7 @@ impl Run {
             memory: self.memory,
             generations: self.generations,
             sub_paths: self.sub_paths,
+            transport: self.transport,
             audience: self.log_format.audience(),
             is_of_node: false,
             metrics,

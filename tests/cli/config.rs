@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 /// The keys that podfs names when none is similar to the unknown one.
-const KEYS: &str = "root-dir, run-dir, kubeconfig, in-cluster, node-name, csi, nri, nri-pods, nri-index, kubelet-root, csi-allow, csi-read-as, discover, release-when-gone, report-volumes-in-use, register-csi-drivers, server-memory-max, keep-old-generations, flexvolume-dir, sub-path, log, log-format";
+const KEYS: &str = "root-dir, run-dir, kubeconfig, in-cluster, node-name, csi, nri, nri-pods, nri-index, kubelet-root, csi-allow, csi-read-as, discover, release-when-gone, report-volumes-in-use, register-csi-drivers, server-memory-max, keep-old-generations, flexvolume-dir, sub-path, io-uring, log, log-format";
 
 /// A file of settings, in a directory of its own.
 struct Settings {

@@ -10,6 +10,7 @@ pub mod file_handle;
 pub mod fuse_user;
 pub mod identity;
 pub mod idmap;
+pub mod io_uring;
 pub mod kubelet;
 pub mod limit;
 pub mod locker;

@@ -17,6 +17,7 @@ use tempfile::TempDir;
 
 use serde_json::Value;
 
+use super::io_uring;
 use super::served::end_connection;
 use super::{ServerChild, TIMEOUT, start_server};
 
@@ -71,6 +72,11 @@ impl Mounted {
         Self::with(Options { exclusive: true, cache: Cache::Always, ..Options::default() })
     }
 
+    /// As [`Self::new`], with the wish that requests come over io_uring, whatever the server may do.
+    pub fn asking_for_io_uring() -> Self {
+        Self::with(Options { io_uring: true, ..Options::default() })
+    }
+
     fn with(options: Options) -> Self {
         Self::start(Source::Own(Arc::new(disk_directory())), options, Access::ReadWrite)
     }
@@ -104,7 +110,8 @@ impl Mounted {
     fn start(source: Source, options: Options, access: Access) -> Self {
         let (client, server) = start_server();
         let directory = File::open(source.path()).expect("the source opens");
-        let options = Options { name: "data".to_owned(), ..options };
+        let options =
+            Options { name: "data".to_owned(), io_uring: io_uring::is_chosen() || options.io_uring, ..options };
         let passthrough = MountedVolume::of_source(
             &Arc::new(client),
             directory.as_fd(),
@@ -118,6 +125,7 @@ impl Mounted {
         let point =
             MountPoint::prepare(directory.path(), Leftovers::RemoveDead, &mut directories).expect("a mount point");
         let visible = passthrough.show(&point, access).expect("a visible mount");
+        assert_eq!(passthrough.is_over_io_uring(), io_uring::is_chosen(), "the transport is the chosen one");
         Self { visible, passthrough, server, _point: directory, source }
     }
 
@@ -129,6 +137,11 @@ impl Mounted {
     /// The process that answers for it.
     pub fn server(&self) -> u32 {
         self.server.id()
+    }
+
+    /// Whether requests come over io_uring.
+    pub fn is_over_io_uring(&self) -> bool {
+        self.passthrough.is_over_io_uring()
     }
 
     /// How the bytes of files travel.

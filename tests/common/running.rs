@@ -89,7 +89,7 @@ impl Running {
 
     /// The servers that live, the youngest last.
     pub fn servers(&self) -> Vec<Pid> {
-        let found = self.children_of_kind(|comm| comm != "podfs-keeper\n");
+        let found = self.children_of_kind(|comm| comm != "podfs-keeper\n" && comm != "podfs-wake\n");
         // A keeper that has just begun has the name of its server still.
         found.iter().copied().filter(|pid| !found.contains(&parent(*pid))).collect()
     }

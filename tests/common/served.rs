@@ -21,7 +21,7 @@ use podfs_fuse::protocol::Reporting;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::PODFS_FUSE;
+use super::{PODFS_FUSE, io_uring};
 
 pub const DIRECTORIES: DirectoryAttributes = DirectoryAttributes { mode: 0o755, gid: 0 };
 
@@ -43,7 +43,8 @@ impl Drop for ServerChild {
 
 /// Starts a server process without a supervisor, for directories of the host.
 pub fn start_server() -> (ServerClient, ServerChild) {
-    start_server_command(&mut server_command("passthrough"))
+    let profile = if io_uring::is_chosen() { "passthrough-io-uring" } else { "passthrough" };
+    start_server_command(&mut server_command(profile))
 }
 
 /// Starts a server process that never gets `CAP_SYS_ADMIN`.

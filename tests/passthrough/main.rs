@@ -24,6 +24,7 @@ mod file_handles;
 mod flex_volume;
 mod host_path;
 mod identity;
+mod io_uring;
 mod limit;
 mod locks;
 mod messages;

@@ -8,6 +8,7 @@ mod confinement;
 mod containers;
 mod crash;
 mod held;
+mod io_uring;
 mod isolation;
 mod live;
 mod next_server;

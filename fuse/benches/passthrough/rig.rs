@@ -30,7 +30,7 @@ pub const SERVE: &str = "--serve";
 /// Serves until the bench ends, as `podfs server` does.
 pub fn serve() {
     memory_lock::tune_allocator();
-    confine(Profile::Passthrough, Lines::Text);
+    confine(Profile::Rings, Lines::Text);
     process::serve("bench", "bench", AuditOutput::standard_error()).expect("the bench closes the socket");
 }
 
@@ -70,6 +70,17 @@ impl Place {
         Self::podfs("emptyDir", Options { cache: Cache::Always, exclusive: true, ..Options::default() })
     }
 
+    /// As [`Self::auto`], with requests over io_uring.
+    pub fn auto_uring() -> Self {
+        Self::over_io_uring(|| Self::podfs("auto-uring", Options { io_uring: true, ..Options::default() }))
+    }
+
+    /// As [`Self::empty_dir`], with requests over io_uring.
+    pub fn empty_dir_uring() -> Self {
+        let options = Options { cache: Cache::Always, exclusive: true, io_uring: true, ..Options::default() };
+        Self::over_io_uring(|| Self::podfs("emptyDir-uring", options))
+    }
+
     /// A directory of the disk, shown by podfs with so many session threads.
     pub fn with_threads(name: &'static str, threads: u8) -> Self {
         Self::podfs(name, Options { threads: Some(threads), ..Options::default() })
@@ -86,6 +97,7 @@ impl Place {
         let volume =
             MountedVolume::of_source(&client, directory.as_fd(), &options, &MountOptions::default(), Value::Null);
         let volume = volume.expect("a mount");
+        assert_eq!(volume.is_over_io_uring(), options.io_uring, "the transport is the chosen one");
         let mut made = Directories::default();
         let point = MountPoint::prepare(&shown, Leftovers::RemoveDead, &mut made).expect("a mount point");
         let visible = volume.show(&point, Access::ReadWrite).expect("a visible mount");
@@ -103,12 +115,19 @@ impl Place {
         Self::peer("hp", Command::new(hp_program()).arg("--foreground"))
     }
 
-    /// The same over io_uring, which the kernel allows as long as the bench runs.
+    /// The same over io_uring.
     pub fn hp_uring() -> Self {
+        Self::over_io_uring(|| {
+            Self::peer("hp-uring", Command::new(hp_program()).args(["--foreground", "-o", "io_uring"]))
+        })
+    }
+
+    /// A place whose server asks for io_uring, which the kernel offers meanwhile. The server has asked when it has answered the
+    /// first call.
+    fn over_io_uring(place: impl FnOnce() -> Self) -> Self {
         let allowed = fs::read_to_string(ENABLE_URING).expect("Linux 6.14 or newer");
         fs::write(ENABLE_URING, "Y").expect("root may");
-        let place = Self::peer("hp-uring", Command::new(hp_program()).args(["--foreground", "-o", "io_uring"]));
-        // The server has asked the kernel for its transport when it has answered the first call.
+        let place = place();
         fs::write(ENABLE_URING, allowed).expect("root may");
         place
     }
@@ -125,9 +144,12 @@ impl Place {
         Self { name, shown, source, _server: Some(serving), _base: base }
     }
 
-    /// The native directory, podfs as hostPath and as emptyDir, and the peers that are there.
+    /// The native directory, podfs as hostPath and as emptyDir (both also over io_uring), and the peers that are there.
     pub fn all() -> Vec<Self> {
         let mut places = vec![Self::native(), Self::auto(), Self::empty_dir(), Self::bindfs()];
+        if Path::new(ENABLE_URING).exists() {
+            places.extend([Self::auto_uring(), Self::empty_dir_uring()]);
+        }
         if hp_program().exists() {
             places.extend([Self::hp(), Self::hp_uring()]);
         }

@@ -29,6 +29,12 @@ pub fn has_given_up(pid: u32, interrupted: bool) -> bool {
     seen(pid).map_or(interrupted, |status| is_killed(&status) || has_no_memory(&status))
 }
 
+/// Whether a signal waits for a thread, as far as this process can see it, and is not blocked.
+pub fn has_signal(pid: u32) -> bool {
+    let waits = |status: &ThreadStatus| (status.bits("SigPnd") | status.bits("ShdPnd")) & !status.bits("SigBlk") != 0;
+    seen(pid).as_ref().is_some_and(waits)
+}
+
 fn seen(pid: u32) -> Option<ThreadStatus> {
     if pid == 0 { None } else { ThreadStatus::of(pid) }
 }
@@ -48,7 +54,7 @@ mod tests {
     #[test]
     fn a_thread_that_runs_is_not_dying_and_needs_its_answer() {
         let pid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
-        assert!(!is_dying(pid) && !is_exiting(pid) && !has_given_up(pid, true));
+        assert!(!is_dying(pid) && !is_exiting(pid) && !has_given_up(pid, true) && !has_signal(pid));
     }
 
     #[test]

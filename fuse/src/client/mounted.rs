@@ -10,6 +10,7 @@ use crate::mount::visible::{MountPoint, VisibleMount};
 use crate::passthrough::DataPath;
 use crate::protocol::VolumeId;
 use crate::region::VolumeKind;
+use crate::session::uring::RingMemory;
 
 /// A volume that a server answers for. When this is dropped, the server forgets the volume, and its private mount goes.
 pub struct MountedVolume {
@@ -64,6 +65,12 @@ impl MountedVolume {
     /// How the bytes of files travel, as the server of a passthrough volume found out.
     pub fn data_path(&self) -> DataPath {
         DataPath::recorded(&self.held.region).unwrap_or(DataPath::Server)
+    }
+
+    /// Whether requests come over io_uring, not through `/dev/fuse`.
+    pub fn is_over_io_uring(&self) -> bool {
+        let rings = self.held.of_kind::<HeldPassthrough>().and_then(HeldPassthrough::rings);
+        rings.is_some_and(RingMemory::is_in_use)
     }
 
     /// A way to look at the volume from elsewhere.

@@ -23,6 +23,7 @@ use crate::projection::steps::Step;
 use crate::projection::{GenerationName, Image};
 use crate::protocol::{Greeting, Reply, Request, VolumeId};
 use crate::region::{Distribution, Moment, OpenCount, Region};
+use crate::session::abi::init;
 use crate::session::operation_name;
 
 /// The server of a pod, as its supervisor sees it: whichever process that is at the moment. Calls block until the server
@@ -62,6 +63,11 @@ impl Watch {
     /// Number of FUSE requests served so far. Blocks never.
     pub fn requests(&self) -> u64 {
         self.region.requests()
+    }
+
+    /// Whether requests come over io_uring, not through `/dev/fuse`. Blocks never.
+    pub fn is_over_io_uring(&self) -> bool {
+        self.region.accepted().is_some_and(|accepted| accepted & init::OVER_IO_URING != 0)
     }
 
     /// What became of the opens so far, if each is written down. Blocks never.
@@ -346,7 +352,7 @@ impl ServerClient {
         let doing = |held: &Arc<HeldVolume>| Doing {
             about: held.about.clone(),
             requests: held.region.requests(),
-            busy: held.region.in_flight().busy().collect(),
+            busy: held.busy(),
             waits: held.region.waits().all().count(),
             silent_since: held.region.silent_since(),
             connection: held.mount.connection(),

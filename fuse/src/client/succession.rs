@@ -116,6 +116,11 @@ impl AdoptedVolume {
         self.mounted.is_audited()
     }
 
+    /// Whether requests come over io_uring.
+    pub fn is_over_io_uring(&self) -> bool {
+        self.mounted.is_over_io_uring()
+    }
+
     /// The device number of its file system, as the mount table writes it.
     pub fn device(&self) -> Option<String> {
         self.mounted.device()

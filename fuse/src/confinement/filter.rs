@@ -15,6 +15,7 @@ use super::{Profile, arguments};
 const COMMON: &str = include_str!("calls/common.calls");
 const AUDIT: &str = include_str!("calls/audit.calls");
 const PASSTHROUGH: &str = include_str!("calls/passthrough.calls");
+const RINGS: &str = include_str!("calls/rings.calls");
 const ABSENT: &str = include_str!("calls/absent.calls");
 
 /// Allows this process, its threads and its children the calls that `profile` needs, for good.
@@ -28,6 +29,7 @@ pub fn install(profile: Profile) -> io::Result<()> {
         Profile::Projection => &[ABSENT, COMMON],
         Profile::Audit => &[ABSENT, COMMON, AUDIT],
         Profile::Passthrough => &[ABSENT, COMMON, PASSTHROUGH],
+        Profile::Rings => &[ABSENT, COMMON, PASSTHROUGH, RINGS],
     };
     let allow_listed = compile(rules(listed.iter().copied())?, SeccompAction::Trap, SeccompAction::Allow)?;
     for program in [refuse_absent, allow_listed] {
@@ -80,12 +82,19 @@ mod tests {
 
     use super::*;
 
-    /// What the profiles allow.
+    /// What the profiles allow, but for rings.
     const PROFILES: [&[&str]; 3] = [&[ABSENT, COMMON], &[ABSENT, COMMON, AUDIT], &[ABSENT, COMMON, PASSTHROUGH]];
+    const WITH_RINGS: &[&str] = &[ABSENT, COMMON, PASSTHROUGH, RINGS];
+
+    #[test]
+    fn rings_take_three_calls_that_no_other_profile_has() {
+        let names: Vec<_> = calls(RINGS).map(|call| call.name).collect();
+        assert_eq!(names, ["io_uring_setup", "io_uring_enter", "sched_setaffinity"]);
+    }
 
     #[test]
     fn every_call_exists_once_and_has_a_reason() {
-        for lists in PROFILES {
+        for lists in PROFILES.into_iter().chain([WITH_RINGS]) {
             let mut seen = HashSet::new();
             let lines = lists.iter().flat_map(|list| list.lines());
             for line in lines.filter(|line| !line.starts_with('#') && !line.is_empty()) {
@@ -142,7 +151,7 @@ mod tests {
 
     #[test]
     fn every_list_makes_a_filter() {
-        for listed in PROFILES.into_iter().chain([&[ABSENT][..]]) {
+        for listed in PROFILES.into_iter().chain([WITH_RINGS, &[ABSENT][..]]) {
             let rules = rules(listed.iter().copied()).expect("rules");
             compile(rules, SeccompAction::Trap, SeccompAction::Allow).expect("a filter");
         }

@@ -10,7 +10,7 @@
 //! | capabilities | none | those in [`privileges`], each with its reason |
 //! | network | an empty namespace | an empty namespace |
 //! | root directory | empty, read-only; if one is audited, as on the right | the same, with `/proc`, which shows processes only |
-//! | system calls | `calls/common.calls`; if one is audited, `calls/audit.calls` | `calls/common.calls` and `calls/passthrough.calls` |
+//! | system calls | `calls/common.calls`; if one is audited, `calls/audit.calls` | `calls/common.calls` and `calls/passthrough.calls`; if requests may come over io_uring, `calls/rings.calls` |
 //! | signals | to itself and its children | as on the left (Linux 6.12) |
 //! | programs | none: no `execve`, no memory that is executable and new | as on the left |
 //! | core dumps, `ptrace` by others | no | no |
@@ -67,6 +67,8 @@ pub enum Profile {
     Audit,
     /// Directories of the host, and perhaps projections too.
     Passthrough,
+    /// The same, and requests may come over io_uring.
+    Rings,
 }
 
 impl Profile {
@@ -76,12 +78,14 @@ impl Profile {
             Self::Projection => "projection",
             Self::Audit => "audit",
             Self::Passthrough => "passthrough",
+            Self::Rings => "passthrough-io-uring",
         }
     }
 
     /// The profile of this name.
     pub fn named(name: &str) -> Option<Self> {
-        [Self::Projection, Self::Audit, Self::Passthrough].into_iter().find(|profile| profile.name() == name)
+        let all = [Self::Projection, Self::Audit, Self::Passthrough, Self::Rings];
+        all.into_iter().find(|profile| profile.name() == name)
     }
 }
 
@@ -113,7 +117,7 @@ pub fn confine(profile: Profile, lines: Lines) -> Confined {
     confined.had("a network of its own", root::leave_network());
     confined.had("an empty root directory", root::leave_files(profile != Profile::Projection));
     confined.had("capabilities that do not depend on uids", privileges::fix_capabilities());
-    if profile != Profile::Passthrough {
+    if profile < Profile::Passthrough {
         confined.had("a uid of its own", privileges::give_up_root());
     }
     confined.had("no more capabilities than it needs", privileges::give_up_capabilities(profile));

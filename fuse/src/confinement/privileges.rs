@@ -91,7 +91,7 @@ fn become_user(id: u32) -> Result<(), Errno> {
 pub fn give_up_capabilities(profile: Profile) -> io::Result<()> {
     let needed: CapabilitySet = match profile {
         Profile::Projection | Profile::Audit => CapabilitySet::empty(),
-        Profile::Passthrough => FOR_THE_HOST.iter().copied().collect(),
+        Profile::Passthrough | Profile::Rings => FOR_THE_HOST.iter().copied().collect(),
     };
     // The memory of this process is locked, what comes later included: under a limit, allocations would begin to fail.
     let for_memory = if memory_is_limited()? { CapabilitySet::IPC_LOCK } else { CapabilitySet::empty() };

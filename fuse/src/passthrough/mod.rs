@@ -58,7 +58,7 @@ mod takeover;
 mod usage;
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 pub use options::{Cache, DataPath, Options, SESSION_THREADS};
@@ -69,6 +69,7 @@ pub use takeover::{Loaded, TakeoverError, load};
 use crate::mount::table::MountTable;
 use crate::region::Region;
 use crate::session::Session;
+use crate::session::uring::RingMemory;
 use crate::trace::Trace;
 use filesystem::PassthroughFilesystem;
 use tables::Tables;
@@ -76,31 +77,37 @@ use tables::Tables;
 /// The requests of `ioctl(2)` that are made here.
 pub(crate) const IOCTLS: [libc::Ioctl; 3] = [open_node::BACKING_OPEN, open_node::BACKING_CLOSE, extents::FS_IOC_FIEMAP];
 
-/// Serves what `source` is open on, on `device`, whose file system is mounted. `table` has the mounts that the source is
-/// among. `region` is new.
+/// Serves what `source` is open on, on `device`, whose file system is mounted, and in `mount`. `table` has the mounts that the source is
+/// among. `region` is new, and so is the memory of the `rings`, if requests are to come over io_uring.
 ///
 /// # Errors
 /// When the kernel's handshake fails, or the source cannot be read.
+#[allow(clippy::too_many_arguments, reason = "a volume is made of these")]
 pub(crate) fn serve(
     device: OwnedFd,
+    mount: Option<BorrowedFd<'_>>,
     source: OwnedFd,
     table: Arc<MountTable>,
     options: Options,
     region: Arc<Region>,
+    rings: Option<Arc<RingMemory>>,
     trace: Arc<Trace>,
 ) -> io::Result<DataPath> {
     locks::catch_wake_signal()?;
     // The supervisor made it, and no server has used it.
     region.cells().keep_only(&[]);
     region.take_over();
-    let session = Session::open(device, filesystem::wanted(&source, &options), Arc::clone(&region))?;
+    // A source that may be away for long has more requests under way than a ring.
+    let rings = rings.filter(|_| options.remote.is_none());
+    let session = Session::open_on(device, filesystem::wanted(&source, &options), Arc::clone(&region), rings)?;
     let tables = Tables::of_source(source, table, &session, &options, &region)?;
-    run(session, region, tables, options, trace)
+    run(session, mount, region, tables, options, trace)
 }
 
-/// Starts the threads.
+/// Starts the threads. Requests that waited for this server are woken through `mount`.
 fn run(
     session: Session,
+    mount: Option<BorrowedFd<'_>>,
     region: Arc<Region>,
     tables: Tables,
     options: Options,
@@ -110,7 +117,7 @@ fn run(
     let data_path = tables.data_path;
     let filesystem = Arc::new(PassthroughFilesystem::new(&session, region, tables, options, trace));
     filesystem.start_reopening();
-    session.run(filesystem, threads)?;
+    session.run_waking(filesystem, threads, mount)?;
     Ok(data_path)
 }
 

@@ -47,6 +47,9 @@ pub struct Options {
     /// The source is on another machine, which may be away for long and decides what callers may do: the ids that requests have.
     #[serde(default)]
     pub remote: Option<ActAs>,
+    /// Requests come over io_uring, if the kernel and the server can do that. The memory of the rings then belongs to the volume.
+    #[serde(default)]
+    pub io_uring: bool,
 }
 
 impl Options {

@@ -129,12 +129,13 @@ pub struct Losses {
 }
 
 impl Inheritance {
-    /// Reads what a dead server left. Nothing outside this process changes.
+    /// Reads what a dead server left. Nothing outside this process changes. `asked` are the requests that it left in rings.
     ///
     /// # Errors
     /// When what every volume has is not there.
     pub fn read(
         region: &Arc<Region>,
+        asked: Vec<u64>,
         source: Option<OwnedFd>,
         table: Arc<MountTable>,
         options: &Options,
@@ -148,7 +149,7 @@ impl Inheritance {
         let root = nodes.get(ROOT).ok_or(TakeoverError::NoRoot)?;
         keep_source(&root, source, &share)?;
         let mounts = Mounts::new(Arc::clone(region), table, known.values());
-        let files = reader.open_files(&nodes, &share);
+        let files = reader.open_files(asked, &nodes, &share);
         reader.locks(&nodes, &share);
         let unused = reader.unused(&nodes);
         let usage = options.limit.map(|limit| Usage::inherit(limit, Arc::clone(region)));
@@ -261,8 +262,8 @@ impl<'a> RegionReader<'a> {
         nodes
     }
 
-    fn open_files(&mut self, nodes: &Nodes, share: &Share) -> OpenFiles {
-        let asked_again: HashSet<u64> = self.region.in_flight().unanswered().collect();
+    fn open_files(&mut self, asked: Vec<u64>, nodes: &Nodes, share: &Share) -> OpenFiles {
+        let asked_again: HashSet<u64> = self.region.in_flight().unanswered().chain(asked).collect();
         let (mut files, mut directories) = (HashMap::new(), HashMap::new());
         let mut unanswered = HashMap::new();
         for record in self.records::<OpenCell>() {

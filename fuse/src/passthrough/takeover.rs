@@ -13,7 +13,7 @@
 //! Each can be done twice, so a kill in between leaves it to the next successor.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
@@ -24,6 +24,7 @@ use super::{locks, state};
 use crate::mount::table::MountTable;
 use crate::region::{Region, VolumeKind};
 use crate::session::Session;
+use crate::session::uring::RingMemory;
 use crate::trace::Trace;
 
 /// Why a volume cannot be taken over.
@@ -52,6 +53,7 @@ pub enum TakeoverError {
 /// A volume that is about to be taken over.
 pub struct Loaded {
     region: Arc<Region>,
+    rings: Option<Arc<RingMemory>>,
     inheritance: Inheritance,
     options: Options,
     trace: Arc<Trace>,
@@ -61,12 +63,13 @@ pub struct Loaded {
 /// Reads what a dead server left in `region`. The descriptors that [`descriptors`](super::descriptors) names are open in this
 /// process under the same numbers, without an owner; what this returns owns them, or they are closed. What no process has any
 /// more was [forgotten](super::forget_descriptors) before. `source` is what the volume shows, `table` has the mounts that it is
-/// among.
+/// among. `rings` is the memory that the dead server had for requests over io_uring.
 ///
 /// # Errors
 /// When it cannot be taken over. The volume is then as it was.
 pub fn load(
     region: Arc<Region>,
+    rings: Option<Arc<RingMemory>>,
     source: Option<OwnedFd>,
     table: Arc<MountTable>,
     options: Options,
@@ -75,8 +78,9 @@ pub fn load(
     if region.kind() != VolumeKind::Passthrough {
         return Err(TakeoverError::OtherKind);
     }
-    let inheritance = Inheritance::read(&region, source, table, &options)?;
-    Ok(Loaded { region, inheritance, options, trace, resend: true })
+    let asked_again = rings.iter().flat_map(|rings| rings.unanswered()).collect();
+    let inheritance = Inheritance::read(&region, asked_again, source, table, &options)?;
+    Ok(Loaded { region, rings, inheritance, options, trace, resend: true })
 }
 
 impl Loaded {
@@ -90,12 +94,12 @@ impl Loaded {
         Self { resend: false, ..self }
     }
 
-    /// Serves on `device`. The predecessor and all its threads are dead.
+    /// Serves on `device`, whose file system is in `mount`. The predecessor and all its threads are dead.
     ///
     /// # Errors
     /// When the device is none, or no thread can be started.
-    pub fn start(self, device: OwnedFd) -> io::Result<DataPath> {
-        let Self { region, inheritance, options, trace, resend } = self;
+    pub fn start(self, device: OwnedFd, mount: Option<BorrowedFd<'_>>) -> io::Result<DataPath> {
+        let Self { region, rings, inheritance, options, trace, resend } = self;
         let Inheritance { tables, root, lost, unused, losses } = inheritance;
         locks::catch_wake_signal()?;
         region.take_over();
@@ -104,7 +108,7 @@ impl Loaded {
         if let Some(source) = root.held() {
             root.record.held.store(source.as_raw_fd().cast_unsigned(), Release);
         }
-        let session = Session::resume(device, Arc::clone(&region))?;
+        let session = Session::resume_on(device, Arc::clone(&region), rings)?;
         let session = if resend { session } else { session.without_resend() };
         let device = session.device();
         give_back_unowned(&device, &region);
@@ -122,6 +126,6 @@ impl Loaded {
                 options.name
             );
         }
-        super::run(session, region, tables, options, trace)
+        super::run(session, mount, region, tables, options, trace)
     }
 }

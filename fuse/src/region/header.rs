@@ -11,8 +11,10 @@ use super::waits::Waits;
 
 /// What every state of a volume begins with: `podfsvol`.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"podfsvol");
-/// The layout that this program writes, and the newest it reads.
+/// The layout that this program writes.
 pub(super) const LAYOUT: u32 = 1;
+/// The layout of a volume whose requests may come over io_uring. A program that does not know it cannot serve the volume.
+pub(super) const LAYOUT_OF_RINGS: u32 = 2;
 /// Bytes before the first cell.
 pub(super) const SIZE: usize = 3 * 4096;
 

@@ -71,12 +71,39 @@ impl InFlightSlot {
         self.thread.store(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned(), Release);
     }
 
+    /// This thread has the place from now on.
+    pub(crate) fn set_thread(&self, thread: i32) {
+        self.thread.store(thread.cast_unsigned(), Relaxed);
+    }
+
+    /// The thread answers `unique` no longer. Another thread may have the place already.
+    pub(crate) fn clear_of(&self, unique: u64) {
+        let _another = self.unique.compare_exchange(unique, 0, Release, Relaxed);
+    }
+
     /// The thread answers `unique` from here on.
     pub(crate) fn take(&self, unique: u64) {
         // Nothing of the request before may be taken for this one's.
         self.begun.is.store(0, Relaxed);
         self.last.store(unique, Relaxed);
         self.unique.store(unique, Release);
+    }
+
+    /// As [`take`](Self::take), of a request that the slot is about already. What was begun of it stands as it is.
+    pub(crate) fn take_again(&self, unique: u64) {
+        self.last.store(unique, Relaxed);
+        self.unique.store(unique, Release);
+    }
+
+    /// Whether the request that the slot is about was begun.
+    pub(crate) fn begun(&self) -> Option<Begun> {
+        self.begun.get()
+    }
+
+    /// The thread that answers a request at this moment, with the request's number.
+    pub(crate) fn busy(&self) -> Option<(i32, u64)> {
+        let (thread, unique) = (self.thread.load(Relaxed).cast_signed(), self.unique.load(Acquire));
+        (unique != 0).then_some((thread, unique))
     }
 
     /// The answer is written.
@@ -122,8 +149,7 @@ impl InFlightSlots {
 
     /// The threads that answer a request at this moment, each with the request's number.
     pub(crate) fn busy(&self) -> impl Iterator<Item = (i32, u64)> {
-        let busy = |slot: &InFlightSlot| (slot.thread.load(Relaxed).cast_signed(), slot.unique.load(Acquire));
-        self.slots.iter().map(busy).filter(|(_, unique)| *unique != 0)
+        self.slots.iter().filter_map(InFlightSlot::busy)
     }
 
     /// Keeps what the slots say for replay, and frees them. Their threads must be dead.

@@ -59,7 +59,7 @@ use cells::{CELL, Cells, MOST};
 use counts::Counts;
 pub use counts::Distribution;
 use free::Free;
-use header::{Header, LAYOUT, MAGIC};
+use header::{Header, LAYOUT, LAYOUT_OF_RINGS, MAGIC};
 use in_flight::InFlightSlots;
 pub use in_flight::{Begun, SLOTS};
 use memory::Memory;
@@ -101,7 +101,7 @@ pub enum RegionError {
     Foreign,
     /// A later program wrote it.
     #[error(
-        "the state was written by a newer podfs (layout {0}; this one reads up to {LAYOUT}); serve the volume with that \
+        "the state was written by a newer podfs (layout {0}; this one reads up to {LAYOUT_OF_RINGS}); serve the volume with that \
          version, or start the volume anew"
     )]
     Newer(u32),
@@ -253,6 +253,11 @@ impl Region {
         self.header().accepted.store(accepted, Release);
     }
 
+    /// Requests may come over io_uring from now on.
+    pub(crate) fn expect_rings(&self) {
+        self.header().layout.store(LAYOUT_OF_RINGS, Release);
+    }
+
     pub(crate) fn set_session_thread(&self, thread: i32) {
         self.header().session_thread.store(thread.cast_unsigned(), Relaxed);
     }
@@ -283,8 +288,8 @@ fn parse(header: &Header) -> Result<VolumeKind, RegionError> {
         return Err(RegionError::Foreign);
     }
     match header.layout.load(Relaxed) {
-        LAYOUT => {}
-        newer if newer > LAYOUT => return Err(RegionError::Newer(newer)),
+        LAYOUT | LAYOUT_OF_RINGS => {}
+        newer if newer > LAYOUT_OF_RINGS => return Err(RegionError::Newer(newer)),
         value => return Err(RegionError::Damaged { what: "layout", value }),
     }
     match header.cell_size.load(Relaxed) {

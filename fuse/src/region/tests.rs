@@ -110,7 +110,7 @@ fn a_region_that_ends_too_early_or_begins_wrongly_is_refused() {
 fn a_region_of_a_newer_podfs_is_refused_by_name() {
     let error = changed(8, 3).expect_err("refused");
     let sentence = error.to_string();
-    assert!(sentence.contains("newer podfs (layout 3; this one reads up to 1)"), "{sentence}");
+    assert!(sentence.contains("newer podfs (layout 3; this one reads up to 2)"), "{sentence}");
 }
 
 #[test]

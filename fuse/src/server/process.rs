@@ -133,7 +133,7 @@ impl Process {
             Request::Pass { volume, about, options } => {
                 let held = descriptors.held()?;
                 let source = Enclosed { source: descriptors.next()?, table: descriptors.next()?.into() };
-                volumes.begin(volume, about, held, Passthrough::new(source, options))?
+                volumes.begin(volume, about, held, Passthrough::new(source, options, descriptors.0)?)?
             }
             Request::Export { volume, about, options } => {
                 let held = descriptors.held()?;

@@ -135,6 +135,7 @@ pub mod init {
     pub const PASSTHROUGH: u64 = 1 << 37;
     pub const HAS_RESEND: u64 = 1 << 39;
     pub const ALLOW_IDMAP: u64 = 1 << 40;
+    pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
 /// Answers to OPEN, OPENDIR and CREATE.
@@ -163,6 +164,10 @@ pub mod fattr {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
+/// A command of io_uring: the kernel may put requests into an entry.
+pub const URING_REGISTER: u32 = 1;
+/// The same: an entry has the answer to its request, and room for another one.
+pub const URING_COMMIT_AND_FETCH: u32 = 2;
 /// A code of an unsolicited message: the kernel drops content.
 pub const NOTIFY_INVAL_INODE: i32 = 2;
 /// The same: the kernel sends again all requests that were read and not answered (Linux 6.9).

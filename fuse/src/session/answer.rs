@@ -12,6 +12,7 @@ use super::abi::{
     AttrOut, CopyFileRangeOut, Dirent, EntryOut, FileLock, GetxattrOut, Kstatfs, LseekOut, NOTIFY_INVAL_INODE,
     NOTIFY_PRUNE, NotifyInvalInodeOut, NotifyPruneOut, OpenOut, OutHeader, StatxOut, UNIQUE_RESEND, WriteOut,
 };
+use super::uring::RingReply;
 use crate::region::in_flight::InFlightSlot;
 use crate::region::{Begun, Region};
 
@@ -147,7 +148,7 @@ impl Notifier {
     /// # Errors
     /// When the kernel does not know the node, or the file system is unmounted.
     pub(super) fn drop_content(&self, node: u64) -> io::Result<()> {
-        let kernel = Responder { device: Arc::clone(&self.device), unique: 0 };
+        let kernel = Responder::of_device(&self.device, 0);
         kernel.write(NOTIFY_INVAL_INODE, NotifyInvalInodeOut { ino: node, off: 0, len: 0 }.as_bytes(), &[])
     }
 
@@ -157,7 +158,7 @@ impl Notifier {
     /// # Errors
     /// When the kernel does not know the node, or the file system is unmounted.
     pub fn drop_attributes(&self, node: u64) -> io::Result<()> {
-        let kernel = Responder { device: Arc::clone(&self.device), unique: 0 };
+        let kernel = Responder::of_device(&self.device, 0);
         kernel.write(NOTIFY_INVAL_INODE, NotifyInvalInodeOut { ino: node, off: -1, len: 0 }.as_bytes(), &[])
     }
 
@@ -167,7 +168,7 @@ impl Notifier {
     /// # Errors
     /// `EINVAL` before Linux 6.18, and any error when the file system is unmounted.
     pub fn prune(&self, nodes: &[u64]) -> io::Result<()> {
-        let kernel = Responder { device: Arc::clone(&self.device), unique: 0 };
+        let kernel = Responder::of_device(&self.device, 0);
         let count = u32::try_from(nodes.len()).map_err(io::Error::other)?;
         let header = NotifyPruneOut { count, ..Default::default() };
         kernel.write(NOTIFY_PRUNE, header.as_bytes(), nodes.as_bytes())
@@ -216,11 +217,28 @@ impl Drop for Deferred {
 /// The way back to the caller.
 #[derive(Clone, Debug)]
 pub(super) struct Responder {
-    pub(super) device: Arc<OwnedFd>,
+    way: Way,
     pub(super) unique: u64,
 }
 
+/// Where a request came from, and where its answer goes.
+#[derive(Clone, Debug)]
+enum Way {
+    Device(Arc<OwnedFd>),
+    Ring(RingReply),
+}
+
 impl Responder {
+    /// To a request that was read from `device`.
+    pub(super) fn of_device(device: &Arc<OwnedFd>, unique: u64) -> Self {
+        Self { way: Way::Device(Arc::clone(device)), unique }
+    }
+
+    /// To a request that came into an entry of a ring.
+    pub(super) fn of_ring(reply: RingReply, unique: u64) -> Self {
+        Self { way: Way::Ring(reply), unique }
+    }
+
     pub(super) fn send(&self, outcome: Result<Answer, Errno>) -> io::Result<()> {
         self.send_with(outcome, &[])
     }
@@ -253,11 +271,15 @@ impl Responder {
     }
 
     pub(super) fn write(&self, error: i32, body: &[u8], more: &[u8]) -> io::Result<()> {
+        let device = match &self.way {
+            Way::Device(device) => device,
+            Way::Ring(reply) => return reply.write(error, body, more),
+        };
         let len = size_of::<OutHeader>() + body.len() + more.len();
         let len = u32::try_from(len).map_err(io::Error::other)?;
         let header = OutHeader { len, error, unique: self.unique };
         let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(body), IoSlice::new(more)];
         // The kernel takes an answer whole or not at all.
-        Ok(rustix::io::writev(&*self.device, &parts).map(drop)?)
+        Ok(rustix::io::writev(&**device, &parts).map(drop)?)
     }
 }

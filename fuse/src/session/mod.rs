@@ -19,6 +19,7 @@
 //! | `stall_guard` | requests whose source may be away for long |
 //! | `input` | room for requests |
 //! | `resume` | what a dead server left unanswered |
+//! | [`uring`] | requests over io_uring |
 
 pub mod abi;
 pub mod answer;
@@ -28,6 +29,7 @@ pub mod polled;
 pub mod request;
 mod resume;
 mod stall_guard;
+pub mod uring;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -49,11 +51,14 @@ pub use request::{Operation, Request, operation_name};
 use resume::Unanswered;
 pub use stall_guard::Question;
 use stall_guard::StallGuard;
+use uring::{PAYLOAD, RingMemory, RingState, Rings};
 
 use crate::region::{Region, SLOTS};
 
 /// Most bytes of one WRITE, and of one READ.
 const MAX_WRITE: u32 = 1 << 20;
+/// The same where requests come over io_uring. Attributes with long values need a little more.
+const RING_MAX_WRITE: u32 = 64 << 10;
 /// A WRITE with its header, rounded up to pages.
 pub const REQUEST_SIZE: usize = MAX_WRITE as usize + 4096;
 /// Most requests that the kernel leaves waiting on its own account: read-ahead, releases.
@@ -131,6 +136,8 @@ pub struct Session {
     region: Arc<Region>,
     accepted: u64,
     beginning: Beginning,
+    /// Threads for requests that come over io_uring.
+    rings: Option<Rings>,
 }
 
 /// How a session came to be.
@@ -147,13 +154,26 @@ impl Session {
     /// # Errors
     /// When the kernel is too old, or the file system is unmounted already.
     pub fn open(device: OwnedFd, wanted: Wanted, region: Arc<Region>) -> io::Result<Session> {
+        Self::open_on(device, wanted, region, None)
+    }
+
+    /// As [`open`](Self::open). Requests come over io_uring, in memory that is new, if the kernel and this process can do that.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_on(
+        device: OwnedFd,
+        wanted: Wanted,
+        region: Arc<Region>,
+        rings: Option<Arc<RingMemory>>,
+    ) -> io::Result<Session> {
         let device = Arc::new(device);
         let mut input = Input::new(0)?;
         let length = read(&device, input.as_mut_bytes())?;
         let unexpected = || io::Error::new(io::ErrorKind::InvalidData, "the kernel does not begin with INIT");
         let request = Request::parse(&input.as_bytes()[..length]).ok_or_else(unexpected)?;
         let Operation::Init(offer) = request.operation else { return Err(unexpected()) };
-        let responder = Responder { device: Arc::clone(&device), unique: request.unique };
+        let responder = Responder::of_device(&device, request.unique);
         if offer.major != MAJOR || offer.minor < 31 {
             responder.send(Err(Errno::PROTO))?;
             let sentence = format!("the kernel speaks FUSE {}.{}; podfs needs 7.31", offer.major, offer.minor);
@@ -162,8 +182,22 @@ impl Session {
         let offered = u64::from(offer.flags) | (u64::from(offer.flags2) << 32);
         // Without the extension the upper half of the offer is not there.
         let offered = if offered & init::INIT_EXT == 0 { offered & u64::from(u32::MAX) } else { offered };
-        let accepted = (wanted.flags | init::INIT_EXT | init::MAX_PAGES | init::BIG_WRITES) & offered;
+        // The kernel would wait for rings that it was promised, so they are there before.
+        let rings = rings.filter(|_| offered & init::OVER_IO_URING != 0).and_then(|memory| {
+            let refused = |error: &io::Error| {
+                tracing::warn!("there are no rings for requests ({error}); they come through /dev/fuse");
+            };
+            Rings::prepare(memory).inspect_err(refused).ok()
+        });
+        let over_io_uring = if rings.is_some() { init::OVER_IO_URING } else { 0 };
+        let accepted = ((wanted.flags | init::INIT_EXT | init::MAX_PAGES | init::BIG_WRITES) & offered) | over_io_uring;
+        // What an entry of a ring has room for; where the kernel reads and writes files by itself, only names come here.
+        let (max_write, max_pages) =
+            if rings.is_some() { (RING_MAX_WRITE, PAYLOAD / 4096) } else { (MAX_WRITE, MAX_WRITE as usize / 4096) };
         // Known before the kernel acts on it: it never shakes hands again.
+        if rings.is_some() {
+            region.expect_rings();
+        }
         region.set_accepted(accepted);
         responder.tell(&InitOut {
             major: MAJOR,
@@ -173,13 +207,13 @@ impl Session {
             flags2: (accepted >> 32) as u32,
             max_background: MAX_BACKGROUND,
             congestion_threshold: MAX_BACKGROUND / 4 * 3,
-            max_write: MAX_WRITE,
+            max_write,
             time_gran: 1,
-            max_pages: (MAX_WRITE / 4096) as u16,
+            max_pages: max_pages as u16,
             max_stack_depth: if accepted & init::PASSTHROUGH == 0 { 0 } else { wanted.max_stack_depth },
             ..Default::default()
         })?;
-        Ok(Session { device, region, accepted, beginning: Beginning::Handshake })
+        Ok(Session { device, region, accepted, beginning: Beginning::Handshake, rings })
     }
 
     /// Goes on with what a dead server did on `device`. From here on `region` is this session's: no thread of the
@@ -188,11 +222,25 @@ impl Session {
     /// # Errors
     /// When the server died before its handshake was done.
     pub fn resume(device: OwnedFd, region: Arc<Region>) -> io::Result<Session> {
+        Self::resume_on(device, region, None)
+    }
+
+    /// As [`resume`](Self::resume), with the memory that the dead server had for requests over io_uring.
+    ///
+    /// # Errors
+    /// As there, and when this process can have no rings where the kernel relies on them.
+    pub fn resume_on(device: OwnedFd, region: Arc<Region>, rings: Option<Arc<RingMemory>>) -> io::Result<Session> {
         let none = || io::Error::other("the server died before it had agreed with the kernel; start the volume anew");
         let accepted = region.accepted().ok_or_else(none)?;
+        let rings = match rings {
+            _ if accepted & init::OVER_IO_URING == 0 => None,
+            Some(memory) if memory.state() == RingState::Refused => None,
+            Some(memory) => Some(Rings::prepare(memory)?),
+            None => return Err(io::Error::other("the memory of the volume's rings is gone; start the volume anew")),
+        };
         region.in_flight().collect_replays();
         let beginning = Beginning::Resumed(Unanswered::AskedAgain);
-        Ok(Session { device: Arc::new(device), region, accepted, beginning })
+        Ok(Session { device: Arc::new(device), region, accepted, beginning, rings })
     }
 
     /// Has a resumed session end what was left unanswered with an error, as on a kernel that cannot ask again.
@@ -223,9 +271,31 @@ impl Session {
     ///
     /// # Errors
     /// When no thread can be started, or the device is none.
-    pub fn run(mut self, service: Arc<dyn Service>, threads: usize) -> io::Result<()> {
+    pub fn run(self, service: Arc<dyn Service>, threads: usize) -> io::Result<()> {
+        self.run_waking(service, threads, None)
+    }
+
+    /// As [`run`](Self::run). Requests that wait for an entry of a ring are woken through `mount`, which shows the file system.
+    ///
+    /// # Errors
+    /// As there, and when a ring fails that the kernel relies on.
+    pub fn run_waking(
+        mut self,
+        service: Arc<dyn Service>,
+        threads: usize,
+        mount: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
         self.settle()?;
-        let threads = threads.min(MAX_THREADS);
+        let over_rings = match &self.rings {
+            Some(rings) => rings.start(&self.device, &self.region, &service, mount)?,
+            None => false,
+        };
+        if self.rings.is_some() && !over_rings {
+            // A successor does not look for rings, either.
+            self.region.set_accepted(self.accepted & !init::OVER_IO_URING);
+        }
+        // Next to rings, only forgotten nodes and interrupts come through the device.
+        let threads = if over_rings { 1 } else { threads.min(MAX_THREADS) };
         let stall_guard = || StallGuard::start(&self.device, &self.region, &service);
         let stall_guard = service.is_remote().then(stall_guard).transpose()?;
         let readers = Arc::new(Readers {
@@ -343,7 +413,7 @@ impl Readers {
         }
         if let Some(known) = stall_guard.recall(request) {
             self.region.counts().request(request.opcode);
-            let _ = Responder { device: Arc::clone(&self.device), unique: request.unique }.send(Ok(known));
+            let _ = Responder::of_device(&self.device, request.unique).send(Ok(known));
             return;
         }
         if !stall_guard.enter(request, bytes) {
@@ -368,7 +438,7 @@ impl Readers {
         if self.idle.load(Ordering::Relaxed) == 0 && self.service.may_wait(&request.operation) {
             self.make_room();
         }
-        let responder = Responder { device: Arc::clone(&self.device), unique: request.unique };
+        let responder = Responder::of_device(&self.device, request.unique);
         buffer.clear();
         let mut exchange = Exchange { buffer, responder: &responder, region: &self.region, slot, earlier };
         let outcome = self.service.answer(request, &mut exchange);

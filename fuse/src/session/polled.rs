@@ -64,7 +64,7 @@ impl PolledSession {
         slot.take(request.number());
         let place = self.region.waits().add(request.number());
         slot.clear();
-        let responder = Responder { device: Arc::clone(&self.device), unique: request.unique };
+        let responder = Responder::of_device(&self.device, request.unique);
         Deferred { responder, region: Arc::clone(&self.region), place }
     }
 

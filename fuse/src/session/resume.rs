@@ -43,7 +43,7 @@ impl Unanswered {
 
 /// Returns whether the kernel can do it.
 fn ask_again(device: &Arc<OwnedFd>) -> io::Result<bool> {
-    let kernel = Responder { device: Arc::clone(device), unique: 0 };
+    let kernel = Responder::of_device(device, 0);
     match kernel.write(NOTIFY_RESEND, &[], &[]) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
         told => told.map(|()| true),
@@ -53,7 +53,7 @@ fn ask_again(device: &Arc<OwnedFd>) -> io::Result<bool> {
 /// Answers all that may be unanswered. The kernel says `ENOENT` for what is not.
 fn fail_all(device: &Arc<OwnedFd>, region: &Region) {
     let fail = |unique: u64| {
-        let responder = Responder { device: Arc::clone(device), unique };
+        let responder = Responder::of_device(device, unique);
         let _ = responder.send(Err(Errno::IO));
     };
     let known = region.in_flight().all_to_replay().chain(region.waits().all());

@@ -265,7 +265,7 @@ impl StallGuard {
         }
         drop(state);
         // The kernel takes the first answer, and knows nothing of a second.
-        let _ = Responder { device: Arc::clone(&self.device), unique }.send(outcome);
+        let _ = Responder::of_device(&self.device, unique).send(outcome);
     }
 
     fn state(&self) -> MutexGuard<'_, GuardState> {

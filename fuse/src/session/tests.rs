@@ -86,7 +86,7 @@ fn run(session: Session) -> Receiver<Told> {
 
 /// Whether the kernel can ask again.
 fn asks_again(device: &OwnedFd) -> bool {
-    let kernel = Responder { device: Arc::new(device.try_clone().expect("a descriptor")), unique: 0 };
+    let kernel = Responder::of_device(&Arc::new(device.try_clone().expect("a descriptor")), 0);
     kernel.write(abi::NOTIFY_RESEND, &[], &[]).is_ok()
 }
 

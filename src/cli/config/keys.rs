@@ -33,6 +33,7 @@ pub(in crate::cli) const KEYS: &[Key] = &[
     Key { name: "keep-old-generations", variable: "PODFS_KEEP_OLD_GENERATIONS" },
     Key { name: "flexvolume-dir", variable: "PODFS_FLEXVOLUME_DIR" },
     Key { name: "sub-path", variable: "PODFS_SUB_PATH" },
+    Key { name: "io-uring", variable: "PODFS_IO_URING" },
     Key { name: "log", variable: "RUST_LOG" },
     Key { name: "log-format", variable: "PODFS_LOG_FORMAT" },
 ];

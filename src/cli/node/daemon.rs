@@ -24,7 +24,7 @@ use crate::source::Access;
 use crate::supervisor::program::find::supervisor_program;
 use crate::supervisor::program::machine::check_machine;
 use crate::supervisor::program::options::{
-    DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRECTORY, SubPathOptions,
+    DriverOptions, GenerationOptions, IoUring, MemoryOptions, ROOT_DIRECTORY, SubPathOptions, TransportOptions,
 };
 use crate::supervisor::run::heartbeat::Heartbeat;
 use crate::supervisor::run::signals::StopSignals;
@@ -149,6 +149,8 @@ pub(super) struct Options {
     #[command(flatten)]
     sub_paths: SubPathOptions,
     #[command(flatten)]
+    transport: TransportOptions,
+    #[command(flatten)]
     log: LogOptions,
     /// How log lines on standard error look.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
@@ -228,6 +230,10 @@ impl Options {
         arguments.push("--flexvolume-dir".into());
         arguments.push(self.drivers.flexvolume_dir.clone().into());
         arguments.extend(["--sub-path", self.sub_paths.sub_path.word()].map(OsString::from));
+        // An earlier supervisor does not know the option.
+        if self.transport.io_uring != IoUring::Auto {
+            arguments.extend(["--io-uring", self.transport.io_uring.word()].map(OsString::from));
+        }
         if let Some(bytes) = self.memory.server_memory_max {
             arguments.extend(["--server-memory-max".into(), bytes.to_string().into()]);
         }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Parser;
 
 use super::log::{LogFormat, LogOptions};
-use super::options::{DriverOptions, GenerationOptions, MemoryOptions, SubPathOptions};
+use super::options::{DriverOptions, GenerationOptions, MemoryOptions, SubPathOptions, TransportOptions};
 
 /// What an earlier `podfs node` started supervisors with, as `podfs run`: what this program does anyway.
 const OF_PODFS_RUN: [&str; 5] = ["run", "--push", "--pod-once", "--agent-watches-mounts", "--keep-empty-dirs"];
@@ -35,6 +35,8 @@ pub(super) struct Arguments {
     pub(super) generations: GenerationOptions,
     #[command(flatten)]
     pub(super) sub_paths: SubPathOptions,
+    #[command(flatten)]
+    pub(super) transport: TransportOptions,
     #[command(flatten)]
     pub(super) log: LogOptions,
     /// How log lines look.

@@ -79,6 +79,7 @@ fn serve(arguments: Arguments) -> Result<(), Failure> {
         memory: arguments.memory,
         generations: arguments.generations,
         sub_paths: arguments.sub_paths,
+        transport: arguments.transport,
         audience: arguments.log_format.audience(),
         is_of_node: true,
         metrics: None,

@@ -47,6 +47,44 @@ pub(crate) struct GenerationOptions {
     pub(crate) keep_old_generations: Duration,
 }
 
+/// How requests travel.
+#[derive(Args)]
+pub(crate) struct TransportOptions {
+    /// Whether requests for directories of the node go over io_uring, which is faster where several callers work at once. Needs
+    /// Linux 6.14 with fuse.enable_uring=1, and a server that may call io_uring_setup; otherwise, and with auto, they go through
+    /// /dev/fuse.
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t)]
+    pub(crate) io_uring: IoUring,
+}
+
+/// The values of `--io-uring`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum IoUring {
+    /// podfs decides; at present, never.
+    #[default]
+    Auto,
+    /// Where it is possible.
+    On,
+    /// Never.
+    Off,
+}
+
+impl IoUring {
+    /// Its word on the command line.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::On => "on",
+            Self::Off => "off",
+        }
+    }
+
+    /// Whether new volumes are to use it. Some kernels lose requests when a server is killed, so by itself podfs does not.
+    pub(crate) fn is_chosen(self) -> bool {
+        self == Self::On
+    }
+}
+
 /// What containers see that mount parts of volumes.
 #[derive(Args)]
 pub(crate) struct SubPathOptions {

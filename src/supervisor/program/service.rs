@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::failure::Failure;
 use super::machine::block_on;
-use super::options::{DriverOptions, GenerationOptions, MemoryOptions, SubPathOptions};
+use super::options::{DriverOptions, GenerationOptions, MemoryOptions, SubPathOptions, TransportOptions};
 use crate::manifest::pod::Pod;
 use crate::source::{Snapshot, Source};
 use crate::supervisor::run_dir::claim::Claim;
@@ -29,6 +29,7 @@ pub(crate) struct PodService {
     pub(crate) memory: MemoryOptions,
     pub(crate) generations: GenerationOptions,
     pub(crate) sub_paths: SubPathOptions,
+    pub(crate) transport: TransportOptions,
     /// The form of what the process prints.
     pub(crate) audience: Audience,
     /// Whether `podfs node` has started the supervisor. It watches the mount table for all of its pods, and it deletes the
@@ -58,6 +59,7 @@ impl PodService {
             trace: false,
             keep_old_generations: self.generations.keep_old_generations,
             sub_path: self.sub_paths.sub_path.into(),
+            io_uring: self.transport.io_uring.is_chosen(),
             agent_watches_mounts: self.is_of_node,
             keep_empty_dirs: self.is_of_node,
             server_memory: self.memory.server_memory_max,

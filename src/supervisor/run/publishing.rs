@@ -89,7 +89,7 @@ impl Supervisor {
         }
         let added = self.new_volumes(&pod.volumes)?;
         self.source.publish(pod).map_err(Answer::Refused)?;
-        let wider = profile(self.volumes.values().chain(&added));
+        let wider = profile(self.volumes.values().chain(&added), self.setting.io_uring);
         self.server.widen(wider).await.map_err(|error| Answer::Busy(error.to_string()))?;
         self.report_server();
         let volumes: Vec<_> = added.iter().map(|volume| volume.name.to_string()).collect();
@@ -299,7 +299,7 @@ impl Supervisor {
 
     /// An adopted server may be one of before a volume was published that needs more.
     pub(super) async fn allow_all_volumes(&mut self) {
-        if let Err(error) = self.server.widen(profile(self.volumes.values())).await {
+        if let Err(error) = self.server.widen(profile(self.volumes.values(), self.setting.io_uring)).await {
             warn!("the pod's server may not do what its volumes need: {error}");
         }
         self.report_server();

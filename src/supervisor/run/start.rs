@@ -13,6 +13,7 @@ use std::time::Duration;
 use podfs_fuse::confinement::Profile;
 use podfs_fuse::mount::private::Shape;
 use podfs_fuse::mount::visible::MountPoint;
+use podfs_fuse::session::uring;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tracing::warn;
@@ -61,6 +62,7 @@ pub(super) struct Prepared {
     trace: bool,
     keep_old_generations: Duration,
     sub_path: SubPathMode,
+    io_uring: bool,
     agent_watches_mounts: bool,
     keep_empty_dirs: bool,
     view: PodView,
@@ -87,7 +89,7 @@ impl Prepared {
     pub(super) fn of(assignment: Assignment, source: Source, snapshot: Snapshot, mut report: Report) -> Prepared {
         let Assignment { identity, facts, volumes, site, mut claim, inheritance, .. } = assignment;
         let Assignment { server_program, trace, keep_old_generations, server_memory, metrics, .. } = assignment;
-        let Assignment { agent_watches_mounts, keep_empty_dirs, flex_volumes, sub_path, .. } = assignment;
+        let Assignment { agent_watches_mounts, keep_empty_dirs, flex_volumes, sub_path, io_uring, .. } = assignment;
         oom::protect_supervisor();
         let cgroup = claim.as_mut().and_then(|claim| {
             cgroup::warn_of_kubelet();
@@ -124,6 +126,7 @@ impl Prepared {
             trace,
             keep_old_generations,
             sub_path,
+            io_uring,
             agent_watches_mounts,
             keep_empty_dirs,
             view,
@@ -144,10 +147,10 @@ impl Prepared {
     pub(super) fn adopt_or_start(self) -> Result<Started, SupervisorError> {
         let Prepared { identity, volumes, site, claim, inheritance, server_program, cgroup, .. } = self;
         let Prepared { trace, keep_old_generations, agent_watches_mounts, view, source, report, control, .. } = self;
-        let Prepared { upgrades, changes, pod, errands, flex_volumes, sub_path, keep_empty_dirs, .. } = self;
+        let Prepared { upgrades, changes, pod, errands, flex_volumes, sub_path, io_uring, keep_empty_dirs, .. } = self;
         let (sharing, mounted) = Sharing::of(&volumes, &identity);
         let directory = claim.as_ref().map(|claim| claim.directory().to_owned());
-        let profile = profile(&volumes);
+        let profile = profile(&volumes, io_uring);
         let continuing = Continuing::find();
         let found = directory.as_deref().and_then(|directory| {
             let refused = |reason: &str| continuing.iter().for_each(|continuing| continuing.give_back(reason));
@@ -177,6 +180,7 @@ impl Prepared {
             trace,
             keep_old_generations,
             sub_path,
+            io_uring,
             keep_empty_dirs,
         };
         let mut turns = HashMap::new();
@@ -225,11 +229,12 @@ impl Prepared {
 }
 
 /// What the server of these volumes is for.
-pub(super) fn profile<'a>(volumes: impl IntoIterator<Item = &'a Volume>) -> Profile {
+pub(super) fn profile<'a>(volumes: impl IntoIterator<Item = &'a Volume>, io_uring: bool) -> Profile {
+    let of_sources = if io_uring && uring::are_offered() { Profile::Rings } else { Profile::Passthrough };
     let of_volume = |volume: &Volume| match volume.source {
         VolumeSource::Projection(_) | VolumeSource::Unsupported(_) if volume.preferences.audit => Profile::Audit,
         VolumeSource::Projection(_) | VolumeSource::Unsupported(_) => Profile::Projection,
-        _ => Profile::Passthrough,
+        _ => of_sources,
     };
     volumes.into_iter().map(of_volume).max().unwrap_or(Profile::Projection)
 }

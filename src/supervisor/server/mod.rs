@@ -137,6 +137,9 @@ impl PodServer {
         // What is served is not all that is wanted now: an annotation may be gone.
         let audited = volumes.iter().any(|volume| volume.is_audited());
         let profile = if audited && profile == Profile::Projection { Profile::Audit } else { profile };
+        // A connection that uses rings uses them for ever, whatever the setting says by now.
+        let has_rings = volumes.iter().any(|volume| volume.is_over_io_uring());
+        let profile = if has_rings { profile.max(Profile::Rings) } else { profile };
         Ok((Self::over(client, process, program, pod, profile, audience), volumes))
     }
 

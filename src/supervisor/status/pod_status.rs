@@ -104,6 +104,9 @@ pub struct VolumeStatus {
     /// Whose NFS client is used, for a volume of an NFS server: `user` is podfs's own, `kernel` the kernel's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
+    /// How requests come to podfs: `/dev/fuse` or `io_uring`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<String>,
     /// The generation of files that it shows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation: Option<String>,
@@ -326,6 +329,7 @@ mod tests {
             reason: reason.map(str::to_owned),
             mode: None,
             backend: None,
+            transport: None,
             generation: None,
             generation_age_seconds: None,
             old_generations: None,

@@ -328,6 +328,7 @@ impl VolumeReport {
             },
             mode: shown.map(|shown| shown.mode().to_owned()),
             backend: shown.and_then(Shown::backend).map(str::to_owned),
+            transport: self.watch.as_ref().map(|watch| transport(watch).to_owned()),
             generation: self.generation().map(ToString::to_string),
             generation_age_seconds: self.generation().map(|_| self.since.elapsed().as_secs()),
             old_generations: Some(self.old.generations).filter(|count| *count > 0),
@@ -341,4 +342,9 @@ impl VolumeReport {
             last_error: self.last_error.clone(),
         }
     }
+}
+
+/// How requests come to podfs.
+fn transport(watch: &Watch) -> &'static str {
+    if watch.is_over_io_uring() { "io_uring" } else { "/dev/fuse" }
 }

@@ -79,6 +79,8 @@ pub struct Setting {
     pub keep_old_generations: Duration,
     /// What containers that mount parts of projections see after a change, where a volume does not say it.
     pub sub_path: SubPathMode,
+    /// Whether requests for directories of the node go over io_uring, where that is possible.
+    pub io_uring: bool,
     /// Whether the content of emptyDirs stays when a signal ends the supervisor, for an agent to delete.
     pub keep_empty_dirs: bool,
 }

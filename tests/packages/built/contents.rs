@@ -16,6 +16,7 @@ const COMMON: &[&str] = &[
     "/usr/bin/podfs",
     "/usr/libexec/podfs/podfs-fuse",
     "/usr/libexec/podfs/podfs-supervisor",
+    "/usr/lib/modprobe.d/podfs.conf",
     "/usr/lib/systemd/system/podfs-node.service",
     "/usr/lib/systemd/system/podfs.slice",
     "/usr/lib/systemd/system/podfs@.service",

@@ -31,6 +31,7 @@ use crate::nfs::sockets::SocketSets;
 use crate::projection::Image;
 use crate::protocol::{Body, Description, Reporting, VolumeId};
 use crate::region::{Region, VolumeKind};
+use crate::session::uring::RingMemory;
 
 /// What the supervisor holds of a volume of one kind.
 pub(crate) trait HeldKind: Any + Send + Sync {
@@ -127,6 +128,12 @@ impl HeldVolume {
     pub(super) fn of_kind<K: HeldKind>(&self) -> Option<&K> {
         let kind: &dyn Any = &*self.kind;
         kind.downcast_ref()
+    }
+
+    /// The threads that answer a request at this moment, each with the request's number.
+    pub(super) fn busy(&self) -> Vec<(i32, u64)> {
+        let rings = self.of_kind::<HeldPassthrough>().and_then(HeldPassthrough::rings);
+        self.region.in_flight().busy().chain(rings.into_iter().flat_map(RingMemory::busy)).collect()
     }
 
     /// What every message about the volume comes with, and what belongs to its kind.

@@ -17,6 +17,7 @@ use crate::passthrough::Options;
 use crate::projection::Image;
 use crate::protocol::{Body, Reply, Request};
 use crate::region::VolumeKind;
+use crate::session::uring::{self, RingMemory};
 
 /// A source of the host.
 pub(in crate::client) struct HeldPassthrough {
@@ -24,18 +25,27 @@ pub(in crate::client) struct HeldPassthrough {
     /// The mounts that it is among.
     table: MountTable,
     options: Options,
+    /// The memory of rings, if requests may come over io_uring.
+    rings: Option<RingMemory>,
 }
 
 impl HeldPassthrough {
     pub(super) fn restore(options: Options, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
         let mut descriptors = descriptors.into_iter();
         let mut next = || descriptors.next().ok_or_else(broken);
-        Ok(Self { source: next()?, table: next()?.into(), options })
+        let (source, table) = (next()?, next()?.into());
+        let rings = if options.io_uring { Some(RingMemory::adopt(next()?)?) } else { None };
+        Ok(Self { source, table, options, rings })
     }
 
     /// What it shows.
     pub(in crate::client) fn source(&self) -> BorrowedFd<'_> {
         self.source.as_fd()
+    }
+
+    /// The memory of rings, if requests may come over io_uring.
+    pub(in crate::client) fn rings(&self) -> Option<&RingMemory> {
+        self.rings.as_ref()
     }
 
     /// How it is served.
@@ -54,7 +64,8 @@ impl HeldKind for HeldPassthrough {
     }
 
     fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
-        Ok(vec![self.source.try_clone()?, self.table.as_fd().try_clone_to_owned()?])
+        let all = [Some(self.source.as_fd()), Some(self.table.as_fd()), self.rings.as_ref().map(AsFd::as_fd)];
+        all.into_iter().flatten().map(|one| one.try_clone_to_owned()).collect()
     }
 
     fn describe(&self) -> (Body, Vec<Arc<Image>>) {
@@ -89,11 +100,20 @@ impl MountedVolume {
             None => Enclosed::of(source, &options.name),
         };
         let Enclosed { source, table } = source.map_err(failed)?;
-        let kind = HeldPassthrough { source, table, options: options.clone() };
+        let rings = if options.io_uring { rings() } else { None };
+        let options = &Options { io_uring: rings.is_some(), ..options.clone() };
+        let kind = HeldPassthrough { source, table, options: options.clone(), rings };
         let request = |volume, about| Request::Pass { volume, about, options: options.clone() };
         match server.begin(device, mount, about, kind, request).map_err(failed)? {
             (volume, Reply::Passing(_)) => Ok(volume),
             (_, other) => Err(failed(unexpected(&other))),
         }
     }
+}
+
+/// Memory for rings, if the kernel offers them and there is memory. Without it, requests come through the device.
+fn rings() -> Option<RingMemory> {
+    let queues = uring::possible_cpus().filter(|_| uring::are_offered())?;
+    let created = RingMemory::create(queues);
+    created.inspect_err(|error| tracing::warn!("no memory for rings ({error}); requests come through /dev/fuse")).ok()
 }

@@ -39,7 +39,7 @@ fn region_of(bytes: &[u8]) -> Arc<Region> {
 fn load_alone(region: &Arc<Region>, source: Option<OwnedFd>, options: &Options) -> Result<Loaded, TakeoverError> {
     // No descriptor of this process may be taken for one that was inherited.
     forget_descriptors(region, &descriptors(region).expect("read"));
-    load(Arc::clone(region), source, own_table(), options.clone(), Arc::default())
+    load(Arc::clone(region), None, source, own_table(), options.clone(), Arc::default())
 }
 
 #[test]

@@ -151,14 +151,15 @@ fn serving() {
         let gone = fetch(last, &descriptors(&region).expect("a region"));
         forget_descriptors(&region, &gone);
         keeper = keep();
-        let loaded = load(Arc::clone(&region), Some(source), own_table(), options, Arc::default()).expect("loaded");
+        let loaded =
+            load(Arc::clone(&region), None, Some(source), own_table(), options, Arc::default()).expect("loaded");
         assert_eq!(loaded.losses(), tables::Losses::default(), "nothing is lost");
-        loaded.start(device).expect("serving");
+        loaded.start(device, None).expect("serving");
     } else {
         region.take_over();
         region.cells().keep_only(&[]);
         keeper = keep();
-        serve(device, source, own_table(), options, Arc::clone(&region), Arc::default()).expect("serving");
+        serve(device, None, source, own_table(), options, Arc::clone(&region), None, Arc::default()).expect("serving");
     }
     println!("ready {keeper}");
     let _ = io::stdin().read_to_end(&mut Vec::new());

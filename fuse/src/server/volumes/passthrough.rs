@@ -10,6 +10,7 @@ use crate::mount::table::MountTable;
 use crate::passthrough::{self, Loaded, Options};
 use crate::protocol::{Body, Reply};
 use crate::region::VolumeKind;
+use crate::session::uring::RingMemory;
 
 /// A directory or file of the host, as it is.
 pub(in crate::server) struct Passthrough {
@@ -17,21 +18,34 @@ pub(in crate::server) struct Passthrough {
     /// The mounts that the source is among.
     table: Arc<MountTable>,
     options: Options,
+    /// The memory of rings, if requests may come over io_uring.
+    rings: Option<OwnedFd>,
     /// What a dead server has left, until this one answers.
     loaded: Option<Loaded>,
 }
 
 impl Passthrough {
-    pub(in crate::server) fn new(source: Enclosed, options: Options) -> Self {
+    /// `rest` are the descriptors that come after those of the source.
+    pub(in crate::server) fn new(
+        source: Enclosed,
+        options: Options,
+        mut rest: impl Iterator<Item = OwnedFd>,
+    ) -> io::Result<Self> {
         let Enclosed { source, table } = source;
-        Self { source, table: Arc::new(table), options, loaded: None }
+        let rings = if options.io_uring { Some(rest.next().ok_or_else(broken)?) } else { None };
+        Ok(Self { source, table: Arc::new(table), options, rings, loaded: None })
     }
 
     pub(super) fn restore(options: Options, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
         let mut descriptors = descriptors.into_iter();
         let source = descriptors.next().ok_or_else(broken)?;
         let table = MountTable::from(descriptors.next().ok_or_else(broken)?);
-        Ok(Self::new(Enclosed { source, table }, options))
+        Self::new(Enclosed { source, table }, options, descriptors)
+    }
+
+    fn rings(&self) -> io::Result<Option<Arc<RingMemory>>> {
+        let map = |file: &OwnedFd| RingMemory::map(file.try_clone()?).map(Arc::new);
+        self.rings.as_ref().map(map).transpose()
     }
 }
 
@@ -49,24 +63,31 @@ impl ServedKind for Passthrough {
         region.begin();
         let (device, source) = (volume.device.try_clone()?, self.source.try_clone()?);
         let table = Arc::clone(&self.table);
-        passthrough::serve(device, source, table, self.options.clone(), region, trace).map(Reply::Passing)
+        // Without them, requests come through the device.
+        let rings = self.rings().unwrap_or_else(|error| {
+            tracing::warn!("there is no place for rings ({error}); requests come through /dev/fuse");
+            None
+        });
+        let mount = Some(volume.mount.as_fd());
+        passthrough::serve(device, mount, source, table, self.options.clone(), region, rings, trace).map(Reply::Passing)
     }
 
     fn load(&mut self, volume: &Common) -> io::Result<()> {
         let (region, trace) = (Arc::clone(&volume.region), Arc::clone(&volume.trace));
         let (source, table) = (self.source.try_clone()?, Arc::clone(&self.table));
-        let loaded = passthrough::load(region, Some(source), table, self.options.clone(), trace);
+        let loaded = passthrough::load(region, self.rings()?, Some(source), table, self.options.clone(), trace);
         self.loaded = Some(loaded.map_err(io::Error::other)?);
         Ok(())
     }
 
     fn resume(&mut self, volume: &Common, _: &mut ServerResources) -> io::Result<()> {
         let loaded = self.loaded.take().ok_or_else(broken)?;
-        loaded.start(volume.device.try_clone()?).map(drop)
+        loaded.start(volume.device.try_clone()?, Some(volume.mount.as_fd())).map(drop)
     }
 
     fn describe(&self) -> io::Result<(Body, Vec<OwnedFd>)> {
-        let descriptors = vec![self.source.try_clone()?, self.table.as_fd().try_clone_to_owned()?];
+        let mut descriptors = vec![self.source.try_clone()?, self.table.as_fd().try_clone_to_owned()?];
+        descriptors.extend(self.rings.as_ref().map(OwnedFd::try_clone).transpose()?);
         Ok((Body::Passthrough { options: self.options.clone() }, descriptors))
     }
 }

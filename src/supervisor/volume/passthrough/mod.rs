@@ -349,6 +349,7 @@ impl PassthroughVolume {
             socket_advice: advice,
             threads: None,
             remote,
+            io_uring: self.common.setting.io_uring && remote.is_none(),
         }
     }
 }

@@ -1,0 +1,179 @@
+//! Requests over io_uring (Linux 6.14): the second transport of a session.
+//!
+//! The kernel has a queue of requests for each possible CPU, and a caller's request goes to the queue of the CPU that the caller
+//! runs on. A thread of the server waits on that CPU. So caller and server take turns on one CPU, without waking another one,
+//! and one system call gives an answer and fetches the next request. INIT, FORGET, INTERRUPT and notifications stay with the
+//! device.
+//!
+//! Why a kill fails no call, and no call waits for ever:
+//!
+//! 1. The kernel puts a request into memory that outlives the server ([`memory`]), in a thread of the server. An entry of that
+//!    memory says which request it has, and how far the answer came.
+//! 2. A thread that is killed first takes in what the kernel has for it, and then gives its empty entries back, before it counts
+//!    as exiting ([`ring::Ring::end_with_thread`]). So the kernel gives no request to a thread that is gone: what comes from then
+//!    on waits in the queue.
+//! 3. The kernel finds a request by its queue and its number, whichever process answers it. So the successor answers what was
+//!    left, by the same rules as on the device, and each commit makes the entry the successor's.
+//! 4. If the kernel has an answer already, it knows the request no more (`ENOENT`). The successor then registers the entry.
+//! 5. What waits in the queues is woken by one request on each CPU ([`wake`]).
+//! 6. A takeover can be done again at any point: entries change only as in the life of any server.
+//!
+//! Before the kernel has an entry for each queue, no request comes through a ring. Whatever fails up to then leaves the session
+//! with the device.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `cpus` | how many queues there are, and whether the kernel offers them |
+//! | `ring` | the system calls of io_uring |
+//! | [`memory`] | requests and answers, and what a successor needs to know of them |
+//! | `serve` | the thread of a ring |
+//! | `inbox` | answers of other threads |
+//! | `workers` | threads for slow requests |
+//! | `wake` | requests that waited while there was no server |
+
+mod cpus;
+mod inbox;
+pub mod memory;
+mod ring;
+mod serve;
+mod wake;
+mod workers;
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+
+use rustix::thread::{CpuSet, sched_getaffinity};
+
+pub use cpus::{are_offered, possible_cpus};
+pub(super) use inbox::RingReply;
+pub use memory::RingMemory;
+pub(super) use memory::{PAYLOAD, RingState};
+use serve::{Duty, IdleRing, Served};
+use wake::Waker;
+use workers::Workers;
+
+use super::Service;
+use crate::region::Region;
+
+/// Threads with rings, for one volume.
+pub(super) struct Rings {
+    memory: Arc<RingMemory>,
+    threads: Vec<Sender<Arc<Served>>>,
+    begun: Receiver<io::Result<()>>,
+    /// The CPUs that they run on.
+    cpus: Vec<usize>,
+}
+
+impl Rings {
+    /// Starts the threads. The kernel does not know of them yet.
+    ///
+    /// # Errors
+    /// When this process may have no rings, or not so many threads.
+    pub(super) fn prepare(memory: Arc<RingMemory>) -> io::Result<Self> {
+        let duties = duties(memory.queues(), &sched_getaffinity(None)?);
+        let cpus = duties.iter().filter_map(|duty| duty.cpu).collect();
+        let (ready, started) = channel();
+        let (begin, begun) = channel();
+        let mut threads = Vec::new();
+        for duty in duties {
+            let (volume, receiver) = channel();
+            let (ready, begin) = (ready.clone(), begin.clone());
+            let live = move || match IdleRing::new(duty) {
+                Ok(idle) => {
+                    let _given_up = ready.send(Ok(()));
+                    drop(ready);
+                    idle.serve(&receiver, &begin);
+                }
+                Err(error) => drop(ready.send(Err(error))),
+            };
+            thread::Builder::new().name("ring".to_owned()).spawn(live)?;
+            threads.push(volume);
+        }
+        drop(ready);
+        started.iter().take(threads.len()).collect::<io::Result<()>>()?;
+        Ok(Self { memory, threads, begun, cpus })
+    }
+
+    /// Lets the threads serve. Returns whether the kernel sends requests to them from now on; if not, it never will.
+    ///
+    /// # Errors
+    /// When a ring fails that the kernel relies on.
+    pub(super) fn start(
+        &self,
+        device: &Arc<OwnedFd>,
+        region: &Arc<Region>,
+        service: &Arc<dyn Service>,
+        mount: Option<BorrowedFd<'_>>,
+    ) -> io::Result<bool> {
+        let waker = mount.map(|mount| mount.try_clone_to_owned().and_then(Waker::new)).transpose()?;
+        let is_resumed = self.memory.in_use().next().is_some();
+        let served = Arc::new(Served {
+            memory: Arc::clone(&self.memory),
+            device: Arc::clone(device),
+            region: Arc::clone(region),
+            service: Arc::clone(service),
+            workers: Workers::default(),
+            waker,
+        });
+        for thread in &self.threads {
+            // A thread that ended has said why.
+            let _ended = thread.send(Arc::clone(&served));
+        }
+        let begun: io::Result<()> = self.begun.iter().take(self.threads.len()).collect();
+        match (begun, self.memory.state()) {
+            (Ok(()), _) => {
+                if is_resumed {
+                    served.wake(&self.cpus);
+                }
+                self.memory.set_state(RingState::InUse);
+                Ok(true)
+            }
+            (Err(error), RingState::InUse) => Err(error),
+            (Err(error), _) => {
+                tracing::warn!("the kernel takes no ring ({error}); requests come through /dev/fuse");
+                self.memory.set_state(RingState::Refused);
+                Ok(false)
+            }
+        }
+    }
+}
+
+/// What each thread does: one for each CPU that this process may use. The queues of other CPUs are dealt out.
+fn duties(queues: usize, usable: &CpuSet) -> Vec<Duty> {
+    let is_usable = |queue: &usize| *queue < CpuSet::MAX_CPU && usable.is_set(*queue);
+    let (own, others): (Vec<_>, Vec<_>) = (0..queues).partition(is_usable);
+    let mut duties: Vec<_> = own.into_iter().map(|cpu| Duty { cpu: Some(cpu), queues: vec![cpu] }).collect();
+    if duties.is_empty() {
+        duties.push(Duty { cpu: None, queues: Vec::new() });
+    }
+    let count = duties.len();
+    for (place, queue) in others.into_iter().enumerate() {
+        duties[place % count].queues.push(queue);
+    }
+    duties
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_queue_has_one_thread_also_where_few_of_many_cpus_are_usable() {
+        let mut usable = CpuSet::new();
+        for queues in [1, 2, 64, 2000] {
+            for cpus in [&[][..], &[0], &[1, 5], &[0, 1, 2, 3]] {
+                usable.clear();
+                cpus.iter().for_each(|cpu| usable.set(*cpu));
+                let duties = duties(queues, &usable);
+                let mut served: Vec<_> = duties.iter().flat_map(|duty| duty.queues.clone()).collect();
+                served.sort_unstable();
+                assert_eq!(served, (0..queues).collect::<Vec<_>>());
+                assert!(duties.len() <= cpus.len().max(1));
+                assert!(duties.iter().all(|duty| duty.cpu.is_none_or(|cpu| duty.queues.contains(&cpu))));
+            }
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! The thread of one ring: it serves the callers of one CPU, on that CPU.
+//!
+//! A new thread first ends what a dead server has left in its queues: answers are committed, and every other entry is given to
+//! the kernel anew. Then it answers the requests that were left, like those that come from now on.
+//!
+//! An entry that waits for its answer takes no request. So before a request may wait, its queue gets another entry.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::Instant;
+
+use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use super::inbox::{Inbox, RingReply};
+use super::memory::{EntryId, Left, RingMemory};
+use super::ring::{Completion, FuseCommand, Ring};
+use super::wake::Waker;
+use super::workers::Workers;
+use crate::caller::ending::has_signal;
+use crate::region::{Begun, Region};
+use crate::session::abi::{UNIQUE_RESEND, URING_COMMIT_AND_FETCH, URING_REGISTER};
+use crate::session::answer::Responder;
+use crate::session::request::{Operation, Request};
+use crate::session::{Answer, Exchange, Service};
+
+/// What completions of polls come with. Entries have smaller numbers.
+const THREAD_ENDS: u64 = u64::MAX;
+const ANSWERS: u64 = u64::MAX - 1;
+/// How many entries of a queue can take requests when one is going to wait: one that wakes the queue, and another.
+const ENOUGH: usize = 2;
+
+/// What the threads of a volume share.
+pub(super) struct Served {
+    pub(super) memory: Arc<RingMemory>,
+    pub(super) device: Arc<OwnedFd>,
+    pub(super) region: Arc<Region>,
+    pub(super) service: Arc<dyn Service>,
+    pub(super) workers: Workers,
+    pub(super) waker: Option<Waker>,
+}
+
+impl Served {
+    /// Makes the kernel look into the queues of these CPUs.
+    pub(super) fn wake(&self, cpus: &[usize]) {
+        let woken = self.waker.as_ref().map_or(Ok(()), |waker| waker.wake(cpus));
+        if let Err(error) = woken {
+            tracing::warn!(
+                "calls that waited for the server may wait on until other calls come on their CPUs: {error}"
+            );
+        }
+    }
+}
+
+/// What a thread is for.
+pub(super) struct Duty {
+    /// The CPU that it runs on, if it is one of those that this process may use.
+    pub(super) cpu: Option<usize>,
+    /// Its queues: that of its CPU, and some of CPUs that this process does not use.
+    pub(super) queues: Vec<usize>,
+}
+
+/// A request that is being executed.
+pub(super) struct Job {
+    reply: RingReply,
+    /// A predecessor had it.
+    is_left: bool,
+    earlier: Option<Begun>,
+    may_wait: bool,
+}
+
+/// What a thread does first.
+struct First {
+    /// Entries in which a dead server has left a request.
+    left: Vec<EntryId>,
+    /// What the kernel has said already.
+    completions: Vec<Completion>,
+}
+
+/// A thread with a ring that no volume uses yet.
+pub(super) struct IdleRing {
+    duty: Duty,
+    ring: Ring,
+    inbox: Arc<Inbox>,
+}
+
+impl IdleRing {
+    /// Of the calling thread.
+    ///
+    /// # Errors
+    /// When this process may have no ring.
+    pub(super) fn new(duty: Duty) -> io::Result<Self> {
+        if let Some(cpu) = duty.cpu {
+            let mut own = CpuSet::new();
+            own.set(cpu);
+            // On another CPU it is slower, not wrong.
+            let _elsewhere = sched_setaffinity(None, &own);
+        }
+        let mut ring = Ring::new()?;
+        ring.end_with_thread(THREAD_ENDS)?;
+        let inbox = Inbox::new()?;
+        ring.poll(inbox.event(), ANSWERS)?;
+        Ok(Self { duty, ring, inbox })
+    }
+
+    /// Waits for a volume, tells whether the kernel takes its entries, and serves it.
+    pub(super) fn serve(self, volume: &Receiver<Arc<Served>>, begun: &Sender<io::Result<()>>) {
+        let Ok(served) = volume.recv() else { return };
+        served.service.begin_thread();
+        let Self { duty, ring, inbox } = self;
+        let mut thread = RingThread {
+            thread: rustix::thread::gettid().as_raw_nonzero().get(),
+            armed: vec![0; served.memory.queues()],
+            served,
+            ring,
+            inbox,
+            buffer: Vec::new(),
+            answered: Vec::new(),
+        };
+        let first = thread.begin(&duty);
+        let (first, outcome) = match first {
+            Ok(first) => (Some(first), Ok(())),
+            Err(error) => (None, Err(error)),
+        };
+        let _session_is_gone = begun.send(outcome);
+        if let Some(first) = first {
+            thread.run(first);
+            thread.served.workers.end();
+        }
+    }
+}
+
+/// The thread of a ring.
+struct RingThread {
+    thread: i32,
+    served: Arc<Served>,
+    ring: Ring,
+    inbox: Arc<Inbox>,
+    /// For each queue, how many of its entries can take a request.
+    armed: Vec<usize>,
+    buffer: Vec<u8>,
+    answered: Vec<EntryId>,
+}
+
+impl RingThread {
+    /// Gives the kernel the entries of the thread's queues, except where a dead server has left a request.
+    fn begin(&mut self, duty: &Duty) -> io::Result<First> {
+        let memory = Arc::clone(&self.served.memory);
+        let mut left = Vec::new();
+        for queue in &duty.queues {
+            // Callers on a CPU that this process does not use may come later, and then the memory.
+            let mut whole = duty.cpu == Some(*queue);
+            let mut entries: Vec<_> = memory.in_use().filter(|(_, of)| of == queue).map(|(entry, _)| entry).collect();
+            if entries.is_empty() {
+                entries.push(memory.add(*queue, whole)?);
+                if whole {
+                    // One request may wait from the start without keeping others waiting.
+                    entries.push(memory.add(*queue, false)?);
+                }
+            }
+            for entry in entries {
+                memory.back(entry, std::mem::take(&mut whole))?;
+                match memory.left(entry) {
+                    Left::Nothing => self.register(entry)?,
+                    Left::Answer => self.commit(entry)?,
+                    Left::Request(_) => left.push(entry),
+                }
+            }
+        }
+        self.ring.submit()?;
+        // The kernel refuses an entry at once. What a dead server had committed is registered before a request comes to wake
+        // the queue: that would wait, too.
+        let mut completions = Vec::new();
+        while let Some(completion) = self.ring.completion() {
+            match completion.result {
+                result if result == -libc::ENOENT && completion.user_data < ANSWERS => self.completed(completion)?,
+                result if result < 0 && completion.user_data < ANSWERS => {
+                    return Err(io::Error::from_raw_os_error(-result));
+                }
+                _ => completions.push(completion),
+            }
+        }
+        Ok(First { left, completions })
+    }
+
+    /// Serves until the volume is unmounted.
+    fn run(&mut self, First { left, completions }: First) {
+        let ended = completions
+            .into_iter()
+            .try_for_each(|completion| self.completed(completion).and_then(|()| self.ring.submit()))
+            .and_then(|()| {
+                left.into_iter().try_for_each(|entry| self.arrived(entry, true).and_then(|()| self.ring.submit()))
+            })
+            .and_then(|()| self.serve());
+        match ended.map_err(|error| error.raw_os_error().unwrap_or(0)) {
+            Ok(never) => match never {},
+            // The volume is unmounted.
+            Err(libc::ENOTCONN | libc::ECONNABORTED | libc::ENODEV) => {}
+            Err(error) => {
+                // Nobody would answer the callers of this CPU any more: this server ends, and another one goes on.
+                let error = io::Error::from_raw_os_error(error);
+                tracing::error!("the kernel refuses a ring that it took before: {error}");
+                std::process::abort()
+            }
+        }
+    }
+
+    fn serve(&mut self) -> io::Result<std::convert::Infallible> {
+        loop {
+            self.ring.submit_and_wait()?;
+            while let Some(completion) = self.ring.completion() {
+                self.completed(completion)?;
+                // The next request must not keep this one's caller waiting. Without another one, nothing is pushed twice.
+                self.submit_if_more()?;
+            }
+        }
+    }
+
+    fn submit_if_more(&mut self) -> io::Result<()> {
+        if self.ring.has_completion() { self.ring.submit() } else { Ok(()) }
+    }
+
+    fn completed(&mut self, Completion { user_data, result }: Completion) -> io::Result<()> {
+        match (user_data, result) {
+            (THREAD_ENDS, _) => Ok(()),
+            (ANSWERS, _) => {
+                self.inbox.clear_event();
+                self.ring.poll(self.inbox.event(), ANSWERS)?;
+                self.commit_answered()
+            }
+            (entry, 0..) => {
+                let entry = entry as EntryId;
+                self.count(entry, |armed| armed.saturating_sub(1));
+                self.arrived(entry, false)
+            }
+            // A predecessor had committed the answer already.
+            (entry, result) if result == -libc::ENOENT => {
+                let entry = entry as EntryId;
+                self.count(entry, |armed| armed.saturating_sub(1));
+                self.register(entry)
+            }
+            (_, result) => Err(io::Error::from_raw_os_error(-result)),
+        }
+    }
+
+    /// A request is in the entry.
+    fn arrived(&mut self, entry: EntryId, is_left: bool) -> io::Result<()> {
+        let reply = RingReply { memory: Arc::clone(&self.served.memory), inbox: Arc::clone(&self.inbox), entry };
+        let memory = &reply.memory;
+        let earlier = match memory.left(entry) {
+            Left::Request(earlier) if is_left => earlier,
+            _ => None,
+        };
+        if !memory.take(entry) {
+            // The kernel broke its own protocol. Its caller must not wait for ever.
+            reply.write(-libc::EIO, &[], &[])?;
+            return self.commit_answered();
+        }
+        memory.slot(entry).set_thread(self.thread);
+        let (waits_for_lock, may_wait) = {
+            // SAFETY: the request is not answered yet.
+            let request = Request::parse(unsafe { memory.request(entry) });
+            let operation = request.as_ref().map(|request| &request.operation);
+            let waits_for_lock = matches!(operation, Some(Operation::SetLock { wait: true, .. }));
+            (waits_for_lock, operation.is_some_and(|operation| self.served.service.may_wait(operation)))
+        };
+        let hands_over = may_wait && self.served.workers.are_needed();
+        // Where no memory is left for another entry, the callers of this CPU wait for a slow request, but not for a lock.
+        let has_room = if waits_for_lock || hands_over { self.has_room(entry)? } else { true };
+        if waits_for_lock && !has_room {
+            reply.write(-libc::ENOLCK, &[], &[])?;
+            return self.commit_answered();
+        }
+        let mut job = Job { reply, is_left, earlier, may_wait };
+        if hands_over {
+            match Workers::take(&self.served, job) {
+                Ok(()) => return Ok(()),
+                Err(back) => job = back,
+            }
+        }
+        let since = job.may_wait.then(Instant::now);
+        job.execute(&self.served, &mut self.buffer);
+        if let Some(since) = since {
+            self.served.workers.note(since);
+        }
+        self.commit_answered()
+    }
+
+    /// Sees to it that the queue of `entry`, whose request is going to wait, has others that can take requests.
+    fn has_room(&mut self, entry: EntryId) -> io::Result<bool> {
+        let queue = self.served.memory.queue(entry);
+        while self.armed[queue] < ENOUGH {
+            let Ok(other) = self.served.memory.add(queue, false) else { break };
+            self.register(other)?;
+        }
+        // Requests may have come while no entry could take them. The kernel looks for them when it gets an answer. It gets none
+        // for this request soon, and perhaps the answer is what one of those leads to.
+        self.served.wake(&[queue]);
+        Ok(self.armed[queue] > 0)
+    }
+
+    fn commit_answered(&mut self) -> io::Result<()> {
+        let mut answered = std::mem::take(&mut self.answered);
+        self.inbox.take(&mut answered);
+        let committed = answered.drain(..).try_for_each(|entry| self.commit(entry));
+        self.answered = answered;
+        committed
+    }
+
+    /// Gives the kernel an answer, and room for another request.
+    fn commit(&mut self, entry: EntryId) -> io::Result<()> {
+        let memory = &self.served.memory;
+        let unique = memory.finish(entry);
+        let fuse = FuseCommand::new(memory.queue(entry) as u16, unique);
+        self.ring.command(self.served.device.as_fd(), URING_COMMIT_AND_FETCH, fuse, None, entry.into())?;
+        self.count(entry, |armed| armed + 1);
+        Ok(())
+    }
+
+    /// Gives the kernel room for a request.
+    fn register(&mut self, entry: EntryId) -> io::Result<()> {
+        let memory = &self.served.memory;
+        let fuse = FuseCommand::new(memory.queue(entry) as u16, 0);
+        let buffers = memory.buffers(entry);
+        self.ring.command(self.served.device.as_fd(), URING_REGISTER, fuse, Some(&buffers), entry.into())?;
+        self.count(entry, |armed| armed + 1);
+        // The buffers are needed until then.
+        self.ring.submit()
+    }
+
+    fn count(&mut self, entry: EntryId, change: impl FnOnce(usize) -> usize) {
+        let armed = &mut self.armed[self.served.memory.queue(entry)];
+        *armed = change(*armed);
+    }
+}
+
+impl Job {
+    /// Has the service answer the request.
+    pub(super) fn execute(self, served: &Served, buffer: &mut Vec<u8>) {
+        let Self { reply, is_left, earlier, .. } = self;
+        let (memory, entry) = (&served.memory, reply.entry);
+        let number = memory.commit_id(entry);
+        let slot = memory.slot(entry);
+        let mark = if is_left { UNIQUE_RESEND } else { 0 };
+        let responder = Responder::of_ring(reply.clone(), number | mark);
+        // SAFETY: what is borrowed is used by the service only, before it answers.
+        let Some(request) = Request::parse(unsafe { memory.request(entry) }) else {
+            let _short = responder.send(Err(Errno::IO));
+            return;
+        };
+        served.region.counts().request(request.opcode);
+        buffer.clear();
+        let mut exchange = Exchange { buffer, responder: &responder, region: &served.region, slot, earlier };
+        let outcome = match served.service.answer(&request, &mut exchange) {
+            // The kernel waits for an answer to each request that comes here.
+            Ok(Answer::Silence) => Ok(Answer::Done),
+            Ok(Answer::Later) => {
+                // A signal that came before the kernel had put the request here interrupts nothing (Linux 6.18).
+                if has_signal(request.caller.pid) {
+                    served.service.interrupt(number);
+                }
+                return slot.clear_of(number);
+            }
+            outcome => outcome,
+        };
+        if responder.send_with(outcome, buffer).is_err() {
+            // It was too long.
+            let _short = responder.send(Err(Errno::IO));
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Waking queues: requests that came while no entry could take them.
+//!
+//! The kernel looks for such requests when a request of the same queue is answered, but not when the queue gets an entry. So
+//! after a takeover, and when a request is going to wait for long, one request more is needed on the queue's CPU. A child
+//! process makes it: `fstatfs(2)` on the private mount.
+//!
+//! It is a process of its own, with the mount and a pipe as its only descriptors. If the server dies meanwhile, the child waits
+//! for the next one like any caller, and neither the server's end nor the connection's depends on it. It ends with the pipe.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use nix::fcntl::OFlag;
+use nix::unistd::pipe2;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+
+use crate::child;
+
+/// Most children. As each waits at most for answers to others, so many are needed only when as many callers wait for locks.
+const MOST: usize = 1024;
+
+/// Makes requests on chosen CPUs. The lock is held while a child is started.
+pub(super) struct Waker {
+    mount: OwnedFd,
+    /// How many requests of each child were answered. The page is shared with them, and stays.
+    answered: &'static [AtomicU32; MOST],
+    children: Mutex<Vec<Child>>,
+}
+
+struct Child {
+    /// Numbers of CPUs go in here.
+    pipe: OwnedFd,
+    /// How many requests it was to make.
+    asked: u32,
+}
+
+impl Waker {
+    /// That uses `mount`, which shows the file system.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub(super) fn new(mount: OwnedFd) -> io::Result<Self> {
+        let (prot, length) = (ProtFlags::READ | ProtFlags::WRITE, size_of::<[AtomicU32; MOST]>());
+        // SAFETY: the kernel chooses addresses where nothing is.
+        let page = unsafe { mmap_anonymous(std::ptr::null_mut(), length, prot, MapFlags::SHARED) }?;
+        // SAFETY: it has this length, is aligned and zeroed, and is never unmapped; all that use it see atomics.
+        let answered = unsafe { &*page.cast() };
+        Ok(Self { mount, answered, children: Mutex::default() })
+    }
+
+    /// Makes a request on each of `cpus` soon, also if requests that were made before wait.
+    ///
+    /// # Errors
+    /// When there are no more processes or descriptors.
+    pub(super) fn wake(&self, cpus: &[usize]) -> io::Result<()> {
+        let mut children = self.children.lock().expect("a thread that panics ends the process");
+        for cpu in cpus {
+            let cpu = u32::try_from(*cpu).map_err(io::Error::other)?.to_ne_bytes();
+            let is_idle = |(child, answered): (&Child, &AtomicU32)| child.asked == answered.load(Ordering::Relaxed);
+            let place = children.iter().zip(self.answered).position(is_idle).unwrap_or(children.len());
+            if place == MOST {
+                return Err(io::ErrorKind::QuotaExceeded.into());
+            }
+            if place == children.len() {
+                children.push(Child { pipe: self.start(place)?, asked: 0 });
+            }
+            children[place].asked += 1;
+            if nix::unistd::write(&children[place].pipe, &cpu).is_err() {
+                // It was killed.
+                self.answered[place].store(0, Ordering::Relaxed);
+                children[place] = Child { pipe: self.start(place)?, asked: 1 };
+                nix::unistd::write(&children[place].pipe, &cpu)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts a child; gives the pipe to it.
+    fn start(&self, place: usize) -> io::Result<OwnedFd> {
+        const PIPE: libc::c_int = 0;
+        const MOUNT: libc::c_int = 1;
+        let (theirs, ours) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+        let (pipe, mount) = (theirs.as_raw_fd(), self.mount.as_fd().as_raw_fd());
+        let life = || {
+            // SAFETY: system calls only, with memory that outlives them; this process has its own table of descriptors.
+            unsafe {
+                libc::prctl(libc::PR_SET_NAME, c"podfs-wake".as_ptr());
+                // Above all that is put down first, so that neither is in the other's way.
+                let (pipe, mount) = (libc::fcntl(pipe, libc::F_DUPFD, 2), libc::fcntl(mount, libc::F_DUPFD, 2));
+                libc::dup3(pipe, PIPE, libc::O_CLOEXEC);
+                libc::dup3(mount, MOUNT, libc::O_CLOEXEC);
+                libc::syscall(libc::SYS_close_range, 2, libc::c_uint::MAX, 0);
+                libc::fcntl(PIPE, libc::F_SETFL, 0);
+                let mut cpu = 0_u32;
+                while libc::read(PIPE, (&raw mut cpu).cast(), size_of::<u32>()) == size_of::<u32>() as isize {
+                    let mut own: libc::cpu_set_t = std::mem::zeroed();
+                    if cpu < libc::CPU_SETSIZE as u32 {
+                        libc::CPU_SET(cpu as usize, &mut own);
+                    }
+                    // A queue whose CPU is not to be had is woken by the next call there.
+                    if libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const own) == 0 {
+                        let mut found: libc::statfs = std::mem::zeroed();
+                        libc::fstatfs(MOUNT, &raw mut found);
+                    }
+                    self.answered[place].fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        };
+        // SAFETY: the child makes system calls only.
+        unsafe { child::start_alone(life) }?;
+        Ok(ours)
+    }
+}

@@ -1,0 +1,114 @@
+//! Threads for requests that may take long.
+//!
+//! A ring has one thread, and the callers of its CPU wait while that thread waits for a disk. So when requests of a kind that
+//! may wait were slow lately, other threads execute them. Where they are fast, the thread of the ring executes them itself: to
+//! wake another thread costs more than a fast answer.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::serve::{Job, Served};
+
+/// Most of these threads.
+const MOST: usize = crate::region::SLOTS - 2;
+/// How long a thread waits for another request.
+const IDLE: Duration = Duration::from_secs(10);
+/// From when on a request counts as slow.
+const SLOW: Duration = Duration::from_millis(1);
+/// After a slow request, so many fast ones are handed over, too.
+const CAUTION: u32 = 32;
+
+/// The threads of one volume. The lock is held for moments.
+#[derive(Default)]
+pub(super) struct Workers {
+    state: Mutex<State>,
+    changed: Condvar,
+    caution: AtomicU32,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    idle: usize,
+    running: usize,
+    over: bool,
+}
+
+impl Workers {
+    /// Whether requests that may wait are to be handed over.
+    pub(super) fn are_needed(&self) -> bool {
+        self.caution.load(Ordering::Relaxed) > 0
+    }
+
+    /// Notes how long a request took that may wait.
+    pub(super) fn note(&self, since: Instant) {
+        if since.elapsed() >= SLOW {
+            self.caution.store(CAUTION, Ordering::Relaxed);
+        } else {
+            let less = |caution: u32| caution.checked_sub(1);
+            let _fast = self.caution.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        }
+    }
+
+    /// Lets another thread execute a request. Gives it back when there is none.
+    pub(super) fn take(served: &Arc<Served>, job: Job) -> Result<(), Job> {
+        let mut state = served.workers.lock();
+        if state.idle <= state.jobs.len() {
+            if state.running == MOST {
+                return Err(job);
+            }
+            let own = Arc::clone(served);
+            if thread::Builder::new().name("slow".to_owned()).spawn(move || Self::work(&own)).is_err() {
+                return Err(job);
+            }
+            state.running += 1;
+        }
+        state.jobs.push_back(job);
+        served.workers.changed.notify_one();
+        Ok(())
+    }
+
+    /// No request comes any more.
+    pub(super) fn end(&self) {
+        self.lock().over = true;
+        self.changed.notify_all();
+    }
+
+    fn work(served: &Arc<Served>) {
+        served.service.begin_thread();
+        let mut buffer = Vec::new();
+        while let Some(job) = served.workers.next() {
+            let since = Instant::now();
+            job.execute(served, &mut buffer);
+            served.workers.note(since);
+        }
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut state = self.lock();
+        loop {
+            if let Some(job) = state.jobs.pop_front() {
+                return Some(job);
+            }
+            if state.over {
+                state.running -= 1;
+                return None;
+            }
+            state.idle += 1;
+            let (woken, wait) = self.changed.wait_timeout(state, IDLE).expect("a thread that panics ends the process");
+            state = woken;
+            state.idle -= 1;
+            if wait.timed_out() && state.jobs.is_empty() {
+                state.running -= 1;
+                return None;
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("a thread that panics ends the process")
+    }
+}

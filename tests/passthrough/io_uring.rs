@@ -1,0 +1,43 @@
+//! The suites of passthrough volumes once more, with volumes whose requests come over io_uring: this program runs itself.
+
+use std::fs;
+use std::process::Command;
+
+use crate::common::io_uring;
+use crate::common::passthrough::Mounted;
+
+/// What runs over both transports. Each volume of the second run asserts which one it has.
+const SUITES: &[&str] = &[
+    "attributes::",
+    "coherence::",
+    "data::",
+    "escape::",
+    "limit::",
+    "locks::",
+    "names::",
+    "public_suites::every_test_of_pjdfstest",
+    "public_suites::fsx_finds_nothing_in_buffered",
+];
+
+#[test]
+fn the_suites_pass_over_io_uring_too() {
+    if io_uring::is_chosen() || !io_uring::is_offered() {
+        return;
+    }
+    let program = std::env::current_exe().expect("this program");
+    let mut again = Command::new(program);
+    again.args(SUITES).env(io_uring::VARIABLE, "on");
+    assert!(again.status().expect("this program starts").success());
+}
+
+#[test]
+fn a_server_that_may_have_no_ring_serves_through_the_device() {
+    if io_uring::is_chosen() || !io_uring::is_offered() {
+        return;
+    }
+    // Its list of system calls has no io_uring_setup.
+    let mounted = Mounted::asking_for_io_uring();
+    assert!(!mounted.is_over_io_uring());
+    fs::write(mounted.path().join("file"), "1").expect("written");
+    assert_eq!(fs::read_to_string(mounted.source().join("file")).expect("a file"), "1");
+}
