@@ -25,6 +25,7 @@
 //! |---|---|
 //! | `cpus` | how many queues there are, and whether the kernel offers them |
 //! | `ring` | the system calls of io_uring |
+//! | `layout` | where everything is in the memory of the rings |
 //! | [`memory`] | requests and answers, and what a successor needs to know of them |
 //! | `serve` | the thread of a ring |
 //! | `inbox` | answers of other threads |
@@ -33,6 +34,7 @@
 
 mod cpus;
 mod inbox;
+mod layout;
 pub mod memory;
 mod ring;
 mod serve;
@@ -49,8 +51,9 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 
 pub use cpus::{are_offered, possible_cpus};
 pub(super) use inbox::RingReply;
+pub(super) use layout::PAYLOAD;
 pub use memory::RingMemory;
-pub(super) use memory::{PAYLOAD, RingState};
+pub(super) use memory::RingState;
 use serve::{Duty, IdleRing, Served};
 use wake::Waker;
 use workers::Workers;

@@ -1,0 +1,90 @@
+//! What a successor finds in the memory of rings.
+
+use super::*;
+
+/// Memory as a server has it, with one entry.
+fn mapped() -> (RingMemory, EntryId) {
+    let supervisors = RingMemory::create(2).expect("memory");
+    let memory = RingMemory::map(supervisors.file.try_clone().expect("a descriptor")).expect("a place");
+    let entry = memory.add(1, true).expect("an entry");
+    assert_eq!(memory.in_use().collect::<Vec<_>>(), [(entry, 1)]);
+    assert_eq!(memory.left(entry), Left::Nothing);
+    (memory, entry)
+}
+
+/// What the kernel does when a request comes.
+fn request_comes(memory: &RingMemory, entry: EntryId, unique: u64, operation: &[u8], payload: &[u8]) {
+    let len = (size_of::<InHeader>() + operation.len() + payload.len()) as u32;
+    let header = InHeader { len, unique, opcode: 1, ..Default::default() };
+    let start = memory.bytes(entry);
+    let put = |offset: usize, bytes: &[u8]| {
+        // SAFETY: within the entry, which the test has alone.
+        unsafe { start.add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    };
+    put(0, header.as_bytes());
+    put(OPERATION, operation);
+    put(PAGE, payload);
+    put(COMMIT_ID, &unique.to_ne_bytes());
+    put(PAYLOAD_SIZE, &(payload.len() as u32).to_ne_bytes());
+}
+
+#[test]
+fn a_request_is_one_piece_wherever_its_payload_is() {
+    let (memory, entry) = mapped();
+    for (unique, length) in [(2, 0), (4, 5), (6, 1900), (8, 2000), (10, 2100), (12, PAYLOAD)] {
+        let (operation, payload) = ([7_u8; 16], vec![unique as u8; length]);
+        request_comes(&memory, entry, unique, &operation, &payload);
+        assert_eq!(memory.left(entry), Left::Request(None), "no thread has looked at it");
+        assert!(memory.take(entry));
+        // SAFETY: it is answered below.
+        let request = unsafe { memory.request(entry) };
+        assert_eq!(request.len(), size_of::<InHeader>() + 16 + length);
+        assert!(request[size_of::<InHeader>()..].starts_with(&operation) && request.ends_with(&payload));
+        memory.answer(entry, 0, [b"a", b"b"]).expect("short");
+        assert_eq!((memory.left(entry), memory.finish(entry)), (Left::Answer, unique));
+    }
+    request_comes(&memory, entry, 14, &[0; 12], b"");
+    assert!(!memory.take(entry), "no operation of the kernel has such a length");
+}
+
+#[test]
+fn a_successor_finds_what_was_begun_and_what_was_answered() {
+    let (memory, entry) = mapped();
+    request_comes(&memory, entry, 2, &[0; 8], b"name\0");
+    assert!(memory.take(entry));
+    memory.slot(entry).begin(None, 9);
+    let Left::Request(Some(begun)) = memory.left(entry) else { panic!("it was begun") };
+    assert_eq!((begun.note, memory.unanswered().collect::<Vec<_>>()), (9, vec![2]));
+    // The successor dies, too, and the next one finds the same.
+    assert!(memory.take(entry));
+    assert_eq!(memory.left(entry), Left::Request(Some(begun)));
+    memory.answer(entry, -libc::ENOENT, [&[], &[]]).expect("short");
+    assert_eq!((memory.left(entry), memory.unanswered().count()), (Left::Answer, 0));
+    request_comes(&memory, entry, 4, &[0; 8], b"");
+    assert_eq!(memory.left(entry), Left::Request(None), "it is another request");
+    assert!(memory.answer(entry, 0, [&vec![0; PAYLOAD], b"more"]).is_err(), "the kernel takes no more");
+}
+
+#[test]
+fn every_server_maps_the_memory_at_one_address() {
+    let supervisors = RingMemory::create(1).expect("memory");
+    let copy = || supervisors.file.try_clone().expect("a descriptor");
+    let first = RingMemory::map(copy()).expect("a place");
+    let place = first.start as usize;
+    let other = RingMemory::create(1).expect("memory");
+    let other = RingMemory::map(other.file.try_clone().expect("a descriptor")).expect("another place");
+    assert_ne!(other.start as usize, place);
+    assert!(RingMemory::map(copy()).is_err(), "the place is taken");
+    drop(first);
+    assert_eq!(RingMemory::map(copy()).expect("it is free").start as usize, place);
+}
+
+#[test]
+fn what_is_no_memory_of_rings_is_refused() {
+    let file = memfd_create("podfs-rings", MemfdFlags::ALLOW_SEALING).expect("a file");
+    ftruncate(&file, 1 << 20).expect("a length");
+    assert!(RingMemory::map(file.try_clone().expect("a descriptor")).is_err(), "it could shrink");
+    fcntl_add_seals(&file, SealFlags::SHRINK).expect("sealed");
+    assert!(RingMemory::adopt(file).is_err(), "it begins with zeros");
+    assert!(RingMemory::create(0).is_err() && RingMemory::create(MOST_QUEUES + 1).is_err());
+}
