@@ -156,10 +156,12 @@ impl Node {
     }
 
     fn report_idle(&self) {
-        let used = || self.fixture.processes().into_iter().map(cpu_time).sum::<Duration>();
+        let used = || self.fixture.processes().into_iter().flat_map(cpu_times).collect::<BTreeMap<_, _>>();
         let before = used();
         thread::sleep(IDLE);
-        println!("idle: {:.2} % of a CPU", (used() - before).as_secs_f64() / IDLE.as_secs_f64() * 100.0);
+        let since = |(thread, time): (_, Duration)| time - before.get(&thread).copied().unwrap_or_default();
+        let time: Duration = used().into_iter().map(since).sum();
+        println!("idle: {:.2} % of a CPU", time.as_secs_f64() / IDLE.as_secs_f64() * 100.0);
     }
 
     fn report_changes(&self) {
@@ -200,14 +202,15 @@ fn pss(process: Pid) -> u64 {
     line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).unwrap_or_default()
 }
 
-/// The CPU time of the threads that a process has. Those of `/proc/PID/stat` are in ticks of 10 ms, and an idle process uses less.
-fn cpu_time(process: Pid) -> Duration {
-    let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else { return Duration::ZERO };
+/// The CPU time of each thread of a process. The times of `/proc/PID/stat` are in ticks of 10 ms, and an idle process uses less.
+fn cpu_times(process: Pid) -> Vec<(PathBuf, Duration)> {
+    let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else { return Vec::new() };
     let on_cpu = threads.flatten().filter_map(|thread| {
         let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
-        text.split_whitespace().next()?.parse::<u64>().ok()
+        let nanoseconds = text.split_whitespace().next()?.parse().ok()?;
+        Some((thread.path(), Duration::from_nanos(nanoseconds)))
     });
-    Duration::from_nanos(on_cpu.sum())
+    on_cpu.collect()
 }
 
 fn mib(kib: u64) -> f64 {
