@@ -5,7 +5,7 @@
 //! locks, files without a name. The keeper waits:
 //!
 //! 1. While the server lives, it waits for the server's end.
-//! 2. When the server is dead, it starts the successor if it is asked to and [can](super::successor).
+//! 2. When the server is dead, it starts the successor if it is asked to and can (`successor`).
 //! 3. It hands descriptors to the successor, by their numbers, until it is dismissed.
 //! 4. When the server is dead and no process has the other end of its channel either, the keeper ends, and with it all
 //!    descriptors of the server: the mounts answer `ENOTCONN`.

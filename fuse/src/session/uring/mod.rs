@@ -10,12 +10,12 @@
 //! 1. The kernel puts a request into memory that outlives the server ([`memory`]), in a thread of the server. An entry of that
 //!    memory says which request it has, and how far the answer came.
 //! 2. A thread that is killed first takes in what the kernel has for it, and then gives its empty entries back, before it counts
-//!    as exiting ([`ring::Ring::end_with_thread`]). So the kernel gives no request to a thread that is gone: what comes from then
+//!    as exiting (`Ring::end_with_thread`). So the kernel gives no request to a thread that is gone: what comes from then
 //!    on waits in the queue.
 //! 3. The kernel finds a request by its queue and its number, whichever process answers it. So the successor answers what was
 //!    left, by the same rules as on the device, and each commit makes the entry the successor's.
 //! 4. If the kernel has an answer already, it knows the request no more (`ENOENT`). The successor then registers the entry.
-//! 5. What waits in the queues is woken by one request on each CPU ([`wake`]).
+//! 5. What waits in the queues is woken by one request on each CPU (`wake`).
 //! 6. A takeover can be done again at any point: entries change only as in the life of any server.
 //!
 //! Before the kernel has an entry for each queue, no request comes through a ring. Whatever fails up to then leaves the session
