@@ -24,12 +24,13 @@ use nix::errno::Errno;
 
 use super::steps::Step;
 use super::tree::LiveTree;
+use crate::projection;
 use crate::projection::filesystem::{FOREVER, asked, entry, file_system, push_if_it_fits, told};
 use crate::projection::tree::{Attributes, NodeId};
 use crate::projection::undo::Undo;
 use crate::region::Region;
-use crate::session::abi::{EntryOut, ReadIn, SetattrIn, fattr};
-use crate::session::{Answer, Exchange, Notifier, Operation, Request, Service, drop_content_of};
+use crate::session::abi::{EntryOut, ReadIn, SetattrIn, fattr, init};
+use crate::session::{Answer, Exchange, Notifier, Operation, Request, Service, Wanted, drop_content_of};
 use crate::trace::Trace;
 
 /// How long an answer waits for other bytes. The kernel drops pages within microseconds, unless it waits for the answer.
@@ -138,6 +139,16 @@ pub struct LiveFilesystem {
     region: Arc<Region>,
     undo: Undo,
     trace: Arc<Trace>,
+}
+
+/// What a session with live parts asks the kernel for: what a projection does, but for `EXPLICIT_INVAL_DATA`.
+///
+/// The kernel takes note of another size, and then cuts the pages off there (`fuse_change_attributes_i`, up to Linux 6.18 at least). If
+/// it suspends a thread between the two for the whole of the next swap, the thread cuts off a page of the version after its own: the
+/// page ends in zeros. Without the flag, the thread drops the pages next, and the file is read anew.
+pub(crate) fn wanted(traced: bool) -> Wanted {
+    let wanted = projection::filesystem::wanted(traced);
+    Wanted { flags: wanted.flags & !init::EXPLICIT_INVAL_DATA, ..wanted }
 }
 
 impl LiveFilesystem {

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::{Common, ServedKind, ServerResources, Volumes, broken, copies, images};
-use crate::live::filesystem::{LiveFilesystem, SharedLiveTree};
+use crate::live::filesystem::{LiveFilesystem, SharedLiveTree, wanted};
 use crate::live::tree::{LiveTree, SavedLiveTree, Update};
-use crate::projection::filesystem;
 use crate::projection::undo::Undo;
 use crate::protocol::{Body, Reply, VolumeId};
 use crate::region::VolumeKind;
@@ -53,8 +52,10 @@ impl ServedKind for LiveParts {
     }
 
     fn begin(&mut self, volume: &Common, _: &mut ServerResources) -> io::Result<Reply> {
-        let wanted = filesystem::wanted(self.is_traced);
-        self.run(Session::open(volume.device.try_clone()?, wanted, Arc::clone(&volume.region))?, volume)?;
+        self.run(
+            Session::open(volume.device.try_clone()?, wanted(self.is_traced), Arc::clone(&volume.region))?,
+            volume,
+        )?;
         Ok(Reply::Done)
     }
 
