@@ -82,7 +82,7 @@ mod tests {
 
     use super::*;
 
-    /// What the profiles allow, but for rings.
+    /// The system calls that the profiles allow, without those for io_uring.
     const PROFILES: [&[&str]; 3] = [&[ABSENT, COMMON], &[ABSENT, COMMON, AUDIT], &[ABSENT, COMMON, PASSTHROUGH]];
     const WITH_RINGS: &[&str] = &[ABSENT, COMMON, PASSTHROUGH, RINGS];
 

@@ -51,7 +51,7 @@ pub struct Started {
     pub pidfd: OwnedFd,
 }
 
-/// Asks the keeper at the other end of `channel` for a successor that is told what to do on `control`.
+/// Asks the keeper at the other end of `channel` for a successor. The supervisor sends it requests on `control`.
 ///
 /// # Errors
 /// When the keeper does not answer in time, or cannot clone itself.

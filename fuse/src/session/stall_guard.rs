@@ -24,8 +24,9 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::answer::Responder;
+use super::readers::MAX_THREADS;
 use super::request::{Operation, Request};
-use super::{Answer, MAX_THREADS, Service};
+use super::{Answer, Service};
 use crate::caller::ending::has_given_up;
 use crate::region::Region;
 

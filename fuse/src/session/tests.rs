@@ -3,6 +3,7 @@
 use std::os::fd::AsRawFd;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
 
 use super::*;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};

@@ -369,7 +369,7 @@ impl RingMemory {
         // What stands before the payload is as long as the kernel's two headers, less what is not there.
         let place = if in_place { PAGE - length.saturating_sub(self.payload_of(entry)).min(PAGE) } else { REQUEST };
         let length = if in_place { length } else { length.min(SHORT_REQUEST) };
-        // SAFETY: the bytes are within the entry; nobody writes them before the answer, says the caller.
+        // SAFETY: the bytes are within the entry; the caller promises that no thread writes them before the answer.
         unsafe { std::slice::from_raw_parts(self.bytes(entry).add(place), length.min(ENTRY - place)) }
     }
 

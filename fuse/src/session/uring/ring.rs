@@ -95,7 +95,7 @@ struct Submission {
     rest: [u64; 7],
 }
 
-/// What FUSE is told with a command.
+/// The part of a command that the FUSE driver reads (`struct fuse_uring_cmd_req`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FuseCommand {

@@ -199,7 +199,7 @@ impl RingThread {
             // The volume is unmounted.
             Err(libc::ENOTCONN | libc::ECONNABORTED | libc::ENODEV) => {}
             Err(error) => {
-                // Nobody would answer the callers of this CPU any more: this server ends, and another one goes on.
+                // No thread answers the callers of this CPU any more, so the server ends, and its successor does.
                 let error = io::Error::from_raw_os_error(error);
                 tracing::error!("the kernel refuses a ring that it took before: {error}");
                 std::process::abort()

@@ -1,0 +1,208 @@
+//! The threads that read requests from the device and answer them, and how many there are.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::thread;
+
+use zerocopy::IntoBytes;
+
+use super::answer::Responder;
+use super::stall_guard::StallGuard;
+use super::{Exchange, Granted, Input, Operation, Request, Service, read};
+use crate::region::{Region, SLOTS};
+
+/// Most threads of a session, those for slow requests included.
+pub(super) const MAX_THREADS: usize = SLOTS;
+
+/// The threads of a session.
+pub(super) struct Readers {
+    device: Arc<OwnedFd>,
+    region: Arc<Region>,
+    service: Arc<dyn Service>,
+    /// For a source that may be away.
+    stall_guard: Option<Arc<StallGuard>>,
+    /// How many there are when nothing is slow.
+    wanted: usize,
+    /// How many wait for a request.
+    idle: AtomicUsize,
+    /// How many there are.
+    running: AtomicUsize,
+    /// The slots that are taken, a bit for each.
+    slots: AtomicU32,
+}
+
+impl Readers {
+    /// So many threads while no request is slow.
+    pub(super) fn new(
+        device: Arc<OwnedFd>,
+        region: Arc<Region>,
+        service: Arc<dyn Service>,
+        stall_guard: Option<Arc<StallGuard>>,
+        wanted: usize,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            device,
+            region,
+            service,
+            stall_guard,
+            wanted: wanted.min(MAX_THREADS),
+            idle: AtomicUsize::new(0),
+            running: AtomicUsize::new(0),
+            slots: AtomicU32::new(0),
+        })
+    }
+
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// When one cannot be started.
+    pub(super) fn start(self: &Arc<Self>) -> io::Result<()> {
+        (0..self.wanted).try_for_each(|_| Arc::clone(self).spawn())
+    }
+
+    fn spawn(self: Arc<Self>) -> io::Result<()> {
+        self.running.fetch_add(1, Ordering::Relaxed);
+        let readers = Arc::clone(&self);
+        let started = thread::Builder::new().name("session".to_owned()).spawn(move || readers.serve());
+        started.map(drop).inspect_err(|_| {
+            self.running.fetch_sub(1, Ordering::Relaxed);
+        })
+    }
+
+    fn serve(self: Arc<Self>) {
+        if let Some(slot) = self.register() {
+            self.serve_from(slot);
+            self.release(slot);
+        }
+        self.running.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn serve_from(self: &Arc<Self>, slot: usize) {
+        if slot == 0 {
+            self.region.set_session_thread(rustix::thread::gettid().as_raw_nonzero().get());
+        }
+        self.region.in_flight().slot(slot).register();
+        self.service.begin_thread();
+        let mut input = Input::new(self.service.longest_request()).unwrap_or_else(|error| {
+            // As everywhere where there is no memory: this server ends, and another one goes on.
+            tracing::error!("no room for requests: {error}");
+            std::process::abort()
+        });
+        let mut buffer = Vec::new();
+        while let Some(length) = self.next(input.as_mut_bytes()) {
+            let Some(request) = Request::parse(&input.as_bytes()[..length]) else { continue };
+            match request.operation {
+                Operation::Interrupt { unique } => self.interrupt(unique),
+                Operation::Destroy => {}
+                _ => match &self.stall_guard {
+                    Some(stall_guard) => {
+                        self.answer_guarded(stall_guard, &request, &input.as_bytes()[..length], slot, &mut buffer)
+                    }
+                    None => self.answer(&request, slot, &mut buffer),
+                },
+            }
+        }
+    }
+
+    fn interrupt(&self, unique: u64) {
+        self.service.interrupt(unique);
+        if let Some(stall_guard) = &self.stall_guard {
+            stall_guard.interrupt(unique);
+        }
+    }
+
+    /// Answers `request`, whose source may be away, or leaves it to another thread. In return this one answers for those
+    /// that were left before.
+    fn answer_guarded(
+        self: &Arc<Self>,
+        stall_guard: &StallGuard,
+        request: &Request<'_>,
+        bytes: &[u8],
+        slot: usize,
+        buffer: &mut Vec<u8>,
+    ) {
+        if let Operation::Forget { .. } | Operation::BatchForget { .. } = request.operation {
+            return self.answer(request, slot, buffer);
+        }
+        if let Some(known) = stall_guard.recall(request) {
+            self.region.counts().request(request.opcode);
+            let _ = Responder::of_device(&self.device, request.unique).send(Ok(known));
+            return;
+        }
+        if !stall_guard.enter(request, bytes) {
+            return;
+        }
+        self.answer(request, slot, buffer);
+        let mut answered = request.number();
+        while let Some(parked) = stall_guard.leave(answered) {
+            // It was a request when it was parked.
+            let Some(request) = Request::parse(parked.bytes()) else { return };
+            self.answer(&request, slot, buffer);
+            answered = request.number();
+        }
+    }
+
+    fn answer(self: &Arc<Self>, request: &Request<'_>, slot: usize, buffer: &mut Vec<u8>) {
+        let (slots, number) = (self.region.in_flight(), request.number());
+        let slot = slots.slot(slot);
+        slot.take(number);
+        let earlier = if request.is_resent() { slots.earlier(number) } else { None };
+        self.region.counts().request(request.opcode);
+        if self.idle.load(Ordering::Relaxed) == 0 && self.service.may_wait(&request.operation) {
+            self.make_room();
+        }
+        let responder = Responder::of_device(&self.device, request.unique);
+        buffer.clear();
+        let mut exchange = Exchange { buffer, responder: &responder, region: &self.region, slot, earlier };
+        let outcome = self.service.answer(request, &mut exchange);
+        // The kernel takes no answer to a request that was aborted, or that another thread has answered.
+        let granted = outcome.as_ref().ok().and_then(Granted::of);
+        let unheard = responder.send_with(outcome, buffer).is_err();
+        if let (true, Some(granted), true) = (unheard, granted, self.stall_guard.is_some()) {
+            self.service.take_back(granted);
+        }
+        slot.clear();
+        if request.is_resent() {
+            slots.drop_replay(number);
+        }
+    }
+
+    /// A free slot.
+    fn register(&self) -> Option<usize> {
+        let lowest = |taken: u32| taken.trailing_ones() as usize;
+        let take = |taken| (lowest(taken) < SLOTS).then(|| taken | (1 << lowest(taken)));
+        self.slots.fetch_update(Ordering::Acquire, Ordering::Relaxed, take).ok().map(lowest)
+    }
+
+    fn release(&self, slot: usize) {
+        self.slots.fetch_and(!(1 << slot), Ordering::Release);
+    }
+
+    /// Starts a thread in the place of this one. Without it the volume is slower, not wrong.
+    fn make_room(self: &Arc<Self>) {
+        if self.running.load(Ordering::Relaxed) < MAX_THREADS {
+            let _ = Arc::clone(self).spawn();
+        }
+    }
+
+    /// The length of the next request; none when this thread is to end.
+    fn next(&self, input: &mut [u8]) -> Option<usize> {
+        if self.idle.fetch_add(1, Ordering::Relaxed) >= self.wanted {
+            self.idle.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        let length = read(&self.device, input);
+        self.idle.fetch_sub(1, Ordering::Relaxed);
+        length.ok()
+    }
+}
+
+impl Drop for Readers {
+    fn drop(&mut self) {
+        if let Some(stall_guard) = &self.stall_guard {
+            stall_guard.end();
+        }
+    }
+}
