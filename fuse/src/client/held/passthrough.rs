@@ -113,7 +113,14 @@ impl MountedVolume {
 
 /// Memory for rings, if the kernel offers them and there is memory. Without it, requests come through the device.
 fn rings() -> Option<RingMemory> {
-    let queues = uring::possible_cpus().filter(|_| uring::are_offered())?;
+    if !uring::are_offered() {
+        tracing::warn!(
+            "requests come through /dev/fuse: the kernel offers no io_uring while /sys/module/fuse/parameters/enable_uring is \
+             not Y"
+        );
+        return None;
+    }
+    let queues = uring::possible_cpus()?;
     let created = RingMemory::create(queues);
     created.inspect_err(|error| tracing::warn!("no memory for rings ({error}); requests come through /dev/fuse")).ok()
 }
