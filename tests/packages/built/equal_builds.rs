@@ -28,7 +28,7 @@ fn a_copy_of_the_tree_makes_equal_packages() {
     if let Some(program) = program() {
         command.arg("--program").arg(program);
     }
-    if !expected.published {
+    if !reproduces() {
         command.arg("--fast");
     }
     build(copy.path(), &mut command);
@@ -43,10 +43,15 @@ fn a_copy_of_the_tree_makes_equal_packages() {
 /// The program that the copy packs; none if it builds its own, which takes minutes.
 fn program() -> Option<PathBuf> {
     match packages().published {
-        true if env::var_os("PODFS_TEST_REPRODUCE").is_some_and(|wanted| wanted == "1") => None,
+        true if reproduces() => None,
         true => Some(of_this_tree("target/packaged/podfs")),
         false => Some(PODFS.into()),
     }
+}
+
+/// The packages are those of a release, and the copy builds its programs anew.
+fn reproduces() -> bool {
+    packages().published && env::var_os("PODFS_TEST_REPRODUCE").is_some_and(|wanted| wanted == "1")
 }
 
 /// What `packaging/build` of this tree keeps.
