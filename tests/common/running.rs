@@ -104,7 +104,9 @@ impl Running {
             keepers = self.keepers();
             !keepers.is_empty()
         });
-        for process in std::iter::once(server).chain(keepers) {
+        // A server that is stopped starts no other keeper, and the supervisor asks no keeper for a successor yet.
+        let _ = kill(server, Signal::SIGSTOP);
+        for process in keepers.into_iter().chain([server]) {
             let _ = kill(process, Signal::SIGKILL);
         }
         self.freed(ask)
