@@ -138,6 +138,11 @@ leave() {
   fi
   # What podfs could not take away itself, because it was killed.
   podfs cleanup || true
+  # A supervisor that is just ending may still make and remove files of its own.
+  for _ in $(seq 100); do
+    ! rm -rf --one-file-system "$work" 2>/dev/null || return 0
+    sleep 0.05
+  done
   rm -rf --one-file-system "$work"
 }
 

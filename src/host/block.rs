@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 use super::device::BlockDevice;
 use super::disks::Disk;
-use super::global_mount::{GlobalMount, User, write_whole};
+use super::global_mount::{GlobalMount, Held, User, write_whole};
 use super::{HostError, Source};
 
 /// What is added to a plugin's name, so that its block volumes have records of their own.
@@ -97,22 +97,42 @@ impl BlockVolume {
         if !self.mount.has_user(&self.uid) {
             return Ok(());
         }
-        self.mount.leave(&self.uid, |held| {
-            absent(fs::remove_file(held.place().join(DEVICE)))
-                .map_err(|cause| HostError::system("clear", held.place(), cause))?;
-            remove_empty(Some(held.place()), &self.root);
-            Ok(())
-        })
+        self.mount.leave(&self.uid, |held| clear(held, &self.root))
     }
+
+    /// Removes what a process has left that was killed after the last pod had gone.
+    fn sweep(&self) -> Result<(), HostError> {
+        self.mount.sweep(|held| clear(held, &self.root))
+    }
+}
+
+/// Removes what is there for all pods, none of which has the device any more.
+fn clear(held: &Held<'_>, root: &Path) -> Result<(), HostError> {
+    absent(fs::remove_file(held.place().join(DEVICE)))
+        .map_err(|cause| HostError::system("clear", held.place(), cause))?;
+    remove_empty(Some(held.place()), root);
+    Ok(())
 }
 
 /// The pod has gone: removes the links of all its block volumes. Gives what stays, and why.
 pub fn unmap_all(root: &Path, uid: &str) -> Vec<(PathBuf, HostError)> {
+    let records = |plugin: &str| format!("{plugin}{RECORDS}");
     let volumes = PLUGINS.into_iter().flat_map(|plugin| {
-        let names = GlobalMount::names(root, &format!("{plugin}{RECORDS}"), Some(uid));
+        let names = GlobalMount::names(root, &records(plugin), None);
         names.into_iter().map(move |name| BlockVolume::new(root, plugin, &name, uid))
     });
-    volumes.filter_map(|volume| Some((volume.link.clone(), volume.unmap().err()?))).collect()
+    let removed = |volume: BlockVolume| {
+        let removed = match volume.mount.has_no_user() {
+            true => volume.sweep(),
+            false if volume.mount.has_user(uid) => volume.unmap(),
+            false => Ok(()),
+        };
+        Some((volume.link, removed.err()?))
+    };
+    let left = volumes.filter_map(removed).collect();
+    // A process that was killed may have left the directories above the records empty.
+    PLUGINS.into_iter().for_each(|plugin| GlobalMount::remove_empty(root, &records(plugin)));
+    left
 }
 
 /// Opens the device at a path.

@@ -4,11 +4,11 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{CWD, fstatfs};
+use rustix::fs::{CWD, fstatfs, fstatvfs};
 use rustix::io::Errno;
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create, fsconfig_set_flag,
-    fsconfig_set_string, fsmount, fsopen, move_mount, unmount,
+    FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
+    fsconfig_reconfigure, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, fspick, move_mount, unmount,
 };
 
 use super::HostError;
@@ -28,6 +28,31 @@ pub fn mount_tmpfs(at: &Path, bytes: u64) -> Result<(), HostError> {
         created => created,
     };
     attach(mounted, at).map_err(|errno| HostError::system("mount a tmpfs on", at, errno))
+}
+
+/// Changes the size of the tmpfs that `root` is open on, unless it has that size.
+///
+/// # Errors
+/// When its files take more, or the kernel refuses.
+pub fn resize_tmpfs(root: impl AsFd, bytes: u64, at: &Path) -> Result<(), HostError> {
+    let failed = |errno: Errno| HostError::system("change the size of the tmpfs on", at, errno);
+    let found = fstatvfs(&root).map_err(failed)?;
+    let (unit, blocks) = (found.f_frsize.max(1), found.f_blocks);
+    if bytes.div_ceil(unit) == blocks {
+        return Ok(());
+    }
+    let changed = fspick(root, c"", FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_EMPTY_PATH).and_then(|context| {
+        fsconfig_set_string(context.as_fd(), "size", bytes.to_string())?;
+        fsconfig_reconfigure(context.as_fd())
+    });
+    changed.map_err(|errno| match errno {
+        Errno::INVAL => HostError::Refused(format!(
+            "its files take {} bytes, more than the new size of {bytes}; it keeps its size of {} bytes until files are deleted",
+            (blocks - found.f_bfree.min(blocks)) * unit,
+            blocks * unit,
+        )),
+        errno => failed(errno),
+    })
 }
 
 /// Mounts huge pages of this size.

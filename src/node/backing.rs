@@ -4,7 +4,7 @@
 //! Names are the kubelet's (`GetUniqueVolumeName`): a volume that is attached to the node, or of which the node has one device for all
 //! pods, has one name for all of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::binding::{self, BoundSource};
 use crate::manifest::objects::{ObjectKind, Objects};
@@ -23,6 +23,34 @@ pub struct Backing {
     pub attachable: bool,
     /// The bytes that the PersistentVolume has, if it says so.
     pub size: Option<u64>,
+}
+
+/// A claim whose volume is about to grow on this node.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Growing {
+    /// Its name.
+    pub claim: String,
+    /// The bytes that its PersistentVolume has.
+    pub bytes: u64,
+    /// Whether a controller of the cluster says when the node has to do its part.
+    pub by_controller: bool,
+}
+
+/// The claims of the pod whose volumes are about to grow on this node, as far as these objects tell.
+pub fn growing(pod: &Pod, objects: &Objects) -> BTreeSet<Growing> {
+    let growing = |volume: &Volume| {
+        let VolumeSource::Claim(claim) = &volume.source else { return None };
+        let bound = binding::resolve(volume.name.as_str(), claim, &pod.identity, &pod.facts, objects).ok()?;
+        let by_controller = match &bound.source {
+            BoundSource::Local(_) => false,
+            BoundSource::Csi(_) => true,
+            _ => return None,
+        };
+        let bytes = bound.capacity.filter(|bytes| bound.claimed.is_some_and(|claimed| claimed < *bytes))?;
+        let claim = volume.claim_name(&pod.identity.name)?;
+        (!bound.read_only).then_some(Growing { claim, bytes, by_controller })
+    };
+    pod.volumes.iter().filter_map(growing).collect()
 }
 
 /// What the volumes of the pod lead to, as far as these objects tell. A claim that leads to nothing is left out, and so is a volume of a

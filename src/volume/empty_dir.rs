@@ -25,6 +25,19 @@ pub struct EmptyDir {
     pub mode: Option<u16>,
 }
 
+impl EmptyDir {
+    /// Whether one that is mounted can become `next`, which has another size limit, while containers use it. Only a server that
+    /// has counted from the start can hold a limit, and huge pages keep theirs.
+    pub(super) fn can_become(self, next: EmptyDir) -> bool {
+        let is_resizable = match self.medium {
+            Storage::Disk => self.size_limit.is_some(),
+            Storage::Memory => true,
+            Storage::HugePages(_) => false,
+        };
+        is_resizable && EmptyDir { size_limit: next.size_limit, ..self } == next
+    }
+}
+
 /// What the files of an emptyDir are kept on. Reads like the manifest's `medium`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {

@@ -165,6 +165,17 @@ pub enum VolumeSource {
     Unsupported(String),
 }
 
+impl VolumeSource {
+    /// Whether a volume of this source that is mounted can show `next` without a new mount: both are the same, or an emptyDir has
+    /// another size limit.
+    pub fn can_become(&self, next: &VolumeSource) -> bool {
+        match (self, next) {
+            (VolumeSource::EmptyDir(now), VolumeSource::EmptyDir(next)) => now == next || now.can_become(*next),
+            _ => self == next,
+        }
+    }
+}
+
 /// A kind of volume: the names it goes by and its parser.
 pub struct VolumeType {
     /// Its field in the manifest, such as `configMap`.

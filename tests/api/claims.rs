@@ -118,7 +118,15 @@ fn cs_13_the_claim_of_a_volume_that_its_driver_has_grown_has_the_new_capacity() 
     assert_eq!(status["allocatedResourceStatuses"], json!({}));
     assert_eq!(driver.count("NodeExpandVolume"), 1);
     let message = "MountVolume.NodeExpandVolume succeeded for volume \"v\"";
-    eventually("an event says so", || cluster.has_event("FileSystemResizeSuccessful", message));
+    for kind in ["Pod", "PersistentVolumeClaim"] {
+        eventually("an event says so", || {
+            let events = cluster.server.objects("Event");
+            let event = events.iter().find(|event| {
+                event["involvedObject"]["kind"] == kind && event["reason"] == "FileSystemResizeSuccessful"
+            });
+            event.is_some_and(|event| event["message"] == message)
+        });
+    }
 
     // It grows again while it is mounted: the node hears of it with the next pod.
     cluster.put_volume(32, &json!({"csi": {"driver": DRIVER, "volumeHandle": "h"}}));
@@ -127,6 +135,21 @@ fn cs_13_the_claim_of_a_volume_that_its_driver_has_grown_has_the_new_capacity() 
     eventually("the claim has the newer size", || cluster.status()["capacity"]["storage"] == "32Mi");
     eventually("it was grown for both pods", || driver.count("NodeExpandVolume") >= 2);
     cluster.end(&["web", "other"]);
+}
+
+#[test]
+fn cs_13_the_claim_says_that_the_node_grows_its_volume_from_before_the_driver_is_called_until_it_has_grown() {
+    let cluster = Cluster::new(8, 16);
+    let driver = cluster.driver();
+    driver.fail_always("NodeExpandVolume", Some(Fault::Fails(Code::Internal)));
+    cluster.put_pod("web");
+    let _daemon = cluster.start();
+    eventually("the driver is called", || driver.count("NodeExpandVolume") > 0);
+    assert_eq!(cluster.status()["allocatedResourceStatuses"]["storage"], "NodeResizeInProgress");
+    driver.fail_always("NodeExpandVolume", None);
+    eventually("the claim has the new size", || cluster.status()["capacity"]["storage"] == "16Mi");
+    assert_eq!(cluster.status()["allocatedResourceStatuses"], json!({}));
+    cluster.end(&["web"]);
 }
 
 #[test]

@@ -68,7 +68,7 @@ fn tokens(token: &str) -> String {
     json!({"": {"token": token, "expirationTimestamp": "2099-01-01T00:00:00Z"}}).to_string()
 }
 
-fn with_token(volume: &Volume, token: &str) -> Volume {
+pub(crate) fn with_token(volume: &Volume, token: &str) -> Volume {
     let mut volume = volume.clone();
     volume.request.volume_context.insert(TOKENS.to_owned(), tokens(token));
     volume

@@ -7,7 +7,9 @@ use std::fs;
 use serde_json::{Value, json};
 
 use crate::api_server::{ApiServer, InitialEvents, Style, User};
+use crate::common::chart::{rendered, yaml};
 use crate::common::packages::top;
+use crate::csi::with_token;
 use crate::kubelet::Kubelet;
 use crate::rig::NODE;
 
@@ -16,8 +18,10 @@ type Permissions = BTreeSet<(String, String)>;
 
 /// A cluster with the objects of the manifests, which were created in their order.
 fn cluster() -> ApiServer {
-    let text = fs::read_to_string(top().join("packaging/kubernetes/podfs.yaml")).expect("manifests");
-    let objects: Vec<Value> = serde_saphyr::from_multiple(&text).expect("YAML");
+    cluster_with(yaml(&fs::read_to_string(top().join("packaging/kubernetes/podfs.yaml")).expect("manifests")))
+}
+
+fn cluster_with(objects: Vec<Value>) -> ApiServer {
     let server = ApiServer::start();
     for object in objects {
         let namespace = &object["metadata"]["namespace"];
@@ -132,4 +136,60 @@ fn the_roles_of_the_manifests_allow_what_the_daemon_asks_for_and_no_more() {
         }));
     }
     assert_eq!(asked, allowed, "what was asked for, and what the roles allow");
+}
+
+#[test]
+fn where_pods_read_their_objects_the_role_of_the_chart_allows_only_pods_and_podfs_asks_for_nothing_else() {
+    let values = json!({"csiDriver": {"readAs": "pod"}});
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "podfs"}});
+    let server = cluster_with([namespace].into_iter().chain(rendered(&values)).collect());
+    let podfs = account(&server);
+    let allowed = bind(&server, &podfs);
+    let web = User::new("system:serviceaccount:default:web", "system:serviceaccounts");
+    let of_pod: Permissions = ["list", "watch"]
+        .into_iter()
+        .flat_map(|verb| ["configmaps", "secrets"].map(|resource| (verb.to_owned(), resource.to_owned())))
+        .collect();
+    permit(&server, &web, &of_pod);
+    for (kind, data) in [("ConfigMap", json!({"key": "one"})), ("Secret", json!({"key": "b25l"}))] {
+        server.put_value(json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": "app"}, "data": data}));
+    }
+    server.put_value(json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "uid": "uid-web", "labels": {"app": "web"}},
+        "spec": {"nodeName": NODE, "containers": [{"name": "c", "image": "none"}]},
+    }));
+    let set = only(server.objects("DaemonSet"));
+    let arguments = set["spec"]["template"]["spec"]["containers"][0]["args"].as_array().expect("arguments");
+    let read_as = arguments.iter().filter_map(Value::as_str).find(|argument| argument.starts_with("--csi-read-as"));
+    let (mut asked, mut asked_by_pod) = (Permissions::new(), Permissions::new());
+    for initial in [InitialEvents::Sent, InitialEvents::Refused] {
+        server.initial_events(initial);
+        server.forget_requests();
+        let kubelet = Kubelet::new();
+        let mut command = kubelet.node.bare_command();
+        command.arg("--kubeconfig").arg(server.kubeconfig_of(&podfs, Style::Token)).args(["--node-name", NODE]);
+        command.arg("--csi").arg(kubelet.socket()).arg("--kubelet-root").arg(kubelet.root());
+        command.arg(read_as.expect("the DaemonSet says who reads"));
+        let daemon = kubelet.node.start_command(command);
+        let token = server.new_token(&web);
+        let volumes = [
+            kubelet.volume("web", "config", &[("kind", "configMap"), ("name", "app")]),
+            kubelet.volume("web", "login", &[("kind", "secret"), ("name", "app")]),
+            kubelet.volume("web", "info", &[("kind", "downwardAPI"), ("items", "labels=metadata.labels")]),
+        ];
+        let volumes = volumes.map(|volume| with_token(&volume, &token));
+        volumes.iter().for_each(|volume| kubelet.published(volume));
+        for (volume, file) in volumes.iter().zip(["key", "key", "labels"]) {
+            let text = fs::read_to_string(volume.target.join(file)).expect("a file");
+            assert!(["one", "app=\"web\""].contains(&text.as_str()), "{text}");
+        }
+        kubelet.end_pod("web", &volumes);
+        drop(daemon);
+        for request in server.requests().into_iter().filter(|asked| asked.resource.is_some()) {
+            let of = if request.user == podfs.name { &mut asked } else { &mut asked_by_pod };
+            of.insert((request.verb, request.plural));
+        }
+    }
+    assert_eq!(asked, allowed, "what podfs asked for, and what the role allows");
+    assert_eq!(asked_by_pod, of_pod, "what was asked for with the pod's token");
 }

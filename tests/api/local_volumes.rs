@@ -284,20 +284,32 @@ fn an_offer_is_withdrawn_when_nothing_is_mounted_there_any_more() {
 }
 
 #[test]
-fn a_hundred_directories_are_offered_once_each_while_the_daemon_is_killed() {
+fn a_hundred_directories_are_offered_once_each_while_the_daemon_is_killed_at_each_offer() {
+    const VOLUMES: &str = "persistentvolumes";
     let mut rig = Rig::new("Delete");
     let paths: Vec<_> = (0..100).map(|number| rig.mount(&format!("disk-{number:03}"))).collect();
-    for offered in [1, 20, 60] {
+    let offered = || rig.server.objects("PersistentVolume").len();
+    for number in 0..paths.len() {
+        // One more offer, and the next one gets no answer.
+        rig.server.fail_only("create", VOLUMES, 1, Answer::Right);
+        rig.server.fail_always("create", VOLUMES, Answer::Never);
+        let asked = rig.server.count("create", VOLUMES);
         let mut daemon = rig.start();
-        eventually("some are offered", || rig.server.objects("PersistentVolume").len() >= offered);
+        eventually("one more is offered", || offered() > number);
+        // Every second time, podfs is killed when it has begun the next offer; otherwise while it gets the answer to the last one.
+        if number % 2 == 0 && number + 1 < paths.len() {
+            eventually("the next offer has begun", || rig.server.count("create", VOLUMES) > asked + 1);
+        }
         daemon.signal(nix::sys::signal::Signal::SIGKILL);
         daemon.wait();
+        rig.server.heal();
+        assert_eq!(offered(), number + 1, "nothing is offered twice");
     }
     let _daemon = rig.start();
-    for path in &paths {
-        rig.wait_offered(path);
-    }
-    assert_eq!(rig.server.objects("PersistentVolume").len(), paths.len());
+    let late = rig.mount("late");
+    rig.wait_offered(&late);
+    assert!(paths.iter().all(|path| rig.volume(path).is_some()));
+    assert_eq!(rig.server.objects("PersistentVolume").len(), paths.len() + 1);
 }
 
 #[test]
@@ -416,19 +428,38 @@ const STRIDE: usize = 97;
 fn at_whichever_step_of_a_cleaning_podfs_is_killed_nothing_half_clean_is_offered() {
     let mut rig = Rig::new("Delete");
     let path = rig.mount("one");
+    kill_at_each_step_of_a_cleaning(&rig, &path, || write(&path), || is_empty(&path));
+}
+
+#[test]
+fn at_whichever_step_of_an_erasure_of_a_device_podfs_is_killed_nothing_half_erased_is_offered() {
+    let mut rig = Rig::new("Delete");
+    let disk = LoopDevice::new(8);
+    let path = rig.directory.join("disk");
+    fs::write(&path, "").expect("a file");
+    mount(Some(disk.path()), &path, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("bound");
+    rig.mounted.push(path.clone());
+    let write = || [0, 4 << 20, (8 << 20) - 4096].into_iter().for_each(|offset| disk.write(b"secret", offset));
+    let is_erased = || fs::read(disk.path()).expect("it can be read").iter().all(|byte| *byte == 0);
+    kill_at_each_step_of_a_cleaning(&rig, &path, write, is_erased);
+}
+
+/// Kills podfs while it cleans an entry and offers it again, later each time, until it comes to the end of that.
+#[track_caller]
+fn kill_at_each_step_of_a_cleaning(rig: &Rig, path: &Path, write: impl Fn(), is_clean: impl Fn() -> bool) {
     for kills in 0.. {
         let mut daemon = rig.start();
-        rig.wait_offered(&path);
-        rig.set_phase(&path, "Bound");
-        write(&path);
+        rig.wait_offered(path);
+        rig.set_phase(path, "Bound");
+        write();
         let pid = daemon.pid();
-        let is_offered_again = |uid: &str| rig.volume(&path).is_some_and(|volume| volume["metadata"]["uid"] != uid);
+        let is_offered_again = |uid: &str| rig.volume(path).is_some_and(|volume| volume["metadata"]["uid"] != uid);
         let (uid, killed) = killed_at(pid, kills * STRIDE, || {
-            let uid = rig.set_phase(&path, "Released");
+            let uid = rig.set_phase(path, "Released");
             eventually("it is offered again, or podfs is killed", || is_offered_again(&uid) || has_ended(pid));
             uid
         });
-        assert!(!is_offered_again(&uid) || is_empty(&path), "it is offered, and not empty: kill {kills}");
+        assert!(!is_offered_again(&uid) || is_clean(), "it is offered, and not clean: kill {kills}");
         if !killed {
             assert!(kills > 3, "there are that many steps: {kills}");
             daemon.signal(nix::sys::signal::Signal::SIGKILL);
@@ -437,8 +468,8 @@ fn at_whichever_step_of_a_cleaning_podfs_is_killed_nothing_half_clean_is_offered
         }
         daemon.was_reaped();
         let _next = rig.start();
-        rig.wait_offered_again(&path, &uid);
-        assert!(is_empty(&path), "kill {kills}");
+        rig.wait_offered_again(path, &uid);
+        assert!(is_clean(), "kill {kills}");
         eventually("no record is left", || rig.records().is_empty());
     }
 }

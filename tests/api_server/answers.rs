@@ -122,7 +122,9 @@ impl Cluster {
             sleep(delay).await;
         }
         match due {
-            None => user.and_then(|user| self.serve(&user, &asked)).unwrap_or_else(|failure| failure.response()),
+            None | Some(Answer::Right) => {
+                user.and_then(|user| self.serve(&user, &asked)).unwrap_or_else(|failure| failure.response())
+            }
             Some(Answer::Never) => std::future::pending().await,
             Some(answer) if answer.spoils() => {
                 // What goes on without end has no middle: a watch is spoilt at its first line.

@@ -12,9 +12,11 @@ use tokio::sync::watch;
 use super::request::Asked;
 use super::status::Failure;
 
-/// An answer other than the right one.
+/// An answer, mostly other than the right one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
+    /// The right one, before another plan begins.
+    Right,
     /// 429, to be asked again after so many seconds.
     TooMany(u64),
     /// An error of the server: 409, 500, 503, 504.
@@ -166,7 +168,7 @@ impl Answer {
                 response
             }
             Self::Oversize(bytes) => typed("application/json", Body::from(vec![b' '; *bytes])),
-            Self::Never | Self::InvalidUtf8 | Self::Truncated | Self::Broken => {
+            Self::Right | Self::Never | Self::InvalidUtf8 | Self::Truncated | Self::Broken => {
                 unreachable!("{self:?} has its own way")
             }
         }

@@ -5,6 +5,7 @@
 pub mod builds;
 pub mod caller;
 pub mod cgroup;
+pub mod chart;
 pub mod control;
 pub mod file_handle;
 pub mod fuse_user;

@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 
 use crate::claims::{claim, volume};
 use crate::common::loop_device::LoopDevice;
+use crate::common::tracer::killed_at;
 use crate::common::*;
+use crate::devices::{has_ended, is_free};
 
 const DATA: &str = "[{name: data, persistentVolumeClaim: {claimName: data}}]";
 
@@ -148,6 +150,53 @@ fn links_of_killed_processes_are_cleaned_up() {
     fixture.kill_both(&mut killed);
     fixture.cleanup(&[]);
     fixture.assert_nothing_left();
+}
+
+/// Every so many system calls, podfs is killed once.
+const STRIDE: usize = 41;
+
+#[test]
+fn at_whichever_step_podfs_is_killed_a_block_volume_is_whole_for_the_next_one_and_goes_with_its_pod() {
+    for kills in 0.. {
+        let device = LoopDevice::new(8);
+        device.write(b"of the pod", 0);
+        let fixture = fixture(&device, DATA);
+        let manifest = fs::read_to_string(fixture.path("objects/volume.yaml")).expect("a manifest");
+        fixture.remove("objects/volume.yaml");
+        let mut running = fixture.start();
+        running.wait_log("persistentvolumes \"pv-1\" not found");
+        let pid = running.pid();
+        let pods = fixture.path("root/pods");
+        let uid = || fs::read_dir(&pods).ok()?.flatten().next()?.file_name().into_string().ok();
+        let leads_to_device = |link: &PathBuf| fs::read_link(link).is_ok_and(|path| path == device.path());
+        let is_linked = || uid().is_some_and(|uid| links(&fixture, &uid).iter().all(leads_to_device));
+        // First while it is linked; a supervisor that comes to the end of that is killed while it ends.
+        let ((), killed) = killed_at(pid, kills * STRIDE, || {
+            fixture.write("objects/volume.yaml", &manifest);
+            eventually("it is linked, or podfs is killed", || is_linked() || has_ended(pid));
+            if !has_ended(pid) {
+                running.signal(nix::sys::signal::Signal::SIGTERM);
+                eventually("podfs has ended", || has_ended(pid));
+            }
+        });
+        running.was_reaped();
+        fixture.kill_all();
+        if killed && kills % 2 == 0 {
+            let next = fixture.run();
+            assert!(is_linked());
+            stop(next);
+        } else if killed {
+            fixture.cleanup(&[]);
+        }
+        // A process that is killed between its last two steps leaves the run directory, empty.
+        let _ = fs::remove_dir(fixture.path("run"));
+        fixture.assert_nothing_left();
+        assert!(is_free(device.path()) && device.head().starts_with(b"of the pod"), "kill {kills}");
+        if !killed {
+            assert!(kills > 3, "there are that many steps: {kills}");
+            break;
+        }
+    }
 }
 
 #[test]

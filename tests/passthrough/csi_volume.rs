@@ -343,8 +343,9 @@ fn cs_07_a_podfs_that_is_killed_during_a_call_leaves_nothing_and_unstages_nothin
 }
 
 #[test]
-fn cs_07_a_podfs_that_is_killed_while_it_ends_is_finished_by_cleanup() {
-    for method in ["NodeUnpublishVolume", "NodeUnstageVolume"] {
+fn cs_07_a_podfs_that_is_killed_while_it_ends_is_finished_by_the_next_one_or_by_cleanup() {
+    let methods = ["NodeUnpublishVolume", "NodeUnstageVolume"];
+    for (method, is_cleaned_up) in methods.into_iter().flat_map(|method| [(method, false), (method, true)]) {
         let rig = Rig::new(BOTH);
         let driver = rig.driver(STAGES);
         let mut running = rig.run();
@@ -352,6 +353,12 @@ fn cs_07_a_podfs_that_is_killed_while_it_ends_is_finished_by_cleanup() {
         running.signal(Signal::SIGTERM);
         running.wait();
         eventually("its processes have ended", || rig.fixture.processes().is_empty());
+        if !is_cleaned_up {
+            let next = rig.run();
+            assert_shown(&next);
+            rig.assert_stops_clean(next);
+            continue;
+        }
         let outcome = rig.fixture.cleanup(&[]);
         assert_eq!(outcome.code, Some(0), "{} {}", outcome.stdout, outcome.stderr);
         rig.assert_nothing_left();

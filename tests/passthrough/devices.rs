@@ -420,7 +420,7 @@ fn at_whichever_step_of_an_unmount_podfs_is_killed_nothing_is_lost_or_left() {
 }
 
 /// Whether a process has ended, though its parent may not know yet.
-fn has_ended(pid: Pid) -> bool {
+pub fn has_ended(pid: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
 }

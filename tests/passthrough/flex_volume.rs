@@ -35,6 +35,11 @@ detach) success ;;
 esac
 "#;
 
+/// What a command of the driver does to kill the supervisor, which is its parent: once, before the work and after it.
+const KILL_BEFORE: &str = r#"rm "$here/$command.do"; kill -9 $PPID; exit 1"#;
+const KILL_AFTER: &str =
+    r#"mv "$here/$command.do" "$here/done"; sh "$0" "$command" "$@"; rm "$here/done"; kill -9 $PPID; exit 0"#;
+
 struct Rig {
     fixture: Fixture,
     source: PathBuf,
@@ -226,14 +231,49 @@ fn fx_04_what_a_killed_podfs_had_mounted_is_unmounted_by_the_next_one() {
 fn fx_04_a_podfs_that_is_killed_between_two_calls_leaves_nothing() {
     for at in ["init", "attach", "waitforattach", "mountdevice", "mount"] {
         let rig = Rig::new(if at == "mount" { r#"{"attach": false}"# } else { "{}" });
-        // The parent of the driver is the supervisor.
-        rig.put(&format!("{at}.do"), "rm \"$here/$command.do\"; kill -9 $PPID; exit 1");
-        let mut running = rig.start();
-        eventually("the supervisor is killed", || !rig.driver().join(format!("{at}.do")).exists());
-        running.wait();
-        let running = rig.run();
-        assert_eq!(fs::read_to_string(running.volume("data").join("file")).expect("shown"), "1", "killed at {at}");
-        rig.assert_stops_clean(running);
+        for kill in [KILL_BEFORE, KILL_AFTER] {
+            rig.put(&format!("{at}.do"), kill);
+            let mut running = rig.start();
+            eventually("the supervisor is killed", || !rig.driver().join(format!("{at}.do")).exists());
+            running.wait();
+            let running = rig.run();
+            assert_eq!(fs::read_to_string(running.volume("data").join("file")).expect("shown"), "1", "killed at {at}");
+            rig.assert_stops_clean(running);
+        }
+    }
+}
+
+#[test]
+fn fx_04_a_podfs_that_is_killed_between_two_calls_of_an_unmount_is_finished_by_the_next_one_or_by_cleanup() {
+    for at in ["unmountdevice", "detach", "unmount"] {
+        let rig = Rig::new(if at == "unmount" { r#"{"attach": false}"# } else { "{}" });
+        for (kill, is_cleaned_up) in
+            [KILL_BEFORE, KILL_AFTER].into_iter().flat_map(|kill| [(kill, false), (kill, true)])
+        {
+            let mut running = rig.run();
+            rig.put(&format!("{at}.do"), kill);
+            running.signal(nix::sys::signal::Signal::SIGTERM);
+            eventually("the supervisor is killed", || !rig.driver().join(format!("{at}.do")).exists());
+            running.wait();
+            rig.fixture.kill_all();
+            if is_cleaned_up {
+                let outcome = rig.fixture.cleanup(&[]);
+                assert_eq!(outcome.code, Some(0), "{at}: {} {}", outcome.stdout, outcome.stderr);
+                let pods = rig.fixture.path("root/pods");
+                assert!(!pods.exists(), "killed at {at}, {kill}: {} {}", outcome.stdout, outcome.stderr);
+                rig.assert_only_the_drivers_directory_is_left();
+            } else {
+                let next = rig.run();
+                let shown = fs::read_to_string(next.volume("data").join("file"));
+                assert!(shown.is_ok_and(|text| text == "1"), "killed at {at}, {kill}: {:?}", rig.commands());
+                rig.assert_stops_clean(next);
+            }
+        }
+        assert_eq!(
+            fs::read_to_string(rig.source.join("file")).expect("a file"),
+            "1",
+            "nothing of the source is deleted"
+        );
     }
 }
 

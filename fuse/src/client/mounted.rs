@@ -1,6 +1,7 @@
 //! A mounted volume of any kind, as the supervisor has it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::held::{HeldPassthrough, HeldVolume};
 use super::{ServerClient, Watch};
@@ -60,6 +61,15 @@ impl MountedVolume {
     /// Whether it is a passthrough volume whose source is on another machine.
     pub fn is_remote(&self) -> bool {
         self.held.of_kind::<HeldPassthrough>().is_some_and(|passthrough| passthrough.options().remote.is_some())
+    }
+
+    /// Changes the limit of a passthrough volume that was mounted with one: most bytes that files may take on the source from now
+    /// on, or none. Files that are there already stay.
+    pub fn set_limit(&self, limit: Option<u64>) {
+        let is_limited = |passthrough: &HeldPassthrough| passthrough.options().limit.is_some();
+        if self.held.of_kind::<HeldPassthrough>().is_some_and(is_limited) {
+            self.held.region.header().limit.store(limit.unwrap_or(u64::MAX), Ordering::Relaxed);
+        }
     }
 
     /// How the bytes of files travel, as the server of a passthrough volume found out.

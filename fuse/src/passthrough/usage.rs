@@ -41,7 +41,8 @@ const BLOCK: u64 = 4096;
 
 /// The limit and what is taken of it, in bytes.
 pub struct Usage {
-    limit: u64,
+    /// The limit that the volume was mounted with. The supervisor may have set another one in the region.
+    first_limit: u64,
     region: Arc<Region>,
     right: Mutex<()>,
     /// Bytes of the root directory that are free of charge.
@@ -71,11 +72,19 @@ impl Usage {
     /// As a dead server left it.
     pub fn inherit(limit: u64, region: Arc<Region>) -> Usage {
         Usage {
-            limit,
+            first_limit: limit,
             region,
             right: Mutex::new(()),
             root_free: AtomicU64::new(BLOCK),
             names_removed: AtomicBool::new(true),
+        }
+    }
+
+    /// Most bytes that the volume may take now.
+    fn limit(&self) -> u64 {
+        match self.region.header().limit.load(Relaxed) {
+            0 => self.first_limit,
+            limit => limit,
         }
     }
 
@@ -95,7 +104,7 @@ impl Usage {
         let unit = u64::from(whole.frsize.max(1));
         let room = self.lock().room() / unit;
         Kstatfs {
-            blocks: (self.limit / unit).min(whole.blocks),
+            blocks: (self.limit() / unit).min(whole.blocks),
             bfree: room.min(whole.bfree),
             bavail: room.min(whole.bavail),
             ..whole
@@ -136,7 +145,7 @@ impl Account<'_> {
     pub fn check_room_for_name(&self, parent: &Node, directory: BorrowedFd<'_>, blocks: u64) -> Result<(), Errno> {
         let root_is_full = || {
             let grown = attributes_of(directory).map_or(0, |found| bytes_taken(&found).saturating_sub(BLOCK));
-            parent.id == ROOT && grown >= self.usage.limit && grown >= self.usage.root_free.load(Relaxed)
+            parent.id == ROOT && grown >= self.usage.limit() && grown >= self.usage.root_free.load(Relaxed)
         };
         if self.room() >= (1 + blocks) * BLOCK && !root_is_full() { Ok(()) } else { Err(Errno::NOSPC) }
     }
@@ -155,7 +164,7 @@ impl Account<'_> {
     /// # Errors
     /// `ENOSPC` when more is taken than the limit.
     pub fn check_not_exceeded(&self) -> Result<(), Errno> {
-        if self.used() <= self.usage.limit { Ok(()) } else { Err(Errno::NOSPC) }
+        if self.used() <= self.usage.limit() { Ok(()) } else { Err(Errno::NOSPC) }
     }
 
     /// Frees the blocks that the root, open as `directory`, has kept of names which are gone. Returns whether this made
@@ -169,7 +178,7 @@ impl Account<'_> {
         if size <= before || !names_take_at_most(directory, size / 4).unwrap_or(false) {
             return false;
         }
-        self.usage.root_free.store(size.min(self.usage.limit.saturating_add(8 * BLOCK)), Relaxed);
+        self.usage.root_free.store(size.min(self.usage.limit().saturating_add(8 * BLOCK)), Relaxed);
         self.settle(root, directory);
         true
     }
@@ -219,7 +228,7 @@ impl Account<'_> {
     }
 
     fn room(&self) -> u64 {
-        self.usage.limit.saturating_sub(self.used())
+        self.usage.limit().saturating_sub(self.used())
     }
 }
 

@@ -42,7 +42,9 @@ shared! {
         calls: CallCounters,
         /// Whether the server of an NFS volume answers.
         silence: Silence,
-        spare: [AtomicU64; 27],
+        /// Most bytes that a passthrough volume may take; 0 while that is the limit it was mounted with.
+        limit: AtomicU64,
+        spare: [AtomicU64; 26],
         slots: InFlightSlots,
         waits: Waits,
         counts: Counts,

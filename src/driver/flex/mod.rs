@@ -14,6 +14,7 @@ use std::time::Duration;
 use k8s_openapi::ByteString;
 use podfs_fuse::mount::visible::take_away;
 use serde_json::{Map, Value};
+use tracing::info;
 
 use super::home::make_directory;
 use super::{DriverError, DriverRecord, Drivers, Home, LeaveError, NodeMount, UnmountError};
@@ -233,9 +234,17 @@ pub(super) fn undo(home: &Home, record: &DriverRecord) -> Result<(), LeaveError>
     if record.published {
         let path = text(&target)?;
         // Without its program, what the driver has mounted is unmounted as any mount.
-        let is_known = match program.is_file() {
-            true => call(&["unmount", path])?.is_some(),
-            false => false,
+        let unmounted = match program.is_file() {
+            true => call(&["unmount", path]).map(|answer| answer.is_some()),
+            false => Ok(false),
+        };
+        let is_known = match unmounted {
+            // The call of a podfs that was killed may have unmounted it.
+            Err(error) if !home.is_mounted().map_err(|error| failed(error.into()))? => {
+                info!("{error}; nothing is mounted at {} any more", target.display());
+                true
+            }
+            outcome => outcome?,
         };
         if !is_known && home.is_mounted().map_err(|error| failed(error.into()))? {
             take_away(&target).map_err(|error| failed(error.into()))?;
@@ -248,9 +257,9 @@ pub(super) fn undo(home: &Home, record: &DriverRecord) -> Result<(), LeaveError>
     let node_mount = NodeMount::at(directory.clone());
     node_mount.leave(home, |path| {
         let shown = text(path)?;
-        if call(&["unmountdevice", shown])?.is_none()
-            && node_mount.is_mounted().map_err(|error| failed(error.into()))?
-        {
+        let is_mounted = || node_mount.is_mounted().map_err(|error| failed(error.into()));
+        // As the kubelet: a driver need not know of a directory where nothing is mounted.
+        if is_mounted()? && call(&["unmountdevice", shown])?.is_none() && is_mounted()? {
             take_away(path)?;
         }
         if record.attached {

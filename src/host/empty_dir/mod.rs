@@ -81,6 +81,17 @@ impl EmptyDirContent {
         self.is_new
     }
 
+    /// Gives a tmpfs the size that the plan says.
+    ///
+    /// # Errors
+    /// When its files take more.
+    pub fn resize(&self, plan: &Plan) -> Result<(), HostError> {
+        match plan.backing {
+            Backing::Memory { bytes } => memory::resize_tmpfs(&self.source, bytes, &content_path(&self.home)),
+            Backing::Disk | Backing::HugePages { .. } => Ok(()),
+        }
+    }
+
     /// Deletes the content; the home stays, and is empty if nothing is left.
     ///
     /// # Errors

@@ -26,7 +26,7 @@ const MOUNT: Duration = Duration::from_secs(60);
 /// How long a call waits for a file system.
 const FILE_SYSTEM: Duration = Duration::from_secs(10);
 /// How often the directories of pods are looked at.
-pub(super) const LOOK: Duration = Duration::from_secs(10);
+pub(super) const LOOK: Duration = Duration::from_secs(5);
 
 /// What a call without a token hears where pods read their objects.
 const NO_TOKEN: &str = "the call has no token of the pod's service account, and podfs reads objects as the pod (csi-read-as); the \

@@ -18,7 +18,7 @@ use crate::manifest::objects::{ObjectKey, ObjectKind, Objects};
 use crate::manifest::pod::Pod;
 use crate::manifest::tokens::Token;
 use crate::manifest::{References, references};
-use crate::node::backing::{Backing, backings};
+use crate::node::backing::{Backing, Growing, backings, growing};
 use crate::node::pod::{NodePod, PodOrigin};
 use crate::source::{Issued, Push, Question, Told};
 use crate::volume::{BundleKey, CredentialKey, Volume, VolumeSource};
@@ -83,6 +83,15 @@ impl ObjectFollower {
         match &self.sent {
             Some(sent) if self.pod.pod.volumes.iter().any(leads_further) => backings(&self.pod.pod, &sent.parsed()),
             _ => BTreeMap::new(),
+        }
+    }
+
+    /// The claims whose volumes are about to grow, in the objects that were pushed.
+    pub(in crate::node) fn growing(&self) -> BTreeSet<Growing> {
+        let is_claim = |volume: &Volume| matches!(volume.source, VolumeSource::Claim(_));
+        match &self.sent {
+            Some(sent) if self.pod.pod.volumes.iter().any(is_claim) => growing(&self.pod.pod, &sent.parsed()),
+            _ => BTreeSet::new(),
         }
     }
 

@@ -9,13 +9,14 @@ use std::collections::HashMap;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::kube::address::{Collection, Resource};
 use crate::kube::client::Client;
 use crate::kube::error::{ApiError, Class};
 use crate::kube::retry::Retry;
 use crate::manifest::pod::{PodIdentity, PodUid};
+use crate::source::post_growth;
 use crate::supervisor::status::ExpansionStatus;
 use crate::types::Quantity;
 
@@ -30,6 +31,7 @@ const MOST_WORDS: usize = 1024;
 /// The claims whose status is to be written.
 pub(super) struct Claims {
     client: Option<Client>,
+    node: String,
     writers: HashMap<(PodUid, String), Writer>,
 }
 
@@ -42,13 +44,16 @@ struct Writer {
 struct Grown {
     namespace: String,
     claim: String,
+    /// The name of the volume in the pod.
+    volume: String,
+    node: String,
     expansion: ExpansionStatus,
 }
 
 impl Claims {
     /// Writes to the server of this client. Without one, nothing is written.
-    pub(super) fn new(client: Option<Client>) -> Claims {
-        Claims { client, writers: HashMap::new() }
+    pub(super) fn new(client: Option<Client>, node: Option<String>) -> Claims {
+        Claims { client, node: node.unwrap_or_default(), writers: HashMap::new() }
     }
 
     /// A volume of a pod, of this claim, came out of its last growth like this. Gives whether that is new. Never waits.
@@ -58,7 +63,13 @@ impl Claims {
         if self.writers.get(&key).is_some_and(|writer| writer.expansion == *expansion) {
             return false;
         }
-        let grown = Grown { namespace: pod.namespace.clone(), claim, expansion: expansion.clone() };
+        let grown = Grown {
+            namespace: pod.namespace.clone(),
+            claim,
+            volume: volume.to_owned(),
+            node: self.node.clone(),
+            expansion: expansion.clone(),
+        };
         let writer = Writer { expansion: expansion.clone(), task: tokio::spawn(grown.write(client)) };
         if let Some(before) = self.writers.insert(key, writer) {
             before.task.abort();
@@ -102,7 +113,7 @@ impl Grown {
     }
 
     async fn try_to_write(&self, client: &Client) -> Result<(), ApiError> {
-        let Grown { namespace, claim: name, expansion } = self;
+        let Grown { namespace, claim: name, expansion, .. } = self;
         let claim = Collection::only(Resource::PERSISTENT_VOLUME_CLAIM, Some(namespace), name);
         let Some(claim) = client.get(&claim).await? else { return Ok(()) };
         let volume = Collection::only(Resource::PERSISTENT_VOLUME, None, text(&claim["spec"]["volumeName"]));
@@ -111,6 +122,9 @@ impl Grown {
         let resource = Resource::PERSISTENT_VOLUME_CLAIM;
         client.patch(resource, Some(namespace), &[name, "status"], &change).await?;
         if expansion.error.is_none() {
+            // The claim says it, too: an event that the server does not take is not posted again.
+            let posted = post_growth(client, &claim, &self.volume, &self.node).await;
+            posted.unwrap_or_else(|error| debug!("no event says that claim {namespace}/{name} has grown: {error}"));
             info!("claim {namespace}/{name} has {} now", text(&volume["spec"]["capacity"]["storage"]));
         }
         Ok(())

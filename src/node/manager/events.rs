@@ -6,7 +6,7 @@ use tokio::task::JoinHandle;
 
 use crate::kube::client::Client;
 use crate::manifest::pod::{PodIdentity, PodUid};
-use crate::source::{Condition, Conditions, post_events};
+use crate::source::{Condition, Conditions, grown, post_events};
 use crate::supervisor::status::{ExpansionStatus, VolumeState, VolumeStatus};
 
 /// The posters of events, one for each pod.
@@ -50,7 +50,7 @@ impl Events {
     pub(super) fn tell_growth(&mut self, pod: &PodIdentity, volume: &str, expansion: &ExpansionStatus) {
         let Some(client) = self.client.clone() else { return };
         let condition = match &expansion.error {
-            None => Condition::Resized(format!("MountVolume.NodeExpandVolume succeeded for volume {volume:?}")),
+            None => Condition::Resized(grown(volume)),
             Some(error) => Condition::NotResized(format!(
                 "NodeExpandVolume.NodeExpandVolume failed for volume {volume:?} : {error}"
             )),

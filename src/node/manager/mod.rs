@@ -7,6 +7,7 @@
 //! | `picture` | the published state of a pod |
 //! | `containers` | whether containers of a container runtime have podfs's volumes or the kubelet's |
 //! | `events` | events of the pods of an API server |
+//! | `growing` | the status of claims whose volumes are about to grow |
 //! | `claims` | the status of claims whose volumes have grown |
 //! | `operations` | starting the reconciler's operations, and what follows from their ends |
 //! | `housekeeping` | the passes over directories of deleted pods |
@@ -23,6 +24,7 @@
 mod claims;
 mod containers;
 mod events;
+mod growing;
 mod housekeeping;
 mod operations;
 mod picture;
@@ -131,7 +133,7 @@ impl Manager {
         let (sender, commands) = mpsc::channel(MAX_COMMANDS);
         let (ended, ends) = mpsc::unbounded_channel();
         let (state, receiver) = watch::channel(Arc::default());
-        let (pushers, found_backings) = Pushers::new(feed.objects(), supervisors.clone());
+        let (pushers, found_backings) = Pushers::new(feed.objects(), supervisors.clone(), feed.client());
         let mut manager = Manager {
             pods: Pods::new(settings.sources, settings.release_when_gone),
             desired: DesiredWorld::default(),
@@ -145,8 +147,8 @@ impl Manager {
             pids: BTreeMap::new(),
             unmounts: Unmounts::new(&settings.root_directory),
             without_volumes: WithoutVolumes::default(),
-            events: Events::new(feed.client(), settings.node),
-            claims: Claims::new(feed.client()),
+            events: Events::new(feed.client(), settings.node.clone()),
+            claims: Claims::new(feed.client(), settings.node),
             containers: Containers::default(),
             housekeeping: Housekeeping::new(orphans),
             recorder,

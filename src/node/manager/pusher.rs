@@ -2,7 +2,8 @@
 //!
 //! A supervisor that was started again has no objects, so it gets all of them. After a push that failed, the task pushes all
 //! objects again, until the pod needs none any more. Before each push, the manager gets to know what claims of the pod lead to, so
-//! it reports a volume as in use before the supervisor can mount it.
+//! it reports a volume as in use before the supervisor can mount it, and claims of the API server say that their volumes grow before
+//! the supervisor can grow them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -11,10 +12,12 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tracing::debug;
 
+use super::growing::Announcer;
+use crate::kube::client::Client;
 use crate::manifest::pod::PodUid;
 use crate::node::backing::Backing;
 use crate::node::feed::PodObjects;
-use crate::node::pod::NodePod;
+use crate::node::pod::{NodePod, PodOrigin};
 use crate::node::supervisors::{PushFailure, PushPath, Supervisors};
 
 /// How long to wait after a supervisor did not take a push.
@@ -24,6 +27,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub(super) struct Pushers {
     objects: PodObjects,
     supervisors: Supervisors,
+    client: Option<Client>,
     backings: mpsc::UnboundedSender<Backings>,
     pushers: HashMap<PodUid, Pusher>,
 }
@@ -38,9 +42,13 @@ struct Pusher {
 
 impl Pushers {
     /// Gives the receiver of what volumes lead to, too.
-    pub(super) fn new(objects: PodObjects, supervisors: Supervisors) -> (Pushers, mpsc::UnboundedReceiver<Backings>) {
+    pub(super) fn new(
+        objects: PodObjects,
+        supervisors: Supervisors,
+        client: Option<Client>,
+    ) -> (Pushers, mpsc::UnboundedReceiver<Backings>) {
         let (backings, found) = mpsc::unbounded_channel();
-        (Pushers { objects, supervisors, backings, pushers: HashMap::new() }, found)
+        (Pushers { objects, supervisors, client, backings, pushers: HashMap::new() }, found)
     }
 
     /// The pod is described anew: its labels or references may differ.
@@ -57,7 +65,9 @@ impl Pushers {
         let (described, descriptions) = watch::channel(pod.clone());
         let (objects, supervisor, backings) =
             (self.objects.clone(), self.supervisors.push_path(&uid), self.backings.clone());
-        let task = tokio::spawn(push(uid.clone(), objects, supervisor, backings, descriptions));
+        let client = self.client.clone().filter(|_| pod.origin == PodOrigin::Api);
+        let announcer = client.map(|client| Announcer::new(client, pod.pod.identity.namespace.clone()));
+        let task = tokio::spawn(push(uid.clone(), objects, supervisor, backings, announcer, descriptions));
         self.pushers.insert(uid, Pusher { task, described });
     }
 
@@ -74,6 +84,7 @@ async fn push(
     objects: PodObjects,
     mut supervisor: PushPath,
     backings: mpsc::UnboundedSender<Backings>,
+    mut announcer: Option<Announcer>,
     mut descriptions: watch::Receiver<NodePod>,
 ) {
     let mut objects = objects.follow(&descriptions.borrow_and_update().clone());
@@ -86,6 +97,9 @@ async fn push(
                     known.clone_from(&found);
                     // Fails only while the daemon ends.
                     let _ = backings.send((uid.clone(), found));
+                }
+                if let Some(announcer) = &mut announcer {
+                    announcer.announce(objects.growing()).await;
                 }
                 if let Err(PushFailure { reason, is_replaced }) = supervisor.push(push).await {
                     debug!("pod {uid}: its supervisor does not take objects: {reason}");

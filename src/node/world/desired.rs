@@ -44,13 +44,14 @@ pub struct DesiredVolume {
 
 impl DesiredPod {
     /// The volumes that this pod wants. One volume that cannot be served keeps no other one back (VM-10). A volume that is
-    /// described otherwise than `before` stays as it was: containers of the pod use it.
+    /// described otherwise than `before` stays as it was: containers of the pod use it. Only an emptyDir gets a new size limit.
     fn of(pod: NodePod, plugins: &Registry, before: Option<DesiredPod>) -> DesiredPod {
         let before = before.map(|before| before.volumes).unwrap_or_default();
         let (mut volumes, mut errors) = (BTreeMap::new(), Errors::default());
         let uid = &pod.pod.identity.uid;
         for volume in pod.pod.volumes.iter().filter(|volume| is_used(&pod.pod, volume)) {
-            if let Some(kept) = before.get(volume.name.as_str()).filter(|before| before.volume.source != volume.source)
+            if let Some(kept) =
+                before.get(volume.name.as_str()).filter(|before| !before.volume.source.can_become(&volume.source))
             {
                 errors.add(format!(
                     "volume {:?} is described otherwise than when it was mounted, and stays as it is; give the pod another \

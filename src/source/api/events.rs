@@ -198,15 +198,21 @@ impl Event {
     }
 
     fn object(&self, pod: &PodIdentity, node: &str, name: &str) -> Value {
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "namespace": pod.namespace, "name": pod.name, "uid": pod.uid.as_str(),
+        });
+        self.about(&pod, node, name)
+    }
+
+    /// The event about this object.
+    fn about(&self, involved: &Value, node: &str, name: &str) -> Value {
         let now = now();
         json!({
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": { "name": name, "namespace": pod.namespace },
-            "involvedObject": {
-                "apiVersion": "v1", "kind": "Pod",
-                "namespace": pod.namespace, "name": pod.name, "uid": pod.uid.as_str(),
-            },
+            "metadata": { "name": name, "namespace": involved["namespace"] },
+            "involvedObject": involved,
             "type": self.kind,
             "reason": self.reason,
             "message": self.message,
@@ -218,6 +224,27 @@ impl Event {
             "count": 1,
         })
     }
+}
+
+/// Posts once that the volume of a claim has grown, in a pod under this name.
+///
+/// # Errors
+/// When the server does not take the event.
+pub(crate) async fn post_growth(client: &Client, claim: &Value, volume: &str, node: &str) -> Result<(), ApiError> {
+    let event = Event::of(volume, &Condition::Resized(grown(volume)));
+    let field = |name: &str| claim["metadata"][name].as_str().unwrap_or_default();
+    let (namespace, name) = (field("namespace"), field("name"));
+    let involved = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": namespace, "name": name, "uid": field("uid"),
+    });
+    let name = format!("{}.{:016x}", &name[..name.len().min(236)], fastrand::u64(..));
+    let object = event.about(&involved, node, &name);
+    client.create(Resource::EVENT, Some(namespace), &[], &object).await.map(drop)
+}
+
+/// That a volume has grown, in the kubelet's words.
+pub(crate) fn grown(volume: &str) -> String {
+    format!("MountVolume.NodeExpandVolume succeeded for volume {volume:?}")
 }
 
 /// As long as the name of a pod may be, there is room for a number behind it.

@@ -1,7 +1,7 @@
 //! Volumes that come and go while the pod runs: an agent publishes and unpublishes them on the control socket.
 //!
 //! 1. A manifest is published as a whole or not at all. Its new volumes are mounted like those that the pod had at its start;
-//!    what is mounted already is not touched, also if the manifest does not have it.
+//!    what is mounted already is not touched, also if the manifest does not have it. Only emptyDirs get new size limits.
 //! 2. If the new volumes need a server with more privileges, it replaces the current server by an ordinary takeover before the
 //!    first of them is mounted.
 //! 3. A volume that is unpublished is unmounted on a blocking thread. It stays in the table until that is done; then the client
@@ -96,6 +96,7 @@ impl Supervisor {
         self.view = Arc::new(PodView { facts: pod.facts.clone(), ..(*self.view).clone() });
         self.containers.pod = Some(Arc::clone(pod));
         self.add(added);
+        self.take_size_limits(&pod.volumes);
         self.want();
         // Facts of the pod may have changed with its manifest.
         self.version += 1;
@@ -116,7 +117,7 @@ impl Supervisor {
                         "volume {name:?} is just being unmounted; publish it again when that is done"
                     )));
                 }
-                Some((_, known)) if !is_same(known, volume) => {
+                Some((_, known)) if !shows(known, volume) => {
                     return Err(Answer::Refused(format!(
                         "volume {name:?} is mounted with another definition; unpublish it first, or publish the new one \
                          under another name"
@@ -141,6 +142,14 @@ impl Supervisor {
     fn leader_of_claim(&self, volume: &Volume) -> Option<usize> {
         let other = self.volumes.iter().find(|(_, other)| is_shared(volume, other, &self.identity));
         other.map(|(place, _)| self.sharing.leader(*place))
+    }
+
+    /// Mounted emptyDirs have these size limits from their next refresh on.
+    fn take_size_limits(&mut self, volumes: &[Volume]) {
+        for volume in volumes.iter().filter(|volume| matches!(volume.source, VolumeSource::EmptyDir(_))) {
+            let known = self.volumes.values_mut().find(|known| known.name == volume.name);
+            known.into_iter().for_each(|known| known.source.clone_from(&volume.source));
+        }
     }
 
     /// The volume that shows the claim of this one, but not as this one wants it.
@@ -369,12 +378,12 @@ fn drop_left(setting: &Setting, path: &Path, is_home: bool) -> Result<(), LeftEr
     setting.mount_points().forget(path, is_home.then_some(path), setting.site.path()).map_err(|error| at(error.into()))
 }
 
-/// Whether two definitions of a volume show the same. What containers use it for, and annotations, take effect when it is
-/// mounted.
-fn is_same(known: &Volume, volume: &Volume) -> bool {
+/// Whether a mounted volume shows what another definition of it says. What containers use it for, and annotations, take effect
+/// when it is mounted.
+fn shows(known: &Volume, volume: &Volume) -> bool {
     let source = |volume: &Volume| match volume.source.clone() {
         VolumeSource::Claim(claim) => VolumeSource::Claim(Claim { usage: Usage::default(), ..claim }),
         source => source,
     };
-    known.kind.directory == volume.kind.directory && source(known) == source(volume)
+    known.kind.directory == volume.kind.directory && source(known).can_become(&source(volume))
 }

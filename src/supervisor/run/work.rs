@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::containers::PartDone;
 use super::{Supervisor, SupervisorError};
 use crate::supervisor::volume::{Attempt, PodVolume, State};
+use crate::volume::VolumeSource;
 
 /// When a volume is to be refreshed.
 #[derive(Default)]
@@ -59,6 +60,9 @@ impl Supervisor {
             .collect();
         for place in due {
             let Some(mut volume) = self.idle.remove(&place) else { continue };
+            if let Some(VolumeSource::EmptyDir(source)) = self.volumes.get(&place).map(|spec| &spec.source) {
+                volume.describe(*source);
+            }
             let turn = self.turns.entry(place).or_default();
             turn.refreshed = self.version;
             turn.retry_at = None;

@@ -49,7 +49,7 @@ use super::run_dir::site::Site;
 use crate::host::empty_dir;
 use crate::manifest::PodView;
 use crate::source::Condition;
-use crate::volume::{SubPathMode, Volume, VolumeSource};
+use crate::volume::{EmptyDir, SubPathMode, Volume, VolumeSource};
 pub use growth::{Expansion, ExpansionFailure};
 use hidden::{Hidden, Unmounts};
 use left::{LeftCause, LeftError};
@@ -219,6 +219,11 @@ impl PodVolume {
     /// The volume, as the manifest describes it.
     pub fn spec(&self) -> &Volume {
         &self.spec
+    }
+
+    /// An emptyDir is described anew, perhaps with another size limit.
+    pub fn describe(&mut self, source: EmptyDir) {
+        self.spec.source = VolumeSource::EmptyDir(source);
     }
 
     /// Where it is, or will be, seen; unknown until its PersistentVolume is known.

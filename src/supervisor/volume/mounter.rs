@@ -105,7 +105,7 @@ pub(super) fn mounter(spec: &Volume, point: Option<MountPoint>, setting: Setting
         VolumeSource::Projection(source) => Box::new(ProjectedVolume::new(source.clone(), spec, point, setting)),
         VolumeSource::Claim(claim) if claim.usage.device => Box::new(DeviceVolume::new(claim.clone(), setting)),
         VolumeSource::HostPath(source) => passthrough(HostPathSource::new(source.clone()), setting),
-        VolumeSource::EmptyDir(source) => passthrough(EmptyDirSource::new(*source), setting),
+        VolumeSource::EmptyDir(_) => passthrough(EmptyDirSource::default(), setting),
         VolumeSource::Claim(claim) => passthrough(ClaimSource::new(claim.clone()), setting),
         VolumeSource::Nfs(source, options) => {
             passthrough(NfsSource { source: source.clone(), options: options.clone() }, setting)

@@ -1,6 +1,7 @@
 //! A pod comes, changes, ends and is released.
 
 use std::fs;
+use std::path::Path;
 
 use crate::common::node::Node;
 use crate::common::{config_map, eventually, wait_content};
@@ -140,4 +141,76 @@ fn a_volume_that_another_process_unmounts_is_mounted_again() {
     }
     wait_content(&config.join("key"), "one");
     wait_content(&scratch.join("file"), "data");
+}
+
+/// The bytes that a file system has.
+fn size(path: &Path) -> u64 {
+    let found = rustix::fs::statvfs(path).expect("a file system");
+    found.f_blocks * found.f_frsize
+}
+
+#[test]
+fn ed_02_ed_07_a_size_limit_that_changes_in_the_manifest_holds_for_the_running_pod() {
+    let node = Node::new();
+    let pod = |disk: &str, memory: &str| {
+        let disk = format!("{{name: disk, emptyDir: {{sizeLimit: {disk}}}}}");
+        let memory = format!("{{name: memory, emptyDir: {{medium: Memory, sizeLimit: {memory}}}}}");
+        pod("web", &[&disk, &memory, SCRATCH], &["disk", "memory", "scratch"])
+    };
+    node.put("web.yaml", &pod("1Mi", "2Mi"));
+    let daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    let (disk, memory) = (node.path("web", "disk"), node.path("web", "memory"));
+    assert_eq!((size(&disk), size(&memory)), (1 << 20, 2 << 20));
+    fs::write(disk.join("file"), vec![7; 512 << 10]).expect("written");
+    fs::write(memory.join("file"), vec![7; 1 << 20]).expect("written");
+    assert!(fs::write(disk.join("large"), vec![7; 1 << 20]).is_err(), "it does not fit");
+    let supervisor = node.supervisor("web");
+
+    node.put("web.yaml", &pod("4Mi", "8Mi"));
+    eventually("both have grown", || (size(&disk), size(&memory)) == (4 << 20, 8 << 20));
+    fs::write(disk.join("large"), vec![7; 1 << 20]).expect("it fits now");
+    fs::write(memory.join("large"), vec![7; 4 << 20]).expect("it fits now");
+    assert_eq!(node.volume("web", "disk").expect("the volume")["size"], 4 << 20);
+    assert_eq!(node.supervisor("web"), supervisor, "it is the same supervisor");
+
+    // Less than there is: what is there stays. A tmpfs gets its new size when that is possible.
+    node.put("web.yaml", &pod("1Mi", "1Mi"));
+    eventually("the disk has its new limit", || size(&disk) == 1 << 20);
+    assert!(fs::write(disk.join("more"), [7; 8192]).is_err(), "more is taken than the limit");
+    assert_eq!(fs::read(disk.join("large")).expect("it is there").len(), 1 << 20);
+    eventually("the reason is told", || {
+        let reason =
+            node.volume("web", "memory").expect("the volume")["reason"].as_str().unwrap_or_default().to_owned();
+        reason.contains("more than the new size of 1048576")
+    });
+    fs::remove_file(memory.join("large")).expect("removed");
+    fs::remove_file(memory.join("file")).expect("removed");
+    eventually("the tmpfs has its new size", || size(&memory) == 1 << 20);
+
+    // A limit that is taken away, and the next supervisor and server.
+    node.put("web.yaml", &pod("0", "4Mi"));
+    eventually("the disk has no limit", || size(&disk) > 16 << 20);
+    nix::sys::signal::kill(supervisor, nix::sys::signal::Signal::SIGKILL).expect("killed");
+    eventually("there is another supervisor", || {
+        node.pod("web")
+            .is_some_and(|pod| pod["supervisor"].as_i64().is_some_and(|pid| pid != i64::from(supervisor.as_raw())))
+    });
+    fs::write(disk.join("more"), vec![7; 8 << 20]).expect("it fits");
+    assert_eq!(size(&memory), 4 << 20);
+    drop(daemon);
+}
+
+#[test]
+fn ed_07_an_empty_dir_that_had_no_limit_when_it_was_mounted_gets_none_and_the_pod_says_so() {
+    let node = Node::new();
+    node.put("web.yaml", &pod("web", &[SCRATCH], &["scratch"]));
+    let _daemon = node.start();
+    node.expect(&["wait", "default/web"]);
+    node.put("web.yaml", &pod("web", &["{name: scratch, emptyDir: {sizeLimit: 1Mi}}"], &["scratch"]));
+    eventually("the reason is told", || {
+        let errors = node.pod("web").expect("the pod")["errors"].to_string();
+        errors.contains("is described otherwise than when it was mounted, and stays as it is")
+    });
+    fs::write(node.path("web", "scratch").join("file"), vec![7; 2 << 20]).expect("it has no limit");
 }

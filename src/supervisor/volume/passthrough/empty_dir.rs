@@ -7,28 +7,17 @@ use crate::host::empty_dir::{Backing, EmptyDirContent, Plan};
 use crate::manifest::PodView;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::volume::selinux_context;
-use crate::volume::{EmptyDir, ServedBy, Volume};
+use crate::volume::{EmptyDir, ServedBy, Volume, VolumeSource};
 
 /// An emptyDir volume.
+#[derive(Default)]
 pub(in crate::supervisor::volume) struct EmptyDirSource {
-    source: EmptyDir,
     content: Option<EmptyDirContent>,
-}
-
-impl EmptyDirSource {
-    pub(in crate::supervisor::volume) fn new(source: EmptyDir) -> Self {
-        Self { source, content: None }
-    }
-
-    fn plan(&self, pod: &PodView) -> Result<Plan, Trouble> {
-        let plan = Plan::new(&self.source, &pod.facts, pod.allocatable());
-        plan.map_err(|error| Trouble::Manifests(error.to_string()))
-    }
 }
 
 impl PassthroughSource for EmptyDirSource {
     fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &PodView) -> Result<MountPlan, Trouble> {
-        let plan = self.plan(pod)?;
+        let plan = plan(spec, pod)?;
         let path = volume.place(spec.kind.directory.unwrap_or_default(), spec.name.as_str());
         let content = match self.content.take() {
             Some(content) => content,
@@ -37,7 +26,7 @@ impl PassthroughSource for EmptyDirSource {
         let opened = content.source().try_clone();
         self.content = Some(content);
         let (served_by, limit) = match plan.backing {
-            Backing::Disk => (ServedBy::Fuse, self.source.size_limit),
+            Backing::Disk => (ServedBy::Fuse, self.limit(spec)),
             // The tmpfs itself has no more room than it should.
             Backing::Memory { .. } => (ServedBy::Fuse, None),
             // Huge pages cannot be mapped through another file system.
@@ -53,10 +42,20 @@ impl PassthroughSource for EmptyDirSource {
         if self.content.is_some() {
             return Ok(true);
         }
-        let content = set_up(volume, spec, &self.plan(pod)?)?;
+        let content = set_up(volume, spec, &plan(spec, pod)?)?;
         let is_current = !content.is_new();
         self.content = Some(content);
         Ok(is_current)
+    }
+
+    /// A tmpfs follows the size limit, too.
+    fn follow(&mut self, _: &Common, spec: &Volume, pod: &PodView) -> Result<(), Trouble> {
+        let Some(content) = &self.content else { return Ok(()) };
+        Ok(content.resize(&plan(spec, pod)?)?)
+    }
+
+    fn limit(&self, spec: &Volume) -> Option<u64> {
+        source(spec)?.size_limit
     }
 
     fn is_of_pod(&self) -> bool {
@@ -79,6 +78,19 @@ impl PassthroughSource for EmptyDirSource {
             }
         }
     }
+}
+
+fn source(spec: &Volume) -> Option<EmptyDir> {
+    match spec.source {
+        VolumeSource::EmptyDir(source) => Some(source),
+        _ => None,
+    }
+}
+
+fn plan(spec: &Volume, pod: &PodView) -> Result<Plan, Trouble> {
+    let source = source(spec).ok_or_else(|| Trouble::Manifests("the volume is no emptyDir".to_owned()))?;
+    let plan = Plan::new(&source, &pod.facts, pod.allocatable());
+    plan.map_err(|error| Trouble::Manifests(error.to_string()))
 }
 
 fn set_up(volume: &Common, spec: &Volume, plan: &Plan) -> Result<EmptyDirContent, Trouble> {

@@ -63,6 +63,11 @@ pub(super) trait PassthroughSource: Send {
         Ok(())
     }
 
+    /// The most bytes that a volume which was mounted with a limit may take now.
+    fn limit(&self, _spec: &Volume) -> Option<u64> {
+        None
+    }
+
     /// When [`follow`](Self::follow) is to be called again without a change of an object.
     fn republish_in(&self) -> Option<Duration> {
         None
@@ -220,6 +225,9 @@ impl Mounter for PassthroughVolume {
             self.outdated = self.mounted.take();
         }
         if let Some(mounted) = &self.mounted {
+            if let Some(served) = &mounted.served {
+                served.set_limit(source.limit(spec));
+            }
             source.follow(common, spec, pod)?;
             return Ok(mounted.shown());
         }

@@ -3,10 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::LazyLock;
+use std::process::Command;
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
@@ -14,7 +11,8 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, RoleBinding};
 use k8s_openapi::api::storage::v1::CSIDriver;
 use serde_json::{Value, json};
 
-use crate::common::packages::{told_by, top};
+use crate::common::chart::{chart, rendered, told_with, values, yaml};
+use crate::common::packages::top;
 
 /// The plain manifests.
 fn plain() -> Vec<Value> {
@@ -167,51 +165,6 @@ fn the_schema_of_the_values_refuses_mistakes() {
     }
 }
 
-/// The chart's values, with these in the place of some.
-fn values(other: &Value) -> Value {
-    let mut values = yaml(&fs::read_to_string(chart("values.yaml")).expect("values")).remove(0);
-    for (key, other) in other.as_object().expect("values") {
-        match (&mut values[key], other) {
-            (Value::Object(known), Value::Object(new)) => known.extend(new.clone()),
-            (known, new) => *known = new.clone(),
-        }
-    }
-    values
-}
-
-/// What the chart gives with these values. `helm` is not in Debian; tests/peers/helm.go says what it stands for.
-fn rendered(other: &Value) -> Vec<Value> {
-    static RENDERER: LazyLock<PathBuf> = LazyLock::new(|| {
-        let (source, program) =
-            (top().join("tests/peers/helm.go"), Path::new(env!("CARGO_TARGET_TMPDIR")).join("helm-templates"));
-        let mut go = Command::new("go");
-        go.args(["build", "-o"]).arg(&program).arg(source).env("GO111MODULE", "off");
-        told_by(go.env("GOCACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("go")));
-        program
-    });
-    let about = yaml(&fs::read_to_string(chart("Chart.yaml")).expect("the chart")).remove(0);
-    let data = json!({
-        "Values": values(other),
-        "Release": {"Name": "podfs", "Namespace": "podfs"},
-        "Chart": {"Name": about["name"], "Version": about["version"], "AppVersion": about["appVersion"]},
-    });
-    let templates = fs::read_dir(chart("templates")).expect("templates").map(|entry| entry.expect("an entry").path());
-    let templates = templates.filter(|path| path.extension().is_some_and(|kind| kind == "yaml"));
-    let mut renderer = Command::new(&*RENDERER);
-    renderer.args(templates).stdin(Stdio::piped()).stdout(Stdio::piped());
-    yaml(&told_with(&mut renderer, &data))
-}
-
-/// What a program prints that has to succeed, with this on its standard input.
-#[track_caller]
-fn told_with(command: &mut Command, input: &Value) -> String {
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
-    child.stdin.take().expect("a pipe").write_all(input.to_string().as_bytes()).expect("written");
-    let output = child.wait_with_output().expect("it ends");
-    assert!(output.status.success(), "{command:?} fails");
-    String::from_utf8(output.stdout).expect("text")
-}
-
 /// What the schema has against values; nothing if they are valid. By Debian's python3-jsonschema.
 fn schema_says(other: &Value) -> String {
     const CHECK: &str = "import json, sys, jsonschema\n\
@@ -219,14 +172,4 @@ fn schema_says(other: &Value) -> String {
         jsonschema.Draft7Validator.check_schema(schema)\n\
         print(*(error.message for error in jsonschema.Draft7Validator(schema).iter_errors(json.load(sys.stdin))), sep='\\n', end='')";
     told_with(Command::new("python3").args(["-c", CHECK]).arg(chart("values.schema.json")), &values(other))
-}
-
-fn chart(name: &str) -> PathBuf {
-    top().join("packaging/helm/podfs").join(name)
-}
-
-/// The objects of a YAML text.
-fn yaml(text: &str) -> Vec<Value> {
-    let documents: Vec<Value> = serde_saphyr::from_multiple(text).expect("YAML");
-    documents.into_iter().filter(|document| !document.is_null()).collect()
 }

@@ -1,0 +1,109 @@
+//! Claims whose volumes are about to grow on this node: before a supervisor hears of the larger PersistentVolume, the claim's status
+//! says that the node is at it (`NodeResizeInProgress`). Its user can ask for less only while no node is at it.
+//!
+//! A server that does not take that in time delays no volume: the supervisor grows it all the same.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::time::timeout;
+use tracing::debug;
+
+use crate::kube::address::{Collection, Resource};
+use crate::kube::client::Client;
+use crate::kube::error::{ApiError, Class};
+use crate::node::backing::Growing;
+use crate::types::Quantity;
+
+/// The longest that a volume waits for the claim's status.
+const WAIT: Duration = Duration::from_secs(2);
+const IN_PROGRESS: &str = "NodeResizeInProgress";
+const INFEASIBLE: &str = "NodeResizeInfeasible";
+/// What a controller says when the node has to do its part of a growth.
+const PENDING: &str = "FileSystemResizePending";
+
+/// Says which claims are being grown, for the volumes of one pod.
+pub(super) struct Announcer {
+    client: Client,
+    namespace: String,
+    told: BTreeSet<Growing>,
+}
+
+impl Announcer {
+    pub(super) fn new(client: Client, namespace: String) -> Announcer {
+        Announcer { client, namespace, told: BTreeSet::new() }
+    }
+
+    /// Says once that these claims are being grown.
+    pub(super) async fn announce(&mut self, growing: BTreeSet<Growing>) {
+        for claim in growing.difference(&self.told) {
+            let Growing { claim: name, .. } = claim;
+            match timeout(WAIT, self.mark(claim)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => debug!("claim {}/{name} does not say that its volume grows: {error}", self.namespace),
+                Err(_) => debug!("claim {}/{name} does not say in time that its volume grows", self.namespace),
+            }
+        }
+        self.told = growing;
+    }
+
+    async fn mark(&self, growing: &Growing) -> Result<(), ApiError> {
+        let collection = Collection::only(Resource::PERSISTENT_VOLUME_CLAIM, Some(&self.namespace), &growing.claim);
+        loop {
+            let Some(claim) = self.client.get(&collection).await? else { return Ok(()) };
+            let Some(change) = change(&claim, growing) else { return Ok(()) };
+            let (resource, path) = (Resource::PERSISTENT_VOLUME_CLAIM, [growing.claim.as_str(), "status"]);
+            match self.client.patch(resource, Some(&self.namespace), &path, &change).await {
+                // Another client was faster: the claim is read again.
+                Err(error) if error.class == Class::Conflict => {}
+                outcome => return outcome.map(drop),
+            }
+        }
+    }
+}
+
+/// What is to change in the status of a claim.
+fn change(claim: &Value, growing: &Growing) -> Option<Value> {
+    let status = &claim["status"];
+    let state = status["allocatedResourceStatuses"]["storage"].as_str().unwrap_or_default();
+    let capacity = status["capacity"]["storage"].as_str().and_then(|text| Quantity::parse(text).ok());
+    let has_it = capacity.is_none_or(|capacity| u64::try_from(capacity.units()).is_ok_and(|has| has >= growing.bytes));
+    let mut conditions = status["conditions"].as_array().into_iter().flatten();
+    let is_up_to_node = !growing.by_controller
+        || state.starts_with("NodeResize")
+        || conditions.any(|condition| condition["type"] == PENDING);
+    if has_it || !is_up_to_node || matches!(state, IN_PROGRESS | INFEASIBLE) {
+        return None;
+    }
+    let version = &claim["metadata"]["resourceVersion"];
+    let status = json!({"allocatedResourceStatuses": {"storage": IN_PROGRESS}});
+    Some(json!({"metadata": {"resourceVersion": version}, "status": status}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn growing(by_controller: bool) -> Growing {
+        Growing { claim: "data".to_owned(), bytes: 16 << 30, by_controller }
+    }
+
+    fn claim(capacity: &str, state: Option<&str>) -> Value {
+        let status = json!({"capacity": {"storage": capacity}, "allocatedResourceStatuses": {"storage": state}});
+        json!({"metadata": {"resourceVersion": "7"}, "status": status})
+    }
+
+    #[test]
+    fn cs_13_a_claim_says_that_the_node_is_at_it_if_its_growth_is_up_to_the_node() {
+        let change = |capacity, state, by_controller| change(&claim(capacity, state), &growing(by_controller));
+        let marked = change("8Gi", None, false).expect("a change");
+        assert_eq!(marked["status"], json!({"allocatedResourceStatuses": {"storage": IN_PROGRESS}}));
+        assert_eq!(marked["metadata"]["resourceVersion"], "7");
+        assert!(change("8Gi", Some("NodeResizePending"), true).is_some());
+        assert_eq!(change("8Gi", Some("ControllerResizeInProgress"), true), None, "the controller is at it");
+        assert_eq!(change("8Gi", Some(IN_PROGRESS), true), None, "it says so");
+        assert_eq!(change("8Gi", Some(INFEASIBLE), true), None, "its user may ask for less");
+        assert_eq!(change("16Gi", None, false), None, "it has grown");
+    }
+}
