@@ -5,7 +5,8 @@ use std::fs;
 /// The variable of the setting. A test program that runs with it makes all its volumes so.
 pub const VARIABLE: &str = "PODFS_IO_URING";
 
-const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
+/// Whether the kernel offers it: `Y` or `N`.
+pub const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
 
 /// Whether volumes of this process are to be served over io_uring.
 pub fn is_chosen() -> bool {

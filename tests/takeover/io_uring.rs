@@ -1,10 +1,15 @@
-//! Kills of servers whose volumes are served over io_uring: these tests once more, by this program itself, with the setting.
+//! Kills of servers whose volumes are served over io_uring: these tests once more, by this program itself, with the setting. And
+//! volumes that ask for io_uring in vain.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 use crate::common::passthrough::disk_directory;
 use crate::common::*;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 
 /// What runs over both transports.
@@ -74,4 +79,46 @@ fn a_volume_keeps_its_transport_when_the_next_podfs_has_another_setting() {
     }
     assert_eq!(transport(), "io_uring");
     assert_eq!(next.stop().code(), Some(0));
+}
+
+#[test]
+fn where_the_kernel_offers_no_io_uring_requests_come_through_the_device_with_one_warning() {
+    if !Path::new(io_uring::PARAMETER).exists() {
+        return;
+    }
+    let source = disk_directory();
+    fs::write(source.path().join("file"), "1").expect("written");
+    let host = format!("{{name: host, hostPath: {{path: {}, type: Directory}}}}", source.path().display());
+    let fixture = Fixture::new(&pod(&format!("[{host}, {{name: empty, emptyDir: {{}}}}]")));
+    let refusal = tempfile::NamedTempFile::new().expect("a file");
+    fs::write(&refusal, "N\n").expect("written");
+    let mut command = fixture.command();
+    command.env(io_uring::VARIABLE, "on");
+    // Other tests need the parameter as it is, so only this podfs sees another one.
+    let refuse = move || {
+        unshare(CloneFlags::CLONE_NEWNS)?;
+        mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;
+        Ok(mount(Some(refusal.path()), io_uring::PARAMETER, None::<&str>, MsFlags::MS_BIND, None::<&str>)?)
+    };
+    // SAFETY: these calls are system calls only.
+    unsafe { command.pre_exec(refuse) };
+    let mut running = fixture.start_command(command);
+    running.wait_ready();
+    let pods = fixture.pods();
+    let volumes = pods[0]["volumes"].as_array().expect("volumes");
+    let transports: Vec<_> = volumes.iter().map(|volume| volume["transport"].as_str()).collect();
+    assert_eq!(transports, [Some("/dev/fuse"); 2]);
+    assert_eq!(running.log().matches("the kernel offers no io_uring").count(), 1, "{}", running.log());
+    let seen = |volume| {
+        Path::new("/proc")
+            .join(running.pid().to_string())
+            .join("root")
+            .join(running.volume(volume).strip_prefix("/").expect("an absolute path"))
+    };
+    assert_eq!(fs::read_to_string(seen("host").join("file")).expect("a file"), "1");
+    fs::write(seen("empty").join("new"), "2").expect("written");
+    kill(running.server(), Signal::SIGKILL).expect("the server is there");
+    assert_eq!(running.freed(|| fs::read_to_string(seen("empty").join("new"))).expect("a server answers"), "2");
+    assert_eq!(fixture.pods()[0]["volumes"][0]["transport"], "/dev/fuse");
+    assert_eq!(running.stop().code(), Some(0));
 }

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use super::rig::{Place, header, row, take_turns};
+use super::rig::{Place, header, row};
 
 const ROUNDS: usize = 5;
 
@@ -18,7 +18,7 @@ pub fn run() {
     let places = Place::all();
     header("256 MiB in the page cache (MiB/s)", &places);
     for (what, job) in JOBS {
-        row(what, &take_turns(&places, ROUNDS, |place| fio(place, job)));
+        row(what, &places, ROUNDS, |place| fio(place, job));
     }
 }
 

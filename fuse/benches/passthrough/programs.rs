@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::rig::{Place, SIZE, file, forget_names, header, millis, row, take_turns};
+use super::rig::{Place, SIZE, file, forget_names, header, millis, row};
 
 const ROUNDS: usize = 6;
 const DIRECTORIES: usize = 50;
@@ -23,15 +23,15 @@ pub fn run() {
     }
     header("programs (ms)", &places);
     let status = |place: &Place| millis(|| git(&place.shown.join("repository"), &["status", "--porcelain"]));
-    row("git status, 5 000 files", &take_turns(&places, ROUNDS, status));
+    row("git status, 5 000 files", &places, ROUNDS, status);
     for (what, arguments) in [("find, 5 000 files", &[][..]), ("find -size, 5 000 files", &["-size", "+1"])] {
         let find = |place: &Place| {
             forget_names();
             millis(|| run_in(&place.shown, "find", &[&["repository"], arguments].concat()))
         };
-        row(&format!("{what}, cold"), &take_turns(&places, ROUNDS, find));
+        row(&format!("{what}, cold"), &places, ROUNDS, find);
         let find = |place: &Place| millis(|| run_in(&place.shown, "find", &[&["repository"], arguments].concat()));
-        row(what, &take_turns(&places, ROUNDS, find));
+        row(what, &places, ROUNDS, find);
     }
     let archive = archive.to_str().expect("text");
     let unpack = |place: &Place| {
@@ -39,24 +39,24 @@ pub fn run() {
         fs::remove_dir_all(place.source.join("work/tree")).expect("removed");
         took
     };
-    row("tar xf, 5 000 files", &take_turns(&places, ROUNDS, unpack));
+    row("tar xf, 5 000 files", &places, ROUNDS, unpack);
     let remove = |place: &Place| {
         run_in(&place.source.join("work"), "tar", &["xf", archive]);
         millis(|| run_in(&place.shown.join("work"), "rm", &["-rf", "tree"]))
     };
-    row("rm -rf of files made on the disk", &take_turns(&places, ROUNDS, remove));
+    row("rm -rf of files made on the disk", &places, ROUNDS, remove);
     let unpack_and_remove = |place: &Place| {
         run_in(&place.shown.join("work"), "tar", &["xf", archive]);
         millis(|| run_in(&place.shown.join("work"), "rm", &["-rf", "tree"]))
     };
-    row("rm -rf of files made in the mount", &take_turns(&places, ROUNDS, unpack_and_remove));
+    row("rm -rf of files made in the mount", &places, ROUNDS, unpack_and_remove);
     let transact = |place: &Place| {
         let database = place.shown.join("work/database");
         let took = millis(|| sqlite(&database, &sql));
         fs::remove_file(&database).expect("removed");
         took
     };
-    row("1 000 SQLite transactions", &take_turns(&places, ROUNDS, transact));
+    row("1 000 SQLite transactions", &places, ROUNDS, transact);
 }
 
 /// Makes an archive of the files in `directory`.

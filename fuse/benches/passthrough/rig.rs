@@ -24,6 +24,9 @@ use podfs_fuse::server::process;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use super::choice::Choice;
+use super::disk;
+
 /// The argument that makes this program the server.
 pub const SERVE: &str = "--serve";
 
@@ -144,16 +147,22 @@ impl Place {
         Self { name, shown, source, _server: Some(serving), _base: base }
     }
 
-    /// The native directory, podfs as hostPath and as emptyDir (both also over io_uring), and the peers that are there.
+    /// Of these, those that are there and chosen: the native directory, podfs as hostPath and as emptyDir (both also over
+    /// io_uring), and the peers.
     pub fn all() -> Vec<Self> {
-        let mut places = vec![Self::native(), Self::auto(), Self::empty_dir(), Self::bindfs()];
-        if Path::new(ENABLE_URING).exists() {
-            places.extend([Self::auto_uring(), Self::empty_dir_uring()]);
-        }
-        if hp_program().exists() {
-            places.extend([Self::hp(), Self::hp_uring()]);
-        }
-        places
+        let (has_rings, has_hp) = (Path::new(ENABLE_URING).exists(), hp_program().exists());
+        let known: [(&str, bool, fn() -> Self); 8] = [
+            ("native", true, Self::native),
+            ("auto", true, Self::auto),
+            ("emptyDir", true, Self::empty_dir),
+            ("bindfs", true, Self::bindfs),
+            ("auto-uring", has_rings, Self::auto_uring),
+            ("emptyDir-uring", has_rings, Self::empty_dir_uring),
+            ("hp", has_hp, Self::hp),
+            ("hp-uring", has_rings && has_hp, Self::hp_uring),
+        ];
+        let chosen = known.into_iter().filter(|(name, there, _)| *there && Choice::of_arguments().has_place(name));
+        chosen.map(|(_, _, start)| start()).collect()
     }
 }
 
@@ -188,7 +197,7 @@ impl Drop for Killed {
 
 /// A directory on the disk that holds a directory to show and one to show it at.
 fn directories() -> (TempDir, PathBuf, PathBuf) {
-    let base = TempDir::with_prefix_in("podfs-bench-", env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let base = TempDir::new_in(disk::path()).expect("a directory");
     let (source, shown) = (base.path().join("source"), base.path().join("shown"));
     fs::create_dir(&source).expect("a directory");
     fs::create_dir(&shown).expect("a directory");
@@ -220,14 +229,14 @@ pub fn forget_names() {
 }
 
 /// What the rounds of one measurement gave at one place.
-pub struct Figures {
+struct Figures {
     median: f64,
     /// Half of the distance between the quartiles.
     spread: f64,
 }
 
 /// The figures of each place. The places take turns, so that other work of the machine meets all of them alike.
-pub fn take_turns(places: &[Place], rounds: usize, measure: impl Fn(&Place) -> f64) -> Vec<Figures> {
+fn take_turns(places: &[Place], rounds: usize, measure: impl Fn(&Place) -> f64) -> Vec<Figures> {
     let mut samples = vec![Vec::with_capacity(rounds); places.len()];
     // The first round warms everything.
     for round in 0..=rounds {
@@ -271,11 +280,17 @@ pub fn header(title: &str, places: &[Place]) {
     println!();
 }
 
-/// A line of a table: the median of each place, and its spread in percent.
-pub fn row(what: &str, figures: &[Figures]) {
+/// Takes a measurement at each place in `rounds` rounds, if it is chosen. Prints a line of a table: the median of each place,
+/// and its spread in percent.
+pub fn row(what: &str, places: &[Place], rounds: usize, measure: impl Fn(&Place) -> f64) {
+    let choice = Choice::of_arguments();
+    if !choice.has_row(what) {
+        return;
+    }
+    let figures = take_turns(places, choice.rounds(rounds), measure);
     print!("{what:<44}");
     for Figures { median, spread } in figures {
-        let digits = if *median < 10.0 { 2 } else { 0 };
+        let digits = if median < 10.0 { 2 } else { 0 };
         print!(" {median:>8.digits$} {:>4.0}%", spread / median * 100.0);
     }
     println!();

@@ -3,7 +3,7 @@
 use std::thread;
 
 use super::names::{MEASUREMENTS, measure};
-use super::rig::{Place, header, row, take_turns};
+use super::rig::{Place, header, row};
 
 const ROUNDS: usize = 7;
 const THREADS: [(&str, u8); 4] = [("1 thread", 1), ("2 threads", 2), ("3 threads", 3), ("4 threads", 4)];
@@ -13,14 +13,13 @@ pub fn run() {
     for callers in [1, 2] {
         header(&format!("one call (us), {callers} at once"), &places);
         for measurement in MEASUREMENTS {
-            let figures = take_turns(&places, ROUNDS, |place| {
+            row(measurement.0, &places, ROUNDS, |place| {
                 thread::scope(|scope| {
                     let callers: Vec<_> = (0..callers).map(|_| scope.spawn(|| measure(place, measurement))).collect();
                     let count = callers.len() as f64;
                     callers.into_iter().map(|caller| caller.join().expect("it measures")).sum::<f64>() / count
                 })
             });
-            row(measurement.0, &figures);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::rig::{Place, forget_names, header, millis, row, take_turns};
+use super::rig::{Place, forget_names, header, millis, row};
 
 const LISTED: usize = 10_000;
 const DIRECTORIES: usize = 100;
@@ -20,23 +20,20 @@ pub fn run() {
         }
     }
     header("many files (ms)", &places);
-    let listed = take_turns(&places, 15, |place| millis(|| list(&place.shown.join("many"))));
-    row("readdir of 10 000 entries", &listed);
-    let listed = take_turns(&places, 5, |place| {
+    row("readdir of 10 000 entries", &places, 15, |place| millis(|| list(&place.shown.join("many"))));
+    row("readdir of 10 000 entries, cold", &places, 5, |place| {
         forget_names();
         millis(|| list(&place.shown.join("many")))
     });
-    row("readdir of 10 000 entries, cold", &listed);
     for (what, arguments) in [("find", &[][..]), ("find -size", &["-size", "+1"])] {
         for cold in [true, false] {
-            let figures = take_turns(&places, 3, |place| {
+            let title = format!("{what} over 100 000 files, {}", if cold { "cold" } else { "warm" });
+            row(&title, &places, 3, |place| {
                 if cold {
                     forget_names();
                 }
                 millis(|| find(&place.shown.join("tree"), arguments))
             });
-            let cold = if cold { "cold" } else { "warm" };
-            row(&format!("{what} over 100 000 files, {cold}"), &figures);
         }
     }
 }

@@ -42,8 +42,10 @@ pub fn begin_thread() {
 
 /// Runs `create` with the caller's uid, gid and umask.
 pub fn acting_for<T>(caller: Caller, umask: u32, create: impl FnOnce() -> T) -> T {
-    // The umask is this thread's own, and every creation sets it.
-    rustix::process::umask(Mode::from_raw_mode(umask));
+    // The umask is this thread's own, and only this changes it.
+    if UMASK.replace(Some(umask)) != Some(umask) {
+        rustix::process::umask(Mode::from_raw_mode(umask));
+    }
     let _own = Borrowed::of(caller.uid, caller.gid);
     create()
 }
@@ -70,6 +72,8 @@ impl Identities {
 }
 
 thread_local! {
+    /// The umask of the calling thread, once it was set.
+    static UMASK: Cell<Option<u32>> = const { Cell::new(None) };
     /// The ids that the calling thread acts with: podfs itself is root.
     static ACTING: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
     /// The groups that it has besides, once they were set.

@@ -7,6 +7,7 @@
 //! 2. On a `nodev` mount a device has the number 0:0, which no driver has: `open(2)` fails with `ENXIO`.
 //! 3. On a `noexec` mount a regular file has no execute permission.
 
+use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -131,6 +132,15 @@ fn is_on_disk(file: &impl AsFd) -> bool {
 /// Those of `statx(2)`.
 pub fn attributes_of(file: BorrowedFd<'_>) -> Result<Statx, Errno> {
     statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)
+}
+
+/// As [`attributes_of`], of what a name in `directory` leads to, with the mount that it is on. Symbolic links are not followed.
+///
+/// # Errors
+/// Those of `statx(2)`.
+pub fn attributes_of_name(directory: BorrowedFd<'_>, name: &CStr) -> Result<Statx, Errno> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    statx(directory, name, flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME | StatxFlags::MNT_ID)
 }
 
 /// What kind of file they are of.

@@ -1,9 +1,9 @@
 //! The file system of one passthrough volume: requests in, system calls on the source, answers out.
 //!
 //! Containment: the source is reached through descriptors only. A name is one component, opened with `O_PATH` and
-//! `O_NOFOLLOW` in an open directory; the kernel gets the target of a symbolic link, and follows it in the caller's mount
-//! namespace. File handles are made of files that were reached so, and open those files and no others. Nothing is ever
-//! opened by a path that a caller wrote.
+//! `O_NOFOLLOW` in an open directory, or asked about there in the same way (`Mounts::identify_name`). The kernel gets the
+//! target of a symbolic link, and follows it in the caller's mount namespace. File handles are made of files that were
+//! reached so, and open those files and no others. Nothing is ever opened by a path that a caller wrote.
 //!
 //! | file | requests |
 //! |---|---|
@@ -44,7 +44,7 @@ use super::acting::{self, Identities};
 use super::attributes::{Validity, attr, attributes_of, bytes_taken, kind};
 use super::locks::Waits;
 use super::mounts::{Mounts, proc_path, reopen};
-use super::node::{Node, ROOT};
+use super::node::{Identity, Node, ROOT};
 use super::nodes::{Found, Nodes};
 use super::open_files::OpenFiles;
 use super::options::{Cache, DataPath, Options};
@@ -269,6 +269,11 @@ impl PassthroughFilesystem {
         Ok(directory)
     }
 
+    /// A descriptor that is better than `O_PATH`, if callers have the file open.
+    fn open_descriptor(&self, node: &Node) -> Option<Arc<OwnedFd>> {
+        node.open().as_ref()?.file().ok()
+    }
+
     /// A descriptor of a directory, to find a name in.
     fn directory(&self, node: &Node) -> Result<Arc<OwnedFd>, Errno> {
         if node.kind == FileType::Directory { self.descriptor(node) } else { Err(Errno::NOTDIR) }
@@ -295,6 +300,20 @@ impl PassthroughFilesystem {
             self.keep_open(&node, || Ok(file))?;
         }
         let entry = self.validity.for_node(&node, &found).entry(node.id, attr(&found, &node.mount));
+        Ok((node, entry))
+    }
+
+    /// As [`Self::enter`], of a file on the mount of `parent` that a handle opens.
+    fn enter_identified(
+        &self,
+        identity: Identity,
+        found: &Statx,
+        parent: &Node,
+        made: bool,
+    ) -> Result<(Arc<Node>, EntryOut), Errno> {
+        let charge = if made { 0 } else { bytes_taken(found) };
+        let node = self.nodes.enter(Found { identity, mount: Arc::clone(&parent.mount), kind: kind(found), charge })?;
+        let entry = self.validity.for_node(&node, found).entry(node.id, attr(found, &node.mount));
         Ok((node, entry))
     }
 

@@ -1,6 +1,6 @@
 //! File handles: names for files that need no open descriptor (`name_to_handle_at(2)`).
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::hash::{Hash, Hasher};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -42,17 +42,31 @@ impl FileHandle {
     /// # Errors
     /// `EOPNOTSUPP` when the file system has no handles, `EOVERFLOW` when they are too long.
     pub fn of(file: BorrowedFd<'_>) -> Result<(FileHandle, u64), Errno> {
+        Self::find(file, c"", libc::AT_EMPTY_PATH)
+    }
+
+    /// As [`of`](Self::of), of what a name in `directory` leads to. It does not follow a symbolic link.
+    ///
+    /// # Errors
+    /// As there, and `ENOENT`.
+    pub fn of_name(directory: BorrowedFd<'_>, name: &CStr) -> Result<(FileHandle, u64), Errno> {
+        Self::find(directory, name, 0)
+    }
+
+    /// The number of the file that the handle names, if it is one of the form that most file systems of disks have
+    /// (`FILEID_INO32_GEN`).
+    pub fn ino(&self) -> Option<u32> {
+        const INO32_GEN: c_int = 1;
+        let [a, b, c, d, ..] = self.words[0].to_ne_bytes();
+        (self.kind == INO32_GEN && self.length == 8).then_some(u32::from_ne_bytes([a, b, c, d]))
+    }
+
+    fn find(file: BorrowedFd<'_>, name: &CStr, flags: c_int) -> Result<(FileHandle, u64), Errno> {
         let mut raw = Raw { size: MAX_SIZE as u32, kind: 0, bytes: [0; MAX_SIZE] };
         let mut mount: c_int = 0;
-        // SAFETY: the path is an empty C string; `raw` has room for as many bytes as its size says.
+        // SAFETY: the path is a C string; `raw` has room for as many bytes as its size says.
         let result = unsafe {
-            libc::name_to_handle_at(
-                file.as_raw_fd(),
-                c"".as_ptr(),
-                (&raw mut raw).cast(),
-                &raw mut mount,
-                libc::AT_EMPTY_PATH,
-            )
+            libc::name_to_handle_at(file.as_raw_fd(), name.as_ptr(), (&raw mut raw).cast(), &raw mut mount, flags)
         };
         if result != 0 {
             return Err(last_errno());

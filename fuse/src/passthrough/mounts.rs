@@ -12,13 +12,15 @@
 //! decide how the attributes of its files look (`attributes`).
 
 use std::collections::HashMap;
+use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatVfsMountFlags, StatxFlags, fstatvfs, openat, statx};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatVfsMountFlags, Statx, StatxFlags, fstatvfs, openat, statx};
 use rustix::io::Errno;
 
+use super::attributes::{attributes_of_name, kind};
 use super::handle::FileHandle;
 use super::hashing::Key;
 use super::listing::Listing;
@@ -192,6 +194,38 @@ impl Mounts {
             }
         };
         Ok((identity, mount))
+    }
+
+    /// Which file `name` leads to, with its attributes, if two system calls on the name tell that: if it is no directory, and on
+    /// the mount of `parent`. Otherwise it is to be opened.
+    ///
+    /// Both calls found the same file if its number and its mount are the same: the file's number is not used for another one
+    /// before the first has lost its last name.
+    ///
+    /// # Errors
+    /// `ENOENT` when there is no such name.
+    pub fn identify_name(
+        parent: &Node,
+        directory: BorrowedFd<'_>,
+        name: &CStr,
+    ) -> Result<Option<(Identity, Statx)>, Errno> {
+        if parent.handle().and_then(FileHandle::ino).is_none() {
+            return Ok(None);
+        }
+        let (handle, id) = match FileHandle::of_name(directory, name) {
+            Ok(found) => found,
+            Err(Errno::NOENT) => return Err(Errno::NOENT),
+            Err(_) => return Ok(None),
+        };
+        if id != parent.mount.id {
+            return Ok(None);
+        }
+        let Ok(found) = attributes_of_name(directory, name) else { return Ok(None) };
+        let is_same = handle.ino().map(u64::from) == Some(found.stx_ino)
+            && found.stx_mask & StatxFlags::MNT_ID.bits() != 0
+            && found.stx_mnt_id == id;
+        let identity = Identity::Handle { mount: parent.mount.index, handle };
+        Ok((is_same && kind(&found) != FileType::Directory).then_some((identity, found)))
     }
 
     fn enter(

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use serde_json::Value;
 
@@ -113,11 +113,15 @@ impl MountedVolume {
 
 /// Memory for rings, if the kernel offers them and there is memory. Without it, requests come through the device.
 fn rings() -> Option<RingMemory> {
+    static WARNED: Once = Once::new();
     if !uring::are_offered() {
-        tracing::warn!(
-            "requests come through /dev/fuse: the kernel offers no io_uring while /sys/module/fuse/parameters/enable_uring is \
-             not Y"
-        );
+        // It holds for all volumes of this process.
+        WARNED.call_once(|| {
+            tracing::warn!(
+                "requests come through /dev/fuse: the kernel offers no io_uring while \
+                 /sys/module/fuse/parameters/enable_uring is not Y"
+            );
+        });
         return None;
     }
     let queues = uring::possible_cpus()?;

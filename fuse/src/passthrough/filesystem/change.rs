@@ -7,8 +7,8 @@ use std::thread::sleep;
 
 use rustix::fs::{
     AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Statx, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid,
-    XattrFlags, chmod, chownat, ftruncate, getxattr_query, linkat, mkdirat, mknodat, openat, readlinkat, removexattr,
-    renameat_with, setxattr, symlinkat, unlinkat, utimensat,
+    XattrFlags, chmod, chownat, fchmod, ftruncate, getxattr_query, linkat, mkdirat, mknodat, openat, readlinkat,
+    removexattr, renameat_with, setxattr, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 
@@ -188,7 +188,11 @@ impl PassthroughFilesystem {
         }
         if valid & fattr::MODE != 0 {
             // The kernel has checked that the caller may set it.
-            chmod(proc_path(file.as_fd()), Mode::from_raw_mode(arguments.mode & 0o7777))?;
+            let mode = Mode::from_raw_mode(arguments.mode & 0o7777);
+            match self.open_descriptor(node) {
+                Some(file) => fchmod(file, mode)?,
+                None => chmod(proc_path(file.as_fd()), mode)?,
+            }
         }
         if valid & (fattr::UID | fattr::GID) != 0 {
             let uid = (valid & fattr::UID != 0).then(|| Uid::from_raw(arguments.uid));

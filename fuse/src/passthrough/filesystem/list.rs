@@ -109,9 +109,7 @@ impl PassthroughFilesystem {
     }
 
     fn look_up_listed(&self, parent: &Node, directory: BorrowedFd<'_>, entry: DirectoryEntry<'_>) -> Option<EntryOut> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(directory, entry.name, flags, Mode::empty()).ok()?;
-        let (node, found) = self.enter(file, parent, false).ok()?;
+        let (node, found) = self.find_in(directory, parent, entry.name, false).ok()?;
         self.warn_of_socket(&node, parent, entry.name);
         Some(found)
     }

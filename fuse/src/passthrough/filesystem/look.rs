@@ -1,21 +1,24 @@
 //! Looking: names, attributes, links, extended attributes, the file system as a whole.
 
 use std::ffi::{CStr, CString, OsStr};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, MutexGuard};
 
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, getxattr, getxattr_query, listxattr, openat, readlinkat, statx};
+use rustix::fs::{
+    AtFlags, Mode, OFlags, StatxFlags, fgetxattr, fgetxattr_query, getxattr, getxattr_query, listxattr, openat,
+    readlinkat, statx,
+};
 use rustix::io::Errno;
 
 use super::super::attributes::{attr, attributes_of, statx_attr};
-use super::super::mounts::proc_path;
+use super::super::mounts::{Mounts, proc_path};
 use super::super::node::{Node, ROOT};
 use super::super::room::whole;
 use super::{PassthroughFilesystem, component};
 use crate::caller::privileges::administers_system;
 use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX};
-use crate::session::{Answer, Caller, Question};
+use crate::session::{Answer, Caller, Question, Service};
 
 /// What gives a program capabilities.
 const CAPABILITY: &CStr = c"security.capability";
@@ -30,10 +33,26 @@ impl PassthroughFilesystem {
 
     /// Finds a name, and answers with its node. What was just `made` is charged with nothing yet.
     pub(super) fn find(&self, parent: &Node, name: &OsStr, made: bool) -> Result<(Arc<Node>, EntryOut), Errno> {
-        let directory = self.directory(parent)?;
+        self.find_in(self.directory(parent)?.as_fd(), parent, component(name)?, made)
+    }
+
+    /// As [`Self::find`], in `directory`, which is open on `parent`.
+    pub(super) fn find_in(
+        &self,
+        directory: BorrowedFd<'_>,
+        parent: &Node,
+        name: &OsStr,
+        made: bool,
+    ) -> Result<(Arc<Node>, EntryOut), Errno> {
+        // For a source on another machine, each of these calls may be a message to it.
+        if !self.is_remote() {
+            let name = CString::new(name.as_bytes()).map_err(|_| Errno::INVAL)?;
+            if let Some((identity, found)) = Mounts::identify_name(parent, directory, &name)? {
+                return self.enter_identified(identity, &found, parent, made);
+            }
+        }
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(&*directory, component(name)?, flags, Mode::empty())?;
-        self.enter(file, parent, made)
+        self.enter(openat(directory, name, flags, Mode::empty())?, parent, made)
     }
 
     pub(super) fn attributes(&self, node: &Node, handle: Option<u64>) -> Result<Answer, Errno> {
@@ -94,17 +113,24 @@ impl PassthroughFilesystem {
     }
 
     pub(super) fn xattr(&self, node: &Node, name: &OsStr, size: u32, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
-        let file = self.descriptor(node)?;
-        let path = proc_path(file.as_fd());
         let name = attribute_name(name)?;
         if node.mount.restrictions().nosuid && name.as_c_str() == CAPABILITY {
             return Err(Errno::NODATA);
         }
+        let open = self.open_descriptor(node);
         if size == 0 {
-            return size_alone(getxattr_query(&path, &name).map_err(|errno| no_acl(&name, errno))?);
+            let length = match open {
+                Some(file) => fgetxattr_query(file, &name),
+                None => getxattr_query(proc_path(self.descriptor(node)?.as_fd()), &name),
+            };
+            return size_alone(length.map_err(|errno| no_acl(&name, errno))?);
         }
         buffer.resize(size.min(XATTR_SIZE_MAX) as usize, 0);
-        let length = getxattr(&path, &name, &mut buffer[..]).map_err(|errno| no_acl(&name, errno))?;
+        let length = match open {
+            Some(file) => fgetxattr(file, &name, &mut buffer[..]),
+            None => getxattr(proc_path(self.descriptor(node)?.as_fd()), &name, &mut buffer[..]),
+        };
+        let length = length.map_err(|errno| no_acl(&name, errno))?;
         buffer.truncate(length);
         Ok(Answer::Buffer)
     }
