@@ -22,6 +22,7 @@ use crate::projection::GenerationName;
 use crate::projection::steps::Step;
 use crate::projection::tree::Root;
 use crate::projection::tree::saved::SavedTree;
+use crate::session::NodeId;
 
 /// Both ends are programs of podfs; a frame above this is a mistake, not a message.
 const MAX_FRAME: usize = 256 << 20;
@@ -284,7 +285,7 @@ pub enum Reply {
     /// Indexes of the nodes that the kernel knows.
     Known(Vec<u32>),
     /// The unlinked nodes that the kernel knows.
-    Unlinked(Vec<u64>),
+    Unlinked(Vec<NodeId>),
     /// It could not be done.
     Failed(String),
 }

@@ -24,7 +24,7 @@ use crate::projection::{GenerationName, Image};
 use crate::protocol::{Greeting, Reply, Request, VolumeId};
 use crate::region::{Distribution, Moment, OpenCount, Region};
 use crate::session::abi::init;
-use crate::session::operation_name;
+use crate::session::{NodeId, operation_name};
 
 /// The server of a pod, as its supervisor sees it: whichever process that is at the moment. Calls block until the server
 /// has answered, and while there is none; any thread may make them, one is under way at a time.
@@ -196,7 +196,7 @@ impl ServerClient {
     ///
     /// # Errors
     /// When the tree has no server any more.
-    pub(crate) fn update(&self, volume: VolumeId, update: &Update) -> io::Result<Vec<u64>> {
+    pub(crate) fn update(&self, volume: VolumeId, update: &Update) -> io::Result<Vec<NodeId>> {
         let Update { slots, steps, number, image, time } = update;
         let (slots, steps) = (slots.clone(), steps.clone());
         let request = Request::Update { volume, slots, steps, number: *number, time: *time };

@@ -26,11 +26,11 @@ use super::steps::Step;
 use super::tree::LiveTree;
 use crate::projection;
 use crate::projection::filesystem::{FOREVER, asked, entry, file_system, push_if_it_fits, told};
-use crate::projection::tree::{Attributes, NodeId};
+use crate::projection::tree::Attributes;
 use crate::projection::undo::Undo;
 use crate::region::Region;
 use crate::session::abi::{EntryOut, ReadIn, SetattrIn, fattr, init};
-use crate::session::{Answer, Exchange, Notifier, Operation, Request, Service, Wanted, drop_content_of};
+use crate::session::{Answer, Exchange, NodeId, Notifier, Operation, Request, Service, Wanted, drop_content_of};
 use crate::trace::Trace;
 
 /// How long an answer waits for other bytes. The kernel drops pages within microseconds, unless it waits for the answer.
@@ -59,7 +59,7 @@ impl SharedLiveTree {
     }
 
     /// The tree when nothing of it is about to change that `concerns` finds; at the latest after `SWAP_TIMEOUT`.
-    fn settled(&self, concerns: impl Fn(&LiveTree) -> Option<u64>) -> MutexGuard<'_, LiveTree> {
+    fn settled(&self, concerns: impl Fn(&LiveTree) -> Option<NodeId>) -> MutexGuard<'_, LiveTree> {
         let is_changing = |tree: &mut LiveTree| {
             !tree.changing.is_empty() && concerns(tree).is_some_and(|node| tree.changing.contains(&node))
         };
@@ -92,7 +92,7 @@ impl SharedLiveTree {
     /// See the head of this module.
     fn swap(&self, step: &Step, region: &Region, notifier: Option<&Notifier>) -> Result<(), Errno> {
         let Step::Swap { paths } = step else { return Err(Errno::EROFS) };
-        let nodes: Vec<u64> = {
+        let nodes: Vec<NodeId> = {
             let tree = self.lock();
             paths.iter().filter_map(|path| tree.find(path)).collect()
         };
@@ -158,7 +158,7 @@ impl LiveFilesystem {
     }
 
     /// Answers one request, and reports it.
-    fn serve(&self, request: &Request<'_>, node: u64, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
+    fn serve(&self, request: &Request<'_>, node: NodeId, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
         let path = || {
             let directory = self.tree.lock().path(node);
             let name = request.operation.entry().map(|name| format!("/{}", name.to_string_lossy()));
@@ -170,7 +170,7 @@ impl LiveFilesystem {
         outcome
     }
 
-    fn dispatch(&self, request: &Request<'_>, node: u64, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
+    fn dispatch(&self, request: &Request<'_>, node: NodeId, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
         match request.operation {
             Operation::Lookup { name } => self.look_up(node, name).map(entry),
             Operation::Forget { lookups } => {
@@ -195,7 +195,7 @@ impl LiveFilesystem {
 
             // What no step ever is.
             Operation::Write { .. } => {
-                self.undo.file(NodeId(node));
+                self.undo.file(node);
                 Err(Errno::EROFS)
             }
             Operation::ReadLink => Err(Errno::EINVAL),
@@ -213,7 +213,7 @@ impl LiveFilesystem {
         }
     }
 
-    fn look_up(&self, node: u64, name: &OsStr) -> Result<Attributes, Errno> {
+    fn look_up(&self, node: NodeId, name: &OsStr) -> Result<Attributes, Errno> {
         let name = name.to_str().ok_or(Errno::ENOENT)?;
         let mut tree = self.tree.settled(|tree| tree.look(node, name).ok());
         let found = tree.look(node, name)?;
@@ -222,17 +222,17 @@ impl LiveFilesystem {
     }
 
     /// The bytes go from the image to the kernel, and nowhere in between.
-    fn read(&self, node: u64, arguments: &ReadIn, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
+    fn read(&self, node: NodeId, arguments: &ReadIn, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
         let (image, content) = self.tree.settled(|_| Some(node)).content(node)?;
         Ok(exchange.send(asked(&image.bytes()[content], arguments)))
     }
 
-    fn list(&self, node: u64, arguments: &ReadIn, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
+    fn list(&self, node: NodeId, arguments: &ReadIn, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
         self.tree.lock().list(node, arguments.offset, |listed| !push_if_it_fits(buffer, arguments, listed))?;
         Ok(Answer::Buffer)
     }
 
-    fn make(&self, parent: u64, name: &OsStr, step: impl FnOnce(String) -> Step) -> Result<Attributes, Errno> {
+    fn make(&self, parent: NodeId, name: &OsStr, step: impl FnOnce(String) -> Step) -> Result<Attributes, Errno> {
         let mut tree = self.tree.lock();
         let step = step(path_of(&tree, parent, name)?);
         take_and_count(&mut tree, &step, &self.region)?;
@@ -241,7 +241,7 @@ impl LiveFilesystem {
         tree.attributes(made)
     }
 
-    fn change(&self, parent: u64, name: &OsStr, step: impl FnOnce(String) -> Step) -> Result<Answer, Errno> {
+    fn change(&self, parent: NodeId, name: &OsStr, step: impl FnOnce(String) -> Step) -> Result<Answer, Errno> {
         let mut tree = self.tree.lock();
         let step = step(path_of(&tree, parent, name)?);
         take_and_count(&mut tree, &step, &self.region)?;
@@ -249,7 +249,7 @@ impl LiveFilesystem {
     }
 
     /// The request is made to raise an event; the attributes stay those of the payload.
-    fn set_attributes(&self, node: u64, arguments: &SetattrIn) -> Result<Attributes, Errno> {
+    fn set_attributes(&self, node: NodeId, arguments: &SetattrIn) -> Result<Attributes, Errno> {
         let mut tree = self.tree.lock();
         let path = tree.path(node);
         let changes = [fattr::MODE, fattr::UID, fattr::GID, fattr::SIZE, fattr::ATIME, fattr::MTIME];
@@ -264,7 +264,7 @@ impl LiveFilesystem {
 }
 
 /// The path of an entry, if it has one that is announced.
-fn path_of(tree: &LiveTree, parent: u64, name: &OsStr) -> Result<String, Errno> {
+fn path_of(tree: &LiveTree, parent: NodeId, name: &OsStr) -> Result<String, Errno> {
     let (directory, name) = (tree.path(parent), name.to_str().ok_or(Errno::EROFS)?);
     Ok(if directory.is_empty() { name.to_owned() } else { format!("{directory}/{name}") })
 }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::tree::{LiveTree, Shape};
 use crate::projection::image::{Image, ImageNodeKind, Index};
+use crate::session::NodeId;
 
 /// One change of the tree. Paths are below its root, and begin with the name of a slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,7 +114,7 @@ impl<'a> Plan<'a> {
         first.into_iter().chain(swap).chain(events).chain(last).chain([Step::Settle]).collect()
     }
 
-    fn compare(&mut self, shown: Option<u64>, wanted: Option<Index>, path: &str) {
+    fn compare(&mut self, shown: Option<NodeId>, wanted: Option<Index>, path: &str) {
         match (shown, wanted) {
             (None, None) => {}
             (None, Some(wanted)) => self.make(wanted, path),
@@ -136,7 +137,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Removes what is in a directory.
-    fn empty(&mut self, directory: u64, path: &str) {
+    fn empty(&mut self, directory: NodeId, path: &str) {
         for name in self.tree.children(directory) {
             let child = self.tree.child(directory, &name);
             self.compare(child, None, &format!("{path}/{name}"));
@@ -155,7 +156,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    fn compare_file(&mut self, shown: u64, wanted: Index, path: &str) {
+    fn compare_file(&mut self, shown: NodeId, wanted: Index, path: &str) {
         if bytes(self.image, wanted).is_some_and(|bytes| self.tree.has_bytes(shown, bytes)) {
             return self.compare_attributes(shown, wanted, path);
         }
@@ -164,21 +165,21 @@ impl<'a> Plan<'a> {
         self.events.push(Step::Touch { path: path.to_owned() });
     }
 
-    fn compare_attributes(&mut self, shown: u64, wanted: Index, path: &str) {
+    fn compare_attributes(&mut self, shown: NodeId, wanted: Index, path: &str) {
         if !self.tree.looks_like(shown, self.image, wanted) {
             self.swapped.push(path.to_owned());
             self.events.push(Step::Touch { path: path.to_owned() });
         }
     }
 
-    fn names(&self, shown: u64, wanted: Index) -> BTreeSet<String> {
+    fn names(&self, shown: NodeId, wanted: Index) -> BTreeSet<String> {
         let coming = children(self.image, wanted).map(|child| self.image.name(child).to_owned());
         coming.chain(self.tree.children(shown)).collect()
     }
 }
 
 /// Takes a node away, with all that is in it.
-fn removal(tree: &LiveTree, node: u64, path: &str) -> Vec<Step> {
+fn removal(tree: &LiveTree, node: NodeId, path: &str) -> Vec<Step> {
     if !tree.is_directory(node) {
         return vec![Step::RemoveFile { path: path.to_owned() }];
     }

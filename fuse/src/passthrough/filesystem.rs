@@ -44,7 +44,7 @@ use super::acting::{self, Identities};
 use super::attributes::{Validity, attr, attributes_of, bytes_taken, kind};
 use super::locks::Waits;
 use super::mounts::{Mounts, proc_path, reopen};
-use super::node::{Node, ROOT};
+use super::node::Node;
 use super::nodes::{Found, Nodes};
 use super::open_files::OpenFiles;
 use super::options::{Cache, DataPath, Options};
@@ -57,7 +57,7 @@ use crate::caller::credentials::ActAs;
 use crate::region::Region;
 use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX, init};
 use crate::session::{
-    Answer, Exchange, Granted, Notifier, Operation, Question, REQUEST_SIZE, Request, Service, Session, Wanted,
+    Answer, Exchange, Granted, NodeId, Notifier, Operation, Question, REQUEST_SIZE, Request, Service, Session, Wanted,
 };
 use crate::trace::Trace;
 
@@ -78,7 +78,7 @@ pub struct PassthroughFilesystem {
     validity: Validity,
     mounts: Mounts,
     nodes: Nodes,
-    directories: Mutex<LruCache<u64, Arc<OwnedFd>>>,
+    directories: Mutex<LruCache<NodeId, Arc<OwnedFd>>>,
     files: OpenFiles,
     readdirplus: ReaddirplusPolicy,
     /// The kernel keeps locks by itself.
@@ -148,7 +148,7 @@ impl PassthroughFilesystem {
             options.cache = Cache::Auto;
         }
         Self {
-            validity: Validity::of(&options, nodes.get(ROOT).and_then(|root| root.held()).as_deref()),
+            validity: Validity::of(&options, nodes.get(NodeId::ROOT).and_then(|root| root.held()).as_deref()),
             data_path,
             device: session.device(),
             notifier: session.notifier(),
@@ -240,11 +240,11 @@ impl PassthroughFilesystem {
         }
     }
 
-    fn node(&self, id: u64) -> Result<Arc<Node>, Errno> {
+    fn node(&self, id: NodeId) -> Result<Arc<Node>, Errno> {
         self.nodes.get(id).ok_or(Errno::STALE)
     }
 
-    fn forget(&self, node: u64, lookups: u64) {
+    fn forget(&self, node: NodeId, lookups: u64) {
         if self.nodes.forget(node, lookups) {
             self.open_directories().pop(&node);
         }
@@ -339,12 +339,12 @@ impl PassthroughFilesystem {
         }
     }
 
-    fn open_directories(&self) -> std::sync::MutexGuard<'_, LruCache<u64, Arc<OwnedFd>>> {
+    fn open_directories(&self) -> std::sync::MutexGuard<'_, LruCache<NodeId, Arc<OwnedFd>>> {
         self.directories.lock().expect("a thread that panics ends the process")
     }
 
     /// Where on the host a request is about, for people.
-    fn host_path(&self, node: u64, name: Option<&OsStr>) -> String {
+    fn host_path(&self, node: NodeId, name: Option<&OsStr>) -> String {
         let node = self.nodes.get(node).and_then(|node| self.descriptor(&node).ok());
         let path = node.and_then(|file| std::fs::read_link(proc_path(file.as_fd())).ok()).unwrap_or_default();
         name.map_or(path.clone(), |name| path.join(name)).to_string_lossy().into_owned()

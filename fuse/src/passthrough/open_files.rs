@@ -22,6 +22,7 @@ use super::share::Taken;
 use super::state::{APPENDS, DIRECTORY, OpenCell, WITH_ATTRIBUTES, no_memory, opened_with, recordable, with_flags};
 use crate::region::Region;
 use crate::region::cells::Record;
+use crate::session::HandleId;
 
 /// So many open directories keep what they have read and not given out, [`CHUNK`](super::listing) bytes each.
 const READ_AHEAD: usize = 1024;
@@ -32,7 +33,7 @@ pub struct OpenFile {
     /// Dropped before the descriptor that it names is closed.
     record: Record<OpenCell>,
     /// Its number.
-    pub handle: u64,
+    pub handle: HandleId,
     /// What it is open on.
     pub node: Arc<Node>,
     /// Open with the caller's access mode. Empty until it is reopened, if no process had it any more.
@@ -64,7 +65,7 @@ impl OpenFile {
     }
 
     fn new(record: Record<OpenCell>, node: Arc<Node>, file: OnceLock<Arc<OwnedFd>>, taken: Taken) -> Self {
-        let (handle, flags) = (record.handle.load(Relaxed), record.flags.load(Relaxed));
+        let (handle, flags) = (HandleId(record.handle.load(Relaxed)), record.flags.load(Relaxed));
         let (append, locks_lost) = (flags & APPENDS != 0, AtomicBool::new(false));
         Self { record, handle, node, file, append, locks_lost, _taken: taken }
     }
@@ -135,13 +136,13 @@ pub struct OpenFiles {
     region: Arc<Region>,
     table: Mutex<OpenTable>,
     /// What dead servers opened without a known answer, by the request.
-    unanswered: HashMap<u64, u64>,
+    unanswered: HashMap<u64, HandleId>,
 }
 
 #[derive(Default)]
 struct OpenTable {
-    files: HashMap<u64, Arc<OpenFile>>,
-    directories: HashMap<u64, Arc<OpenDirectory>>,
+    files: HashMap<HandleId, Arc<OpenFile>>,
+    directories: HashMap<HandleId, Arc<OpenDirectory>>,
 }
 
 impl OpenFiles {
@@ -153,9 +154,9 @@ impl OpenFiles {
     /// Those that a dead server left; `unanswered` has, by request, what was opened without a known answer.
     pub fn inherit(
         region: Arc<Region>,
-        files: HashMap<u64, Arc<OpenFile>>,
-        directories: HashMap<u64, Arc<OpenDirectory>>,
-        unanswered: HashMap<u64, u64>,
+        files: HashMap<HandleId, Arc<OpenFile>>,
+        directories: HashMap<HandleId, Arc<OpenDirectory>>,
+        unanswered: HashMap<u64, HandleId>,
     ) -> Self {
         Self { region, table: Mutex::new(OpenTable { files, directories }), unanswered }
     }
@@ -192,7 +193,7 @@ impl OpenFiles {
         listing: Listing,
         with_attributes: bool,
         taken: Taken,
-    ) -> Result<u64, Errno> {
+    ) -> Result<HandleId, Errno> {
         let mut table = self.lock();
         let flags = DIRECTORY | if with_attributes { WITH_ATTRIBUTES } else { 0 };
         let (handle, record) = self.record(unique, &node, listing.directory().as_raw_fd(), flags)?;
@@ -202,7 +203,7 @@ impl OpenFiles {
     }
 
     /// The number of what a dead server opened for the request `unique`, if it did and its answer was lost.
-    pub fn opened_for(&self, unique: u64) -> Option<u64> {
+    pub fn opened_for(&self, unique: u64) -> Option<HandleId> {
         self.unanswered.get(&unique).copied()
     }
 
@@ -213,14 +214,14 @@ impl OpenFiles {
         node: &Node,
         descriptor: RawFd,
         flags: u32,
-    ) -> Result<(u64, Record<OpenCell>), Errno> {
+    ) -> Result<(HandleId, Record<OpenCell>), Errno> {
         let last = &self.region.header().counters.last_handle;
-        let handle = last.load(Relaxed).wrapping_add(1);
-        last.store(handle, Release);
+        let handle = HandleId(last.load(Relaxed).wrapping_add(1));
+        last.store(handle.0, Release);
         let record = Record::new(&self.region, |cell: &OpenCell| {
             cell.flags.store(flags, Relaxed);
-            cell.handle.store(handle, Relaxed);
-            cell.node.store(node.id, Relaxed);
+            cell.handle.store(handle.0, Relaxed);
+            cell.node.store(node.id.0, Relaxed);
             cell.unique.store(unique, Relaxed);
             cell.descriptor.store(descriptor.cast_unsigned(), Relaxed);
         });
@@ -231,7 +232,7 @@ impl OpenFiles {
     ///
     /// # Errors
     /// `EBADF` when there is none.
-    pub fn get(&self, handle: u64) -> Result<Arc<OpenFile>, Errno> {
+    pub fn get(&self, handle: HandleId) -> Result<Arc<OpenFile>, Errno> {
         self.lock().files.get(&handle).cloned().ok_or(Errno::BADF)
     }
 
@@ -239,7 +240,7 @@ impl OpenFiles {
     ///
     /// # Errors
     /// `EBADF` when there is none.
-    pub fn directory(&self, handle: u64) -> Result<Arc<OpenDirectory>, Errno> {
+    pub fn directory(&self, handle: HandleId) -> Result<Arc<OpenDirectory>, Errno> {
         self.lock().directories.get(&handle).cloned().ok_or(Errno::BADF)
     }
 
@@ -254,12 +255,12 @@ impl OpenFiles {
     }
 
     /// Takes out an open file.
-    pub fn remove(&self, handle: u64) -> Option<Arc<OpenFile>> {
+    pub fn remove(&self, handle: HandleId) -> Option<Arc<OpenFile>> {
         self.lock().files.remove(&handle)
     }
 
     /// Takes out an open directory.
-    pub fn remove_directory(&self, handle: u64) {
+    pub fn remove_directory(&self, handle: HandleId) {
         self.lock().directories.remove(&handle);
     }
 

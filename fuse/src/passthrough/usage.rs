@@ -31,9 +31,10 @@ use rustix::io::Errno;
 use super::attributes::{attributes_of, bytes_taken, kind};
 use super::extents;
 use super::listing::Listing;
-use super::node::{Node, ROOT};
+use super::node::Node;
 use crate::region::Region;
 use crate::region::header::Counters;
+use crate::session::NodeId;
 use crate::session::abi::Kstatfs;
 
 /// What files grow by.
@@ -136,7 +137,7 @@ impl Account<'_> {
     pub fn check_room_for_name(&self, parent: &Node, directory: BorrowedFd<'_>, blocks: u64) -> Result<(), Errno> {
         let root_is_full = || {
             let grown = attributes_of(directory).map_or(0, |found| bytes_taken(&found).saturating_sub(BLOCK));
-            parent.id == ROOT && grown >= self.usage.limit && grown >= self.usage.root_free.load(Relaxed)
+            parent.id == NodeId::ROOT && grown >= self.usage.limit && grown >= self.usage.root_free.load(Relaxed)
         };
         if self.room() >= (1 + blocks) * BLOCK && !root_is_full() { Ok(()) } else { Err(Errno::NOSPC) }
     }
@@ -178,7 +179,7 @@ impl Account<'_> {
     pub fn settle(&mut self, node: &Node, file: BorrowedFd<'_>) {
         // Without the file's attributes the charge stays as it was.
         if let Ok(found) = attributes_of(file) {
-            let free = if node.id == ROOT { self.free_of(node) } else { 0 };
+            let free = if node.id == NodeId::ROOT { self.free_of(node) } else { 0 };
             self.charge(node, bytes_taken(&found).saturating_sub(free));
         }
     }

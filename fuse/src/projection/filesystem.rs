@@ -14,12 +14,12 @@ use std::time::{Duration, SystemTime};
 
 use nix::errno::Errno;
 
-use super::tree::{Attributes, Listed, NodeId, NodeKind, Tree};
+use super::tree::{Attributes, Listed, NodeKind, Tree};
 use super::undo::Undo;
 use crate::audit::Audit;
 use crate::region::Region;
 use crate::session::abi::{Attr, AttrOut, EntryOut, Kstatfs, OpenOut, ReadIn, SetattrIn, fattr, fopen, init};
-use crate::session::{Answer, Caller, Exchange, ListedEntry, Operation, Request, Service, Wanted};
+use crate::session::{Answer, Caller, Exchange, ListedEntry, NodeId, Operation, Request, Service, Wanted};
 use crate::trace::Trace;
 
 /// How long the kernel may cache answers, in seconds: in practice, for ever.
@@ -115,7 +115,6 @@ impl ProjectionFilesystem {
             Operation::SetAttr(arguments) => self.set_mode(node, arguments).map(told),
             Operation::Symlink { name, target } => self.change(|tree| tree.make_link(node, name, target)).map(entry),
             Operation::Rename { name, new_parent, new_name, flags: 0 } => {
-                let new_parent = NodeId(new_parent);
                 self.change(|tree| tree.rename(node, name, new_parent, new_name)).map(|()| Answer::Done)
             }
             Operation::Unlink { name } => self.change(|tree| tree.unlink(node, name)).map(|()| Answer::Done),
@@ -204,9 +203,9 @@ impl Service for ProjectionFilesystem {
         let served = match request.operation {
             Operation::BatchForget { nodes } => nodes.iter().try_fold(Answer::Silence, |_, one| {
                 let operation = Operation::Forget { lookups: one.nlookup };
-                self.serve(&Request { operation, ..*request }, NodeId(one.nodeid), exchange)
+                self.serve(&Request { operation, ..*request }, one.nodeid, exchange)
             }),
-            _ => self.serve(request, NodeId(request.node), exchange),
+            _ => self.serve(request, request.node, exchange),
         };
         match (&request.operation, served) {
             // Node id 0: the name is absent, and the kernel may remember that.
@@ -270,7 +269,7 @@ pub(crate) fn file_system(bytes: u64, nodes: u64) -> Answer {
 }
 
 pub(crate) fn entry(attributes: Attributes) -> Answer {
-    let nodeid = attributes.node.0;
+    let nodeid = attributes.node;
     let attr = attr(&attributes);
     Answer::Entry(EntryOut { nodeid, entry_valid: FOREVER, attr_valid: FOREVER, attr, ..Default::default() })
 }

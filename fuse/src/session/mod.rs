@@ -13,6 +13,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`abi`] | the kernel's structs and numbers |
+//! | [`ids`] | numbers of nodes, open files and owners of locks |
 //! | [`request`] | bytes into requests |
 //! | [`answer`] | answers into bytes |
 //! | [`polled`] | a session without threads of its own |
@@ -24,6 +25,7 @@
 
 pub mod abi;
 pub mod answer;
+pub mod ids;
 mod input;
 mod page_invalidator;
 pub mod polled;
@@ -44,6 +46,7 @@ pub use crate::caller::Caller;
 use abi::{InitOut, MAJOR, MINOR, init};
 use answer::Responder;
 pub use answer::{Answer, Deferred, Exchange, ListedEntry, Notifier};
+pub use ids::{HandleId, LockOwner, NodeId};
 pub use input::Input;
 pub use page_invalidator::{PageInvalidator, drop_content_of};
 pub use polled::PolledSession;
@@ -103,9 +106,9 @@ pub trait Service: Send + Sync + 'static {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
     /// A node that it knows of once more.
-    pub node: Option<u64>,
+    pub node: Option<NodeId>,
     /// An open file or directory.
-    pub handle: Option<u64>,
+    pub handle: Option<HandleId>,
 }
 
 impl Granted {

@@ -24,6 +24,7 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::answer::Responder;
+use super::ids::NodeId;
 use super::readers::MAX_THREADS;
 use super::request::{Operation, Request};
 use super::{Answer, Service};
@@ -52,11 +53,9 @@ pub enum Question {
 
 impl Question {
     fn of(request: &Request<'_>) -> Option<Self> {
-        /// The kernel's number for a root.
-        const ROOT: u64 = 1;
         match request.operation {
-            Operation::GetAttr { .. } if request.node == ROOT => Some(Self::Attributes),
-            Operation::Statx { .. } if request.node == ROOT => Some(Self::Statx),
+            Operation::GetAttr { .. } if request.node == NodeId::ROOT => Some(Self::Attributes),
+            Operation::Statx { .. } if request.node == NodeId::ROOT => Some(Self::Statx),
             Operation::StatFs => Some(Self::FileSystem),
             _ => None,
         }

@@ -23,12 +23,9 @@ use serde::{Deserialize, Serialize};
 
 use super::steps::{Step, split};
 use crate::projection::image::{Image, ImageNode, ImageNodeKind, Index};
-use crate::projection::tree::NodeId;
+use crate::session::NodeId;
 
 pub use saved::SavedLiveTree;
-
-/// The root of a FUSE connection.
-const ROOT: u64 = NodeId::ROOT.0;
 
 /// Whether a slot is a file or a directory. It stays what it is: a mount cannot become the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,7 +63,7 @@ pub struct Update {
 /// The tree of the live parts of a projection.
 pub struct LiveTree {
     slots: Vec<Slot>,
-    nodes: BTreeMap<u64, LiveNode>,
+    nodes: BTreeMap<NodeId, LiveNode>,
     images: BTreeMap<u64, Arc<Image>>,
     /// The image that the last update leads to.
     newest: Option<u64>,
@@ -75,17 +72,17 @@ pub struct LiveTree {
     applied: u64,
     /// The last step of a server before this one, which the supervisor may repeat.
     asked_before: Option<Step>,
-    next: u64,
+    next: NodeId,
     time: SystemTime,
     /// What is about to show other bytes, while the kernel drops what it has of it.
-    pub(super) changing: HashSet<u64>,
+    pub(super) changing: HashSet<NodeId>,
     /// Something was said of it meanwhile.
     pub(super) disturbed: bool,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct LiveNode {
-    parent: u64,
+    parent: NodeId,
     name: String,
     body: Body,
     mode: u16,
@@ -106,7 +103,7 @@ enum Body {
         content: Range<usize>,
     },
     Directory {
-        children: BTreeMap<String, u64>,
+        children: BTreeMap<String, NodeId>,
     },
 }
 
@@ -114,7 +111,7 @@ impl LiveTree {
     /// A tree without slots.
     pub fn new(time: SystemTime) -> Self {
         let root = LiveNode {
-            parent: ROOT,
+            parent: NodeId::ROOT,
             name: String::new(),
             body: Body::Directory { children: BTreeMap::new() },
             mode: 0o755,
@@ -126,13 +123,13 @@ impl LiveTree {
         };
         Self {
             slots: Vec::new(),
-            nodes: BTreeMap::from([(ROOT, root)]),
+            nodes: BTreeMap::from([(NodeId::ROOT, root)]),
             images: BTreeMap::new(),
             newest: None,
             announced: VecDeque::new(),
             applied: 0,
             asked_before: None,
-            next: ROOT + 1,
+            next: NodeId(NodeId::ROOT.0 + 1),
             time,
             changing: HashSet::new(),
             disturbed: false,
@@ -253,7 +250,7 @@ impl LiveTree {
         let name = name.to_owned();
         let node = LiveNode { parent, name, body, mode, uid, gid, time, unlinked: false, lookups: Some(0) };
         self.nodes.insert(id, node);
-        self.next += 1;
+        self.next.0 += 1;
         Ok(())
     }
 
@@ -295,25 +292,25 @@ impl LiveTree {
     }
 
     /// Unlinked nodes that the kernel knows.
-    pub fn unlinked(&self) -> Vec<u64> {
+    pub fn unlinked(&self) -> Vec<NodeId> {
         self.nodes.iter().filter(|(_, node)| node.unlinked).map(|(id, _)| *id).collect()
     }
 
     /// Drops the unlinked nodes but these, in a replica.
-    pub fn keep_unlinked(&mut self, known: &[u64]) {
+    pub fn keep_unlinked(&mut self, known: &[NodeId]) {
         let known: BTreeSet<_> = known.iter().collect();
         self.nodes.retain(|id, node| !node.unlinked || known.contains(id));
     }
 
     /// An answer has shown a node to the kernel.
-    pub(super) fn count(&mut self, node: u64) {
+    pub(super) fn count(&mut self, node: NodeId) {
         if let Some(LiveNode { lookups: Some(told), .. }) = self.nodes.get_mut(&node) {
             *told += 1;
         }
     }
 
     /// The kernel dropped `count` references to a node.
-    pub fn forget(&mut self, node: u64, count: u64) {
+    pub fn forget(&mut self, node: NodeId, count: u64) {
         let Some(known) = self.nodes.get_mut(&node) else { return };
         known.lookups = match known.lookups {
             Some(told) => Some(told.saturating_sub(count)),
@@ -324,7 +321,7 @@ impl LiveTree {
         self.sweep(node);
     }
 
-    fn sweep(&mut self, node: u64) {
+    fn sweep(&mut self, node: NodeId) {
         if self.nodes.get(&node).is_some_and(|node| node.unlinked && node.lookups == Some(0)) {
             self.nodes.remove(&node);
         }

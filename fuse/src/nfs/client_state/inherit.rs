@@ -14,11 +14,12 @@ use podfs_nfs::v3::FileType;
 use super::ClientState;
 use super::calls::Calls;
 use super::name::{LONGEST_NAME, Name};
-use super::node::{Found, Inherited, Node, Nodes, ROOT};
+use super::node::{Found, Inherited, Node, Nodes};
 use super::open_files::{OpenFile, OpenFiles};
 use super::state::{CallCell, KNOWN, NameCell, NodeCell, OpenCell, RootCell};
 use crate::region::Region;
 use crate::region::cells::{CellId, Content, Record};
+use crate::session::{HandleId, NodeId};
 
 /// What was read of a region.
 pub struct Inheritance {
@@ -38,7 +39,7 @@ impl Inheritance {
         region.look_again().ok()?;
         let mut reader = RegionReader::new(region);
         let nodes = Nodes::inherit(Arc::clone(region), reader.nodes());
-        nodes.get(ROOT).ok().filter(|root| root.kind == FileType::Directory)?;
+        nodes.get(NodeId::ROOT).ok().filter(|root| root.kind == FileType::Directory)?;
         let files = reader.open_files(&nodes);
         let calls = Calls::new(Arc::clone(region), reader.calls());
         let root = reader.records::<RootCell>().into_iter().next();
@@ -78,7 +79,7 @@ impl<'a> RegionReader<'a> {
         let (mut nodes, mut taken) = (HashMap::new(), HashSet::new());
         for record in self.records::<NodeCell>() {
             let Some((id, found)) = Node::read(&record) else { continue };
-            if !(ROOT..next).contains(&id) || nodes.contains_key(&id) {
+            if !(NodeId::ROOT..NodeId(next)).contains(&id) || nodes.contains_key(&id) {
                 continue;
             }
             let name = Name::inherit(self.region, record.name.load(Relaxed), &mut taken);
@@ -95,9 +96,9 @@ impl<'a> RegionReader<'a> {
         let last = self.region.header().counters.last_handle.load(Relaxed);
         let (mut files, mut by_request) = (HashMap::new(), HashMap::new());
         for record in self.records::<OpenCell>() {
-            let handle = record.handle.load(Relaxed);
-            let Ok(node) = nodes.get(record.node.load(Relaxed)) else { continue };
-            if handle == 0 || handle > last || files.contains_key(&handle) {
+            let handle = HandleId(record.handle.load(Relaxed));
+            let Ok(node) = nodes.get(NodeId(record.node.load(Relaxed))) else { continue };
+            if handle == HandleId(0) || handle > HandleId(last) || files.contains_key(&handle) {
                 continue;
             }
             self.kept.push(record.id());

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use super::state::{NAME_BYTES, NameCell, no_memory, read_bytes, write_bytes};
 use crate::region::Region;
 use crate::region::cells::{CellId, Record};
+use crate::session::NodeId;
 
 /// Longest name, in bytes.
 pub const LONGEST_NAME: usize = 255;
@@ -20,7 +21,7 @@ pub const LONGEST_NAME: usize = 255;
 #[derive(Debug)]
 pub struct Name {
     /// The directory's node.
-    pub parent: u64,
+    pub parent: NodeId,
     /// The name.
     pub name: Box<[u8]>,
     /// Its cells, in order.
@@ -32,14 +33,14 @@ impl Name {
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn new(region: &Arc<Region>, parent: u64, name: &[u8]) -> Result<Self, Errno> {
+    pub fn new(region: &Arc<Region>, parent: NodeId, name: &[u8]) -> Result<Self, Errno> {
         let mut records: Vec<Record<NameCell>> = Vec::new();
         // The last part first, so that what leads to a cell leads to one that is there.
         for part in name.chunks(NAME_BYTES).rev() {
             let next = records.last().map_or(0, |next| next.id().to_word());
             let record = Record::new(region, |cell: &NameCell| {
                 cell.length.store(name.len() as u32, Relaxed);
-                cell.parent.store(parent, Relaxed);
+                cell.parent.store(parent.0, Relaxed);
                 cell.next.store(next, Relaxed);
                 write_bytes(&cell.bytes, part);
             });
@@ -55,7 +56,7 @@ impl Name {
     }
 
     /// Whether it is this one.
-    pub fn is(&self, parent: u64, name: &[u8]) -> bool {
+    pub fn is(&self, parent: NodeId, name: &[u8]) -> bool {
         self.parent == parent && *self.name == *name
     }
 
@@ -68,7 +69,7 @@ impl Name {
         while let Some(id) = next {
             let cell = region.cells().find::<NameCell>(id)?;
             let length = cell.length.load(Relaxed) as usize;
-            let (length, parent) = *first.get_or_insert((length, cell.parent.load(Relaxed)));
+            let (length, parent) = *first.get_or_insert((length, NodeId(cell.parent.load(Relaxed))));
             if length > LONGEST_NAME || name.len() >= length || taken.contains(&id) || ids.contains(&id) {
                 return None;
             }

@@ -19,14 +19,12 @@ use crate::nfs::filesystem::attributes::{file_type, kind_of};
 use crate::nfs::filesystem::freshness::Freshness;
 use crate::region::Region;
 use crate::region::cells::Record;
-
-/// The number of the root.
-pub const ROOT: u64 = 1;
+use crate::session::NodeId;
 
 /// A file that the kernel knows.
 pub struct Node {
     /// The kernel's number for it.
-    pub id: u64,
+    pub id: NodeId,
     /// What kind of file it is.
     pub kind: FileType,
     /// The server's number for it.
@@ -53,7 +51,7 @@ pub struct Found {
 }
 
 impl Node {
-    fn new(id: u64, found: Found, record: Record<NodeCell>, name: Option<Rc<Name>>) -> Self {
+    fn new(id: NodeId, found: Found, record: Record<NodeCell>, name: Option<Rc<Name>>) -> Self {
         let Found { handle, kind, fileid } = found;
         let (handle, record, name) = (Cell::new(handle), RefCell::new(record), RefCell::new(name));
         let (freshness, remover, opens) = (RefCell::default(), RefCell::default(), Cell::new(0));
@@ -102,10 +100,10 @@ impl Node {
     }
 
     /// As the server's answers tell what kind of file it is, and how its handle begins.
-    fn fill(cell: &NodeCell, id: u64, lookups: u64, found: &Found, name: u64, flags: u64) {
+    fn fill(cell: &NodeCell, id: NodeId, lookups: u64, found: &Found, name: u64, flags: u64) {
         let handle = found.handle.as_bytes();
         cell.form.store(file_type(found.kind) | handle.len() as u32, Relaxed);
-        cell.id.store(id, Relaxed);
+        cell.id.store(id.0, Relaxed);
         cell.lookups.store(lookups, Relaxed);
         cell.fileid.store(found.fileid, Relaxed);
         cell.name.store(name, Relaxed);
@@ -114,11 +112,11 @@ impl Node {
     }
 
     /// What a cell says of a node; none if no server can have written it.
-    pub fn read(cell: &NodeCell) -> Option<(u64, Found)> {
+    pub fn read(cell: &NodeCell) -> Option<(NodeId, Found)> {
         let form = cell.form.load(Relaxed);
         let handle = FileHandle::new(&read_bytes(&cell.handle, (form & HANDLE_LENGTH) as usize))?;
         let found = Found { handle, kind: kind_of(form & !HANDLE_LENGTH)?, fileid: cell.fileid.load(Relaxed) };
-        Some((cell.id.load(Relaxed), found))
+        Some((NodeId(cell.id.load(Relaxed)), found))
     }
 }
 
@@ -130,18 +128,18 @@ pub struct Nodes {
 
 #[derive(Default)]
 struct NodeTable {
-    by_id: HashMap<u64, Rc<Node>>,
+    by_id: HashMap<NodeId, Rc<Node>>,
     by_handle: HashMap<FileHandle, Rc<Node>>,
     /// Each node by its name, if it has one: the one it was found under last.
-    by_name: HashMap<(u64, Box<[u8]>), u64>,
+    by_name: HashMap<(NodeId, Box<[u8]>), NodeId>,
     /// Forgotten, and something is still to be written.
-    lingering: Vec<u64>,
+    lingering: Vec<NodeId>,
 }
 
 /// A node as a dead server left it.
 pub struct Inherited {
     /// Its number.
-    pub id: u64,
+    pub id: NodeId,
     /// What it was found as.
     pub found: Found,
     /// Its cell.
@@ -156,7 +154,7 @@ impl Nodes {
     /// # Errors
     /// When there is no memory.
     pub fn new(region: Arc<Region>, root: Found) -> Result<Self, Errno> {
-        region.header().counters.next_node.store(ROOT, Release);
+        region.header().counters.next_node.store(NodeId::ROOT.0, Release);
         let nodes = Self { region, table: RefCell::default() };
         // The kernel never forgets it.
         nodes.enter(root, None)?;
@@ -184,7 +182,7 @@ impl Nodes {
     ///
     /// # Errors
     /// `ESTALE` when there is none.
-    pub fn get(&self, id: u64) -> Result<Rc<Node>, Errno> {
+    pub fn get(&self, id: NodeId) -> Result<Rc<Node>, Errno> {
         self.table.borrow().by_id.get(&id).cloned().ok_or(Errno::STALE)
     }
 
@@ -194,7 +192,7 @@ impl Nodes {
     }
 
     /// The node that was found last under a name.
-    pub fn at(&self, parent: u64, name: &[u8]) -> Option<Rc<Node>> {
+    pub fn at(&self, parent: NodeId, name: &[u8]) -> Option<Rc<Node>> {
         let table = self.table.borrow();
         let id = table.by_name.get(&(parent, Box::from(name)))?;
         table.by_id.get(id).cloned()
@@ -202,14 +200,14 @@ impl Nodes {
 
     /// The root.
     pub fn root(&self) -> Rc<Node> {
-        self.get(ROOT).expect("the root is never forgotten")
+        self.get(NodeId::ROOT).expect("the root is never forgotten")
     }
 
     /// The node of that file, which the answer shows to the kernel once more. `at` is where it was found: a directory and a name.
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn enter(&self, found: Found, at: Option<(u64, &[u8])>) -> Result<Rc<Node>, Errno> {
+    pub fn enter(&self, found: Found, at: Option<(NodeId, &[u8])>) -> Result<Rc<Node>, Errno> {
         let known = self.find(&found.handle).filter(|node| node.kind == found.kind);
         let node = match known {
             Some(node) => {
@@ -225,11 +223,11 @@ impl Nodes {
         Ok(node)
     }
 
-    fn insert(&self, found: Found, at: Option<(u64, &[u8])>) -> Result<Rc<Node>, Errno> {
+    fn insert(&self, found: Found, at: Option<(NodeId, &[u8])>) -> Result<Rc<Node>, Errno> {
         let next = &self.region.header().counters.next_node;
-        let id = next.load(Acquire);
+        let id = NodeId(next.load(Acquire));
         // Also if this server dies now, the number is not used again.
-        next.store(id.wrapping_add(1), Release);
+        next.store(id.0.wrapping_add(1), Release);
         let record = Record::new(&self.region, |cell| Node::fill(cell, id, 0, &found, 0, 0)).map_err(no_memory)?;
         let node = Rc::new(Node::new(id, found, record, None));
         if let Some((parent, name)) = at {
@@ -245,7 +243,7 @@ impl Nodes {
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn rename(&self, node: &Node, parent: u64, name: &[u8]) -> Result<(), Errno> {
+    pub fn rename(&self, node: &Node, parent: NodeId, name: &[u8]) -> Result<(), Errno> {
         let new = Rc::new(Name::new(&self.region, parent, name)?);
         let other = self.at(parent, name).filter(|other| other.id != node.id);
         if let Some(other) = other {
@@ -289,7 +287,7 @@ impl Nodes {
 
     /// The kernel forgets `lookups` of the answers that showed it the node. With `is_dirty` the node stays for as long as that
     /// holds.
-    pub fn forget(&self, id: u64, lookups: u64, is_dirty: impl Fn(u64) -> bool) {
+    pub fn forget(&self, id: NodeId, lookups: u64, is_dirty: impl Fn(NodeId) -> bool) {
         let mut table = self.table.borrow_mut();
         let Some(node) = table.by_id.get(&id) else { return };
         let left = {
@@ -298,7 +296,7 @@ impl Nodes {
             record.lookups.store(left, Release);
             left
         };
-        if left > 0 || id == ROOT {
+        if left > 0 || id == NodeId::ROOT {
             return;
         }
         if is_dirty(id) || node.is_open() {
@@ -309,7 +307,7 @@ impl Nodes {
     }
 
     /// Drops forgotten nodes, except those for which `is_dirty` holds.
-    pub fn let_go(&self, is_dirty: impl Fn(u64) -> bool) {
+    pub fn let_go(&self, is_dirty: impl Fn(NodeId) -> bool) {
         let mut table = self.table.borrow_mut();
         if table.lingering.is_empty() {
             return;
@@ -335,7 +333,7 @@ impl Nodes {
 }
 
 impl NodeTable {
-    fn remove(&mut self, id: u64) {
+    fn remove(&mut self, id: NodeId) {
         let Some(node) = self.by_id.remove(&id) else { return };
         if let Some(name) = node.name() {
             self.by_name.remove(&(name.parent, name.name.clone()));

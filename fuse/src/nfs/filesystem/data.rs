@@ -16,8 +16,8 @@ use super::{Answered, NfsFilesystem};
 use crate::caller::ending::is_exiting;
 use crate::nfs::client_state::node::Node;
 use crate::nfs::writeback::FileKey;
-use crate::session::Answer;
 use crate::session::abi::{CreateIn, FlushIn, FsyncIn, OpenOut, ReadIn, WriteIn, fopen};
+use crate::session::{Answer, HandleId};
 
 /// The kernel opens a file to execute it (`FMODE_EXEC`).
 const EXECUTE: u32 = 0x20;
@@ -196,7 +196,7 @@ impl NfsFilesystem {
     }
 
     /// Does not wait for what is still to be done.
-    pub(super) fn release(self: &Rc<Self>, handle: u64) -> Answered {
+    pub(super) fn release(self: &Rc<Self>, handle: HandleId) -> Answered {
         let keep = self.known.files.get(handle).is_ok_and(|open| self.writeback().is_dirty(open.node.id));
         if let Some(open) = self.known.files.remove(handle, keep) {
             let (filesystem, node) = (Rc::clone(self), Rc::clone(&open.node));

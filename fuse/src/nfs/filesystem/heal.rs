@@ -17,7 +17,8 @@ use podfs_nfs::rpc::{Credential, Policy};
 use podfs_nfs::v3::{FileHandle, NfsStatus};
 
 use super::NfsFilesystem;
-use crate::nfs::client_state::node::{Node, ROOT};
+use crate::nfs::client_state::node::Node;
+use crate::session::NodeId;
 
 /// Deeper directories are not looked for.
 const DEEPEST: usize = 64;
@@ -58,7 +59,7 @@ impl NfsFilesystem {
                 // Another request has found the new handle meanwhile.
                 return true;
             }
-            if node.id == ROOT {
+            if node.id == NodeId::ROOT {
                 return self.mount_again(node, stale).await;
             }
             let (Some(name), Some(deeper)) = (node.name(), deeper.checked_sub(1)) else { return false };

@@ -17,10 +17,10 @@ use super::listing::Listing;
 use super::turn::Turn;
 use super::{Answered, NfsFilesystem, found};
 use crate::nfs::client_state::inherit::is_name;
-use crate::nfs::client_state::node::{Node, ROOT};
+use crate::nfs::client_state::node::Node;
 use crate::nfs::client_state::open_files::OpenFile;
 use crate::session::abi::{Attr, EntryOut, OpenOut, ReadIn};
-use crate::session::{Answer, ListedEntry};
+use crate::session::{Answer, ListedEntry, NodeId};
 
 impl NfsFilesystem {
     pub(super) fn open_directory(&self, node: &Rc<Node>, turn: &Turn) -> Result<Answered, Errno> {
@@ -145,7 +145,7 @@ impl NfsFilesystem {
         let is_dot = one.name == b"." || one.name == b"..";
         let ino = match (&one.attributes, one.name) {
             // What is above the export is hidden.
-            (_, b"..") if directory.id == ROOT => directory.fileid,
+            (_, b"..") if directory.id == NodeId::ROOT => directory.fileid,
             (Some(found), _) => self.shown.ino(found),
             (None, _) => one.fileid,
         };

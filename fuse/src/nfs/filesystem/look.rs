@@ -17,10 +17,10 @@ use super::attributes::{attributes, entry};
 use super::freshness::News;
 use super::turn::Turn;
 use super::{Answered, NfsFilesystem, found};
-use crate::nfs::client_state::node::{Node, ROOT};
+use crate::nfs::client_state::node::Node;
 use crate::nfs::options::Lookups;
-use crate::session::Answer;
 use crate::session::abi::{EntryOut, Kstatfs};
+use crate::session::{Answer, NodeId};
 
 /// How long such a request waits for a server that does not answer.
 const TIMEOUT: Duration = Duration::from_millis(500);
@@ -35,7 +35,7 @@ impl NfsFilesystem {
             Err(Errno::NOENT) if self.options.caching.lookups == Lookups::All => {
                 // Node 0: there is none, and that holds as long as a name would.
                 let holds = self.name_holds(parent);
-                Ok(Answer::Entry(entry(0, Default::default(), holds, Duration::ZERO)).into())
+                Ok(Answer::Entry(entry(NodeId::ABSENT, Default::default(), holds, Duration::ZERO)).into())
             }
             Err(errno) => Err(errno),
         }
@@ -106,7 +106,7 @@ impl NfsFilesystem {
     pub(super) async fn attributes(&self, node: &Rc<Node>) -> Result<Answered, Errno> {
         let found = match self.heard(node) {
             Some(found) => found,
-            None if node.id == ROOT => self.or_known(self.ask(node), || Some(self.root.borrow().get())).await?,
+            None if node.id == NodeId::ROOT => self.or_known(self.ask(node), || Some(self.root.borrow().get())).await?,
             None => self.ask(node).await?,
         };
         let holds = node.freshness.borrow().remaining(Instant::now());

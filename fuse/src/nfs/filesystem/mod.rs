@@ -66,7 +66,7 @@ use crate::caller::credentials::{ActAs, Credentials};
 use crate::region::Region;
 use crate::region::cells::Record;
 use crate::session::abi::init;
-use crate::session::{Answer, Notifier, Operation, PageInvalidator, Request, Wanted};
+use crate::session::{Answer, NodeId, Notifier, Operation, PageInvalidator, Request, Wanted};
 use attributes::Shown;
 use freshness::{News, Order};
 use store::ExportStore;
@@ -257,7 +257,7 @@ impl NfsFilesystem {
     }
 
     /// The kernel forgets a node.
-    pub fn forget(&self, node: u64, lookups: u64) {
+    pub fn forget(&self, node: NodeId, lookups: u64) {
         self.known.nodes.forget(node, lookups, |node| self.writeback().is_dirty(node));
     }
 
@@ -275,7 +275,7 @@ impl NfsFilesystem {
     }
 
     /// Where in the export a node is, for people.
-    pub fn path(&self, node: u64, entry: Option<&[u8]>) -> String {
+    pub fn path(&self, node: NodeId, entry: Option<&[u8]>) -> String {
         const DEEPEST: usize = 64;
         let mut parts: Vec<Vec<u8>> = entry.map(<[u8]>::to_vec).into_iter().collect();
         let mut name = self.known.nodes.get(node).ok().and_then(|node| node.name());
@@ -358,7 +358,7 @@ impl NfsFilesystem {
         let caching = &self.options.caching;
         let news = node.freshness.borrow_mut().learn(found, asked, Instant::now(), caching);
         self.react(node, news);
-        if node.id == super::client_state::node::ROOT {
+        if node.id == NodeId::ROOT {
             self.root.borrow().set(found);
         }
         news

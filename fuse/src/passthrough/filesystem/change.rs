@@ -15,13 +15,13 @@ use rustix::io::Errno;
 use super::super::acting::acting_for;
 use super::super::attributes::{attr, attributes_of, bytes_taken, kind};
 use super::super::mounts::{proc_path, reopen};
-use super::super::node::{Node, ROOT};
+use super::super::node::Node;
 use super::super::usage::{Account, Usage};
 use super::look::attribute_name;
 use super::{PassthroughFilesystem, component, outcome, silly};
 use crate::caller::privileges::is_in_group;
 use crate::session::abi::{MkdirIn, MknodIn, SETXATTR_ACL_KILL_SGID, SetattrIn, SetxattrIn, fattr};
-use crate::session::{Answer, Caller, Exchange};
+use crate::session::{Answer, Caller, Exchange, NodeId};
 
 const SETUID: u32 = 0o4000;
 const SETGID: u32 = 0o2000;
@@ -321,7 +321,7 @@ impl PassthroughFilesystem {
         ask: impl Fn(&Account<'_>) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
         let asked = ask(account);
-        let root = if matches!(asked, Err(Errno::NOSPC)) { self.nodes.get(ROOT) } else { None };
+        let root = if matches!(asked, Err(Errno::NOSPC)) { self.nodes.get(NodeId::ROOT) } else { None };
         let freed = root.is_some_and(|root| {
             root.held().is_some_and(|directory| account.free_blocks_of_root(&root, directory.as_fd()))
         });
@@ -348,7 +348,7 @@ impl PassthroughFilesystem {
     fn discharge(&self, going: Option<Going>, exchange: &Exchange<'_>) {
         let Some(usage) = &self.usage else { return };
         let earlier = || {
-            let node = self.nodes.get(exchange.earlier()?.note)?;
+            let node = self.nodes.get(NodeId(exchange.earlier()?.note))?;
             // A file that has no name and is not open is no file any more.
             let gone = match self.descriptor(&node).and_then(|file| attributes_of(file.as_fd())) {
                 Ok(found) => found.stx_nlink == 0,
@@ -387,7 +387,7 @@ struct Going {
 impl Going {
     /// The node's number.
     fn note(&self) -> u64 {
-        self.node.as_ref().map_or(0, |node| node.id)
+        self.node.as_ref().map_or(0, |node| node.id.0)
     }
 }
 

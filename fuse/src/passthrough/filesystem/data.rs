@@ -25,7 +25,7 @@ use crate::session::abi::{
     CopyFileRangeIn, CreateIn, FSYNC_FDATASYNC, FallocateIn, FsyncIn, LseekIn, OpenOut, ReadIn, WRITE_CACHE,
     WRITE_KILL_SUIDGID, WriteIn, fopen, init,
 };
-use crate::session::{Answer, Caller, Exchange, Session};
+use crate::session::{Answer, Caller, Exchange, HandleId, Session};
 
 /// Whether the kernel lets this process hand it files to read and write by itself.
 pub fn probe(session: &Session) -> DataPath {
@@ -151,7 +151,7 @@ impl PassthroughFilesystem {
     }
 
     /// The number of what a dead server has opened for this very request, without an answer.
-    pub(super) fn opened_earlier(&self, exchange: &Exchange<'_>) -> Option<u64> {
+    pub(super) fn opened_earlier(&self, exchange: &Exchange<'_>) -> Option<HandleId> {
         if exchange.is_resent() { self.files.opened_for(exchange.number()) } else { None }
     }
 
@@ -271,7 +271,7 @@ impl PassthroughFilesystem {
         Ok(Answer::Written(u32::try_from(written).map_err(|_| Errno::IO)?))
     }
 
-    pub(super) fn release(&self, handle: u64) -> Result<Answer, Errno> {
+    pub(super) fn release(&self, handle: HandleId) -> Result<Answer, Errno> {
         let open = self.files.remove(handle).ok_or(Errno::BADF)?;
         let mut shared = open.node.open();
         if let Some(node) = &mut *shared {

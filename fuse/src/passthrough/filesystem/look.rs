@@ -10,12 +10,12 @@ use rustix::io::Errno;
 
 use super::super::attributes::{attr, attributes_of, statx_attr};
 use super::super::mounts::proc_path;
-use super::super::node::{Node, ROOT};
+use super::super::node::Node;
 use super::super::room::whole;
 use super::{PassthroughFilesystem, component};
 use crate::caller::privileges::administers_system;
 use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX};
-use crate::session::{Answer, Caller, Question};
+use crate::session::{Answer, Caller, HandleId, NodeId, Question};
 
 /// What gives a program capabilities.
 const CAPABILITY: &CStr = c"security.capability";
@@ -36,17 +36,17 @@ impl PassthroughFilesystem {
         self.enter(file, parent, made)
     }
 
-    pub(super) fn attributes(&self, node: &Node, handle: Option<u64>) -> Result<Answer, Errno> {
+    pub(super) fn attributes(&self, node: &Node, handle: Option<HandleId>) -> Result<Answer, Errno> {
         let found = self.stat(node, handle)?;
         Ok(Answer::Attributes(self.validity.for_node(node, &found).attributes(attr(&found, &node.mount))))
     }
 
-    pub(super) fn statx(&self, node: &Node, handle: Option<u64>) -> Result<Answer, Errno> {
+    pub(super) fn statx(&self, node: &Node, handle: Option<HandleId>) -> Result<Answer, Errno> {
         let found = self.stat(node, handle)?;
         Ok(Answer::Statx(Box::new(self.validity.for_node(node, &found).statx(statx_attr(&found, &node.mount)))))
     }
 
-    fn stat(&self, node: &Node, handle: Option<u64>) -> Result<rustix::fs::Statx, Errno> {
+    fn stat(&self, node: &Node, handle: Option<HandleId>) -> Result<rustix::fs::Statx, Errno> {
         let file = match handle.and_then(|handle| self.files.get(handle).ok()) {
             Some(open) => open.file()?,
             None => self.descriptor(node)?,
@@ -77,7 +77,7 @@ impl PassthroughFilesystem {
 
     /// What the kernel and this program remember of the root, for as long as its source is away.
     pub(super) fn remembered(&self, question: Question) -> Option<Answer> {
-        let root = self.nodes.get(ROOT)?;
+        let root = self.nodes.get(NodeId::ROOT)?;
         let found = || {
             let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
             statx(&*root.held()?, c"", flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME).ok()

@@ -30,6 +30,7 @@ use serde::{Deserialize, Serialize};
 use super::generation::GenerationName;
 use super::image::{Image, ImageNodeKind, Index};
 use super::steps::Step;
+use crate::session::NodeId;
 
 mod attached;
 mod changes;
@@ -38,15 +39,6 @@ pub mod saved;
 
 use attached::Attached;
 use entries::Entries;
-
-/// The kernel's number for a node; also its inode number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NodeId(pub u64);
-
-impl NodeId {
-    /// The root of a FUSE connection.
-    pub const ROOT: Self = Self(1);
-}
 
 /// How the root of a projection looks, for as long as it is mounted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

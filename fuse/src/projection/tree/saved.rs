@@ -33,7 +33,7 @@ pub struct SavedTree {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct SavedLink {
-    node: u64,
+    node: NodeId,
     name: String,
     target: String,
     uid: u32,
@@ -52,7 +52,7 @@ impl Tree {
     /// What another process needs to go on with this tree, and the images that belong to it, in their order.
     pub fn save(&self) -> (SavedTree, Vec<Arc<Image>>) {
         let links = self.links.iter().map(|(node, link)| SavedLink {
-            node: node.0,
+            node: *node,
             name: link.name.clone(),
             target: link.target.clone(),
             uid: link.uid,
@@ -94,8 +94,8 @@ impl Tree {
         tree.staged = staged.zip(images.next()).map(|(name, image)| Staged { name, image });
         for link in links {
             let SavedLink { node, name, target, uid, time, unlinked } = link;
-            taken.insert(node, 1);
-            tree.links.insert(NodeId(node), Link { name, target, uid, time, lookups: Lookups::Unknown, unlinked });
+            taken.insert(node.0, 1);
+            tree.links.insert(node, Link { name, target, uid, time, lookups: Lookups::Unknown, unlinked });
         }
         if taken.len() != tree.generations.len() + tree.links.len() || !fits(&taken, first, next) {
             return None;

@@ -11,7 +11,7 @@ use crate::live::tree::{LiveTree, SavedLiveTree, Update};
 use crate::projection::undo::Undo;
 use crate::protocol::{Body, Reply, VolumeId};
 use crate::region::VolumeKind;
-use crate::session::{Notifier, Session};
+use crate::session::{NodeId, Notifier, Session};
 
 /// Live parts of one projection.
 pub(in crate::server) struct LiveParts {
@@ -75,7 +75,7 @@ impl ServedKind for LiveParts {
 
 impl Volumes {
     /// Announces the next steps to the tree of live parts. Returns its unlinked nodes that the kernel knows.
-    pub(in crate::server) fn update(&self, number: VolumeId, update: Update) -> io::Result<Vec<u64>> {
+    pub(in crate::server) fn update(&self, number: VolumeId, update: Update) -> io::Result<Vec<NodeId>> {
         let (_, live) = self.of_kind::<LiveParts>(number)?;
         let mut tree = live.tree.lock();
         tree.announce(update);

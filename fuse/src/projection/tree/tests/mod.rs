@@ -6,6 +6,7 @@ use super::*;
 use crate::projection::generation::is_generation;
 use crate::projection::image::{DirectoryAttributes, FileEntry, Layout};
 use crate::projection::steps::{DATA, DATA_TMP, ShownGeneration, removal, repair, switch};
+use crate::session::NodeId;
 
 const DIRECTORIES: DirectoryAttributes = DirectoryAttributes { mode: 0o755, gid: 0 };
 
