@@ -25,8 +25,8 @@ pub use api::{
     Access, ApiSource, Condition, Contact, Contacts, Plan, PodName, StartError, TokenPolicy, Unreachable, live_pod,
 };
 pub(crate) use api::{
-    Conditions, Issued, Journal, ObjectTeller, Question, SETTLE, Served, SignerTeller, Task, Told, origin,
-    post as post_events, title_of_signer,
+    Conditions, IssuedCredentials, Journal, ObjectReport, ObjectRequest, ObjectTeller, SETTLE, Served, SignerTeller,
+    Task, origin, post as post_events, title_of_signer,
 };
 pub use files::{Accepted, FileSource, PodInput, SourceError};
 pub(crate) use files::{Files, IMMUTABLE, Role, Scanned, Sum, SummedFiles};

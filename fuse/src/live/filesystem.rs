@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-use super::steps::Step;
+use super::steps::LiveStep;
 use super::tree::LiveTree;
 use crate::projection;
 use crate::projection::filesystem::{FOREVER, asked, entry, file_system, push_if_it_fits, told};
@@ -30,7 +30,9 @@ use crate::projection::tree::Attributes;
 use crate::projection::undo::Undo;
 use crate::region::Region;
 use crate::session::abi::{EntryOut, ReadIn, SetattrIn, fattr, init};
-use crate::session::{Answer, Exchange, NodeId, Notifier, Operation, Request, Service, Wanted, drop_content_of};
+use crate::session::{
+    Answer, Exchange, NodeId, Notifier, Operation, Request, Service, WantedFeatures, drop_content_of,
+};
 use crate::trace::Trace;
 
 /// How long an answer waits for other bytes. The kernel drops pages within microseconds, unless it waits for the answer.
@@ -81,7 +83,7 @@ impl SharedLiveTree {
             }
             let next = tree.announced().into_iter().next();
             let step = next.filter(|step| step.is_message() && tree.applied() == applied).ok_or(Errno::EROFS)?;
-            if step == Step::Settle {
+            if step == LiveStep::Settle {
                 return take_and_count(&mut tree, &step, region);
             }
             step
@@ -90,8 +92,8 @@ impl SharedLiveTree {
     }
 
     /// See the head of this module.
-    fn swap(&self, step: &Step, region: &Region, notifier: Option<&Notifier>) -> Result<(), Errno> {
-        let Step::Swap { paths } = step else { return Err(Errno::EROFS) };
+    fn swap(&self, step: &LiveStep, region: &Region, notifier: Option<&Notifier>) -> Result<(), Errno> {
+        let LiveStep::Swap { paths } = step else { return Err(Errno::EROFS) };
         let nodes: Vec<NodeId> = {
             let tree = self.lock();
             paths.iter().filter_map(|path| tree.find(path)).collect()
@@ -125,7 +127,7 @@ impl SharedLiveTree {
 }
 
 /// Records a step in the region before its request is answered.
-fn take_and_count(tree: &mut LiveTree, step: &Step, region: &Region) -> Result<(), Errno> {
+fn take_and_count(tree: &mut LiveTree, step: &LiveStep, region: &Region) -> Result<(), Errno> {
     tree.take(step)?;
     while region.applied() < tree.applied() {
         region.apply();
@@ -146,9 +148,9 @@ pub struct LiveFilesystem {
 /// The kernel takes note of another size, and then cuts the pages off there (`fuse_change_attributes_i`, up to Linux 6.18 at least). If
 /// it suspends a thread between the two for the whole of the next swap, the thread cuts off a page of the version after its own: the
 /// page ends in zeros. Without the flag, the thread drops the pages next, and the file is read anew.
-pub(crate) fn wanted(traced: bool) -> Wanted {
+pub(crate) fn wanted(traced: bool) -> WantedFeatures {
     let wanted = projection::filesystem::wanted(traced);
-    Wanted { flags: wanted.flags & !init::EXPLICIT_INVAL_DATA, ..wanted }
+    WantedFeatures { flags: wanted.flags & !init::EXPLICIT_INVAL_DATA, ..wanted }
 }
 
 impl LiveFilesystem {
@@ -187,11 +189,11 @@ impl LiveFilesystem {
             }
 
             // The steps of an update.
-            Operation::MkDir { name, .. } => self.make(node, name, |path| Step::MakeDirectory { path }).map(entry),
-            Operation::MkNod { name, .. } => self.make(node, name, |path| Step::MakeFile { path }).map(entry),
+            Operation::MkDir { name, .. } => self.make(node, name, |path| LiveStep::MakeDirectory { path }).map(entry),
+            Operation::MkNod { name, .. } => self.make(node, name, |path| LiveStep::MakeFile { path }).map(entry),
             Operation::SetAttr(arguments) => self.set_attributes(node, arguments).map(told),
-            Operation::Unlink { name } => self.change(node, name, |path| Step::RemoveFile { path }),
-            Operation::RmDir { name } => self.change(node, name, |path| Step::RemoveDirectory { path }),
+            Operation::Unlink { name } => self.change(node, name, |path| LiveStep::RemoveFile { path }),
+            Operation::RmDir { name } => self.change(node, name, |path| LiveStep::RemoveDirectory { path }),
 
             // What no step ever is.
             Operation::Write { .. } => {
@@ -232,7 +234,7 @@ impl LiveFilesystem {
         Ok(Answer::Buffer)
     }
 
-    fn make(&self, parent: NodeId, name: &OsStr, step: impl FnOnce(String) -> Step) -> Result<Attributes, Errno> {
+    fn make(&self, parent: NodeId, name: &OsStr, step: impl FnOnce(String) -> LiveStep) -> Result<Attributes, Errno> {
         let mut tree = self.tree.lock();
         let step = step(path_of(&tree, parent, name)?);
         take_and_count(&mut tree, &step, &self.region)?;
@@ -241,7 +243,7 @@ impl LiveFilesystem {
         tree.attributes(made)
     }
 
-    fn change(&self, parent: NodeId, name: &OsStr, step: impl FnOnce(String) -> Step) -> Result<Answer, Errno> {
+    fn change(&self, parent: NodeId, name: &OsStr, step: impl FnOnce(String) -> LiveStep) -> Result<Answer, Errno> {
         let mut tree = self.tree.lock();
         let step = step(path_of(&tree, parent, name)?);
         take_and_count(&mut tree, &step, &self.region)?;
@@ -254,8 +256,8 @@ impl LiveFilesystem {
         let path = tree.path(node);
         let changes = [fattr::MODE, fattr::UID, fattr::GID, fattr::SIZE, fattr::ATIME, fattr::MTIME];
         let step = match changes.into_iter().filter(|change| arguments.valid & change != 0).collect::<Vec<_>>()[..] {
-            [fattr::MODE] => Step::Touch { path },
-            [fattr::MTIME] => Step::Modify { path },
+            [fattr::MODE] => LiveStep::Touch { path },
+            [fattr::MTIME] => LiveStep::Modify { path },
             _ => return Err(Errno::EROFS),
         };
         take_and_count(&mut tree, &step, &self.region)?;

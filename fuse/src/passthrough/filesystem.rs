@@ -45,19 +45,20 @@ use super::attributes::{Validity, attr, attributes_of, bytes_taken, kind};
 use super::locks::Waits;
 use super::mounts::{Mounts, proc_path, reopen};
 use super::node::Node;
-use super::nodes::{Found, Nodes};
+use super::nodes::{FoundNode, Nodes};
 use super::open_files::OpenFiles;
 use super::options::{Cache, DataPath, Options};
 use super::pruner::Pruner;
 use super::readdirplus::ReaddirplusPolicy;
 use super::share::{Share, Taken};
 use super::tables::Tables;
-use super::usage::Usage;
+use super::usage::QuotaUsage;
 use crate::caller::credentials::ActAs;
 use crate::region::Region;
 use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX, init};
 use crate::session::{
-    Answer, Exchange, Granted, NodeId, Notifier, Operation, Question, REQUEST_SIZE, Request, Service, Session, Wanted,
+    Answer, Exchange, Granted, NodeId, Notifier, Operation, REQUEST_SIZE, Request, RootQuestion, Service, Session,
+    WantedFeatures,
 };
 use crate::trace::Trace;
 
@@ -84,7 +85,7 @@ pub struct PassthroughFilesystem {
     /// The kernel keeps locks by itself.
     kernel_keeps_locks: bool,
     waits: Arc<Waits>,
-    usage: Option<Usage>,
+    usage: Option<QuotaUsage>,
     /// Those that it may have.
     descriptors: Share,
     /// Some open files are to be reopened.
@@ -99,7 +100,7 @@ pub struct PassthroughFilesystem {
 }
 
 /// What a session with such a file system asks the kernel for.
-pub fn wanted(source: &OwnedFd, options: &Options) -> Wanted {
+pub fn wanted(source: &OwnedFd, options: &Options) -> WantedFeatures {
     let flags = init::ASYNC_READ
         | init::EXPORT_SUPPORT
         | init::DONT_MASK
@@ -119,7 +120,7 @@ pub fn wanted(source: &OwnedFd, options: &Options) -> Wanted {
     // Data that is cached here is dropped when the file was changed elsewhere.
     let locks = if options.kernel_is_alone() { 0 } else { LOCKS };
     let auto_invalidate = if options.cache == Cache::Always { 0 } else { init::AUTO_INVAL_DATA };
-    Wanted { flags: flags | idmap | locks | auto_invalidate, max_stack_depth: stack_depth(source) }
+    WantedFeatures { flags: flags | idmap | locks | auto_invalidate, max_stack_depth: stack_depth(source) }
 }
 
 /// A file system on top of others can back files too, if this one may be stacked one deeper. Then this one cannot be
@@ -303,7 +304,7 @@ impl PassthroughFilesystem {
         let (identity, mount) = self.mounts.identify(file.as_fd(), Some(parent))?;
         let found = attributes_of(file.as_fd())?;
         let charge = if made { 0 } else { bytes_taken(&found) };
-        let node = self.nodes.enter(Found { identity, mount, kind: kind(&found), charge })?;
+        let node = self.nodes.enter(FoundNode { identity, mount, kind: kind(&found), charge })?;
         if node.kind == FileType::Directory {
             self.keep_open(&node, || reopen(file.as_fd(), OFlags::PATH))?;
         }
@@ -412,7 +413,7 @@ impl Service for PassthroughFilesystem {
         }
     }
 
-    fn recall(&self, question: Question) -> Option<Answer> {
+    fn recall(&self, question: RootQuestion) -> Option<Answer> {
         self.remembered(question)
     }
 }

@@ -45,10 +45,10 @@ const SMALL: usize = 4096;
 const FORGOTTEN: usize = 8192;
 
 /// The nodes that the kernel knows, and those that it forgot last.
-pub struct Nodes(Arc<Shared>);
+pub struct Nodes(Arc<SharedNodes>);
 
 /// What the nodes in use refer to.
-pub struct Shared {
+pub struct SharedNodes {
     region: Arc<Region>,
     key: Key,
     tables: Mutex<Tables>,
@@ -77,7 +77,7 @@ impl Default for Tables {
 }
 
 /// What a node begins with.
-pub struct Found {
+pub struct FoundNode {
     /// What makes it the file it is.
     pub identity: Identity,
     /// Where it is.
@@ -91,7 +91,7 @@ pub struct Found {
 impl Nodes {
     /// None yet.
     pub fn empty(region: Arc<Region>) -> Self {
-        Self(Arc::new(Shared { region, key: Key::default(), tables: Mutex::default() }))
+        Self(Arc::new(SharedNodes { region, key: Key::default(), tables: Mutex::default() }))
     }
 
     /// Makes room for so many more, so that the tables need not grow step by step.
@@ -105,7 +105,7 @@ impl Nodes {
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn new(region: Arc<Region>, found: Found, source: OwnedFd, share: &Share) -> Result<Self, Errno> {
+    pub fn new(region: Arc<Region>, found: FoundNode, source: OwnedFd, share: &Share) -> Result<Self, Errno> {
         region.header().counters.next_node.store(NodeId::ROOT.0, Release);
         let nodes = Self::empty(region);
         // The kernel never forgets the root.
@@ -173,7 +173,7 @@ impl Nodes {
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn enter(&self, found: Found) -> Result<Arc<Node>, Errno> {
+    pub fn enter(&self, found: FoundNode) -> Result<Arc<Node>, Errno> {
         let mut removed = Removed::default();
         let mut tables = self.0.lock();
         let known = self.0.find_identity(&tables, &found.identity);
@@ -251,7 +251,7 @@ impl Drop for Nodes {
     }
 }
 
-impl Shared {
+impl SharedNodes {
     /// A node has no user any more; it is being dropped.
     pub fn unused(&self, node: &Node) {
         let cell = node.record.id();
@@ -323,8 +323,8 @@ impl Shared {
         Some(node)
     }
 
-    fn insert(&self, tables: &mut Tables, found: &Found) -> Result<CellId, Errno> {
-        let Found { identity, mount, kind, charge } = found;
+    fn insert(&self, tables: &mut Tables, found: &FoundNode) -> Result<CellId, Errno> {
+        let FoundNode { identity, mount, kind, charge } = found;
         let next = &self.region.header().counters.next_node;
         let id = NodeId(next.load(Acquire));
         // Also if this server dies now, the number is not used again.
@@ -440,7 +440,7 @@ impl NodeCell {
     }
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for SharedNodes {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("Nodes").finish_non_exhaustive()
     }

@@ -16,12 +16,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::listing::Listing;
+use super::listing::SourceListing;
 use super::node::Node;
 use super::share::Taken;
 use super::state::{APPENDS, DIRECTORY, OpenCell, WITH_ATTRIBUTES, no_memory, opened_with, recordable, with_flags};
 use crate::region::Region;
-use crate::region::cells::Record;
+use crate::region::cells::OwnedCell;
 use crate::session::HandleId;
 
 /// So many open directories keep what they have read and not given out, [`CHUNK`](super::listing) bytes each.
@@ -31,7 +31,7 @@ const READ_AHEAD: usize = 1024;
 #[derive(Debug)]
 pub struct OpenFile {
     /// Dropped before the descriptor that it names is closed.
-    record: Record<OpenCell>,
+    record: OwnedCell<OpenCell>,
     /// Its number.
     pub handle: HandleId,
     /// What it is open on.
@@ -48,11 +48,11 @@ pub struct OpenFile {
 /// An open directory of a caller.
 pub struct OpenDirectory {
     /// Dropped before the descriptor that it names is closed.
-    record: Record<OpenCell>,
+    record: OwnedCell<OpenCell>,
     /// What it is open on.
     pub node: Arc<Node>,
     /// Where reading it has got to. None until it is reopened, if no process had it any more.
-    listing: Mutex<Option<Listing>>,
+    listing: Mutex<Option<SourceListing>>,
     /// Its entries come with their attributes.
     pub with_attributes: bool,
     _taken: Taken,
@@ -60,11 +60,11 @@ pub struct OpenDirectory {
 
 impl OpenFile {
     /// An open file that a dead server left; `file` is none if it is to be reopened.
-    pub fn inherit(record: Record<OpenCell>, node: Arc<Node>, file: Option<OwnedFd>, taken: Taken) -> Self {
+    pub fn inherit(record: OwnedCell<OpenCell>, node: Arc<Node>, file: Option<OwnedFd>, taken: Taken) -> Self {
         Self::new(record, node, file.map(|file| OnceLock::from(Arc::new(file))).unwrap_or_default(), taken)
     }
 
-    fn new(record: Record<OpenCell>, node: Arc<Node>, file: OnceLock<Arc<OwnedFd>>, taken: Taken) -> Self {
+    fn new(record: OwnedCell<OpenCell>, node: Arc<Node>, file: OnceLock<Arc<OwnedFd>>, taken: Taken) -> Self {
         let (handle, flags) = (HandleId(record.handle.load(Relaxed)), record.flags.load(Relaxed));
         let (append, locks_lost) = (flags & APPENDS != 0, AtomicBool::new(false));
         Self { record, handle, node, file, append, locks_lost, _taken: taken }
@@ -107,9 +107,9 @@ impl OpenFile {
 
 impl OpenDirectory {
     /// An open directory that a dead server left; `directory` is none if it is to be reopened.
-    pub fn inherit(record: Record<OpenCell>, node: Arc<Node>, directory: Option<OwnedFd>, taken: Taken) -> Self {
+    pub fn inherit(record: OwnedCell<OpenCell>, node: Arc<Node>, directory: Option<OwnedFd>, taken: Taken) -> Self {
         let with_attributes = record.flags.load(Relaxed) & WITH_ATTRIBUTES != 0;
-        let listing = Mutex::new(directory.map(Listing::resume));
+        let listing = Mutex::new(directory.map(SourceListing::resume));
         Self { record, node, listing, with_attributes, _taken: taken }
     }
 
@@ -117,14 +117,14 @@ impl OpenDirectory {
     ///
     /// # Errors
     /// `ESTALE` when no process has it open any more and it is gone, and those of `act`.
-    pub fn read<T>(&self, act: impl FnOnce(&mut Listing) -> Result<T, Errno>) -> Result<T, Errno> {
+    pub fn read<T>(&self, act: impl FnOnce(&mut SourceListing) -> Result<T, Errno>) -> Result<T, Errno> {
         let mut listing = self.listing.lock().expect("a thread that panics ends the process");
         let listing = match &mut *listing {
             Some(listing) => listing,
             gone => {
                 let directory = recordable(self.node.reopen(OFlags::RDONLY | OFlags::DIRECTORY)?);
                 self.record.descriptor.store(directory.as_raw_fd().cast_unsigned(), Release);
-                gone.insert(Listing::resume(directory))
+                gone.insert(SourceListing::resume(directory))
             }
         };
         act(listing)
@@ -190,7 +190,7 @@ impl OpenFiles {
         &self,
         unique: u64,
         node: Arc<Node>,
-        listing: Listing,
+        listing: SourceListing,
         with_attributes: bool,
         taken: Taken,
     ) -> Result<HandleId, Errno> {
@@ -214,11 +214,11 @@ impl OpenFiles {
         node: &Node,
         descriptor: RawFd,
         flags: u32,
-    ) -> Result<(HandleId, Record<OpenCell>), Errno> {
+    ) -> Result<(HandleId, OwnedCell<OpenCell>), Errno> {
         let last = &self.region.header().counters.last_handle;
         let handle = HandleId(last.load(Relaxed).wrapping_add(1));
         last.store(handle.0, Release);
-        let record = Record::new(&self.region, |cell: &OpenCell| {
+        let record = OwnedCell::new(&self.region, |cell: &OpenCell| {
             cell.flags.store(flags, Relaxed);
             cell.handle.store(handle.0, Relaxed);
             cell.node.store(node.id.0, Relaxed);

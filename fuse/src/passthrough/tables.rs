@@ -18,7 +18,7 @@ use super::handle::FileHandle;
 use super::hashing::Key;
 use super::mounts::{Mount, Mounts, Way};
 use super::node::{Identity, Node};
-use super::nodes::{Found, Nodes};
+use super::nodes::{FoundNode, Nodes};
 use super::open_files::{OpenDirectory, OpenFile, OpenFiles};
 use super::open_node::{BackingId, OpenNode};
 use super::options::{DataPath, Options};
@@ -26,10 +26,10 @@ use super::room::whole;
 use super::share::Share;
 use super::state::{DIRECTORY, HeldCell, LockCell, MountCell, NodeCell, OpenCell, number};
 use super::takeover::TakeoverError;
-use super::usage::{Usage, growth_of};
+use super::usage::{QuotaUsage, growth_of};
 use crate::mount::table::MountTable;
 use crate::region::Region;
-use crate::region::cells::{CellId, Content, Record};
+use crate::region::cells::{CellContent, CellId, OwnedCell};
 use crate::session::abi::Kstatfs;
 use crate::session::{HandleId, NodeId, Session};
 
@@ -44,7 +44,7 @@ pub struct Tables {
     /// Open files and directories.
     pub files: OpenFiles,
     /// The account of a limited volume.
-    pub usage: Option<Usage>,
+    pub usage: Option<QuotaUsage>,
     /// The descriptors that the volume may have.
     pub share: Share,
     /// What the source says of itself as a whole, where it may be away.
@@ -66,7 +66,7 @@ impl Tables {
         let mounts = Mounts::new(Arc::clone(region), table, std::iter::empty());
         let found = attributes_of(source.as_fd())?;
         let (identity, mount) = mounts.identify(source.as_fd(), None)?;
-        let measure = |limit| Usage::measure(source.as_fd(), limit, Arc::clone(region));
+        let measure = |limit| QuotaUsage::measure(source.as_fd(), limit, Arc::clone(region));
         let usage = options.limit.map(measure).transpose()?;
         // A limit is counted by the server, so the server has to see every write. Waits for another machine must happen in the
         // server, where the stall guard can see them.
@@ -77,7 +77,7 @@ impl Tables {
             FileType::Directory => growth_of(source.as_fd())?,
             _ => bytes_taken(&found),
         };
-        let found = Found { identity, mount, kind: kind(&found), charge };
+        let found = FoundNode { identity, mount, kind: kind(&found), charge };
         let share = Share::new(&options.name);
         let nodes = Nodes::new(Arc::clone(region), found, source, &share)?;
         region.header().counters.data_path.store(data_path.to_word(), Release);
@@ -152,7 +152,7 @@ impl Inheritance {
         let files = reader.open_files(asked, &nodes, &share);
         reader.locks(&nodes, &share);
         let unused = reader.unused(&nodes);
-        let usage = options.limit.map(|limit| Usage::inherit(limit, Arc::clone(region)));
+        let usage = options.limit.map(|limit| QuotaUsage::inherit(limit, Arc::clone(region)));
         let RegionReader { mut kept, lost, losses, .. } = reader;
         kept.sort_unstable();
         region.cells().keep_only(&kept);
@@ -197,9 +197,9 @@ impl<'a> RegionReader<'a> {
     }
 
     /// The records of one kind. Each is then kept or lost.
-    fn records<T: Content>(&mut self) -> Vec<Record<T>> {
+    fn records<T: CellContent>(&mut self) -> Vec<OwnedCell<T>> {
         let ids = self.cells.remove(&T::TAG).unwrap_or_default();
-        ids.into_iter().map(|id| Record::of(self.region, id)).collect()
+        ids.into_iter().map(|id| OwnedCell::of(self.region, id)).collect()
     }
 
     /// The descriptor that a cell names, unless no process has it any more, or another cell named it before.

@@ -30,7 +30,7 @@ use rustix::io::Errno;
 
 use super::attributes::{attributes_of, bytes_taken, kind};
 use super::extents;
-use super::listing::Listing;
+use super::listing::SourceListing;
 use super::node::Node;
 use crate::region::Region;
 use crate::region::header::Counters;
@@ -41,7 +41,7 @@ use crate::session::abi::Kstatfs;
 const BLOCK: u64 = 4096;
 
 /// The limit and what is taken of it, in bytes.
-pub struct Usage {
+pub struct QuotaUsage {
     limit: u64,
     region: Arc<Region>,
     right: Mutex<()>,
@@ -54,24 +54,24 @@ pub struct Usage {
 /// The sole right to change what is taken: held from looking for room until it is taken, and from looking at a file
 /// until it is charged with what it takes.
 pub struct Account<'a> {
-    usage: &'a Usage,
+    usage: &'a QuotaUsage,
     counters: &'a Counters,
     _right: MutexGuard<'a, ()>,
 }
 
-impl Usage {
+impl QuotaUsage {
     /// Counts what is in `source` already; the first block of the directory itself is free.
     ///
     /// # Errors
     /// When the source cannot be read.
-    pub fn measure(source: BorrowedFd<'_>, limit: u64, region: Arc<Region>) -> Result<Usage, Errno> {
+    pub fn measure(source: BorrowedFd<'_>, limit: u64, region: Arc<Region>) -> Result<QuotaUsage, Errno> {
         region.header().counters.used.store(taken_below(source)?.saturating_add(growth_of(source)?), Release);
         Ok(Self::inherit(limit, region))
     }
 
     /// As a dead server left it.
-    pub fn inherit(limit: u64, region: Arc<Region>) -> Usage {
-        Usage {
+    pub fn inherit(limit: u64, region: Arc<Region>) -> QuotaUsage {
+        QuotaUsage {
             limit,
             region,
             right: Mutex::new(()),
@@ -237,7 +237,7 @@ fn names_take_at_most(directory: BorrowedFd<'_>, most: u64) -> Result<bool, Errn
     const HEAD: u64 = 8;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut taken: u64 = 0;
-    Listing::new(openat(directory, c".", flags, Mode::empty())?).read(0, |_, entry| {
+    SourceListing::new(openat(directory, c".", flags, Mode::empty())?).read(0, |_, entry| {
         taken += (HEAD + entry.name.len() as u64).next_multiple_of(4);
         Ok(taken <= most)
     })?;
@@ -253,7 +253,7 @@ fn taken_below(source: BorrowedFd<'_>) -> Result<u64, Errno> {
     let directory = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut pending = vec![openat(source, c".", directory, Mode::empty())?];
     while let Some(next) = pending.pop() {
-        Listing::new(next).read(0, |at, entry| {
+        SourceListing::new(next).read(0, |at, entry| {
             if entry.name == "." || entry.name == ".." {
                 return Ok(true);
             }

@@ -19,7 +19,7 @@ use super::undo::Undo;
 use crate::audit::Audit;
 use crate::region::Region;
 use crate::session::abi::{Attr, AttrOut, EntryOut, Kstatfs, OpenOut, ReadIn, SetattrIn, fattr, fopen, init};
-use crate::session::{Answer, Caller, Exchange, ListedEntry, NodeId, Operation, Request, Service, Wanted};
+use crate::session::{Answer, Caller, Exchange, ListedEntry, NodeId, Operation, Request, Service, WantedFeatures};
 use crate::trace::Trace;
 
 /// How long the kernel may cache answers, in seconds: in practice, for ever.
@@ -54,7 +54,7 @@ pub struct ProjectionFilesystem {
 }
 
 /// What a session with such a file system asks the kernel for.
-pub fn wanted(traced: bool) -> Wanted {
+pub fn wanted(traced: bool) -> WantedFeatures {
     // Each is worth having alone; an older kernel lacks some of them.
     let flags = init::ASYNC_READ
         | init::NO_OPEN_SUPPORT
@@ -65,7 +65,7 @@ pub fn wanted(traced: bool) -> Wanted {
         | init::HAS_RESEND;
     // With ID-mapped mounts requests do not carry the caller's uid, which a trace shows.
     let idmap = if traced { 0 } else { init::ALLOW_IDMAP };
-    Wanted { flags: flags | idmap, max_stack_depth: 0 }
+    WantedFeatures { flags: flags | idmap, max_stack_depth: 0 }
 }
 
 impl ProjectionFilesystem {

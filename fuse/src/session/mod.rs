@@ -53,7 +53,7 @@ pub use polled::PolledSession;
 use readers::Readers;
 pub use request::{Operation, Request, operation_name};
 use resume::Unanswered;
-pub use stall_guard::Question;
+pub use stall_guard::RootQuestion;
 use stall_guard::StallGuard;
 use uring::{PAYLOAD, RingMemory, RingState, Rings};
 
@@ -97,7 +97,7 @@ pub trait Service: Send + Sync + 'static {
     fn take_back(&self, _granted: Granted) {}
 
     /// What is known of the root without asking the source.
-    fn recall(&self, _question: Question) -> Option<Answer> {
+    fn recall(&self, _question: RootQuestion) -> Option<Answer> {
         None
     }
 }
@@ -124,7 +124,7 @@ impl Granted {
 
 /// What a session asks the kernel for.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wanted {
+pub struct WantedFeatures {
     /// Of [`init`]; what the kernel does not offer is left out.
     pub flags: u64,
     /// How deep the file systems below may be stacked, this one included; 0 for no passthrough (Linux 6.9).
@@ -154,7 +154,7 @@ impl Session {
     ///
     /// # Errors
     /// When the kernel is too old, or the file system is unmounted already.
-    pub fn open(device: OwnedFd, wanted: Wanted, region: Arc<Region>) -> io::Result<Session> {
+    pub fn open(device: OwnedFd, wanted: WantedFeatures, region: Arc<Region>) -> io::Result<Session> {
         Self::open_on(device, wanted, region, None)
     }
 
@@ -164,7 +164,7 @@ impl Session {
     /// As there.
     pub fn open_on(
         device: OwnedFd,
-        wanted: Wanted,
+        wanted: WantedFeatures,
         region: Arc<Region>,
         rings: Option<Arc<RingMemory>>,
     ) -> io::Result<Session> {

@@ -21,7 +21,7 @@ use std::time::SystemTime;
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::steps::{Step, split};
+use super::steps::{LiveStep, split};
 use crate::projection::image::{Image, ImageNode, ImageNodeKind, Index};
 use crate::session::NodeId;
 
@@ -51,7 +51,7 @@ pub struct Update {
     /// All slots, new ones at the end.
     pub slots: Vec<Slot>,
     /// The changes, in their order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<LiveStep>,
     /// The number of the image that is shown when they are made; no other update of the tree has it.
     pub number: u64,
     /// That image.
@@ -67,11 +67,11 @@ pub struct LiveTree {
     images: BTreeMap<u64, Arc<Image>>,
     /// The image that the last update leads to.
     newest: Option<u64>,
-    announced: VecDeque<Step>,
+    announced: VecDeque<LiveStep>,
     /// How many steps were applied since it was mounted.
     applied: u64,
     /// The last step of a server before this one, which the supervisor may repeat.
-    asked_before: Option<Step>,
+    asked_before: Option<LiveStep>,
     next: NodeId,
     time: SystemTime,
     /// What is about to show other bytes, while the kernel drops what it has of it.
@@ -152,7 +152,7 @@ impl LiveTree {
     }
 
     /// The steps that are announced and not taken.
-    pub fn announced(&self) -> Vec<Step> {
+    pub fn announced(&self) -> Vec<LiveStep> {
         self.announced.iter().cloned().collect()
     }
 
@@ -176,7 +176,7 @@ impl LiveTree {
     ///
     /// # Errors
     /// `EROFS` when it is not the next one.
-    pub fn confirm(&mut self, step: &Step) -> Result<(), Errno> {
+    pub fn confirm(&mut self, step: &LiveStep) -> Result<(), Errno> {
         self.take_step(step)
     }
 
@@ -195,7 +195,7 @@ impl LiveTree {
     }
 
     /// Takes the next step, unless an earlier server has taken it without an answer.
-    pub(super) fn take(&mut self, step: &Step) -> Result<(), Errno> {
+    pub(super) fn take(&mut self, step: &LiveStep) -> Result<(), Errno> {
         if self.asked_before.take_if(|before| before == step).is_some() {
             return Ok(());
         }
@@ -204,7 +204,7 @@ impl LiveTree {
         Ok(())
     }
 
-    fn take_step(&mut self, step: &Step) -> Result<(), Errno> {
+    fn take_step(&mut self, step: &LiveStep) -> Result<(), Errno> {
         if self.announced.front() != Some(step) {
             return Err(Errno::EROFS);
         }
@@ -214,13 +214,13 @@ impl LiveTree {
         Ok(())
     }
 
-    fn apply(&mut self, step: &Step) -> Result<(), Errno> {
+    fn apply(&mut self, step: &LiveStep) -> Result<(), Errno> {
         match step {
-            Step::MakeDirectory { path } | Step::MakeFile { path } => self.make(path),
-            Step::Swap { paths } => paths.iter().try_for_each(|path| self.show_newest(path, Some(self.time))),
-            Step::Modify { path } | Step::Touch { path } => self.find(path).map(drop).ok_or(Errno::ENOENT),
-            Step::RemoveFile { path } | Step::RemoveDirectory { path } => self.remove(path),
-            Step::Settle => {
+            LiveStep::MakeDirectory { path } | LiveStep::MakeFile { path } => self.make(path),
+            LiveStep::Swap { paths } => paths.iter().try_for_each(|path| self.show_newest(path, Some(self.time))),
+            LiveStep::Modify { path } | LiveStep::Touch { path } => self.find(path).map(drop).ok_or(Errno::ENOENT),
+            LiveStep::RemoveFile { path } | LiveStep::RemoveDirectory { path } => self.remove(path),
+            LiveStep::Settle => {
                 let files: Vec<_> =
                     self.nodes.iter().filter(|(_, node)| node.is_linked_file()).map(|(id, _)| *id).collect();
                 files.into_iter().try_for_each(|file| self.show_newest(&self.path(file), None))

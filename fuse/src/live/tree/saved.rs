@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 
 use super::{Body, LiveNode, LiveTree, Slot};
-use crate::live::steps::Step;
+use crate::live::steps::LiveStep;
 use crate::projection::image::Image;
 use crate::session::NodeId;
 
@@ -19,7 +19,7 @@ pub struct SavedLiveTree {
     nodes: Vec<(NodeId, LiveNode)>,
     images: Vec<u64>,
     newest: Option<u64>,
-    announced: Vec<Step>,
+    announced: Vec<LiveStep>,
     applied: u64,
     next: NodeId,
     time: SystemTime,

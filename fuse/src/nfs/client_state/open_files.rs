@@ -12,25 +12,25 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use podfs_nfs::rpc::Credential;
 use rustix::io::Errno;
 
-use super::node::Node;
+use super::node::NfsNode;
 use super::state::{CLOSED, DIRECTORY, KNOWN, OpenCell, no_memory};
-use crate::nfs::filesystem::listing::Listing;
+use crate::nfs::filesystem::listing::NfsListing;
 use crate::region::Region;
-use crate::region::cells::Record;
+use crate::region::cells::OwnedCell;
 use crate::session::{HandleId, NodeId};
 
 /// An open file or directory of a caller.
 pub struct OpenFile {
     /// None once it has left the table, even if it is still referenced.
-    record: RefCell<Option<Record<OpenCell>>>,
+    record: RefCell<Option<OwnedCell<OpenCell>>>,
     /// Its number.
     pub handle: HandleId,
     /// What it is open on.
-    pub node: Rc<Node>,
+    pub node: Rc<NfsNode>,
     /// The credential of its open.
     pub credential: Credential,
     /// Where reading it has got to, if it is a directory.
-    pub listing: Option<RefCell<Listing>>,
+    pub listing: Option<RefCell<NfsListing>>,
 }
 
 impl OpenFile {
@@ -53,7 +53,7 @@ impl OpenFile {
     }
 
     /// An open file that a dead server left.
-    pub fn inherit(record: Record<OpenCell>, node: Rc<Node>) -> Self {
+    pub fn inherit(record: OwnedCell<OpenCell>, node: Rc<NfsNode>) -> Self {
         let is_directory = record.flags.load(Relaxed) & DIRECTORY != 0;
         let (handle, credential) = (HandleId(record.handle.load(Relaxed)), record.identity.get());
         Self::over(record, handle, node, credential, is_directory)
@@ -70,9 +70,9 @@ impl OpenFile {
     }
 
     fn over(
-        record: Record<OpenCell>,
+        record: OwnedCell<OpenCell>,
         handle: HandleId,
-        node: Rc<Node>,
+        node: Rc<NfsNode>,
         credential: Credential,
         is_directory: bool,
     ) -> Self {
@@ -111,7 +111,7 @@ impl OpenFiles {
     pub fn add(
         &self,
         unique: u64,
-        node: &Rc<Node>,
+        node: &Rc<NfsNode>,
         credential: Credential,
         is_directory: bool,
     ) -> Result<Rc<OpenFile>, Errno> {
@@ -123,7 +123,7 @@ impl OpenFiles {
         let handle = HandleId(last.load(Relaxed).wrapping_add(1));
         last.store(handle.0, Release);
         let flags = if is_directory { DIRECTORY } else { 0 };
-        let record = Record::new(&self.region, |cell: &OpenCell| {
+        let record = OwnedCell::new(&self.region, |cell: &OpenCell| {
             cell.flags.store(flags, Relaxed);
             cell.handle.store(handle.0, Relaxed);
             cell.node.store(node.id.0, Relaxed);

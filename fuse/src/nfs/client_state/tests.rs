@@ -12,13 +12,13 @@ use rustix::io::{pread, pwrite};
 
 use super::*;
 use crate::nfs::client_state::inherit::Inheritance;
-use crate::nfs::client_state::node::Found;
+use crate::nfs::client_state::node::FoundFile;
 use crate::region::{self, Region};
 use crate::session::NodeId;
 
-fn found(number: u8, kind: FileType) -> Found {
+fn found(number: u8, kind: FileType) -> FoundFile {
     let handle = FileHandle::new(&[number; 28]).expect("a handle");
-    Found { handle, kind, fileid: u64::from(number) + 1000 }
+    FoundFile { handle, kind, fileid: u64::from(number) + 1000 }
 }
 
 fn somebody() -> Credential {

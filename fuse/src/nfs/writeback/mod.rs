@@ -39,7 +39,7 @@ use tokio::task::spawn_local;
 use tokio::time::sleep;
 
 use crate::session::{HandleId, NodeId};
-use file::{File, Next, Outcome, PendingWrite};
+use file::{File, Next, PendingWrite, WriteOutcome};
 use log::{Inherited, Log, Piece, SEGMENT, Target};
 
 /// What a server gives with each answer, and changes when it is started anew (RFC 1813, `writeverf3`).
@@ -212,7 +212,7 @@ impl<S: Store> Writeback<S> {
     pub fn forget_file(&self, node: NodeId) {
         let mut state = self.inner.state.borrow_mut();
         if let Some(file) = state.files.get_mut(&node) {
-            let outcome = Outcome { free: file.forget(), fail: None };
+            let outcome = WriteOutcome { free: file.forget(), fail: None };
             state.drop_if_empty(node);
             drop(state);
             self.inner.settle(outcome);
@@ -297,7 +297,7 @@ impl<S: Store> Inner<S> {
             match next {
                 Next::Write { record, skip, stable } => drop(spawn_local(Rc::clone(self).send(record, skip, stable))),
                 Next::Commit(key) => drop(spawn_local(Rc::clone(self).commit(key))),
-                Next::Free(free) => self.settle(Outcome { free, fail: None }),
+                Next::Free(free) => self.settle(WriteOutcome { free, fail: None }),
             }
         }
     }
@@ -348,7 +348,7 @@ impl<S: Store> Inner<S> {
     }
 
     /// Records the outcome of records in the log.
-    fn settle(self: &Rc<Self>, outcome: Outcome) {
+    fn settle(self: &Rc<Self>, outcome: WriteOutcome) {
         if let Some((record, error)) = outcome.fail {
             self.log.fail(record, error);
         }
@@ -382,7 +382,7 @@ impl<S: Store> Inner<S> {
         state.drop_if_empty(node);
         drop(state);
         failure.map_or(Ok(()), |(record, error)| {
-            self.settle(Outcome { free: vec![record], fail: None });
+            self.settle(WriteOutcome { free: vec![record], fail: None });
             Err(error)
         })
     }

@@ -16,7 +16,7 @@ use super::super::acting::acting_for;
 use super::super::attributes::{attr, attributes_of, bytes_taken, kind};
 use super::super::mounts::{proc_path, reopen};
 use super::super::node::Node;
-use super::super::usage::{Account, Usage};
+use super::super::usage::{Account, QuotaUsage};
 use super::look::attribute_name;
 use super::{PassthroughFilesystem, component, outcome, silly};
 use crate::caller::privileges::is_in_group;
@@ -236,7 +236,7 @@ impl PassthroughFilesystem {
             exchange.begin(0);
         }
         // From here to the charge no other request takes the room.
-        let mut account = self.usage.as_ref().map(Usage::lock);
+        let mut account = self.usage.as_ref().map(QuotaUsage::lock);
         if let Some(account) = account.as_mut().filter(|_| exchange.earlier().is_none()) {
             let grows = getxattr_query(&path, &name).map_or(true, |there| value.len() > there);
             if grows {
@@ -277,7 +277,7 @@ impl PassthroughFilesystem {
     ) -> Result<Answer, Errno> {
         component(name)?;
         let directory = self.directory(parent)?;
-        let mut account = self.usage.as_ref().map(Usage::lock);
+        let mut account = self.usage.as_ref().map(QuotaUsage::lock);
         if let Some(account) = account.as_mut().filter(|_| exchange.earlier().is_none()) {
             self.ask(account, |account| account.check_room_for_name(parent, directory.as_fd(), 1))?;
         }

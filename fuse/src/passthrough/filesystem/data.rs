@@ -18,7 +18,7 @@ use super::super::open_files::OpenFile;
 use super::super::open_node::{BackingId, OpenNode};
 use super::super::options::{Cache, DataPath};
 use super::super::share::Taken;
-use super::super::usage::{Account, Usage};
+use super::super::usage::{Account, QuotaUsage};
 use super::change::take_privileges;
 use super::{PassthroughFilesystem, component, outcome};
 use crate::session::abi::{
@@ -255,7 +255,7 @@ impl PassthroughFilesystem {
         } else {
             own.as_fd()
         };
-        let mut account = self.usage.as_ref().map(Usage::lock);
+        let mut account = self.usage.as_ref().map(QuotaUsage::lock);
         if let Some(account) = &mut account {
             let most = self.ask(account, |account| account.room_for(file, arguments.offset, data.len() as u64))?;
             data = &data[..data.len().min(usize::try_from(most).unwrap_or(usize::MAX))];
@@ -313,7 +313,7 @@ impl PassthroughFilesystem {
         let file = open.data()?;
         let flags = FallocateFlags::from_bits_retain(arguments.mode);
         let frees = FallocateFlags::PUNCH_HOLE | FallocateFlags::COLLAPSE_RANGE | FallocateFlags::INSERT_RANGE;
-        let mut account = self.usage.as_ref().map(Usage::lock);
+        let mut account = self.usage.as_ref().map(QuotaUsage::lock);
         if let Some(account) = account.as_mut().filter(|_| !flags.intersects(frees)) {
             // All or nothing.
             let (target, offset, length) = (file.as_fd(), arguments.offset, arguments.length);
@@ -346,7 +346,7 @@ impl PassthroughFilesystem {
         let (from, to) = (self.files.get(arguments.fh_in)?, self.files.get(arguments.fh_out)?);
         let (source, target) = (from.data()?, to.data()?);
         let mut length = if wide { arguments.len } else { arguments.len.min(NARROW) };
-        let mut account = self.usage.as_ref().map(Usage::lock);
+        let mut account = self.usage.as_ref().map(QuotaUsage::lock);
         if let Some(account) = &mut account {
             length = self.ask(account, |account| account.room_for(target.as_fd(), arguments.off_out, length))?;
         }

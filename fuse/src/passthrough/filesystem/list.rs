@@ -7,7 +7,7 @@ use rustix::fs::{Mode, OFlags, fdatasync, fsync, openat};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use super::super::listing::{DirectoryEntry, Listing};
+use super::super::listing::{DirectoryEntry, SourceListing};
 use super::super::node::Node;
 use super::super::options::Cache;
 use super::super::state::recordable;
@@ -30,7 +30,7 @@ impl PassthroughFilesystem {
         let taken = self.place(exchange)?;
         let directory = openat(&*self.directory(node)?, c".", flags, Mode::empty())?;
         let with_attributes = self.readdirplus.directory_opened();
-        let listing = Listing::new(recordable(directory));
+        let listing = SourceListing::new(recordable(directory));
         self.files.add_directory(exchange.number(), Arc::clone(node), listing, with_attributes, taken)
     }
 
@@ -89,7 +89,7 @@ impl PassthroughFilesystem {
     }
 
     /// Keeps nothing of what was read where too many directories are open for that.
-    fn economize(&self, listing: &mut Listing) {
+    fn economize(&self, listing: &mut SourceListing) {
         if self.files.has_many_directories() {
             listing.drop_chunk();
         }

@@ -15,7 +15,7 @@ use super::super::room::whole;
 use super::{PassthroughFilesystem, component};
 use crate::caller::privileges::administers_system;
 use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX};
-use crate::session::{Answer, Caller, HandleId, NodeId, Question};
+use crate::session::{Answer, Caller, HandleId, NodeId, RootQuestion};
 
 /// What gives a program capabilities.
 const CAPABILITY: &CStr = c"security.capability";
@@ -76,16 +76,16 @@ impl PassthroughFilesystem {
     }
 
     /// What the kernel and this program remember of the root, for as long as its source is away.
-    pub(super) fn remembered(&self, question: Question) -> Option<Answer> {
+    pub(super) fn remembered(&self, question: RootQuestion) -> Option<Answer> {
         let root = self.nodes.get(NodeId::ROOT)?;
         let found = || {
             let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
             statx(&*root.held()?, c"", flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME).ok()
         };
         Some(match question {
-            Question::Attributes => Answer::Attributes(self.validity.attributes(attr(&found()?, &root.mount))),
-            Question::Statx => Answer::Statx(Box::new(self.validity.statx(statx_attr(&found()?, &root.mount)))),
-            Question::FileSystem => Answer::FileSystem(*self.last_status()),
+            RootQuestion::Attributes => Answer::Attributes(self.validity.attributes(attr(&found()?, &root.mount))),
+            RootQuestion::Statx => Answer::Statx(Box::new(self.validity.statx(statx_attr(&found()?, &root.mount)))),
+            RootQuestion::FileSystem => Answer::FileSystem(*self.last_status()),
         })
     }
 

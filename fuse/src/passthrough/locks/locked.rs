@@ -18,13 +18,13 @@ use rustix::io::Errno;
 use super::super::state::{HeldCell, LOCKS_LOST, WHOLE, no_memory};
 use super::Wish;
 use crate::region::Region;
-use crate::region::cells::Record;
+use crate::region::cells::OwnedCell;
 use crate::session::abi::FileLock;
 use crate::session::{LockOwner, NodeId};
 
 /// The locks of one owner on one file.
 #[derive(Debug, Default)]
-pub struct Locked(Vec<Record<HeldCell>>);
+pub struct Locked(Vec<OwnedCell<HeldCell>>);
 
 /// Whose locks they are.
 #[derive(Clone, Copy)]
@@ -39,7 +39,7 @@ pub struct Holder<'a> {
 
 impl Locked {
     /// A lock that a dead server has recorded.
-    pub fn inherit(&mut self, record: Record<HeldCell>) {
+    pub fn inherit(&mut self, record: OwnedCell<HeldCell>) {
         self.0.push(record);
     }
 
@@ -139,8 +139,8 @@ impl Locked {
 }
 
 impl Holder<'_> {
-    fn record(self, form: u32, start: u64, end: u64) -> Result<Record<HeldCell>, Errno> {
-        let record = Record::new(self.region, |cell: &HeldCell| {
+    fn record(self, form: u32, start: u64, end: u64) -> Result<OwnedCell<HeldCell>, Errno> {
+        let record = OwnedCell::new(self.region, |cell: &HeldCell| {
             cell.form.store(form, Relaxed);
             cell.node.store(self.node.0, Relaxed);
             cell.owner.store(self.owner.0, Relaxed);

@@ -45,7 +45,7 @@ use super::mounts::reopen;
 use super::share::Taken;
 use super::state::{HeldCell, LockCell, no_memory, recordable};
 use crate::region::Region;
-use crate::region::cells::Record;
+use crate::region::cells::OwnedCell;
 use crate::session::abi::LkIn;
 use crate::session::{HandleId, LockOwner, NodeId};
 use locked::Locked;
@@ -67,7 +67,7 @@ pub struct Locks {
 struct OwnerLocks {
     locked: Locked,
     /// The open files it locked through. Dropped before the descriptor that they name is closed.
-    handles: HashMap<HandleId, Record<LockCell>>,
+    handles: HashMap<HandleId, OwnedCell<LockCell>>,
     description: Description,
     _taken: Taken,
     /// The process that locked last.
@@ -129,7 +129,7 @@ impl Locks {
         match locks.handles.entry(asked.fh) {
             Entry::Occupied(record) => record.get().pid.store(locks.pid, Release),
             Entry::Vacant(place) => {
-                let record = Record::new(region, |cell: &LockCell| {
+                let record = OwnedCell::new(region, |cell: &LockCell| {
                     cell.pid.store(locks.pid, Relaxed);
                     cell.node.store(node.0, Relaxed);
                     cell.owner.store(asked.owner.0, Relaxed);
@@ -143,7 +143,7 @@ impl Locks {
     }
 
     /// Takes in what a dead server's cell says. Calls `descriptor` once for each owner.
-    pub fn inherit(&mut self, record: Record<LockCell>, descriptor: impl FnOnce() -> (Option<OwnedFd>, Taken)) {
+    pub fn inherit(&mut self, record: OwnedCell<LockCell>, descriptor: impl FnOnce() -> (Option<OwnedFd>, Taken)) {
         let pid = record.pid.load(Relaxed);
         let locks = match self.by_owner.entry(LockOwner(record.owner.load(Relaxed))) {
             Entry::Occupied(locks) => locks.into_mut(),
@@ -162,7 +162,7 @@ impl Locks {
     }
 
     /// Takes in a lock that a dead server has recorded; returns whether its owner is known.
-    pub fn inherit_locked(&mut self, record: Record<HeldCell>) -> bool {
+    pub fn inherit_locked(&mut self, record: OwnedCell<HeldCell>) -> bool {
         let Some(locks) = self.by_owner.get_mut(&LockOwner(record.owner.load(Relaxed))) else { return false };
         locks.locked.inherit(record);
         // Restoring then makes its open files fail.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::generation::GenerationName;
 use super::super::image::Image;
-use super::super::steps::{DATA, DATA_TMP, Step};
+use super::super::steps::{DATA, DATA_TMP, ProjectionStep};
 use super::attached::{Attached, SavedGeneration};
 use super::{Link, Lookups, NodeId, NodeKind, Root, Staged, Tree};
 
@@ -28,7 +28,7 @@ pub struct SavedTree {
     /// The generations that have a name in the root, by their first node.
     named: Vec<u64>,
     staged: Option<GenerationName>,
-    announced: Vec<Step>,
+    announced: Vec<ProjectionStep>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

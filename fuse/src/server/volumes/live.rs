@@ -9,7 +9,7 @@ use super::{Common, ServedKind, ServerResources, Volumes, broken, copies, images
 use crate::live::filesystem::{LiveFilesystem, SharedLiveTree, wanted};
 use crate::live::tree::{LiveTree, SavedLiveTree, Update};
 use crate::projection::undo::Undo;
-use crate::protocol::{Body, Reply, VolumeId};
+use crate::protocol::{Body, ServerReply, VolumeId};
 use crate::region::VolumeKind;
 use crate::session::{NodeId, Notifier, Session};
 
@@ -51,12 +51,12 @@ impl ServedKind for LiveParts {
         self.is_traced
     }
 
-    fn begin(&mut self, volume: &Common, _: &mut ServerResources) -> io::Result<Reply> {
+    fn begin(&mut self, volume: &Common, _: &mut ServerResources) -> io::Result<ServerReply> {
         self.run(
             Session::open(volume.device.try_clone()?, wanted(self.is_traced), Arc::clone(&volume.region))?,
             volume,
         )?;
-        Ok(Reply::Done)
+        Ok(ServerReply::Done)
     }
 
     fn load(&mut self, volume: &Common) -> io::Result<()> {

@@ -14,7 +14,7 @@ use tokio::task::{LocalSet, spawn_local, yield_now};
 use super::log::Log;
 use super::{FileKey, Manner, Store, Writeback};
 use crate::session::{HandleId, NodeId};
-use server::{Client, put};
+use server::{TestClient, put};
 
 const FILE: FileKey = FileKey { node: NodeId(7), open: HandleId(1) };
 const MANNER: Manner = Manner { wsize: 1 << 20, stable: false };
@@ -23,12 +23,12 @@ fn log() -> Log {
     Log::create(4).expect("a log")
 }
 
-fn start(client: &Client, log: Log, manner: Manner) -> Writeback<Client> {
+fn start(client: &TestClient, log: Log, manner: Manner) -> Writeback<TestClient> {
     Writeback::new(log, Vec::new(), client.clone(), manner)
 }
 
 /// Ends a server's tasks where they are, and goes on with its log.
-fn follow(client: &Client, log: std::os::fd::OwnedFd, manner: Manner) -> Writeback<Client> {
+fn follow(client: &TestClient, log: std::os::fd::OwnedFd, manner: Manner) -> Writeback<TestClient> {
     let (log, inherited) = Log::adopt(log).expect("a log");
     Writeback::new(log, inherited, client.clone(), manner)
 }
@@ -52,7 +52,7 @@ async fn settle_down() {
 #[test]
 fn what_was_flushed_is_on_disk() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         let writeback = start(&client, log(), MANNER);
         writeback.write(FILE, 0, b"hello ").await.expect("accepted");
         writeback.write(FILE, 6, b"world").await.expect("accepted");
@@ -66,7 +66,7 @@ fn what_was_flushed_is_on_disk() {
 #[test]
 fn a_write_is_accepted_while_the_server_does_not_answer() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         client.0.stopped.set(true);
         let writeback = start(&client, log(), MANNER);
         writeback.write(FILE, 0, b"data").await.expect("accepted");
@@ -84,7 +84,7 @@ fn a_write_is_accepted_while_the_server_does_not_answer() {
 #[test]
 fn small_writes_that_follow_each_other_become_large_ones() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         let writeback = start(&client, log(), MANNER);
         client.0.stopped.set(true);
         for number in 0..1000 {
@@ -102,7 +102,7 @@ fn small_writes_that_follow_each_other_become_large_ones() {
 #[test]
 fn a_server_that_lost_what_it_had_taken_gets_it_again() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         let writeback = start(&client, log(), MANNER);
         writeback.write(FILE, 0, b"before").await.expect("accepted");
         writeback.settle(NodeId(7)).await;
@@ -116,7 +116,7 @@ fn a_server_that_lost_what_it_had_taken_gets_it_again() {
 #[test]
 fn a_server_that_loses_what_it_has_taken_again_and_again_is_asked_to_have_it_on_disk() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         client.0.restless.set(true);
         let manner = Manner { wsize: 5, ..MANNER };
         let writeback = start(&client, log(), manner);
@@ -137,7 +137,7 @@ fn a_server_that_loses_what_it_has_taken_again_and_again_is_asked_to_have_it_on_
 #[test]
 fn a_write_in_parts_is_on_disk_only_if_each_part_is() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         client.0.short.set(Some(3));
         client.0.stable_from.set(Some(2));
         let writeback = start(&client, log(), MANNER);
@@ -150,7 +150,7 @@ fn a_write_in_parts_is_on_disk_only_if_each_part_is() {
 #[test]
 fn a_short_write_is_gone_on_with() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         client.0.short.set(Some(3));
         let writeback = start(&client, log(), MANNER);
         writeback.write(FILE, 0, b"0123456789").await.expect("accepted");
@@ -165,7 +165,7 @@ fn a_short_write_is_gone_on_with() {
 #[test]
 fn an_error_is_told_to_the_next_write_once_and_to_the_next_flush_once() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         client.0.error.set(Some(Errno::NOSPC));
         let writeback = start(&client, log(), MANNER);
         writeback.write(FILE, 0, b"lost").await.expect("accepted");
@@ -182,7 +182,7 @@ fn an_error_is_told_to_the_next_write_once_and_to_the_next_flush_once() {
 
 #[test]
 fn an_error_that_nobody_was_told_survives_the_server() {
-    let client = Client::default();
+    let client = TestClient::default();
     client.0.error.set(Some(Errno::DQUOT));
     let log = run(async {
         let writeback = start(&client, log(), MANNER);
@@ -200,7 +200,7 @@ fn an_error_that_nobody_was_told_survives_the_server() {
 
 #[test]
 fn what_a_dead_server_had_accepted_is_sent_by_the_next_and_may_be_accepted_twice() {
-    let client = Client::default();
+    let client = TestClient::default();
     client.0.stopped.set(true);
     let log = run(async {
         let writeback = start(&client, log(), MANNER);
@@ -221,7 +221,7 @@ fn what_a_dead_server_had_accepted_is_sent_by_the_next_and_may_be_accepted_twice
 #[test]
 fn who_flushes_does_not_wait_for_a_write_to_grow() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         let writeback = start(&client, log(), MANNER);
         client.0.stopped.set(true);
         for number in 0..3 {
@@ -239,7 +239,7 @@ fn who_flushes_does_not_wait_for_a_write_to_grow() {
 #[test]
 fn the_log_gives_memory_back_a_while_after_the_last_write() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         let log = Log::create(20).expect("a log");
         let writeback = start(&client, log, MANNER);
         let file = file_of(&writeback);
@@ -262,7 +262,7 @@ fn the_log_gives_memory_back_a_while_after_the_last_write() {
 #[test]
 fn a_full_log_is_committed_and_the_writer_waits() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         let writeback = start(&client, Log::create(2).expect("a log"), MANNER);
         let part = vec![5; 1 << 20];
         for number in 0..20 {
@@ -277,7 +277,7 @@ fn a_full_log_is_committed_and_the_writer_waits() {
 #[test]
 fn a_file_with_much_data_is_committed_before_somebody_asks() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         let writeback = start(&client, log(), MANNER);
         writeback.write(FILE, 0, &vec![5; (1 << 20) + 1]).await.expect("accepted");
         settle_down().await;
@@ -288,7 +288,7 @@ fn a_file_with_much_data_is_committed_before_somebody_asks() {
 #[test]
 fn stable_writes_are_on_disk_when_they_are_answered() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         let writeback = start(&client, log(), Manner { stable: true, ..MANNER });
         writeback.write(FILE, 0, b"data").await.expect("written");
         assert_eq!((client.0.on_disk(NodeId(7)), client.0.commits.get()), (b"data".to_vec(), 0));
@@ -300,7 +300,7 @@ fn stable_writes_are_on_disk_when_they_are_answered() {
 #[test]
 fn of_a_file_that_is_gone_nothing_is_sent_any_more() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         client.0.stopped.set(true);
         let writeback = start(&client, log(), MANNER);
         for number in 0..40 {
@@ -319,7 +319,7 @@ fn of_a_file_that_is_gone_nothing_is_sent_any_more() {
 #[test]
 fn who_waits_may_go_away() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         client.0.stopped.set(true);
         let writeback = Rc::new(start(&client, log(), MANNER));
         writeback.write(FILE, 0, b"data").await.expect("accepted");
@@ -367,7 +367,7 @@ proptest! {
 
     #[test]
     fn whatever_happens_the_disk_has_what_was_written_last(events in events(), chance: u64, wsize in 50..1500usize) {
-        let client = Client::default();
+        let client = TestClient::default();
         client.0.chance.set(chance);
         let manner = Manner { wsize, stable: false };
         let mut model: HashMap<NodeId, Vec<u8>> = HashMap::new();

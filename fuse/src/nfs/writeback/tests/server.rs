@@ -14,7 +14,7 @@ use crate::session::NodeId;
 
 /// A server. What was written is in memory until it is committed.
 #[derive(Default)]
-pub(super) struct Server {
+pub(super) struct TestServer {
     pub(super) memory: RefCell<HashMap<NodeId, Vec<u8>>>,
     pub(super) disk: RefCell<HashMap<NodeId, Vec<u8>>>,
     pub(super) starts: Cell<u64>,
@@ -37,9 +37,9 @@ pub(super) struct Server {
 }
 
 #[derive(Clone, Default)]
-pub(super) struct Client(pub(super) Rc<Server>);
+pub(super) struct TestClient(pub(super) Rc<TestServer>);
 
-impl Server {
+impl TestServer {
     pub(super) fn restart(&self) {
         *self.memory.borrow_mut() = self.disk.borrow().clone();
         self.starts.set(self.starts.get() + 1);
@@ -71,7 +71,7 @@ impl Server {
     }
 }
 
-impl Store for Client {
+impl Store for TestClient {
     fn write(
         &self,
         file: FileKey,
