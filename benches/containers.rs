@@ -19,7 +19,7 @@ use common::outcome::finish;
 use common::{Fixture, PODFS, Running, config_map};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use podfs::mounts::{Environment, MountSource};
-use podfs::supervisor::control::{Answer, ContainerRequest, Question, ask};
+use podfs::supervisor::control::{ContainerRequest, ControlAnswer, ControlQuestion, ask};
 
 const UID: &str = "5d1f6f0a-6f0e-4a51-8f6d-0c1b8b2c9a77";
 const ROUNDS: usize = 101;
@@ -70,13 +70,14 @@ impl Pod {
             recursive_read_only: false,
             only_volumes: false,
         };
-        let prepare = || match ask(&directory, &Question::PrepareContainer(request()), None).expect("an answer") {
-            Answer::Prepared(mounts) => assert!(mounts.len() >= 10, "{mounts:?}"),
+        let prepare = || match ask(&directory, &ControlQuestion::PrepareContainer(request()), None).expect("an answer")
+        {
+            ControlAnswer::Prepared(mounts) => assert!(mounts.len() >= 10, "{mounts:?}"),
             other => panic!("{other:?}"),
         };
         let release = || {
-            let released = Question::ReleaseContainer { container: Some("web".to_owned()) };
-            assert!(matches!(ask(&directory, &released, None).expect("an answer"), Answer::Released));
+            let released = ControlQuestion::ReleaseContainer { container: Some("web".to_owned()) };
+            assert!(matches!(ask(&directory, &released, None).expect("an answer"), ControlAnswer::Released));
         };
         in_turn("asked on the control socket", prepare, release);
         let command = |word: &str| {
@@ -96,8 +97,8 @@ impl Pod {
             recursive_read_only: false,
             only_volumes: false,
         };
-        let asked = ask(&self.fixture.path("run").join(UID), &Question::PrepareContainer(request), None);
-        let Answer::Prepared(mounts) = asked.expect("an answer") else { panic!("no mounts") };
+        let asked = ask(&self.fixture.path("run").join(UID), &ControlQuestion::PrepareContainer(request), None);
+        let ControlAnswer::Prepared(mounts) = asked.expect("an answer") else { panic!("no mounts") };
         let live = mounts.into_iter().find(|mount| mount.container_path == "/part/0").expect("the live part");
         let MountSource::HostPath(path) = live.source else { panic!("no path") };
         path

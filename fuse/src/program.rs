@@ -41,12 +41,12 @@ pub fn main() -> ExitCode {
     let _ = rustix::thread::set_name(c"podfs-fuse");
     memory_lock::tune_allocator();
     let words = env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
-    match Command::parse(words) {
-        Ok(Command::Version) => {
+    match ProgramCommand::parse(words) {
+        Ok(ProgramCommand::Version) => {
             println!("{NAME} {VERSION}");
             ExitCode::SUCCESS
         }
-        Ok(Command::Serve(server)) => match server.serve() {
+        Ok(ProgramCommand::Serve(server)) => match server.serve() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => fail(FAILED, &error.to_string()),
         },
@@ -105,14 +105,14 @@ struct OtherVersion {
 
 /// What the arguments ask for.
 #[derive(Debug, PartialEq, Eq)]
-enum Command {
+enum ProgramCommand {
     Version,
-    Serve(Server),
+    Serve(ServerArguments),
 }
 
 /// The arguments of a server.
 #[derive(Debug, PartialEq, Eq)]
-struct Server {
+struct ServerArguments {
     /// The pod's namespace and name, shown in a list of processes.
     pod: String,
     /// The pod's uid: the server obeys no supervisor of another pod.
@@ -125,17 +125,17 @@ struct Server {
     started_by: Option<StartedBy>,
 }
 
-impl Command {
+impl ProgramCommand {
     fn parse(mut words: impl Iterator<Item = String>) -> Result<Self, ArgumentError> {
         match words.next().as_deref() {
             Some("--version") => Ok(Self::Version),
-            Some("server") => Server::parse(words).map(Self::Serve),
+            Some("server") => ServerArguments::parse(words).map(Self::Serve),
             _ => Err(ArgumentError::NoCommand),
         }
     }
 }
 
-impl Server {
+impl ServerArguments {
     fn parse(mut words: impl Iterator<Item = String>) -> Result<Self, ArgumentError> {
         let (mut pod, mut uid, mut profile, mut lines, mut started_by) = (None, None, None, Lines::Text, None);
         while let Some(word) = words.next() {
@@ -224,13 +224,13 @@ impl StartedBy {
 mod tests {
     use super::*;
 
-    fn parse(words: &str) -> Result<Command, String> {
-        Command::parse(words.split_whitespace().map(str::to_owned)).map_err(|error| error.to_string())
+    fn parse(words: &str) -> Result<ProgramCommand, String> {
+        ProgramCommand::parse(words.split_whitespace().map(str::to_owned)).map_err(|error| error.to_string())
     }
 
     #[test]
     fn a_value_stands_in_the_word_of_its_option_or_in_the_next_one() {
-        let expected = Server {
+        let expected = ServerArguments {
             pod: "default/web".to_owned(),
             uid: "u".to_owned(),
             profile: Profile::Audit,
@@ -238,9 +238,9 @@ mod tests {
             started_by: Some(StartedBy { version: "1.2.3".to_owned(), path: "/a:b/podfs".into() }),
         };
         let in_one = "server --pod=default/web --uid=u --profile=audit --log-format=json --started-by=1.2.3:/a:b/podfs";
-        assert_eq!(parse(in_one).as_ref(), Ok(&Command::Serve(expected)));
+        assert_eq!(parse(in_one).as_ref(), Ok(&ProgramCommand::Serve(expected)));
         assert_eq!(parse(&in_one.replace('=', " ")), parse(in_one));
-        assert_eq!(parse("--version"), Ok(Command::Version));
+        assert_eq!(parse("--version"), Ok(ProgramCommand::Version));
     }
 
     #[test]

@@ -14,14 +14,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::audit::Subject;
-use crate::live::steps::Step as LiveStep;
+use crate::live::steps::LiveStep;
 use crate::live::tree::{SavedLiveTree, Slot};
 use crate::nfs;
 use crate::passthrough::{DataPath, Options};
 use crate::projection::GenerationName;
-use crate::projection::steps::Step;
+use crate::projection::steps::ProjectionStep;
 use crate::projection::tree::Root;
 use crate::projection::tree::saved::SavedTree;
+use crate::session::NodeId;
 
 /// Both ends are programs of podfs; a frame above this is a mistake, not a message.
 const MAX_FRAME: usize = 256 << 20;
@@ -108,7 +109,7 @@ pub enum Body {
 
 /// What the supervisor asks for.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Request {
+pub enum ServerRequest {
     /// The first message of every connection.
     Hello(Greeting),
     /// Be found by supervisors at the socket that comes with this message, when this connection is lost.
@@ -180,8 +181,8 @@ pub enum Request {
         /// The volume they are for.
         volume: VolumeId,
         /// The changes.
-        steps: Vec<Step>,
-        /// The generation that [`Step::MakeGeneration`] attaches; its image comes with this message.
+        steps: Vec<ProjectionStep>,
+        /// The generation that [`ProjectionStep::MakeGeneration`] attaches; its image comes with this message.
         staged: Option<GenerationName>,
         /// The time that what is made shows.
         time: SystemTime,
@@ -241,7 +242,7 @@ pub enum Request {
     End,
 }
 
-impl Request {
+impl ServerRequest {
     /// Whether it makes the server serve a volume that no server has served yet.
     pub(crate) fn begins_volume(&self) -> bool {
         matches!(self, Self::Serve { .. } | Self::Pass { .. } | Self::Export { .. } | Self::Mirror { .. })
@@ -250,7 +251,7 @@ impl Request {
 
 /// What the server answers.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Reply {
+pub enum ServerReply {
     /// It is done.
     Done,
     /// The answer to a greeting. The channel of the server's keeper comes with this message.
@@ -284,7 +285,7 @@ pub enum Reply {
     /// Indexes of the nodes that the kernel knows.
     Known(Vec<u32>),
     /// The unlinked nodes that the kernel knows.
-    Unlinked(Vec<u64>),
+    Unlinked(Vec<NodeId>),
     /// It could not be done.
     Failed(String),
 }
@@ -426,10 +427,10 @@ mod tests {
     fn a_message_arrives_with_its_descriptor() {
         let (a, b) = UnixStream::pair().expect("a socket pair");
         let (reader, mut writer) = io::pipe().expect("a pipe");
-        send(&a, &Reply::Kept { keeper: 7 }, &[reader.as_fd()]).expect("sent");
+        send(&a, &ServerReply::Kept { keeper: 7 }, &[reader.as_fd()]).expect("sent");
         drop(reader);
-        let (reply, mut descriptors) = receive::<Reply>(&b).expect("received").expect("a message");
-        assert!(matches!(reply, Reply::Kept { keeper: 7 }));
+        let (reply, mut descriptors) = receive::<ServerReply>(&b).expect("received").expect("a message");
+        assert!(matches!(reply, ServerReply::Kept { keeper: 7 }));
         writer.write_all(b"x").expect("the pipe still has a reader");
         let mut byte = [0];
         std::fs::File::from(descriptors.pop().expect("a descriptor")).read_exact(&mut byte).expect("a byte");
@@ -440,31 +441,31 @@ mod tests {
     fn a_large_message_arrives_whole() {
         let (a, b) = UnixStream::pair().expect("a socket pair");
         let known: Vec<u32> = (0..1_000_000).collect();
-        let message = Reply::Known(known.clone());
+        let message = ServerReply::Known(known.clone());
         let sender = std::thread::spawn(move || send(&a, &message, &[]));
-        let (reply, _) = receive::<Reply>(&b).expect("received").expect("a message");
+        let (reply, _) = receive::<ServerReply>(&b).expect("received").expect("a message");
         sender.join().expect("the sender").expect("sent");
-        assert!(matches!(reply, Reply::Known(got) if got == known));
+        assert!(matches!(reply, ServerReply::Known(got) if got == known));
     }
 
     #[test]
     fn a_message_of_a_podfs_that_knew_no_access_log_is_understood() {
         let root = serde_json::json!({"mode": 0o755, "gid": 0, "directories": []});
         let text = serde_json::json!({"Serve": {"volume": 3, "about": null, "root": root, "trace": true}}).to_string();
-        let request: Request = serde_json::from_str(&text).expect("a message");
+        let request: ServerRequest = serde_json::from_str(&text).expect("a message");
         let expected = Reporting { trace: true, audit: None };
-        assert!(matches!(request, Request::Serve { reporting, .. } if reporting == expected));
+        assert!(matches!(request, ServerRequest::Serve { reporting, .. } if reporting == expected));
     }
 
     #[test]
     fn a_closed_socket_is_the_end_and_garbage_is_an_error() {
         let (a, b) = UnixStream::pair().expect("a socket pair");
         drop(a);
-        assert!(receive::<Reply>(&b).expect("an end").is_none());
+        assert!(receive::<ServerReply>(&b).expect("an end").is_none());
         let (mut a, b) = UnixStream::pair().expect("a socket pair");
         a.write_all(&[3, 0, 0, 0, b'x', b'x', b'x']).expect("written");
-        assert!(receive::<Reply>(&b).is_err());
+        assert!(receive::<ServerReply>(&b).is_err());
         a.write_all(&[0xff; 4]).expect("written");
-        assert!(receive::<Reply>(&b).is_err());
+        assert!(receive::<ServerReply>(&b).is_err());
     }
 }

@@ -41,7 +41,7 @@ struct TraceReader {
 }
 
 /// A request that has begun.
-pub struct Line<'a> {
+pub struct TraceLine<'a> {
     trace: &'a Trace,
     path: String,
     at: SystemTime,
@@ -87,12 +87,12 @@ impl Trace {
     }
 
     /// A request begins now. None without a reader.
-    pub fn begin(&self, path: impl FnOnce() -> String) -> Option<Line<'_>> {
+    pub fn begin(&self, path: impl FnOnce() -> String) -> Option<TraceLine<'_>> {
         if !self.is_on() {
             return None;
         }
         let path = path();
-        Some(Line { trace: self, path, at: SystemTime::now(), since: Instant::now() })
+        Some(TraceLine { trace: self, path, at: SystemTime::now(), since: Instant::now() })
     }
 
     fn write(&self, line: &str) {
@@ -132,7 +132,7 @@ impl TraceReader {
     }
 }
 
-impl Line<'_> {
+impl TraceLine<'_> {
     /// The request is answered: time (UTC), operation, path, caller, result, microseconds.
     pub fn end(self, operation: &str, caller: Caller, error: Option<Errno>) {
         let result = error.map_or("ok".to_owned(), |errno| format!("{errno:?}"));

@@ -24,7 +24,7 @@ use uuid::Uuid;
 
 use super::leftovers::{Fate, HOMES, Leftovers, remove_if_empty};
 use super::probe::{Pulse, pulse};
-use crate::driver::{self, Home};
+use crate::driver::{self, DriverHome};
 use crate::host::{HostError, block, empty_dir, local};
 use crate::manifest::pod::PodUid;
 use crate::supervisor::control::{call, peer};
@@ -48,23 +48,23 @@ pub enum Deed {
 }
 
 /// A deed as a line of the report: of a dry run, or of a real one.
-pub struct Line<'a>(pub &'a Deed, pub bool);
+pub struct DeedLine<'a>(pub &'a Deed, pub bool);
 
-impl fmt::Display for Line<'_> {
+impl fmt::Display for DeedLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Line(Deed::Unmounted(path), false) => write!(f, "unmounted {}", path.display()),
-            Line(Deed::Unmounted(path), true) => write!(f, "would unmount {}", path.display()),
-            Line(Deed::Removed(path), false) => write!(f, "removed {}", path.display()),
-            Line(Deed::Removed(path), true) => write!(f, "would remove {}", path.display()),
-            Line(Deed::Ended(pid), false) => {
+            DeedLine(Deed::Unmounted(path), false) => write!(f, "unmounted {}", path.display()),
+            DeedLine(Deed::Unmounted(path), true) => write!(f, "would unmount {}", path.display()),
+            DeedLine(Deed::Removed(path), false) => write!(f, "removed {}", path.display()),
+            DeedLine(Deed::Removed(path), true) => write!(f, "would remove {}", path.display()),
+            DeedLine(Deed::Ended(pid), false) => {
                 write!(f, "ended the server of a pod whose volumes are all unmounted (pid {pid})")
             }
-            Line(Deed::Ended(pid), true) => {
+            DeedLine(Deed::Ended(pid), true) => {
                 write!(f, "would end the server of a pod whose volumes are all unmounted (pid {pid})")
             }
-            Line(Deed::Left(path, reason), false) => write!(f, "left {}: {reason}", path.display()),
-            Line(Deed::Left(path, reason), true) => write!(f, "would leave {}: {reason}", path.display()),
+            DeedLine(Deed::Left(path, reason), false) => write!(f, "left {}: {reason}", path.display()),
+            DeedLine(Deed::Left(path, reason), true) => write!(f, "would leave {}: {reason}", path.display()),
         }
     }
 }
@@ -320,7 +320,7 @@ impl<'a> Cleanup<'a> {
     /// Has the drivers of other vendors unmount what they have mounted for a pod. Gives whether nothing is left.
     fn drivers(&mut self, pod: &Path) -> bool {
         let mut all = true;
-        for (home, _) in Home::all(pod) {
+        for (home, _) in DriverHome::all(pod) {
             match if self.dry_run { Ok(()) } else { driver::undo(&home) } {
                 Ok(()) => (self.tell)(&Deed::Removed(home.path().to_owned())),
                 Err(error) => {

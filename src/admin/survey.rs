@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::metrics::Reading;
-use crate::supervisor::control::{self, Answer, AskError, Question};
+use crate::supervisor::control::{self, AskError, ControlAnswer, ControlQuestion};
 use crate::supervisor::run_dir::claim::{self, ClaimRecord, SERVER};
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::status::{PodState, PodStatus, ProcessStatus, ServerStatus};
@@ -79,17 +79,17 @@ fn pick<'a>(pods: &'a [PathBuf], next: &AtomicUsize) -> Option<(usize, &'a Path)
 }
 
 fn look(directory: &Path) -> Option<PodStatus> {
-    let status = ask(directory, &Question::Status, |answer| match answer {
-        Answer::Status(status) if status.uid == uid(directory) => Ok(*status),
-        Answer::Status(status) => Err(of_another_pod(&status.title())),
+    let status = ask(directory, &ControlQuestion::Status, |answer| match answer {
+        ControlAnswer::Status(status) if status.uid == uid(directory) => Ok(*status),
+        ControlAnswer::Status(status) => Err(of_another_pod(&status.title())),
         other => Err(why_none(other)),
     });
     status.map(|status| status.unwrap_or_else(|instead| *instead))
 }
 
 fn read(directory: &Path) -> Option<Result<Reading, Box<PodStatus>>> {
-    ask(directory, &Question::Metrics, |answer| match answer {
-        Answer::Metrics(reading) => match reading.pod.as_ref().map(|pod| pod.uid.as_str()) {
+    ask(directory, &ControlQuestion::Metrics, |answer| match answer {
+        ControlAnswer::Metrics(reading) => match reading.pod.as_ref().map(|pod| pod.uid.as_str()) {
             Some(pod) if pod == uid(directory) => Ok(*reading),
             other => Err(of_another_pod(other.unwrap_or_default())),
         },
@@ -102,9 +102,9 @@ fn of_another_pod(pod: &str) -> String {
 }
 
 /// Why an answer is none to what was asked.
-fn why_none(answer: Answer) -> String {
+fn why_none(answer: ControlAnswer) -> String {
     match answer {
-        Answer::Refused(reason) | Answer::Busy(reason) => reason,
+        ControlAnswer::Refused(reason) | ControlAnswer::Busy(reason) => reason,
         _ => "the answer is one to another question".to_owned(),
     }
 }
@@ -113,8 +113,8 @@ fn why_none(answer: Answer) -> String {
 /// pod has ended.
 fn ask<T>(
     directory: &Path,
-    question: &Question,
-    take: impl FnOnce(Answer) -> Result<T, String>,
+    question: &ControlQuestion,
+    take: impl FnOnce(ControlAnswer) -> Result<T, String>,
 ) -> Option<Result<T, Box<PodStatus>>> {
     let record = ClaimRecord::read(directory)?;
     let status = match control::ask(directory, question, None) {

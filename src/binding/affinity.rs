@@ -2,18 +2,18 @@
 
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 
-use crate::manifest::objects::Node;
+use crate::manifest::objects::NodeFacts;
 
 /// The one field of a node that selectors know.
 const NAME: &str = "metadata.name";
 
 /// Whether any term selects the node.
-pub(super) fn matches(selector: &NodeSelector, node: &Node) -> bool {
+pub(super) fn matches(selector: &NodeSelector, node: &NodeFacts) -> bool {
     selector.node_selector_terms.iter().any(|term| term_matches(term, node))
 }
 
 /// A term selects a node that meets all of its requirements; one without requirements selects none.
-fn term_matches(term: &NodeSelectorTerm, node: &Node) -> bool {
+fn term_matches(term: &NodeSelectorTerm, node: &NodeFacts) -> bool {
     let labels = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
     let label = |key: &str| node.labels.get(key).map(String::as_str);
@@ -51,7 +51,7 @@ mod tests {
         let selector: NodeSelector = parse_bare(Path::new("selector.yaml"), yaml.as_bytes()).expect(term);
         let labels = [("kubernetes.io/hostname", "worker-1"), ("disks", "4")];
         let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        let mut node = Node::default();
+        let mut node = NodeFacts::default();
         node.name = "worker-1".to_owned();
         node.labels = labels;
         matches(&selector, &node)

@@ -18,7 +18,7 @@ use crate::manifest::objects::{
 };
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::migration::instead_of;
-use crate::volume::{Claim, ClaimReference, Csi, Flex, HostPath, Nfs, NfsOptions, Usage};
+use crate::volume::{Claim, ClaimReference, ClaimUsage, Csi, Flex, HostPath, Nfs, NfsOptions};
 
 /// What a claim came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -240,7 +240,7 @@ fn check_back_reference(
     }
 }
 
-fn check_mode(volume: &str, mode: VolumeMode, usage: Usage) -> Result<(), BindingError> {
+fn check_mode(volume: &str, mode: VolumeMode, usage: ClaimUsage) -> Result<(), BindingError> {
     let wrong = |mode, place| Err(BindingError::Mode { volume: volume.to_owned(), mode, place });
     match mode {
         VolumeMode::Block if usage.mounted => wrong("Block", "volumeMounts"),

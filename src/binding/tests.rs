@@ -22,7 +22,7 @@ fn objects(documents: &[(&str, &str)]) -> Objects {
 }
 
 fn claim(reference: ClaimReference) -> Claim {
-    Claim { reference, read_only: false, usage: Usage::default() }
+    Claim { reference, read_only: false, usage: ClaimUsage::default() }
 }
 
 fn named() -> Claim {
@@ -124,7 +124,7 @@ fn without_status_and_uids_both_sides_have_to_name_each_other() {
 fn pv_06_the_mode_has_to_be_what_containers_use() {
     let used = |mode: &str, mounted, device| {
         let volume = VOLUME.replace("spec: {", &format!("spec: {{volumeMode: {mode}, "));
-        let claim = Claim { usage: Usage { mounted, device }, ..named() };
+        let claim = Claim { usage: ClaimUsage { mounted, device }, ..named() };
         try_resolve(&claim, &[("PersistentVolumeClaim", CLAIM), ("PersistentVolume", &volume)]).map(|bound| bound.name)
     };
     assert_eq!(used("Filesystem", true, false), Ok("pv-1".to_owned()));

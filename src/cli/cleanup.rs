@@ -7,7 +7,7 @@ use anyhow::anyhow;
 use clap::{Args, ValueHint};
 
 use super::exit::Failure;
-use crate::admin::cleanup::{Cleanup, Deed, Line};
+use crate::admin::cleanup::{Cleanup, Deed, DeedLine};
 use crate::supervisor::program::options::{ROOT_DIRECTORY, RUN_DIRECTORY};
 
 /// Remove what killed podfs processes have left.
@@ -54,7 +54,7 @@ impl Cleaning {
             return Err(Failure::machine(anyhow!("podfs unmounts file systems, so it must run as root")));
         }
         // A reader that has closed standard output does not stop the cleanup.
-        let mut tell = |deed: &Deed| drop(writeln!(std::io::stdout(), "{}", Line(deed, dry_run)));
+        let mut tell = |deed: &Deed| drop(writeln!(std::io::stdout(), "{}", DeedLine(deed, dry_run)));
         let cleaned = Cleanup::new(dry_run, &mut tell).clean(&run_dir, &root_dir);
         cleaned.map_err(|error| {
             Failure::general(anyhow!("cannot look for what is left in {}: {error}", run_dir.display()))

@@ -55,7 +55,7 @@ struct GlobalOptions {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Run),
-    Node(node::Node),
+    Node(node::NodeCommand),
     Mount(mount::Mount),
     Render(render::Render),
     View(view::View),
@@ -72,7 +72,7 @@ enum Command {
     #[command(hide = true)]
     Man(manual::Man),
     #[command(hide = true)]
-    Server(server::Server),
+    Server(server::ServerCommand),
     #[command(hide = true)]
     MountNfs(mount_nfs::MountNfs),
 }
@@ -94,7 +94,7 @@ fn described(name: &str) -> Option<clap::Command> {
     }
     match name {
         "run" => of::<run::Run>("run"),
-        "node" => of::<node::Node>("node"),
+        "node" => of::<node::NodeCommand>("node"),
         "mount" => of::<mount::Mount>("mount"),
         "render" => of::<render::Render>("render"),
         "view" => of::<view::View>("view"),

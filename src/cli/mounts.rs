@@ -12,7 +12,7 @@ use super::exit::Failure;
 use super::status::{pod_directory, print};
 use crate::mounts::output::Format;
 use crate::mounts::{ContainerMount, Environment, IdMapping};
-use crate::supervisor::control::{Answer, ContainerRequest, Question, ask};
+use crate::supervisor::control::{ContainerRequest, ControlAnswer, ControlQuestion, ask};
 use crate::supervisor::program::options::RUN_DIRECTORY;
 
 /// How often to ask a supervisor that is busy because its volumes do not answer in time. Each answer takes a second and a half.
@@ -77,7 +77,7 @@ pub(super) struct Mounts {
     /// How the mounts are printed: oci is JSON for mounts in config.json (runc, crun); cri is JSON of Mount messages
     /// (runtime.v1); docker and podman are arguments of their run, one a line; json is everything that podfs knows.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
-    output: Output,
+    output: MountsOutput,
     /// The run directory of podfs run.
     #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
@@ -92,7 +92,7 @@ enum Action {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum Output {
+enum MountsOutput {
     #[default]
     Oci,
     Cri,
@@ -101,14 +101,14 @@ enum Output {
     Json,
 }
 
-impl From<Output> for Format {
-    fn from(output: Output) -> Format {
+impl From<MountsOutput> for Format {
+    fn from(output: MountsOutput) -> Format {
         match output {
-            Output::Oci => Format::Oci,
-            Output::Cri => Format::Cri,
-            Output::Docker => Format::Docker,
-            Output::Podman => Format::Podman,
-            Output::Json => Format::Json,
+            MountsOutput::Oci => Format::Oci,
+            MountsOutput::Cri => Format::Cri,
+            MountsOutput::Docker => Format::Docker,
+            MountsOutput::Podman => Format::Podman,
+            MountsOutput::Json => Format::Json,
         }
     }
 }
@@ -139,8 +139,8 @@ impl Mounts {
             only_volumes: false,
         };
         let directory = pod_directory(&self.run_dir, &self.pod)?;
-        let mounts: Vec<ContainerMount> = match answer(&directory, &Question::PrepareContainer(request))? {
-            Answer::Prepared(mounts) => mounts,
+        let mounts: Vec<ContainerMount> = match answer(&directory, &ControlQuestion::PrepareContainer(request))? {
+            ControlAnswer::Prepared(mounts) => mounts,
             other => return Err(unexpected(&other)),
         };
         print(&format.print(&mounts).map_err(Failure::general)?)
@@ -148,24 +148,24 @@ impl Mounts {
 
     fn release(self) -> Result<(), Failure> {
         let directory = pod_directory(&self.run_dir, &self.pod)?;
-        match answer(&directory, &Question::ReleaseContainer { container: self.container })? {
-            Answer::Released => Ok(()),
+        match answer(&directory, &ControlQuestion::ReleaseContainer { container: self.container })? {
+            ControlAnswer::Released => Ok(()),
             other => Err(unexpected(&other)),
         }
     }
 }
 
-fn unexpected(answer: &Answer) -> Failure {
+fn unexpected(answer: &ControlAnswer) -> Failure {
     Failure::general(anyhow!("the supervisor gave an answer to another question: {answer:?}"))
 }
 
 /// What the pod's supervisor answers. What it was busy with may be over when it is asked again.
-fn answer(directory: &Path, question: &Question) -> Result<Answer, Failure> {
+fn answer(directory: &Path, question: &ControlQuestion) -> Result<ControlAnswer, Failure> {
     let mut reason = String::new();
     for _ in 0..TRIES {
         match ask(directory, question, None).map_err(Failure::general)? {
-            Answer::Busy(busy) => reason = busy,
-            Answer::Refused(reason) => return Err(Failure::general(anyhow!(reason))),
+            ControlAnswer::Busy(busy) => reason = busy,
+            ControlAnswer::Refused(reason) => return Err(Failure::general(anyhow!(reason))),
             other => return Ok(other),
         }
     }

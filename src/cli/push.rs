@@ -10,7 +10,7 @@ use super::exit::Failure;
 use super::status::pod_directory;
 use crate::manifest::{Document, parse_documents};
 use crate::source::{Deletion, Taken};
-use crate::supervisor::control::{Answer, LONGEST_PUSH, Question, ask};
+use crate::supervisor::control::{ControlAnswer, ControlQuestion, LONGEST_PUSH, ask};
 use crate::supervisor::program::options::RUN_DIRECTORY;
 
 /// Give objects to a pod that takes them, which is one of podfs run --push.
@@ -63,15 +63,15 @@ impl Push {
         let directory = pod_directory(&self.run_dir, &self.pod)?;
         let (delete, replace) = (self.delete, self.replace);
         let push = crate::source::Push { objects, delete, replace, ..crate::source::Push::default() };
-        let question = Question::Push(push);
+        let question = ControlQuestion::Push(push);
         check_size(&question)?;
         match ask(&directory, &question, None).map_err(Failure::general)? {
-            Answer::Pushed(Taken { objects, tokens }) => {
+            ControlAnswer::Pushed(Taken { objects, tokens }) => {
                 let (objects, tokens) = (counted(objects, "object"), counted(tokens, "token"));
                 eprintln!("podfs: pod {} has {objects} and {tokens} now", self.pod);
                 Ok(())
             }
-            Answer::Refused(reason) | Answer::Busy(reason) => Err(Failure::general(anyhow!(reason))),
+            ControlAnswer::Refused(reason) | ControlAnswer::Busy(reason) => Err(Failure::general(anyhow!(reason))),
             other => Err(Failure::general(anyhow!("the supervisor gave an answer to another question: {other:?}"))),
         }
     }
@@ -104,7 +104,7 @@ fn read(path: &Path) -> Result<Vec<Document>, Failure> {
 }
 
 /// The supervisor closes the connection of a client that sends more.
-fn check_size(question: &Question) -> Result<(), Failure> {
+fn check_size(question: &ControlQuestion) -> Result<(), Failure> {
     // Room for the message around the objects.
     const LIMIT: usize = LONGEST_PUSH - (64 << 10);
     let bytes = serde_json::to_vec(question).map_err(Failure::general)?.len();

@@ -12,13 +12,13 @@ use crate::supervisor::program::become_server;
 
 /// Answer FUSE requests for a supervisor, which is at the other end of standard input.
 #[derive(Args)]
-pub(super) struct Server {
+pub(super) struct ServerCommand {
     /// The arguments of podfs-fuse.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<OsString>,
 }
 
-impl Server {
+impl ServerCommand {
     pub(super) fn execute(self) -> Result<(), Failure> {
         Err(become_server(self.arguments.into_iter()))
     }

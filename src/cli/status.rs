@@ -42,11 +42,11 @@ pub(super) struct Status {
     run_dir: PathBuf,
     /// For people, or for programs.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
-    output: Output,
+    output: StatusOutput,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-enum Output {
+enum StatusOutput {
     /// Aligned columns.
     #[default]
     Table,
@@ -62,11 +62,11 @@ impl Status {
         };
         let statuses = survey::look_at(&pods);
         match self.output {
-            Output::Json => print(&json(&statuses)?)?,
-            Output::Table if statuses.is_empty() => {
+            StatusOutput::Json => print(&json(&statuses)?)?,
+            StatusOutput::Table if statuses.is_empty() => {
                 eprintln!("podfs: no pod is served here ({})", self.run_dir.display())
             }
-            Output::Table => print(&table::table(&statuses))?,
+            StatusOutput::Table => print(&table::table(&statuses))?,
         }
         judge(&statuses)
     }

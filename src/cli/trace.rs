@@ -10,7 +10,7 @@ use podfs_fuse::printable::Printer;
 
 use super::exit::Failure;
 use super::status::pod_directory;
-use crate::supervisor::control::{Answer, Question, ask};
+use crate::supervisor::control::{ControlAnswer, ControlQuestion, ask};
 use crate::supervisor::program::options::RUN_DIRECTORY;
 
 /// How often podfs asks a server that does not answer, because its successor is just starting.
@@ -73,13 +73,13 @@ impl Trace {
 /// Lets the requests be written to a new pipe.
 fn attach(directory: &Path, volume: &str) -> anyhow::Result<PipeReader> {
     let (reader, writer) = pipe().context("cannot make a pipe")?;
-    let question = Question::Trace { volume: volume.to_owned() };
+    let question = ControlQuestion::Trace { volume: volume.to_owned() };
     for _ in 0..TRIES {
         match ask(directory, &question, Some(writer.as_fd()))? {
-            Answer::Tracing => return Ok(reader),
-            Answer::Refused(reason) => return Err(anyhow!(reason)),
+            ControlAnswer::Tracing => return Ok(reader),
+            ControlAnswer::Refused(reason) => return Err(anyhow!(reason)),
             // It takes half a second to say so.
-            Answer::Busy(_) => {}
+            ControlAnswer::Busy(_) => {}
             other => return Err(anyhow!("the supervisor gave an answer to another question: {other:?}")),
         }
     }

@@ -78,7 +78,7 @@ impl View {
     async fn run(&self, mut source: Source, snapshot: Snapshot) -> Result<(), Failure> {
         let mut signals = StopSignals::listen().context("cannot listen to signals").map_err(Failure::general)?;
         let reader = Reader::new(self.reveal);
-        let mut told = Told::default();
+        let mut told = ViewReports::default();
         let volumes = told.take(&reader, &snapshot, &Volumes::default())?;
         let audience = if self.allow_other { Audience::Everyone } else { Audience::Owner };
         let mut view = Mounted::mount(&self.directory, audience, volumes)?;
@@ -104,7 +104,7 @@ impl View {
 
 /// What podfs has reported to the user, and what it still has to report.
 #[derive(Default)]
-struct Told {
+struct ViewReports {
     /// The pod.
     title: String,
     warnings: BTreeSet<String>,
@@ -117,7 +117,7 @@ struct Told {
     left_out: BTreeSet<String>,
 }
 
-impl Told {
+impl ViewReports {
     /// What a snapshot shows. A volume that would wait stays as it is.
     fn take(&mut self, reader: &Reader, snapshot: &Snapshot, before: &Volumes) -> Result<Volumes, Failure> {
         let pod = snapshot.pod.as_ref().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;

@@ -25,7 +25,7 @@ const NEXT: &str = "next";
 
 /// Where a driver mounts a volume for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Home(PathBuf);
+pub struct DriverHome(PathBuf);
 
 /// What podfs has asked of a driver, for the process that has to undo it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,34 +65,34 @@ pub struct DriverRecord {
     pub published: bool,
 }
 
-impl Home {
+impl DriverHome {
     /// The home of the volume of this name and kind in the directory of a pod. A name with slashes has `~` there.
-    pub fn of(pod: &Path, kind: &str, name: &str) -> Home {
-        Home(pod.join(PLUGINS).join(kind).join(name.replace('/', "~")))
+    pub fn of(pod: &Path, kind: &str, name: &str) -> DriverHome {
+        DriverHome(pod.join(PLUGINS).join(kind).join(name.replace('/', "~")))
     }
 
     /// The home in this directory.
-    pub(super) fn at(path: PathBuf) -> Home {
-        Home(path)
+    pub(super) fn at(path: PathBuf) -> DriverHome {
+        DriverHome(path)
     }
 
     /// All homes of a pod that have a record. That of a process which was killed while it wrote the first one is empty.
-    pub fn all(pod: &Path) -> Vec<(Home, DriverRecord)> {
+    pub fn all(pod: &Path) -> Vec<(DriverHome, DriverRecord)> {
         let entries = |directory: &Path| {
             let entries = directory.read_dir().into_iter().flatten().flatten();
             entries.map(|entry| entry.path()).filter(|path| path.is_dir() && !path.is_symlink()).collect::<Vec<_>>()
         };
-        let homes = entries(&pod.join(PLUGINS)).into_iter().flat_map(|kind| entries(&kind)).map(Home);
-        let begun = |home: &Home| home.0.join(RECORD).with_extension(NEXT).exists().then(DriverRecord::default);
+        let homes = entries(&pod.join(PLUGINS)).into_iter().flat_map(|kind| entries(&kind)).map(DriverHome);
+        let begun = |home: &DriverHome| home.0.join(RECORD).with_extension(NEXT).exists().then(DriverRecord::default);
         homes.filter_map(|home| home.read().or_else(|| begun(&home)).map(|record| (home, record))).collect()
     }
 
     /// The home of the volume that a pod has at this path, if a CSI driver is to mount it or make it a device:
     /// `<pod>/volumes/kubernetes.io~csi/<name>/mount`, or `<pod>/volumeDevices/kubernetes.io~csi/<name>`.
-    pub fn of_csi(path: &Path) -> Option<Home> {
+    pub fn of_csi(path: &Path) -> Option<DriverHome> {
         let of = |name: &Path, kind: &str| {
             let of_csi = name.parent().filter(|above| above.ends_with(Path::new(kind).join(Csi::DIRECTORY)))?;
-            Some(Home::of(of_csi.ancestors().nth(2)?, Csi::DIRECTORY, name.file_name()?.to_str()?))
+            Some(DriverHome::of(of_csi.ancestors().nth(2)?, Csi::DIRECTORY, name.file_name()?.to_str()?))
         };
         let mounted = path.parent().filter(|_| path.ends_with("mount"));
         mounted.and_then(|name| of(name, "volumes")).or_else(|| of(path, "volumeDevices"))
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn the_home_of_a_volume_is_found_by_the_path_that_shows_it() {
-        let home = Home::of(Path::new("/k/pods/u"), "kubernetes.io~csi", "pv-1");
+        let home = DriverHome::of(Path::new("/k/pods/u"), "kubernetes.io~csi", "pv-1");
         for (path, expected) in [
             ("/k/pods/u/volumes/kubernetes.io~csi/pv-1/mount", Some(home.clone())),
             ("/k/pods/u/volumeDevices/kubernetes.io~csi/pv-1", Some(home)),
@@ -229,17 +229,17 @@ mod tests {
             ("/k/pods/u/volumes/kubernetes.io~csi/pv-1", None),
             ("/mount", None),
         ] {
-            assert_eq!(Home::of_csi(Path::new(path)), expected, "{path}");
+            assert_eq!(DriverHome::of_csi(Path::new(path)), expected, "{path}");
         }
     }
 
     #[test]
     fn a_home_whose_first_record_was_being_written_is_found_and_removed() {
         let base = tempfile::tempdir().expect("a directory");
-        let home = Home::of(base.path(), "kubernetes.io~csi", "a");
+        let home = DriverHome::of(base.path(), "kubernetes.io~csi", "a");
         home.make_target().expect("made");
         fs::write(home.path().join("vol_data.next"), "{").expect("written");
-        assert_eq!(Home::all(base.path()), [(home.clone(), DriverRecord::default())]);
+        assert_eq!(DriverHome::all(base.path()), [(home.clone(), DriverRecord::default())]);
         home.remove().expect("removed");
         assert!(!home.path().exists());
     }
@@ -248,15 +248,15 @@ mod tests {
     fn a_home_is_found_by_its_record_and_gone_with_it() {
         let base = tempfile::tempdir().expect("a directory");
         let pod = base.path().join("pods/uid-1");
-        let home = Home::of(&pod, "kubernetes.io~csi", "a/b");
+        let home = DriverHome::of(&pod, "kubernetes.io~csi", "a/b");
         assert_eq!(home.path(), pod.join("plugins/kubernetes.io~csi/a~b"));
         home.make_target().expect("made");
-        assert_eq!(Home::all(&pod), []);
+        assert_eq!(DriverHome::all(&pod), []);
         let record = DriverRecord { driver_name: "d".to_owned(), volume: "v".to_owned(), ..DriverRecord::default() };
         home.write(&record).expect("written");
-        assert_eq!(Home::all(&pod), [(home.clone(), record)]);
+        assert_eq!(DriverHome::all(&pod), [(home.clone(), record)]);
         assert_eq!(home.user_name(), "uid-1~kubernetes.io~csi~a~b");
-        let long = Home::of(&pod, "kubernetes.io~csi", &"v".repeat(253)).user_name();
+        let long = DriverHome::of(&pod, "kubernetes.io~csi", &"v".repeat(253)).user_name();
         assert!(long.len() == 64 && long != home.user_name(), "{long}");
         home.remove().expect("removed");
         home.remove().expect("removed already");

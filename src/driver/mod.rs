@@ -1,6 +1,6 @@
 //! Drivers of other vendors: programs and services of the node that mount volumes for podfs, as they do for a kubelet.
 //!
-//! A driver mounts a volume at a place that only podfs uses, the volume's [`Home`]; podfs shows that to the pod as it shows a
+//! A driver mounts a volume at a place that only podfs uses, the volume's [`DriverHome`]; podfs shows that to the pod as it shows a
 //! directory of the node. So a container never sees the driver's own mount, and the code for hostPath volumes serves it.
 //!
 //! | module | owns |
@@ -24,7 +24,7 @@ mod node_mount;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use home::{DriverRecord, Home};
+pub use home::{DriverHome, DriverRecord};
 pub use node_mount::NodeMount;
 
 use podfs_fuse::mount::MountError;
@@ -165,7 +165,7 @@ pub enum UnmountError {
 ///
 /// # Errors
 /// What is left, and why. It can be tried again.
-pub fn undo(home: &Home) -> Result<(), UndoError> {
+pub fn undo(home: &DriverHome) -> Result<(), UndoError> {
     let remove = || home.remove().map_err(|cause| UndoError::Home { home: home.path().to_owned(), cause });
     let Some(record) = home.read() else {
         return remove();

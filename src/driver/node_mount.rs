@@ -14,7 +14,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::home::{absent_is_fine, is_mount, remove_replaced, replace};
-use super::{DriverError, Home, LeaveError};
+use super::{DriverError, DriverHome, LeaveError};
 use crate::host::global_mount::{GlobalMount, Held, User, boot_id};
 
 const MOUNT: &str = "globalmount";
@@ -61,7 +61,11 @@ impl NodeMount {
     ///
     /// # Errors
     /// Those of `stage`. The pod is a user still if the driver may have mounted.
-    pub fn enter(&self, home: &Home, stage: impl FnOnce(&Path) -> Result<(), DriverError>) -> Result<(), DriverError> {
+    pub fn enter(
+        &self,
+        home: &DriverHome,
+        stage: impl FnOnce(&Path) -> Result<(), DriverError>,
+    ) -> Result<(), DriverError> {
         let failed = |error: io::Error| DriverError::of_node("use", &self.0, &error);
         let mount = self.global();
         let held = mount.hold()?;
@@ -87,7 +91,11 @@ impl NodeMount {
     ///
     /// # Errors
     /// Those of `unstage`. Then the pod is a user still.
-    pub fn leave(&self, home: &Home, unstage: impl FnOnce(&Path) -> Result<(), LeaveError>) -> Result<(), LeaveError> {
+    pub fn leave(
+        &self,
+        home: &DriverHome,
+        unstage: impl FnOnce(&Path) -> Result<(), LeaveError>,
+    ) -> Result<(), LeaveError> {
         if !self.0.exists() {
             return Ok(());
         }
@@ -108,7 +116,7 @@ impl NodeMount {
     }
 
     /// Takes a pod from the users, and removes what was made if none is left and nothing is mounted.
-    fn give_up(&self, home: &Home, held: &Held<'_>) -> io::Result<()> {
+    fn give_up(&self, home: &DriverHome, held: &Held<'_>) -> io::Result<()> {
         held.forget(&home.user_name());
         if !self.global().has_no_user() || self.staged() != Staged::No {
             return Ok(());
@@ -148,11 +156,11 @@ mod tests {
     use crate::driver::DriverRecord;
     use crate::driver::home::make_directory;
 
-    struct Node(tempfile::TempDir);
+    struct TestNode(tempfile::TempDir);
 
-    impl Node {
-        fn home(&self, pod: &str) -> Home {
-            let home = Home::of(&self.0.path().join("pods").join(pod), "kind", "v");
+    impl TestNode {
+        fn home(&self, pod: &str) -> DriverHome {
+            let home = DriverHome::of(&self.0.path().join("pods").join(pod), "kind", "v");
             home.make_target().expect("made");
             home.write(&DriverRecord::default()).expect("written");
             home
@@ -163,8 +171,8 @@ mod tests {
         }
     }
 
-    fn node() -> Node {
-        Node(tempfile::tempdir().expect("a directory"))
+    fn node() -> TestNode {
+        TestNode(tempfile::tempdir().expect("a directory"))
     }
 
     #[test]

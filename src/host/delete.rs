@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use rustix::fs::{AtFlags, unlinkat};
 use rustix::io::Errno;
 
-use super::walk::{Crossing, Found, Place, Visitor, enter, walk};
+use super::walk::{Crossing, EntryPlace, Visitor, WalkEntry, enter, walk};
 
 /// So many of the entries that could not be deleted are named.
 const NAMED: usize = 5;
@@ -97,17 +97,17 @@ struct Stoppable<'a> {
 }
 
 impl Visitor for Stoppable<'_> {
-    fn visit(&mut self, found: &Found<'_>, place: &Place<'_>) -> io::Result<()> {
+    fn visit(&mut self, found: &WalkEntry<'_>, place: &EntryPlace<'_>) -> io::Result<()> {
         if (self.go_on)() { self.deletion.visit(found, place) } else { Err(io::ErrorKind::Interrupted.into()) }
     }
 
-    fn blocked(&mut self, place: &Place<'_>, cause: Errno) -> io::Result<()> {
+    fn blocked(&mut self, place: &EntryPlace<'_>, cause: Errno) -> io::Result<()> {
         self.deletion.blocked(place, cause)
     }
 }
 
 impl Visitor for Deletion {
-    fn visit(&mut self, found: &Found<'_>, place: &Place<'_>) -> io::Result<()> {
+    fn visit(&mut self, found: &WalkEntry<'_>, place: &EntryPlace<'_>) -> io::Result<()> {
         let flags = if found.is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         match unlinkat(found.parent, found.name, flags) {
             Ok(()) | Err(Errno::NOENT) => {}
@@ -118,7 +118,7 @@ impl Visitor for Deletion {
         Ok(())
     }
 
-    fn blocked(&mut self, place: &Place<'_>, cause: Errno) -> io::Result<()> {
+    fn blocked(&mut self, place: &EntryPlace<'_>, cause: Errno) -> io::Result<()> {
         self.left.add(place.path(), cause);
         Ok(())
     }

@@ -14,10 +14,10 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, chmod, chownat, fst
 use rustix::io::Errno;
 use tracing::warn;
 
-use super::walk::{Crossing, Found, Place, Visitor, walk};
+use super::walk::{Crossing, EntryPlace, Visitor, WalkEntry, walk};
 use super::{FileKind, HostError, Source};
 use crate::manifest::pod::FsGroupPolicy;
-use crate::payload::{Entry, fs_group_mode};
+use crate::payload::{OwnedEntry, fs_group_mode};
 
 /// When podfs first reports that the change takes long, and how often after that (FG-05).
 const FIRST_NOTICE: Duration = Duration::from_secs(30);
@@ -74,7 +74,7 @@ impl Root {
 
 /// Whether the walk has to be made (FG-03).
 fn needs_walk(policy: FsGroupPolicy, root: Root, group: u32, access: Access) -> bool {
-    let wanted = fs_group_mode(0, Entry::Directory, access);
+    let wanted = fs_group_mode(0, OwnedEntry::Directory, access);
     policy == FsGroupPolicy::Always || !root.is_directory || root.gid != group || root.mode & wanted != wanted
 }
 
@@ -88,7 +88,7 @@ struct Giving<'a> {
 }
 
 impl Visitor for Giving<'_> {
-    fn visit(&mut self, found: &Found<'_>, place: &Place<'_>) -> io::Result<()> {
+    fn visit(&mut self, found: &WalkEntry<'_>, place: &EntryPlace<'_>) -> io::Result<()> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let entry = match openat(found.parent, found.name, flags, Mode::empty()) {
             Err(Errno::NOENT) => return Ok(()),
@@ -106,7 +106,7 @@ impl Visitor for Giving<'_> {
         Ok(())
     }
 
-    fn blocked(&mut self, place: &Place<'_>, cause: Errno) -> io::Result<()> {
+    fn blocked(&mut self, place: &EntryPlace<'_>, cause: Errno) -> io::Result<()> {
         Err(io::Error::other(format!("{}: {cause}", place.path().display())))
     }
 }
@@ -137,8 +137,8 @@ fn give_one(entry: BorrowedFd<'_>, before: &Stat, group: u32) -> Result<(), Errn
     let owned = chownat(entry, ITSELF, None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH);
     let kind = match FileType::from_raw_mode(before.st_mode) {
         FileType::Symlink => return owned,
-        FileType::Directory => Entry::Directory,
-        _ => Entry::File,
+        FileType::Directory => OwnedEntry::Directory,
+        _ => OwnedEntry::File,
     };
     let mode = fs_group_mode(bits(before), kind, Access::ReadWrite);
     // A descriptor that is open for its identity only is changed by this name.

@@ -73,7 +73,7 @@ pub fn mount(
     let name = &bound.name;
     let marker = root.join(FORMATTING).join(name);
     let (fs_type, options) = (fs_type.as_deref(), &mount_options[..]);
-    let request = device::Request { fs_type, options, marker: &marker };
+    let request = device::DeviceMountRequest { fs_type, options, marker: &marker };
     global_mount(root, name).enter(user, |held| {
         let read_only = device::mount(device, request, held)?;
         Ok((opened(held.place())?, read_only))

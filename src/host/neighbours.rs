@@ -2,7 +2,7 @@
 //! root directory, and has mounted the volume already.
 //!
 //! Two pods that start at the same moment do not see each other there. If only one pod may use a volume, its podfs therefore
-//! takes a [`Turn`] before it reads the table, and keeps it until its mount is in the table. The kernel ends the turn of a dead
+//! takes a [`NeighbourLock`] before it reads the table, and keeps it until its mount is in the table. The kernel ends the turn of a dead
 //! podfs.
 
 use std::ffi::OsStr;
@@ -22,35 +22,37 @@ use crate::volume::Csi;
 pub fn use_volume_of(path: &Path) -> bool {
     // Without a mount table there are no known neighbours; the mount itself will report the error.
     let table = mounts().unwrap_or_default();
-    let own = Place::of(path);
-    own.is_some_and(|own| table.iter().filter_map(|mounted| Place::of(&mounted.at)).any(|other| own.is_beside(&other)))
+    let own = VolumePlace::of(path);
+    own.is_some_and(|own| {
+        table.iter().filter_map(|mounted| VolumePlace::of(&mounted.at)).any(|other| own.is_beside(&other))
+    })
 }
 
 /// The right to look for neighbours of a volume, and to mount it. It ends when this is dropped.
 #[derive(Debug)]
-pub struct Turn {
+pub struct NeighbourLock {
     _lock: File,
 }
 
-impl Turn {
+impl NeighbourLock {
     /// Takes the turn for the volume that is to be mounted at `path`, by a lock of one byte in `file`, which is made if it is
     /// missing and stays. Nothing if another podfs has the turn.
     ///
     /// # Errors
     /// When the file cannot be made, or the kernel does not lock it.
-    pub fn take(file: &Path, path: &Path) -> io::Result<Option<Turn>> {
+    pub fn take(file: &Path, path: &Path) -> io::Result<Option<NeighbourLock>> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         let lock = options.open(file)?;
         let range = libc::flock {
             l_type: libc::F_WRLCK as libc::c_short,
             l_whence: libc::SEEK_SET as libc::c_short,
-            l_start: Place::of(path).map_or(0, |place| place.number()),
+            l_start: VolumePlace::of(path).map_or(0, |place| place.number()),
             l_len: 1,
             l_pid: 0,
         };
         match fcntl(&lock, FcntlArg::F_OFD_SETLK(&range)) {
-            Ok(_) => Ok(Some(Turn { _lock: lock })),
+            Ok(_) => Ok(Some(NeighbourLock { _lock: lock })),
             Err(Errno::EAGAIN | Errno::EACCES) => Ok(None),
             Err(errno) => Err(errno.into()),
         }
@@ -69,14 +71,14 @@ pub fn have_device_of(link: &Path) -> bool {
 }
 
 /// `<root>/pods/<uid>/volumes/<kind>/<name>`
-struct Place {
+struct VolumePlace {
     root: PathBuf,
     uid: Box<OsStr>,
     volume: PathBuf,
 }
 
-impl Place {
-    fn of(path: &Path) -> Option<Place> {
+impl VolumePlace {
+    fn of(path: &Path) -> Option<VolumePlace> {
         // What a CSI driver mounts is one directory deeper.
         let is_of_csi = |above: &&Path| above.ends_with(Csi::DIRECTORY) && path.ends_with("mount");
         let path = path.parent().filter(|at| at.parent().as_ref().is_some_and(is_of_csi)).unwrap_or(path);
@@ -86,7 +88,7 @@ impl Place {
         let pods = pod.parent()?;
         let fits = volumes.file_name()? == "volumes" && pods.file_name()? == "pods";
         let volume = Path::new(kind.file_name()?).join(path.file_name()?);
-        fits.then(|| Some(Place { root: pods.to_owned(), uid: pod.file_name()?.into(), volume })).flatten()
+        fits.then(|| Some(VolumePlace { root: pods.to_owned(), uid: pod.file_name()?.into(), volume })).flatten()
     }
 
     /// A number for the volume, the same in each pod. Two volumes may have one number: then they wait for each other.
@@ -96,7 +98,7 @@ impl Place {
         i64::try_from(hasher.finish() >> 2).unwrap_or_default()
     }
 
-    fn is_beside(&self, other: &Place) -> bool {
+    fn is_beside(&self, other: &VolumePlace) -> bool {
         self.root == other.root && self.volume == other.volume && self.uid != other.uid
     }
 }
@@ -110,7 +112,8 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("lock");
         let path = |pod: &str, volume: &str| PathBuf::from(format!("/k/pods/{pod}/volumes/kubernetes.io~nfs/{volume}"));
-        let take = |pod: &str, volume: &str| Turn::take(&file, &path(pod, volume)).expect("the file can be locked");
+        let take =
+            |pod: &str, volume: &str| NeighbourLock::take(&file, &path(pod, volume)).expect("the file can be locked");
         let first = take("a", "pv-1").expect("it is free");
         assert!(take("b", "pv-1").is_none(), "another pod has the turn");
         assert!(take("b", "pv-2").is_some(), "that is another volume");
@@ -120,14 +123,15 @@ mod tests {
 
     #[test]
     fn a_neighbour_has_the_same_volume_in_another_pod() {
-        let own = Place::of(Path::new("/k/pods/a/volumes/kubernetes.io~local-volume/pv-1")).expect("a place");
-        let beside = |path: &str| Place::of(Path::new(path)).is_some_and(|other| own.is_beside(&other));
+        let own = VolumePlace::of(Path::new("/k/pods/a/volumes/kubernetes.io~local-volume/pv-1")).expect("a place");
+        let beside = |path: &str| VolumePlace::of(Path::new(path)).is_some_and(|other| own.is_beside(&other));
         assert!(beside("/k/pods/b/volumes/kubernetes.io~local-volume/pv-1"));
         assert!(!beside("/k/pods/a/volumes/kubernetes.io~local-volume/pv-1"));
         assert!(!beside("/k/pods/b/volumes/kubernetes.io~local-volume/pv-2"));
         assert!(!beside("/other/pods/b/volumes/kubernetes.io~local-volume/pv-1"));
         assert!(!beside("/k/pods/b/volumes"));
-        let of_csi = |pod: &str| Place::of(Path::new(&format!("/k/pods/{pod}/volumes/kubernetes.io~csi/pv-1/mount")));
+        let of_csi =
+            |pod: &str| VolumePlace::of(Path::new(&format!("/k/pods/{pod}/volumes/kubernetes.io~csi/pv-1/mount")));
         assert!(of_csi("a").expect("a place").is_beside(&of_csi("b").expect("a place")));
         assert!(!beside("/"));
     }

@@ -24,7 +24,7 @@ pub enum Crossing {
 }
 
 /// An entry of the tree, below its root.
-pub struct Found<'a> {
+pub struct WalkEntry<'a> {
     /// The directory it is in.
     pub parent: BorrowedFd<'a>,
     /// Its name there.
@@ -39,22 +39,22 @@ pub trait Visitor {
     ///
     /// # Errors
     /// What ends the walk.
-    fn visit(&mut self, found: &Found<'_>, place: &Place<'_>) -> io::Result<()>;
+    fn visit(&mut self, found: &WalkEntry<'_>, place: &EntryPlace<'_>) -> io::Result<()>;
 
     /// A directory that cannot be entered, and is not visited.
     ///
     /// # Errors
     /// What ends the walk.
-    fn blocked(&mut self, place: &Place<'_>, cause: Errno) -> io::Result<()>;
+    fn blocked(&mut self, place: &EntryPlace<'_>, cause: Errno) -> io::Result<()>;
 }
 
 /// Where an entry is, for messages.
-pub struct Place<'a> {
+pub struct EntryPlace<'a> {
     stack: &'a [Level],
     name: &'a CStr,
 }
 
-impl Place<'_> {
+impl EntryPlace<'_> {
     /// The path below the root of the walk.
     pub fn path(&self) -> PathBuf {
         let names = self.stack.iter().skip(1).map(|level| level.name.as_c_str()).chain([self.name]);
@@ -86,8 +86,8 @@ pub fn walk(root: OwnedFd, crossing: Crossing, visitor: &mut impl Visitor) -> io
                 return Err(io::Error::other("a directory was moved while it was walked"));
             }
             current = parent;
-            let found = Found { parent: current.as_fd(), name: &done.name, is_directory: true };
-            visitor.visit(&found, &Place { stack: &stack, name: &done.name })?;
+            let found = WalkEntry { parent: current.as_fd(), name: &done.name, is_directory: true };
+            visitor.visit(&found, &EntryPlace { stack: &stack, name: &done.name })?;
             continue;
         };
         if matches!(kind, FileType::Directory | FileType::Unknown) {
@@ -105,13 +105,13 @@ pub fn walk(root: OwnedFd, crossing: Crossing, visitor: &mut impl Visitor) -> io
                 Err(Errno::NOTDIR | Errno::LOOP) => {}
                 Err(Errno::NOENT) => continue,
                 Err(errno) => {
-                    visitor.blocked(&Place { stack: &stack, name: &name }, errno)?;
+                    visitor.blocked(&EntryPlace { stack: &stack, name: &name }, errno)?;
                     continue;
                 }
             }
         }
-        let found = Found { parent: current.as_fd(), name: &name, is_directory: false };
-        visitor.visit(&found, &Place { stack: &stack, name: &name })?;
+        let found = WalkEntry { parent: current.as_fd(), name: &name, is_directory: false };
+        visitor.visit(&found, &EntryPlace { stack: &stack, name: &name })?;
     }
     Ok(())
 }

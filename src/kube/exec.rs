@@ -27,7 +27,7 @@ const MAX_OUTPUT: u64 = 1 << 20;
 
 /// The program's credential.
 #[derive(Clone)]
-pub(crate) struct Issued {
+pub(crate) struct ProgramCredential {
     pub(crate) token: Option<SecretString>,
     pub(crate) certificate: Option<Certificate>,
     /// When it has to be asked again; never, if it did not say.
@@ -97,13 +97,13 @@ pub enum ExecProblem {
 ///
 /// # Errors
 /// One sentence that names the program.
-pub(crate) async fn issue(exec: &ExecConfig) -> Result<Issued, ExecError> {
+pub(crate) async fn issue(exec: &ExecConfig) -> Result<ProgramCredential, ExecError> {
     let program = exec.command.as_deref().filter(|command| !command.is_empty()).ok_or(ExecError::NoCommand)?;
     let issued = issue_by(program, exec).await;
     issued.map_err(|problem| ExecError::Program { program: program.to_owned(), problem })
 }
 
-async fn issue_by(program: &str, exec: &ExecConfig) -> Result<Issued, ExecProblem> {
+async fn issue_by(program: &str, exec: &ExecConfig) -> Result<ProgramCredential, ExecProblem> {
     let is_interactive = may_ask(exec)?;
     let limit = if is_interactive { TIMEOUT_OF_PERSON } else { TIMEOUT };
     let output = timeout(limit, run(program, exec, is_interactive)).await;
@@ -119,7 +119,7 @@ async fn issue_by(program: &str, exec: &ExecConfig) -> Result<Issued, ExecProble
         return Err(ExecProblem::Nothing);
     }
     let expires = status.expiration_timestamp.map(|time| SystemTime::from(time.0));
-    Ok(Issued { token: status.token, certificate, expires })
+    Ok(ProgramCredential { token: status.token, certificate, expires })
 }
 
 /// Whether the program gets the terminal, to ask the user.

@@ -27,7 +27,7 @@ use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 
 use super::address::{Collection, Part, Since};
-use super::client::{Change, Client, List, Watch};
+use super::client::{ApiClient, List, Watch, WatchChange};
 use super::error::{ApiError, Class};
 use super::retry::{Pause, Retry};
 use super::version::is_not_newer;
@@ -51,11 +51,11 @@ const INITIAL_END: &str = "/metadata/annotations/k8s.io~1initial-events-end";
 
 /// Follows a collection.
 pub(crate) struct Follower {
-    client: Client,
+    client: ApiClient,
     collection: Collection,
     /// What the next list or watch asks for.
     part: Part,
-    state: State,
+    state: FollowerState,
     retry: Retry,
     /// The version of the last change, once there was a list.
     version: Option<String>,
@@ -66,7 +66,7 @@ pub(crate) struct Follower {
 }
 
 /// What a follower does next.
-enum State {
+enum FollowerState {
     /// Asks for a list: at the start, and when changes may have been missed. A list leads to `Listed`; a watch that begins
     /// with all objects leads to `Beginning`.
     Unlisted,
@@ -79,7 +79,7 @@ enum State {
     /// has the version leads to `Unlisted`.
     Watching(Box<Watching>),
     /// A request failed: waits, and continues in the other state.
-    Waiting { pause: Pause, then: Box<State> },
+    Waiting { pause: Pause, then: Box<FollowerState> },
 }
 
 struct Watching {
@@ -93,7 +93,7 @@ struct Beginning {
     watching: Watching,
     /// When the bookmark has to be there, or the server has been quiet for long enough.
     until: Instant,
-    end: End,
+    end: ListEnd,
     /// The objects received, by namespace and name.
     objects: BTreeMap<(String, String), Value>,
     /// The version of the one object, if it was reported already.
@@ -102,14 +102,14 @@ struct Beginning {
 
 /// What ends the part of a watch with all objects.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
+enum ListEnd {
     Bookmark,
     Quiet,
 }
 
 /// What a follower reports.
 #[derive(Debug)]
-pub(crate) enum News {
+pub(crate) enum FollowerEvent {
     /// This is all there is.
     Listed(Vec<Value>),
     /// An object is new, or different.
@@ -123,9 +123,9 @@ pub(crate) enum News {
 }
 
 impl Follower {
-    pub(crate) fn new(client: Client, collection: Collection) -> Self {
+    pub(crate) fn new(client: ApiClient, collection: Collection) -> Self {
         let retry = Retry::new(client.clone());
-        let (part, state) = (Part::Whole, State::Unlisted);
+        let (part, state) = (Part::Whole, FollowerState::Unlisted);
         Self { client, collection, part, state, retry, version: None, relisted: false, is_list_forbidden: false }
     }
 
@@ -137,10 +137,10 @@ impl Follower {
     /// Its state, in a word for `podfs status`.
     pub(crate) fn doing(&self) -> &'static str {
         match self.state {
-            State::Unlisted | State::Beginning(_) => "listing",
-            State::Listed => "connecting",
-            State::Watching(_) => "watching",
-            State::Waiting { .. } => "waiting",
+            FollowerState::Unlisted | FollowerState::Beginning(_) => "listing",
+            FollowerState::Listed => "connecting",
+            FollowerState::Watching(_) => "watching",
+            FollowerState::Waiting { .. } => "waiting",
         }
     }
 
@@ -153,27 +153,27 @@ impl Follower {
     pub(crate) fn follow_whole(&mut self) {
         if self.part == Part::Metadata {
             self.part = Part::Whole;
-            self.state = if self.version.is_some() { State::Listed } else { State::Unlisted };
+            self.state = if self.version.is_some() { FollowerState::Listed } else { FollowerState::Unlisted };
         }
     }
 
     /// Asks for whole objects again, and for another list of them.
     pub(crate) fn list_whole(&mut self) {
         self.part = Part::Whole;
-        self.state = State::Unlisted;
+        self.state = FollowerState::Unlisted;
     }
 
     /// The next news. Not cancel-safe: received changes would be lost.
-    pub(crate) async fn next(&mut self) -> News {
+    pub(crate) async fn next(&mut self) -> FollowerEvent {
         loop {
-            let news = match std::mem::replace(&mut self.state, State::Unlisted) {
-                State::Unlisted if self.client.may_send_initial_events() => self.begin().await,
-                State::Unlisted if self.is_list_forbidden => self.do_without_list().await,
-                State::Unlisted => self.list().await,
-                State::Beginning(beginning) => self.hear_what_there_is(beginning).await,
-                State::Listed => self.begin_watch().await,
-                State::Watching(watching) => self.hear(watching).await,
-                State::Waiting { pause, then } => {
+            let news = match std::mem::replace(&mut self.state, FollowerState::Unlisted) {
+                FollowerState::Unlisted if self.client.may_send_initial_events() => self.begin().await,
+                FollowerState::Unlisted if self.is_list_forbidden => self.do_without_list().await,
+                FollowerState::Unlisted => self.list().await,
+                FollowerState::Beginning(beginning) => self.hear_what_there_is(beginning).await,
+                FollowerState::Listed => self.begin_watch().await,
+                FollowerState::Watching(watching) => self.hear(watching).await,
+                FollowerState::Waiting { pause, then } => {
                     self.retry.wait(&pause).await;
                     self.state = *then;
                     None
@@ -185,15 +185,15 @@ impl Follower {
         }
     }
 
-    async fn list(&mut self) -> Option<News> {
+    async fn list(&mut self) -> Option<FollowerEvent> {
         match self.client.list(&self.collection, self.part).await {
             Ok(List { version, items }) => match self.check_version(&version) {
                 Ok(()) => {
                     self.version = Some(version);
-                    self.state = State::Listed;
-                    Some(News::Listed(items))
+                    self.state = FollowerState::Listed;
+                    Some(FollowerEvent::Listed(items))
                 }
-                Err(error) => Some(self.fail(error, State::Unlisted)),
+                Err(error) => Some(self.fail(error, FollowerState::Unlisted)),
             },
             Err(error) if error.class == Class::Forbidden && self.collection.needs_no_list() => {
                 self.is_list_forbidden = true;
@@ -204,7 +204,7 @@ impl Follower {
     }
 
     /// Begins a watch, and gets the one object; or receives all objects in the watch.
-    async fn do_without_list(&mut self) -> Option<News> {
+    async fn do_without_list(&mut self) -> Option<FollowerEvent> {
         // If that fails, the list may be allowed by then.
         self.is_list_forbidden = false;
         let watching = match self.watch(Since::Now).await {
@@ -213,7 +213,7 @@ impl Follower {
         };
         if !self.collection.is_single() {
             self.is_list_forbidden = true;
-            self.hear_from(watching, QUIET, End::Quiet);
+            self.hear_from(watching, QUIET, ListEnd::Quiet);
             return None;
         }
         let object = match self.client.get_part(&self.collection, self.part).await {
@@ -226,21 +226,21 @@ impl Follower {
             self.version = Some(version);
         }
         self.is_list_forbidden = true;
-        self.state = State::Watching(Box::new(watching));
-        Some(News::Listed(object.into_iter().collect()))
+        self.state = FollowerState::Watching(Box::new(watching));
+        Some(FollowerEvent::Listed(object.into_iter().collect()))
     }
 
-    fn hear_from(&mut self, watching: Watching, within: Duration, end: End) {
+    fn hear_from(&mut self, watching: Watching, within: Duration, end: ListEnd) {
         let (until, objects) = (Instant::now() + within, BTreeMap::new());
-        self.state = State::Beginning(Box::new(Beginning { watching, until, end, objects, told: None }));
+        self.state = FollowerState::Beginning(Box::new(Beginning { watching, until, end, objects, told: None }));
     }
 
     /// Asks for all objects and their changes in one request.
-    async fn begin(&mut self) -> Option<News> {
+    async fn begin(&mut self) -> Option<FollowerEvent> {
         let asked = Instant::now();
         match self.watch(Since::Beginning).await {
             Ok(watching) => {
-                self.hear_from(watching, INITIAL.max(asked.elapsed() * INITIAL_OF_BUSY), End::Bookmark);
+                self.hear_from(watching, INITIAL.max(asked.elapsed() * INITIAL_OF_BUSY), ListEnd::Bookmark);
                 None
             }
             // A server without it says so; if it refuses anything else, it does so for the list, too.
@@ -252,83 +252,84 @@ impl Follower {
         }
     }
 
-    async fn hear_what_there_is(&mut self, mut beginning: Box<Beginning>) -> Option<News> {
+    async fn hear_what_there_is(&mut self, mut beginning: Box<Beginning>) -> Option<FollowerEvent> {
         let Ok(next) = timeout_at(beginning.until, beginning.watching.watch.next()).await else {
-            if beginning.end == End::Quiet {
+            if beginning.end == ListEnd::Quiet {
                 return Some(self.know_what_was_told(*beginning));
             }
             self.client.sends_no_initial_events();
             return None;
         };
-        if beginning.end == End::Quiet {
+        if beginning.end == ListEnd::Quiet {
             beginning.until = Instant::now() + QUIET;
         }
         let change = match next {
             Ok(Some(change)) => change,
             Ok(None) => {
-                self.state = State::Waiting { pause: self.retry.fruitless(), then: Box::new(State::Unlisted) };
+                self.state =
+                    FollowerState::Waiting { pause: self.retry.fruitless(), then: Box::new(FollowerState::Unlisted) };
                 return None;
             }
             Err(error) => return self.break_off(error).await,
         };
-        let (Change::Put(object) | Change::Deleted(object) | Change::Bookmark(object)) = &change;
+        let (WatchChange::Put(object) | WatchChange::Deleted(object) | WatchChange::Bookmark(object)) = &change;
         let Some(version) = version_of(object) else { return Some(self.fail_without_version()) };
         match change {
-            Change::Bookmark(bookmark) if bookmark.pointer(INITIAL_END).is_some() => {
+            WatchChange::Bookmark(bookmark) if bookmark.pointer(INITIAL_END).is_some() => {
                 return Some(self.know_what_there_is(*beginning, version));
             }
-            Change::Bookmark(_) => {}
+            WatchChange::Bookmark(_) => {}
             // What was never listed cannot go back.
-            Change::Put(object) if self.version.is_none() && self.collection.is_single() => {
+            WatchChange::Put(object) if self.version.is_none() && self.collection.is_single() => {
                 let news = match &beginning.told {
-                    None => Some(News::Listed(vec![object])),
+                    None => Some(FollowerEvent::Listed(vec![object])),
                     Some(told) if is_not_newer(&version, told) => None,
-                    Some(_) => Some(News::Put(object)),
+                    Some(_) => Some(FollowerEvent::Put(object)),
                 };
                 if news.is_some() {
                     beginning.told = Some(version);
                 }
-                self.state = State::Beginning(beginning);
+                self.state = FollowerState::Beginning(beginning);
                 return news;
             }
-            Change::Put(object) => drop(beginning.objects.insert(name_of(&object), object)),
-            Change::Deleted(object) if beginning.told.is_some() => {
+            WatchChange::Put(object) => drop(beginning.objects.insert(name_of(&object), object)),
+            WatchChange::Deleted(object) if beginning.told.is_some() => {
                 beginning.told = Some(version);
-                self.state = State::Beginning(beginning);
-                return Some(News::Deleted(object));
+                self.state = FollowerState::Beginning(beginning);
+                return Some(FollowerEvent::Deleted(object));
             }
-            Change::Deleted(object) => drop(beginning.objects.remove(&name_of(&object))),
+            WatchChange::Deleted(object) => drop(beginning.objects.remove(&name_of(&object))),
         }
-        self.state = State::Beginning(beginning);
+        self.state = FollowerState::Beginning(beginning);
         None
     }
 
     /// The bookmark after all objects has come.
-    fn know_what_there_is(&mut self, beginning: Beginning, version: String) -> News {
+    fn know_what_there_is(&mut self, beginning: Beginning, version: String) -> FollowerEvent {
         if let Err(error) = self.check_version(&version) {
-            return self.fail(error, State::Unlisted);
+            return self.fail(error, FollowerState::Unlisted);
         }
         let Beginning { mut watching, objects, told, .. } = beginning;
         watching.heard = true;
         self.retry.reset();
         self.version = Some(version);
-        self.state = State::Watching(Box::new(watching));
+        self.state = FollowerState::Watching(Box::new(watching));
         match told {
-            Some(_) => News::Alive,
-            None => News::Listed(objects.into_values().collect()),
+            Some(_) => FollowerEvent::Alive,
+            None => FollowerEvent::Listed(objects.into_values().collect()),
         }
     }
 
     /// The server is quiet, so it has sent all objects.
-    fn know_what_was_told(&mut self, beginning: Beginning) -> News {
+    fn know_what_was_told(&mut self, beginning: Beginning) -> FollowerEvent {
         let Beginning { mut watching, objects, .. } = beginning;
         let versions = objects.values().filter_map(version_of);
         let newest = versions.reduce(|one, other| if is_not_newer(&other, &one) { one } else { other });
         self.version = newest.or(self.version.take());
         watching.heard = true;
         self.retry.reset();
-        self.state = State::Watching(Box::new(watching));
-        News::Listed(objects.into_values().collect())
+        self.state = FollowerState::Watching(Box::new(watching));
+        FollowerEvent::Listed(objects.into_values().collect())
     }
 
     /// Whether a list of this version is not older than what is known.
@@ -351,7 +352,7 @@ impl Follower {
         Ok(Watching { watch, began, ends: began + Duration::from_secs(seconds) + SLACK, heard: false })
     }
 
-    async fn begin_watch(&mut self) -> Option<News> {
+    async fn begin_watch(&mut self) -> Option<FollowerEvent> {
         // Without a version, there is a list to be asked for.
         let version = self.version.clone()?;
         if self.collection.is_single() && self.client.has_forgotten() && self.client.may_send_initial_events() {
@@ -359,24 +360,26 @@ impl Follower {
         }
         match self.watch(Since::Version(&version)).await {
             Ok(watching) => {
-                self.state = State::Watching(Box::new(watching));
-                Some(News::Alive)
+                self.state = FollowerState::Watching(Box::new(watching));
+                Some(FollowerEvent::Alive)
             }
             Err(error) => self.lose(error),
         }
     }
 
-    async fn hear(&mut self, mut watching: Box<Watching>) -> Option<News> {
+    async fn hear(&mut self, mut watching: Box<Watching>) -> Option<FollowerEvent> {
         let Ok(next) = timeout_at(watching.ends, watching.watch.next()).await else {
-            self.state = State::Listed;
+            self.state = FollowerState::Listed;
             return None;
         };
         let change = match next {
             Ok(Some(change)) => change,
             Ok(None) => {
                 self.state = match self.has_gone_on(&watching) {
-                    true => State::Listed,
-                    false => State::Waiting { pause: self.retry.fruitless(), then: Box::new(State::Listed) },
+                    true => FollowerState::Listed,
+                    false => {
+                        FollowerState::Waiting { pause: self.retry.fruitless(), then: Box::new(FollowerState::Listed) }
+                    }
                 };
                 return None;
             }
@@ -387,17 +390,17 @@ impl Follower {
         };
         watching.heard = true;
         self.has_gone_on(&watching);
-        let (Change::Put(object) | Change::Deleted(object) | Change::Bookmark(object)) = &change;
+        let (WatchChange::Put(object) | WatchChange::Deleted(object) | WatchChange::Bookmark(object)) = &change;
         let Some(version) = version_of(object) else { return Some(self.fail_without_version()) };
-        self.state = State::Watching(watching);
+        self.state = FollowerState::Watching(watching);
         if self.version.as_deref().is_some_and(|known| is_not_newer(&version, known)) {
-            return Some(News::Alive);
+            return Some(FollowerEvent::Alive);
         }
         self.version = Some(version);
         Some(match change {
-            Change::Put(object) => News::Put(object),
-            Change::Deleted(object) => News::Deleted(object),
-            Change::Bookmark(_) => News::Alive,
+            WatchChange::Put(object) => FollowerEvent::Put(object),
+            WatchChange::Deleted(object) => FollowerEvent::Deleted(object),
+            WatchChange::Bookmark(_) => FollowerEvent::Alive,
         })
     }
 
@@ -412,7 +415,7 @@ impl Follower {
     }
 
     /// The answer to a watch breaks off, or has an error.
-    async fn break_off(&mut self, error: ApiError) -> Option<News> {
+    async fn break_off(&mut self, error: ApiError) -> Option<FollowerEvent> {
         if error.class == Class::Unreachable {
             self.client.broke().await;
         }
@@ -420,7 +423,7 @@ impl Follower {
     }
 
     /// A watch cannot begin, or go on.
-    fn lose(&mut self, error: ApiError) -> Option<News> {
+    fn lose(&mut self, error: ApiError) -> Option<FollowerEvent> {
         let then = match error.class {
             // At once, unless that was of no use just now.
             Class::Gone if !self.relisted => {
@@ -428,33 +431,33 @@ impl Follower {
                 self.client.forgot();
                 return None;
             }
-            Class::Gone | Class::NotFound | Class::Refused | Class::Nonsense => State::Unlisted,
-            _ => State::Listed,
+            Class::Gone | Class::NotFound | Class::Refused | Class::Nonsense => FollowerState::Unlisted,
+            _ => FollowerState::Listed,
         };
         Some(self.fail(error, then))
     }
 
-    fn fail_to_list(&mut self, error: ApiError) -> News {
+    fn fail_to_list(&mut self, error: ApiError) -> FollowerEvent {
         // What this server does not have in one version, it may have in another.
         if error.class == Class::NotFound
             && let Some(other) = self.collection.resource.other_version()
         {
             self.collection.resource = other;
         }
-        self.fail(error, State::Unlisted)
+        self.fail(error, FollowerState::Unlisted)
     }
 
-    fn fail_without_version(&mut self) -> News {
+    fn fail_without_version(&mut self) -> FollowerEvent {
         let sentence = format!("cannot watch {}: a change has no resourceVersion", self.collection.title());
-        self.fail(ApiError::new(Class::Nonsense, sentence), State::Unlisted)
+        self.fail(ApiError::new(Class::Nonsense, sentence), FollowerState::Unlisted)
     }
 
-    fn fail(&mut self, error: ApiError, then: State) -> News {
+    fn fail(&mut self, error: ApiError, then: FollowerState) -> FollowerEvent {
         let pause = self.retry.failed(&error);
         // After an outage, a 410 is the first one again.
         self.relisted &= pause != Pause::Outage;
-        self.state = State::Waiting { pause, then: Box::new(then) };
-        News::Trouble(error)
+        self.state = FollowerState::Waiting { pause, then: Box::new(then) };
+        FollowerEvent::Trouble(error)
     }
 }
 

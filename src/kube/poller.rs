@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use super::address::Collection;
 use super::backoff::Backoff;
-use super::client::Client;
-use super::follower::{News, version_of};
+use super::client::ApiClient;
+use super::follower::{FollowerEvent, version_of};
 use super::retry::{Pause, Retry};
 use super::version::is_not_newer;
 
@@ -18,7 +18,7 @@ const LONGEST: Duration = Duration::from_secs(5);
 
 /// Asks for an object again and again.
 pub(crate) struct Poller {
-    client: Client,
+    client: ApiClient,
     object: Collection,
     pace: Backoff,
     retry: Retry,
@@ -44,7 +44,7 @@ enum Last {
 
 impl Poller {
     /// `object` is one object.
-    pub(crate) fn new(client: Client, object: Collection) -> Self {
+    pub(crate) fn new(client: ApiClient, object: Collection) -> Self {
         let (retry, pause) = (Retry::new(client.clone()), Pause::Until(Instant::now()));
         Self { client, object, pace: Backoff::default(), retry, pause, version: None, last: Last::None }
     }
@@ -55,7 +55,7 @@ impl Poller {
     }
 
     /// The next news.
-    pub(crate) async fn next(&mut self) -> News {
+    pub(crate) async fn next(&mut self) -> FollowerEvent {
         self.retry.wait(&self.pause).await;
         match self.client.get(&self.object).await {
             Ok(object) => {
@@ -67,24 +67,24 @@ impl Poller {
             Err(error) => {
                 self.last = Last::Failed;
                 self.pause = self.retry.failed(&error);
-                News::Trouble(error)
+                FollowerEvent::Trouble(error)
             }
         }
     }
 
-    fn take(&mut self, object: Option<Value>) -> News {
+    fn take(&mut self, object: Option<Value>) -> FollowerEvent {
         let now = if object.is_some() { Last::Is } else { Last::Absent };
         let before = std::mem::replace(&mut self.last, now);
         let Some(object) = object else {
-            return if before == Last::Absent { News::Alive } else { News::Listed(Vec::new()) };
+            return if before == Last::Absent { FollowerEvent::Alive } else { FollowerEvent::Listed(Vec::new()) };
         };
         let version = version_of(&object).unwrap_or_default();
         let is_known = self.version.as_deref().is_some_and(|known| is_not_newer(&version, known));
         if is_known && before != Last::Absent {
-            return News::Alive;
+            return FollowerEvent::Alive;
         }
         self.pace.reset();
         self.version = Some(version);
-        News::Put(object)
+        FollowerEvent::Put(object)
     }
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::backoff::Backoff;
-use super::client::Client;
+use super::client::ApiClient;
 use super::error::{ApiError, Class};
 
 /// The longest that a server can ask podfs to stay away.
@@ -32,7 +32,7 @@ const SPREAD: Duration = Duration::from_millis(50);
 
 /// The failures of one request that is made again and again.
 pub(crate) struct Retry {
-    client: Client,
+    client: ApiClient,
     backoff: Backoff,
 }
 
@@ -48,7 +48,7 @@ pub(crate) enum Pause {
 }
 
 impl Retry {
-    pub(crate) fn new(client: Client) -> Retry {
+    pub(crate) fn new(client: ApiClient) -> Retry {
         Retry { client, backoff: Backoff::default() }
     }
 

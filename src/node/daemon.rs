@@ -15,7 +15,7 @@ use super::csi::{self, CsiError, CsiSettings, Driver, Publications, Sockets};
 use super::feed::{Feed, FeedError, FeedSettings, PodSource};
 use super::in_use;
 use super::local_volumes::{self, ClassDirectory, LocalVolumeMetrics, ProvisionerSettings};
-use super::manager::recovery::{Found, recover};
+use super::manager::recovery::{RecoveredPod, recover};
 use super::manager::{Manager, ManagerSettings};
 use super::metrics::{self, Recorder};
 use super::nri::{self, Chosen, NriError, NriSettings, Plugin};
@@ -100,9 +100,9 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     let (mut recovered, mut lost) = (Vec::new(), BTreeSet::new());
     for pod in found {
         match recover(pod, &recorder) {
-            Found::Pod(pod) => recovered.push(pod),
-            Found::Lost(uid) => drop(lost.insert(uid)),
-            Found::Nothing => {}
+            RecoveredPod::Pod(pod) => recovered.push(pod),
+            RecoveredPod::Lost(uid) => drop(lost.insert(uid)),
+            RecoveredPod::Nothing => {}
         }
     }
     feed.earlier = recovered.iter().map(|found| found.pod.clone()).collect();

@@ -11,12 +11,12 @@ use crate::manifest::pod::PodUid;
 #[derive(Clone, Debug)]
 pub struct NodeHandle {
     state: watch::Receiver<Arc<NodeState>>,
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<ManagerCommand>,
 }
 
 /// A command for the manager.
 #[derive(Debug)]
-pub enum Command {
+pub enum ManagerCommand {
     /// To look at the pod's volumes again, as the kubelet's `ReprocessPod`.
     Reprocess(PodUid),
     /// To refresh all volumes of the pod now (`MarkRemountRequired`).
@@ -43,7 +43,7 @@ pub enum Refusal {
 
 impl NodeHandle {
     /// A handle of the manager that publishes its state and takes commands there.
-    pub fn new(state: watch::Receiver<Arc<NodeState>>, commands: mpsc::Sender<Command>) -> NodeHandle {
+    pub fn new(state: watch::Receiver<Arc<NodeState>>, commands: mpsc::Sender<ManagerCommand>) -> NodeHandle {
         NodeHandle { state, commands }
     }
 
@@ -62,7 +62,7 @@ impl NodeHandle {
     /// # Errors
     /// When the daemon ends.
     pub async fn reprocess(&self, pod: PodUid) -> Result<(), Refusal> {
-        self.send(Command::Reprocess(pod)).await
+        self.send(ManagerCommand::Reprocess(pod)).await
     }
 
     /// Asks the manager to refresh all volumes of the pod now.
@@ -70,7 +70,7 @@ impl NodeHandle {
     /// # Errors
     /// When the daemon ends.
     pub async fn mark_remount_required(&self, pod: PodUid) -> Result<(), Refusal> {
-        self.send(Command::RemountRequired(pod)).await
+        self.send(ManagerCommand::RemountRequired(pod)).await
     }
 
     /// Reports that the pod's containers have stopped.
@@ -79,11 +79,11 @@ impl NodeHandle {
     /// When the node does not have the pod, when its source wants it to run, and when the daemon ends.
     pub async fn release(&self, pod: PodUid) -> Result<(), Refusal> {
         let (answer, answered) = oneshot::channel();
-        self.send(Command::Release(pod, answer)).await?;
+        self.send(ManagerCommand::Release(pod, answer)).await?;
         answered.await.unwrap_or(Err(Refusal::Ending))
     }
 
-    async fn send(&self, command: Command) -> Result<(), Refusal> {
+    async fn send(&self, command: ManagerCommand) -> Result<(), Refusal> {
         self.commands.send(command).await.map_err(|_| Refusal::Ending)
     }
 }

@@ -9,11 +9,11 @@ use tracing::warn;
 use super::NodeHandle;
 use super::service::{in_use, volumes_in_use};
 use crate::kube::address::{Collection, Resource};
-use crate::kube::client::Client;
+use crate::kube::client::ApiClient;
 use crate::kube::retry::Retry;
 
 /// Reports as long as the daemon runs: when the daemon has found everything of an earlier one (5.3), and after each change.
-pub(super) async fn report(client: Client, node: String, handle: NodeHandle) {
+pub(super) async fn report(client: ApiClient, node: String, handle: NodeHandle) {
     let mut states = handle.follow();
     let (mut retry, mut reported) = (Retry::new(client.clone()), None);
     let before = reported_before(&client, &node, &mut retry).await;
@@ -50,7 +50,7 @@ pub(super) async fn report(client: Client, node: String, handle: NodeHandle) {
 }
 
 /// What an earlier daemon, or a kubelet, reported last.
-async fn reported_before(client: &Client, node: &str, retry: &mut Retry) -> Vec<String> {
+async fn reported_before(client: &ApiClient, node: &str, retry: &mut Retry) -> Vec<String> {
     let collection = Collection::only(Resource::NODE, None, node);
     loop {
         match client.get(&collection).await {

@@ -56,7 +56,7 @@ pub fn reconstruct(run_directory: &Path, root_directory: &Path) -> io::Result<Ve
     trust::check(run_directory)?;
     trust::check(root_directory)?;
     let checkpoints = Checkpoints::of(run_directory);
-    let listing = Listing::new(root_directory)?;
+    let listing = RootDirectories::new(root_directory)?;
     let mut volumes: BTreeMap<PodUid, Vec<VolumeDirectory>> = BTreeMap::new();
     for uid in listing.pods()? {
         let found = listing.volumes(&uid);
@@ -91,19 +91,19 @@ pub(super) fn supervisor(directory: &Path) -> FoundSupervisor {
 }
 
 /// The directories below the root directory, without those that are mount points.
-struct Listing {
+struct RootDirectories {
     pods: PathBuf,
     mounted: BTreeSet<PathBuf>,
 }
 
-impl Listing {
-    fn new(root_directory: &Path) -> io::Result<Listing> {
+impl RootDirectories {
+    fn new(root_directory: &Path) -> io::Result<RootDirectories> {
         let root = match fs::canonicalize(root_directory) {
             Err(error) if error.kind() == ErrorKind::NotFound => root_directory.to_owned(),
             root => root?,
         };
         let mounted = mounts()?.into_iter().map(|mounted| mounted.at).filter(|at| at.starts_with(&root) && *at != root);
-        Ok(Listing { pods: root.join("pods"), mounted: mounted.collect() })
+        Ok(RootDirectories { pods: root.join("pods"), mounted: mounted.collect() })
     }
 
     fn pods(&self) -> io::Result<Vec<PodUid>> {

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 pub use error::{PayloadError, Problem, Warning};
-pub use ownership::{Entry, Ownership, fs_group_mode};
+pub use ownership::{OwnedEntry, Ownership, fs_group_mode};
 pub use resource::ContainerNotFound;
 
 use crate::manifest::PodView;

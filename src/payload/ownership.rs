@@ -16,7 +16,7 @@ const CREDENTIAL: u16 = 0o600;
 
 /// What the walk over a volume meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Entry {
+pub enum OwnedEntry {
     /// A regular file.
     File,
     /// A directory, which also hands the group on to what is made in it.
@@ -25,14 +25,14 @@ pub enum Entry {
 
 /// The mode an entry has once the fsGroup got it, in a volume its containers may only read or also change. Bits are only
 /// ever added.
-pub fn fs_group_mode(mode: u16, entry: Entry, access: Access) -> u16 {
+pub fn fs_group_mode(mode: u16, entry: OwnedEntry, access: Access) -> u16 {
     let mask = match access {
         Access::ReadOnly => 0o440,
         Access::ReadWrite => 0o660,
     };
     match entry {
-        Entry::File => mode | mask,
-        Entry::Directory => mode | mask | SETGID | 0o110,
+        OwnedEntry::File => mode | mask,
+        OwnedEntry::Directory => mode | mask | SETGID | 0o110,
     }
 }
 
@@ -60,18 +60,18 @@ impl Ownership {
             Medium::Disk => 0o777,
             Medium::Memory => 0o1777,
         };
-        self.shared(mode, Entry::Directory, Access::ReadWrite)
+        self.shared(mode, OwnedEntry::Directory, Access::ReadWrite)
     }
 
     /// Mode of the directories below the root.
     pub fn directory_mode(self) -> u16 {
-        self.shared(DIRECTORY, Entry::Directory, Access::ReadOnly)
+        self.shared(DIRECTORY, OwnedEntry::Directory, Access::ReadOnly)
     }
 
     /// Mode and owner of a file made of an object or of the pod's fields. Such files stay root's unless the manifest
     /// names a user (KEP-5936), even when all containers run as one.
     pub fn file(self, mode: u16, user: Option<u32>) -> (u16, u32) {
-        (self.shared(mode, Entry::File, Access::ReadOnly), user.unwrap_or(0))
+        (self.shared(mode, OwnedEntry::File, Access::ReadOnly), user.unwrap_or(0))
     }
 
     /// Mode and owner of a token, a trust bundle or a certificate: private to the pod's user or group as soon as it
@@ -82,7 +82,7 @@ impl Ownership {
         self.file(mode, user.or(self.fs_user))
     }
 
-    fn shared(self, mode: u16, entry: Entry, access: Access) -> u16 {
+    fn shared(self, mode: u16, entry: OwnedEntry, access: Access) -> u16 {
         match self.fs_group {
             Some(_) => fs_group_mode(mode, entry, access),
             None => mode,
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn fg_01_mask_table() {
-        use Entry::{Directory, File};
+        use OwnedEntry::{Directory, File};
         let rows = [
             (File, 0o644, 0o664, 0o644),
             (File, 0o600, 0o660, 0o640),

@@ -7,21 +7,21 @@ use super::model::{EntryKind, RenderedContent, RenderedVolume, Rendering, visibl
 
 #[derive(Serialize)]
 struct Document<'a> {
-    pod: Pod<'a>,
+    pod: JsonPod<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     container: Option<&'a str>,
-    volumes: Vec<Volume<'a>>,
+    volumes: Vec<JsonVolume<'a>>,
 }
 
 #[derive(Serialize)]
-struct Pod<'a> {
+struct JsonPod<'a> {
     namespace: &'a str,
     name: &'a str,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Volume<'a> {
+struct JsonVolume<'a> {
     name: &'a str,
     kind: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -66,14 +66,14 @@ struct JsonEntry<'a> {
 /// Only when memory runs out: everything in it can be written as JSON.
 pub fn text(rendering: &Rendering<'_>, reveal: bool) -> Result<String, serde_json::Error> {
     let document = Document {
-        pod: Pod { namespace: &rendering.namespace, name: &rendering.name },
+        pod: JsonPod { namespace: &rendering.namespace, name: &rendering.name },
         container: rendering.container.as_deref(),
         volumes: rendering.places.iter().map(|place| volume(place, rendering.container.is_some(), reveal)).collect(),
     };
     Ok(serde_json::to_string_pretty(&document)? + "\n")
 }
 
-fn volume<'a>(place: &'a RenderedVolume<'_>, of_container: bool, reveal: bool) -> Volume<'a> {
+fn volume<'a>(place: &'a RenderedVolume<'_>, of_container: bool, reveal: bool) -> JsonVolume<'a> {
     let content = match &place.content {
         RenderedContent::Entries(entries) => {
             VolumeContent::Ready { entries: entries.iter().map(|one| entry(one, reveal)).collect() }
@@ -82,7 +82,7 @@ fn volume<'a>(place: &'a RenderedVolume<'_>, of_container: bool, reveal: bool) -
         RenderedContent::Waiting(reason) => VolumeContent::Waiting { reason },
     };
     let mount_path = of_container.then(|| format!("/{}", place.path));
-    Volume { name: &place.volume, kind: &place.kind, mount_path, content }
+    JsonVolume { name: &place.volume, kind: &place.kind, mount_path, content }
 }
 
 fn entry<'a>(entry: &'a super::model::RenderedEntry<'_>, reveal: bool) -> JsonEntry<'a> {

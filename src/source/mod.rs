@@ -25,8 +25,8 @@ pub use api::{
     Access, ApiSource, Condition, Contact, Contacts, Plan, PodName, StartError, TokenPolicy, Unreachable, live_pod,
 };
 pub(crate) use api::{
-    Conditions, Issued, Journal, ObjectTeller, Question, SETTLE, Served, SignerTeller, Task, Told, grown, origin,
-    post as post_events, post_growth, title_of_signer,
+    Conditions, IssuedCredentials, Journal, ObjectReport, ObjectRequest, ObjectTeller, SETTLE, Served, SignerTeller,
+    Task, grown, origin, post as post_events, post_growth, title_of_signer,
 };
 pub use files::{Accepted, FileSource, PodInput, SourceError};
 pub(crate) use files::{Files, IMMUTABLE, Role, Scanned, Sum, SummedFiles};

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::entries::{Entry, EntryKind, Volumes};
+use super::entries::{EntryKind, ViewEntry, Volumes};
 
 /// What differs between two states of a view, a line each.
 pub(super) fn lines(old: &Volumes, new: &Volumes) -> Vec<String> {
@@ -18,7 +18,7 @@ pub(super) fn lines(old: &Volumes, new: &Volumes) -> Vec<String> {
         .collect()
 }
 
-fn of_files(volume: &str, old: &[Entry], new: &[Entry]) -> Vec<String> {
+fn of_files(volume: &str, old: &[ViewEntry], new: &[ViewEntry]) -> Vec<String> {
     let (old, new) = (files(old), files(new));
     let paths: BTreeSet<&str> = old.keys().chain(new.keys()).copied().collect();
     let mut lines = Vec::new();
@@ -39,18 +39,18 @@ fn of_files(volume: &str, old: &[Entry], new: &[Entry]) -> Vec<String> {
     if lines.is_empty() { vec![format!("{volume} has other attributes")] } else { lines }
 }
 
-fn files(entries: &[Entry]) -> BTreeMap<&str, &Entry> {
-    let is_file = |entry: &&Entry| matches!(entry.kind, EntryKind::File { .. });
+fn files(entries: &[ViewEntry]) -> BTreeMap<&str, &ViewEntry> {
+    let is_file = |entry: &&ViewEntry| matches!(entry.kind, EntryKind::File { .. });
     entries.iter().filter(is_file).filter_map(|entry| Some((entry.in_generation()?, entry))).collect()
 }
 
-fn size(entry: &Entry) -> String {
+fn size(entry: &ViewEntry) -> String {
     match &entry.kind {
         EntryKind::File { fingerprint: (length, _), .. } => format!("{length} bytes"),
         EntryKind::Directory | EntryKind::Link(_) => String::new(),
     }
 }
 
-fn attributes(entry: &Entry) -> String {
+fn attributes(entry: &ViewEntry) -> String {
     format!("mode {:04o}, owner {}, group {}", entry.mode, entry.uid, entry.gid)
 }

@@ -8,11 +8,11 @@ use crate::render::model::{self, GENERATION, RenderedContent, Rendering, visible
 
 /// The entries of each volume, by its name.
 #[derive(Clone, Default)]
-pub struct Volumes(pub(super) BTreeMap<String, Arc<[Entry]>>);
+pub struct Volumes(pub(super) BTreeMap<String, Arc<[ViewEntry]>>);
 
 /// A directory, link or file. It has no `Debug`: its content may be secret.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct ViewEntry {
     /// The path below the volume; empty for the volume itself.
     pub(super) path: String,
     /// Permission bits, setgid and sticky included.
@@ -60,7 +60,7 @@ impl Reader {
         Volumes(volumes.collect())
     }
 
-    fn entry(&self, entry: &model::RenderedEntry<'_>) -> Entry {
+    fn entry(&self, entry: &model::RenderedEntry<'_>) -> ViewEntry {
         let kind = match &entry.kind {
             model::EntryKind::Directory => EntryKind::Directory,
             model::EntryKind::Link(target) => EntryKind::Link(target.clone()),
@@ -73,11 +73,11 @@ impl Reader {
                 }
             }
         };
-        Entry { path: entry.path.clone(), mode: entry.mode, uid: entry.uid, gid: entry.gid, kind }
+        ViewEntry { path: entry.path.clone(), mode: entry.mode, uid: entry.uid, gid: entry.gid, kind }
     }
 }
 
-impl Entry {
+impl ViewEntry {
     /// The path below the directory of the generation, if the entry is in there.
     pub(super) fn in_generation(&self) -> Option<&str> {
         let rest = self.path.strip_prefix(GENERATION)?;

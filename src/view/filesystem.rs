@@ -11,7 +11,7 @@ use fuser::{
     OpenAccMode, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, Request,
 };
 
-use super::tree::{Node, NodeKind, Tree};
+use super::tree::{NodeKind, Tree, ViewNode};
 
 /// How long the kernel may believe what never changes.
 const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
@@ -84,7 +84,7 @@ impl Filesystem for TreeFs {
         match self.tree().node(number.0) {
             None => reply.error(Errno::ENOENT),
             Some(_) if mask.contains(AccessFlags::W_OK) => reply.error(Errno::EROFS),
-            Some(Node { kind: NodeKind::File(_), mode, .. })
+            Some(ViewNode { kind: NodeKind::File(_), mode, .. })
                 if mask.contains(AccessFlags::X_OK) && mode & 0o111 == 0 =>
             {
                 reply.error(Errno::EACCES);
@@ -163,7 +163,7 @@ fn list(tree: &Tree, number: u64) -> Option<Vec<Listed>> {
     Some(dots.into_iter().chain(listed).collect())
 }
 
-fn file_type(node: &Node) -> FileType {
+fn file_type(node: &ViewNode) -> FileType {
     match node.kind {
         NodeKind::Directory { .. } => FileType::Directory,
         NodeKind::Link(_) => FileType::Symlink,
@@ -171,7 +171,7 @@ fn file_type(node: &Node) -> FileType {
     }
 }
 
-fn attributes_of(node: &Node) -> FileAttr {
+fn attributes_of(node: &ViewNode) -> FileAttr {
     let (size, links) = match &node.kind {
         NodeKind::Directory { .. } => (0, 2),
         NodeKind::Link(target) => (target.len(), 1),

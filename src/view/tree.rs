@@ -11,7 +11,7 @@ use std::time::SystemTime;
 
 use podfs_fuse::projection::GenerationName;
 
-use super::entries::{Entry, EntryKind, Volumes};
+use super::entries::{EntryKind, ViewEntry, Volumes};
 use crate::render::model::DATA;
 
 /// The number of the view's root.
@@ -19,15 +19,15 @@ pub(super) const ROOT: u64 = 1;
 
 /// All nodes, and what they show.
 pub(super) struct Tree {
-    nodes: HashMap<u64, Node>,
+    nodes: HashMap<u64, ViewNode>,
     /// The next number.
     next: u64,
     shown: Volumes,
-    volumes: BTreeMap<String, Volume>,
+    volumes: BTreeMap<String, ViewVolume>,
 }
 
 /// A directory, link or file.
-pub(super) struct Node {
+pub(super) struct ViewNode {
     pub(super) number: u64,
     pub(super) mode: u16,
     pub(super) uid: u32,
@@ -56,7 +56,7 @@ pub(super) enum NodeKind {
 pub(super) type Stale = (u64, String);
 
 /// The nodes of a volume.
-struct Volume {
+struct ViewVolume {
     root: u64,
     /// Nodes outside of the generations, by path.
     fixed: BTreeMap<String, u64>,
@@ -78,7 +78,7 @@ impl Tree {
         let mut tree = Tree { nodes: HashMap::new(), next: ROOT, shown: Volumes::default(), volumes: BTreeMap::new() };
         // The view itself is of no pod: it belongs to the user who mounts it.
         let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-        let root = Entry { path: String::new(), mode: 0o755, uid, gid, kind: EntryKind::Directory };
+        let root = ViewEntry { path: String::new(), mode: 0o755, uid, gid, kind: EntryKind::Directory };
         tree.add(&root, now, false);
         tree
     }
@@ -89,12 +89,12 @@ impl Tree {
     }
 
     /// The node of this number.
-    pub(super) fn node(&self, number: u64) -> Option<&Node> {
+    pub(super) fn node(&self, number: u64) -> Option<&ViewNode> {
         self.nodes.get(&number)
     }
 
     /// The node of this name in a directory, which the kernel holds from now on.
-    pub(super) fn look_up(&mut self, directory: u64, name: &str) -> Option<&Node> {
+    pub(super) fn look_up(&mut self, directory: u64, name: &str) -> Option<&ViewNode> {
         let NodeKind::Directory { entries, unlisted } = &self.nodes.get(&directory)?.kind else { return None };
         let unlisted = unlisted.iter().find(|(unlisted, _)| unlisted == name).map(|(_, number)| number);
         let number = *entries.get(name).or(unlisted)?;
@@ -135,14 +135,14 @@ impl Tree {
         stale
     }
 
-    fn add_volume(&mut self, entries: &[Entry], now: SystemTime) -> Volume {
+    fn add_volume(&mut self, entries: &[ViewEntry], now: SystemTime) -> ViewVolume {
         let mut fixed = BTreeMap::new();
         for entry in entries.iter().filter(|entry| is_fixed(entry)) {
             fixed.insert(entry.path.clone(), self.add(entry, now, is_link(entry)));
         }
         let (current, data) = self.add_generation(entries, now);
         let root = fixed.remove("").expect("a rendering begins with the volume itself");
-        let volume = Volume { root, fixed, data, current, before: None };
+        let volume = ViewVolume { root, fixed, data, current, before: None };
         self.fill_volume(&volume, now);
         volume
     }
@@ -150,12 +150,12 @@ impl Tree {
     /// Turns a volume into one with other entries.
     fn change(
         &mut self,
-        mut volume: Volume,
-        old: &[Entry],
-        new: &[Entry],
+        mut volume: ViewVolume,
+        old: &[ViewEntry],
+        new: &[ViewEntry],
         now: SystemTime,
         stale: &mut Vec<Stale>,
-    ) -> Volume {
+    ) -> ViewVolume {
         let before = volume.fixed.clone();
         let is_kept = |path: &str| new.iter().any(|entry| entry.path == path && old.contains(entry));
         let (mut fixed, gone): (BTreeMap<_, _>, BTreeMap<_, _>) =
@@ -173,7 +173,7 @@ impl Tree {
             }
         }
         volume.fixed = fixed;
-        let in_generation = |entries: &[Entry]| -> Vec<Entry> {
+        let in_generation = |entries: &[ViewEntry]| -> Vec<ViewEntry> {
             entries.iter().filter(|entry| entry.in_generation().is_some()).cloned().collect()
         };
         if in_generation(old) != in_generation(new) {
@@ -191,7 +191,7 @@ impl Tree {
     }
 
     /// The directory of a new generation, with all that is in it, and a link to it.
-    fn add_generation(&mut self, entries: &[Entry], now: SystemTime) -> (Generation, u64) {
+    fn add_generation(&mut self, entries: &[ViewEntry], now: SystemTime) -> (Generation, u64) {
         let name = GenerationName::new(now).to_string();
         let mut numbers: BTreeMap<&str, u64> = BTreeMap::new();
         let mut children: BTreeMap<&str, BTreeMap<String, u64>> = BTreeMap::new();
@@ -210,13 +210,13 @@ impl Tree {
         }
         let link = entries.iter().find(|entry| entry.path == DATA).cloned();
         let link = link.expect("a rendering has the link to its generation");
-        let data = self.add(&Entry { kind: EntryKind::Link(name.clone()), ..link }, now, true);
+        let data = self.add(&ViewEntry { kind: EntryKind::Link(name.clone()), ..link }, now, true);
         let directory = *numbers.get("").expect("a rendering has the directory of its generation");
         (Generation { name, directory, nodes: numbers.into_values().collect() }, data)
     }
 
     /// Puts the entries of a volume into its directories that change.
-    fn fill_volume(&mut self, volume: &Volume, now: SystemTime) {
+    fn fill_volume(&mut self, volume: &ViewVolume, now: SystemTime) {
         let mut children: BTreeMap<u64, BTreeMap<String, u64>> = BTreeMap::new();
         let of_root = children.entry(volume.root).or_default();
         of_root.insert(DATA.to_owned(), volume.data);
@@ -245,7 +245,7 @@ impl Tree {
         }
     }
 
-    fn add(&mut self, entry: &Entry, now: SystemTime, is_final: bool) -> u64 {
+    fn add(&mut self, entry: &ViewEntry, now: SystemTime, is_final: bool) -> u64 {
         let number = self.next;
         self.next += 1;
         let kind = match &entry.kind {
@@ -253,19 +253,19 @@ impl Tree {
             EntryKind::Link(target) => NodeKind::Link(target.clone()),
             EntryKind::File { content, .. } => NodeKind::File(Arc::clone(content)),
         };
-        let Entry { mode, uid, gid, .. } = *entry;
-        let node = Node { number, mode, uid, gid, modified: now, kind, is_final, lookups: 0, is_shown: true };
+        let ViewEntry { mode, uid, gid, .. } = *entry;
+        let node = ViewNode { number, mode, uid, gid, modified: now, kind, is_final, lookups: 0, is_shown: true };
         self.nodes.insert(number, node);
         number
     }
 
-    fn set_attributes(&mut self, number: u64, entry: &Entry, now: SystemTime) {
+    fn set_attributes(&mut self, number: u64, entry: &ViewEntry, now: SystemTime) {
         if let Some(node) = self.nodes.get_mut(&number) {
             (node.mode, node.uid, node.gid, node.modified) = (entry.mode, entry.uid, entry.gid, now);
         }
     }
 
-    fn hide_volume(&mut self, volume: Volume) {
+    fn hide_volume(&mut self, volume: ViewVolume) {
         let generations = std::iter::once(volume.current).chain(volume.before);
         let numbers = generations.flat_map(|generation| generation.nodes).chain(volume.fixed.into_values());
         numbers.chain([volume.root, volume.data]).for_each(|number| self.hide(number));
@@ -283,11 +283,11 @@ impl Tree {
 }
 
 /// Whether an entry is neither in a generation nor the link to it.
-fn is_fixed(entry: &Entry) -> bool {
+fn is_fixed(entry: &ViewEntry) -> bool {
     entry.path != DATA && entry.in_generation().is_none()
 }
 
-fn is_link(entry: &Entry) -> bool {
+fn is_link(entry: &ViewEntry) -> bool {
     matches!(entry.kind, EntryKind::Link(_))
 }
 

@@ -14,7 +14,7 @@ pub(super) const KIND: VolumeType = VolumeType {
         let claim = name.map(|name| Claim {
             reference: ClaimReference::Named(name.to_owned()),
             read_only: source.read_only.unwrap_or(false),
-            usage: Usage::of(&volume.name, containers),
+            usage: ClaimUsage::of(&volume.name, containers),
         });
         Some(claim.map(VolumeSource::Claim))
     },
@@ -25,8 +25,11 @@ pub(super) const EPHEMERAL: VolumeType = VolumeType {
     directory: None,
     parse: |volume, containers| {
         let source = volume.ephemeral.as_ref()?;
-        let claim =
-            Claim { reference: ClaimReference::OfPod, read_only: false, usage: Usage::of(&volume.name, containers) };
+        let claim = Claim {
+            reference: ClaimReference::OfPod,
+            read_only: false,
+            usage: ClaimUsage::of(&volume.name, containers),
+        };
         let template = source.volume_claim_template.as_ref();
         let template = template.ok_or_else(|| InvalidField::new("volumeClaimTemplate", "is required"));
         Some(template.map(|_| VolumeSource::Claim(claim)))
@@ -41,7 +44,7 @@ pub struct Claim {
     /// Whether containers may only look.
     pub read_only: bool,
     /// What containers use the volume as.
-    pub usage: Usage,
+    pub usage: ClaimUsage,
 }
 
 /// How a claim is found.
@@ -65,17 +68,17 @@ impl ClaimReference {
 
 /// What containers use a volume as.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct ClaimUsage {
     /// It is in the `volumeMounts` of a container.
     pub mounted: bool,
     /// It is in the `volumeDevices` of a container.
     pub device: bool,
 }
 
-impl Usage {
-    fn of(volume: &str, containers: &Containers<'_>) -> Usage {
+impl ClaimUsage {
+    fn of(volume: &str, containers: &Containers<'_>) -> ClaimUsage {
         let Containers { mounts, devices } = containers;
-        Usage {
+        ClaimUsage {
             mounted: mounts.iter().any(|mounts| mounts.iter().any(|mount: &core::VolumeMount| mount.name == volume)),
             device: devices.iter().any(|devices| devices.iter().any(|device| device.name == volume)),
         }

@@ -27,7 +27,7 @@ use std::fmt;
 use k8s_openapi::api::core::v1 as core;
 
 pub use certificate::{CertificateFiles, CertificateKey, KeyType};
-pub use claim::{Claim, ClaimReference, Usage};
+pub use claim::{Claim, ClaimReference, ClaimUsage};
 pub use credential::{BundleFile, BundleKey, CredentialKey, TokenFile, TokenKey};
 pub use csi::{Csi, SecretReference};
 pub use downward_api::{Bound, ContainerResource, DownwardFile, DownwardValue};

@@ -15,7 +15,7 @@ use crate::common::passthrough::disk_directory;
 use crate::common::runtime::{Runtime, RuntimeContainer, SharedDirectory};
 use crate::common::*;
 use podfs::mounts::{ContainerMount, Environment, MountSource};
-use podfs::supervisor::control::{Answer, ContainerRequest, Question, ask};
+use podfs::supervisor::control::{ContainerRequest, ControlAnswer, ControlQuestion, ask};
 use tempfile::TempDir;
 
 const UID: &str = "7c1e6a52-9a51-4d0b-8d5e-3f2a6c9e1b44";
@@ -270,15 +270,15 @@ fn sp_04_a_container_that_swaps_its_part_with_a_link_gets_nothing_of_the_node() 
             recursive_read_only: false,
             only_volumes: false,
         };
-        match ask(&directory, &Question::PrepareContainer(request), None).expect("an answer") {
-            Answer::Prepared(mounts) => {
+        match ask(&directory, &ControlQuestion::PrepareContainer(request), None).expect("an answer") {
+            ControlAnswer::Prepared(mounts) => {
                 prepared += 1;
                 for path in mounts.iter().map(host_path) {
                     // A part that the container has removed meanwhile is still a mount of it.
                     assert!(!forbidden.contains(&file(&path)), "{} shows the node", path.display());
                 }
             }
-            Answer::Refused(reason) => {
+            ControlAnswer::Refused(reason) => {
                 refused += 1;
                 assert!(reason.contains("subPath"), "{reason}");
             }

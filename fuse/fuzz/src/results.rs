@@ -1,7 +1,7 @@
 //! The results of every procedure of NFSv3. The first byte is its number; what follows stands behind the status.
 
 use podfs_nfs::rpc::Slice;
-use podfs_nfs::v3::{Around, Attributes, Listing, MAX_LINK, NfsStatus, results};
+use podfs_nfs::v3::{Around, Attributes, DirectoryPage, MAX_LINK, NfsStatus, results};
 use podfs_nfs::xdr::{Malformed, XdrReader, XdrWriter};
 
 use super::decoded::{self, Checked, Kept, assert_within};
@@ -70,8 +70,8 @@ fn read(bytes: &Slice, most: u32) -> bool {
 }
 
 fn listing(bytes: &Slice, plus: bool) -> bool {
-    let read = |from: &mut XdrReader<'_>, whole: &Slice| Listing::read(from, plus, |range| whole.part(range));
-    let write = |to: &mut XdrWriter, listing: &Listing| server::listing(to, listing, plus);
+    let read = |from: &mut XdrReader<'_>, whole: &Slice| DirectoryPage::read(from, plus, |range| whole.part(range));
+    let write = |to: &mut XdrWriter, listing: &DirectoryPage| server::listing(to, listing, plus);
     let checked = decoded::check(bytes, 0, Kept::Usable, read, write);
     let Some(Checked { value: listing, is_all }) = checked else { return false };
     for entry in listing.entries() {

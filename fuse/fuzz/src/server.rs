@@ -2,8 +2,8 @@
 
 use podfs_nfs::mountd::Mounted;
 use podfs_nfs::v3::{
-    Accessed, Around, Attributes, Committed, Created, FileHandle, FsInfo, FsStat, Link, Linked, ListedEntry, Listing,
-    Looked, PathConf, Read, Written,
+    Accessed, Around, Attributes, Committed, Created, DirectoryPage, FileHandle, FsInfo, FsStat, Link, Linked,
+    ListedEntry, Looked, PathConf, Read, Written,
 };
 use podfs_nfs::xdr::XdrWriter;
 
@@ -118,7 +118,7 @@ pub fn pathconf(to: &mut XdrWriter, value: &PathConf) {
 }
 
 /// Of READDIR, or of READDIRPLUS if `plus` says so.
-pub fn listing(to: &mut XdrWriter, value: &Listing, plus: bool) {
+pub fn listing(to: &mut XdrWriter, value: &DirectoryPage, plus: bool) {
     known(to, &value.directory);
     to.fixed(&value.verifier);
     for ListedEntry { fileid, name, cookie, attributes, handle: of_entry } in value.entries() {

@@ -8,11 +8,11 @@ use tokio::time::sleep;
 
 use crate::error::Error;
 use crate::rpc::{Backoff, Connection, Credential, Message, Persistence, Policy, Procedure, Reply, RpcError, Slice};
-use crate::server::Server;
+use crate::server::NfsServer;
 use crate::v3::{
-    self, Accessed, Around, Attributes, Changes, Committed, Created, Creation, Device, FileHandle, FsInfo, FsStat,
-    Link, Linked, Listing, Looked, MAX_NAME, NfsStatus, PathConf, ProcedureNumber, Read, Stability, Time, Written,
-    arguments, results,
+    self, Accessed, Around, Attributes, Changes, Committed, Created, Creation, Device, DirectoryPage, FileHandle,
+    FsInfo, FsStat, Link, Linked, Looked, MAX_NAME, NfsStatus, PathConf, ProcedureNumber, Read, Stability, Time,
+    Written, arguments, results,
 };
 use crate::xdr::{Malformed, XdrReader, XdrWriter};
 
@@ -31,7 +31,7 @@ const TRANSFER_STEP: u32 = 1024;
 /// An export of a server.
 #[derive(Clone, Debug)]
 pub struct Export {
-    server: Rc<Server>,
+    server: Rc<NfsServer>,
     root: FileHandle,
     policy: Policy,
     connections: usize,
@@ -92,12 +92,12 @@ impl<'a> How<'a> {
 impl Export {
     /// The export with the root `root`, whose calls are made on `connections` connections. See
     /// [`mount`](crate::mount::mount) for how to come by it.
-    pub fn new(server: Rc<Server>, root: FileHandle, limits: Limits, policy: Policy, connections: usize) -> Self {
+    pub fn new(server: Rc<NfsServer>, root: FileHandle, limits: Limits, policy: Policy, connections: usize) -> Self {
         Self { server, root, policy, connections, limits }
     }
 
     /// The server.
-    pub fn server(&self) -> &Rc<Server> {
+    pub fn server(&self) -> &Rc<NfsServer> {
         &self.server
     }
 
@@ -348,11 +348,11 @@ impl Export {
         directory: &FileHandle,
         cookie: u64,
         verifier: [u8; 8],
-    ) -> Result<Listing, Error> {
+    ) -> Result<DirectoryPage, Error> {
         let count = self.limits.listing;
         let arguments = |to: &mut XdrWriter| arguments::readdir(to, directory, cookie, verifier, count);
         self.call_for_data(how, directory, ProcedureNumber::Readdir, arguments, |from, reply| {
-            Listing::read(from, false, |range| reply.slice(range))
+            DirectoryPage::read(from, false, |range| reply.slice(range))
         })
         .await
     }
@@ -367,12 +367,12 @@ impl Export {
         directory: &FileHandle,
         cookie: u64,
         verifier: [u8; 8],
-    ) -> Result<Listing, Error> {
+    ) -> Result<DirectoryPage, Error> {
         let count = self.limits.listing;
         // Names alone are never more than the page.
         let arguments = |to: &mut XdrWriter| arguments::readdirplus(to, directory, cookie, verifier, count, count);
         self.call_for_data(how, directory, ProcedureNumber::Readdirplus, arguments, |from, reply| {
-            Listing::read(from, true, |range| reply.slice(range))
+            DirectoryPage::read(from, true, |range| reply.slice(range))
         })
         .await
     }

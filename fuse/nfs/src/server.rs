@@ -22,14 +22,14 @@ pub const MAX_CONNECTIONS: usize = 16;
 #[derive(Debug, Default)]
 pub struct Servers {
     pool: Pool,
-    known: RefCell<HashMap<(SocketAddr, bool), Weak<Server>>>,
+    known: RefCell<HashMap<(SocketAddr, bool), Weak<NfsServer>>>,
     /// Those whose sockets were given, by the inode of the first.
-    given: RefCell<HashMap<u64, Weak<Server>>>,
+    given: RefCell<HashMap<u64, Weak<NfsServer>>>,
 }
 
 /// A server of NFS.
 #[derive(Debug)]
-pub struct Server {
+pub struct NfsServer {
     peer: Rc<Peer>,
     pool: Pool,
     reserved_port: bool,
@@ -56,7 +56,7 @@ impl Servers {
         address: SocketAddr,
         sockets: Vec<OwnedFd>,
         spare: OwnedFd,
-    ) -> io::Result<Rc<Server>> {
+    ) -> io::Result<Rc<NfsServer>> {
         let none = || io::Error::new(io::ErrorKind::InvalidData, "no socket was given for an NFS server");
         let first = inode(sockets.first().ok_or_else(none)?)?;
         let mut known = self.given.borrow_mut();
@@ -65,7 +65,7 @@ impl Servers {
             server.give(sockets);
             return Ok(server);
         }
-        let server = Rc::new(Server {
+        let server = Rc::new(NfsServer {
             peer: Rc::new(Peer::new(name.to_owned(), address)),
             pool: self.pool.clone(),
             reserved_port: false,
@@ -79,19 +79,19 @@ impl Servers {
     }
 
     /// The server whose first socket has this [inode], if an export uses it.
-    pub fn with_socket(&self, inode: u64) -> Option<Rc<Server>> {
+    pub fn with_socket(&self, inode: u64) -> Option<Rc<NfsServer>> {
         self.given.borrow().get(&inode).and_then(Weak::upgrade)
     }
 
     /// The server at `address`, called `name` in messages. Its connections come from a port below 1024 if `reserved_port`
     /// says so and this process may do that.
-    pub fn server(&self, name: &str, address: SocketAddr, reserved_port: bool) -> Rc<Server> {
+    pub fn server(&self, name: &str, address: SocketAddr, reserved_port: bool) -> Rc<NfsServer> {
         let mut known = self.known.borrow_mut();
         known.retain(|_, server| server.strong_count() > 0);
         if let Some(server) = known.get(&(address, reserved_port)).and_then(Weak::upgrade) {
             return server;
         }
-        let server = Rc::new(Server {
+        let server = Rc::new(NfsServer {
             peer: Rc::new(Peer::new(name.to_owned(), address)),
             pool: self.pool.clone(),
             reserved_port,
@@ -118,7 +118,7 @@ pub struct ToMountd<'a> {
     _turn: Option<MutexGuard<'a, OwnedFd>>,
 }
 
-impl Server {
+impl NfsServer {
     /// What it is called in messages.
     pub fn name(&self) -> &str {
         self.peer.name()

@@ -48,7 +48,7 @@ pub(crate) struct Audit {
 
 /// A line, with its fields in their order.
 #[derive(Serialize)]
-struct Line<'a> {
+struct AuditLine<'a> {
     /// What was done. It also distinguishes these lines from others on standard error.
     audit: &'static str,
     /// When, in UTC, to the microsecond (RFC 3339).
@@ -77,7 +77,7 @@ impl Audit {
     pub(crate) fn open(&self, key: &str, caller: Caller, is_resent: bool) {
         let opens = self.region.opens();
         let lost = opens.untold();
-        let line = Line {
+        let line = AuditLine {
             audit: "open",
             time: Timestamp(SystemTime::now()).to_string(),
             subject: &self.subject,
@@ -94,7 +94,7 @@ impl Audit {
     }
 }
 
-impl Line<'_> {
+impl AuditLine<'_> {
     /// The line, with its end. None if it is too long whatever is left out of its paths.
     fn text(mut self) -> Option<String> {
         let mut room = LONGEST_PATH;

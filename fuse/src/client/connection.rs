@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use crate::protocol::{Greeting, Reply, Request, check, receive, send};
+use crate::protocol::{Greeting, ServerReply, ServerRequest, check, receive, send};
 
 /// How long a server may take for an answer until it serves: it only has to load what is there.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -44,8 +44,9 @@ impl Connection {
         let other_way = control.try_clone()?;
         control.set_read_timeout(Some(TIMEOUT))?;
         control.set_write_timeout(Some(TIMEOUT))?;
-        let (reply, mut descriptors) = exchange(&control, &Request::Hello(greeting.clone()), &[])?;
-        let Reply::Hello { greeting: theirs, keeper: pid, keeper_starts_successor: starts_successor } = reply else {
+        let (reply, mut descriptors) = exchange(&control, &ServerRequest::Hello(greeting.clone()), &[])?;
+        let ServerReply::Hello { greeting: theirs, keeper: pid, keeper_starts_successor: starts_successor } = reply
+        else {
             return Err(super::server_client::unexpected(&reply));
         };
         check(greeting, &theirs).map_err(io::Error::other)?;
@@ -71,7 +72,7 @@ impl Connection {
     pub(super) fn is_responsive(&self, limit: Duration) -> bool {
         let Ok(control) = self.control.try_lock() else { return true };
         let set = |limit| control.set_read_timeout(limit).is_ok();
-        let answered = set(Some(limit)) && exchange(&*control, &Request::Volumes, &[]).is_ok();
+        let answered = set(Some(limit)) && exchange(&*control, &ServerRequest::Volumes, &[]).is_ok();
         if !answered {
             // What it answers later would be taken for the answer to another question.
             self.broken.store(true, Ordering::Relaxed);
@@ -84,7 +85,11 @@ impl Connection {
     ///
     /// # Errors
     /// What the server could not do; see [`Self::is_broken`].
-    pub(super) fn ask(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<(Reply, Vec<OwnedFd>)> {
+    pub(super) fn ask(
+        &self,
+        request: &ServerRequest,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<(ServerReply, Vec<OwnedFd>)> {
         let control = self.control.lock().expect("a thread that panics ends the process");
         exchange(&*control, request, descriptors).inspect_err(|error| {
             if error.kind() != io::ErrorKind::Other {
@@ -106,7 +111,7 @@ impl Connection {
     /// Tells the server to end.
     pub(super) fn end(&self) {
         if let Ok(control) = self.control.try_lock() {
-            let _ = send(&*control, &Request::End, &[]);
+            let _ = send(&*control, &ServerRequest::End, &[]);
         }
         self.shut_down();
     }
@@ -144,13 +149,13 @@ impl Connection {
 
 fn exchange(
     control: &impl AsFd,
-    request: &Request,
+    request: &ServerRequest,
     descriptors: &[BorrowedFd<'_>],
-) -> io::Result<(Reply, Vec<OwnedFd>)> {
+) -> io::Result<(ServerReply, Vec<OwnedFd>)> {
     send(control, request, descriptors)?;
     let gone = || io::Error::new(io::ErrorKind::BrokenPipe, "the server is gone");
     match receive(control)?.ok_or_else(gone)? {
-        (Reply::Failed(reason), _) => Err(io::Error::other(reason)),
+        (ServerReply::Failed(reason), _) => Err(io::Error::other(reason)),
         answered => Ok(answered),
     }
 }

@@ -23,12 +23,12 @@ use super::ServerClient;
 use super::held::{HeldLive, Replica};
 use super::mounted::MountedVolume;
 use super::projection::CommitError;
-use crate::live::steps::{Step, bytes, children, plan, split};
+use crate::live::steps::{LiveStep, bytes, children, plan, split};
 use crate::live::tree::{LiveTree, Shape, Slot, Update, find_in};
 use crate::mount::MountError;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
 use crate::projection::image::{DirectoryAttributes, FileEntry, Image, Index, Layout};
-use crate::protocol::{Request, VolumeId};
+use crate::protocol::{ServerRequest, VolumeId};
 
 /// Why a path of a projection is not shown live.
 #[derive(Debug, thiserror::Error)]
@@ -74,7 +74,7 @@ impl Live {
         }
         let kind = HeldLive::new(of);
         let tree = kind.tree();
-        let request = |volume, about| Request::Mirror { volume, about, of, trace };
+        let request = |volume, about| ServerRequest::Mirror { volume, about, of, trace };
         let (mounted, _) = server.begin(device, mount, about, kind, request).map_err(failed)?;
         Ok(Self { mounted, tree, untidy: false })
     }
@@ -150,7 +150,7 @@ impl Live {
         Ok(())
     }
 
-    fn perform(&self, steps: &[Step]) -> Result<(), CommitError> {
+    fn perform(&self, steps: &[LiveStep]) -> Result<(), CommitError> {
         steps.iter().try_for_each(|step| {
             let failed = |cause| CommitError::Step { call: describe(step), cause };
             self.perform_one(step).map_err(failed)?;
@@ -158,21 +158,21 @@ impl Live {
         })
     }
 
-    fn perform_one(&self, step: &Step) -> io::Result<()> {
+    fn perform_one(&self, step: &LiveStep) -> io::Result<()> {
         match step {
-            Step::Swap { .. } | Step::Settle => {
+            LiveStep::Swap { .. } | LiveStep::Settle => {
                 let applied = self.tree.lock().applied();
                 self.mounted.server.take(self.mounted.volume, applied)?;
             }
-            Step::MakeDirectory { path } => {
+            LiveStep::MakeDirectory { path } => {
                 let (directory, name) = self.parent(path)?;
                 mkdirat(directory, name, Mode::from_raw_mode(0o700))?;
             }
-            Step::MakeFile { path } => {
+            LiveStep::MakeFile { path } => {
                 let (directory, name) = self.parent(path)?;
                 mknodat(directory, name, FileType::RegularFile, Mode::from_raw_mode(0o600), 0)?;
             }
-            Step::Modify { path } => {
+            LiveStep::Modify { path } => {
                 let (directory, name) = self.parent(path)?;
                 let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
                 let file = openat(directory, name, flags, Mode::empty())?;
@@ -182,16 +182,16 @@ impl Live {
                 let last_modification = Timespec { tv_sec: now.as_secs().cast_signed(), tv_nsec: 0 };
                 futimens(file, &Timestamps { last_access, last_modification })?;
             }
-            Step::Touch { path } => {
+            LiveStep::Touch { path } => {
                 let (directory, name) = self.parent(path)?;
                 // The server shows the mode of the payload, likewise.
                 chmodat(directory, name, Mode::from_raw_mode(0o400), AtFlags::empty())?;
             }
-            Step::RemoveFile { path } => {
+            LiveStep::RemoveFile { path } => {
                 let (directory, name) = self.parent(path)?;
                 unlinkat(directory, name, AtFlags::empty())?;
             }
-            Step::RemoveDirectory { path } => {
+            LiveStep::RemoveDirectory { path } => {
                 let (directory, name) = self.parent(path)?;
                 unlinkat(directory, name, AtFlags::REMOVEDIR)?;
             }
@@ -201,9 +201,10 @@ impl Live {
 
     /// As of a projection's root after a commit: a container's `stat` of a directory that was answered before its entries
     /// changed may be stored after that, and would be believed for ever.
-    fn refresh(&self, steps: &[Step]) -> Result<(), CommitError> {
-        let removed = |path: &str| steps.iter().any(|step| *step == Step::RemoveDirectory { path: path.to_owned() });
-        let changed: BTreeSet<&str> = steps.iter().filter_map(Step::changed_directory).collect();
+    fn refresh(&self, steps: &[LiveStep]) -> Result<(), CommitError> {
+        let removed =
+            |path: &str| steps.iter().any(|step| *step == LiveStep::RemoveDirectory { path: path.to_owned() });
+        let changed: BTreeSet<&str> = steps.iter().filter_map(LiveStep::changed_directory).collect();
         changed.into_iter().filter(|path| !removed(path)).try_for_each(|path| {
             let failed = |cause| CommitError::Step { call: format!("stat of {path:?}"), cause };
             let directory = self.directory(path).map_err(failed)?;
@@ -296,15 +297,15 @@ fn collect<'a>(image: &'a Image, directory: Index, at: &str, files: &mut Vec<Slo
     }
 }
 
-fn describe(step: &Step) -> String {
+fn describe(step: &LiveStep) -> String {
     match step {
-        Step::MakeDirectory { path } => format!("mkdir {path}"),
-        Step::MakeFile { path } => format!("mknod {path}"),
-        Step::Swap { .. } => "the change of the files' content".to_owned(),
-        Step::Modify { path } => format!("utimensat {path}"),
-        Step::Touch { path } => format!("chmod {path}"),
-        Step::RemoveFile { path } => format!("unlink {path}"),
-        Step::RemoveDirectory { path } => format!("rmdir {path}"),
-        Step::Settle => "the end of an update".to_owned(),
+        LiveStep::MakeDirectory { path } => format!("mkdir {path}"),
+        LiveStep::MakeFile { path } => format!("mknod {path}"),
+        LiveStep::Swap { .. } => "the change of the files' content".to_owned(),
+        LiveStep::Modify { path } => format!("utimensat {path}"),
+        LiveStep::Touch { path } => format!("chmod {path}"),
+        LiveStep::RemoveFile { path } => format!("unlink {path}"),
+        LiveStep::RemoveDirectory { path } => format!("rmdir {path}"),
+        LiveStep::Settle => "the end of an update".to_owned(),
     }
 }

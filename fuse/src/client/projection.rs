@@ -37,9 +37,9 @@ use crate::mount::visible::{MountPoint, VisibleMount};
 use crate::projection::GenerationName;
 use crate::projection::image::{DirectoryAttributes, Image, Layout};
 use crate::projection::old::{OldGenerations, OldUsage};
-use crate::projection::steps::{self, DATA, DATA_TMP, ShownGeneration, Step};
+use crate::projection::steps::{self, DATA, DATA_TMP, ProjectionStep, ShownGeneration};
 use crate::projection::tree::{Root, Staged, Tree};
-use crate::protocol::{Reporting, Request};
+use crate::protocol::{Reporting, ServerRequest};
 
 /// Why a commit did not happen.
 #[derive(Debug, thiserror::Error)]
@@ -110,7 +110,7 @@ impl Projection {
         let kind = HeldProjection::new(root.clone(), reporting.clone());
         let tree = kind.tree();
         let (root, reporting) = (root.clone(), reporting.clone());
-        let request = |volume, about| Request::Serve { volume, about, root, reporting };
+        let request = |volume, about| ServerRequest::Serve { volume, about, root, reporting };
         let begun = server.begin(device, mount, about, kind, request);
         let failed = |cause| MountError::Failed { what: "the server did not take the volume".to_owned(), cause };
         let (mounted, _) = begun.map_err(failed)?;
@@ -260,7 +260,7 @@ impl Projection {
         self.tree.lock().prune();
         self.answering = self.announce(&steps, Some((&generation, &image)), time)?;
         let staged_in = began.elapsed();
-        let switch = steps.iter().position(|step| *step == Step::Switch).map_or(0, |at| at + 1);
+        let switch = steps.iter().position(|step| *step == ProjectionStep::Switch).map_or(0, |at| at + 1);
         self.perform(&steps[..switch])?;
         let switched_in = began.elapsed() - staged_in;
         self.mounted.held.region.counts().commits.add(staged_in + switched_in);
@@ -325,7 +325,7 @@ impl Projection {
     /// Announces steps, to the replica first, so that a successor that starts meanwhile accepts them.
     fn announce(
         &self,
-        steps: &[Step],
+        steps: &[ProjectionStep],
         staged: Option<(&GenerationName, &Arc<Image>)>,
         time: SystemTime,
     ) -> Result<Answering, CommitError> {
@@ -382,7 +382,7 @@ impl Projection {
         Ok(names)
     }
 
-    fn perform(&self, steps: &[Step]) -> Result<(), CommitError> {
+    fn perform(&self, steps: &[ProjectionStep]) -> Result<(), CommitError> {
         steps.iter().try_for_each(|step| {
             let failed = |cause| CommitError::Step { call: describe(step), cause };
             self.perform_one(step).map_err(failed)?;
@@ -390,7 +390,7 @@ impl Projection {
         })
     }
 
-    fn perform_one(&self, step: &Step) -> io::Result<()> {
+    fn perform_one(&self, step: &ProjectionStep) -> io::Result<()> {
         let root = self.mounted.held.mount.as_fd();
         // The image's memory is shared with the server; a server gone bad must not lead the supervisor
         // through a link of its making.
@@ -398,12 +398,14 @@ impl Projection {
             return Err(io::ErrorKind::InvalidFilename.into());
         }
         match step {
-            Step::MakeGeneration { name } => mkdirat(root, name, Mode::from_raw_mode(0o700))?,
-            Step::SetMode { name, mode } => chmodat(root, name, Mode::from_raw_mode((*mode).into()), AtFlags::empty())?,
-            Step::MakeLink { name, target, .. } => symlinkat(target, root, name)?,
-            Step::Switch => renameat(root, DATA_TMP, root, DATA)?,
-            Step::Unlink { directory, name } => unlinkat(self.directory(directory)?, name, AtFlags::empty())?,
-            Step::RemoveDirectory { directory, name } => {
+            ProjectionStep::MakeGeneration { name } => mkdirat(root, name, Mode::from_raw_mode(0o700))?,
+            ProjectionStep::SetMode { name, mode } => {
+                chmodat(root, name, Mode::from_raw_mode((*mode).into()), AtFlags::empty())?
+            }
+            ProjectionStep::MakeLink { name, target, .. } => symlinkat(target, root, name)?,
+            ProjectionStep::Switch => renameat(root, DATA_TMP, root, DATA)?,
+            ProjectionStep::Unlink { directory, name } => unlinkat(self.directory(directory)?, name, AtFlags::empty())?,
+            ProjectionStep::RemoveDirectory { directory, name } => {
                 unlinkat(self.directory(directory)?, name, AtFlags::REMOVEDIR)?
             }
         }
@@ -420,13 +422,13 @@ impl Projection {
     }
 }
 
-fn describe(step: &Step) -> String {
+fn describe(step: &ProjectionStep) -> String {
     match step {
-        Step::MakeGeneration { name } => format!("mkdir {name}"),
-        Step::SetMode { name, mode } => format!("chmod {mode:o} {name}"),
-        Step::MakeLink { name, .. } => format!("symlink {name}"),
-        Step::Switch => format!("rename {DATA_TMP} {DATA}"),
-        Step::Unlink { directory, name } => format!("unlink {directory}/{name}"),
-        Step::RemoveDirectory { directory, name } => format!("rmdir {directory}/{name}"),
+        ProjectionStep::MakeGeneration { name } => format!("mkdir {name}"),
+        ProjectionStep::SetMode { name, mode } => format!("chmod {mode:o} {name}"),
+        ProjectionStep::MakeLink { name, .. } => format!("symlink {name}"),
+        ProjectionStep::Switch => format!("rename {DATA_TMP} {DATA}"),
+        ProjectionStep::Unlink { directory, name } => format!("unlink {directory}/{name}"),
+        ProjectionStep::RemoveDirectory { directory, name } => format!("rmdir {directory}/{name}"),
     }
 }

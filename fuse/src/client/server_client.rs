@@ -19,12 +19,12 @@ use crate::live::tree::Update;
 use crate::mount::private::PrivateMount;
 use crate::nfs::sockets::SocketSets;
 use crate::passthrough::Room;
-use crate::projection::steps::Step;
+use crate::projection::steps::ProjectionStep;
 use crate::projection::{GenerationName, Image};
-use crate::protocol::{Greeting, Reply, Request, VolumeId};
+use crate::protocol::{Greeting, ServerReply, ServerRequest, VolumeId};
 use crate::region::{Distribution, Moment, OpenCount, Region};
 use crate::session::abi::init;
-use crate::session::operation_name;
+use crate::session::{NodeId, operation_name};
 
 /// The server of a pod, as its supervisor sees it: whichever process that is at the moment. Calls block until the server
 /// has answered, and while there is none; any thread may make them, one is under way at a time.
@@ -113,7 +113,7 @@ impl Watch {
     /// # Errors
     /// When there is no server any more, or the server does not take the pipe.
     pub fn trace(&self, pipe: BorrowedFd<'_>) -> io::Result<()> {
-        self.server.done(&Request::Trace { volume: self.volume }, &[pipe])
+        self.server.done(&ServerRequest::Trace { volume: self.volume }, &[pipe])
     }
 }
 
@@ -186,7 +186,7 @@ impl ServerClient {
     /// # Errors
     /// When the server cannot listen there.
     pub fn listen(&self, socket: OwnedFd) -> io::Result<()> {
-        self.done(&Request::Listen, &[socket.as_fd()])?;
+        self.done(&ServerRequest::Listen, &[socket.as_fd()])?;
         *self.listener.lock().expect("a thread that panics ends the process") = Some(socket);
         Ok(())
     }
@@ -196,12 +196,12 @@ impl ServerClient {
     ///
     /// # Errors
     /// When the tree has no server any more.
-    pub(crate) fn update(&self, volume: VolumeId, update: &Update) -> io::Result<Vec<u64>> {
+    pub(crate) fn update(&self, volume: VolumeId, update: &Update) -> io::Result<Vec<NodeId>> {
         let Update { slots, steps, number, image, time } = update;
         let (slots, steps) = (slots.clone(), steps.clone());
-        let request = Request::Update { volume, slots, steps, number: *number, time: *time };
+        let request = ServerRequest::Update { volume, slots, steps, number: *number, time: *time };
         match self.ask(&request, &[image.as_fd()])? {
-            Reply::Unlinked(known) => {
+            ServerReply::Unlinked(known) => {
                 image.disown();
                 Ok(known)
             }
@@ -214,7 +214,7 @@ impl ServerClient {
     /// # Errors
     /// When the tree has no server any more.
     pub(crate) fn drop_images(&self, volume: VolumeId, but: Vec<u64>) -> io::Result<()> {
-        self.done(&Request::DropImages { volume, but }, &[])
+        self.done(&ServerRequest::DropImages { volume, but }, &[])
     }
 
     /// Lets the server make the change of live parts that comes after so many, for which there is no system call. It does no
@@ -223,7 +223,7 @@ impl ServerClient {
     /// # Errors
     /// When the tree has no server any more, or another change is the next one.
     pub(crate) fn take(&self, volume: VolumeId, applied: u64) -> io::Result<()> {
-        self.done(&Request::Take { volume, applied }, &[])
+        self.done(&ServerRequest::Take { volume, applied }, &[])
     }
 
     /// Makes a volume of what is held of it, and lets the server answer for it. No successor has to know of the volume if the
@@ -237,8 +237,8 @@ impl ServerClient {
         mount: PrivateMount,
         about: Value,
         kind: impl HeldKind,
-        request: impl FnOnce(VolumeId, Value) -> Request,
-    ) -> io::Result<(MountedVolume, Reply)> {
+        request: impl FnOnce(VolumeId, Value) -> ServerRequest,
+    ) -> io::Result<(MountedVolume, ServerReply)> {
         let held = HeldVolume::new(about, device, mount, kind)?;
         let connection = self.connection()?;
         let _joining = self.joining.lock().expect("a thread that panics ends the process");
@@ -271,14 +271,14 @@ impl ServerClient {
     pub(crate) fn announce(
         &self,
         volume: VolumeId,
-        steps: &[Step],
+        steps: &[ProjectionStep],
         staged: Option<(&GenerationName, &Image)>,
         time: SystemTime,
     ) -> io::Result<Answering> {
         let (name, image) = staged.unzip();
-        let request = Request::Announce { volume, steps: steps.to_vec(), staged: name.cloned(), time };
+        let request = ServerRequest::Announce { volume, steps: steps.to_vec(), staged: name.cloned(), time };
         match self.ask(&request, image.map(Image::as_fd).as_slice())? {
-            Reply::Announced { session, control } => {
+            ServerReply::Announced { session, control } => {
                 if let Some(image) = image {
                     image.disown();
                 }
@@ -293,8 +293,8 @@ impl ServerClient {
     /// # Errors
     /// When there is no server any more, or there is no such generation.
     pub(crate) fn close(&self, volume: VolumeId, generation: &GenerationName) -> io::Result<Vec<u32>> {
-        match self.ask(&Request::Close { volume, generation: generation.clone() }, &[])? {
-            Reply::Known(known) => Ok(known),
+        match self.ask(&ServerRequest::Close { volume, generation: generation.clone() }, &[])? {
+            ServerReply::Known(known) => Ok(known),
             other => Err(unexpected(&other)),
         }
     }
@@ -310,7 +310,7 @@ impl ServerClient {
             // A successor does not get the volume any more.
             Link::Down | Link::Over => None,
         };
-        let told = told.map_or(Ok(()), |connection| connection.ask(&Request::Remove { volume }, &[]).map(drop));
+        let told = told.map_or(Ok(()), |connection| connection.ask(&ServerRequest::Remove { volume }, &[]).map(drop));
         // The mount goes here at last, not in the process that answers for it.
         drop(held);
         told
@@ -336,8 +336,8 @@ impl ServerClient {
             // A server that follows comes with its own.
             _ => return Ok(()),
         };
-        match connection.ask(&Request::Keep, &[])? {
-            (Reply::Kept { keeper: pid }, mut descriptors) => {
+        match connection.ask(&ServerRequest::Keep, &[])? {
+            (ServerReply::Kept { keeper: pid }, mut descriptors) => {
                 // It is a clone of a process with threads.
                 let starts_successor = false;
                 connection.set_keeper(KeeperLink { pid, channel: descriptors.pop(), starts_successor });
@@ -417,15 +417,15 @@ impl ServerClient {
         }
     }
 
-    pub(super) fn done(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(super) fn done(&self, request: &ServerRequest, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         match self.ask(request, descriptors)? {
-            Reply::Done => Ok(()),
+            ServerReply::Done => Ok(()),
             other => Err(unexpected(&other)),
         }
     }
 
     /// Asks the server, or its successor if it dies meanwhile.
-    fn ask(&self, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<Reply> {
+    fn ask(&self, request: &ServerRequest, descriptors: &[BorrowedFd<'_>]) -> io::Result<ServerReply> {
         loop {
             let connection = self.connection()?;
             match connection.ask(request, descriptors) {
@@ -452,6 +452,6 @@ impl ServerClient {
     }
 }
 
-pub(super) fn unexpected(reply: &Reply) -> io::Error {
+pub(super) fn unexpected(reply: &ServerReply) -> io::Error {
     io::Error::other(format!("the server gave an answer to another question: {reply:?}"))
 }

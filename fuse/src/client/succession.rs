@@ -43,7 +43,7 @@ use super::mounted::MountedVolume;
 use super::projection::Projection;
 use super::server_client::{ServerClient, unexpected};
 use crate::nfs::sockets::SocketSets;
-use crate::protocol::{Greeting, Reply, Request, VolumeId};
+use crate::protocol::{Greeting, ServerReply, ServerRequest, VolumeId};
 use crate::region::VolumeKind;
 use crate::server::fd_keeper::dismiss;
 use crate::server::successor::{self, Started};
@@ -179,9 +179,9 @@ impl ServerClient {
             dismiss(last);
         }
         if let Some(socket) = &*self.listener.lock().expect("a thread that panics ends the process") {
-            done(&connection, &Request::Listen, &[socket.as_fd()])?;
+            done(&connection, &ServerRequest::Listen, &[socket.as_fd()])?;
         }
-        done(&connection, &Request::Start, &[])?;
+        done(&connection, &ServerRequest::Start, &[])?;
         connection.trust()?;
         connection.set_keeper(std::mem::take(&mut keeper.0));
         self.join_link(connection);
@@ -194,13 +194,13 @@ impl ServerClient {
     /// When the server does not answer, speaks another language or serves another pod.
     pub fn adopt(control: UnixStream, greeting: Greeting) -> io::Result<(Arc<Self>, Vec<AdoptedVolume>)> {
         let connection = Connection::open(control, &greeting)?;
-        let (reply, _) = connection.ask(&Request::Volumes, &[])?;
-        let Reply::Volumes(numbers) = reply else { return Err(unexpected(&reply)) };
+        let (reply, _) = connection.ask(&ServerRequest::Volumes, &[])?;
+        let ServerReply::Volumes(numbers) = reply else { return Err(unexpected(&reply)) };
         let mut volumes = Vec::new();
         let nfs_sockets = SocketSets::default();
         for volume in numbers {
-            let (reply, descriptors) = connection.ask(&Request::Describe { volume }, &[])?;
-            let Reply::Described(description) = reply else { return Err(unexpected(&reply)) };
+            let (reply, descriptors) = connection.ask(&ServerRequest::Describe { volume }, &[])?;
+            let ServerReply::Described(description) = reply else { return Err(unexpected(&reply)) };
             volumes.push((volume, Arc::new(HeldVolume::adopt(description, descriptors, &nfs_sockets)?)));
         }
         connection.trust()?;
@@ -225,8 +225,8 @@ fn inherit(connection: &Connection, volumes: &[(VolumeId, Arc<HeldVolume>)], kee
     let with_files = volumes.iter().filter(|(_, held)| held.kind().has_open_files());
     let regions = with_files.map(|(_, held)| held.region.as_fd());
     let descriptors: Vec<_> = keeper.0.channel.iter().map(AsFd::as_fd).chain(regions).collect();
-    let (reply, _) = connection.ask(&Request::Inherit { keeper: keeper.pid().is_some() }, &descriptors)?;
-    if matches!(reply, Reply::Done) { Ok(()) } else { Err(unexpected(&reply)) }
+    let (reply, _) = connection.ask(&ServerRequest::Inherit { keeper: keeper.pid().is_some() }, &descriptors)?;
+    if matches!(reply, ServerReply::Done) { Ok(()) } else { Err(unexpected(&reply)) }
 }
 
 fn resume(connection: &Connection, volume: VolumeId, held: &HeldVolume) -> io::Result<()> {
@@ -234,12 +234,12 @@ fn resume(connection: &Connection, volume: VolumeId, held: &HeldVolume) -> io::R
     let descriptors = held.descriptors()?;
     let images = images.iter().map(|image| image.as_fd());
     let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).chain(images).collect();
-    done(connection, &Request::Resume(description), &descriptors)
+    done(connection, &ServerRequest::Resume(description), &descriptors)
 }
 
-fn done(connection: &Connection, request: &Request, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+fn done(connection: &Connection, request: &ServerRequest, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     match connection.ask(request, descriptors)? {
-        (Reply::Done, _) => Ok(()),
+        (ServerReply::Done, _) => Ok(()),
         (other, _) => Err(unexpected(&other)),
     }
 }

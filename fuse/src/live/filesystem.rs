@@ -22,15 +22,17 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-use super::steps::Step;
+use super::steps::LiveStep;
 use super::tree::LiveTree;
 use crate::projection;
 use crate::projection::filesystem::{FOREVER, asked, entry, file_system, push_if_it_fits, told};
-use crate::projection::tree::{Attributes, NodeId};
+use crate::projection::tree::Attributes;
 use crate::projection::undo::Undo;
 use crate::region::Region;
 use crate::session::abi::{EntryOut, ReadIn, SetattrIn, fattr, init};
-use crate::session::{Answer, Exchange, Notifier, Operation, Request, Service, Wanted, drop_content_of};
+use crate::session::{
+    Answer, Exchange, NodeId, Notifier, Operation, Request, Service, WantedFeatures, drop_content_of,
+};
 use crate::trace::Trace;
 
 /// How long an answer waits for other bytes. The kernel drops pages within microseconds, unless it waits for the answer.
@@ -59,7 +61,7 @@ impl SharedLiveTree {
     }
 
     /// The tree when nothing of it is about to change that `concerns` finds; at the latest after `SWAP_TIMEOUT`.
-    fn settled(&self, concerns: impl Fn(&LiveTree) -> Option<u64>) -> MutexGuard<'_, LiveTree> {
+    fn settled(&self, concerns: impl Fn(&LiveTree) -> Option<NodeId>) -> MutexGuard<'_, LiveTree> {
         let is_changing = |tree: &mut LiveTree| {
             !tree.changing.is_empty() && concerns(tree).is_some_and(|node| tree.changing.contains(&node))
         };
@@ -81,7 +83,7 @@ impl SharedLiveTree {
             }
             let next = tree.announced().into_iter().next();
             let step = next.filter(|step| step.is_message() && tree.applied() == applied).ok_or(Errno::EROFS)?;
-            if step == Step::Settle {
+            if step == LiveStep::Settle {
                 return take_and_count(&mut tree, &step, region);
             }
             step
@@ -90,9 +92,9 @@ impl SharedLiveTree {
     }
 
     /// See the head of this module.
-    fn swap(&self, step: &Step, region: &Region, notifier: Option<&Notifier>) -> Result<(), Errno> {
-        let Step::Swap { paths } = step else { return Err(Errno::EROFS) };
-        let nodes: Vec<u64> = {
+    fn swap(&self, step: &LiveStep, region: &Region, notifier: Option<&Notifier>) -> Result<(), Errno> {
+        let LiveStep::Swap { paths } = step else { return Err(Errno::EROFS) };
+        let nodes: Vec<NodeId> = {
             let tree = self.lock();
             paths.iter().filter_map(|path| tree.find(path)).collect()
         };
@@ -125,7 +127,7 @@ impl SharedLiveTree {
 }
 
 /// Records a step in the region before its request is answered.
-fn take_and_count(tree: &mut LiveTree, step: &Step, region: &Region) -> Result<(), Errno> {
+fn take_and_count(tree: &mut LiveTree, step: &LiveStep, region: &Region) -> Result<(), Errno> {
     tree.take(step)?;
     while region.applied() < tree.applied() {
         region.apply();
@@ -146,9 +148,9 @@ pub struct LiveFilesystem {
 /// The kernel takes note of another size, and then cuts the pages off there (`fuse_change_attributes_i`, up to Linux 6.18 at least). If
 /// it suspends a thread between the two for the whole of the next swap, the thread cuts off a page of the version after its own: the
 /// page ends in zeros. Without the flag, the thread drops the pages next, and the file is read anew.
-pub(crate) fn wanted(traced: bool) -> Wanted {
+pub(crate) fn wanted(traced: bool) -> WantedFeatures {
     let wanted = projection::filesystem::wanted(traced);
-    Wanted { flags: wanted.flags & !init::EXPLICIT_INVAL_DATA, ..wanted }
+    WantedFeatures { flags: wanted.flags & !init::EXPLICIT_INVAL_DATA, ..wanted }
 }
 
 impl LiveFilesystem {
@@ -158,7 +160,7 @@ impl LiveFilesystem {
     }
 
     /// Answers one request, and reports it.
-    fn serve(&self, request: &Request<'_>, node: u64, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
+    fn serve(&self, request: &Request<'_>, node: NodeId, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
         let path = || {
             let directory = self.tree.lock().path(node);
             let name = request.operation.entry().map(|name| format!("/{}", name.to_string_lossy()));
@@ -170,7 +172,7 @@ impl LiveFilesystem {
         outcome
     }
 
-    fn dispatch(&self, request: &Request<'_>, node: u64, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
+    fn dispatch(&self, request: &Request<'_>, node: NodeId, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
         match request.operation {
             Operation::Lookup { name } => self.look_up(node, name).map(entry),
             Operation::Forget { lookups } => {
@@ -187,15 +189,15 @@ impl LiveFilesystem {
             }
 
             // The steps of an update.
-            Operation::MkDir { name, .. } => self.make(node, name, |path| Step::MakeDirectory { path }).map(entry),
-            Operation::MkNod { name, .. } => self.make(node, name, |path| Step::MakeFile { path }).map(entry),
+            Operation::MkDir { name, .. } => self.make(node, name, |path| LiveStep::MakeDirectory { path }).map(entry),
+            Operation::MkNod { name, .. } => self.make(node, name, |path| LiveStep::MakeFile { path }).map(entry),
             Operation::SetAttr(arguments) => self.set_attributes(node, arguments).map(told),
-            Operation::Unlink { name } => self.change(node, name, |path| Step::RemoveFile { path }),
-            Operation::RmDir { name } => self.change(node, name, |path| Step::RemoveDirectory { path }),
+            Operation::Unlink { name } => self.change(node, name, |path| LiveStep::RemoveFile { path }),
+            Operation::RmDir { name } => self.change(node, name, |path| LiveStep::RemoveDirectory { path }),
 
             // What no step ever is.
             Operation::Write { .. } => {
-                self.undo.file(NodeId(node));
+                self.undo.file(node);
                 Err(Errno::EROFS)
             }
             Operation::ReadLink => Err(Errno::EINVAL),
@@ -213,7 +215,7 @@ impl LiveFilesystem {
         }
     }
 
-    fn look_up(&self, node: u64, name: &OsStr) -> Result<Attributes, Errno> {
+    fn look_up(&self, node: NodeId, name: &OsStr) -> Result<Attributes, Errno> {
         let name = name.to_str().ok_or(Errno::ENOENT)?;
         let mut tree = self.tree.settled(|tree| tree.look(node, name).ok());
         let found = tree.look(node, name)?;
@@ -222,17 +224,17 @@ impl LiveFilesystem {
     }
 
     /// The bytes go from the image to the kernel, and nowhere in between.
-    fn read(&self, node: u64, arguments: &ReadIn, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
+    fn read(&self, node: NodeId, arguments: &ReadIn, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
         let (image, content) = self.tree.settled(|_| Some(node)).content(node)?;
         Ok(exchange.send(asked(&image.bytes()[content], arguments)))
     }
 
-    fn list(&self, node: u64, arguments: &ReadIn, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
+    fn list(&self, node: NodeId, arguments: &ReadIn, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
         self.tree.lock().list(node, arguments.offset, |listed| !push_if_it_fits(buffer, arguments, listed))?;
         Ok(Answer::Buffer)
     }
 
-    fn make(&self, parent: u64, name: &OsStr, step: impl FnOnce(String) -> Step) -> Result<Attributes, Errno> {
+    fn make(&self, parent: NodeId, name: &OsStr, step: impl FnOnce(String) -> LiveStep) -> Result<Attributes, Errno> {
         let mut tree = self.tree.lock();
         let step = step(path_of(&tree, parent, name)?);
         take_and_count(&mut tree, &step, &self.region)?;
@@ -241,7 +243,7 @@ impl LiveFilesystem {
         tree.attributes(made)
     }
 
-    fn change(&self, parent: u64, name: &OsStr, step: impl FnOnce(String) -> Step) -> Result<Answer, Errno> {
+    fn change(&self, parent: NodeId, name: &OsStr, step: impl FnOnce(String) -> LiveStep) -> Result<Answer, Errno> {
         let mut tree = self.tree.lock();
         let step = step(path_of(&tree, parent, name)?);
         take_and_count(&mut tree, &step, &self.region)?;
@@ -249,13 +251,13 @@ impl LiveFilesystem {
     }
 
     /// The request is made to raise an event; the attributes stay those of the payload.
-    fn set_attributes(&self, node: u64, arguments: &SetattrIn) -> Result<Attributes, Errno> {
+    fn set_attributes(&self, node: NodeId, arguments: &SetattrIn) -> Result<Attributes, Errno> {
         let mut tree = self.tree.lock();
         let path = tree.path(node);
         let changes = [fattr::MODE, fattr::UID, fattr::GID, fattr::SIZE, fattr::ATIME, fattr::MTIME];
         let step = match changes.into_iter().filter(|change| arguments.valid & change != 0).collect::<Vec<_>>()[..] {
-            [fattr::MODE] => Step::Touch { path },
-            [fattr::MTIME] => Step::Modify { path },
+            [fattr::MODE] => LiveStep::Touch { path },
+            [fattr::MTIME] => LiveStep::Modify { path },
             _ => return Err(Errno::EROFS),
         };
         take_and_count(&mut tree, &step, &self.region)?;
@@ -264,7 +266,7 @@ impl LiveFilesystem {
 }
 
 /// The path of an entry, if it has one that is announced.
-fn path_of(tree: &LiveTree, parent: u64, name: &OsStr) -> Result<String, Errno> {
+fn path_of(tree: &LiveTree, parent: NodeId, name: &OsStr) -> Result<String, Errno> {
     let (directory, name) = (tree.path(parent), name.to_str().ok_or(Errno::EROFS)?);
     Ok(if directory.is_empty() { name.to_owned() } else { format!("{directory}/{name}") })
 }

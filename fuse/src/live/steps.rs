@@ -10,10 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use super::tree::{LiveTree, Shape};
 use crate::projection::image::{Image, ImageNodeKind, Index};
+use crate::session::NodeId;
 
 /// One change of the tree. Paths are below its root, and begin with the name of a slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Step {
+pub enum LiveStep {
     /// `mkdirat(2)`.
     MakeDirectory {
         /// The directory.
@@ -54,7 +55,7 @@ pub enum Step {
     Settle,
 }
 
-impl Step {
+impl LiveStep {
     /// Whether the supervisor asks the server for it by a message, not by a system call.
     pub fn is_message(&self) -> bool {
         matches!(self, Self::Swap { .. } | Self::Settle)
@@ -78,7 +79,7 @@ pub(crate) fn split(path: &str) -> (&str, &str) {
 }
 
 /// What makes `tree` show `image`, whose top-level names are those of the slots.
-pub fn plan(tree: &LiveTree, image: &Image) -> Vec<Step> {
+pub fn plan(tree: &LiveTree, image: &Image) -> Vec<LiveStep> {
     let mut plan = Plan::of(tree, image);
     for (number, slot) in tree.slots().iter().enumerate() {
         let name = number.to_string();
@@ -86,7 +87,7 @@ pub fn plan(tree: &LiveTree, image: &Image) -> Vec<Step> {
         match (slot.shape, shown, wanted) {
             // A directory stays, empty, when the payload has none.
             (Shape::Directory, Some(shown), None) => plan.empty(shown, &name),
-            (Shape::Directory, None, None) => plan.first.push(Step::MakeDirectory { path: name }),
+            (Shape::Directory, None, None) => plan.first.push(LiveStep::MakeDirectory { path: name }),
             (Shape::Directory | Shape::File, shown, wanted) => plan.compare(shown, wanted, &name),
         }
     }
@@ -96,10 +97,10 @@ pub fn plan(tree: &LiveTree, image: &Image) -> Vec<Step> {
 struct Plan<'a> {
     tree: &'a LiveTree,
     image: &'a Image,
-    first: Vec<Step>,
+    first: Vec<LiveStep>,
     swapped: Vec<String>,
-    events: Vec<Step>,
-    last: Vec<Step>,
+    events: Vec<LiveStep>,
+    last: Vec<LiveStep>,
 }
 
 impl<'a> Plan<'a> {
@@ -107,13 +108,13 @@ impl<'a> Plan<'a> {
         Self { tree, image, first: Vec::new(), swapped: Vec::new(), events: Vec::new(), last: Vec::new() }
     }
 
-    fn steps(self) -> Vec<Step> {
+    fn steps(self) -> Vec<LiveStep> {
         let Self { first, swapped, events, last, .. } = self;
-        let swap = (!swapped.is_empty()).then_some(Step::Swap { paths: swapped });
-        first.into_iter().chain(swap).chain(events).chain(last).chain([Step::Settle]).collect()
+        let swap = (!swapped.is_empty()).then_some(LiveStep::Swap { paths: swapped });
+        first.into_iter().chain(swap).chain(events).chain(last).chain([LiveStep::Settle]).collect()
     }
 
-    fn compare(&mut self, shown: Option<u64>, wanted: Option<Index>, path: &str) {
+    fn compare(&mut self, shown: Option<NodeId>, wanted: Option<Index>, path: &str) {
         match (shown, wanted) {
             (None, None) => {}
             (None, Some(wanted)) => self.make(wanted, path),
@@ -136,7 +137,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Removes what is in a directory.
-    fn empty(&mut self, directory: u64, path: &str) {
+    fn empty(&mut self, directory: NodeId, path: &str) {
         for name in self.tree.children(directory) {
             let child = self.tree.child(directory, &name);
             self.compare(child, None, &format!("{path}/{name}"));
@@ -145,48 +146,48 @@ impl<'a> Plan<'a> {
 
     fn make(&mut self, wanted: Index, path: &str) {
         if !self.image.is_directory(wanted) {
-            self.first.push(Step::MakeFile { path: path.to_owned() });
-            self.first.push(Step::Modify { path: path.to_owned() });
+            self.first.push(LiveStep::MakeFile { path: path.to_owned() });
+            self.first.push(LiveStep::Modify { path: path.to_owned() });
             return;
         }
-        self.first.push(Step::MakeDirectory { path: path.to_owned() });
+        self.first.push(LiveStep::MakeDirectory { path: path.to_owned() });
         for child in children(self.image, wanted) {
             self.make(child, &format!("{path}/{}", self.image.name(child)));
         }
     }
 
-    fn compare_file(&mut self, shown: u64, wanted: Index, path: &str) {
+    fn compare_file(&mut self, shown: NodeId, wanted: Index, path: &str) {
         if bytes(self.image, wanted).is_some_and(|bytes| self.tree.has_bytes(shown, bytes)) {
             return self.compare_attributes(shown, wanted, path);
         }
         self.swapped.push(path.to_owned());
-        self.events.push(Step::Modify { path: path.to_owned() });
-        self.events.push(Step::Touch { path: path.to_owned() });
+        self.events.push(LiveStep::Modify { path: path.to_owned() });
+        self.events.push(LiveStep::Touch { path: path.to_owned() });
     }
 
-    fn compare_attributes(&mut self, shown: u64, wanted: Index, path: &str) {
+    fn compare_attributes(&mut self, shown: NodeId, wanted: Index, path: &str) {
         if !self.tree.looks_like(shown, self.image, wanted) {
             self.swapped.push(path.to_owned());
-            self.events.push(Step::Touch { path: path.to_owned() });
+            self.events.push(LiveStep::Touch { path: path.to_owned() });
         }
     }
 
-    fn names(&self, shown: u64, wanted: Index) -> BTreeSet<String> {
+    fn names(&self, shown: NodeId, wanted: Index) -> BTreeSet<String> {
         let coming = children(self.image, wanted).map(|child| self.image.name(child).to_owned());
         coming.chain(self.tree.children(shown)).collect()
     }
 }
 
 /// Takes a node away, with all that is in it.
-fn removal(tree: &LiveTree, node: u64, path: &str) -> Vec<Step> {
+fn removal(tree: &LiveTree, node: NodeId, path: &str) -> Vec<LiveStep> {
     if !tree.is_directory(node) {
-        return vec![Step::RemoveFile { path: path.to_owned() }];
+        return vec![LiveStep::RemoveFile { path: path.to_owned() }];
     }
     let below = tree.children(node).into_iter().filter_map(|name| {
         let child = tree.child(node, &name)?;
         Some(removal(tree, child, &format!("{path}/{name}")))
     });
-    below.flatten().chain([Step::RemoveDirectory { path: path.to_owned() }]).collect()
+    below.flatten().chain([LiveStep::RemoveDirectory { path: path.to_owned() }]).collect()
 }
 
 /// The indexes of what is in a directory.

@@ -26,11 +26,11 @@ use super::awake::Awake;
 use super::client_state::ClientState;
 use super::client_state::calls::Calls;
 use super::client_state::inherit::Inheritance;
-use super::client_state::node::{Found, Nodes};
+use super::client_state::node::{FoundFile, Nodes};
 use super::client_state::open_files::OpenFiles;
 use super::filesystem::{Beginning, NfsFilesystem, root_record, wanted};
 use super::options::{NfsAddress, Options};
-use super::volume::Volume;
+use super::volume::NfsVolume;
 use super::writeback::log::Log;
 use crate::region::{Moment, Region, VolumeKind};
 use crate::session::{Input, REQUEST_SIZE, Session};
@@ -64,11 +64,11 @@ impl SilenceObserver for Region {
 
 /// The thread. It ends when this is dropped and no volume is served.
 pub struct NfsThread {
-    orders: UnboundedSender<Order>,
+    orders: UnboundedSender<ThreadTask>,
 }
 
 /// What the thread is to do.
-enum Order {
+enum ThreadTask {
     Serve { export: Box<Served>, resumes: bool, done: Sender<io::Result<()>> },
     Move { socket: u64, place: NfsAddress },
 }
@@ -79,7 +79,7 @@ impl NfsThread {
     /// # Errors
     /// When there are no threads or descriptors left.
     pub fn start() -> io::Result<Self> {
-        let (orders, mut incoming) = unbounded_channel::<Order>();
+        let (orders, mut incoming) = unbounded_channel::<ThreadTask>();
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let run = move || {
             // As everywhere, what a request is read to has memory before it is read.
@@ -93,8 +93,8 @@ impl NfsThread {
                 spawn_local(Rc::clone(&state.awake).run());
                 while let Some(order) = incoming.recv().await {
                     let (export, resumes, done) = match order {
-                        Order::Serve { export, resumes, done } => (export, resumes, done),
-                        Order::Move { socket, place } => {
+                        ThreadTask::Serve { export, resumes, done } => (export, resumes, done),
+                        ThreadTask::Move { socket, place } => {
                             state.move_server(socket, place);
                             continue;
                         }
@@ -133,13 +133,13 @@ impl NfsThread {
     /// The server that is reached by this socket (its inode) is elsewhere. Everything that waits for it goes on there.
     pub fn move_server(&self, socket: u64, place: NfsAddress) {
         // A thread that has ended serves nothing.
-        let _ = self.orders.send(Order::Move { socket, place });
+        let _ = self.orders.send(ThreadTask::Move { socket, place });
     }
 
     fn order(&self, export: Served, resumes: bool) -> io::Result<()> {
         let (done, outcome) = channel();
         let ended = || io::Error::other("the thread that serves NFS volumes has ended");
-        self.orders.send(Order::Serve { export: Box::new(export), resumes, done }).map_err(|_| ended())?;
+        self.orders.send(ThreadTask::Serve { export: Box::new(export), resumes, done }).map_err(|_| ended())?;
         outcome.recv().map_err(|_| ended())?
     }
 }
@@ -193,7 +193,7 @@ impl ThreadState {
         let session = Session::open(device, wanted(&options), Arc::clone(&region))?;
         let export = self.export(&options, sockets, &region)?;
         let found = look_at_root(&export, &options).await?;
-        let root = Found { handle: export.root(), kind: found.kind, fileid: found.fileid };
+        let root = FoundFile { handle: export.root(), kind: found.kind, fileid: found.fileid };
         let known = ClientState {
             nodes: Nodes::new(Arc::clone(&region), root)?,
             files: OpenFiles::new(Arc::clone(&region), Default::default(), Default::default()),
@@ -231,7 +231,7 @@ impl ThreadState {
         all.retain(|other| other.strong_count() > 0);
         all.push(Rc::downgrade(&filesystem));
         let volume =
-            Volume::new(filesystem, session.into_polled()?, Rc::clone(&self.input), Rc::clone(&self.awake), trace)?;
+            NfsVolume::new(filesystem, session.into_polled()?, Rc::clone(&self.input), Rc::clone(&self.awake), trace)?;
         spawn_local(volume.run());
         Ok(())
     }

@@ -24,7 +24,7 @@ use tokio::time::{sleep, timeout};
 use zerocopy::IntoBytes;
 
 use super::awake::Awake;
-use super::filesystem::turn::Turn;
+use super::filesystem::turn::NfsRequest;
 use super::filesystem::{Answered, NfsFilesystem};
 use crate::caller::ending::is_dying;
 use crate::session::{Deferred, Input, Operation, PolledSession, Request};
@@ -42,7 +42,7 @@ const MUCH: usize = 64 << 10;
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// A volume that is served.
-pub struct Volume {
+pub struct NfsVolume {
     filesystem: Rc<NfsFilesystem>,
     session: AsyncFd<PolledSession>,
     input: Rc<RefCell<Input>>,
@@ -57,7 +57,7 @@ struct Running {
     task: AbortHandle,
 }
 
-impl Volume {
+impl NfsVolume {
     /// Serves a file system whose requests come in by `polled`, one at a time into `input`.
     ///
     /// # Errors
@@ -113,7 +113,7 @@ impl Volume {
 
     fn begin(self: &Rc<Self>, request: &Request<'_>, bytes: &[u8]) {
         let reply = PendingReply(Some(self.session.get_ref().owe(request)));
-        let turn = Turn::new(request.number(), request.caller, request.is_resent());
+        let turn = NfsRequest::new(request.number(), request.caller, request.is_resent());
         let is_write = matches!(request.operation, Operation::Write { .. });
         if is_write && !self.filesystem.options().stable && !self.trace.is_on() {
             let answer = pin!(self.filesystem.answer(request, &turn));
@@ -132,7 +132,7 @@ impl Volume {
         self.running.borrow_mut().insert(number, running);
     }
 
-    async fn answer(&self, buffer: &RequestBuffer, turn: Turn, reply: PendingReply) {
+    async fn answer(&self, buffer: &RequestBuffer, turn: NfsRequest, reply: PendingReply) {
         let Some(request) = buffer.request() else { return };
         let entry = request.operation.entry().map(|name| name.as_encoded_bytes());
         let line = self.trace.begin(|| self.filesystem.path(request.node, entry));

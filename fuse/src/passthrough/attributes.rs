@@ -18,6 +18,7 @@ use super::mounts::Mount;
 use super::node::Node;
 use super::options::{Cache, Options};
 use crate::mount::table::Restrictions;
+use crate::session::NodeId;
 use crate::session::abi::{self, Attr, AttrOut, EntryOut, StatxOut, SxTime};
 
 /// How long the kernel may believe a name, its absence, and attributes.
@@ -87,7 +88,7 @@ impl Validity {
     }
 
     /// A name of `node`.
-    pub fn entry(self, node: u64, attr: Attr) -> EntryOut {
+    pub fn entry(self, node: NodeId, attr: Attr) -> EntryOut {
         EntryOut {
             nodeid: node,
             generation: 0,

@@ -44,20 +44,21 @@ use super::acting::{self, Identities};
 use super::attributes::{Validity, attr, attributes_of, bytes_taken, kind};
 use super::locks::Waits;
 use super::mounts::{Mounts, proc_path, reopen};
-use super::node::{Identity, Node, ROOT};
-use super::nodes::{Found, Nodes};
+use super::node::{Identity, Node};
+use super::nodes::{FoundNode, Nodes};
 use super::open_files::OpenFiles;
 use super::options::{Cache, DataPath, Options};
 use super::pruner::Pruner;
 use super::readdirplus::ReaddirplusPolicy;
 use super::share::{Share, Taken};
 use super::tables::Tables;
-use super::usage::Usage;
+use super::usage::QuotaUsage;
 use crate::caller::credentials::ActAs;
 use crate::region::Region;
 use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX, init};
 use crate::session::{
-    Answer, Exchange, Granted, Notifier, Operation, Question, REQUEST_SIZE, Request, Service, Session, Wanted,
+    Answer, Exchange, Granted, NodeId, Notifier, Operation, REQUEST_SIZE, Request, RootQuestion, Service, Session,
+    WantedFeatures,
 };
 use crate::trace::Trace;
 
@@ -78,13 +79,13 @@ pub struct PassthroughFilesystem {
     validity: Validity,
     mounts: Mounts,
     nodes: Nodes,
-    directories: Mutex<LruCache<u64, Arc<OwnedFd>>>,
+    directories: Mutex<LruCache<NodeId, Arc<OwnedFd>>>,
     files: OpenFiles,
     readdirplus: ReaddirplusPolicy,
     /// The kernel keeps locks by itself.
     kernel_keeps_locks: bool,
     waits: Arc<Waits>,
-    usage: Option<Usage>,
+    usage: Option<QuotaUsage>,
     /// Those that it may have.
     descriptors: Share,
     /// Some open files are to be reopened.
@@ -99,7 +100,7 @@ pub struct PassthroughFilesystem {
 }
 
 /// What a session with such a file system asks the kernel for.
-pub fn wanted(source: &OwnedFd, options: &Options) -> Wanted {
+pub fn wanted(source: &OwnedFd, options: &Options) -> WantedFeatures {
     let flags = init::ASYNC_READ
         | init::EXPORT_SUPPORT
         | init::DONT_MASK
@@ -119,7 +120,7 @@ pub fn wanted(source: &OwnedFd, options: &Options) -> Wanted {
     // Data that is cached here is dropped when the file was changed elsewhere.
     let locks = if options.kernel_is_alone() { 0 } else { LOCKS };
     let auto_invalidate = if options.cache == Cache::Always { 0 } else { init::AUTO_INVAL_DATA };
-    Wanted { flags: flags | idmap | locks | auto_invalidate, max_stack_depth: stack_depth(source) }
+    WantedFeatures { flags: flags | idmap | locks | auto_invalidate, max_stack_depth: stack_depth(source) }
 }
 
 /// A file system on top of others can back files too, if this one may be stacked one deeper. Then this one cannot be
@@ -148,7 +149,7 @@ impl PassthroughFilesystem {
             options.cache = Cache::Auto;
         }
         Self {
-            validity: Validity::of(&options, nodes.get(ROOT).and_then(|root| root.held()).as_deref()),
+            validity: Validity::of(&options, nodes.get(NodeId::ROOT).and_then(|root| root.held()).as_deref()),
             data_path,
             device: session.device(),
             notifier: session.notifier(),
@@ -240,11 +241,11 @@ impl PassthroughFilesystem {
         }
     }
 
-    fn node(&self, id: u64) -> Result<Arc<Node>, Errno> {
+    fn node(&self, id: NodeId) -> Result<Arc<Node>, Errno> {
         self.nodes.get(id).ok_or(Errno::STALE)
     }
 
-    fn forget(&self, node: u64, lookups: u64) {
+    fn forget(&self, node: NodeId, lookups: u64) {
         if self.nodes.forget(node, lookups) {
             self.open_directories().pop(&node);
         }
@@ -312,7 +313,8 @@ impl PassthroughFilesystem {
         made: bool,
     ) -> Result<(Arc<Node>, EntryOut), Errno> {
         let charge = if made { 0 } else { bytes_taken(found) };
-        let node = self.nodes.enter(Found { identity, mount: Arc::clone(&parent.mount), kind: kind(found), charge })?;
+        let node =
+            self.nodes.enter(FoundNode { identity, mount: Arc::clone(&parent.mount), kind: kind(found), charge })?;
         let entry = self.validity.for_node(&node, found).entry(node.id, attr(found, &node.mount));
         Ok((node, entry))
     }
@@ -322,7 +324,7 @@ impl PassthroughFilesystem {
         let (identity, mount) = self.mounts.identify(file.as_fd(), Some(parent))?;
         let found = attributes_of(file.as_fd())?;
         let charge = if made { 0 } else { bytes_taken(&found) };
-        let node = self.nodes.enter(Found { identity, mount, kind: kind(&found), charge })?;
+        let node = self.nodes.enter(FoundNode { identity, mount, kind: kind(&found), charge })?;
         if node.kind == FileType::Directory {
             self.keep_open(&node, || reopen(file.as_fd(), OFlags::PATH))?;
         }
@@ -358,12 +360,12 @@ impl PassthroughFilesystem {
         }
     }
 
-    fn open_directories(&self) -> std::sync::MutexGuard<'_, LruCache<u64, Arc<OwnedFd>>> {
+    fn open_directories(&self) -> std::sync::MutexGuard<'_, LruCache<NodeId, Arc<OwnedFd>>> {
         self.directories.lock().expect("a thread that panics ends the process")
     }
 
     /// Where on the host a request is about, for people.
-    fn host_path(&self, node: u64, name: Option<&OsStr>) -> String {
+    fn host_path(&self, node: NodeId, name: Option<&OsStr>) -> String {
         let node = self.nodes.get(node).and_then(|node| self.descriptor(&node).ok());
         let path = node.and_then(|file| std::fs::read_link(proc_path(file.as_fd())).ok()).unwrap_or_default();
         name.map_or(path.clone(), |name| path.join(name)).to_string_lossy().into_owned()
@@ -431,7 +433,7 @@ impl Service for PassthroughFilesystem {
         }
     }
 
-    fn recall(&self, question: Question) -> Option<Answer> {
+    fn recall(&self, question: RootQuestion) -> Option<Answer> {
         self.remembered(question)
     }
 }

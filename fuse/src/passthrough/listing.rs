@@ -17,7 +17,7 @@ const CHUNK: usize = 32 << 10;
 const HEADER: usize = 19;
 
 /// An open directory and where reading has got to.
-pub struct Listing {
+pub struct SourceListing {
     directory: OwnedFd,
     /// What was read and not given out yet.
     chunk: Vec<u8>,
@@ -39,7 +39,7 @@ pub struct DirectoryEntry<'a> {
     pub name: &'a OsStr,
 }
 
-impl Listing {
+impl SourceListing {
     /// Begins at the first entry.
     pub fn new(directory: OwnedFd) -> Self {
         Self { directory, chunk: Vec::new(), position: 0, offset: Some(0) }
@@ -129,11 +129,11 @@ fn parse(chunk: &[u8]) -> Option<(DirectoryEntry<'_>, usize)> {
 mod tests {
     use super::*;
 
-    fn listing(path: &std::path::Path) -> Listing {
-        Listing::new(std::fs::File::open(path).expect("a directory").into())
+    fn listing(path: &std::path::Path) -> SourceListing {
+        SourceListing::new(std::fs::File::open(path).expect("a directory").into())
     }
 
-    fn names(listing: &mut Listing, offset: u64, most: usize) -> (Vec<String>, u64) {
+    fn names(listing: &mut SourceListing, offset: u64, most: usize) -> (Vec<String>, u64) {
         let (mut names, mut next) = (Vec::new(), offset);
         listing
             .read(offset, |_, entry| {

@@ -23,13 +23,13 @@ use rustix::io::Errno;
 use super::attributes::{attributes_of_name, kind};
 use super::handle::FileHandle;
 use super::hashing::Key;
-use super::listing::Listing;
+use super::listing::SourceListing;
 use super::node::{Identity, Node};
 use super::state::{MountCell, no_memory, recordable};
 use crate::mount::private::PASSTHROUGH_SOURCE;
 use crate::mount::table::{FS_TYPE, MountTable, MountTableEntry, Restrictions, mount_id};
 use crate::region::Region;
-use crate::region::cells::Record;
+use crate::region::cells::OwnedCell;
 
 /// Bits of a file's number that tell the mounts below the source apart.
 const INDEX_SHIFT: u32 = 48;
@@ -38,7 +38,7 @@ const INDEX_SHIFT: u32 = 48;
 #[derive(Debug)]
 pub struct Mount {
     /// Dropped before the anchor that it names is closed.
-    record: Record<MountCell>,
+    record: OwnedCell<MountCell>,
     id: u64,
     /// 0 for the one the source is on.
     index: u64,
@@ -85,7 +85,7 @@ impl Way {
             Self::Below { parent, directory } => {
                 let directory = directory.open(parent.anchor()?, OFlags::RDONLY | OFlags::DIRECTORY).ok()?;
                 let mut found = None;
-                let listed = Listing::new(directory).read(0, |directory, entry| {
+                let listed = SourceListing::new(directory).read(0, |directory, entry| {
                     if entry.name != "." && entry.name != ".." {
                         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                         found = openat(directory, entry.name, flags, Mode::empty()).ok().and_then(of_mount);
@@ -108,7 +108,7 @@ impl Mount {
 
     /// A mount that a dead server left. `table` are the mounts that the source is among.
     pub fn inherit(
-        record: Record<MountCell>,
+        record: OwnedCell<MountCell>,
         anchor: Option<OwnedFd>,
         way: Option<Way>,
         table: &[MountTableEntry],
@@ -257,7 +257,7 @@ impl Mounts {
         let next = &self.region.header().counters.next_mount;
         let index = next.load(Relaxed);
         next.store(index.wrapping_add(1), Release);
-        let record = Record::new(&self.region, |cell: &MountCell| {
+        let record = OwnedCell::new(&self.region, |cell: &MountCell| {
             cell.id.store(id, Relaxed);
             cell.index.store(index, Relaxed);
             cell.anchor.store(anchor.as_ref().map_or(0, |anchor| anchor.as_raw_fd().cast_unsigned()), Relaxed);

@@ -16,14 +16,12 @@ use rustix::io::Errno;
 
 use super::handle::FileHandle;
 use super::mounts::{Mount, reopen};
-use super::nodes::Shared;
+use super::nodes::SharedNodes;
 use super::open_node::OpenNode;
 use super::share::Taken;
 use super::state::{HANDLE_LENGTH, MAPPABLE, NO_HANDLE, NodeCell, recordable};
 use crate::region::cells::CellRef;
-
-/// The root's number, as FUSE has it.
-pub const ROOT: u64 = 1;
+use crate::session::NodeId;
 
 /// What makes a file the same file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,7 +48,7 @@ pub enum Identity {
 #[derive(Debug)]
 pub struct Node {
     /// Its number.
-    pub id: u64,
+    pub id: NodeId,
     /// What kind of file it is; that never changes.
     pub kind: FileType,
     /// Where it is.
@@ -61,7 +59,7 @@ pub struct Node {
     held: Mutex<Option<HeldNode>>,
     /// What its open files share, while there are any.
     open: Mutex<Option<Box<OpenNode>>>,
-    nodes: Arc<Shared>,
+    nodes: Arc<SharedNodes>,
 }
 
 /// A descriptor that is kept for a node.
@@ -75,9 +73,9 @@ struct HeldNode {
 
 impl Node {
     /// The one of a cell, which [`Nodes`](super::nodes::Nodes) has.
-    pub fn new(record: CellRef<NodeCell>, identity: Identity, mount: Arc<Mount>, nodes: Arc<Shared>) -> Self {
+    pub fn new(record: CellRef<NodeCell>, identity: Identity, mount: Arc<Mount>, nodes: Arc<SharedNodes>) -> Self {
         let kind = FileType::from_raw_mode(record.form.load(Relaxed) & libc::S_IFMT);
-        let id = record.id.load(Relaxed);
+        let id = NodeId(record.id.load(Relaxed));
         Self { id, kind, mount, identity, record, held: Mutex::default(), open: Mutex::default(), nodes }
     }
 

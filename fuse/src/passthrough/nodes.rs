@@ -31,11 +31,12 @@ use rustix::io::Errno;
 
 use super::hashing::{Key, random};
 use super::mounts::Mount;
-use super::node::{Identity, Node, ROOT};
+use super::node::{Identity, Node};
 use super::share::Share;
 use super::state::{MAPPABLE, NodeCell, no_memory};
 use crate::region::Region;
 use crate::region::cells::{CellId, CellRef};
+use crate::session::NodeId;
 
 /// A table of as many nodes is kept, however few are in it.
 const SMALL: usize = 4096;
@@ -44,10 +45,10 @@ const SMALL: usize = 4096;
 const FORGOTTEN: usize = 8192;
 
 /// The nodes that the kernel knows, and those that it forgot last.
-pub struct Nodes(Arc<Shared>);
+pub struct Nodes(Arc<SharedNodes>);
 
 /// What the nodes in use refer to.
-pub struct Shared {
+pub struct SharedNodes {
     region: Arc<Region>,
     key: Key,
     tables: Mutex<Tables>,
@@ -76,7 +77,7 @@ impl Default for Tables {
 }
 
 /// What a node begins with.
-pub struct Found {
+pub struct FoundNode {
     /// What makes it the file it is.
     pub identity: Identity,
     /// Where it is.
@@ -90,7 +91,7 @@ pub struct Found {
 impl Nodes {
     /// None yet.
     pub fn empty(region: Arc<Region>) -> Self {
-        Self(Arc::new(Shared { region, key: Key::default(), tables: Mutex::default() }))
+        Self(Arc::new(SharedNodes { region, key: Key::default(), tables: Mutex::default() }))
     }
 
     /// Makes room for so many more, so that the tables need not grow step by step.
@@ -104,13 +105,13 @@ impl Nodes {
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn new(region: Arc<Region>, found: Found, source: OwnedFd, share: &Share) -> Result<Self, Errno> {
-        region.header().counters.next_node.store(ROOT, Release);
+    pub fn new(region: Arc<Region>, found: FoundNode, source: OwnedFd, share: &Share) -> Result<Self, Errno> {
+        region.header().counters.next_node.store(NodeId::ROOT.0, Release);
         let nodes = Self::empty(region);
         // The kernel never forgets the root.
         let root = nodes.enter(found)?;
         // There is room for more numbers than can ever be used.
-        nodes.0.region.header().counters.next_node.store((random() >> 2) + ROOT + 1, Release);
+        nodes.0.region.header().counters.next_node.store((random() >> 2) + NodeId::ROOT.0 + 1, Release);
         root.hold(source, share.take_anyway());
         Ok(nodes)
     }
@@ -126,11 +127,11 @@ impl Nodes {
         share: &Share,
     ) -> bool {
         let shared = &*self.0;
-        let id = shared.cell(cell).id.load(Relaxed);
-        let is_forgotten = id != ROOT && shared.cell(cell).lookups.load(Relaxed) == 0;
+        let id = NodeId(shared.cell(cell).id.load(Relaxed));
+        let is_forgotten = id != NodeId::ROOT && shared.cell(cell).lookups.load(Relaxed) == 0;
         let (id_hash, identity_hash) = (shared.key.hash_one(id), shared.key.hash_one(identity));
         let mut tables = shared.lock();
-        let is_id = |cell: &CellId| shared.cell(*cell).id.load(Relaxed) == id;
+        let is_id = |cell: &CellId| NodeId(shared.cell(*cell).id.load(Relaxed)) == id;
         if tables.by_id.find(id_hash, is_id).is_some() || (is_forgotten && tables.forgotten.len() == FORGOTTEN) {
             return false;
         }
@@ -152,7 +153,7 @@ impl Nodes {
     }
 
     /// The node of that number.
-    pub fn get(&self, id: u64) -> Option<Arc<Node>> {
+    pub fn get(&self, id: NodeId) -> Option<Arc<Node>> {
         let mut tables = self.0.lock();
         let cell = self.0.find_id(&tables, id)?;
         self.0.node(&mut tables, cell)
@@ -172,7 +173,7 @@ impl Nodes {
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn enter(&self, found: Found) -> Result<Arc<Node>, Errno> {
+    pub fn enter(&self, found: FoundNode) -> Result<Arc<Node>, Errno> {
         let mut removed = Removed::default();
         let mut tables = self.0.lock();
         let known = self.0.find_identity(&tables, &found.identity);
@@ -199,14 +200,14 @@ impl Nodes {
     }
 
     /// The kernel forgets `lookups` of the answers that showed it a node. Returns whether it knows the node no longer.
-    pub fn forget(&self, id: u64, lookups: u64) -> bool {
+    pub fn forget(&self, id: NodeId, lookups: u64) -> bool {
         let shared = &*self.0;
         let mut tables = shared.lock();
         let Some(cell) = shared.find_id(&tables, id) else { return false };
         let count = &shared.cell(cell).lookups;
         let left = count.load(Relaxed).saturating_sub(lookups);
         count.store(left, Release);
-        if left > 0 || id == ROOT {
+        if left > 0 || id == NodeId::ROOT {
             return false;
         }
         match tables.in_use.get(&cell).map(Weak::upgrade) {
@@ -250,7 +251,7 @@ impl Drop for Nodes {
     }
 }
 
-impl Shared {
+impl SharedNodes {
     /// A node has no user any more; it is being dropped.
     pub fn unused(&self, node: &Node) {
         let cell = node.record.id();
@@ -284,8 +285,8 @@ impl Shared {
         Identity::read(self.cell(cell)).unwrap_or(Identity::Number { mount: 0, device: 0, ino: 0 })
     }
 
-    fn find_id(&self, tables: &Tables, id: u64) -> Option<CellId> {
-        tables.by_id.find(self.key.hash_one(id), |cell| self.cell(*cell).id.load(Relaxed) == id).copied()
+    fn find_id(&self, tables: &Tables, id: NodeId) -> Option<CellId> {
+        tables.by_id.find(self.key.hash_one(id), |cell| NodeId(self.cell(*cell).id.load(Relaxed)) == id).copied()
     }
 
     fn find_identity(&self, tables: &Tables, identity: &Identity) -> Option<CellId> {
@@ -293,7 +294,7 @@ impl Shared {
         tables.by_identity.find(hash, |cell| self.identity(*cell) == *identity).copied()
     }
 
-    fn add_id(&self, tables: &mut Tables, cell: CellId, id: u64) {
+    fn add_id(&self, tables: &mut Tables, cell: CellId, id: NodeId) {
         tables.by_id.insert_unique(self.key.hash_one(id), cell, |cell| self.hash_of_id(*cell));
     }
 
@@ -303,7 +304,7 @@ impl Shared {
     }
 
     fn hash_of_id(&self, cell: CellId) -> u64 {
-        self.key.hash_one(self.cell(cell).id.load(Relaxed))
+        self.key.hash_one(NodeId(self.cell(cell).id.load(Relaxed)))
     }
 
     fn hash_of_identity(&self, cell: CellId) -> u64 {
@@ -322,15 +323,15 @@ impl Shared {
         Some(node)
     }
 
-    fn insert(&self, tables: &mut Tables, found: &Found) -> Result<CellId, Errno> {
-        let Found { identity, mount, kind, charge } = found;
+    fn insert(&self, tables: &mut Tables, found: &FoundNode) -> Result<CellId, Errno> {
+        let FoundNode { identity, mount, kind, charge } = found;
         let next = &self.region.header().counters.next_node;
-        let id = next.load(Acquire);
+        let id = NodeId(next.load(Acquire));
         // Also if this server dies now, the number is not used again.
-        next.store(id.wrapping_add(1), Release);
+        next.store(id.0.wrapping_add(1), Release);
         let record = CellRef::new(&self.region, |cell: &NodeCell| {
             cell.form.store(kind.as_raw_mode() | identity.handle_length(), Relaxed);
-            cell.id.store(id, Relaxed);
+            cell.id.store(id.0, Relaxed);
             cell.mount.store(mount.index(), Relaxed);
             cell.lookups.store(0, Relaxed);
             cell.charged.store(*charge, Relaxed);
@@ -439,7 +440,7 @@ impl NodeCell {
     }
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for SharedNodes {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("Nodes").finish_non_exhaustive()
     }

@@ -16,12 +16,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::listing::Listing;
+use super::listing::SourceListing;
 use super::node::Node;
 use super::share::Taken;
 use super::state::{APPENDS, DIRECTORY, OpenCell, WITH_ATTRIBUTES, no_memory, opened_with, recordable, with_flags};
 use crate::region::Region;
-use crate::region::cells::Record;
+use crate::region::cells::OwnedCell;
+use crate::session::HandleId;
 
 /// So many open directories keep what they have read and not given out, [`CHUNK`](super::listing) bytes each.
 const READ_AHEAD: usize = 1024;
@@ -30,9 +31,9 @@ const READ_AHEAD: usize = 1024;
 #[derive(Debug)]
 pub struct OpenFile {
     /// Dropped before the descriptor that it names is closed.
-    record: Record<OpenCell>,
+    record: OwnedCell<OpenCell>,
     /// Its number.
-    pub handle: u64,
+    pub handle: HandleId,
     /// What it is open on.
     pub node: Arc<Node>,
     /// Open with the caller's access mode. Empty until it is reopened, if no process had it any more.
@@ -47,11 +48,11 @@ pub struct OpenFile {
 /// An open directory of a caller.
 pub struct OpenDirectory {
     /// Dropped before the descriptor that it names is closed.
-    record: Record<OpenCell>,
+    record: OwnedCell<OpenCell>,
     /// What it is open on.
     pub node: Arc<Node>,
     /// Where reading it has got to. None until it is reopened, if no process had it any more.
-    listing: Mutex<Option<Listing>>,
+    listing: Mutex<Option<SourceListing>>,
     /// Its entries come with their attributes.
     pub with_attributes: bool,
     _taken: Taken,
@@ -59,12 +60,12 @@ pub struct OpenDirectory {
 
 impl OpenFile {
     /// An open file that a dead server left; `file` is none if it is to be reopened.
-    pub fn inherit(record: Record<OpenCell>, node: Arc<Node>, file: Option<OwnedFd>, taken: Taken) -> Self {
+    pub fn inherit(record: OwnedCell<OpenCell>, node: Arc<Node>, file: Option<OwnedFd>, taken: Taken) -> Self {
         Self::new(record, node, file.map(|file| OnceLock::from(Arc::new(file))).unwrap_or_default(), taken)
     }
 
-    fn new(record: Record<OpenCell>, node: Arc<Node>, file: OnceLock<Arc<OwnedFd>>, taken: Taken) -> Self {
-        let (handle, flags) = (record.handle.load(Relaxed), record.flags.load(Relaxed));
+    fn new(record: OwnedCell<OpenCell>, node: Arc<Node>, file: OnceLock<Arc<OwnedFd>>, taken: Taken) -> Self {
+        let (handle, flags) = (HandleId(record.handle.load(Relaxed)), record.flags.load(Relaxed));
         let (append, locks_lost) = (flags & APPENDS != 0, AtomicBool::new(false));
         Self { record, handle, node, file, append, locks_lost, _taken: taken }
     }
@@ -106,9 +107,9 @@ impl OpenFile {
 
 impl OpenDirectory {
     /// An open directory that a dead server left; `directory` is none if it is to be reopened.
-    pub fn inherit(record: Record<OpenCell>, node: Arc<Node>, directory: Option<OwnedFd>, taken: Taken) -> Self {
+    pub fn inherit(record: OwnedCell<OpenCell>, node: Arc<Node>, directory: Option<OwnedFd>, taken: Taken) -> Self {
         let with_attributes = record.flags.load(Relaxed) & WITH_ATTRIBUTES != 0;
-        let listing = Mutex::new(directory.map(Listing::resume));
+        let listing = Mutex::new(directory.map(SourceListing::resume));
         Self { record, node, listing, with_attributes, _taken: taken }
     }
 
@@ -116,14 +117,14 @@ impl OpenDirectory {
     ///
     /// # Errors
     /// `ESTALE` when no process has it open any more and it is gone, and those of `act`.
-    pub fn read<T>(&self, act: impl FnOnce(&mut Listing) -> Result<T, Errno>) -> Result<T, Errno> {
+    pub fn read<T>(&self, act: impl FnOnce(&mut SourceListing) -> Result<T, Errno>) -> Result<T, Errno> {
         let mut listing = self.listing.lock().expect("a thread that panics ends the process");
         let listing = match &mut *listing {
             Some(listing) => listing,
             gone => {
                 let directory = recordable(self.node.reopen(OFlags::RDONLY | OFlags::DIRECTORY)?);
                 self.record.descriptor.store(directory.as_raw_fd().cast_unsigned(), Release);
-                gone.insert(Listing::resume(directory))
+                gone.insert(SourceListing::resume(directory))
             }
         };
         act(listing)
@@ -135,13 +136,13 @@ pub struct OpenFiles {
     region: Arc<Region>,
     table: Mutex<OpenTable>,
     /// What dead servers opened without a known answer, by the request.
-    unanswered: HashMap<u64, u64>,
+    unanswered: HashMap<u64, HandleId>,
 }
 
 #[derive(Default)]
 struct OpenTable {
-    files: HashMap<u64, Arc<OpenFile>>,
-    directories: HashMap<u64, Arc<OpenDirectory>>,
+    files: HashMap<HandleId, Arc<OpenFile>>,
+    directories: HashMap<HandleId, Arc<OpenDirectory>>,
 }
 
 impl OpenFiles {
@@ -153,9 +154,9 @@ impl OpenFiles {
     /// Those that a dead server left; `unanswered` has, by request, what was opened without a known answer.
     pub fn inherit(
         region: Arc<Region>,
-        files: HashMap<u64, Arc<OpenFile>>,
-        directories: HashMap<u64, Arc<OpenDirectory>>,
-        unanswered: HashMap<u64, u64>,
+        files: HashMap<HandleId, Arc<OpenFile>>,
+        directories: HashMap<HandleId, Arc<OpenDirectory>>,
+        unanswered: HashMap<u64, HandleId>,
     ) -> Self {
         Self { region, table: Mutex::new(OpenTable { files, directories }), unanswered }
     }
@@ -189,10 +190,10 @@ impl OpenFiles {
         &self,
         unique: u64,
         node: Arc<Node>,
-        listing: Listing,
+        listing: SourceListing,
         with_attributes: bool,
         taken: Taken,
-    ) -> Result<u64, Errno> {
+    ) -> Result<HandleId, Errno> {
         let mut table = self.lock();
         let flags = DIRECTORY | if with_attributes { WITH_ATTRIBUTES } else { 0 };
         let (handle, record) = self.record(unique, &node, listing.directory().as_raw_fd(), flags)?;
@@ -202,7 +203,7 @@ impl OpenFiles {
     }
 
     /// The number of what a dead server opened for the request `unique`, if it did and its answer was lost.
-    pub fn opened_for(&self, unique: u64) -> Option<u64> {
+    pub fn opened_for(&self, unique: u64) -> Option<HandleId> {
         self.unanswered.get(&unique).copied()
     }
 
@@ -213,14 +214,14 @@ impl OpenFiles {
         node: &Node,
         descriptor: RawFd,
         flags: u32,
-    ) -> Result<(u64, Record<OpenCell>), Errno> {
+    ) -> Result<(HandleId, OwnedCell<OpenCell>), Errno> {
         let last = &self.region.header().counters.last_handle;
-        let handle = last.load(Relaxed).wrapping_add(1);
-        last.store(handle, Release);
-        let record = Record::new(&self.region, |cell: &OpenCell| {
+        let handle = HandleId(last.load(Relaxed).wrapping_add(1));
+        last.store(handle.0, Release);
+        let record = OwnedCell::new(&self.region, |cell: &OpenCell| {
             cell.flags.store(flags, Relaxed);
-            cell.handle.store(handle, Relaxed);
-            cell.node.store(node.id, Relaxed);
+            cell.handle.store(handle.0, Relaxed);
+            cell.node.store(node.id.0, Relaxed);
             cell.unique.store(unique, Relaxed);
             cell.descriptor.store(descriptor.cast_unsigned(), Relaxed);
         });
@@ -231,7 +232,7 @@ impl OpenFiles {
     ///
     /// # Errors
     /// `EBADF` when there is none.
-    pub fn get(&self, handle: u64) -> Result<Arc<OpenFile>, Errno> {
+    pub fn get(&self, handle: HandleId) -> Result<Arc<OpenFile>, Errno> {
         self.lock().files.get(&handle).cloned().ok_or(Errno::BADF)
     }
 
@@ -239,7 +240,7 @@ impl OpenFiles {
     ///
     /// # Errors
     /// `EBADF` when there is none.
-    pub fn directory(&self, handle: u64) -> Result<Arc<OpenDirectory>, Errno> {
+    pub fn directory(&self, handle: HandleId) -> Result<Arc<OpenDirectory>, Errno> {
         self.lock().directories.get(&handle).cloned().ok_or(Errno::BADF)
     }
 
@@ -254,12 +255,12 @@ impl OpenFiles {
     }
 
     /// Takes out an open file.
-    pub fn remove(&self, handle: u64) -> Option<Arc<OpenFile>> {
+    pub fn remove(&self, handle: HandleId) -> Option<Arc<OpenFile>> {
         self.lock().files.remove(&handle)
     }
 
     /// Takes out an open directory.
-    pub fn remove_directory(&self, handle: u64) {
+    pub fn remove_directory(&self, handle: HandleId) {
         self.lock().directories.remove(&handle);
     }
 

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
-use crate::session::Notifier;
+use crate::session::{NodeId, Notifier};
 
 /// How long the kernel is given to finish the call that the last request came from.
 const MOMENT: Duration = Duration::from_millis(20);
@@ -25,7 +25,7 @@ pub struct Pruner {
 
 #[derive(Default)]
 struct PrunerState {
-    nodes: HashSet<u64>,
+    nodes: HashSet<NodeId>,
     /// Whether there is a thread.
     running: bool,
     /// Whether the kernel does not know the message.
@@ -39,7 +39,7 @@ impl Pruner {
     }
 
     /// Makes the kernel forget a node, unless it is still in use.
-    pub fn prune_soon(&self, node: u64) {
+    pub fn prune_soon(&self, node: NodeId) {
         let mut state = lock(&self.state);
         if state.refused {
             return;
@@ -65,7 +65,7 @@ fn run(notifier: &Notifier, state: &Mutex<PrunerState>) {
             }
             std::mem::take(&mut state.nodes)
         };
-        let nodes: Vec<u64> = nodes.into_iter().collect();
+        let nodes: Vec<NodeId> = nodes.into_iter().collect();
         if notifier.prune(&nodes).is_err() {
             // The file system may be unmounted, too.
             lock(state).refused = true;

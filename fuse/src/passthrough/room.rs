@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustix::fs::fstatvfs;
 use rustix::io::Errno;
 
-use super::usage::Usage;
+use super::usage::QuotaUsage;
 use crate::region::Region;
 use crate::session::abi::Kstatfs;
 
@@ -38,7 +38,7 @@ impl Room {
     /// The same for a volume whose source this is, with its limit in bytes.
     pub(crate) fn of(source: impl AsFd, limit: Option<u64>, region: &Arc<Region>) -> io::Result<Room> {
         let whole = whole(source.as_fd())?;
-        let usage = limit.map(|limit| Usage::inherit(limit, Arc::clone(region)));
+        let usage = limit.map(|limit| QuotaUsage::inherit(limit, Arc::clone(region)));
         Ok(Self::from(usage.map_or(whole, |usage| usage.narrow(whole))))
     }
 }

@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use crate::region::Region;
-use crate::region::cells::{CellId, Content};
+use crate::region::cells::{CellContent, CellId};
 use crate::region::shared::shared;
 
 /// Descriptors below are the process's own business.
@@ -124,23 +124,23 @@ const GONE: u32 = 1;
 /// Of a backing id: it is being given back, and may be gone.
 pub const GOING: u32 = 1 << 31;
 
-impl Content for NodeCell {
+impl CellContent for NodeCell {
     const TAG: u32 = 1;
 }
 
-impl Content for OpenCell {
+impl CellContent for OpenCell {
     const TAG: u32 = 2;
 }
 
-impl Content for LockCell {
+impl CellContent for LockCell {
     const TAG: u32 = 3;
 }
 
-impl Content for MountCell {
+impl CellContent for MountCell {
     const TAG: u32 = 4;
 }
 
-impl Content for HeldCell {
+impl CellContent for HeldCell {
     const TAG: u32 = 5;
 }
 

@@ -17,8 +17,8 @@ use super::filesystem::probe;
 use super::handle::FileHandle;
 use super::hashing::Key;
 use super::mounts::{Mount, Mounts, Way};
-use super::node::{Identity, Node, ROOT};
-use super::nodes::{Found, Nodes};
+use super::node::{Identity, Node};
+use super::nodes::{FoundNode, Nodes};
 use super::open_files::{OpenDirectory, OpenFile, OpenFiles};
 use super::open_node::{BackingId, OpenNode};
 use super::options::{DataPath, Options};
@@ -26,12 +26,12 @@ use super::room::whole;
 use super::share::Share;
 use super::state::{DIRECTORY, HeldCell, LockCell, MountCell, NodeCell, OpenCell, number};
 use super::takeover::TakeoverError;
-use super::usage::{Usage, growth_of};
+use super::usage::{QuotaUsage, growth_of};
 use crate::mount::table::MountTable;
 use crate::region::Region;
-use crate::region::cells::{CellId, Content, Record};
-use crate::session::Session;
+use crate::region::cells::{CellContent, CellId, OwnedCell};
 use crate::session::abi::Kstatfs;
+use crate::session::{HandleId, NodeId, Session};
 
 /// What a file system knows.
 pub struct Tables {
@@ -44,7 +44,7 @@ pub struct Tables {
     /// Open files and directories.
     pub files: OpenFiles,
     /// The account of a limited volume.
-    pub usage: Option<Usage>,
+    pub usage: Option<QuotaUsage>,
     /// The descriptors that the volume may have.
     pub share: Share,
     /// What the source says of itself as a whole, where it may be away.
@@ -66,7 +66,7 @@ impl Tables {
         let mounts = Mounts::new(Arc::clone(region), table, std::iter::empty());
         let found = attributes_of(source.as_fd())?;
         let (identity, mount) = mounts.identify(source.as_fd(), None)?;
-        let measure = |limit| Usage::measure(source.as_fd(), limit, Arc::clone(region));
+        let measure = |limit| QuotaUsage::measure(source.as_fd(), limit, Arc::clone(region));
         let usage = options.limit.map(measure).transpose()?;
         // A limit is counted by the server, so the server has to see every write. Waits for another machine must happen in the
         // server, where the stall guard can see them.
@@ -77,7 +77,7 @@ impl Tables {
             FileType::Directory => growth_of(source.as_fd())?,
             _ => bytes_taken(&found),
         };
-        let found = Found { identity, mount, kind: kind(&found), charge };
+        let found = FoundNode { identity, mount, kind: kind(&found), charge };
         let share = Share::new(&options.name);
         let nodes = Nodes::new(Arc::clone(region), found, source, &share)?;
         region.header().counters.data_path.store(data_path.to_word(), Release);
@@ -146,13 +146,13 @@ impl Inheritance {
         let known = reader.mounts(source.as_ref(), &table);
         let share = Share::new(&options.name);
         let nodes = reader.nodes(&known, &share);
-        let root = nodes.get(ROOT).ok_or(TakeoverError::NoRoot)?;
+        let root = nodes.get(NodeId::ROOT).ok_or(TakeoverError::NoRoot)?;
         keep_source(&root, source, &share)?;
         let mounts = Mounts::new(Arc::clone(region), table, known.values());
         let files = reader.open_files(asked, &nodes, &share);
         reader.locks(&nodes, &share);
         let unused = reader.unused(&nodes);
-        let usage = options.limit.map(|limit| Usage::inherit(limit, Arc::clone(region)));
+        let usage = options.limit.map(|limit| QuotaUsage::inherit(limit, Arc::clone(region)));
         let RegionReader { mut kept, lost, losses, .. } = reader;
         kept.sort_unstable();
         region.cells().keep_only(&kept);
@@ -197,9 +197,9 @@ impl<'a> RegionReader<'a> {
     }
 
     /// The records of one kind. Each is then kept or lost.
-    fn records<T: Content>(&mut self) -> Vec<Record<T>> {
+    fn records<T: CellContent>(&mut self) -> Vec<OwnedCell<T>> {
         let ids = self.cells.remove(&T::TAG).unwrap_or_default();
-        ids.into_iter().map(|id| Record::of(self.region, id)).collect()
+        ids.into_iter().map(|id| OwnedCell::of(self.region, id)).collect()
     }
 
     /// The descriptor that a cell names, unless no process has it any more, or another cell named it before.
@@ -241,15 +241,15 @@ impl<'a> RegionReader<'a> {
         self.kept.reserve(cells.len());
         for cell in cells {
             let Some(record) = self.region.cells().find::<NodeCell>(cell) else { continue };
-            let id = record.id.load(Relaxed);
+            let id = NodeId(record.id.load(Relaxed));
             // No answer has shown it to the kernel yet, or the kernel has forgotten it.
-            let is_forgotten = record.lookups.load(Relaxed) == 0 && id != ROOT;
+            let is_forgotten = record.lookups.load(Relaxed) == 0 && id != NodeId::ROOT;
             let mount = mounts.get(&record.mount.load(Relaxed));
             let held = self.descriptor(record.held.load(Relaxed));
             let identity = Identity::read(record).filter(|identity| match identity {
                 Identity::Handle { .. } => !is_forgotten || (held.is_none() && record.nameless.load(Relaxed) == 0),
                 // The source is given by other means. A node without a handle is its descriptor.
-                Identity::Number { .. } => !is_forgotten && (held.is_some() || id == ROOT),
+                Identity::Number { .. } => !is_forgotten && (held.is_some() || id == NodeId::ROOT),
             });
             let takes_in = |(identity, mount)| nodes.inherit(cell, &identity, mount, held, share);
             if identity.zip(mount).is_some_and(takes_in) {
@@ -267,9 +267,10 @@ impl<'a> RegionReader<'a> {
         let (mut files, mut directories) = (HashMap::new(), HashMap::new());
         let mut unanswered = HashMap::new();
         for record in self.records::<OpenCell>() {
-            let (cell, handle, unique) = (record.id(), record.handle.load(Relaxed), record.unique.load(Relaxed));
+            let (cell, unique) = (record.id(), record.unique.load(Relaxed));
+            let handle = HandleId(record.handle.load(Relaxed));
             let descriptor = self.descriptor(record.descriptor.load(Relaxed));
-            let node = nodes.get(record.node.load(Relaxed));
+            let node = nodes.get(NodeId(record.node.load(Relaxed)));
             let is_directory = record.flags.load(Relaxed) & DIRECTORY != 0;
             let known = files.contains_key(&handle) || directories.contains_key(&handle);
             // It is opened by its node: nothing but what it was may be.
@@ -306,7 +307,7 @@ impl<'a> RegionReader<'a> {
     fn locks(&mut self, nodes: &Nodes, share: &Share) {
         for record in self.records::<LockCell>() {
             let (cell, word) = (record.id(), record.descriptor.load(Relaxed));
-            let node = nodes.get(record.node.load(Relaxed));
+            let node = nodes.get(NodeId(record.node.load(Relaxed)));
             let mut shared = node.as_ref().map(|node| node.open());
             let Some(shared) = shared.as_mut().and_then(|shared| shared.as_mut()) else {
                 self.losses.locks += 1;
@@ -317,7 +318,7 @@ impl<'a> RegionReader<'a> {
             shared.locks.inherit(record, || (self.descriptor(word), share.take_anyway()));
         }
         for record in self.records::<HeldCell>() {
-            let (cell, node) = (record.id(), nodes.get(record.node.load(Relaxed)));
+            let (cell, node) = (record.id(), nodes.get(NodeId(record.node.load(Relaxed))));
             let mut shared = node.as_ref().map(|node| node.open());
             let shared = shared.as_mut().and_then(|shared| shared.as_mut());
             // Without an owner, the server was killed while it gave up the lock.

@@ -30,17 +30,18 @@ use rustix::io::Errno;
 
 use super::attributes::{attributes_of, bytes_taken, kind};
 use super::extents;
-use super::listing::Listing;
-use super::node::{Node, ROOT};
+use super::listing::SourceListing;
+use super::node::Node;
 use crate::region::Region;
 use crate::region::header::Counters;
+use crate::session::NodeId;
 use crate::session::abi::Kstatfs;
 
 /// What files grow by.
 const BLOCK: u64 = 4096;
 
 /// The limit and what is taken of it, in bytes.
-pub struct Usage {
+pub struct QuotaUsage {
     /// The limit that the volume was mounted with. The supervisor may have set another one in the region.
     first_limit: u64,
     region: Arc<Region>,
@@ -54,24 +55,24 @@ pub struct Usage {
 /// The sole right to change what is taken: held from looking for room until it is taken, and from looking at a file
 /// until it is charged with what it takes.
 pub struct Account<'a> {
-    usage: &'a Usage,
+    usage: &'a QuotaUsage,
     counters: &'a Counters,
     _right: MutexGuard<'a, ()>,
 }
 
-impl Usage {
+impl QuotaUsage {
     /// Counts what is in `source` already; the first block of the directory itself is free.
     ///
     /// # Errors
     /// When the source cannot be read.
-    pub fn measure(source: BorrowedFd<'_>, limit: u64, region: Arc<Region>) -> Result<Usage, Errno> {
+    pub fn measure(source: BorrowedFd<'_>, limit: u64, region: Arc<Region>) -> Result<QuotaUsage, Errno> {
         region.header().counters.used.store(taken_below(source)?.saturating_add(growth_of(source)?), Release);
         Ok(Self::inherit(limit, region))
     }
 
     /// As a dead server left it.
-    pub fn inherit(limit: u64, region: Arc<Region>) -> Usage {
-        Usage {
+    pub fn inherit(limit: u64, region: Arc<Region>) -> QuotaUsage {
+        QuotaUsage {
             first_limit: limit,
             region,
             right: Mutex::new(()),
@@ -145,7 +146,7 @@ impl Account<'_> {
     pub fn check_room_for_name(&self, parent: &Node, directory: BorrowedFd<'_>, blocks: u64) -> Result<(), Errno> {
         let root_is_full = || {
             let grown = attributes_of(directory).map_or(0, |found| bytes_taken(&found).saturating_sub(BLOCK));
-            parent.id == ROOT && grown >= self.usage.limit() && grown >= self.usage.root_free.load(Relaxed)
+            parent.id == NodeId::ROOT && grown >= self.usage.limit() && grown >= self.usage.root_free.load(Relaxed)
         };
         if self.room() >= (1 + blocks) * BLOCK && !root_is_full() { Ok(()) } else { Err(Errno::NOSPC) }
     }
@@ -187,7 +188,7 @@ impl Account<'_> {
     pub fn settle(&mut self, node: &Node, file: BorrowedFd<'_>) {
         // Without the file's attributes the charge stays as it was.
         if let Ok(found) = attributes_of(file) {
-            let free = if node.id == ROOT { self.free_of(node) } else { 0 };
+            let free = if node.id == NodeId::ROOT { self.free_of(node) } else { 0 };
             self.charge(node, bytes_taken(&found).saturating_sub(free));
         }
     }
@@ -245,7 +246,7 @@ fn names_take_at_most(directory: BorrowedFd<'_>, most: u64) -> Result<bool, Errn
     const HEAD: u64 = 8;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut taken: u64 = 0;
-    Listing::new(openat(directory, c".", flags, Mode::empty())?).read(0, |_, entry| {
+    SourceListing::new(openat(directory, c".", flags, Mode::empty())?).read(0, |_, entry| {
         taken += (HEAD + entry.name.len() as u64).next_multiple_of(4);
         Ok(taken <= most)
     })?;
@@ -261,7 +262,7 @@ fn taken_below(source: BorrowedFd<'_>) -> Result<u64, Errno> {
     let directory = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut pending = vec![openat(source, c".", directory, Mode::empty())?];
     while let Some(next) = pending.pop() {
-        Listing::new(next).read(0, |at, entry| {
+        SourceListing::new(next).read(0, |at, entry| {
             if entry.name == "." || entry.name == ".." {
                 return Ok(true);
             }

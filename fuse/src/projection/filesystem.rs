@@ -14,12 +14,12 @@ use std::time::{Duration, SystemTime};
 
 use nix::errno::Errno;
 
-use super::tree::{Attributes, Listed, NodeId, NodeKind, Tree};
+use super::tree::{Attributes, Listed, NodeKind, Tree};
 use super::undo::Undo;
 use crate::audit::Audit;
 use crate::region::Region;
 use crate::session::abi::{Attr, AttrOut, EntryOut, Kstatfs, OpenOut, ReadIn, SetattrIn, fattr, fopen, init};
-use crate::session::{Answer, Caller, Exchange, ListedEntry, Operation, Request, Service, Wanted};
+use crate::session::{Answer, Caller, Exchange, ListedEntry, NodeId, Operation, Request, Service, WantedFeatures};
 use crate::trace::Trace;
 
 /// How long the kernel may cache answers, in seconds: in practice, for ever.
@@ -54,7 +54,7 @@ pub struct ProjectionFilesystem {
 }
 
 /// What a session with such a file system asks the kernel for.
-pub fn wanted(traced: bool) -> Wanted {
+pub fn wanted(traced: bool) -> WantedFeatures {
     // Each is worth having alone; an older kernel lacks some of them.
     let flags = init::ASYNC_READ
         | init::NO_OPEN_SUPPORT
@@ -65,7 +65,7 @@ pub fn wanted(traced: bool) -> Wanted {
         | init::HAS_RESEND;
     // With ID-mapped mounts requests do not carry the caller's uid, which a trace shows.
     let idmap = if traced { 0 } else { init::ALLOW_IDMAP };
-    Wanted { flags: flags | idmap, max_stack_depth: 0 }
+    WantedFeatures { flags: flags | idmap, max_stack_depth: 0 }
 }
 
 impl ProjectionFilesystem {
@@ -115,7 +115,6 @@ impl ProjectionFilesystem {
             Operation::SetAttr(arguments) => self.set_mode(node, arguments).map(told),
             Operation::Symlink { name, target } => self.change(|tree| tree.make_link(node, name, target)).map(entry),
             Operation::Rename { name, new_parent, new_name, flags: 0 } => {
-                let new_parent = NodeId(new_parent);
                 self.change(|tree| tree.rename(node, name, new_parent, new_name)).map(|()| Answer::Done)
             }
             Operation::Unlink { name } => self.change(|tree| tree.unlink(node, name)).map(|()| Answer::Done),
@@ -204,9 +203,9 @@ impl Service for ProjectionFilesystem {
         let served = match request.operation {
             Operation::BatchForget { nodes } => nodes.iter().try_fold(Answer::Silence, |_, one| {
                 let operation = Operation::Forget { lookups: one.nlookup };
-                self.serve(&Request { operation, ..*request }, NodeId(one.nodeid), exchange)
+                self.serve(&Request { operation, ..*request }, one.nodeid, exchange)
             }),
-            _ => self.serve(request, NodeId(request.node), exchange),
+            _ => self.serve(request, request.node, exchange),
         };
         match (&request.operation, served) {
             // Node id 0: the name is absent, and the kernel may remember that.
@@ -270,7 +269,7 @@ pub(crate) fn file_system(bytes: u64, nodes: u64) -> Answer {
 }
 
 pub(crate) fn entry(attributes: Attributes) -> Answer {
-    let nodeid = attributes.node.0;
+    let nodeid = attributes.node;
     let attr = attr(&attributes);
     Answer::Entry(EntryOut { nodeid, entry_valid: FOREVER, attr_valid: FOREVER, attr, ..Default::default() })
 }

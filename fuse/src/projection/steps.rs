@@ -22,7 +22,7 @@ pub const DATA_TMP: &str = "..data_tmp";
 
 /// One system call that changes a projection's tree. Names without a directory are in the root.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Step {
+pub enum ProjectionStep {
     /// `mkdirat(2)` of a generation's directory; with it the whole generation appears.
     MakeGeneration {
         /// The staged generation.
@@ -63,7 +63,7 @@ pub enum Step {
     },
 }
 
-impl Step {
+impl ProjectionStep {
     /// The entry that the step is about.
     pub fn name(&self) -> &str {
         match self {
@@ -102,12 +102,12 @@ pub fn switch(
     next: ShownGeneration<'_>,
     mode: u16,
     hidden: &BTreeSet<String>,
-) -> Vec<Step> {
+) -> Vec<ProjectionStep> {
     let mut steps = vec![
-        Step::MakeGeneration { name: next.name.to_string() },
-        Step::SetMode { name: next.name.to_string(), mode },
-        Step::MakeLink { name: DATA_TMP.to_owned(), target: next.name.to_string(), uid: 0 },
-        Step::Switch,
+        ProjectionStep::MakeGeneration { name: next.name.to_string() },
+        ProjectionStep::SetMode { name: next.name.to_string(), mode },
+        ProjectionStep::MakeLink { name: DATA_TMP.to_owned(), target: next.name.to_string(), uid: 0 },
+        ProjectionStep::Switch,
     ];
     let before = || links(previous.map(|shown| shown.image), hidden);
     let after = || links(Some(next.image), hidden);
@@ -118,13 +118,13 @@ pub fn switch(
 
 /// The end of an old generation: the entries the kernel knows are unlinked one by one, children
 /// before their directory, so that watchers of a file get the event of its removal (EV-04).
-pub fn removal(old: ShownGeneration<'_>, looked_up: &[Index]) -> Vec<Step> {
+pub fn removal(old: ShownGeneration<'_>, looked_up: &[Index]) -> Vec<ProjectionStep> {
     let mut indexes: Vec<_> =
         looked_up.iter().copied().filter(|index| (1..old.image.nodes()).contains(index)).collect();
     indexes.sort_unstable_by(|a, b| b.cmp(a));
     indexes.dedup();
     let mut steps: Vec<_> = indexes.into_iter().map(|index| remove_node(old, index)).collect();
-    steps.push(Step::RemoveDirectory { directory: String::new(), name: old.name.to_string() });
+    steps.push(ProjectionStep::RemoveDirectory { directory: String::new(), name: old.name.to_string() });
     steps
 }
 
@@ -136,7 +136,7 @@ pub fn repair(
     current: Option<ShownGeneration<'_>>,
     hidden: &BTreeSet<String>,
     is_kept: impl Fn(&str) -> bool,
-) -> Vec<Step> {
+) -> Vec<ProjectionStep> {
     let wanted = || links(current.map(|shown| shown.image), hidden);
     let names: BTreeSet<_> = wanted().map(|(name, _)| name).collect();
     let present: BTreeSet<_> = entries.iter().map(String::as_str).collect();
@@ -149,7 +149,7 @@ pub fn repair(
         let kept = entry == DATA || entry == DATA_TMP || names.contains(entry) || hidden.contains(entry);
         let is_wanted = current.is_some_and(|shown| shown.name.as_str() == entry) || is_kept(entry);
         if is_generation(entry) && !is_wanted {
-            steps.push(Step::RemoveDirectory { directory: String::new(), name: entry.to_owned() });
+            steps.push(ProjectionStep::RemoveDirectory { directory: String::new(), name: entry.to_owned() });
         } else if !kept && !is_wanted {
             steps.push(unlink_root(entry));
         }
@@ -175,15 +175,15 @@ fn missing<'a>(
     })
 }
 
-fn make_link(name: &str, uid: u32) -> Step {
-    Step::MakeLink { name: name.to_owned(), target: format!("{DATA}/{name}"), uid }
+fn make_link(name: &str, uid: u32) -> ProjectionStep {
+    ProjectionStep::MakeLink { name: name.to_owned(), target: format!("{DATA}/{name}"), uid }
 }
 
-fn unlink_root(name: &str) -> Step {
-    Step::Unlink { directory: String::new(), name: name.to_owned() }
+fn unlink_root(name: &str) -> ProjectionStep {
+    ProjectionStep::Unlink { directory: String::new(), name: name.to_owned() }
 }
 
-fn remove_node(old: ShownGeneration<'_>, index: Index) -> Step {
+fn remove_node(old: ShownGeneration<'_>, index: Index) -> ProjectionStep {
     let parent = old.image.path(old.image.parent(index));
     let directory = match parent.as_str() {
         "" => old.name.to_string(),
@@ -191,9 +191,9 @@ fn remove_node(old: ShownGeneration<'_>, index: Index) -> Step {
     };
     let name = old.image.name(index).to_owned();
     if old.image.is_directory(index) {
-        Step::RemoveDirectory { directory, name }
+        ProjectionStep::RemoveDirectory { directory, name }
     } else {
-        Step::Unlink { directory, name }
+        ProjectionStep::Unlink { directory, name }
     }
 }
 
@@ -210,14 +210,14 @@ mod tests {
         Layout::new(entries, directories).expect("a tree").image().expect("an image")
     }
 
-    fn words(steps: &[Step], name: &GenerationName) -> Vec<String> {
-        let word = |step: &Step| match step {
-            Step::MakeGeneration { .. } => "mkdir gen".to_owned(),
-            Step::SetMode { .. } => "chmod gen".to_owned(),
-            Step::MakeLink { name, .. } => format!("symlink {name}"),
-            Step::Switch => "switch".to_owned(),
-            Step::Unlink { directory, name } => format!("unlink {directory}/{name}"),
-            Step::RemoveDirectory { directory, name } => format!("rmdir {directory}/{name}"),
+    fn words(steps: &[ProjectionStep], name: &GenerationName) -> Vec<String> {
+        let word = |step: &ProjectionStep| match step {
+            ProjectionStep::MakeGeneration { .. } => "mkdir gen".to_owned(),
+            ProjectionStep::SetMode { .. } => "chmod gen".to_owned(),
+            ProjectionStep::MakeLink { name, .. } => format!("symlink {name}"),
+            ProjectionStep::Switch => "switch".to_owned(),
+            ProjectionStep::Unlink { directory, name } => format!("unlink {directory}/{name}"),
+            ProjectionStep::RemoveDirectory { directory, name } => format!("rmdir {directory}/{name}"),
         };
         steps.iter().map(|step| word(step).replace(name.as_str(), "gen")).collect()
     }

@@ -9,8 +9,7 @@
 
 use std::sync::LazyLock;
 
-use super::tree::NodeId;
-use crate::session::{Notifier, PageInvalidator};
+use crate::session::{NodeId, Notifier, PageInvalidator};
 
 /// What undoes stores in all volumes; it starts with the first. Without it they are undone when the kernel drops the page.
 static INVALIDATOR: LazyLock<Option<PageInvalidator>> = LazyLock::new(|| PageInvalidator::start("undo").ok());
@@ -27,7 +26,7 @@ impl Undo {
     /// Lets the kernel drop what it holds of a file's content.
     pub(crate) fn file(&self, node: NodeId) {
         if let Some(invalidator) = &*INVALIDATOR {
-            invalidator.drop_content(&self.0, node.0);
+            invalidator.drop_content(&self.0, node);
         }
     }
 }

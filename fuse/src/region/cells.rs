@@ -3,7 +3,7 @@
 //! A cell begins with a tag that says what is in it, 0 for nothing. The tag is written last when something is
 //! recorded and first when it is erased, so a kill in between leaves a cell without a tag, which counts as free.
 //!
-//! The code that makes something holds its [`Record`]; when that is dropped, the cell is free. The holder of a [`CellRef`] frees
+//! The code that makes something holds its [`OwnedCell`]; when that is dropped, the cell is free. The holder of a [`CellRef`] frees
 //! the cell itself. What was adopted is only read until it is [taken over](super::Region::take_over), so a successor that gives
 //! up leaves it as it was.
 
@@ -29,7 +29,7 @@ pub(super) const MOST: usize = 32 << 20;
 pub(crate) struct CellId(u32);
 
 /// What fills a cell. Its first field is the tag.
-pub(crate) trait Content: Shared + Sized {
+pub(crate) trait CellContent: Shared + Sized {
     /// Distinguishes it from other contents; not 0.
     const TAG: u32;
     /// A content that does not fit is not compiled.
@@ -50,13 +50,13 @@ pub(crate) struct Cells<'a> {
 
 impl<'a> Cells<'a> {
     /// What a cell is filled with that is known to be a `T`.
-    pub(crate) fn content<T: Content>(self, id: CellId) -> &'a T {
+    pub(crate) fn content<T: CellContent>(self, id: CellId) -> &'a T {
         const { T::FITS }
         self.memory.at(offset(id)).expect("a cell that was allocated stays")
     }
 
     /// The cell is filled: from here on a successor finds it.
-    fn publish<T: Content>(self, id: CellId) {
+    fn publish<T: CellContent>(self, id: CellId) {
         self.tag(id).store(T::TAG, Release);
     }
 
@@ -84,7 +84,7 @@ impl<'a> Cells<'a> {
     }
 
     /// What a cell is filled with, if there is one and it is a `T`.
-    pub(crate) fn find<T: Content>(self, id: CellId) -> Option<&'a T> {
+    pub(crate) fn find<T: CellContent>(self, id: CellId) -> Option<&'a T> {
         let tag: &Tag = self.memory.at(offset(id))?;
         (tag.tag.load(Acquire) == T::TAG).then(|| self.content(id))
     }
@@ -101,13 +101,13 @@ impl<'a> Cells<'a> {
 }
 
 /// A cell that is in use. It stays in use when this is dropped.
-pub(crate) struct CellRef<T: Content> {
+pub(crate) struct CellRef<T: CellContent> {
     region: Arc<Region>,
     id: CellId,
     content: PhantomData<fn() -> T>,
 }
 
-impl<T: Content> CellRef<T> {
+impl<T: CellContent> CellRef<T> {
     /// A new one, as `fill` fills it. A successor finds all of it or nothing.
     ///
     /// # Errors
@@ -131,7 +131,7 @@ impl<T: Content> CellRef<T> {
     }
 }
 
-impl<T: Content> Deref for CellRef<T> {
+impl<T: CellContent> Deref for CellRef<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -139,16 +139,16 @@ impl<T: Content> Deref for CellRef<T> {
     }
 }
 
-impl<T: Content> std::fmt::Debug for CellRef<T> {
+impl<T: CellContent> std::fmt::Debug for CellRef<T> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.id.fmt(formatter)
     }
 }
 
 /// A cell that is in use until this is dropped.
-pub(crate) struct Record<T: Content>(CellRef<T>);
+pub(crate) struct OwnedCell<T: CellContent>(CellRef<T>);
 
-impl<T: Content> Record<T> {
+impl<T: CellContent> OwnedCell<T> {
     /// As [`CellRef::new`].
     ///
     /// # Errors
@@ -168,7 +168,7 @@ impl<T: Content> Record<T> {
     }
 }
 
-impl<T: Content> Deref for Record<T> {
+impl<T: CellContent> Deref for OwnedCell<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -176,13 +176,13 @@ impl<T: Content> Deref for Record<T> {
     }
 }
 
-impl<T: Content> std::fmt::Debug for Record<T> {
+impl<T: CellContent> std::fmt::Debug for OwnedCell<T> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.0.fmt(formatter)
     }
 }
 
-impl<T: Content> Drop for Record<T> {
+impl<T: CellContent> Drop for OwnedCell<T> {
     fn drop(&mut self) {
         self.0.region.cells().free(self.0.id);
     }

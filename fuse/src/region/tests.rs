@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::io::{pread, pwrite};
 
-use super::cells::{CellId, CellRef, Content, Record};
+use super::cells::{CellContent, CellId, CellRef, OwnedCell};
 use super::shared::shared;
 use super::*;
 
@@ -18,7 +18,7 @@ shared! {
     pub(crate) struct Number { tag: AtomicU32, number: AtomicU32 }
 }
 
-impl Content for Number {
+impl CellContent for Number {
     const TAG: u32 = 77;
 }
 
@@ -183,7 +183,7 @@ fn memory_without_cells_in_use_is_given_back_and_taken_again() {
     assert_eq!(kept.iter().map(|(_, n)| *n).collect::<Vec<_>>(), (0..MANY).step_by(1000).collect::<Vec<_>>());
     assert_eq!(pages(&region), few);
     heir.cells().keep_only(&kept.iter().map(|(id, _)| *id).collect::<Vec<_>>());
-    assert!(Record::<Number>::new(&heir, |_| ()).is_ok(), "which ones are free is known");
+    assert!(OwnedCell::<Number>::new(&heir, |_| ()).is_ok(), "which ones are free is known");
     heir.take_over();
     let more: Vec<_> = (0..MANY - 20).map(|n| number(&heir, MANY + n)).collect();
     let whole = found(&heir);
@@ -201,7 +201,10 @@ fn what_an_adopted_region_has_is_given_back_only_when_it_is_taken_over() {
     (0..5000).for_each(|n| drop(number(&region, n)));
     let full = pages(&region);
     let heir = again(&region).expect("the same");
-    assert!(Record::<Number>::new(&Arc::new(again(&region).expect("the same")), |_| ()).is_err(), "nothing is known");
+    assert!(
+        OwnedCell::<Number>::new(&Arc::new(again(&region).expect("the same")), |_| ()).is_err(),
+        "nothing is known"
+    );
     heir.cells().keep_only(&[]);
     assert_eq!(pages(&region), full);
     let lost: Vec<_> = found(&heir).into_keys().collect();

@@ -22,7 +22,7 @@ use crate::memory_lock;
 use crate::mount::enclosed::Enclosed;
 use crate::passthrough;
 use crate::projection::Image;
-use crate::protocol::{Greeting, Reply, Request, check, receive, send};
+use crate::protocol::{Greeting, ServerReply, ServerRequest, check, receive, send};
 use crate::region::Region;
 
 /// Where the supervisor is: standard input.
@@ -32,7 +32,7 @@ const TIMEOUT: i64 = 2;
 /// Most callers that may be silent at once. With another one, the first of them is disconnected.
 const MAX_CALLERS: usize = 8;
 
-/// Serves until the supervisor sends [`Request::End`], or is gone and no other supervisor can connect.
+/// Serves until the supervisor sends [`ServerRequest::End`], or is gone and no other supervisor can connect.
 ///
 /// The control socket is standard input. `program` is the version of this program. What is written down of audited volumes
 /// goes to `output`.
@@ -63,8 +63,8 @@ pub fn serve(program: &str, pod: &str, output: AuditOutput) -> io::Result<()> {
 
 /// Answers the greeting of the supervisor with a reason why this program is not its server.
 pub fn refuse(reason: &str) {
-    if let Ok(Some((Request::Hello(_), _))) = receive(&control()) {
-        let _supervisor_is_gone = send(&control(), &Reply::Failed(reason.to_owned()), &[]);
+    if let Ok(Some((ServerRequest::Hello(_), _))) = receive(&control()) {
+        let _supervisor_is_gone = send(&control(), &ServerReply::Failed(reason.to_owned()), &[]);
     }
 }
 
@@ -89,7 +89,7 @@ impl Process {
                 Ok(None) => return,
                 Err(error) => return tracing::warn!("the control socket fails: {error}"),
             };
-            if let (Request::End, _) = message {
+            if let (ServerRequest::End, _) = message {
                 self.listens = false;
                 return;
             }
@@ -97,8 +97,9 @@ impl Process {
             // Not `Start`: callers wait for the volumes of a server that was killed.
             let begins_volume = request.begins_volume();
             let answered = self.answer(request, descriptors);
-            let (reply, descriptors) = answered.unwrap_or_else(|error| (Reply::Failed(error.to_string()), Vec::new()));
-            let hands_over = matches!(reply, Reply::Hello { .. } | Reply::Kept { .. });
+            let (reply, descriptors) =
+                answered.unwrap_or_else(|error| (ServerReply::Failed(error.to_string()), Vec::new()));
+            let hands_over = matches!(reply, ServerReply::Hello { .. } | ServerReply::Kept { .. });
             let far_end = hands_over.then(|| fd_keeper::reserved(FAR_END));
             let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).chain(far_end).collect();
             let sent = send(&control(), &reply, &borrowed);
@@ -115,93 +116,93 @@ impl Process {
         }
     }
 
-    fn answer(&mut self, request: Request, descriptors: Vec<OwnedFd>) -> io::Result<(Reply, Vec<OwnedFd>)> {
+    fn answer(&mut self, request: ServerRequest, descriptors: Vec<OwnedFd>) -> io::Result<(ServerReply, Vec<OwnedFd>)> {
         let mut descriptors = Descriptors(descriptors.into_iter());
         let volumes = &mut self.volumes;
         let reply = match request {
-            Request::Hello(theirs) => self.greet(&theirs)?,
-            Request::Listen => {
+            ServerRequest::Hello(theirs) => self.greet(&theirs)?,
+            ServerRequest::Listen => {
                 let socket = descriptors.next()?;
                 listen(&socket, Backlog::new(4)?)?;
                 fd_keeper::put(socket, LISTENER)?;
                 self.listens = true;
-                Reply::Done
+                ServerReply::Done
             }
-            Request::Serve { volume, about, root, reporting } => {
+            ServerRequest::Serve { volume, about, root, reporting } => {
                 volumes.begin(volume, about, descriptors.held()?, Projection::new(root, reporting))?
             }
-            Request::Pass { volume, about, options } => {
+            ServerRequest::Pass { volume, about, options } => {
                 let held = descriptors.held()?;
                 let source = Enclosed { source: descriptors.next()?, table: descriptors.next()?.into() };
                 volumes.begin(volume, about, held, Passthrough::new(source, options, descriptors.0)?)?
             }
-            Request::Export { volume, about, options } => {
+            ServerRequest::Export { volume, about, options } => {
                 let held = descriptors.held()?;
                 volumes.begin(volume, about, held, NfsExport::new(options, descriptors.0.collect()))?
             }
-            Request::Mirror { volume, about, of, trace } => {
+            ServerRequest::Mirror { volume, about, of, trace } => {
                 volumes.begin(volume, about, descriptors.held()?, LiveParts::new(of, trace))?
             }
-            Request::Inherit { keeper } => {
+            ServerRequest::Inherit { keeper } => {
                 let handover = if keeper { Some(descriptors.next()?) } else { None };
                 inherit(handover, descriptors.0)?;
-                Reply::Done
+                ServerReply::Done
             }
-            Request::Resume(description) => {
+            ServerRequest::Resume(description) => {
                 let held = descriptors.held()?;
                 volumes.load(description, held, descriptors.0.collect())?;
-                Reply::Done
+                ServerReply::Done
             }
-            Request::Start => {
+            ServerRequest::Start => {
                 volumes.start()?;
-                Reply::Done
+                ServerReply::Done
             }
-            Request::Volumes => Reply::Volumes(volumes.numbers(self.supervisor_knows_live)),
-            Request::Describe { volume } => {
+            ServerRequest::Volumes => ServerReply::Volumes(volumes.numbers(self.supervisor_knows_live)),
+            ServerRequest::Describe { volume } => {
                 let (description, descriptors) = volumes.describe(volume)?;
-                return Ok((Reply::Described(description), descriptors));
+                return Ok((ServerReply::Described(description), descriptors));
             }
-            Request::Keep => {
+            ServerRequest::Keep => {
                 self.keeper = Keeper::start_another()?;
-                Reply::Kept { keeper: self.keeper.pid() }
+                ServerReply::Kept { keeper: self.keeper.pid() }
             }
-            Request::Announce { volume, steps, staged, time } => {
+            ServerRequest::Announce { volume, steps, staged, time } => {
                 let staged = staged.map(|name| descriptors.next().map(|image| (name, image))).transpose()?;
                 let session = volumes.announce(volume, steps, staged, time)?;
                 let control = rustix::thread::gettid().as_raw_nonzero().get();
-                Reply::Announced { session, control }
+                ServerReply::Announced { session, control }
             }
-            Request::Close { volume, generation } => Reply::Known(volumes.close(volume, &generation)?),
-            Request::Update { volume, slots, steps, number, time } => {
+            ServerRequest::Close { volume, generation } => ServerReply::Known(volumes.close(volume, &generation)?),
+            ServerRequest::Update { volume, slots, steps, number, time } => {
                 let image = Arc::new(Image::adopt(descriptors.next()?)?);
-                Reply::Unlinked(volumes.update(volume, Update { slots, steps, number, image, time })?)
+                ServerReply::Unlinked(volumes.update(volume, Update { slots, steps, number, image, time })?)
             }
-            Request::Take { volume, applied } => {
+            ServerRequest::Take { volume, applied } => {
                 volumes.take(volume, applied)?;
-                Reply::Done
+                ServerReply::Done
             }
-            Request::DropImages { volume, but } => {
+            ServerRequest::DropImages { volume, but } => {
                 volumes.drop_images(volume, &but)?;
-                Reply::Done
+                ServerReply::Done
             }
-            Request::Trace { volume } => {
+            ServerRequest::Trace { volume } => {
                 volumes.trace(volume, descriptors.next().ok())?;
-                Reply::Done
+                ServerReply::Done
             }
-            Request::Move { volume, place } => {
+            ServerRequest::Move { volume, place } => {
                 volumes.move_nfs(volume, place)?;
-                Reply::Done
+                ServerReply::Done
             }
-            Request::Remove { volume } => {
+            ServerRequest::Remove { volume } => {
                 volumes.remove(volume);
-                Reply::Done
+                ServerReply::Done
             }
-            Request::End => Reply::Done,
+            ServerRequest::End => ServerReply::Done,
         };
         Ok((reply, Vec::new()))
     }
 
-    fn greet(&mut self, theirs: &Greeting) -> io::Result<Reply> {
+    fn greet(&mut self, theirs: &Greeting) -> io::Result<ServerReply> {
         check(&self.greeting, theirs).map_err(io::Error::other)?;
         self.supervisor_knows_live = theirs.live;
         if !std::mem::take(&mut self.has_channel) {
@@ -209,7 +210,7 @@ impl Process {
         }
         // A supervisor that has sent its greeting may take its time from now on.
         setsockopt(&control(), sockopt::ReceiveTimeout, &TimeVal::zero())?;
-        Ok(Reply::Hello {
+        Ok(ServerReply::Hello {
             greeting: self.greeting.clone(),
             keeper: self.keeper.pid(),
             keeper_starts_successor: self.keeper.starts_successor(),

@@ -3,6 +3,8 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use super::ids::{HandleId, LockOwner, NodeId};
+
 /// The protocol's major version.
 pub const MAJOR: u32 = 7;
 /// The newest minor version known here.
@@ -22,7 +24,7 @@ macro_rules! wire {
 wire! {
     /// What every request begins with.
     pub struct InHeader {
-        len: u32, opcode: u32, unique: u64, nodeid: u64, uid: u32, gid: u32, pid: u32, total_extlen: u16, padding: u16,
+        len: u32, opcode: u32, unique: u64, nodeid: NodeId, uid: u32, gid: u32, pid: u32, total_extlen: u16, padding: u16,
     }
     /// What every answer begins with.
     pub struct OutHeader { len: u32, error: i32, unique: u64 }
@@ -41,7 +43,7 @@ wire! {
     }
     /// A name and its node.
     pub struct EntryOut {
-        nodeid: u64, generation: u64, entry_valid: u64, attr_valid: u64, entry_valid_nsec: u32, attr_valid_nsec: u32,
+        nodeid: NodeId, generation: u64, entry_valid: u64, attr_valid: u64, entry_valid_nsec: u32, attr_valid_nsec: u32,
         attr: Attr,
     }
     /// Attributes, and how long they hold.
@@ -54,55 +56,55 @@ wire! {
         size: u64, blocks: u64, attributes_mask: u64, atime: SxTime, btime: SxTime, ctime: SxTime, mtime: SxTime,
         rdev_major: u32, rdev_minor: u32, dev_major: u32, dev_minor: u32, spare2: [u64; 14],
     }
-    pub struct StatxIn { getattr_flags: u32, reserved: u32, fh: u64, sx_flags: u32, sx_mask: u32 }
+    pub struct StatxIn { getattr_flags: u32, reserved: u32, fh: HandleId, sx_flags: u32, sx_mask: u32 }
     pub struct StatxOut { attr_valid: u64, attr_valid_nsec: u32, flags: u32, spare: [u64; 2], stat: Statx }
     pub struct ForgetIn { nlookup: u64 }
     pub struct BatchForgetIn { count: u32, dummy: u32 }
     /// One node of many that are forgotten.
-    pub struct ForgetOne { nodeid: u64, nlookup: u64 }
-    pub struct GetattrIn { getattr_flags: u32, dummy: u32, fh: u64 }
+    pub struct ForgetOne { nodeid: NodeId, nlookup: u64 }
+    pub struct GetattrIn { getattr_flags: u32, dummy: u32, fh: HandleId }
     pub struct SetattrIn {
-        valid: u32, padding: u32, fh: u64, size: u64, lock_owner: u64, atime: u64, mtime: u64, ctime: u64,
+        valid: u32, padding: u32, fh: HandleId, size: u64, lock_owner: LockOwner, atime: u64, mtime: u64, ctime: u64,
         atimensec: u32, mtimensec: u32, ctimensec: u32, mode: u32, unused4: u32, uid: u32, gid: u32, unused5: u32,
     }
     pub struct MknodIn { mode: u32, rdev: u32, umask: u32, padding: u32 }
     pub struct MkdirIn { mode: u32, umask: u32 }
-    pub struct RenameIn { newdir: u64 }
-    pub struct Rename2In { newdir: u64, flags: u32, padding: u32 }
-    pub struct LinkIn { oldnodeid: u64 }
+    pub struct RenameIn { newdir: NodeId }
+    pub struct Rename2In { newdir: NodeId, flags: u32, padding: u32 }
+    pub struct LinkIn { oldnodeid: NodeId }
     pub struct OpenIn { flags: u32, open_flags: u32 }
     pub struct CreateIn { flags: u32, mode: u32, umask: u32, open_flags: u32 }
     /// An open file or directory.
-    pub struct OpenOut { fh: u64, open_flags: u32, backing_id: i32 }
-    pub struct ReleaseIn { fh: u64, flags: u32, release_flags: u32, lock_owner: u64 }
-    pub struct FlushIn { fh: u64, unused: u32, padding: u32, lock_owner: u64 }
-    pub struct ReadIn { fh: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32, padding: u32 }
-    pub struct WriteIn { fh: u64, offset: u64, size: u32, write_flags: u32, lock_owner: u64, flags: u32, padding: u32 }
+    pub struct OpenOut { fh: HandleId, open_flags: u32, backing_id: i32 }
+    pub struct ReleaseIn { fh: HandleId, flags: u32, release_flags: u32, lock_owner: LockOwner }
+    pub struct FlushIn { fh: HandleId, unused: u32, padding: u32, lock_owner: LockOwner }
+    pub struct ReadIn { fh: HandleId, offset: u64, size: u32, read_flags: u32, lock_owner: LockOwner, flags: u32, padding: u32 }
+    pub struct WriteIn { fh: HandleId, offset: u64, size: u32, write_flags: u32, lock_owner: LockOwner, flags: u32, padding: u32 }
     pub struct WriteOut { size: u32, padding: u32 }
     /// The file system as a whole.
     pub struct Kstatfs {
         blocks: u64, bfree: u64, bavail: u64, files: u64, ffree: u64, bsize: u32, namelen: u32, frsize: u32,
         padding: u32, spare: [u32; 6],
     }
-    pub struct FsyncIn { fh: u64, fsync_flags: u32, padding: u32 }
+    pub struct FsyncIn { fh: HandleId, fsync_flags: u32, padding: u32 }
     pub struct SetxattrIn { size: u32, flags: u32, setxattr_flags: u32, padding: u32 }
     pub struct GetxattrIn { size: u32, padding: u32 }
     pub struct GetxattrOut { size: u32, padding: u32 }
     /// A range of a file and its holder.
     pub struct FileLock { start: u64, end: u64, typ: u32, pid: u32 }
-    pub struct LkIn { fh: u64, owner: u64, lk: FileLock, lk_flags: u32, padding: u32 }
+    pub struct LkIn { fh: HandleId, owner: LockOwner, lk: FileLock, lk_flags: u32, padding: u32 }
     pub struct InterruptIn { unique: u64 }
-    pub struct FallocateIn { fh: u64, offset: u64, length: u64, mode: u32, padding: u32 }
-    pub struct LseekIn { fh: u64, offset: u64, whence: u32, padding: u32 }
+    pub struct FallocateIn { fh: HandleId, offset: u64, length: u64, mode: u32, padding: u32 }
+    pub struct LseekIn { fh: HandleId, offset: u64, whence: u32, padding: u32 }
     pub struct LseekOut { offset: u64 }
     pub struct CopyFileRangeIn {
-        fh_in: u64, off_in: u64, nodeid_out: u64, fh_out: u64, off_out: u64, len: u64, flags: u64,
+        fh_in: HandleId, off_in: u64, nodeid_out: NodeId, fh_out: HandleId, off_out: u64, len: u64, flags: u64,
     }
     pub struct CopyFileRangeOut { bytes_copied: u64 }
     /// An entry of a directory; its name follows.
     pub struct Dirent { ino: u64, off: u64, namelen: u32, typ: u32 }
     /// Tells the kernel to drop what it holds of a node's content.
-    pub struct NotifyInvalInodeOut { ino: u64, off: i64, len: i64 }
+    pub struct NotifyInvalInodeOut { ino: NodeId, off: i64, len: i64 }
     /// Tells the kernel which nodes to forget if they are unused; their ids follow.
     pub struct NotifyPruneOut { count: u32, padding: u32, spare: u64 }
     /// What `FUSE_DEV_IOC_BACKING_OPEN` is given.

@@ -12,6 +12,7 @@ use super::abi::{
     AttrOut, CopyFileRangeOut, Dirent, EntryOut, FileLock, GetxattrOut, Kstatfs, LseekOut, NOTIFY_INVAL_INODE,
     NOTIFY_PRUNE, NotifyInvalInodeOut, NotifyPruneOut, OpenOut, OutHeader, StatxOut, UNIQUE_RESEND, WriteOut,
 };
+use super::ids::NodeId;
 use super::uring::RingReply;
 use crate::region::in_flight::InFlightSlot;
 use crate::region::{Begun, Region};
@@ -147,7 +148,7 @@ impl Notifier {
     ///
     /// # Errors
     /// When the kernel does not know the node, or the file system is unmounted.
-    pub(super) fn drop_content(&self, node: u64) -> io::Result<()> {
+    pub(super) fn drop_content(&self, node: NodeId) -> io::Result<()> {
         let kernel = Responder::of_device(&self.device, 0);
         kernel.write(NOTIFY_INVAL_INODE, NotifyInvalInodeOut { ino: node, off: 0, len: 0 }.as_bytes(), &[])
     }
@@ -157,7 +158,7 @@ impl Notifier {
     ///
     /// # Errors
     /// When the kernel does not know the node, or the file system is unmounted.
-    pub fn drop_attributes(&self, node: u64) -> io::Result<()> {
+    pub fn drop_attributes(&self, node: NodeId) -> io::Result<()> {
         let kernel = Responder::of_device(&self.device, 0);
         kernel.write(NOTIFY_INVAL_INODE, NotifyInvalInodeOut { ino: node, off: -1, len: 0 }.as_bytes(), &[])
     }
@@ -167,7 +168,7 @@ impl Notifier {
     ///
     /// # Errors
     /// `EINVAL` before Linux 6.18, and any error when the file system is unmounted.
-    pub fn prune(&self, nodes: &[u64]) -> io::Result<()> {
+    pub fn prune(&self, nodes: &[NodeId]) -> io::Result<()> {
         let kernel = Responder::of_device(&self.device, 0);
         let count = u32::try_from(nodes.len()).map_err(io::Error::other)?;
         let header = NotifyPruneOut { count, ..Default::default() };

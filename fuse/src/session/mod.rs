@@ -13,6 +13,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`abi`] | the kernel's structs and numbers |
+//! | [`ids`] | numbers of nodes, open files and owners of locks |
 //! | [`request`] | bytes into requests |
 //! | [`answer`] | answers into bytes |
 //! | [`polled`] | a session without threads of its own |
@@ -24,6 +25,7 @@
 
 pub mod abi;
 pub mod answer;
+pub mod ids;
 mod input;
 mod page_invalidator;
 pub mod polled;
@@ -44,13 +46,14 @@ pub use crate::caller::Caller;
 use abi::{InitOut, MAJOR, MINOR, init};
 use answer::Responder;
 pub use answer::{Answer, Deferred, Exchange, ListedEntry, Notifier};
+pub use ids::{HandleId, LockOwner, NodeId};
 pub use input::Input;
 pub use page_invalidator::{PageInvalidator, drop_content_of};
 pub use polled::PolledSession;
 use readers::Readers;
 pub use request::{Operation, Request, operation_name};
 use resume::Unanswered;
-pub use stall_guard::Question;
+pub use stall_guard::RootQuestion;
 use stall_guard::StallGuard;
 use uring::{PAYLOAD, RingMemory, RingState, Rings};
 
@@ -94,7 +97,7 @@ pub trait Service: Send + Sync + 'static {
     fn take_back(&self, _granted: Granted) {}
 
     /// What is known of the root without asking the source.
-    fn recall(&self, _question: Question) -> Option<Answer> {
+    fn recall(&self, _question: RootQuestion) -> Option<Answer> {
         None
     }
 }
@@ -103,9 +106,9 @@ pub trait Service: Send + Sync + 'static {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
     /// A node that it knows of once more.
-    pub node: Option<u64>,
+    pub node: Option<NodeId>,
     /// An open file or directory.
-    pub handle: Option<u64>,
+    pub handle: Option<HandleId>,
 }
 
 impl Granted {
@@ -121,7 +124,7 @@ impl Granted {
 
 /// What a session asks the kernel for.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wanted {
+pub struct WantedFeatures {
     /// Of [`init`]; what the kernel does not offer is left out.
     pub flags: u64,
     /// How deep the file systems below may be stacked, this one included; 0 for no passthrough (Linux 6.9).
@@ -151,7 +154,7 @@ impl Session {
     ///
     /// # Errors
     /// When the kernel is too old, or the file system is unmounted already.
-    pub fn open(device: OwnedFd, wanted: Wanted, region: Arc<Region>) -> io::Result<Session> {
+    pub fn open(device: OwnedFd, wanted: WantedFeatures, region: Arc<Region>) -> io::Result<Session> {
         Self::open_on(device, wanted, region, None)
     }
 
@@ -161,7 +164,7 @@ impl Session {
     /// As there.
     pub fn open_on(
         device: OwnedFd,
-        wanted: Wanted,
+        wanted: WantedFeatures,
         region: Arc<Region>,
         rings: Option<Arc<RingMemory>>,
     ) -> io::Result<Session> {

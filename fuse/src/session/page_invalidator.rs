@@ -13,10 +13,11 @@ use rustix::io::retry_on_intr;
 use rustix::process::{WaitOptions, waitpid};
 
 use super::answer::Notifier;
+use super::ids::NodeId;
 use crate::child;
 
 /// A file of a mount, as the kernel numbers it.
-type NodeOfVolume = (Notifier, u64);
+type NodeOfVolume = (Notifier, NodeId);
 
 /// Makes the kernel drop the content of nodes, one after another, on a thread of its own.
 pub struct PageInvalidator(Sender<NodeOfVolume>);
@@ -33,7 +34,7 @@ impl PageInvalidator {
     }
 
     /// Lets the kernel drop what it holds of a node's content, unless it has forgotten the node by then.
-    pub fn drop_content(&self, notifier: &Notifier, node: u64) {
+    pub fn drop_content(&self, notifier: &Notifier, node: NodeId) {
         // The thread lives as long as this.
         let _ = self.0.send((notifier.clone(), node));
     }
@@ -54,7 +55,7 @@ fn run(nodes: &Receiver<NodeOfVolume>) {
 
 /// Lets the kernel drop what it holds of these nodes' attributes and content, and waits until it has. Only for a thread that
 /// answers no requests; it can be killed meanwhile.
-pub fn drop_content_of(notifier: &Notifier, nodes: &[u64]) {
+pub fn drop_content_of(notifier: &Notifier, nodes: &[NodeId]) {
     let tell = || nodes.iter().for_each(|node| drop(notifier.drop_content(*node)));
     // SAFETY: it makes system calls only. Until it has ended, `notifier` keeps the descriptor open here.
     match unsafe { child::start(tell) } {

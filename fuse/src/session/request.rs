@@ -10,6 +10,7 @@ use super::abi::{
     GetattrIn, GetxattrIn, InHeader, InitIn, InterruptIn, LinkIn, LkIn, LseekIn, MkdirIn, MknodIn, OpenIn, ReadIn,
     ReleaseIn, Rename2In, RenameIn, SetattrIn, SetxattrIn, StatxIn, UNIQUE_RESEND, WriteIn,
 };
+use super::ids::{HandleId, NodeId};
 use crate::caller::Caller;
 
 /// One request.
@@ -18,7 +19,7 @@ pub struct Request<'a> {
     /// The kernel's number for it; its answer has the same. In a request that is sent again it has a mark.
     pub unique: u64,
     /// The node it is about.
-    pub node: u64,
+    pub node: NodeId,
     /// The calling process.
     pub caller: Caller,
     /// The kernel's number of the operation.
@@ -61,10 +62,10 @@ pub enum Operation<'a> {
         nodes: &'a [ForgetOne],
     },
     GetAttr {
-        handle: Option<u64>,
+        handle: Option<HandleId>,
     },
     Statx {
-        handle: Option<u64>,
+        handle: Option<HandleId>,
     },
     SetAttr(&'a SetattrIn),
     ReadLink,
@@ -88,12 +89,12 @@ pub enum Operation<'a> {
     },
     Rename {
         name: &'a OsStr,
-        new_parent: u64,
+        new_parent: NodeId,
         new_name: &'a OsStr,
         flags: u32,
     },
     Link {
-        node: u64,
+        node: NodeId,
         name: &'a OsStr,
     },
     Open {
@@ -249,7 +250,7 @@ fn parse_operation(opcode: u32, mut body: Body<'_>) -> Option<Operation<'_>> {
     })
 }
 
-fn handle(flags: u32, handle: u64) -> Option<u64> {
+fn handle(flags: u32, handle: HandleId) -> Option<HandleId> {
     (flags & GETATTR_FH != 0).then_some(handle)
 }
 
@@ -356,7 +357,8 @@ mod tests {
 
     fn request(opcode: u32, body: &[u8]) -> Vec<u8> {
         let len = (size_of::<InHeader>() + body.len()) as u32;
-        let header = InHeader { len, opcode, unique: 7, nodeid: 1, uid: 2, gid: 3, pid: 4, ..Default::default() };
+        let header =
+            InHeader { len, opcode, unique: 7, nodeid: NodeId(1), uid: 2, gid: 3, pid: 4, ..Default::default() };
         // Requests are read to where structs may stand.
         [header.as_bytes(), body].concat()
     }
@@ -377,8 +379,8 @@ mod tests {
     fn a_request_has_a_caller_and_what_it_asks() {
         let words = aligned(&request(12, &[5_u64.as_bytes(), b"old\0new\0"].concat()));
         let request = Request::parse(&words.as_bytes()[..56]).expect("a request");
-        assert_eq!((request.unique, request.node, request.caller), (7, 1, Caller { uid: 2, gid: 3, pid: 4 }));
-        let Operation::Rename { name, new_parent: 5, new_name, flags: 0 } = request.operation else {
+        assert_eq!((request.unique, request.node, request.caller), (7, NodeId(1), Caller { uid: 2, gid: 3, pid: 4 }));
+        let Operation::Rename { name, new_parent: NodeId(5), new_name, flags: 0 } = request.operation else {
             panic!("{request:?}")
         };
         assert_eq!((name, new_name), (OsStr::new("old"), OsStr::new("new")));

@@ -24,6 +24,7 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::answer::Responder;
+use super::ids::NodeId;
 use super::readers::MAX_THREADS;
 use super::request::{Operation, Request};
 use super::{Answer, Service};
@@ -41,7 +42,7 @@ const AWAY: Duration = Duration::from_millis(400);
 
 /// What a service may know of its root without asking its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Question {
+pub enum RootQuestion {
     /// Its attributes (GETATTR).
     Attributes,
     /// Its attributes in full (STATX).
@@ -50,13 +51,11 @@ pub enum Question {
     FileSystem,
 }
 
-impl Question {
+impl RootQuestion {
     fn of(request: &Request<'_>) -> Option<Self> {
-        /// The kernel's number for a root.
-        const ROOT: u64 = 1;
         match request.operation {
-            Operation::GetAttr { .. } if request.node == ROOT => Some(Self::Attributes),
-            Operation::Statx { .. } if request.node == ROOT => Some(Self::Statx),
+            Operation::GetAttr { .. } if request.node == NodeId::ROOT => Some(Self::Attributes),
+            Operation::Statx { .. } if request.node == NodeId::ROOT => Some(Self::Statx),
             Operation::StatFs => Some(Self::FileSystem),
             _ => None,
         }
@@ -88,7 +87,7 @@ struct Waiting {
     /// The caller's process id, as this process sees it.
     pid: u32,
     since: Instant,
-    question: Option<Question>,
+    question: Option<RootQuestion>,
     /// The kernel has sent INTERRUPT for it. This decides where the caller's process cannot be seen.
     interrupted: bool,
     /// It has an answer.
@@ -143,7 +142,7 @@ impl StallGuard {
 
     /// The answer, where it is known and the source is away.
     pub(super) fn recall(&self, request: &Request<'_>) -> Option<Answer> {
-        let question = Question::of(request)?;
+        let question = RootQuestion::of(request)?;
         let away = self.state().is_away();
         if away { self.service.recall(question) } else { None }
     }
@@ -158,7 +157,7 @@ impl StallGuard {
             unique: request.unique,
             pid: request.caller.pid,
             since: Instant::now(),
-            question: Question::of(request),
+            question: RootQuestion::of(request),
             interrupted: false,
             answered: false,
             obligation: matches!(

@@ -62,7 +62,7 @@ impl Orphaned {
         let mount = PrivateMount::new(device.as_fd(), &MountOptions::default()).expect("a mount");
         let region = Arc::new(Region::create(VolumeKind::Projection).expect("a region"));
         let copy = device.try_clone().expect("a descriptor");
-        drop(Session::open(copy, Wanted::default(), Arc::clone(&region)).expect("the handshake"));
+        drop(Session::open(copy, WantedFeatures::default(), Arc::clone(&region)).expect("the handshake"));
         let caller = thread::spawn(move || {
             let name = format!("/proc/self/fd/{}/name", mount.as_fd().as_raw_fd());
             rustix::fs::stat(name).expect_err("there is no such file")

@@ -12,7 +12,7 @@ use super::table;
 use crate::cli::exit::Failure;
 use crate::cli::status::print;
 use crate::node::service::proto::MountedVolume;
-use crate::node::service::{AskError, Client};
+use crate::node::service::{AskError, DaemonClient};
 use crate::node::{NodeState, PodEntry};
 
 /// How long to wait for a daemon that does not answer before the next try.
@@ -20,7 +20,7 @@ const RETRY: Duration = Duration::from_millis(100);
 
 /// What the daemon is asked for.
 #[derive(Subcommand)]
-pub(super) enum Command {
+pub(super) enum AskCommand {
     /// Show the pods of the node, and whether their volumes are mounted.
     ///
     /// The exit status is 1 if a volume is not mounted that should be, or if a source of pods is in trouble.
@@ -47,7 +47,7 @@ pub(super) enum Command {
 pub(super) struct Show {
     /// For people, or for programs.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
-    output: Output,
+    output: AskOutput,
 }
 
 #[derive(Args)]
@@ -78,7 +78,7 @@ pub(super) struct Pod {
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-enum Output {
+enum AskOutput {
     /// Aligned columns.
     #[default]
     Table,
@@ -86,7 +86,7 @@ enum Output {
     Json,
 }
 
-impl Command {
+impl AskCommand {
     pub(super) fn execute(self, run_directory: &Path) -> Result<(), Failure> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
         let runtime = runtime.map_err(|error| Failure::general(anyhow!("cannot start: {error}")))?;
@@ -94,24 +94,26 @@ impl Command {
     }
 
     async fn ask(self, run_directory: &Path) -> Result<(), Failure> {
-        let connect = || Client::connect(run_directory);
+        let connect = || DaemonClient::connect(run_directory);
         match self {
-            Command::Status(Show { output }) => {
+            AskCommand::Status(Show { output }) => {
                 let state = connect().await?.state().await?;
                 show(output, &state, table::pods)?;
                 judge(&state)
             }
-            Command::State(Show { output }) => show(output, &connect().await?.state().await?, table::volumes),
-            Command::Wait(wait) => wait.ask(run_directory).await,
-            Command::Volumes(OfPod { pod: Pod { pod }, show: Show { output } }) => {
+            AskCommand::State(Show { output }) => show(output, &connect().await?.state().await?, table::volumes),
+            AskCommand::Wait(wait) => wait.ask(run_directory).await,
+            AskCommand::Volumes(OfPod { pod: Pod { pod }, show: Show { output } }) => {
                 let volumes = connect().await?.mounted_volumes(pod).await?;
                 match output {
-                    Output::Table => print(&table::mounted(&volumes)),
-                    Output::Json => print(&json(&Volumes { volumes: volumes.iter().map(Volume::of).collect() })?),
+                    AskOutput::Table => print(&table::mounted(&volumes)),
+                    AskOutput::Json => {
+                        print(&json(&Volumes { volumes: volumes.iter().map(AgentVolume::of).collect() })?)
+                    }
                 }
             }
-            Command::Remount(Pod { pod }) => Ok(connect().await?.mark_remount_required(pod).await?),
-            Command::Release(Pod { pod }) => Ok(connect().await?.release(pod).await?),
+            AskCommand::Remount(Pod { pod }) => Ok(connect().await?.mark_remount_required(pod).await?),
+            AskCommand::Release(Pod { pod }) => Ok(connect().await?.release(pod).await?),
         }
     }
 }
@@ -124,7 +126,7 @@ impl Wait {
             let left = deadline.saturating_duration_since(Instant::now());
             // Not less than the rest: so the daemon's own answer says why volumes are missing.
             let seconds = u32::try_from(left.as_millis().div_ceil(1000)).unwrap_or(u32::MAX);
-            let answer = match Client::connect(run_directory).await {
+            let answer = match DaemonClient::connect(run_directory).await {
                 Err(error) => Err(error),
                 Ok(mut daemon) if unmounted => daemon.wait_for_unmount(pod.clone(), Some(seconds)).await,
                 Ok(mut daemon) => daemon.wait_for_volumes(pod.clone(), Some(seconds)).await,
@@ -137,10 +139,10 @@ impl Wait {
     }
 }
 
-fn show(output: Output, state: &NodeState, table: fn(&NodeState) -> String) -> Result<(), Failure> {
+fn show(output: AskOutput, state: &NodeState, table: fn(&NodeState) -> String) -> Result<(), Failure> {
     match output {
-        Output::Table => print(&table(state)),
-        Output::Json => print(&json(&State::of(state))?),
+        AskOutput::Table => print(&table(state)),
+        AskOutput::Json => print(&json(&DaemonReport::of(state))?),
     }
 }
 
@@ -163,16 +165,16 @@ fn json(document: &impl Serialize) -> Result<String, Failure> {
 /// All that the daemon knows.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct State<'a> {
+struct DaemonReport<'a> {
     sources_ready: bool,
     states_synced: bool,
     trouble: &'a [String],
     pods: Vec<&'a PodEntry>,
 }
 
-impl<'a> State<'a> {
-    fn of(state: &'a NodeState) -> State<'a> {
-        State {
+impl<'a> DaemonReport<'a> {
+    fn of(state: &'a NodeState) -> DaemonReport<'a> {
+        DaemonReport {
             sources_ready: state.sources_ready,
             states_synced: state.states_synced,
             trouble: &state.trouble,
@@ -183,13 +185,13 @@ impl<'a> State<'a> {
 
 #[derive(Serialize)]
 struct Volumes<'a> {
-    volumes: Vec<Volume<'a>>,
+    volumes: Vec<AgentVolume<'a>>,
 }
 
 /// What an agent has to know of a volume.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Volume<'a> {
+struct AgentVolume<'a> {
     name: &'a str,
     kind: &'a str,
     path: &'a str,
@@ -200,9 +202,9 @@ struct Volume<'a> {
     supplemental_group: Option<u32>,
 }
 
-impl<'a> Volume<'a> {
-    fn of(volume: &'a MountedVolume) -> Volume<'a> {
-        Volume {
+impl<'a> AgentVolume<'a> {
+    fn of(volume: &'a MountedVolume) -> AgentVolume<'a> {
+        AgentVolume {
             name: &volume.name,
             kind: &volume.kind,
             path: &volume.path,

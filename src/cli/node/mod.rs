@@ -52,9 +52,9 @@ EXAMPLES:
   podfs node wait default/web && podfs node volumes default/web --output json
   podfs node release default/web && podfs node wait default/web --unmounted"
 )]
-pub(super) struct Node {
+pub(super) struct NodeCommand {
     #[command(subcommand)]
-    command: Option<ask::Command>,
+    command: Option<ask::AskCommand>,
     #[command(flatten)]
     daemon: daemon::Options,
     /// State that a reboot may erase: for each pod, the lock by which it has only one podfs, and its sockets; and node.sock, on
@@ -63,7 +63,7 @@ pub(super) struct Node {
     run_dir: PathBuf,
 }
 
-impl Node {
+impl NodeCommand {
     pub(super) fn execute(self) -> Result<(), Failure> {
         match self.command {
             Some(command) => command.execute(&self.run_dir),

@@ -65,7 +65,7 @@ pub(super) struct Render {
     /// The output: tree is text for people; json is for programs; dir:DIR writes files with their modes into a directory
     /// that is empty or does not exist; tar:FILE writes a new archive with owners and modes, tar writes it to standard output.
     #[arg(long, value_name = "tree|json|dir:DIR|tar[:FILE]", default_value = "tree")]
-    output: Output,
+    output: RenderOutput,
     /// Show as a unified diff what changes against the objects in PATH, a file or a directory. The old pod is the one in PATH,
     /// if that is a file with a pod in it. The word cluster compares with the pod, or the workload, and the objects that the API
     /// server has: what changes in the containers if the manifests are applied.
@@ -80,23 +80,23 @@ pub(super) struct Render {
 
 /// Where a rendering goes, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Output {
+enum RenderOutput {
     Tree,
     Json,
     Directory(PathBuf),
     Tar(Option<PathBuf>),
 }
 
-impl FromStr for Output {
+impl FromStr for RenderOutput {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Output, String> {
+    fn from_str(text: &str) -> Result<RenderOutput, String> {
         match text.split_once(':') {
-            None if text == "tree" => Ok(Output::Tree),
-            None if text == "json" => Ok(Output::Json),
-            None if text == "tar" => Ok(Output::Tar(None)),
-            Some(("tar", file)) if !file.is_empty() => Ok(Output::Tar(Some(file.into()))),
-            Some(("dir", directory)) if !directory.is_empty() => Ok(Output::Directory(directory.into())),
+            None if text == "tree" => Ok(RenderOutput::Tree),
+            None if text == "json" => Ok(RenderOutput::Json),
+            None if text == "tar" => Ok(RenderOutput::Tar(None)),
+            Some(("tar", file)) if !file.is_empty() => Ok(RenderOutput::Tar(Some(file.into()))),
+            Some(("dir", directory)) if !directory.is_empty() => Ok(RenderOutput::Directory(directory.into())),
             _ => Err("give tree, json, dir:DIR, tar or tar:FILE".to_owned()),
         }
     }
@@ -107,7 +107,7 @@ impl Render {
         self.log.start(LogFormat::Text);
         // No other process of the user looks into it, and there are no core dumps.
         let _unlocked = memory_lock::protect_memory();
-        if self.output == Output::Tar(None) && io::stdout().is_terminal() {
+        if self.output == RenderOutput::Tar(None) && io::stdout().is_terminal() {
             let sentence = "an archive is no text for a terminal; give --output tar:FILE, or redirect standard output";
             return Err(Failure::input(anyhow!(sentence)));
         }
@@ -146,16 +146,18 @@ impl Render {
 
     fn give(&self, rendering: &Rendering<'_>) -> Result<(), Failure> {
         match &self.output {
-            Output::Tree => return print(&tree::text(rendering, self.reveal)),
-            Output::Json => return print(&json::text(rendering, self.reveal).map_err(Failure::general)?),
+            RenderOutput::Tree => return print(&tree::text(rendering, self.reveal)),
+            RenderOutput::Json => return print(&json::text(rendering, self.reveal).map_err(Failure::general)?),
             // Half of the volumes could be taken for all of them.
-            Output::Directory(_) | Output::Tar(_) if !rendering.reasons().is_empty() => return Ok(()),
-            Output::Directory(path) => directory::write(rendering, self.reveal, path).map_err(|error| match error {
-                DirectoryError::Unwritten { .. } => Failure::general(error),
-                _ => Failure::input(error),
-            })?,
-            Output::Tar(Some(path)) => self.write_archive(rendering, path)?,
-            Output::Tar(None) => {
+            RenderOutput::Directory(_) | RenderOutput::Tar(_) if !rendering.reasons().is_empty() => return Ok(()),
+            RenderOutput::Directory(path) => {
+                directory::write(rendering, self.reveal, path).map_err(|error| match error {
+                    DirectoryError::Unwritten { .. } => Failure::general(error),
+                    _ => Failure::input(error),
+                })?
+            }
+            RenderOutput::Tar(Some(path)) => self.write_archive(rendering, path)?,
+            RenderOutput::Tar(None) => {
                 let mut out = BufWriter::new(io::stdout().lock());
                 match tar::write(rendering, self.reveal, &mut out) {
                     Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {

@@ -32,7 +32,7 @@ const CONNECT: Duration = Duration::from_secs(10);
 const MOST_WORDS: usize = 300;
 
 /// A CSI driver that podfs is connected to.
-pub(super) struct Client {
+pub(super) struct CsiClient {
     runtime: Runtime,
     node: NodeClient<Channel>,
     driver: String,
@@ -53,12 +53,12 @@ pub(super) struct Capabilities {
     pub(super) stats: bool,
 }
 
-impl Client {
+impl CsiClient {
     /// Connects to the driver that listens at `socket`.
     ///
     /// # Errors
     /// When it does not listen.
-    pub(super) fn connect(driver: &str, socket: &Path) -> Result<Client, DriverError> {
+    pub(super) fn connect(driver: &str, socket: &Path) -> Result<CsiClient, DriverError> {
         let runtime = runtime()?;
         let connected = runtime.block_on(async { timeout(CONNECT, channel(socket)).await });
         let channel = match connected {
@@ -77,7 +77,7 @@ impl Client {
                 )));
             }
         };
-        Ok(Client { runtime, node: NodeClient::new(channel), driver: driver.to_owned() })
+        Ok(CsiClient { runtime, node: NodeClient::new(channel), driver: driver.to_owned() })
     }
 
     pub(super) fn capabilities(&self) -> Result<Capabilities, DriverError> {

@@ -25,18 +25,18 @@ use std::path::Path;
 use tracing::info;
 
 use super::home::{make_directory, replace};
-use super::{DriverError, DriverRecord, Home, LeaveError, NodeMount};
+use super::{DriverError, DriverHome, DriverRecord, LeaveError, NodeMount};
 use crate::host::device::BlockDevice;
 use crate::host::{Source, fs_group};
 use crate::manifest::objects::{CsiDriver, DriverFsGroupPolicy, Secret};
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::Csi;
 use crate::volume::csi::sha256;
-use client::{Capabilities, Client};
+use client::{Capabilities, CsiClient};
 pub use discovery::{REGISTRY, sockets_in};
 pub use registration::{NodeDriver, answer, node_driver};
 use request::text;
-pub use usage::{Amounts, Usage, usage};
+pub use usage::{Amounts, DriverUsage, usage};
 
 /// A volume that a CSI driver is to mount for a pod.
 pub struct CsiMount<'a> {
@@ -83,7 +83,7 @@ impl CsiMount<'_> {
     ///
     /// # Errors
     /// What went wrong. The home's record says what may have been done.
-    pub fn set_up(&self, home: &Home) -> Result<Source, DriverError> {
+    pub fn set_up(&self, home: &DriverHome) -> Result<Source, DriverError> {
         let (source, can) = self.publish(home)?;
         if let Some(group) = self.facts.fs_group.filter(|_| !can.mount_group && self.is_for_group()) {
             fs_group::give(&source, group, self.facts.fs_group_policy, self.volume)?;
@@ -96,12 +96,12 @@ impl CsiMount<'_> {
     ///
     /// # Errors
     /// What went wrong. The home's record says what may have been done.
-    pub fn set_up_device(&self, home: &Home) -> Result<BlockDevice, DriverError> {
+    pub fn set_up_device(&self, home: &DriverHome) -> Result<BlockDevice, DriverError> {
         let (source, _) = self.publish(home)?;
         Ok(BlockDevice::open(&source)?)
     }
 
-    fn publish(&self, home: &Home) -> Result<(Source, Capabilities), DriverError> {
+    fn publish(&self, home: &DriverHome) -> Result<(Source, Capabilities), DriverError> {
         let (client, can) = self.connect()?;
         let write = |record: &DriverRecord| write(home, record);
         let node_mount = self.node_mount(can);
@@ -137,7 +137,7 @@ impl CsiMount<'_> {
     ///
     /// # Errors
     /// What went wrong. The volume keeps its size.
-    pub fn expand(&self, home: &Home) -> Result<bool, DriverError> {
+    pub fn expand(&self, home: &DriverHome) -> Result<bool, DriverError> {
         let (Some(wanted), Some(record)) = (self.capacity, home.read()) else { return Ok(false) };
         let (client, can) = self.connect()?;
         if can.expand {
@@ -153,15 +153,15 @@ impl CsiMount<'_> {
     ///
     /// # Errors
     /// What went wrong. The volume stays as it is.
-    pub fn publish_again(&self, home: &Home) -> Result<(), DriverError> {
+    pub fn publish_again(&self, home: &DriverHome) -> Result<(), DriverError> {
         let (client, can) = self.connect()?;
         let node_mount = self.node_mount(can);
         client.publish(self.publish_request(home, can, node_mount.as_ref())?)
     }
 
-    fn connect(&self) -> Result<(Client, Capabilities), DriverError> {
+    fn connect(&self) -> Result<(CsiClient, Capabilities), DriverError> {
         let socket = discovery::find(self.root, &self.csi.driver)?;
-        let client = Client::connect(&self.csi.driver, &socket)?;
+        let client = CsiClient::connect(&self.csi.driver, &socket)?;
         let can = client.capabilities()?;
         Ok((client, can))
     }
@@ -199,7 +199,7 @@ impl CsiMount<'_> {
 
     fn stage(
         &self,
-        client: &Client,
+        client: &CsiClient,
         can: Capabilities,
         node_mount: &NodeMount,
         path: &Path,
@@ -224,7 +224,7 @@ impl CsiMount<'_> {
     }
 }
 
-fn write(home: &Home, record: &DriverRecord) -> Result<(), DriverError> {
+fn write(home: &DriverHome, record: &DriverRecord) -> Result<(), DriverError> {
     home.write(record).map_err(|error| DriverError::of_node("write the record in", home.path(), &error))
 }
 
@@ -232,7 +232,7 @@ fn write(home: &Home, record: &DriverRecord) -> Result<(), DriverError> {
 ///
 /// # Errors
 /// What went wrong.
-pub(super) fn undo(home: &Home, record: &DriverRecord) -> Result<(), LeaveError> {
+pub(super) fn undo(home: &DriverHome, record: &DriverRecord) -> Result<(), LeaveError> {
     let is_staged = record.node_mount.as_ref().is_some_and(|directory| directory.exists());
     if !record.published && !is_staged {
         return Ok(());
@@ -252,7 +252,7 @@ pub(super) fn undo(home: &Home, record: &DriverRecord) -> Result<(), LeaveError>
 }
 
 /// A connection to the driver that has the volume of a home.
-fn client_of(home: &Home, record: &DriverRecord) -> Result<Client, DriverError> {
+fn client_of(home: &DriverHome, record: &DriverRecord) -> Result<CsiClient, DriverError> {
     let root = home.root().ok_or_else(|| DriverError::refused("the home of the volume is no home"))?;
-    Client::connect(&record.driver_name, &discovery::find(&root, &record.driver_name)?)
+    CsiClient::connect(&record.driver_name, &discovery::find(&root, &record.driver_name)?)
 }

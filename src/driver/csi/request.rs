@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use super::client::Capabilities;
-use super::{CsiMount, DriverError, Home, NodeMount};
+use super::{CsiMount, DriverError, DriverHome, NodeMount};
 use crate::csi::v1::volume_capability::access_mode::Mode;
 use crate::csi::v1::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use crate::csi::v1::{
@@ -31,7 +31,7 @@ impl CsiMount<'_> {
     /// To publish the volume at its home.
     pub(super) fn publish_request(
         &self,
-        home: &Home,
+        home: &DriverHome,
         can: Capabilities,
         node_mount: Option<&NodeMount>,
     ) -> Result<NodePublishVolumeRequest, DriverError> {
@@ -71,7 +71,7 @@ impl CsiMount<'_> {
     /// To grow the volume to so many bytes.
     pub(super) fn expand_request(
         &self,
-        home: &Home,
+        home: &DriverHome,
         can: Capabilities,
         node_mount: Option<&NodeMount>,
         bytes: u64,

@@ -1,13 +1,13 @@
 //! How much a volume holds, and whether it is well, as its driver says (`NodeGetVolumeStats`).
 
-use super::{DriverError, Home, client_of, text};
+use super::{DriverError, DriverHome, client_of, text};
 use crate::csi::v1::volume_usage::Unit;
 use crate::csi::v1::{NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, VolumeUsage};
 use crate::driver::NodeMount;
 
 /// What a driver says of a volume. A number that it does not know is missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct DriverUsage {
     /// Bytes.
     pub bytes: Option<Amounts>,
     /// Files.
@@ -32,9 +32,9 @@ pub struct Amounts {
 ///
 /// # Errors
 /// What the driver said.
-pub fn usage(home: &Home) -> Result<Option<Usage>, DriverError> {
+pub fn usage(home: &DriverHome) -> Result<Option<DriverUsage>, DriverError> {
     // As the driver was told.
-    let home = &Home::at(home.path().canonicalize().unwrap_or_else(|_| home.path().to_owned()));
+    let home = &DriverHome::at(home.path().canonicalize().unwrap_or_else(|_| home.path().to_owned()));
     let Some(record) = home.read().filter(|record| record.published && record.executable.is_none()) else {
         return Ok(None);
     };
@@ -51,12 +51,12 @@ pub fn usage(home: &Home) -> Result<Option<Usage>, DriverError> {
     Ok(Some(client.stats(request)?.into()))
 }
 
-impl From<NodeGetVolumeStatsResponse> for Usage {
-    fn from(answer: NodeGetVolumeStatsResponse) -> Usage {
+impl From<NodeGetVolumeStatsResponse> for DriverUsage {
+    fn from(answer: NodeGetVolumeStatsResponse) -> DriverUsage {
         let of = |unit: Unit| answer.usage.iter().find(|usage| usage.unit() == unit).map(Amounts::from);
         let condition = answer.volume_condition.as_ref();
         let words = |message: &str| message.chars().filter(|c| !c.is_control()).take(300).collect();
-        Usage {
+        DriverUsage {
             bytes: of(Unit::Bytes),
             inodes: of(Unit::Inodes),
             condition: condition.map(|found| match (found.abnormal, found.message.as_str()) {

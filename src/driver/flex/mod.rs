@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 use tracing::info;
 
 use super::home::make_directory;
-use super::{DriverError, DriverRecord, Drivers, Home, LeaveError, NodeMount, UnmountError};
+use super::{DriverError, DriverHome, DriverRecord, Drivers, LeaveError, NodeMount, UnmountError};
 use crate::host::{Source, fs_group};
 use crate::manifest::objects::{Secret, Values};
 use crate::manifest::pod::{PodFacts, PodIdentity};
@@ -52,7 +52,7 @@ impl FlexMount<'_> {
     ///
     /// # Errors
     /// What went wrong. The home's record says what may have been done.
-    pub fn set_up(&self, home: &Home) -> Result<Source, DriverError> {
+    pub fn set_up(&self, home: &DriverHome) -> Result<Source, DriverError> {
         let program = self.program()?;
         let capabilities = init(&program)?;
         let node_name = self.node_name();
@@ -226,7 +226,7 @@ fn text(path: &Path) -> Result<&str, DriverError> {
 ///
 /// # Errors
 /// What went wrong.
-pub(super) fn undo(home: &Home, record: &DriverRecord) -> Result<(), LeaveError> {
+pub(super) fn undo(home: &DriverHome, record: &DriverRecord) -> Result<(), LeaveError> {
     let Some(program) = &record.executable else { return Ok(()) };
     let target = home.target();
     let failed = |cause: UnmountError| LeaveError::Unmount { target: target.clone(), cause };

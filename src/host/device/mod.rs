@@ -46,7 +46,7 @@ use options::Options;
 
 /// What a device is mounted as.
 #[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
+pub struct DeviceMountRequest<'a> {
     /// The type of the file system. Without one, that which is there, or ext4.
     pub fs_type: Option<&'a str>,
     /// Options of the mount, in the words of mount(8).
@@ -60,7 +60,7 @@ pub struct Request<'a> {
 ///
 /// # Errors
 /// One sentence: the device is in use, holds something else, cannot be formatted, checked or mounted.
-pub fn mount(device: &BlockDevice, request: Request<'_>, held: &Held<'_>) -> Result<bool, HostError> {
+pub fn mount(device: &BlockDevice, request: DeviceMountRequest<'_>, held: &Held<'_>) -> Result<bool, HostError> {
     let options = Options::parse(request.options)?;
     let is_mounted = held.is_mounted().map_err(|cause| HostError::system("look at", held.place(), cause))?;
     if is_mounted {
@@ -121,7 +121,7 @@ pub fn grow(device: &BlockDevice, capacity: Option<u64>, place: &Path) -> Result
 /// Gives the type of the device's file system, which can be mounted now.
 fn make_ready(
     device: &BlockDevice,
-    request: Request<'_>,
+    request: DeviceMountRequest<'_>,
     read_only: bool,
     held: &Held<'_>,
 ) -> Result<String, HostError> {

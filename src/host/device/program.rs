@@ -15,7 +15,7 @@ const SYSTEM: &str = "/usr/sbin:/sbin";
 
 /// What a program did.
 #[derive(Debug)]
-pub(super) struct Outcome {
+pub(super) struct ProgramOutput {
     /// Its exit code; none if a signal ended it.
     pub(super) code: Option<i32>,
     /// What it printed on standard output.
@@ -34,7 +34,7 @@ pub(super) enum Obstacle {
 }
 
 /// Runs a program to its end. With `held`, the lock lasts at least as long as the program.
-pub(super) fn run(program: &str, arguments: &[&OsStr], held: Option<&Held<'_>>) -> Result<Outcome, Obstacle> {
+pub(super) fn run(program: &str, arguments: &[&OsStr], held: Option<&Held<'_>>) -> Result<ProgramOutput, Obstacle> {
     let mut path = std::env::var_os("PATH").unwrap_or_default();
     path.push(OsString::from(format!(":{SYSTEM}")));
     let input = match held {
@@ -54,7 +54,7 @@ pub(super) fn run(program: &str, arguments: &[&OsStr], held: Option<&Held<'_>>) 
     let both = format!("{output}\n{}", text(&mut errors).map_err(failed)?);
     let lines = both.lines().map(str::trim).filter(|line| !line.is_empty());
     let words = lines.collect::<Vec<_>>().join("; ");
-    Ok(Outcome { code: status.code(), output, words })
+    Ok(ProgramOutput { code: status.code(), output, words })
 }
 
 /// What a program prints goes to memory, and not to a pipe: when podfs is killed, a pipe would end the program with its next
@@ -70,7 +70,7 @@ fn text(file: &mut File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-impl Outcome {
+impl ProgramOutput {
     /// How it ended, as part of a sentence.
     pub(super) fn end(&self) -> String {
         self.code.map_or_else(|| "was killed".to_owned(), |code| format!("ended with code {code}"))

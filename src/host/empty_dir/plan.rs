@@ -5,7 +5,7 @@ use std::fmt;
 use podfs_fuse::mount::private::Access;
 
 use crate::manifest::pod::PodFacts;
-use crate::payload::{Entry, fs_group_mode};
+use crate::payload::{OwnedEntry, fs_group_mode};
 use crate::types::Allocatable;
 use crate::volume::{EmptyDir, PageSize, Storage};
 
@@ -81,7 +81,7 @@ impl Plan {
         Ok(Plan {
             backing,
             mode: match facts.fs_group {
-                Some(_) => fs_group_mode(mode, Entry::Directory, Access::ReadWrite),
+                Some(_) => fs_group_mode(mode, OwnedEntry::Directory, Access::ReadWrite),
                 None => mode,
             },
             gid: facts.fs_group.unwrap_or(0),

@@ -8,11 +8,11 @@ const DISK: Plan = Plan { backing: Backing::Disk, mode: 0o777, gid: 0 };
 const MEMORY: Plan = Plan { backing: Backing::Memory { bytes: 1 << 20 }, mode: 0o1777, gid: 0 };
 
 /// A home that is unmounted at the end, also when a test fails.
-struct Home(tempfile::TempDir);
+struct EmptyDirHome(tempfile::TempDir);
 
-impl Home {
-    fn new() -> Home {
-        Home(tempfile::tempdir().expect("a directory"))
+impl EmptyDirHome {
+    fn new() -> EmptyDirHome {
+        EmptyDirHome(tempfile::tempdir().expect("a directory"))
     }
 
     fn content(&self) -> PathBuf {
@@ -28,7 +28,7 @@ impl Home {
     }
 }
 
-impl Drop for Home {
+impl Drop for EmptyDirHome {
     fn drop(&mut self) {
         while memory::take_off(&self.content()).is_ok() {}
     }
@@ -41,7 +41,7 @@ fn owned(path: &Path) -> (u32, u32) {
 
 #[test]
 fn ed_01_ed_10_the_root_has_its_mode_and_group_whatever_the_umask() {
-    let home = Home::new();
+    let home = EmptyDirHome::new();
     let content = home.set_up(&DISK);
     assert_eq!(owned(&home.content()), (0o777, 0));
     assert!(content.delete().expect("deleted").is_empty());
@@ -52,7 +52,7 @@ fn ed_01_ed_10_the_root_has_its_mode_and_group_whatever_the_umask() {
 
 #[test]
 fn ed_01_ed_02_memory_is_a_tmpfs_of_its_size() {
-    let home = Home::new();
+    let home = EmptyDirHome::new();
     let content = home.set_up(&MEMORY);
     assert_eq!(owned(&home.content()), (0o1777, 0));
     let file = home.content().join("file");
@@ -65,7 +65,7 @@ fn ed_01_ed_02_memory_is_a_tmpfs_of_its_size() {
 
 #[test]
 fn ed_03_memory_is_not_swapped_where_the_kernel_can_promise_it() {
-    let home = Home::new();
+    let home = EmptyDirHome::new();
     home.set_up(&MEMORY);
     let table = fs::read_to_string("/proc/self/mounts").expect("a table");
     let at = home.content().canonicalize().expect("a path");
@@ -80,7 +80,7 @@ fn ed_03_memory_is_not_swapped_where_the_kernel_can_promise_it() {
 #[test]
 fn ed_05_complete_content_is_found_again() {
     for plan in [DISK, MEMORY] {
-        let home = Home::new();
+        let home = EmptyDirHome::new();
         drop(home.set_up(&plan));
         fs::write(home.content().join("kept"), "").expect("a file");
         drop(home.set_up(&plan));
@@ -90,7 +90,7 @@ fn ed_05_complete_content_is_found_again() {
 
 #[test]
 fn ed_05_content_that_is_gone_or_incomplete_is_made_anew() {
-    let home = Home::new();
+    let home = EmptyDirHome::new();
     drop(home.set_up(&DISK));
     fs::remove_dir(home.content()).expect("removed");
     drop(home.set_up(&DISK));
@@ -109,7 +109,7 @@ fn ed_05_content_that_is_gone_or_incomplete_is_made_anew() {
 
 #[test]
 fn another_medium_takes_the_place_of_the_one_before() {
-    let home = Home::new();
+    let home = EmptyDirHome::new();
     drop(home.set_up(&MEMORY));
     drop(home.set_up(&DISK));
     assert!(!memory::is_memory(File::open(home.content()).expect("a directory")));
@@ -122,7 +122,7 @@ fn ed_08_a_foreign_mount_on_the_content_is_left_alone() {
     use podfs_fuse::mount::private::Access;
     use podfs_fuse::mount::visible::{Leftovers, MountPoint};
 
-    let (home, outside) = (Home::new(), tempfile::tempdir().expect("a directory"));
+    let (home, outside) = (EmptyDirHome::new(), tempfile::tempdir().expect("a directory"));
     fs::write(outside.path().join("keep"), "").expect("a file");
     let content = home.set_up(&DISK);
     let mut directories = Directories::default();
@@ -136,7 +136,7 @@ fn ed_08_a_foreign_mount_on_the_content_is_left_alone() {
 
 #[test]
 fn huge_pages_of_a_size_the_node_lacks_are_told() {
-    let home = Home::new();
+    let home = EmptyDirHome::new();
     let plan = Plan { backing: Backing::HugePages { page_size: 3 << 20, limit: None }, ..DISK };
     let error = EmptyDirContent::set_up(home.0.path(), &plan).expect_err("there are no such pages").to_string();
     assert!(error.contains("no huge pages"), "{error}");

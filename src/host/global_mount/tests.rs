@@ -6,17 +6,17 @@ use std::thread;
 use super::*;
 
 /// A root directory, a mount that is a file, and the claims of two pods.
-struct Node {
+struct TestNode {
     root: tempfile::TempDir,
 }
 
-impl Node {
-    fn new() -> Node {
+impl TestNode {
+    fn new() -> TestNode {
         let root = tempfile::tempdir().expect("a directory");
         for uid in ["a", "b"] {
             fs::write(root.path().join(uid), "").expect("a claim");
         }
-        Node { root }
+        TestNode { root }
     }
 
     fn mount(&self) -> GlobalMount {
@@ -53,7 +53,7 @@ fn unmount(held: &Held<'_>) -> Result<(), HostError> {
 
 #[test]
 fn the_last_user_takes_the_mount_away() {
-    let node = Node::new();
+    let node = TestNode::new();
     node.enter("a").expect("mounted");
     node.enter("b").expect("mounted");
     node.enter("b").expect("a user may enter again");
@@ -70,7 +70,7 @@ fn the_last_user_takes_the_mount_away() {
 
 #[test]
 fn a_user_that_is_gone_keeps_no_mount() {
-    let node = Node::new();
+    let node = TestNode::new();
     node.enter("a").expect("mounted");
     node.enter("b").expect("mounted");
     fs::remove_file(node.root.path().join("a")).expect("the pod has gone without leaving");
@@ -88,7 +88,7 @@ fn a_user_that_is_gone_keeps_no_mount() {
 
 #[test]
 fn a_failed_mount_leaves_no_user() {
-    let node = Node::new();
+    let node = TestNode::new();
     let claim = node.root.path().join("a");
     let refused = node.mount().enter(User { uid: "a", claim: &claim }, |_| -> Result<(), _> {
         Err(HostError::Refused("no such device".to_owned()))
@@ -99,7 +99,7 @@ fn a_failed_mount_leaves_no_user() {
 
 #[test]
 fn a_failed_unmount_leaves_the_user() {
-    let node = Node::new();
+    let node = TestNode::new();
     node.enter("a").expect("mounted");
     let busy = node.mount().leave("a", |_| Err(HostError::Refused("busy".to_owned())));
     assert_eq!(busy.expect_err("refused").to_string(), "busy");
@@ -108,7 +108,7 @@ fn a_failed_unmount_leaves_the_user() {
 
 #[test]
 fn the_lock_lasts_as_long_as_a_program_that_has_it() {
-    let node = Node::new();
+    let node = TestNode::new();
     let claim = node.root.path().join("a");
     // It ends when it is killed, or when its output goes with this test.
     let mut program = node
@@ -137,7 +137,7 @@ fn the_lock_lasts_as_long_as_a_program_that_has_it() {
 
 #[test]
 fn users_that_come_and_go_at_once_lose_nothing() {
-    let node = Node::new();
+    let node = TestNode::new();
     let mounted = AtomicUsize::new(0);
     let root = node.root.path();
     for uid in 0..8 {

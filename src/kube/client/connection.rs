@@ -10,7 +10,7 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::lanes::{Lanes, Party};
 use crate::kube::error::ConnectionError;
-use crate::kube::exec::{self, Issued};
+use crate::kube::exec::{self, ProgramCredential};
 use crate::kube::settings::{Access, Bearer, Settings, SettingsError};
 
 /// What requests are made with. Nothing in it shows a secret.
@@ -21,7 +21,7 @@ pub(super) struct Connection {
     pub(super) authorization: Option<HeaderValue>,
     /// When a program has to be asked for other credentials.
     pub(super) expires: Option<SystemTime>,
-    issued: Option<Issued>,
+    issued: Option<ProgramCredential>,
     /// Whether the last request had an answer, so that the next one will find a connection.
     made: AtomicBool,
 }

@@ -12,7 +12,7 @@ use tracing::{debug, warn};
 
 use super::connection::Connection;
 use super::lanes::Room;
-use super::{Client, Doubt, QUEUE};
+use super::{ApiClient, Doubt, QUEUE};
 use crate::kube::error::{ApiError, Class};
 
 /// How long an answer may take to begin, and then to end, unless it is that to a watch.
@@ -27,7 +27,7 @@ pub(super) enum Lasts {
     Long,
 }
 
-impl Client {
+impl ApiClient {
     /// A request with its answer's body.
     pub(super) async fn ask<'a>(
         &self,

@@ -29,7 +29,7 @@ use super::settings::{Access, SettingsError};
 use connection::Connection;
 use exchange::Lasts;
 
-pub(crate) use watch::{Change, Watch};
+pub(crate) use watch::{Watch, WatchChange};
 
 /// Most bytes of an answer about one object. Its values are 1 MiB at most, and a third more in base64.
 const MAX_OBJECT: usize = 4 << 20;
@@ -46,9 +46,9 @@ const QUEUE: Duration = Duration::from_secs(3);
 
 /// An API server, as podfs talks to it. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Client(Arc<Shared>);
+pub(crate) struct ApiClient(Arc<SharedClient>);
 
-struct Shared {
+struct SharedClient {
     access: Access,
     connection: Mutex<Current>,
     /// Held by the request that makes the connection, so that others find it made.
@@ -79,7 +79,7 @@ struct Reach {
 }
 
 /// A request that has to make a connection, until it ends.
-struct Trying<'a>(&'a Client);
+struct Trying<'a>(&'a ApiClient);
 
 impl Drop for Trying<'_> {
     fn drop(&mut self) {
@@ -113,15 +113,15 @@ pub(crate) struct List {
     pub(crate) items: Vec<Value>,
 }
 
-impl Client {
+impl ApiClient {
     /// Reads the settings. Nothing is asked of the server yet.
     ///
     /// # Errors
     /// Settings that cannot be used.
-    pub(crate) async fn open(access: Access) -> Result<Client, SettingsError> {
+    pub(crate) async fn open(access: Access) -> Result<ApiClient, SettingsError> {
         let connection = Arc::new(Connection::open(&access, None).await?);
         let current = Current { connection, read: Instant::now(), doubt: Doubt::No, complaint: None };
-        Ok(Client(Arc::new(Shared {
+        Ok(ApiClient(Arc::new(SharedClient {
             access,
             connection: Mutex::new(current),
             first: Mutex::new(()),

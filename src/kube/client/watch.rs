@@ -23,7 +23,7 @@ pub(crate) struct Watch {
 
 /// One change.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Change {
+pub(crate) enum WatchChange {
     /// An object is new, or different.
     Put(Value),
     /// An object is gone.
@@ -33,7 +33,7 @@ pub(crate) enum Change {
 }
 
 #[derive(Deserialize)]
-struct Line {
+struct WatchLine {
     #[serde(rename = "type")]
     kind: String,
     object: Value,
@@ -48,7 +48,7 @@ impl Watch {
     ///
     /// # Errors
     /// An error from the server; a connection that breaks; an answer that is none to a watch.
-    pub(crate) async fn next(&mut self) -> Result<Option<Change>, ApiError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<WatchChange>, ApiError> {
         loop {
             if let Some(line) = self.line() {
                 match line.trim_ascii() {
@@ -83,12 +83,12 @@ impl Watch {
     }
 }
 
-fn change(asked: &str, line: &[u8]) -> Result<Change, ApiError> {
-    let Line { kind, object } = parse(asked, line)?;
+fn change(asked: &str, line: &[u8]) -> Result<WatchChange, ApiError> {
+    let WatchLine { kind, object } = parse(asked, line)?;
     match kind.as_str() {
-        "ADDED" | "MODIFIED" => Ok(Change::Put(object)),
-        "DELETED" => Ok(Change::Deleted(object)),
-        "BOOKMARK" => Ok(Change::Bookmark(object)),
+        "ADDED" | "MODIFIED" => Ok(WatchChange::Put(object)),
+        "DELETED" => Ok(WatchChange::Deleted(object)),
+        "BOOKMARK" => Ok(WatchChange::Bookmark(object)),
         "ERROR" => {
             let status: Status = serde_json::from_value(object).unwrap_or_default();
             Err(ApiError::of_status(asked, status))
@@ -108,9 +108,9 @@ mod tests {
     #[test]
     fn each_line_is_a_change() {
         let line = br#"{"type":"MODIFIED","object":{"kind":"ConfigMap"}}"#;
-        assert_eq!(change(ASKED, line), Ok(Change::Put(json!({ "kind": "ConfigMap" }))));
+        assert_eq!(change(ASKED, line), Ok(WatchChange::Put(json!({ "kind": "ConfigMap" }))));
         let line = br#"{"type":"DELETED","object":{}}"#;
-        assert_eq!(change(ASKED, line), Ok(Change::Deleted(json!({}))));
+        assert_eq!(change(ASKED, line), Ok(WatchChange::Deleted(json!({}))));
     }
 
     #[test]

@@ -19,7 +19,7 @@ use super::{ManifestError, Origin};
 
 pub use absence::Missing;
 pub use csi::{CsiDriver, DriverFsGroupPolicy, TokenRequest, VolumeAttachment};
-pub use node::Node;
+pub use node::NodeFacts;
 pub use parse::parse_object;
 pub use storage::{ClaimKey, Controller, PersistentSource, PersistentVolume, PersistentVolumeClaim, VolumeMode};
 pub use trust::ClusterTrustBundle;
@@ -115,7 +115,7 @@ impl Objects {
     }
 
     /// The Node of that name. A pod that was not scheduled has no node name; then a single Node is the one.
-    pub fn node(&self, name: Option<&str>) -> Option<&Node> {
+    pub fn node(&self, name: Option<&str>) -> Option<&NodeFacts> {
         let mut nodes = self.of_kind(ObjectKind::Node).filter_map(|object| match &object.content {
             ObjectContent::Node(node) => Some((object.key.name.as_str(), node)),
             _ => None,
@@ -251,7 +251,7 @@ impl fmt::Debug for NamedObject {
 enum ObjectContent {
     ConfigMap(ConfigMap),
     Secret(Secret),
-    Node(Node),
+    Node(NodeFacts),
     PersistentVolume(PersistentVolume),
     PersistentVolumeClaim(PersistentVolumeClaim),
     ClusterTrustBundle(ClusterTrustBundle),
@@ -259,7 +259,7 @@ enum ObjectContent {
     VolumeAttachment(VolumeAttachment),
 }
 
-/// What an object goes by. Reads `ConfigMap default/app`, or `Node worker-1`.
+/// What an object goes by. Reads `ConfigMap default/app`, or `NodeFacts worker-1`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey {
     /// Its kind.

@@ -13,7 +13,7 @@ use crate::types::Quantity;
 
 /// What a Node says of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Node {
+pub struct NodeFacts {
     /// Its name.
     pub name: String,
     /// Its labels.
@@ -23,7 +23,7 @@ pub struct Node {
     ephemeral_storage: Option<Quantity>,
 }
 
-impl Node {
+impl NodeFacts {
     /// What pods can use of the node; where it does not say, what they can use of `machine`.
     pub fn allocatable(&self, machine: Allocatable) -> Allocatable {
         let or = |amount: Option<u128>, machine| amount.map_or(machine, |amount| amount.try_into().unwrap_or(u64::MAX));
@@ -57,7 +57,7 @@ pub(super) fn node(object: NodeObject, origin: &Origin) -> Result<Parsed, Manife
         };
         allocatable.get(resource).map(parse).transpose()
     };
-    let node = Node {
+    let node = NodeFacts {
         name: object.metadata.name.clone().unwrap_or_default(),
         labels: object.metadata.labels.clone().unwrap_or_default(),
         cpu: amount("cpu")?,

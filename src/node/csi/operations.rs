@@ -14,7 +14,7 @@ use tonic::Status;
 use tracing::{info, warn};
 
 use super::publication::{Publication, Publications};
-use super::target::{KubeletRoot, TargetError, Usage};
+use super::target::{KubeletRoot, TargetError, TargetUsage};
 use crate::manifest::pod::PodUid;
 use crate::node::NodeHandle;
 use crate::node::feed::PodReaders;
@@ -35,10 +35,10 @@ const NO_TOKEN: &str = "the call has no token of the pod's service account, and 
 /// The publications of the kubelet, and what is done for them. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Operations {
-    shared: Arc<Shared>,
+    shared: Arc<SharedOperations>,
 }
 
-struct Shared {
+struct SharedOperations {
     root: KubeletRoot,
     written: Publications,
     node: NodeHandle,
@@ -52,12 +52,12 @@ struct Shared {
 }
 
 /// The right to work on a target.
-struct Turn {
-    shared: Arc<Shared>,
+struct TargetLock {
+    shared: Arc<SharedOperations>,
     target: PathBuf,
 }
 
-impl Drop for Turn {
+impl Drop for TargetLock {
     fn drop(&mut self) {
         self.shared.busy().remove(&self.target);
     }
@@ -65,7 +65,7 @@ impl Drop for Turn {
 
 /// How a volume is.
 pub(super) struct Stats {
-    pub(super) usage: Option<Usage>,
+    pub(super) usage: Option<TargetUsage>,
     pub(super) abnormal: bool,
     pub(super) message: String,
 }
@@ -80,7 +80,7 @@ impl Operations {
         readers: Option<PodReaders>,
     ) -> Operations {
         let (known, busy) = (Mutex::new(known), Mutex::default());
-        Operations { shared: Arc::new(Shared { root, written, node, changes, readers, known, busy }) }
+        Operations { shared: Arc::new(SharedOperations { root, written, node, changes, readers, known, busy }) }
     }
 
     pub(super) fn root(&self) -> &KubeletRoot {
@@ -204,15 +204,15 @@ impl Operations {
         }
     }
 
-    fn turn(&self, target: &Path) -> Result<Turn, Status> {
+    fn turn(&self, target: &Path) -> Result<TargetLock, Status> {
         match self.shared.busy().insert(target.to_owned()) {
-            true => Ok(Turn { shared: Arc::clone(&self.shared), target: target.to_owned() }),
+            true => Ok(TargetLock { shared: Arc::clone(&self.shared), target: target.to_owned() }),
             false => Err(Status::aborted(format!("another call for {} has not ended; call again", target.display()))),
         }
     }
 }
 
-impl Shared {
+impl SharedOperations {
     async fn publish(self: Arc<Self>, publication: Publication) -> Result<(), Status> {
         self.check_known(&publication)?;
         let is_known = self.known().get(&publication.target) == Some(&publication);

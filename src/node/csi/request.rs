@@ -64,7 +64,7 @@ pub fn parse(
 pub fn token(request: &NodePublishVolumeRequest) -> Result<Option<SecretString>, Status> {
     let mut texts = [&request.secrets, &request.volume_context].into_iter().filter_map(|map| map.get(TOKENS));
     let Some(text) = texts.find(|text| !text.is_empty()) else { return Ok(None) };
-    let mut tokens: BTreeMap<String, Issued> = serde_json::from_str(text)
+    let mut tokens: BTreeMap<String, KubeletToken> = serde_json::from_str(text)
         .map_err(|_| Status::invalid_argument(format!("{TOKENS} is not what a kubelet sends: tokens by audience")))?;
     // The audience without a name is the API server. An operator may have written its name.
     let token = match tokens.remove("") {
@@ -77,7 +77,7 @@ pub fn token(request: &NodePublishVolumeRequest) -> Result<Option<SecretString>,
 
 /// A token as a kubelet sends it.
 #[derive(Deserialize)]
-struct Issued {
+struct KubeletToken {
     token: SecretString,
 }
 

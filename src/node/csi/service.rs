@@ -11,7 +11,7 @@ use tracing::{debug, info, warn};
 use super::operations::{Operations, Stats};
 use super::request::{parse, required, target, token};
 use super::sockets::{CsiError, Sockets, register};
-use super::target::Usage;
+use super::target::TargetUsage;
 use super::{CsiSettings, DRIVER, Publications};
 use crate::csi::v1::identity_server::{Identity, IdentityServer};
 use crate::csi::v1::node_server::{Node, NodeServer};
@@ -31,12 +31,12 @@ const CAPABILITIES: [rpc::Type; 3] =
 pub struct Driver {
     operations: Operations,
     sockets: Sockets,
-    service: Answers,
+    service: CsiAnswers,
 }
 
 /// What answers. Cheap to clone.
 #[derive(Clone)]
-struct Answers {
+struct CsiAnswers {
     operations: Operations,
     settings: Arc<CsiSettings>,
     node: NodeHandle,
@@ -71,7 +71,7 @@ impl Driver {
             }
         });
         let operations = Operations::new(sockets.root.clone(), written, known, node.clone(), changes, feed.readers());
-        let service = Answers { operations: operations.clone(), settings: Arc::new(settings), node, recorder };
+        let service = CsiAnswers { operations: operations.clone(), settings: Arc::new(settings), node, recorder };
         Ok(Driver { operations, sockets, service })
     }
 }
@@ -100,7 +100,7 @@ pub async fn serve(driver: Driver) -> Result<(), CsiError> {
     }
 }
 
-impl Answers {
+impl CsiAnswers {
     /// Answers a call, and counts it.
     async fn answer<T>(
         &self,
@@ -142,7 +142,7 @@ impl Answers {
         required("volume_path", &request.volume_path)?;
         let path: std::path::PathBuf = std::path::Path::new(&request.volume_path).components().collect();
         let Stats { usage, abnormal, message } = self.operations.stats(&request.volume_id, &path).await?;
-        let usage = usage.map(|Usage { bytes, inodes }| vec![one(Unit::Bytes, bytes), one(Unit::Inodes, inodes)]);
+        let usage = usage.map(|TargetUsage { bytes, inodes }| vec![one(Unit::Bytes, bytes), one(Unit::Inodes, inodes)]);
         Ok(NodeGetVolumeStatsResponse {
             usage: usage.unwrap_or_else(|| vec![one(Unit::Bytes, [0; 3])]),
             volume_condition: Some(VolumeCondition { abnormal, message }),
@@ -164,7 +164,7 @@ fn word(code: Code) -> String {
 }
 
 #[tonic::async_trait]
-impl Identity for Answers {
+impl Identity for CsiAnswers {
     async fn get_plugin_info(
         &self,
         _: Request<GetPluginInfoRequest>,
@@ -189,7 +189,7 @@ impl Identity for Answers {
 }
 
 #[tonic::async_trait]
-impl Node for Answers {
+impl Node for CsiAnswers {
     async fn node_publish_volume(
         &self,
         request: Request<NodePublishVolumeRequest>,

@@ -107,17 +107,17 @@ fn open(path: &Path) -> Result<UnixListener, CsiError> {
 pub(super) async fn register(listener: UnixListener, endpoint: &Path) -> Result<(), CsiError> {
     let failed = |error: String| CsiError::Service(error);
     let clients = clients(listener).map_err(|error| failed(error.to_string()))?;
-    let service = RegistrationServer::new(Answers { endpoint: endpoint.to_string_lossy().into_owned() });
+    let service = RegistrationServer::new(SocketAnswers { endpoint: endpoint.to_string_lossy().into_owned() });
     let served = Server::builder().add_service(service).serve_with_incoming(clients).await;
     served.map_err(|error| failed(error.to_string()))
 }
 
-struct Answers {
+struct SocketAnswers {
     endpoint: String,
 }
 
 #[tonic::async_trait]
-impl Registration for Answers {
+impl Registration for SocketAnswers {
     async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
         Ok(Response::new(PluginInfo {
             r#type: "CSIPlugin".to_owned(),

@@ -52,7 +52,7 @@ pub enum TargetError {
 
 /// How much of a file system is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Usage {
+pub struct TargetUsage {
     /// Bytes: available, total, used.
     pub bytes: [i64; 3],
     /// Inodes: available, total, used.
@@ -187,13 +187,13 @@ impl KubeletRoot {
     ///
     /// # Errors
     /// When the file system does not say.
-    pub fn usage(&self, target: &Path) -> io::Result<Usage> {
+    pub fn usage(&self, target: &Path) -> io::Result<TargetUsage> {
         let told = statfs(self.real(target))?;
         let number = |blocks: u64, size: i64| i64::try_from(blocks).unwrap_or(i64::MAX).saturating_mul(size);
         let size = told.f_bsize.max(1);
         let (free, total) = (number(told.f_bfree, size), number(told.f_blocks, size));
         let (free_inodes, inodes) = (number(told.f_ffree, 1), number(told.f_files, 1));
-        Ok(Usage {
+        Ok(TargetUsage {
             bytes: [number(told.f_bavail, size), total, total.saturating_sub(free).max(0)],
             inodes: [free_inodes, inodes, inodes.saturating_sub(free_inodes).max(0)],
         })

@@ -20,7 +20,7 @@ use crate::manifest::tokens::Token;
 use crate::manifest::{References, references};
 use crate::node::backing::{Backing, Growing, backings, growing};
 use crate::node::pod::{NodePod, PodOrigin};
-use crate::source::{Issued, Push, Question, Told};
+use crate::source::{IssuedCredentials, ObjectReport, ObjectRequest, Push};
 use crate::volume::{BundleKey, CredentialKey, Volume, VolumeSource};
 
 /// How long the first push waits for objects, so that volumes need not come up one by one (the kubelet: 1 s, MG-07).
@@ -39,7 +39,7 @@ pub struct ObjectFollower {
     /// The tokens that its volumes and their drivers ask for.
     wanted_tokens: BTreeSet<CredentialKey>,
     /// Its tokens, if there is a server that issues them.
-    tokens: Option<Issued>,
+    tokens: Option<IssuedCredentials>,
     /// When the pod began to refer to what it refers to.
     began: Instant,
     /// What the supervisor was sent.
@@ -151,7 +151,7 @@ impl ObjectFollower {
         match &self.tokens {
             Some(tokens) => {
                 is_answered &= tokens.are_answered();
-                waits.settles = waits.settles.max(tokens.unanswered().filter_map(Question::settles).max());
+                waits.settles = waits.settles.max(tokens.unanswered().filter_map(ObjectRequest::settles).max());
                 for (key, token) in tokens.each() {
                     match token {
                         Ok(token) => drop(view.tokens.insert(key.clone(), Arc::clone(token))),
@@ -177,7 +177,7 @@ impl ObjectFollower {
         }
     }
 
-    fn take_token(&mut self, key: &CredentialKey, told: Told<Token>) {
+    fn take_token(&mut self, key: &CredentialKey, told: ObjectReport<Token>) {
         if let Some(tokens) = &mut self.tokens {
             self.registry.note_token(&title(tokens, key, &self.pod), &told);
             tokens.take(key, told);
@@ -233,7 +233,7 @@ struct Waits {
 }
 
 /// What a token of the pod goes by in the log.
-fn title(tokens: &Issued, key: &CredentialKey, pod: &NodePod) -> String {
+fn title(tokens: &IssuedCredentials, key: &CredentialKey, pod: &NodePod) -> String {
     format!("{} of pod {}", tokens.title(key), pod.pod.identity)
 }
 

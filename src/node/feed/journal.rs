@@ -6,15 +6,15 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use crate::manifest::tokens::Token;
-use crate::source::{Journal, Task, Told};
+use crate::source::{Journal, ObjectReport, Task};
 
 /// One journal for all tasks that follow objects.
 pub(super) struct SharedJournal {
-    shared: Arc<Shared>,
+    shared: Arc<JournalState>,
     _task: Task,
 }
 
-struct Shared {
+struct JournalState {
     /// Locked for moments.
     journal: Mutex<Journal>,
     /// A line may be due at another time.
@@ -24,18 +24,18 @@ struct Shared {
 impl SharedJournal {
     /// An empty one. Inside of a tokio runtime.
     pub(super) fn new() -> SharedJournal {
-        let shared = Arc::new(Shared { journal: Mutex::default(), changed: Notify::new() });
+        let shared = Arc::new(JournalState { journal: Mutex::default(), changed: Notify::new() });
         let task = Task::spawn(log(Arc::clone(&shared)));
         SharedJournal { shared, _task: task }
     }
 
     /// Logs what is wrong with an object, or that it is over.
-    pub(super) fn note<T>(&self, title: &str, told: &Told<T>) {
+    pub(super) fn note<T>(&self, title: &str, told: &ObjectReport<T>) {
         self.write(|journal| journal.note(title, told));
     }
 
     /// Logs what is wrong with a token, or that it is over.
-    pub(super) fn note_token(&self, title: &str, told: &Told<Token>) {
+    pub(super) fn note_token(&self, title: &str, told: &ObjectReport<Token>) {
         self.write(|journal| journal.note_token(title, told));
     }
 
@@ -54,14 +54,14 @@ impl SharedJournal {
     }
 }
 
-impl Shared {
+impl JournalState {
     fn lock(&self) -> MutexGuard<'_, Journal> {
         self.journal.lock().expect("no code panics while it is locked")
     }
 }
 
 /// Logs each line when it is due.
-async fn log(shared: Arc<Shared>) {
+async fn log(shared: Arc<JournalState>) {
     loop {
         let due = shared.lock().due();
         match due {

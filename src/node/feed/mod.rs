@@ -42,7 +42,7 @@ use super::kubelet_pods::{KubeletChange, KubeletPods};
 use super::nri::chosen::{Chosen, RuntimeChange};
 use super::pod::NodePod;
 use super::state::ContainerEntry;
-use crate::kube::client::Client;
+use crate::kube::client::ApiClient;
 use crate::kube::settings::SettingsError;
 use crate::manifest::pod::{PodIdentity, PodUid};
 use crate::source::{Access, Contacts, Scanned, SourceError, SummedFiles, Task};
@@ -122,7 +122,7 @@ pub struct Feed {
     static_pods: StaticPods,
     objects: PodObjects,
     contacts: Contacts,
-    client: Option<Client>,
+    client: Option<ApiClient>,
     /// The pods of a node with a kubelet, where that or the runtime decides which of them podfs serves.
     kubelet: Option<KubeletPods>,
     /// Where pods are chosen by their namespaces.
@@ -165,7 +165,7 @@ impl Feed {
         let contacts = Contacts::default();
         let readers = api.clone().filter(|_| reads_as_pods).map(PodReaders::new);
         let client = match api {
-            Some(access) => Some(Client::open(access).await?),
+            Some(access) => Some(ApiClient::open(access).await?),
             None => None,
         };
         let pods = match (&client, &node) {
@@ -206,7 +206,7 @@ impl Feed {
     }
 
     /// The client of the API server, if there is one: a node has one connection to it.
-    pub(crate) fn client(&self) -> Option<Client> {
+    pub(crate) fn client(&self) -> Option<ApiClient> {
         self.client.clone()
     }
 

@@ -10,26 +10,26 @@ use tracing::{debug, info};
 
 use super::Input;
 use crate::kube::address::Collection;
-use crate::kube::client::Client;
+use crate::kube::client::ApiClient;
 use crate::kube::error::Class;
-use crate::kube::follower::{Follower, News};
+use crate::kube::follower::{Follower, FollowerEvent};
 use crate::volume::MARK;
 
 /// Sends the names of the namespaces after each change, until the feed is dropped.
-pub(super) async fn follow(client: Client, input: UnboundedSender<Input>) {
+pub(super) async fn follow(client: ApiClient, input: UnboundedSender<Input>) {
     let mut follower = Follower::new(client, Collection::of_namespaces(format!("{MARK}=true")));
     let (mut names, mut was_refused) = (BTreeSet::new(), false);
     loop {
         match follower.next().await {
-            News::Listed(namespaces) => names = namespaces.iter().filter_map(name_of).collect(),
-            News::Put(namespace) => names.extend(name_of(&namespace)),
-            News::Deleted(namespace) => {
+            FollowerEvent::Listed(namespaces) => names = namespaces.iter().filter_map(name_of).collect(),
+            FollowerEvent::Put(namespace) => names.extend(name_of(&namespace)),
+            FollowerEvent::Deleted(namespace) => {
                 if let Some(name) = name_of(&namespace) {
                     names.remove(&name);
                 }
             }
-            News::Alive => continue,
-            News::Trouble(error) => {
+            FollowerEvent::Alive => continue,
+            FollowerEvent::Trouble(error) => {
                 let is_refused = matches!(error.class, Class::Forbidden);
                 if is_refused && !std::mem::replace(&mut was_refused, true) {
                     info!("{error}; pods are chosen by their own label or annotation {MARK} alone");

@@ -10,9 +10,9 @@ use tokio::time::Instant;
 use super::Input;
 use super::object::strip;
 use crate::kube::address::Collection;
-use crate::kube::client::Client;
+use crate::kube::client::ApiClient;
 use crate::kube::error::{ApiError, Class};
-use crate::kube::follower::{Follower, News};
+use crate::kube::follower::{Follower, FollowerEvent};
 use crate::manifest::pod::{Pod, PodUid};
 use crate::manifest::{Document, ManifestError};
 use crate::node::pod::{NodePod, PodOrigin, PodStage};
@@ -29,7 +29,7 @@ pub(super) enum PodChange {
 }
 
 /// Sends all changes of the node's pods, until the feed is dropped.
-pub(super) async fn follow(client: Client, node: String, contacts: Contacts, input: UnboundedSender<Input>) {
+pub(super) async fn follow(client: ApiClient, node: String, contacts: Contacts, input: UnboundedSender<Input>) {
     let collection = Collection::of_node(&node);
     let title = collection.title();
     let mut follower = Follower::new(client, collection);
@@ -37,7 +37,7 @@ pub(super) async fn follow(client: Client, node: String, contacts: Contacts, inp
     loop {
         let news = follower.next().await;
         match &news {
-            News::Trouble(error) => contacts.trouble(&title, follower.doing(), error),
+            FollowerEvent::Trouble(error) => contacts.trouble(&title, follower.doing(), error),
             _ => contacts.heard(&title, follower.doing(), follower.version()),
         }
         let change = pods.take(news, Instant::now());
@@ -66,14 +66,14 @@ impl ServerPods {
     }
 
     /// Takes news of the server. Gives the change for the manager, if there is one.
-    fn take(&mut self, news: News, now: Instant) -> Option<PodChange> {
-        if let News::Trouble(error) = &news {
+    fn take(&mut self, news: FollowerEvent, now: Instant) -> Option<PodChange> {
+        if let FollowerEvent::Trouble(error) = &news {
             self.note(error, now);
             return None;
         }
         self.trouble = None;
         match news {
-            News::Listed(pods) => {
+            FollowerEvent::Listed(pods) => {
                 let before = std::mem::take(&mut self.pods);
                 self.bad.clear();
                 for pod in pods {
@@ -82,16 +82,16 @@ impl ServerPods {
                 }
                 Some(PodChange::All(self.pods.values().cloned().collect()))
             }
-            News::Put(pod) => {
+            FollowerEvent::Put(pod) => {
                 let known = uid_of(&pod).and_then(|uid| self.pods.get(&uid)).cloned();
                 self.put(pod, known).map(PodChange::Put)
             }
-            News::Deleted(pod) => {
+            FollowerEvent::Deleted(pod) => {
                 self.bad.remove(&name_of(&pod));
                 let uid = uid_of(&pod)?;
                 self.pods.remove(&uid).map(|_| PodChange::Gone(uid))
             }
-            News::Alive | News::Trouble(_) => None,
+            FollowerEvent::Alive | FollowerEvent::Trouble(_) => None,
         }
     }
 
@@ -215,42 +215,48 @@ mod tests {
     fn a_pod_is_told_when_what_matters_of_it_is_different() {
         let (mut pods, now) = server();
         let mut take = |news| shown(pods.take(news, now));
-        assert_eq!(take(News::Listed(vec![plain("a", "u1")])), "u1 Desired");
+        assert_eq!(take(FollowerEvent::Listed(vec![plain("a", "u1")])), "u1 Desired");
         let mut beat = plain("a", "u1");
         beat["metadata"]["resourceVersion"] = "2".into();
         beat["status"]["conditions"] = json!([{"type": "Ready"}]);
-        assert_eq!(take(News::Put(beat)), "nothing");
-        assert_eq!(take(News::Put(pod("a", "u1", json!({"a": "b"}), json!({})))), "put u1 Desired");
+        assert_eq!(take(FollowerEvent::Put(beat)), "nothing");
+        assert_eq!(take(FollowerEvent::Put(pod("a", "u1", json!({"a": "b"}), json!({})))), "put u1 Desired");
         let mut deleted = pod("a", "u1", json!({"a": "b"}), json!({}));
         deleted["metadata"]["deletionTimestamp"] = "2030-01-01T00:00:00Z".into();
-        assert_eq!(take(News::Put(deleted.clone())), "put u1 Terminating");
+        assert_eq!(take(FollowerEvent::Put(deleted.clone())), "put u1 Terminating");
         deleted["status"]["phase"] = "Failed".into();
-        assert_eq!(take(News::Put(deleted.clone())), "put u1 Terminal");
-        assert_eq!(take(News::Deleted(deleted.clone())), "gone u1");
-        assert_eq!(take(News::Deleted(deleted)), "nothing");
-        assert_eq!(take(News::Put(pod("b", "u2", json!({}), json!({"phase": "Succeeded"})))), "put u2 Terminal");
-        assert_eq!(take(News::Listed(vec![plain("c", "u3")])), "u3 Desired");
+        assert_eq!(take(FollowerEvent::Put(deleted.clone())), "put u1 Terminal");
+        assert_eq!(take(FollowerEvent::Deleted(deleted.clone())), "gone u1");
+        assert_eq!(take(FollowerEvent::Deleted(deleted)), "nothing");
+        assert_eq!(
+            take(FollowerEvent::Put(pod("b", "u2", json!({}), json!({"phase": "Succeeded"})))),
+            "put u2 Terminal"
+        );
+        assert_eq!(take(FollowerEvent::Listed(vec![plain("c", "u3")])), "u3 Desired");
     }
 
     #[test]
     fn a_pod_that_cannot_be_read_stays_as_it_was_and_is_told() {
         let (mut pods, now) = server();
-        pods.take(News::Listed(vec![plain("a", "u1")]), now);
+        pods.take(FollowerEvent::Listed(vec![plain("a", "u1")]), now);
         let mut bad = plain("a", "u1");
         bad["spec"]["volumes"] = json!([{"name": "v", "configMap": {"name": "app", "defaultMode": 9999}}]);
-        assert_eq!(shown(pods.take(News::Put(bad.clone()), now)), "nothing");
+        assert_eq!(shown(pods.take(FollowerEvent::Put(bad.clone()), now)), "nothing");
         let trouble = pods.take_trouble().expect("trouble");
         assert!(trouble[0].starts_with("Pod default/a: spec.volumes[0]"), "{trouble:?}");
         assert_eq!(pods.take_trouble(), None, "it was told");
-        assert_eq!(shown(pods.take(News::Listed(vec![bad]), now)), "u1 Desired");
-        assert_eq!(shown(pods.take(News::Put(pod("a", "u1", json!({"a": "b"}), json!({}))), now)), "put u1 Desired");
+        assert_eq!(shown(pods.take(FollowerEvent::Listed(vec![bad]), now)), "u1 Desired");
+        assert_eq!(
+            shown(pods.take(FollowerEvent::Put(pod("a", "u1", json!({"a": "b"}), json!({}))), now)),
+            "put u1 Desired"
+        );
         assert_eq!(pods.take_trouble(), Some(Vec::new()));
     }
 
     #[test]
     fn a_refusal_is_told_at_once_and_a_busy_server_when_it_lasts() {
         let (mut pods, now) = server();
-        let error = |class, sentence: &str| News::Trouble(ApiError::new(class, sentence));
+        let error = |class, sentence: &str| FollowerEvent::Trouble(ApiError::new(class, sentence));
         pods.take(error(Class::Busy, "busy"), now);
         assert_eq!(pods.take_trouble(), None);
         pods.take(error(Class::Busy, "busy"), now + SETTLE);
@@ -259,7 +265,7 @@ mod tests {
         let expected = "pods is forbidden; podfs asks again, and the pods stay as they are; its credentials must be those of \
                         the node n1, or may list and watch pods";
         assert_eq!(pods.take_trouble(), Some(vec![expected.to_owned()]));
-        pods.take(News::Listed(Vec::new()), now);
+        pods.take(FollowerEvent::Listed(Vec::new()), now);
         assert_eq!(pods.take_trouble(), Some(Vec::new()));
     }
 }

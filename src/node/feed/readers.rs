@@ -9,7 +9,7 @@ use secrecy::SecretString;
 use tokio::sync::OnceCell;
 use tokio::time::sleep;
 
-use crate::kube::client::Client;
+use crate::kube::client::ApiClient;
 use crate::kube::settings::{PodToken, SettingsError};
 use crate::manifest::pod::PodUid;
 use crate::source::Access;
@@ -28,7 +28,7 @@ pub(in crate::node) struct PodReaders {
 pub(super) struct PodReader {
     server: Access,
     token: PodToken,
-    client: OnceCell<Client>,
+    client: OnceCell<ApiClient>,
 }
 
 impl PodReaders {
@@ -65,14 +65,14 @@ impl PodReaders {
 impl PodReader {
     /// The pod's client: all of its objects are read over one connection. Without a token, podfs reports what is missing and waits
     /// for it, and likewise when the settings of the server cannot be used.
-    pub(super) async fn client(&self, tell: impl Fn(&SettingsError)) -> Client {
+    pub(super) async fn client(&self, tell: impl Fn(&SettingsError)) -> ApiClient {
         if !self.token.is_known() {
             tell(&SettingsError::NoPodToken);
             self.token.known().await;
         }
         loop {
             let access = || Access::AsPod(Box::new(self.server.clone()), self.token.clone());
-            match self.client.get_or_try_init(|| Client::open(access())).await {
+            match self.client.get_or_try_init(|| ApiClient::open(access())).await {
                 Ok(client) => return client.clone(),
                 Err(error) => tell(&error),
             }

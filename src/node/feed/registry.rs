@@ -28,7 +28,7 @@ use super::server::{Asked, ObjectServer, Said};
 use crate::manifest::objects::{Missing, ObjectKey, ObjectKind};
 use crate::manifest::pod::PodUid;
 use crate::manifest::tokens::Token;
-use crate::source::{Issued, SETTLE, Told};
+use crate::source::{IssuedCredentials, ObjectReport, SETTLE};
 
 /// What a pod refers to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -44,7 +44,7 @@ pub(super) enum Want {
 }
 
 /// What is known of it.
-pub(super) struct Answer {
+pub(super) struct PodAnswer {
     pub(super) objects: Vec<Arc<WholeObject>>,
     /// Why it is not known, if it is not.
     pub(super) absence: Option<Absence>,
@@ -63,7 +63,7 @@ pub(super) struct Absence {
 pub(super) struct Registry {
     me: Weak<Registry>,
     server: Option<ObjectServer>,
-    entries: DashMap<Want, Entry>,
+    entries: DashMap<Want, RegisteredPod>,
     files: RwLock<FilesKnown>,
 }
 
@@ -78,7 +78,7 @@ enum FilesKnown {
 }
 
 #[derive(Default)]
-struct Entry {
+struct RegisteredPod {
     followers: Vec<Arc<Notify>>,
     /// What the API server was asked, if it is.
     asked: Option<Asked>,
@@ -158,22 +158,22 @@ impl Registry {
     }
 
     /// What is known of something that was subscribed to.
-    pub(super) fn answer(&self, want: &Want) -> Answer {
+    pub(super) fn answer(&self, want: &Want) -> PodAnswer {
         let mut objects = match self.files() {
             FilesKnown::Are(files) => of_files(&files, want),
             FilesKnown::NotYet { since } => {
                 let reason = format!("{}: the manifest directory was not read yet", want.title());
                 let absence = Absence { reason, settles: Some(since + SETTLE) };
-                return Answer { objects: Vec::new(), absence: Some(absence), is_answered: false };
+                return PodAnswer { objects: Vec::new(), absence: Some(absence), is_answered: false };
             }
         };
         let entry = self.entries.get(want);
         let Some(asked) = entry.as_ref().and_then(|entry| entry.asked.as_ref()) else {
-            return Answer { objects, absence: None, is_answered: true };
+            return PodAnswer { objects, absence: None, is_answered: true };
         };
         // Those of files win, and come last here.
         objects.splice(0..0, asked.objects().iter().cloned());
-        Answer { objects, absence: asked.absence(want), is_answered: asked.is_answered() }
+        PodAnswer { objects, absence: asked.absence(want), is_answered: asked.is_answered() }
     }
 
     /// What reads objects as pods, if pods are to read their own.
@@ -182,12 +182,12 @@ impl Registry {
     }
 
     /// Tokens of a pod, if a server issues them.
-    pub(super) fn tokens(&self) -> Option<Issued> {
+    pub(super) fn tokens(&self) -> Option<IssuedCredentials> {
         self.server.as_ref().map(ObjectServer::tokens)
     }
 
     /// Logs a problem of a token, or its end.
-    pub(super) fn note_token(&self, title: &str, told: &Told<Token>) {
+    pub(super) fn note_token(&self, title: &str, told: &ObjectReport<Token>) {
         if let Some(server) = &self.server {
             server.note_token(title, told);
         }
@@ -201,7 +201,7 @@ impl Registry {
     }
 
     /// Asks the server about what is not in files, or gives up to ask. What files say is known before anything is asked.
-    fn ask(&self, want: &Want, entry: &mut Entry) {
+    fn ask(&self, want: &Want, entry: &mut RegisteredPod) {
         let (Some(server), FilesKnown::Are(files)) = (&self.server, self.files()) else { return };
         if matches!(want, Want::Object(key) | Want::AsPod(_, key) if files.contains_key(key)) {
             entry.asked = None;
@@ -221,7 +221,7 @@ impl Registry {
     }
 }
 
-impl Entry {
+impl RegisteredPod {
     fn notify(&self) {
         self.followers.iter().for_each(|follower| follower.notify_one());
     }

@@ -10,16 +10,18 @@ use super::journal::SharedJournal;
 use super::object::WholeObject;
 use super::readers::{PodReader, PodReaders};
 use super::registry::{Absence, Registry, Want};
-use crate::kube::client::Client;
+use crate::kube::client::ApiClient;
 use crate::kube::error::{ApiError, Class};
 use crate::kube::settings::SettingsError;
 use crate::manifest::objects::ObjectKey;
 use crate::manifest::tokens::Token;
-use crate::source::{Contacts, Issued, ObjectTeller, Question, SignerTeller, Task, Told, title_of_signer};
+use crate::source::{
+    Contacts, IssuedCredentials, ObjectReport, ObjectRequest, ObjectTeller, SignerTeller, Task, title_of_signer,
+};
 
 /// The API server that objects are followed at.
 pub(super) struct ObjectServer {
-    client: Client,
+    client: ApiClient,
     contacts: Contacts,
     /// The readers of the objects of CSI volumes, where the pods read them with their own credentials.
     readers: Option<PodReaders>,
@@ -34,7 +36,7 @@ pub(super) struct Asked {
     id: u64,
     /// What there is, once that is known.
     known: Option<Vec<Arc<WholeObject>>>,
-    question: Question,
+    question: ObjectRequest,
     /// Whether anything came since it was asked last, be it an error.
     is_answered: bool,
     /// Whether the task has ended, because the object cannot change any more.
@@ -44,7 +46,7 @@ pub(super) struct Asked {
 
 impl ObjectServer {
     /// Nothing is asked yet. Inside of a tokio runtime.
-    pub(super) fn new(client: Client, contacts: Contacts, readers: Option<PodReaders>) -> ObjectServer {
+    pub(super) fn new(client: ApiClient, contacts: Contacts, readers: Option<PodReaders>) -> ObjectServer {
         let (runtime, questions) = (Handle::current(), AtomicU64::new(0));
         ObjectServer { client, contacts, readers, journal: SharedJournal::new(), runtime, questions }
     }
@@ -57,7 +59,7 @@ impl ObjectServer {
     pub(super) fn ask(&self, want: &Want, registry: &Weak<Registry>, before: Option<Asked>) -> Option<Asked> {
         debug!("{} is asked for", want.title());
         let id = self.questions.fetch_add(1, Ordering::Relaxed);
-        let answers = Answers { registry: Weak::clone(registry), want: want.clone(), id };
+        let answers = FeedAnswers { registry: Weak::clone(registry), want: want.clone(), id };
         let (client, contacts) = (self.client.clone(), self.contacts.clone());
         let task = match want {
             Want::Object(key) => {
@@ -73,16 +75,16 @@ impl ObjectServer {
             Want::OnlyNode => return None,
         };
         let known = before.and_then(|before| before.known);
-        Some(Asked { id, known, question: Question::new(), is_answered: false, is_settled: false, _task: task })
+        Some(Asked { id, known, question: ObjectRequest::new(), is_answered: false, is_settled: false, _task: task })
     }
 
     /// Logs what was said.
-    pub(super) fn note<T>(&self, title: &str, told: &Told<T>) {
+    pub(super) fn note<T>(&self, title: &str, told: &ObjectReport<T>) {
         self.journal.note(title, told);
     }
 
     /// Logs what was said about a token.
-    pub(super) fn note_token(&self, title: &str, told: &Told<Token>) {
+    pub(super) fn note_token(&self, title: &str, told: &ObjectReport<Token>) {
         self.journal.note_token(title, told);
     }
 
@@ -100,9 +102,9 @@ impl ObjectServer {
     }
 
     /// Tokens of a pod; none is asked for yet.
-    pub(super) fn tokens(&self) -> Issued {
+    pub(super) fn tokens(&self) -> IssuedCredentials {
         // Tokens of several pods go by the same name.
-        Issued::new(self.client.clone(), Contacts::default())
+        IssuedCredentials::new(self.client.clone(), Contacts::default())
     }
 }
 
@@ -142,16 +144,16 @@ impl Asked {
         };
         let (had_trouble, was_answered) = (self.question.trouble.take().is_some(), self.is_answered);
         match told {
-            Told::Is(objects) => {
+            ObjectReport::Is(objects) => {
                 self.is_answered = true;
                 !self.replace(&objects) || !was_answered
             }
-            Told::Absent => {
+            ObjectReport::Absent => {
                 self.is_answered = true;
                 !self.replace(&[]) || !was_answered
             }
-            Told::Alive => self.known.is_none() && had_trouble,
-            Told::Trouble(error) => {
+            ObjectReport::Alive => self.known.is_none() && had_trouble,
+            ObjectReport::Trouble(error) => {
                 self.is_answered = true;
                 self.question.trouble = Some(error);
                 self.known.is_none() || !was_answered
@@ -173,19 +175,19 @@ impl Asked {
 
 /// A message of a task.
 pub(super) enum Said {
-    Told(Told<Vec<Arc<WholeObject>>>),
+    Told(ObjectReport<Vec<Arc<WholeObject>>>),
     /// It has ended: the object cannot change any more.
     Settled,
 }
 
 /// Where a task sends its messages.
-struct Answers {
+struct FeedAnswers {
     registry: Weak<Registry>,
     want: Want,
     id: u64,
 }
 
-impl Answers {
+impl FeedAnswers {
     /// Whether there still is a registry.
     fn say(&self, said: Said) -> bool {
         let registry = self.registry.upgrade();
@@ -196,7 +198,7 @@ impl Answers {
     }
 }
 
-async fn follow_object(mut teller: ObjectTeller<WholeObject>, answers: Answers) {
+async fn follow_object(mut teller: ObjectTeller<WholeObject>, answers: FeedAnswers) {
     while let Some(told) = teller.next().await {
         if !answers.say(Said::Told(map(told, |object| vec![object]))) {
             return;
@@ -209,26 +211,26 @@ async fn follow_object(mut teller: ObjectTeller<WholeObject>, answers: Answers) 
     answers.say(Said::Settled);
 }
 
-async fn follow_as_pod(reader: Arc<PodReader>, key: ObjectKey, answers: Answers) {
+async fn follow_as_pod(reader: Arc<PodReader>, key: ObjectKey, answers: FeedAnswers) {
     let tell = |error: &SettingsError| {
         let trouble = ApiError::new(Class::Unauthorized, format!("{key}: {error}"));
-        answers.say(Said::Told(Told::Trouble(trouble)));
+        answers.say(Said::Told(ObjectReport::Trouble(trouble)));
     };
     let client = reader.client(tell).await;
     // Other pods may read the same object, each with its own outcome.
     follow_object(ObjectTeller::new(client, &key, Contacts::default()), answers).await;
 }
 
-async fn follow_signer(mut teller: SignerTeller<WholeObject>, answers: Answers) {
+async fn follow_signer(mut teller: SignerTeller<WholeObject>, answers: FeedAnswers) {
     while answers.say(Said::Told(map(teller.next().await, |bundles| bundles.values().cloned().collect()))) {}
 }
 
-fn map<A, B>(told: Told<A>, to: impl FnOnce(Arc<A>) -> B) -> Told<B> {
+fn map<A, B>(told: ObjectReport<A>, to: impl FnOnce(Arc<A>) -> B) -> ObjectReport<B> {
     match told {
-        Told::Is(object) => Told::Is(Arc::new(to(object))),
-        Told::Absent => Told::Absent,
-        Told::Alive => Told::Alive,
-        Told::Trouble(error) => Told::Trouble(error),
+        ObjectReport::Is(object) => ObjectReport::Is(Arc::new(to(object))),
+        ObjectReport::Absent => ObjectReport::Absent,
+        ObjectReport::Alive => ObjectReport::Alive,
+        ObjectReport::Trouble(error) => ObjectReport::Trouble(error),
     }
 }
 
@@ -251,16 +253,16 @@ mod tests {
 
     fn asked() -> Asked {
         let task = Task::spawn(async {});
-        Asked { id: 0, known: None, question: Question::new(), is_answered: false, is_settled: false, _task: task }
+        Asked { id: 0, known: None, question: ObjectRequest::new(), is_answered: false, is_settled: false, _task: task }
     }
 
     fn config_map(value: &str) -> Said {
         let text = format!("{{apiVersion: v1, kind: ConfigMap, metadata: {{name: app}}, data: {{k: {value:?}}}}}");
-        Said::Told(Told::Is(Arc::new(objects(&text))))
+        Said::Told(ObjectReport::Is(Arc::new(objects(&text))))
     }
 
     fn trouble(class: Class) -> Said {
-        Said::Told(Told::Trouble(ApiError::new(class, "no")))
+        Said::Told(ObjectReport::Trouble(ApiError::new(class, "no")))
     }
 
     #[tokio::test]
@@ -275,7 +277,7 @@ mod tests {
         assert!(!asked.take(config_map("1")), "the same again is no change");
         assert!(Arc::ptr_eq(&first, &asked.objects()[0]));
         assert!(asked.take(config_map("2")));
-        assert!(asked.take(Said::Told(Told::Absent)));
+        assert!(asked.take(Said::Told(ObjectReport::Absent)));
         assert!(asked.objects().is_empty() && asked.absence(&Want::OnlyNode).is_none());
     }
 

@@ -11,24 +11,24 @@ use super::*;
 use crate::source::Push;
 
 /// A directory of manifests and its feed.
-struct Home {
+struct FeedHome {
     directory: TempDir,
     feed: Feed,
 }
 
-impl Home {
-    async fn open(files: &[(&str, &str)]) -> Home {
+impl FeedHome {
+    async fn open(files: &[(&str, &str)]) -> FeedHome {
         let directory = tempfile::tempdir().expect("a directory");
         for (name, text) in files {
             fs::write(directory.path().join(name), text).expect("a file");
         }
-        Home::at(directory, None, Vec::new()).await
+        FeedHome::at(directory, None, Vec::new()).await
     }
 
-    async fn at(directory: TempDir, below: Option<&str>, earlier: Vec<NodePod>) -> Home {
+    async fn at(directory: TempDir, below: Option<&str>, earlier: Vec<NodePod>) -> FeedHome {
         let manifests = Some(directory.path().join(below.unwrap_or_default()));
         let feed = Feed::open(FeedSettings { manifests, earlier, ..FeedSettings::default() }).await.expect("a feed");
-        Home { directory, feed }
+        FeedHome { directory, feed }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -101,7 +101,7 @@ const APP: &str = "[{name: a, configMap: {name: app}}]";
 
 #[tokio::test]
 async fn pods_appear_change_and_go_with_their_files() {
-    let mut home = Home::open(&[("web.yaml", &pod("web", "u1", "[]")), ("notes.txt", "no manifest")]).await;
+    let mut home = FeedHome::open(&[("web.yaml", &pod("web", "u1", "[]")), ("notes.txt", "no manifest")]).await;
     assert_eq!(home.next().await, "Files: default/web u1");
     let two = format!("{}\n---\n{}", pod("db", "u2", "[]"), pod("cache", "u3", "[]"));
     home.write("two.json.yaml", &two);
@@ -114,7 +114,7 @@ async fn pods_appear_change_and_go_with_their_files() {
 
 #[tokio::test]
 async fn a_manifest_that_stops_parsing_leaves_its_pod_and_is_told_with_its_line() {
-    let mut home = Home::open(&[("web.yaml", &pod("web", "u1", "[]"))]).await;
+    let mut home = FeedHome::open(&[("web.yaml", &pod("web", "u1", "[]"))]).await;
     assert_eq!(home.next().await, "Files: default/web u1");
     home.write("web.yaml", "apiVersion: v1\nkind: [Pod\n");
     let trouble = home.next().await;
@@ -127,14 +127,14 @@ async fn a_manifest_that_stops_parsing_leaves_its_pod_and_is_told_with_its_line(
 #[tokio::test]
 async fn a_broken_manifest_at_the_start_keeps_the_pod_of_an_earlier_daemon_and_nothing_else_waits() {
     let mut before =
-        Home::open(&[("web.yaml", &pod("web", "u1", "[]")), ("gone.yaml", &pod("gone", "u2", "[]"))]).await;
+        FeedHome::open(&[("web.yaml", &pod("web", "u1", "[]")), ("gone.yaml", &pod("gone", "u2", "[]"))]).await;
     let earlier = before.pods().await;
-    let Home { directory, feed } = before;
+    let FeedHome { directory, feed } = before;
     drop(feed);
     fs::write(directory.path().join("web.yaml"), "kind: [").expect("a file");
     fs::remove_file(directory.path().join("gone.yaml")).expect("removed");
     fs::write(directory.path().join("new.yaml"), pod("new", "u3", "[]")).expect("a file");
-    let mut home = Home::at(directory, None, earlier).await;
+    let mut home = FeedHome::at(directory, None, earlier).await;
     assert_eq!(home.next().await, "Files: default/web u1, default/new u3");
     assert!(home.next().await.starts_with("trouble Files: web.yaml:1:7: "));
     home.write("web.yaml", &pod("web", "u1", APP));
@@ -143,7 +143,7 @@ async fn a_broken_manifest_at_the_start_keeps_the_pod_of_an_earlier_daemon_and_n
 
 #[tokio::test]
 async fn a_directory_that_is_not_there_yet_has_told_nothing() {
-    let mut home = Home::at(tempfile::tempdir().expect("a directory"), Some("manifests"), Vec::new()).await;
+    let mut home = FeedHome::at(tempfile::tempdir().expect("a directory"), Some("manifests"), Vec::new()).await;
     assert_eq!(home.next().await, "trouble Files: manifests: there is no such file or directory");
     fs::create_dir(home.path("manifests")).expect("a directory");
     assert_eq!((home.next().await, home.next().await), ("Files: ".into(), "trouble Files: ".into()));
@@ -154,7 +154,7 @@ async fn a_directory_that_is_not_there_yet_has_told_nothing() {
 #[tokio::test]
 async fn a_follower_hears_everything_once_and_then_what_changed() {
     let web = pod("web", "u1", APP);
-    let mut home = Home::open(&[
+    let mut home = FeedHome::open(&[
         ("app.yaml", &config_map("default", "app", "1")),
         ("other.yaml", &config_map("default", "other", "1")),
         ("web.yaml", &web),
@@ -181,7 +181,7 @@ async fn a_follower_hears_everything_once_and_then_what_changed() {
 #[tokio::test]
 async fn se_03_objects_of_another_namespace_never_reach_a_pod() {
     let files = [("app.yaml", config_map("shop", "app", "theirs")), ("web.yaml", pod("web", "u1", APP))];
-    let mut home = Home::open(&files.each_ref().map(|(name, text)| (*name, text.as_str()))).await;
+    let mut home = FeedHome::open(&files.each_ref().map(|(name, text)| (*name, text.as_str()))).await;
     let pods = home.pods().await;
     let mut follower = home.feed.objects().follow(&pods[0]);
     assert_eq!(shown(&push(&mut follower).await), ["Pod web"]);
@@ -197,7 +197,7 @@ async fn mg_01_one_object_reaches_all_pods_that_refer_to_it_and_nothing_is_kept_
     let mut files = vec![("app.yaml".to_owned(), config_map("default", "app", "1"))];
     files.extend((0..PODS).map(|n| (format!("pod-{n}.yaml"), pod(&format!("web-{n}"), &format!("u{n}"), APP))));
     let files: Vec<_> = files.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
-    let mut home = Home::open(&files).await;
+    let mut home = FeedHome::open(&files).await;
     let objects = home.feed.objects();
     let pods = home.pods().await;
     let mut followers: Vec<_> = pods.iter().map(|pod| objects.follow(pod)).collect();
@@ -230,7 +230,7 @@ async fn a_claim_leads_to_its_volume_and_a_pod_that_refers_to_something_else_hea
     };
     let volumes = "[{name: a, persistentVolumeClaim: {claimName: data}}]";
     let node = "{apiVersion: v1, kind: Node, metadata: {name: n1}}";
-    let mut home = Home::open(&[
+    let mut home = FeedHome::open(&[
         ("claim.yaml", &claim("one")),
         ("node.yaml", node),
         ("one.yaml", &volume("one")),
@@ -258,7 +258,7 @@ async fn a_claim_leads_to_its_volume_and_a_pod_that_refers_to_something_else_hea
 #[tokio::test]
 async fn a_token_that_nobody_issues_is_unknown_and_says_what_to_do() {
     let volumes = "[{name: a, projected: {sources: [{serviceAccountToken: {path: token, audience: vault}}]}}]";
-    let mut home = Home::open(&[("web.yaml", &pod("web", "u1", volumes))]).await;
+    let mut home = FeedHome::open(&[("web.yaml", &pod("web", "u1", volumes))]).await;
     let pods = home.pods().await;
     let first = push(&mut home.feed.objects().follow(&pods[0])).await;
     assert_eq!((first.unknown.len(), first.settling), (1, false));

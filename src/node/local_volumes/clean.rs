@@ -30,7 +30,7 @@ const GLOBAL: [&str; 3] = [
 
 /// How far an erasure is, and whether it is to go on.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
+pub(super) struct CleaningProgress {
     /// Bytes, of a device.
     pub(super) erased: AtomicU64,
     /// Bytes, of a device; 0 of a file system.
@@ -38,7 +38,7 @@ pub(super) struct Progress {
     stopped: AtomicBool,
 }
 
-impl Progress {
+impl CleaningProgress {
     /// Ends the erasure soon.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
@@ -56,7 +56,7 @@ pub(super) struct Cleaning {
     pub(super) file: PathBuf,
     /// The root directories of podfs and of the kubelet.
     pub(super) roots: [PathBuf; 2],
-    pub(super) progress: Arc<Progress>,
+    pub(super) progress: Arc<CleaningProgress>,
 }
 
 /// How an erasure has ended.

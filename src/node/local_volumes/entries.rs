@@ -17,7 +17,7 @@ use crate::manifest::objects::VolumeMode;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Scan {
     /// The entries, by their path without symbolic links.
-    pub(super) entries: BTreeMap<PathBuf, Entry>,
+    pub(super) entries: BTreeMap<PathBuf, DiskEntry>,
     /// The directories that were read, without symbolic links.
     pub(super) read: BTreeSet<PathBuf>,
     /// What could not be read, one sentence each.
@@ -26,7 +26,7 @@ pub(super) struct Scan {
 
 /// An entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct DiskEntry {
     /// The StorageClass of its directory.
     pub(super) class: String,
     /// What it is to containers; or why it is not offered.
@@ -53,7 +53,7 @@ pub(super) fn scan(directories: &[ClassDirectory]) -> io::Result<Scan> {
                 for entry in entries {
                     let path = entry.path();
                     let mode = mode(&entry, mounted.get(&path));
-                    scan.entries.insert(path, Entry { class: class.clone(), mode });
+                    scan.entries.insert(path, DiskEntry { class: class.clone(), mode });
                 }
                 scan.read.insert(real);
             }

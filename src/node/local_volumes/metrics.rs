@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::clean::Progress;
+use super::clean::CleaningProgress;
 use crate::metrics::Reading;
 use crate::metrics::families::{LOCAL_VOLUME_ERASED, LOCAL_VOLUME_SIZE, LOCAL_VOLUMES};
 
@@ -15,7 +15,7 @@ pub struct LocalVolumeMetrics(Arc<Mutex<Numbers>>);
 #[derive(Debug, Default)]
 struct Numbers {
     counts: Counts,
-    cleanings: BTreeMap<String, Arc<Progress>>,
+    cleanings: BTreeMap<String, Arc<CleaningProgress>>,
 }
 
 /// How many there are.
@@ -39,7 +39,7 @@ impl LocalVolumeMetrics {
     }
 
     /// A device or file system is being cleaned.
-    pub(super) fn begin(&self, volume: &str, progress: &Arc<Progress>) {
+    pub(super) fn begin(&self, volume: &str, progress: &Arc<CleaningProgress>) {
         self.numbers().cleanings.insert(volume.to_owned(), Arc::clone(progress));
     }
 

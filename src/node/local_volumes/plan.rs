@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::entries::Scan;
 use super::record::CleaningRecord;
-use super::volume::{self, NodeNames, Phase, Reclaim, Volume};
+use super::volume::{self, LocalVolume, NodeNames, Phase, Reclaim};
 use crate::manifest::objects::VolumeMode;
 
 /// A StorageClass, as far as it matters here.
@@ -22,7 +22,7 @@ pub(super) struct World<'a> {
     pub(super) node: &'a NodeNames,
     pub(super) scan: &'a Scan,
     /// All PersistentVolumes, by name.
-    pub(super) volumes: &'a BTreeMap<String, Volume>,
+    pub(super) volumes: &'a BTreeMap<String, LocalVolume>,
     /// The StorageClasses that exist, by name.
     pub(super) classes: &'a BTreeMap<String, Class>,
     /// What was begun to be cleaned; nothing where the record cannot be read.
@@ -31,7 +31,7 @@ pub(super) struct World<'a> {
 
 /// Something to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum DiskStep {
     /// Removes the record of this PersistentVolume: it is gone, or not to be cleaned any more.
     Forget(String),
     /// Deletes a PersistentVolume, which is clean.
@@ -44,19 +44,19 @@ pub(super) enum Step {
     Offer { volume: String, class: String, path: PathBuf, mode: VolumeMode },
 }
 
-impl Step {
+impl DiskStep {
     /// The PersistentVolume that it is about.
     pub(super) fn volume(&self) -> &str {
         match self {
-            Step::Forget(volume) | Step::Delete { volume, .. } | Step::Withdraw { volume, .. } => volume,
-            Step::Offer { volume, .. } => volume,
-            Step::Clean(record) => &record.volume,
+            DiskStep::Forget(volume) | DiskStep::Delete { volume, .. } | DiskStep::Withdraw { volume, .. } => volume,
+            DiskStep::Offer { volume, .. } => volume,
+            DiskStep::Clean(record) => &record.volume,
         }
     }
 }
 
 /// Says what to do. No two steps are about one PersistentVolume, or about one entry.
-pub(super) fn plan(world: World<'_>) -> Vec<Step> {
+pub(super) fn plan(world: World<'_>) -> Vec<DiskStep> {
     let World { node, scan, volumes, classes, records } = world;
     let mut steps = Vec::new();
     for (name, record) in records {
@@ -65,19 +65,19 @@ pub(super) fn plan(world: World<'_>) -> Vec<Step> {
         let volume = volumes.get(name);
         let is_wanted = volume.is_none_or(|volume| is_to_be_cleaned(volume) && is_about(record, volume));
         steps.extend(match (is_wanted, record.is_done, volume) {
-            (false, ..) | (true, true, None) => Some(Step::Forget(name.clone())),
+            (false, ..) | (true, true, None) => Some(DiskStep::Forget(name.clone())),
             (true, true, Some(volume)) if volume.deleting => None,
-            (true, true, Some(volume)) => Some(Step::Delete { volume: name.clone(), uid: volume.uid.clone() }),
-            (true, false, _) => may_clean(world, record).then(|| Step::Clean(record.clone())),
+            (true, true, Some(volume)) => Some(DiskStep::Delete { volume: name.clone(), uid: volume.uid.clone() }),
+            (true, false, _) => may_clean(world, record).then(|| DiskStep::Clean(record.clone())),
         });
     }
     for volume in volumes.values().filter(|volume| !records.contains_key(&volume.name) && volume.is_here) {
         if is_to_be_cleaned(volume) {
-            steps.extend(CleaningRecord::of(volume).filter(|record| may_clean(world, record)).map(Step::Clean));
+            steps.extend(CleaningRecord::of(volume).filter(|record| may_clean(world, record)).map(DiskStep::Clean));
         } else if is_vain(volume, scan) {
-            let Volume { name, uid, version, .. } = volume;
+            let LocalVolume { name, uid, version, .. } = volume;
             let (volume, uid, version) = (name.clone(), uid.clone(), version.clone());
-            steps.push(Step::Withdraw { volume, uid, version });
+            steps.push(DiskStep::Withdraw { volume, uid, version });
         }
     }
     for (path, entry) in &scan.entries {
@@ -86,27 +86,27 @@ pub(super) fn plan(world: World<'_>) -> Vec<Step> {
         let is_named = volumes.contains_key(&name) || volumes.values().any(|volume| volume.names(path));
         if !is_named && !has_record(records, &name, path) {
             let (class, path) = (entry.class.clone(), path.clone());
-            steps.push(Step::Offer { volume: name, class, path, mode: *mode });
+            steps.push(DiskStep::Offer { volume: name, class, path, mode: *mode });
         }
     }
     steps
 }
 
 /// Whether a PersistentVolume is one of podfs's own that its user has left, and that is to be offered again.
-pub(super) fn is_to_be_cleaned(volume: &Volume) -> bool {
+pub(super) fn is_to_be_cleaned(volume: &LocalVolume) -> bool {
     let is_released = volume.phase == Phase::Released && volume.claim.is_some();
     volume.own.is_some() && volume.is_here && is_released && volume.reclaim == Some(Reclaim::Delete)
 }
 
 /// Whether a record is about this very PersistentVolume, and this user of it.
-pub(super) fn is_about(record: &CleaningRecord, volume: &Volume) -> bool {
+pub(super) fn is_about(record: &CleaningRecord, volume: &LocalVolume) -> bool {
     record.uid == volume.uid && Some(&record.claim) == volume.claim.as_ref()
 }
 
 /// Whether the operator has podfs look after the directory of the entry, and no other PersistentVolume names the entry.
 fn may_clean(world: World<'_>, record: &CleaningRecord) -> bool {
     let is_watched = record.path.parent().is_some_and(|directory| world.scan.read.contains(directory));
-    let overlaps = |other: &&Volume| {
+    let overlaps = |other: &&LocalVolume| {
         let is_above = other.path.as_ref().is_some_and(|path| record.path.starts_with(path) && path != Path::new("/"));
         other.name != record.volume && (other.names(&record.path) || other.is_here && is_above)
     };
@@ -114,7 +114,7 @@ fn may_clean(world: World<'_>, record: &CleaningRecord) -> bool {
 }
 
 /// Whether no claim has a PersistentVolume and nothing is behind it. A user would fill the disk below the mount point.
-fn is_vain(volume: &Volume, scan: &Scan) -> bool {
+fn is_vain(volume: &LocalVolume, scan: &Scan) -> bool {
     let is_free = volume.phase == Phase::Free && !volume.claimed && !volume.deleting;
     let (Some(_), Some(path)) = (&volume.own, &volume.path) else { return false };
     let is_watched = path.parent().is_some_and(|directory| scan.read.contains(directory));

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::identity::Identity;
-use super::volume::Volume;
+use super::volume::LocalVolume;
 use crate::host::global_mount::write_synced;
 use crate::manifest::objects::VolumeMode;
 
@@ -49,7 +49,7 @@ pub(super) struct Records {
 
 impl CleaningRecord {
     /// That of a volume whose cleaning has not begun. Nothing if podfs may not clean it.
-    pub(super) fn of(volume: &Volume) -> Option<CleaningRecord> {
+    pub(super) fn of(volume: &LocalVolume) -> Option<CleaningRecord> {
         Some(CleaningRecord {
             volume: volume.name.clone(),
             uid: volume.uid.clone(),

@@ -46,7 +46,7 @@ pub(super) enum Phase {
 
 /// A PersistentVolume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Volume {
+pub(super) struct LocalVolume {
     pub(super) name: String,
     pub(super) uid: String,
     pub(super) version: String,
@@ -91,9 +91,9 @@ fn provisioner(node: &str) -> String {
     format!("local.podfs.io/{node}")
 }
 
-impl Volume {
+impl LocalVolume {
     /// Reads an object of the API server. Nothing if it is none that the server would have.
-    pub(super) fn parse(object: &Value, node: &NodeNames) -> Option<Volume> {
+    pub(super) fn parse(object: &Value, node: &NodeNames) -> Option<LocalVolume> {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
         let annotation = |key: &str| object["metadata"]["annotations"][key].as_str();
         let is_own = annotation(PROVISIONED_BY) == Some(provisioner(&node.name).as_str());
@@ -104,7 +104,7 @@ impl Volume {
             Some("Released") => Phase::Released,
             Some(_) => Phase::Other,
         };
-        Some(Volume {
+        Some(LocalVolume {
             name: text("/metadata/name")?.to_owned(),
             uid: text("/metadata/uid")?.to_owned(),
             version: text("/metadata/resourceVersion")?.to_owned(),

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use tracing::{debug, info, warn};
 
 use crate::kube::address::{Collection, Resource};
-use crate::kube::client::Client;
+use crate::kube::client::ApiClient;
 use crate::kube::error::{ApiError, Class};
 use crate::kube::retry::Retry;
 use crate::manifest::pod::{PodIdentity, PodUid};
@@ -30,7 +30,7 @@ const MOST_WORDS: usize = 1024;
 
 /// The claims whose status is to be written.
 pub(super) struct Claims {
-    client: Option<Client>,
+    client: Option<ApiClient>,
     node: String,
     writers: HashMap<(PodUid, String), Writer>,
 }
@@ -52,7 +52,7 @@ struct Grown {
 
 impl Claims {
     /// Writes to the server of this client. Without one, nothing is written.
-    pub(super) fn new(client: Option<Client>, node: Option<String>) -> Claims {
+    pub(super) fn new(client: Option<ApiClient>, node: Option<String>) -> Claims {
         Claims { client, node: node.unwrap_or_default(), writers: HashMap::new() }
     }
 
@@ -90,7 +90,7 @@ impl Claims {
 
 impl Grown {
     /// Writes the status until the server has taken it, or it is not to be written any more.
-    async fn write(self, client: Client) {
+    async fn write(self, client: ApiClient) {
         let (mut retry, mut said) = (Retry::new(client.clone()), None);
         loop {
             match self.try_to_write(&client).await {
@@ -112,7 +112,7 @@ impl Grown {
         }
     }
 
-    async fn try_to_write(&self, client: &Client) -> Result<(), ApiError> {
+    async fn try_to_write(&self, client: &ApiClient) -> Result<(), ApiError> {
         let Grown { namespace, claim: name, expansion, .. } = self;
         let claim = Collection::only(Resource::PERSISTENT_VOLUME_CLAIM, Some(namespace), name);
         let Some(claim) = client.get(&claim).await? else { return Ok(()) };

@@ -4,14 +4,14 @@ use std::collections::HashMap;
 
 use tokio::task::JoinHandle;
 
-use crate::kube::client::Client;
+use crate::kube::client::ApiClient;
 use crate::manifest::pod::{PodIdentity, PodUid};
 use crate::source::{Condition, Conditions, grown, post_events};
 use crate::supervisor::status::{ExpansionStatus, VolumeState, VolumeStatus};
 
 /// The posters of events, one for each pod.
 pub(super) struct Events {
-    client: Option<Client>,
+    client: Option<ApiClient>,
     node: Option<String>,
     posters: HashMap<PodUid, Poster>,
 }
@@ -23,7 +23,7 @@ struct Poster {
 
 impl Events {
     /// Posts to the server of this client. Without one, nothing is posted.
-    pub(super) fn new(client: Option<Client>, node: Option<String>) -> Events {
+    pub(super) fn new(client: Option<ApiClient>, node: Option<String>) -> Events {
         Events { client, node, posters: HashMap::new() }
     }
 
@@ -59,7 +59,7 @@ impl Events {
         self.post(client, pod, &format!("growth:{volume}"), condition);
     }
 
-    fn post(&mut self, client: Client, pod: &PodIdentity, about: &str, condition: Condition) {
+    fn post(&mut self, client: ApiClient, pod: &PodIdentity, about: &str, condition: Condition) {
         let poster = self.posters.entry(pod.uid.clone()).or_insert_with(|| {
             let (conditions, posting) = post_events(client, pod.clone(), self.node.clone());
             Poster { conditions, task: tokio::spawn(posting) }

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use crate::kube::address::{Collection, Resource};
-use crate::kube::client::Client;
+use crate::kube::client::ApiClient;
 use crate::kube::error::{ApiError, Class};
 use crate::node::backing::Growing;
 use crate::types::Quantity;
@@ -25,13 +25,13 @@ const PENDING: &str = "FileSystemResizePending";
 
 /// Says which claims are being grown, for the volumes of one pod.
 pub(super) struct Announcer {
-    client: Client,
+    client: ApiClient,
     namespace: String,
     told: BTreeSet<Growing>,
 }
 
 impl Announcer {
-    pub(super) fn new(client: Client, namespace: String) -> Announcer {
+    pub(super) fn new(client: ApiClient, namespace: String) -> Announcer {
         Announcer { client, namespace, told: BTreeSet::new() }
     }
 

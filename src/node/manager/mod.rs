@@ -45,7 +45,7 @@ use tracing::{debug, info, warn};
 
 use super::backing::Backing;
 use super::feed::{Feed, FeedEvent, PodSource};
-use super::handle::{Command, NodeHandle, Refusal};
+use super::handle::{ManagerCommand, NodeHandle, Refusal};
 use super::metrics::Recorder;
 use super::operation::Executor;
 use super::orphans::Orphans;
@@ -100,7 +100,7 @@ pub struct Manager {
     lost: BTreeSet<PodUid>,
     /// The pods of which something may have changed since the state was published.
     touched: BTreeSet<PodUid>,
-    commands: mpsc::Receiver<Command>,
+    commands: mpsc::Receiver<ManagerCommand>,
     ends: mpsc::UnboundedReceiver<Ended>,
     ended: mpsc::UnboundedSender<Ended>,
     state: watch::Sender<Arc<NodeState>>,
@@ -324,14 +324,14 @@ impl Manager {
         }
     }
 
-    fn take_command(&mut self, command: Command) {
+    fn take_command(&mut self, command: ManagerCommand) {
         match command {
-            Command::Reprocess(uid) => self.describe(&uid),
-            Command::RemountRequired(uid) => {
+            ManagerCommand::Reprocess(uid) => self.describe(&uid),
+            ManagerCommand::RemountRequired(uid) => {
                 self.touch(&uid);
                 self.actual.require_remount(&uid);
             }
-            Command::Release(uid, answer) => {
+            ManagerCommand::Release(uid, answer) => {
                 if let Err(refusal) = self.pods.release(&uid) {
                     // The client may have gone.
                     let _ = answer.send(Err(refusal));

@@ -10,7 +10,7 @@ use crate::node::reconciler::{Action, Operation, reconcile};
 use crate::node::state::VolumeMount;
 use crate::node::supervisors::FailureKind;
 use crate::node::world::VolumeId;
-use crate::node::world::actual::Outcome;
+use crate::node::world::actual::OperationOutcome;
 
 /// How long an operation waits for a volume. Its supervisor goes on with it, and says when it is mounted.
 pub(super) const MOUNT: Duration = Duration::from_secs(10);
@@ -20,7 +20,7 @@ pub(super) const MOUNT: Duration = Duration::from_secs(10);
 pub(super) struct Ended {
     operation: Operation,
     started: Instant,
-    outcome: Outcome,
+    outcome: OperationOutcome,
     error: Option<String>,
 }
 
@@ -59,7 +59,7 @@ impl Manager {
                 // A remount of a volume whose supervisor is gone starts another one.
                 (Action::Remount, Some(_)) if is_served => {
                     let failed = supervisors.remount(uid, vec![volume.clone()]).await;
-                    failed.map_err(|error| (Outcome::Transient, error.to_string()))
+                    failed.map_err(|error| (OperationOutcome::Transient, error.to_string()))
                 }
                 (Action::Mount | Action::Remount, Some(pod)) => {
                     let failed = supervisors.mount(&pod, volume, MOUNT).await;
@@ -67,12 +67,12 @@ impl Manager {
                 }
                 (Action::Unmount, _) => {
                     let failed = supervisors.unmount(uid, volume).await;
-                    failed.map_err(|error| (Outcome::Uncertain, error.to_string()))
+                    failed.map_err(|error| (OperationOutcome::Uncertain, error.to_string()))
                 }
                 (Action::Mount | Action::Remount, None) => Ok(()),
             };
             let (outcome, error) = match done {
-                Ok(()) => (Outcome::Done, None),
+                Ok(()) => (OperationOutcome::Done, None),
                 Err((outcome, reason)) => (outcome, Some(reason)),
             };
             // Fails only while the daemon ends.
@@ -128,10 +128,10 @@ impl Manager {
     }
 }
 
-fn outcome(kind: FailureKind) -> Outcome {
+fn outcome(kind: FailureKind) -> OperationOutcome {
     match kind {
-        FailureKind::Final => Outcome::Final,
-        FailureKind::Uncertain => Outcome::Uncertain,
-        FailureKind::Transient => Outcome::Transient,
+        FailureKind::Final => OperationOutcome::Final,
+        FailureKind::Uncertain => OperationOutcome::Uncertain,
+        FailureKind::Transient => OperationOutcome::Transient,
     }
 }

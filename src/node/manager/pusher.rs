@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tracing::debug;
 
 use super::growing::Announcer;
-use crate::kube::client::Client;
+use crate::kube::client::ApiClient;
 use crate::manifest::pod::PodUid;
 use crate::node::backing::Backing;
 use crate::node::feed::PodObjects;
@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub(super) struct Pushers {
     objects: PodObjects,
     supervisors: Supervisors,
-    client: Option<Client>,
+    client: Option<ApiClient>,
     backings: mpsc::UnboundedSender<Backings>,
     pushers: HashMap<PodUid, Pusher>,
 }
@@ -45,7 +45,7 @@ impl Pushers {
     pub(super) fn new(
         objects: PodObjects,
         supervisors: Supervisors,
-        client: Option<Client>,
+        client: Option<ApiClient>,
     ) -> (Pushers, mpsc::UnboundedReceiver<Backings>) {
         let (backings, found) = mpsc::unbounded_channel();
         (Pushers { objects, supervisors, client, backings, pushers: HashMap::new() }, found)

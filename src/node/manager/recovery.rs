@@ -24,7 +24,7 @@ pub struct Recovered {
 }
 
 /// What an earlier daemon left of a pod.
-pub enum Found {
+pub enum RecoveredPod {
     /// A pod that it served.
     Pod(Recovered),
     /// A pod that it served, whose checkpoint cannot be used. If no source describes the pod, it is retired (RC-04).
@@ -35,16 +35,16 @@ pub enum Found {
 
 /// The pod of a checkpoint, if there is one that can be read. Without it, nothing but the pod's source can say what is to be
 /// served.
-pub fn recover(found: Reconstructed, recorder: &Recorder) -> Found {
+pub fn recover(found: Reconstructed, recorder: &Recorder) -> RecoveredPod {
     let Reconstructed { uid, checkpoint, trouble, supervisor, .. } = found;
     if let Some(trouble) = trouble {
         recorder.reconstructed(false);
         warn!(
             "pod {uid}: {trouble}; its volumes stay as they are until its source describes it, and podfs removes them if none does"
         );
-        return Found::Lost(uid);
+        return RecoveredPod::Lost(uid);
     }
-    let Some(checkpoint) = checkpoint else { return Found::Nothing };
+    let Some(checkpoint) = checkpoint else { return RecoveredPod::Nothing };
     let origin = Origin::file(uid.as_str().as_ref());
     let parsed = Document::of_server(origin, (*checkpoint.manifest).clone()).and_then(Pod::parse);
     let pod = match parsed {
@@ -54,7 +54,7 @@ pub fn recover(found: Reconstructed, recorder: &Recorder) -> Found {
             warn!(
                 "pod {uid}: its checkpoint is not valid: {error}; its volumes stay as they are until its source describes it, and podfs removes them if none does"
             );
-            return Found::Lost(uid);
+            return RecoveredPod::Lost(uid);
         }
     };
     recorder.reconstructed(true);
@@ -70,5 +70,5 @@ pub fn recover(found: Reconstructed, recorder: &Recorder) -> Found {
         stage: PodStage::Desired,
     };
     let Checkpoint { released, volumes, without_volumes, .. } = checkpoint;
-    Found::Pod(Recovered { pod, released, volumes: volumes.into_iter().collect(), without_volumes })
+    RecoveredPod::Pod(Recovered { pod, released, volumes: volumes.into_iter().collect(), without_volumes })
 }

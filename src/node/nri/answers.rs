@@ -12,7 +12,7 @@ use super::NriSettings;
 use super::chosen::{Choice, RuntimeChange};
 use super::messages::nri::*;
 use super::places::{Roots, is_bound_to_its_source, with_source};
-use super::volumes::{Reason, Sources, Wanted, find};
+use super::volumes::{Reason, Sources, WantedMount, find};
 use crate::manifest::pod::{PodIdentity, PodUid};
 use crate::node::NodeHandle;
 use crate::node::metrics::Recorder;
@@ -36,7 +36,7 @@ const PODFS: &str = "podfs";
 const KUBELET: &str = "kubelet";
 
 /// What the runtime's requests are answered from.
-pub(super) struct Answers {
+pub(super) struct NriAnswers {
     settings: NriSettings,
     roots: Roots,
     /// Where podfs has its volumes.
@@ -63,7 +63,7 @@ pub(super) enum Answered {
     Unimplemented,
 }
 
-impl Answers {
+impl NriAnswers {
     pub(super) fn new(
         settings: NriSettings,
         own: PathBuf,
@@ -71,10 +71,10 @@ impl Answers {
         node: NodeHandle,
         recorder: Recorder,
         changes: Box<dyn Fn(RuntimeChange) -> bool + Send + Sync>,
-    ) -> Answers {
+    ) -> NriAnswers {
         let roots = Roots::of(&settings.kubelet_root);
         let own = own.join("pods");
-        Answers {
+        NriAnswers {
             settings,
             roots,
             own,
@@ -199,7 +199,7 @@ impl Answers {
         }
         // A part may be one of a volume of another kind; and a pod that only has CSI volumes of podfs is not chosen.
         let known = self.entry(&uid);
-        let is_left = |place: &super::places::Place| {
+        let is_left = |place: &super::places::SourcePlace| {
             known.as_ref().is_some_and(|pod| {
                 let is_unknown = pod.volumes.iter().all(|one| one.name != place.volume);
                 is_unknown && (place.is_part || pod.origin == Some(PodOrigin::Kubelet))
@@ -207,9 +207,9 @@ impl Answers {
         };
         let mounts: Vec<_> = mounts.into_iter().filter(|(_, place)| !is_left(place)).collect();
         let (bound, free): (Vec<_>, Vec<_>) = mounts.into_iter().partition(|(mount, _)| is_bound_to_its_source(mount));
-        let wanted: Vec<Wanted> = free
+        let wanted: Vec<WantedMount> = free
             .iter()
-            .map(|(mount, place)| Wanted { destination: mount.destination.clone(), place: place.clone() })
+            .map(|(mount, place)| WantedMount { destination: mount.destination.clone(), place: place.clone() })
             .collect();
         let until = started + self.allowed;
         let may_wait = !self.late.contains(&uid);

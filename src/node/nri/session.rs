@@ -16,7 +16,7 @@ use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::info;
 
-use super::answers::{Answered, Answers};
+use super::answers::{Answered, NriAnswers};
 use super::chosen::RuntimeChange;
 use super::frames::{FrameError, FrameReader, Message, MessageType, TO_PLUGIN, TO_RUNTIME};
 use super::messages::nri::RegisterPluginRequest;
@@ -60,7 +60,7 @@ pub struct Plugin {
 
 /// Why a connection has ended.
 #[derive(Debug, thiserror::Error)]
-enum End {
+enum ConnectionEnd {
     #[error("the runtime has closed the connection")]
     Closed,
     #[error("the connection is lost: {0}")]
@@ -119,7 +119,7 @@ pub async fn serve(
     recorder.nri_connected(false);
     let socket = settings.socket.clone();
     let index = settings.index.clone();
-    let mut answers = Answers::new(settings, own, run_directory, node, recorder.clone(), changes);
+    let mut answers = NriAnswers::new(settings, own, run_directory, node, recorder.clone(), changes);
     let (mut pause, mut told, mut look) = (PAUSES.0, None, Instant::now() + LOOK);
     loop {
         if right.is_none() {
@@ -181,20 +181,25 @@ struct Session {
 
 impl Session {
     /// Registers the plugin and answers requests until the connection ends. Calls `begun` when the runtime has listed containers.
-    async fn run(&mut self, index: &str, answers: &mut Answers, mut begun: impl FnMut()) -> End {
+    async fn run(&mut self, index: &str, answers: &mut NriAnswers, mut begun: impl FnMut()) -> ConnectionEnd {
         match self.serve(index, answers, &mut begun).await {
             Ok(never) => match never {},
             Err(end) => end,
         }
     }
 
-    async fn serve(&mut self, index: &str, answers: &mut Answers, begun: &mut impl FnMut()) -> Result<Infallible, End> {
+    async fn serve(
+        &mut self,
+        index: &str,
+        answers: &mut NriAnswers,
+        begun: &mut impl FnMut(),
+    ) -> Result<Infallible, ConnectionEnd> {
         let until = Instant::now() + BEGIN;
         self.register(index).await?;
         loop {
             let message = match self.is_synchronized {
                 true => self.receive().await?,
-                false => timeout_at(until, self.receive()).await.map_err(|_| End::Silent)??,
+                false => timeout_at(until, self.receive()).await.map_err(|_| ConnectionEnd::Silent)??,
             };
             match (message.connection, message.kind) {
                 (TO_PLUGIN, MessageType::Request) => {
@@ -208,7 +213,7 @@ impl Session {
                 (TO_RUNTIME, MessageType::Response) => {
                     let status = Response::decode(message.body.as_slice()).ok().and_then(|response| response.status);
                     if let Some(Status { message, .. }) = status.filter(|status| status.code != 0) {
-                        return Err(End::Refused(message));
+                        return Err(ConnectionEnd::Refused(message));
                     }
                 }
                 // Nothing else is asked for.
@@ -217,7 +222,7 @@ impl Session {
         }
     }
 
-    async fn register(&mut self, index: &str) -> Result<(), End> {
+    async fn register(&mut self, index: &str) -> Result<(), ConnectionEnd> {
         let plugin = RegisterPluginRequest { plugin_name: PLUGIN.to_owned(), plugin_idx: index.to_owned() };
         let request = Request {
             service: RUNTIME_SERVICE.to_owned(),
@@ -229,7 +234,7 @@ impl Session {
         self.send(&Message { connection: TO_RUNTIME, stream: 1, kind: MessageType::Request, body }).await
     }
 
-    async fn answer(&mut self, message: &Message, answers: &mut Answers) -> Result<(), End> {
+    async fn answer(&mut self, message: &Message, answers: &mut NriAnswers) -> Result<(), ConnectionEnd> {
         let response = match Request::decode(message.body.as_slice()) {
             Ok(request) => match answers.answer(&request.method, &request.payload).await {
                 Answered::Message(payload, is_last_list) => {
@@ -247,21 +252,24 @@ impl Session {
         self.send(&Message { connection: TO_PLUGIN, stream: message.stream, kind: MessageType::Response, body }).await
     }
 
-    async fn receive(&mut self) -> Result<Message, End> {
+    async fn receive(&mut self) -> Result<Message, ConnectionEnd> {
         let mut bytes = [0; 16 << 10];
         loop {
             if let Some(message) = self.reader.message()? {
                 return Ok(message);
             }
             match self.stream.read(&mut bytes).await? {
-                0 => return Err(End::Closed),
+                0 => return Err(ConnectionEnd::Closed),
                 read => self.reader.feed(&bytes[..read]),
             }
         }
     }
 
-    async fn send(&mut self, message: &Message) -> Result<(), End> {
+    async fn send(&mut self, message: &Message) -> Result<(), ConnectionEnd> {
         let frames = message.frames();
-        timeout(WRITE, self.stream.write_all(&frames)).await.map_err(|_| End::Full)?.map_err(End::Lost)
+        timeout(WRITE, self.stream.write_all(&frames))
+            .await
+            .map_err(|_| ConnectionEnd::Full)?
+            .map_err(ConnectionEnd::Lost)
     }
 }

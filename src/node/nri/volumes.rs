@@ -10,12 +10,12 @@ use tokio::time::{Instant, timeout_at};
 use tracing::debug;
 
 use super::messages::nri::Container;
-use super::places::Place;
+use super::places::SourcePlace;
 use crate::manifest::pod::PodUid;
 use crate::mounts::{Environment, MountSource};
 use crate::node::NodeHandle;
 use crate::node::state::{NodeState, VolumeEntry, VolumeMount};
-use crate::supervisor::control::{Answer, ContainerRequest, Question, ask};
+use crate::supervisor::control::{ContainerRequest, ControlAnswer, ControlQuestion, ask};
 
 /// How long to wait until a supervisor that is busy is asked again.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -64,9 +64,9 @@ pub(super) type Sources = BTreeMap<String, Result<String, Reason>>;
 
 /// A mount of a container that podfs is to replace.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted {
+pub(super) struct WantedMount {
     pub(super) destination: String,
-    pub(super) place: Place,
+    pub(super) place: SourcePlace,
 }
 
 /// Finds the sources of a container's mounts. Waits until `until` for volumes that are not there, if it may.
@@ -75,7 +75,7 @@ pub(super) async fn find(
     run_directory: &Path,
     uid: &PodUid,
     container: &Container,
-    wanted: &[Wanted],
+    wanted: &[WantedMount],
     until: Instant,
     may_wait: bool,
 ) -> Sources {
@@ -97,7 +97,7 @@ pub(super) async fn find(
         true => prepare(run_directory.join(uid.as_str()), container, until).await,
         false => BTreeMap::new(),
     };
-    let source = |(one, found): (&Wanted, Result<PathBuf, Reason>)| {
+    let source = |(one, found): (&WantedMount, Result<PathBuf, Reason>)| {
         let path = match found {
             Ok(_) if one.place.is_part => parts.get(&normal(&one.destination)).cloned().ok_or(Reason::SubPath),
             found => found,
@@ -130,13 +130,13 @@ async fn prepare(directory: PathBuf, container: &Container, until: Instant) -> B
     let request =
         ContainerRequest { container: name.clone(), environment, recursive_read_only: false, only_volumes: true };
     let asked = spawn_blocking(move || {
-        let question = Question::PrepareContainer(request);
+        let question = ControlQuestion::PrepareContainer(request);
         loop {
             match ask(&directory, &question, None) {
-                Ok(Answer::Prepared(mounts)) => return Ok(mounts),
-                Ok(Answer::Busy(reason)) if Instant::now() > until => return Err(reason),
-                Ok(Answer::Busy(_)) => std::thread::sleep(PAUSE),
-                Ok(Answer::Refused(reason)) => return Err(reason),
+                Ok(ControlAnswer::Prepared(mounts)) => return Ok(mounts),
+                Ok(ControlAnswer::Busy(reason)) if Instant::now() > until => return Err(reason),
+                Ok(ControlAnswer::Busy(_)) => std::thread::sleep(PAUSE),
+                Ok(ControlAnswer::Refused(reason)) => return Err(reason),
                 Ok(_) => return Err("it gave an answer to another question".to_owned()),
                 Err(error) => return Err(error.to_string()),
             }

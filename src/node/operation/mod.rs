@@ -21,11 +21,11 @@ pub const LONGEST_PAUSE: Duration = Duration::from_secs(122);
 
 /// What is being done, and what failed last. The manager's task alone changes it.
 #[derive(Debug, Default)]
-pub struct Executor(BTreeMap<VolumeId, Known>);
+pub struct Executor(BTreeMap<VolumeId, OperationRecord>);
 
 /// An operation that runs, or that failed.
 #[derive(Debug)]
-struct Known {
+struct OperationRecord {
     name: &'static str,
     is_running: bool,
     failure: Option<LastFailure>,
@@ -82,7 +82,7 @@ impl Executor {
     /// When one for the volume runs, or when the pause after one of the same name is not over.
     pub fn begin(&mut self, id: &VolumeId, name: &'static str) -> Result<(), NotNow> {
         match self.0.entry(id.clone()) {
-            Entry::Vacant(entry) => drop(entry.insert(Known { name, is_running: true, failure: None })),
+            Entry::Vacant(entry) => drop(entry.insert(OperationRecord { name, is_running: true, failure: None })),
             Entry::Occupied(mut entry) => {
                 let known = entry.get_mut();
                 if known.is_running {

@@ -29,7 +29,7 @@ use tracing::{debug, info};
 
 use crate::admin::leftovers::HOMES;
 use crate::host::empty_dir;
-use crate::host::walk::{Crossing, Found, Place, Visitor, enter, walk};
+use crate::host::walk::{Crossing, EntryPlace, Visitor, WalkEntry, enter, walk};
 use crate::manifest::pod::PodUid;
 use crate::supervisor::run_dir::claim::{LOCK, SERVER};
 
@@ -49,12 +49,12 @@ const NAMED: usize = 5;
 pub struct Orphans {
     pods: PathBuf,
     run: PathBuf,
-    kept: BTreeMap<PodUid, Kept>,
+    kept: BTreeMap<PodUid, KeptDirectory>,
 }
 
 /// A directory that stays.
 #[derive(Debug)]
-struct Kept {
+struct KeptDirectory {
     reason: String,
     /// When its content last changed.
     changed: Option<Changed>,
@@ -122,7 +122,7 @@ impl Orphans {
                         let changed = changed(&pods.join(uid.as_str()));
                         let same = earlier.filter(|earlier| earlier.changed == changed);
                         let pause = same.map_or(FIRST_PAUSE, |same| (same.pause * 2).min(LONGEST_PAUSE));
-                        self.kept.insert(uid, Kept { reason, changed, looked: Instant::now(), pause });
+                        self.kept.insert(uid, KeptDirectory { reason, changed, looked: Instant::now(), pause });
                     }
                 }
             }
@@ -253,7 +253,7 @@ impl Removal<'_> {
 }
 
 impl Visitor for Removal<'_> {
-    fn visit(&mut self, found: &Found<'_>, place: &Place<'_>) -> io::Result<()> {
+    fn visit(&mut self, found: &WalkEntry<'_>, place: &EntryPlace<'_>) -> io::Result<()> {
         let path = place.path();
         let removed = match found.is_directory {
             true => unlinkat(found.parent, found.name, AtFlags::REMOVEDIR),
@@ -271,7 +271,7 @@ impl Visitor for Removal<'_> {
         Ok(())
     }
 
-    fn blocked(&mut self, place: &Place<'_>, cause: Errno) -> io::Result<()> {
+    fn blocked(&mut self, place: &EntryPlace<'_>, cause: Errno) -> io::Result<()> {
         self.stays(&place.path(), cause);
         Ok(())
     }

@@ -8,21 +8,21 @@ use super::*;
 use crate::host::memory::mount_tmpfs;
 
 /// Root and run directory of a node.
-struct Node {
+struct TestNode {
     base: tempfile::TempDir,
     orphans: Orphans,
 }
 
-impl Node {
-    fn new() -> Node {
+impl TestNode {
+    fn new() -> TestNode {
         let base = tempfile::tempdir().expect("a directory");
         let orphans = Orphans::new(&base.path().join("run"), &base.path().join("root"));
-        Node { base, orphans }
+        TestNode { base, orphans }
     }
 
     /// A node with these below `root/pods`. What ends with a slash is a directory.
-    fn with(entries: &[&str]) -> Node {
-        let node = Node::new();
+    fn with(entries: &[&str]) -> TestNode {
+        let node = TestNode::new();
         for entry in entries {
             let path = node.path(entry);
             match entry.strip_suffix('/') {
@@ -58,7 +58,7 @@ fn or_01_empty_directories_of_unknown_pods_are_removed() {
         ("all of it", &["a/volumes/p/v/", "a/volume-subpaths/v/c/0", "a/plugins/kubernetes.io~empty-dir/"]),
     ];
     for (row, entries) in rows {
-        let mut node = Node::with(entries);
+        let mut node = TestNode::with(entries);
         let pass = node.pass();
         assert!(!node.path("a").exists(), "{row}");
         assert_eq!((pass.removed, pass.report), (vec![PodUid::parse("a").expect("a uid")], None), "{row}");
@@ -68,7 +68,7 @@ fn or_01_empty_directories_of_unknown_pods_are_removed() {
 #[test]
 fn or_02_content_of_empty_dirs_goes_only_where_it_was_kept_over_a_shutdown_by_this_daemon() {
     let homes = ["a", "b", "known"].map(|pod| format!("{pod}/{HOMES}/scratch"));
-    let mut node = Node::with(&[]);
+    let mut node = TestNode::with(&[]);
     for (home, is_kept) in homes.iter().zip([true, false, true]) {
         let files = ["content/deep/file", "ready"].into_iter().chain(is_kept.then_some("agent"));
         for file in files {
@@ -87,14 +87,14 @@ fn or_02_content_of_empty_dirs_goes_only_where_it_was_kept_over_a_shutdown_by_th
 
 #[test]
 fn or_01_nothing_is_done_where_there_is_nothing_to_do() {
-    let mut none = Node::new();
+    let mut none = TestNode::new();
     assert!(none.pass().removed.is_empty(), "no pod has been here");
-    let mut node = Node::with(&["known/volumes/plugin/name/", "a.file"]);
+    let mut node = TestNode::with(&["known/volumes/plugin/name/", "a.file"]);
     let pass = node.pass();
     assert!(pass.removed.is_empty() && pass.report.is_none());
     assert!(node.path("known/volumes/plugin/name").is_dir() && node.path("a.file").exists());
     // Its supervisor has gone, and what it wrote down leads to what it has left.
-    let mut served = Node::with(&["a/volumes/plugin/name/"]);
+    let mut served = TestNode::with(&["a/volumes/plugin/name/"]);
     fs::create_dir_all(served.base.path().join("run/a")).expect("directories");
     fs::write(served.base.path().join("run/a").join(LOCK), "").expect("written");
     assert!(served.pass().removed.is_empty());
@@ -120,14 +120,14 @@ fn or_01_or_02_directories_with_files_stay_for_ever() {
         ("a/etc-hosts", "failed to rmdir() PODS/a/etc-hosts: it is a file"),
     ];
     for (file, reason) in rows {
-        let mut node = Node::with(&[file, "a/volumes/plugin/empty/"]);
+        let mut node = TestNode::with(&[file, "a/volumes/plugin/empty/"]);
         let report = node.pass().report.expect("it stays").to_string();
         let pods = node.path("").canonicalize().expect("it is there");
         let expected = format!("1 orphaned pod directory stays: orphaned pod \"a\" found, but {reason}");
         assert_eq!(report, expected.replace("PODS", &pods.display().to_string()), "{file}");
         assert!(node.path(file).is_file() && !node.path("a/volumes/plugin/empty").exists(), "{file}");
     }
-    let mut populated = Node::with(&["a/volume-subpaths/v/c/"]);
+    let mut populated = TestNode::with(&["a/volume-subpaths/v/c/"]);
     fs::write(populated.path("a/volume-subpaths/v/c/0"), "x").expect("written");
     assert!(populated.pass().report.is_some() && populated.path("a/volume-subpaths/v/c/0").is_file());
 }
@@ -135,7 +135,7 @@ fn or_01_or_02_directories_with_files_stay_for_ever() {
 #[test]
 fn or_02_a_mount_is_not_crossed() {
     for at in ["a", "a/volumes/plugin/name", "a/volume-subpaths/v/c/0", "a/other"] {
-        let mut node = Node::with(&[&format!("{at}/"), "b/"]);
+        let mut node = TestNode::with(&[&format!("{at}/"), "b/"]);
         let point = node.path(at);
         mount_tmpfs(&point, 1 << 20).expect("mounted");
         fs::create_dir(point.join("inside")).expect("a directory");
@@ -159,7 +159,7 @@ fn or_02_a_mount_is_not_crossed() {
 
 #[test]
 fn or_02_links_are_not_followed() {
-    let mut node = Node::with(&["a/volumes/plugin/"]);
+    let mut node = TestNode::with(&["a/volumes/plugin/"]);
     let elsewhere = tempfile::tempdir().expect("a directory");
     fs::create_dir(elsewhere.path().join("inside")).expect("a directory");
     std::os::unix::fs::symlink(elsewhere.path(), node.path("a/volumes/plugin/name")).expect("a link");
@@ -171,7 +171,7 @@ fn or_02_links_are_not_followed() {
 
 #[test]
 fn or_03_what_stays_is_reported_once_until_it_changes() {
-    let mut node = Node::with(&["a/volumes/p/v/file", "b/volumes/p/v/file", "b/volumes/p/v/more"]);
+    let mut node = TestNode::with(&["a/volumes/p/v/file", "b/volumes/p/v/file", "b/volumes/p/v/more"]);
     let report = node.pass().report.expect("both stay").to_string();
     assert!(report.starts_with("2 orphaned pod directories stay: ") && report.contains("(2 entries stay)"), "{report}");
     assert_eq!((node.pass().report, node.orphans.kept()), (None, 2));

@@ -6,7 +6,7 @@ use super::*;
 use crate::manifest::pod::PodUid;
 use crate::node::plugin::Registry;
 use crate::node::sample;
-use crate::node::world::actual::{Outcome, Seen};
+use crate::node::world::actual::{OperationOutcome, Seen};
 
 const VOLUMES: [&str; 2] = ["{name: a, configMap: {name: x}}", "{name: b, emptyDir: {}}"];
 
@@ -67,11 +67,11 @@ fn vm_13_a_volume_of_one_pod_is_unmounted_while_another_pod_uses_the_same_name()
 
 /// A step of the model.
 #[derive(Clone, Debug)]
-enum Step {
+enum ModelStep {
     /// The pod wants these of its volumes, or none and is gone.
     Want(usize, Vec<usize>),
     /// The running operation of this number ends like this.
-    End(usize, Outcome),
+    End(usize, OperationOutcome),
     /// An agent asks to set up the pod's volumes again.
     Remount(usize),
     /// The sources have listed their pods.
@@ -80,15 +80,19 @@ enum Step {
     Restart,
 }
 
-fn step() -> impl Strategy<Value = Step> {
-    let outcome =
-        prop_oneof![Just(Outcome::Done), Just(Outcome::Final), Just(Outcome::Uncertain), Just(Outcome::Transient),];
+fn step() -> impl Strategy<Value = ModelStep> {
+    let outcome = prop_oneof![
+        Just(OperationOutcome::Done),
+        Just(OperationOutcome::Final),
+        Just(OperationOutcome::Uncertain),
+        Just(OperationOutcome::Transient),
+    ];
     prop_oneof![
-        4 => (0..3usize, proptest::collection::vec(0..2usize, 0..=2)).prop_map(|(pod, used)| Step::Want(pod, used)),
-        8 => (0..6usize, outcome).prop_map(|(number, outcome)| Step::End(number, outcome)),
-        1 => (0..3usize).prop_map(Step::Remount),
-        2 => Just(Step::Ready),
-        1 => Just(Step::Restart),
+        4 => (0..3usize, proptest::collection::vec(0..2usize, 0..=2)).prop_map(|(pod, used)| ModelStep::Want(pod, used)),
+        8 => (0..6usize, outcome).prop_map(|(number, outcome)| ModelStep::End(number, outcome)),
+        1 => (0..3usize).prop_map(ModelStep::Remount),
+        2 => Just(ModelStep::Ready),
+        1 => Just(ModelStep::Restart),
     ]
 }
 
@@ -106,18 +110,18 @@ struct Model {
 }
 
 impl Model {
-    fn take(&mut self, step: Step) {
+    fn take(&mut self, step: ModelStep) {
         match step {
-            Step::Want(pod, used) if used.is_empty() => self.desired.remove(&sample::uid(PODS[pod])),
-            Step::Want(pod, used) => {
+            ModelStep::Want(pod, used) if used.is_empty() => self.desired.remove(&sample::uid(PODS[pod])),
+            ModelStep::Want(pod, used) => {
                 let names: Vec<_> = used.iter().map(|volume| ["a", "b"][*volume]).collect();
                 self.desired.put(sample::pod(PODS[pod], &VOLUMES, &names), &Registry::built_in());
             }
-            Step::End(number, outcome) if number < self.running.len() => self.end(number, outcome),
-            Step::End(..) => {}
-            Step::Remount(pod) => self.actual.require_remount(&sample::uid(PODS[pod])),
-            Step::Ready => self.ready = true,
-            Step::Restart => {
+            ModelStep::End(number, outcome) if number < self.running.len() => self.end(number, outcome),
+            ModelStep::End(..) => {}
+            ModelStep::Remount(pod) => self.actual.require_remount(&sample::uid(PODS[pod])),
+            ModelStep::Ready => self.ready = true,
+            ModelStep::Restart => {
                 self.running.clear();
                 self.ready = false;
                 self.actual = ActualWorld::default();
@@ -127,15 +131,15 @@ impl Model {
         self.actual.forget_unmounted(|id| self.desired.volume(id).is_some());
     }
 
-    fn end(&mut self, number: usize, outcome: Outcome) {
+    fn end(&mut self, number: usize, outcome: OperationOutcome) {
         let Operation { id, action } = self.running.remove(number);
         let was_mounted = self.actual.volume(&id).is_some_and(|volume| volume.mount == VolumeMount::Mounted);
         match (action, outcome) {
-            (Action::Unmount, Outcome::Done) => drop(self.there.remove(&id)),
+            (Action::Unmount, OperationOutcome::Done) => drop(self.there.remove(&id)),
             (Action::Unmount, _) => {}
-            (_, Outcome::Done | Outcome::Uncertain) => drop(self.there.insert(id.clone())),
+            (_, OperationOutcome::Done | OperationOutcome::Uncertain) => drop(self.there.insert(id.clone())),
             // A mount that failed for good has undone what it made, unless the volume was there before.
-            (_, Outcome::Final) if !was_mounted => {
+            (_, OperationOutcome::Final) if !was_mounted => {
                 let reconstructed = self.actual.volume(&id).is_some_and(|volume| volume.reconstructed);
                 if !reconstructed {
                     self.there.remove(&id);
@@ -188,11 +192,11 @@ proptest! {
             model.reconcile();
             model.check();
         }
-        model.take(Step::Ready);
+        model.take(ModelStep::Ready);
         for _ in 0..20 {
             model.reconcile();
             while !model.running.is_empty() {
-                model.end(0, Outcome::Done);
+                model.end(0, OperationOutcome::Done);
             }
         }
         let wanted: BTreeSet<_> = model.desired.volumes().map(|(id, _)| id).collect();

@@ -15,7 +15,7 @@ use super::registry::{self, SocketId};
 use crate::driver::DriverError;
 use crate::driver::csi::{NodeDriver, REGISTRY, answer, node_driver};
 use crate::kube::address::{Collection, Resource};
-use crate::kube::client::Client;
+use crate::kube::client::ApiClient;
 use crate::kube::error::{ApiError, Class};
 use crate::kube::retry::{Pause, Retry};
 
@@ -25,7 +25,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from
 const CONFLICTS: usize = 20;
 
 /// Registers the drivers of a node for as long as the daemon runs.
-pub(in crate::node) async fn serve(client: Client, node: String, root: &Path) {
+pub(in crate::node) async fn serve(client: ApiClient, node: String, root: &Path) {
     let (input, inputs) = unbounded_channel();
     let looks = input.clone();
     let tell = move |sockets| looks.send(Input::Sockets(sockets)).is_ok();
@@ -45,7 +45,7 @@ enum Input {
 }
 
 struct Registrar {
-    client: Client,
+    client: ApiClient,
     node: String,
     input: UnboundedSender<Input>,
     inputs: UnboundedReceiver<Input>,
@@ -84,7 +84,7 @@ enum Stage {
 }
 
 /// What is to be written.
-enum Step {
+enum RegistrationStep {
     /// The CSINode has to be there, also on a node without drivers.
     Begin,
     Remove(String),
@@ -201,23 +201,23 @@ impl Registrar {
         tokio::spawn(async move { answer(&path, Some(&sentence)).await });
     }
 
-    fn next_step(&self) -> Option<Step> {
+    fn next_step(&self) -> Option<RegistrationStep> {
         if !self.has_object {
-            return Some(Step::Begin);
+            return Some(RegistrationStep::Begin);
         }
-        let remove = self.gone.first().cloned().map(Step::Remove);
+        let remove = self.gone.first().cloned().map(RegistrationStep::Remove);
         let known = |(path, registration): (&PathBuf, &Registration)| match &registration.stage {
-            Stage::Known(driver) => Some(Step::Put(path.clone(), driver.clone())),
+            Stage::Known(driver) => Some(RegistrationStep::Put(path.clone(), driver.clone())),
             _ => None,
         };
         remove.or_else(|| self.sockets.iter().find_map(known))
     }
 
-    async fn perform(&mut self, step: Step) {
+    async fn perform(&mut self, step: RegistrationStep) {
         let done = match &step {
-            Step::Begin => self.write_csi_node(None).await,
-            Step::Remove(name) => self.remove(name).await,
-            Step::Put(_, driver) => self.put(driver).await,
+            RegistrationStep::Begin => self.write_csi_node(None).await,
+            RegistrationStep::Remove(name) => self.remove(name).await,
+            RegistrationStep::Put(_, driver) => self.put(driver).await,
         };
         match done {
             Ok(()) => {
@@ -228,8 +228,8 @@ impl Registrar {
             }
             Err(WriteError::Passing(error)) => self.wait_for_server(&error).await,
             Err(WriteError::Refused(sentence)) => match step {
-                Step::Put(path, _) => self.refuse(&path, &sentence),
-                Step::Begin | Step::Remove(_) => {
+                RegistrationStep::Put(path, _) => self.refuse(&path, &sentence),
+                RegistrationStep::Begin | RegistrationStep::Remove(_) => {
                     self.say(&sentence);
                     let pause = self.retry.fruitless();
                     self.wait_until(&pause).await;
@@ -238,11 +238,11 @@ impl Registrar {
         }
     }
 
-    fn performed(&mut self, step: Step) {
+    fn performed(&mut self, step: RegistrationStep) {
         match step {
-            Step::Begin => {}
-            Step::Remove(name) => drop(self.gone.remove(&name)),
-            Step::Put(path, driver) => {
+            RegistrationStep::Begin => {}
+            RegistrationStep::Remove(name) => drop(self.gone.remove(&name)),
+            RegistrationStep::Put(path, driver) => {
                 info!("CSI driver {} is registered: it calls this node {:?}", driver.name, driver.node_id);
                 if let Some(registration) = self.sockets.get_mut(&path) {
                     registration.stage = Stage::Registered;

@@ -60,17 +60,17 @@ pub enum AskError {
 
 /// A connection to the daemon of a run directory.
 #[derive(Debug)]
-pub struct Client {
+pub struct DaemonClient {
     path: PathBuf,
     service: VolumeManagerClient<Channel>,
 }
 
-impl Client {
+impl DaemonClient {
     /// Connects to the daemon of this run directory.
     ///
     /// # Errors
     /// When there is none, and when this user may not ask it.
-    pub async fn connect(run_directory: &Path) -> Result<Client, AskError> {
+    pub async fn connect(run_directory: &Path) -> Result<DaemonClient, AskError> {
         let path = run_directory.join(SOCKET);
         if !rustix::process::geteuid().is_root() {
             return Err(AskError::NotRoot);
@@ -95,7 +95,7 @@ impl Client {
         let connected = endpoint.connect_with_connector(connector).await;
         let channel = connected.map_err(|error| failed(sentence(&error)))?;
         let service = VolumeManagerClient::new(channel).max_decoding_message_size(LONGEST_ANSWER);
-        Ok(Client { path, service })
+        Ok(DaemonClient { path, service })
     }
 
     /// Waits until the pod's volumes are mounted.

@@ -8,20 +8,20 @@ use tonic::Status;
 use super::proto;
 use super::proto::container_mount::Source;
 use crate::mounts::{ContainerMount, DeviceNode, Environment, IdMapping, MountSource, Propagation};
-use crate::supervisor::control::{Answer, ContainerRequest, Question, ask};
+use crate::supervisor::control::{ContainerRequest, ControlAnswer, ControlQuestion, ask};
 
 /// How often to ask a busy supervisor: each of its answers takes a second and a half.
 const TRIES: u32 = 4;
 
 /// The answer of the supervisor of the pod with this run directory.
-pub(super) async fn answer(directory: PathBuf, question: Question) -> Result<Answer, Status> {
+pub(super) async fn answer(directory: PathBuf, question: ControlQuestion) -> Result<ControlAnswer, Status> {
     let asked = spawn_blocking(move || {
         let mut reason = String::new();
         for _ in 0..TRIES {
             match ask(&directory, &question, None) {
                 Err(error) => return Err(Status::unavailable(error.to_string())),
-                Ok(Answer::Busy(busy)) => reason = busy,
-                Ok(Answer::Refused(reason)) => return Err(Status::failed_precondition(reason)),
+                Ok(ControlAnswer::Busy(busy)) => reason = busy,
+                Ok(ControlAnswer::Refused(reason)) => return Err(Status::failed_precondition(reason)),
                 Ok(answer) => return Ok(answer),
             }
         }

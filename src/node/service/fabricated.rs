@@ -5,13 +5,13 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
 use crate::manifest::pod::PodUid;
-use crate::node::{Command, NodeHandle, NodeState, PodEntry, PodOrigin, PodStage, VolumeEntry, VolumeMount};
+use crate::node::{ManagerCommand, NodeHandle, NodeState, PodEntry, PodOrigin, PodStage, VolumeEntry, VolumeMount};
 
 pub(super) const UID: &str = "6f1c0a54-2f0e-4c6e-9d4e-1b7a5f3c9e01";
 
 pub(super) struct Fabricated {
     pub(super) states: watch::Sender<Arc<NodeState>>,
-    pub(super) commands: mpsc::Receiver<Command>,
+    pub(super) commands: mpsc::Receiver<ManagerCommand>,
 }
 
 impl Fabricated {

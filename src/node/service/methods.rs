@@ -18,7 +18,7 @@ use super::wait::{self, WaitError};
 use super::{containers, convert, volumes_in_use};
 use crate::manifest::pod::PodUid;
 use crate::node::{NodeHandle, NodeState, PodEntry, Refusal};
-use crate::supervisor::control::{self as supervisor, Question};
+use crate::supervisor::control::{self as supervisor, ControlQuestion};
 
 /// Events that wait for a client of Watch; the stream waits with the next one.
 const WATCH_AHEAD: usize = 16;
@@ -35,7 +35,7 @@ impl Methods {
     }
 
     /// Asks the supervisor of the pod that a request names.
-    async fn ask(&self, pod: &str, question: Question) -> Result<supervisor::Answer, Status> {
+    async fn ask(&self, pod: &str, question: ControlQuestion) -> Result<supervisor::ControlAnswer, Status> {
         let (uid, _) = self.pod(pod)?;
         containers::answer(self.run_directory.join(uid.as_str()), question).await
     }
@@ -49,17 +49,17 @@ impl Methods {
     }
 }
 
-type Answer<T> = Result<Response<T>, Status>;
+type MethodResult<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
 impl VolumeManager for Methods {
-    async fn wait_for_volumes(&self, request: Request<WaitForVolumesRequest>) -> Answer<WaitForVolumesResponse> {
+    async fn wait_for_volumes(&self, request: Request<WaitForVolumesRequest>) -> MethodResult<WaitForVolumesResponse> {
         let WaitForVolumesRequest { pod, timeout_seconds } = request.into_inner();
         wait::for_volumes(&self.node, valid(&pod)?, timeout(timeout_seconds)).await?;
         Ok(Response::new(WaitForVolumesResponse {}))
     }
 
-    async fn wait_for_unmount(&self, request: Request<WaitForUnmountRequest>) -> Answer<WaitForUnmountResponse> {
+    async fn wait_for_unmount(&self, request: Request<WaitForUnmountRequest>) -> MethodResult<WaitForUnmountResponse> {
         let WaitForUnmountRequest { pod, timeout_seconds } = request.into_inner();
         wait::for_unmount(&self.node, valid(&pod)?, timeout(timeout_seconds)).await?;
         Ok(Response::new(WaitForUnmountResponse {}))
@@ -68,36 +68,39 @@ impl VolumeManager for Methods {
     async fn get_mounted_volumes(
         &self,
         request: Request<GetMountedVolumesRequest>,
-    ) -> Answer<GetMountedVolumesResponse> {
+    ) -> MethodResult<GetMountedVolumesResponse> {
         let (_, pod) = self.pod(&request.into_inner().pod)?;
         Ok(Response::new(GetMountedVolumesResponse { volumes: convert::mounted_messages(&pod) }))
     }
 
-    async fn get_volumes_in_use(&self, _: Request<GetVolumesInUseRequest>) -> Answer<GetVolumesInUseResponse> {
+    async fn get_volumes_in_use(&self, _: Request<GetVolumesInUseRequest>) -> MethodResult<GetVolumesInUseResponse> {
         Ok(Response::new(GetVolumesInUseResponse { unique_names: volumes_in_use(&self.node.state()) }))
     }
 
     async fn mark_remount_required(
         &self,
         request: Request<MarkRemountRequiredRequest>,
-    ) -> Answer<MarkRemountRequiredResponse> {
+    ) -> MethodResult<MarkRemountRequiredResponse> {
         let (pod, _) = self.pod(&request.into_inner().pod)?;
         self.node.mark_remount_required(pod).await?;
         Ok(Response::new(MarkRemountRequiredResponse {}))
     }
 
-    async fn release(&self, request: Request<ReleaseRequest>) -> Answer<ReleaseResponse> {
+    async fn release(&self, request: Request<ReleaseRequest>) -> MethodResult<ReleaseResponse> {
         let (pod, _) = self.pod(&request.into_inner().pod)?;
         self.node.release(pod).await?;
         Ok(Response::new(ReleaseResponse {}))
     }
 
-    async fn prepare_container(&self, request: Request<PrepareContainerRequest>) -> Answer<PrepareContainerResponse> {
+    async fn prepare_container(
+        &self,
+        request: Request<PrepareContainerRequest>,
+    ) -> MethodResult<PrepareContainerResponse> {
         let message = request.into_inner();
         let pod = message.pod.clone();
-        let question = Question::PrepareContainer(containers::request(message)?);
+        let question = ControlQuestion::PrepareContainer(containers::request(message)?);
         match self.ask(&pod, question).await? {
-            supervisor::Answer::Prepared(mounts) => {
+            supervisor::ControlAnswer::Prepared(mounts) => {
                 let mounts = mounts.into_iter().map(containers::mount).collect::<Result<_, _>>()?;
                 Ok(Response::new(PrepareContainerResponse { mounts }))
             }
@@ -105,10 +108,13 @@ impl VolumeManager for Methods {
         }
     }
 
-    async fn release_container(&self, request: Request<ReleaseContainerRequest>) -> Answer<ReleaseContainerResponse> {
+    async fn release_container(
+        &self,
+        request: Request<ReleaseContainerRequest>,
+    ) -> MethodResult<ReleaseContainerResponse> {
         let ReleaseContainerRequest { pod, container } = request.into_inner();
-        match self.ask(&pod, Question::ReleaseContainer { container }).await? {
-            supervisor::Answer::Released => Ok(Response::new(ReleaseContainerResponse {})),
+        match self.ask(&pod, ControlQuestion::ReleaseContainer { container }).await? {
+            supervisor::ControlAnswer::Released => Ok(Response::new(ReleaseContainerResponse {})),
             _ => Err(of_another_question()),
         }
     }
@@ -116,17 +122,17 @@ impl VolumeManager for Methods {
     async fn reconciler_states_synced(
         &self,
         _: Request<ReconcilerStatesSyncedRequest>,
-    ) -> Answer<ReconcilerStatesSyncedResponse> {
+    ) -> MethodResult<ReconcilerStatesSyncedResponse> {
         Ok(Response::new(ReconcilerStatesSyncedResponse { synced: self.node.state().states_synced }))
     }
 
-    async fn get_state(&self, _: Request<GetStateRequest>) -> Answer<GetStateResponse> {
+    async fn get_state(&self, _: Request<GetStateRequest>) -> MethodResult<GetStateResponse> {
         Ok(Response::new(convert::state_message(&self.node.state())))
     }
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<WatchResponse, Status>> + Send>>;
 
-    async fn watch(&self, request: Request<WatchRequest>) -> Answer<Self::WatchStream> {
+    async fn watch(&self, request: Request<WatchRequest>) -> MethodResult<Self::WatchStream> {
         let pod = request.into_inner().pod;
         let only = if pod.is_empty() { None } else { Some(valid(&pod)?.to_owned()) };
         let (events, received) = mpsc::channel(WATCH_AHEAD);

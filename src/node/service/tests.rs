@@ -10,7 +10,7 @@ use super::fabricated::{Fabricated, UID, node, pod, volume};
 use super::proto::watch_response::Event;
 use super::proto::{MountedVolume, WatchResponse};
 use super::*;
-use crate::node::{Command, PodStage, Refusal};
+use crate::node::{ManagerCommand, PodStage, Refusal};
 use VolumeMount::{Mounted, NotMounted};
 
 /// A daemon without a manager.
@@ -34,8 +34,8 @@ impl Daemon {
         self.run.path()
     }
 
-    async fn client(&self) -> Client {
-        Client::connect(self.directory()).await.expect("the daemon listens")
+    async fn client(&self) -> DaemonClient {
+        DaemonClient::connect(self.directory()).await.expect("the daemon listens")
     }
 }
 
@@ -72,7 +72,7 @@ async fn an_agent_takes_a_pod_through_its_life() {
     let mut config = volume("config", Mounted);
     (config.group, config.selinux) = (Some(2000), Some("label".to_owned()));
     daemon.fabricated.publish(node([pod([config.clone(), volume("b", NotMounted)])]));
-    assert!(matches!(daemon.fabricated.commands.recv().await, Some(Command::Reprocess(_))));
+    assert!(matches!(daemon.fabricated.commands.recv().await, Some(ManagerCommand::Reprocess(_))));
     let mounted = client.mounted_volumes(UID.to_owned()).await.expect("an answer");
     let expected = MountedVolume {
         name: "config".to_owned(),
@@ -87,7 +87,7 @@ async fn an_agent_takes_a_pod_through_its_life() {
     wait.await.expect("no panic").expect("it is mounted");
 
     client.mark_remount_required(UID.to_owned()).await.expect("an answer");
-    assert!(matches!(daemon.fabricated.commands.recv().await, Some(Command::RemountRequired(_))));
+    assert!(matches!(daemon.fabricated.commands.recv().await, Some(ManagerCommand::RemountRequired(_))));
 
     for (verdict, told) in [
         (Err(Refusal::Wanted("default/web".to_owned())), "pod default/web is to run on this node: delete it first"),
@@ -95,7 +95,9 @@ async fn an_agent_takes_a_pod_through_its_life() {
     ] {
         let mut releasing = daemon.client().await;
         let released = tokio::spawn(async move { releasing.release("default/web".to_owned()).await });
-        let Some(Command::Release(uid, answer)) = daemon.fabricated.commands.recv().await else { panic!("a release") };
+        let Some(ManagerCommand::Release(uid, answer)) = daemon.fabricated.commands.recv().await else {
+            panic!("a release")
+        };
         assert_eq!(uid.as_str(), UID);
         answer.send(verdict.clone()).expect("the call waits for it");
         let said = released.await.expect("no panic").map_err(|error| error.to_string());
@@ -120,7 +122,8 @@ async fn what_is_wrong_is_told_in_a_sentence() {
         let no_name = client.release(name.to_owned()).await.expect_err("no name").to_string();
         assert_eq!(no_name, format!("pod {name:?}: neither a uid nor NAMESPACE/NAME"));
     }
-    let absent = Client::connect(&daemon.directory().join("none")).await.expect_err("nothing listens").to_string();
+    let absent =
+        DaemonClient::connect(&daemon.directory().join("none")).await.expect_err("nothing listens").to_string();
     assert!(absent.starts_with("podfs node does not run here: ") && absent.contains("none/node.sock"), "{absent}");
 }
 

@@ -201,7 +201,7 @@ fn sorted<'a>(volumes: impl Iterator<Item = &'a VolumeEntry>) -> Vec<String> {
 mod tests {
     use super::super::fabricated::{Fabricated, UID, node, pod, volume};
     use super::*;
-    use crate::node::Command;
+    use crate::node::ManagerCommand;
 
     const LONG: Duration = Duration::from_secs(60);
     const NOT_AT_ALL: Duration = Duration::ZERO;
@@ -248,11 +248,13 @@ mod tests {
         assert!(matches!(error, WaitError::Failed(_)), "{error:?}");
         let text = "unmounted volumes=[a b], unattached volumes=[], failed to process volumes=[]: one; two";
         assert_eq!(error.to_string(), text);
-        assert!(matches!(fabricated.commands.recv().await, Some(Command::Reprocess(uid)) if uid.as_str() == UID));
+        assert!(
+            matches!(fabricated.commands.recv().await, Some(ManagerCommand::Reprocess(uid)) if uid.as_str() == UID)
+        );
 
         // Errors that are gone when the pod was looked at again were those of before.
         let ended = tokio::spawn(async move { for_volumes(&handle, UID, LONG).await });
-        assert!(matches!(fabricated.commands.recv().await, Some(Command::Reprocess(_))));
+        assert!(matches!(fabricated.commands.recv().await, Some(ManagerCommand::Reprocess(_))));
         waiting.errors.clear();
         fabricated.publish(node([waiting.clone()]));
         waiting.volumes.iter_mut().for_each(|volume| volume.mount = Mounted);

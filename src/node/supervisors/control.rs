@@ -8,7 +8,9 @@ use tokio::time::timeout;
 
 use super::{OperationError, blocking};
 use crate::source::{Push, Taken};
-use crate::supervisor::control::{self, Answer, AskError, Follower, Publish, PushConnection, Question, VolumeNames};
+use crate::supervisor::control::{
+    self, AskError, ControlAnswer, ControlQuestion, Follower, Publish, PushConnection, VolumeNames,
+};
 use crate::supervisor::run_dir::claim::{CONTROL, LOCK, SERVER};
 use crate::supervisor::status::PodStatus;
 
@@ -112,8 +114,8 @@ pub(super) async fn connect(directory: &Path) -> Result<Follower, AskError> {
 /// # Errors
 /// When it does not answer, or does not take them.
 pub(super) async fn publish(directory: &Path, manifest: Value) -> Result<(), OperationError> {
-    match ask(directory, Question::Publish(Publish { manifest }), BEGIN).await? {
-        Answer::Published(_) => Ok(()),
+    match ask(directory, ControlQuestion::Publish(Publish { manifest }), BEGIN).await? {
+        ControlAnswer::Published(_) => Ok(()),
         answer => Err(refusal(answer)),
     }
 }
@@ -123,15 +125,17 @@ pub(super) async fn publish(directory: &Path, manifest: Value) -> Result<(), Ope
 /// # Errors
 /// When it does not answer, or something of them stays.
 pub(super) async fn unpublish(directory: &Path, mut volumes: Vec<String>) -> Result<(), OperationError> {
-    match ask(directory, Question::Status, BEGIN).await? {
-        Answer::Status(status) => volumes.retain(|name| status.volumes.iter().any(|volume| volume.name == *name)),
+    match ask(directory, ControlQuestion::Status, BEGIN).await? {
+        ControlAnswer::Status(status) => {
+            volumes.retain(|name| status.volumes.iter().any(|volume| volume.name == *name))
+        }
         answer => return Err(refusal(answer)),
     }
     if volumes.is_empty() {
         return Ok(());
     }
-    match ask(directory, Question::Unpublish(VolumeNames { volumes }), UNPUBLISH).await? {
-        Answer::Unpublished(_) => Ok(()),
+    match ask(directory, ControlQuestion::Unpublish(VolumeNames { volumes }), UNPUBLISH).await? {
+        ControlAnswer::Unpublished(_) => Ok(()),
         answer => Err(refusal(answer)),
     }
 }
@@ -141,20 +145,20 @@ pub(super) async fn unpublish(directory: &Path, mut volumes: Vec<String>) -> Res
 /// # Errors
 /// When it does not answer, or does not have them.
 pub(super) async fn remount(directory: &Path, volumes: Vec<String>) -> Result<(), OperationError> {
-    match ask(directory, Question::Remount(VolumeNames { volumes }), BEGIN).await? {
-        Answer::Remounting(_) => Ok(()),
+    match ask(directory, ControlQuestion::Remount(VolumeNames { volumes }), BEGIN).await? {
+        ControlAnswer::Remounting(_) => Ok(()),
         answer => Err(refusal(answer)),
     }
 }
 
-fn refusal(answer: Answer) -> OperationError {
+fn refusal(answer: ControlAnswer) -> OperationError {
     match answer {
-        Answer::Refused(reason) | Answer::Busy(reason) => OperationError::Refused(reason),
+        ControlAnswer::Refused(reason) | ControlAnswer::Busy(reason) => OperationError::Refused(reason),
         _ => OperationError::OtherAnswer,
     }
 }
 
-async fn ask(directory: &Path, question: Question, limit: Duration) -> Result<Answer, OperationError> {
+async fn ask(directory: &Path, question: ControlQuestion, limit: Duration) -> Result<ControlAnswer, OperationError> {
     let directory = directory.to_owned();
     Ok(blocking(move || control::ask_within(&directory, &question, limit)).await?)
 }

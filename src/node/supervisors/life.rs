@@ -55,19 +55,19 @@ pub(super) struct Up {
     pub(super) watch: StatusWatch,
     pub(super) process: Process,
     /// A publication of the wanted volumes under way.
-    pub(super) change: Option<Change>,
+    pub(super) change: Option<PublicationChange>,
     /// Whether it has sent a status.
     pub(super) has_spoken: bool,
 }
 
 /// A publication to a supervisor under way.
-pub(super) struct Change {
+pub(super) struct PublicationChange {
     pub(super) wanted: Checkpoint,
     pub(super) told: JoinHandle<Result<(), OperationError>>,
 }
 
 /// What happened to the supervisor.
-pub(super) enum Event {
+pub(super) enum LifeEvent {
     /// It is its turn to be started.
     Turn(Option<OwnedSemaphorePermit>),
     /// It is to be called again.
@@ -92,28 +92,28 @@ impl Calling {
 
 impl Life {
     /// What happens next. Cancel-safe.
-    pub(super) async fn next(&mut self) -> Event {
+    pub(super) async fn next(&mut self) -> LifeEvent {
         match self {
             Life::Absent => std::future::pending().await,
-            Life::Queued(turn) => Event::Turn(turn.await),
+            Life::Queued(turn) => LifeEvent::Turn(turn.await),
             Life::Calling(Calling { process: Some(process), next, .. }) => tokio::select! {
-                how = process.ended() => Event::Ended(how.to_string()),
-                () = sleep_until(*next) => Event::Call,
+                how = process.ended() => LifeEvent::Ended(how.to_string()),
+                () = sleep_until(*next) => LifeEvent::Call,
             },
             Life::Calling(Calling { process: None, next, .. }) => {
                 sleep_until(*next).await;
-                Event::Call
+                LifeEvent::Call
             }
             Life::Up(Up { watch, process, change, .. }) => tokio::select! {
-                how = process.ended() => Event::Ended(how.to_string()),
-                status = watch.next() => Event::Status(status),
+                how = process.ended() => LifeEvent::Ended(how.to_string()),
+                status = watch.next() => LifeEvent::Status(status),
                 changed = async { (&mut change.as_mut().expect("there is one").told).await }, if change.is_some() => {
-                    Event::Changed(changed.unwrap_or_else(|error| Err(error.into())))
+                    LifeEvent::Changed(changed.unwrap_or_else(|error| Err(error.into())))
                 }
             },
             Life::Ending { process, kill_at, .. } => tokio::select! {
-                how = process.ended() => Event::Ended(how.to_string()),
-                () = sleep_until(*kill_at) => Event::Overdue,
+                how = process.ended() => LifeEvent::Ended(how.to_string()),
+                () = sleep_until(*kill_at) => LifeEvent::Overdue,
             },
         }
     }

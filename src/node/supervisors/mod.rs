@@ -38,7 +38,7 @@ use self::checkpoint::Checkpoints;
 pub use self::control::{PushFailure, PushPath};
 pub use self::error::OperationError;
 use self::launch::Launcher;
-use self::pod::{PodTask, Request};
+use self::pod::{PodOperation, PodTask};
 use super::pod::NodePod;
 use super::reconstruct::Reconstructed;
 use crate::manifest::pod::PodUid;
@@ -52,11 +52,11 @@ const REPORTS: usize = 256;
 /// The supervisors of a node. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Supervisors {
-    shared: Arc<Shared>,
+    shared: Arc<SharedSupervisors>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SharedSupervisors {
     settings: Settings,
     checkpoints: Checkpoints,
     launcher: Launcher,
@@ -64,7 +64,7 @@ struct Shared {
     starts: Arc<Semaphore>,
     reports: mpsc::Sender<(PodUid, SupervisorReport)>,
     /// The tasks of pods.
-    tasks: DashMap<PodUid, mpsc::UnboundedSender<Request>>,
+    tasks: DashMap<PodUid, mpsc::UnboundedSender<PodOperation>>,
 }
 
 /// Where pods are, and how their supervisors are started.
@@ -161,7 +161,7 @@ impl Supervisors {
     /// Nothing is started yet. The receiver gets the reports about all supervisors; operations block unless it is read.
     pub fn new(settings: Settings) -> (Supervisors, mpsc::Receiver<(PodUid, SupervisorReport)>) {
         let (reports, heard) = mpsc::channel(REPORTS);
-        let shared = Shared {
+        let shared = SharedSupervisors {
             checkpoints: Checkpoints::of(&settings.run_directory),
             launcher: Launcher::new(
                 settings.program.clone(),
@@ -181,7 +181,7 @@ impl Supervisors {
     /// mount of a volume starts it again.
     pub fn adopt(&self, pod: &Reconstructed) {
         if pod.checkpoint.is_some() {
-            self.shared.send(&pod.uid, Request::Adopt);
+            self.shared.send(&pod.uid, PodOperation::Adopt);
         }
     }
 
@@ -193,7 +193,7 @@ impl Supervisors {
     /// When the supervisor cannot be started, ends, or the volume is not there in time.
     pub async fn mount(&self, pod: &NodePod, volume: &str, limit: Duration) -> Result<(), MountFailure> {
         let (answer, answered) = oneshot::channel();
-        let request = Request::Mount { pod: pod.clone(), volume: volume.to_owned(), limit, answer };
+        let request = PodOperation::Mount { pod: pod.clone(), volume: volume.to_owned(), limit, answer };
         self.shared.send(&pod.pod.identity.uid, request);
         answered.await.unwrap_or_else(|_| Err(MountFailure::transient("podfs node ends")))
     }
@@ -205,7 +205,7 @@ impl Supervisors {
     /// When the supervisor cannot be started, ends, or does not answer within `limit`.
     pub async fn serve(&self, pod: &NodePod, limit: Duration) -> Result<(), MountFailure> {
         let (answer, answered) = oneshot::channel();
-        self.shared.send(&pod.pod.identity.uid, Request::Serve { pod: pod.clone(), limit, answer });
+        self.shared.send(&pod.pod.identity.uid, PodOperation::Serve { pod: pod.clone(), limit, answer });
         answered.await.unwrap_or_else(|_| Err(MountFailure::transient("podfs node ends")))
     }
 
@@ -214,7 +214,7 @@ impl Supervisors {
     /// # Errors
     /// Why something of the volume may still be there.
     pub async fn unmount(&self, pod: &PodUid, volume: &str) -> Result<(), OperationError> {
-        self.ask(pod, |answer| Request::Unmount { volume: volume.to_owned(), answer }).await
+        self.ask(pod, |answer| PodOperation::Unmount { volume: volume.to_owned(), answer }).await
     }
 
     /// Removes everything of a pod, whether it has a supervisor or not.
@@ -222,7 +222,7 @@ impl Supervisors {
     /// # Errors
     /// What stays.
     pub async fn retire(&self, pod: &PodUid) -> Result<(), OperationError> {
-        self.ask(pod, Request::End).await
+        self.ask(pod, PodOperation::End).await
     }
 
     /// The way to give objects to the pod's supervisor.
@@ -240,7 +240,7 @@ impl Supervisors {
 
     /// The pod's source has changed the pod: writes its checkpoint.
     pub fn update(&self, pod: &NodePod) {
-        self.shared.send(&pod.pod.identity.uid, Request::Update(pod.clone()));
+        self.shared.send(&pod.pod.identity.uid, PodOperation::Update(pod.clone()));
     }
 
     /// Where pods have their locks and sockets.
@@ -256,7 +256,7 @@ impl Supervisors {
         for uid in missing.await {
             if let Some(task) = self.shared.tasks.get(&uid) {
                 // A pod that ends just now has none.
-                let _ = task.send(Request::Restore);
+                let _ = task.send(PodOperation::Restore);
             }
         }
     }
@@ -266,13 +266,13 @@ impl Supervisors {
     /// # Errors
     /// When it cannot be written.
     pub async fn set_released(&self, pod: &PodUid, released: bool) -> Result<(), OperationError> {
-        self.ask(pod, |answer| Request::Released(released, answer)).await
+        self.ask(pod, |answer| PodOperation::Released(released, answer)).await
     }
 
     async fn ask(
         &self,
         pod: &PodUid,
-        request: impl FnOnce(oneshot::Sender<Result<(), OperationError>>) -> Request,
+        request: impl FnOnce(oneshot::Sender<Result<(), OperationError>>) -> PodOperation,
     ) -> Result<(), OperationError> {
         let (answer, answered) = oneshot::channel();
         self.shared.send(pod, request(answer));
@@ -280,14 +280,14 @@ impl Supervisors {
     }
 }
 
-impl Shared {
+impl SharedSupervisors {
     /// Whether a file is missing that a pod with a supervisor has.
     fn misses_files(&self, pod: &PodUid) -> bool {
         !self.checkpoints.is_there(pod) || control::misses_files(&self.settings.run_directory.join(pod.as_str()))
     }
 
     /// Gives a request to the task of the pod, which is started if there is none.
-    fn send(self: &Arc<Self>, pod: &PodUid, request: Request) {
+    fn send(self: &Arc<Self>, pod: &PodUid, request: PodOperation) {
         match self.tasks.entry(pod.clone()) {
             Entry::Occupied(task) => drop(task.get().send(request)),
             Entry::Vacant(free) => {
@@ -301,7 +301,7 @@ impl Shared {
 
     /// Runs the tasks of a pod, one after another, until a task has left nothing to do. While the entry is there, requests are
     /// sent to its receiver; it is removed only when that is empty, and no other request comes in between.
-    async fn follow(self: Arc<Self>, pod: PodUid, mut requests: mpsc::UnboundedReceiver<Request>) {
+    async fn follow(self: Arc<Self>, pod: PodUid, mut requests: mpsc::UnboundedReceiver<PodOperation>) {
         loop {
             requests = PodTask::new(pod.clone(), Arc::clone(&self), requests).run().await;
             if self.tasks.remove_if(&pod, |_, _| requests.is_empty()).is_some() {

@@ -21,10 +21,10 @@ use tracing::{debug, warn};
 use super::checkpoint::Checkpoint;
 use super::control::{self, StatusWatch};
 use super::launch::{Launched, is_started_with, stop_unit};
-use super::life::{Calling, Change, Event, Life, Up, process};
+use super::life::{Calling, Life, LifeEvent, PublicationChange, Up, process};
 use super::retire::retire;
 use super::waiting::Waiting;
-use super::{FailureKind, MountFailure, OperationError, Shared, SupervisorReport, blocking};
+use super::{FailureKind, MountFailure, OperationError, SharedSupervisors, SupervisorReport, blocking};
 use crate::manifest::pod::PodUid;
 use crate::node::pod::NodePod;
 use crate::node::reconstruct::{self, FoundSupervisor};
@@ -42,7 +42,7 @@ const UNIT: Duration = Duration::from_secs(30);
 const STOP: Duration = Duration::from_secs(300);
 
 /// What an operation asks for.
-pub(super) enum Request {
+pub(super) enum PodOperation {
     /// A volume of the pod is to be served.
     Mount { pod: NodePod, volume: String, limit: Duration, answer: oneshot::Sender<Result<(), MountFailure>> },
     /// The pod is to have its supervisor, also without a volume.
@@ -64,8 +64,8 @@ pub(super) enum Request {
 /// The task of a pod.
 pub(super) struct PodTask {
     uid: PodUid,
-    shared: Arc<Shared>,
-    requests: mpsc::UnboundedReceiver<Request>,
+    shared: Arc<SharedSupervisors>,
+    requests: mpsc::UnboundedReceiver<PodOperation>,
     directory: PathBuf,
     /// What is wanted of the supervisor; none until a volume was.
     wanted: Option<Checkpoint>,
@@ -83,7 +83,11 @@ pub(super) struct PodTask {
 }
 
 impl PodTask {
-    pub(super) fn new(uid: PodUid, shared: Arc<Shared>, requests: mpsc::UnboundedReceiver<Request>) -> PodTask {
+    pub(super) fn new(
+        uid: PodUid,
+        shared: Arc<SharedSupervisors>,
+        requests: mpsc::UnboundedReceiver<PodOperation>,
+    ) -> PodTask {
         let directory = shared.settings.run_directory.join(uid.as_str());
         PodTask {
             uid,
@@ -102,7 +106,7 @@ impl PodTask {
     }
 
     /// Serves requests until nothing is left to do. Gives the receiver back: later requests are for the next task.
-    pub(super) async fn run(mut self) -> mpsc::UnboundedReceiver<Request> {
+    pub(super) async fn run(mut self) -> mpsc::UnboundedReceiver<PodOperation> {
         self.begin().await;
         loop {
             while let Ok(request) = self.requests.try_recv() {
@@ -161,45 +165,45 @@ impl PodTask {
             || self.wanted.as_ref().is_none_or(|wanted| wanted.volumes.is_empty() && !wanted.without_volumes)
     }
 
-    async fn take(&mut self, request: Request) {
+    async fn take(&mut self, request: PodOperation) {
         self.is_held = false;
         match request {
-            Request::Mount { pod, volume, limit, answer } => {
+            PodOperation::Mount { pod, volume, limit, answer } => {
                 self.want(pod).volumes.insert(volume.clone());
                 self.waiting.add_mount(Some(volume), limit, answer);
                 self.answer_mounts();
             }
-            Request::Serve { pod, limit, answer } => {
+            PodOperation::Serve { pod, limit, answer } => {
                 self.want(pod).without_volumes = true;
                 self.waiting.add_mount(None, limit, answer);
                 self.answer_mounts();
             }
-            Request::Unmount { volume, answer } => {
+            PodOperation::Unmount { volume, answer } => {
                 if let Some(wanted) = &mut self.wanted {
                     wanted.volumes.remove(&volume);
                 }
                 self.waiting.add_unmount(volume, answer);
             }
-            Request::End(answer) => {
+            PodOperation::End(answer) => {
                 if let Some(wanted) = &mut self.wanted {
                     wanted.volumes.clear();
                     wanted.without_volumes = false;
                 }
                 self.waiting.add_end(answer);
             }
-            Request::Update(pod) => {
+            PodOperation::Update(pod) => {
                 if let Some(wanted) = &mut self.wanted {
                     (wanted.origin, wanted.manifest) = (pod.origin, pod.manifest);
                 }
             }
-            Request::Released(released, answer) => {
+            PodOperation::Released(released, answer) => {
                 if let Some(wanted) = &mut self.wanted {
                     wanted.released = released;
                 }
                 let _ = answer.send(self.write_down().await);
             }
-            Request::Adopt => {}
-            Request::Restore => self.restore().await,
+            PodOperation::Adopt => {}
+            PodOperation::Restore => self.restore().await,
         }
     }
 
@@ -239,14 +243,14 @@ impl PodTask {
         }
     }
 
-    async fn happened(&mut self, event: Event) {
+    async fn happened(&mut self, event: LifeEvent) {
         match event {
-            Event::Turn(permit) => self.start(permit).await,
-            Event::Call => self.call().await,
-            Event::Ended(how) => self.ended(how).await,
-            Event::Status(Ok(Some(status))) => self.hear(*status).await,
+            LifeEvent::Turn(permit) => self.start(permit).await,
+            LifeEvent::Call => self.call().await,
+            LifeEvent::Ended(how) => self.ended(how).await,
+            LifeEvent::Status(Ok(Some(status))) => self.hear(*status).await,
             // It has ended, or becomes another version of podfs.
-            Event::Status(outcome) => {
+            LifeEvent::Status(outcome) => {
                 let reason = outcome.err().map_or(OperationError::Closed, OperationError::from);
                 debug!("the supervisor of pod {} is called again: {reason}", self.uid);
                 if let Life::Up(up) = std::mem::replace(&mut self.life, Life::Absent) {
@@ -256,14 +260,14 @@ impl PodTask {
                     }
                 }
             }
-            Event::Changed(outcome) => {
+            LifeEvent::Changed(outcome) => {
                 if let Life::Up(Up { change, .. }) = &mut self.life
                     && let Some(change) = change.take()
                 {
                     self.changed(change.wanted, outcome);
                 }
             }
-            Event::Overdue => {
+            LifeEvent::Overdue => {
                 warn!("the supervisor of pod {} does not end; podfs kills it", self.uid);
                 if let Life::Ending { process, kill_at, .. } = &mut self.life {
                     process.kill();
@@ -458,7 +462,7 @@ impl PodTask {
             control::publish(&directory, manifest).await
         });
         if let Life::Up(up) = &mut self.life {
-            up.change = Some(Change { wanted, told: change });
+            up.change = Some(PublicationChange { wanted, told: change });
         }
     }
 

@@ -10,7 +10,7 @@ use tracing::debug;
 
 use super::OperationError;
 use super::checkpoint::Checkpoints;
-use crate::admin::cleanup::{Cleanup, Deed, Line};
+use crate::admin::cleanup::{Cleanup, Deed, DeedLine};
 use crate::manifest::pod::PodUid;
 use crate::node::orphans;
 use crate::supervisor::run_dir::cgroup;
@@ -29,7 +29,7 @@ pub(super) fn retire(
     let mut left = Vec::new();
     let mut tell = |deed: &Deed| match deed {
         Deed::Left(path, reason) => left.push(format!("{}: {reason}", path.display())),
-        done => debug!("pod {uid}: {}", Line(done, false)),
+        done => debug!("pod {uid}: {}", DeedLine(done, false)),
     };
     let retired = Cleanup::new(false, &mut tell).retire(run_directory, root_directory, uid);
     match retired {

@@ -48,7 +48,7 @@ pub struct Seen {
 
 /// What becomes of an operation. The kubelet's classes of errors (5.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum OperationOutcome {
     /// It was done.
     Done,
     /// It was not, and nothing of it is there.
@@ -100,30 +100,30 @@ impl ActualWorld {
     }
 
     /// Takes the end of a mount or a remount. On errors see the table of 5.4 (VM-04).
-    pub fn mounted(&mut self, id: &VolumeId, outcome: Outcome, reason: Option<String>) {
+    pub fn mounted(&mut self, id: &VolumeId, outcome: OperationOutcome, reason: Option<String>) {
         let volume = self.volumes.entry(id.clone()).or_default();
         volume.reason = reason;
         match (outcome, volume.mount) {
-            (Outcome::Done, _) => {
+            (OperationOutcome::Done, _) => {
                 volume.mount = VolumeMount::Mounted;
                 volume.remount_required = false;
                 volume.reconstructed = false;
                 volume.reason = None;
             }
             // A refresh that fails leaves the volume as it is, and is tried again (VM-08).
-            (_, VolumeMount::Mounted) | (Outcome::Transient, _) => {}
-            (Outcome::Uncertain, _) => volume.mount = VolumeMount::Uncertain,
+            (_, VolumeMount::Mounted) | (OperationOutcome::Transient, _) => {}
+            (OperationOutcome::Uncertain, _) => volume.mount = VolumeMount::Uncertain,
             // What an earlier daemon left has to be undone still (RC-04).
-            (Outcome::Final, _) if volume.reconstructed => volume.mount = VolumeMount::Uncertain,
-            (Outcome::Final, _) => volume.mount = VolumeMount::NotMounted,
+            (OperationOutcome::Final, _) if volume.reconstructed => volume.mount = VolumeMount::Uncertain,
+            (OperationOutcome::Final, _) => volume.mount = VolumeMount::NotMounted,
         }
     }
 
     /// Takes the end of an unmount.
-    pub fn unmounted(&mut self, id: &VolumeId, outcome: Outcome, reason: Option<String>) {
+    pub fn unmounted(&mut self, id: &VolumeId, outcome: OperationOutcome, reason: Option<String>) {
         match (outcome, self.volumes.get_mut(id)) {
-            (Outcome::Done, _) => drop(self.volumes.remove(id)),
-            (Outcome::Transient, Some(volume)) => volume.reason = reason,
+            (OperationOutcome::Done, _) => drop(self.volumes.remove(id)),
+            (OperationOutcome::Transient, Some(volume)) => volume.reason = reason,
             (_, Some(volume)) => {
                 volume.mount = VolumeMount::Uncertain;
                 volume.remount_required = false;

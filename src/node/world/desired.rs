@@ -12,7 +12,7 @@ use super::errors::Errors;
 use crate::manifest::pod::{Pod, PodUid};
 use crate::node::plugin::Registry;
 use crate::node::pod::NodePod;
-use crate::volume::{Usage, Volume, VolumeSource};
+use crate::volume::{ClaimUsage, Volume, VolumeSource};
 
 /// The pods that want volumes.
 #[derive(Debug, Default)]
@@ -86,7 +86,7 @@ impl DesiredPod {
 pub fn is_used(pod: &Pod, volume: &Volume) -> bool {
     let name = volume.name.as_str();
     let is_mounted = pod.mounts.iter().any(|container| container.mounts.iter().any(|mount| mount.volume == name));
-    let is_device = matches!(&volume.source, VolumeSource::Claim(claim) if claim.usage != Usage::default());
+    let is_device = matches!(&volume.source, VolumeSource::Claim(claim) if claim.usage != ClaimUsage::default());
     is_mounted || is_device
 }
 

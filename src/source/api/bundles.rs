@@ -8,12 +8,12 @@ use serde_json::Value;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::contacts::Contacts;
-use super::question::Question;
-use super::single::{Served, Task, Told, note};
+use super::question::ObjectRequest;
+use super::single::{ObjectReport, Served, Task, note};
 use crate::kube::address::Collection;
-use crate::kube::client::Client;
+use crate::kube::client::ApiClient;
 use crate::kube::error::{ApiError, Class};
-use crate::kube::follower::{Follower, News};
+use crate::kube::follower::{Follower, FollowerEvent};
 use crate::manifest::ManifestError;
 use crate::manifest::objects::{Missing, NamedObject};
 
@@ -24,22 +24,22 @@ pub(crate) type Bundles<T = NamedObject> = BTreeMap<String, Arc<T>>;
 
 /// The signers whose bundles are followed.
 pub(super) struct Signers {
-    client: Client,
+    client: ApiClient,
     contacts: Contacts,
     signers: BTreeMap<String, Signer>,
-    tell: Sender<(String, Told<Bundles>)>,
-    told: Receiver<(String, Told<Bundles>)>,
+    tell: Sender<(String, ObjectReport<Bundles>)>,
+    told: Receiver<(String, ObjectReport<Bundles>)>,
 }
 
 struct Signer {
     bundles: Option<Arc<Bundles>>,
-    question: Question,
+    question: ObjectRequest,
     _task: Task,
 }
 
 impl Signers {
     /// No signers.
-    pub(super) fn new(client: Client, contacts: Contacts) -> Signers {
+    pub(super) fn new(client: ApiClient, contacts: Contacts) -> Signers {
         let (tell, told) = channel(QUEUE);
         Signers { client, contacts, signers: BTreeMap::new(), tell, told }
     }
@@ -52,32 +52,32 @@ impl Signers {
                 continue;
             }
             let task = follow(self.client.clone(), (*signer).to_owned(), self.contacts.clone(), self.tell.clone());
-            let followed = Signer { bundles: None, question: Question::new(), _task: Task::spawn(task) };
+            let followed = Signer { bundles: None, question: ObjectRequest::new(), _task: Task::spawn(task) };
             self.signers.insert((*signer).to_owned(), followed);
         }
     }
 
     /// The next news. Cancel-safe.
-    pub(super) async fn next(&mut self) -> (String, Told<Bundles>) {
+    pub(super) async fn next(&mut self) -> (String, ObjectReport<Bundles>) {
         self.told.recv().await.expect("an end to tell is kept here, too")
     }
 
     /// Takes news of a signer. Gives whether the bundles have changed.
-    pub(super) fn take(&mut self, signer: &str, told: Told<Bundles>) -> bool {
+    pub(super) fn take(&mut self, signer: &str, told: ObjectReport<Bundles>) -> bool {
         let Some(followed) = self.signers.get_mut(signer) else { return false };
         let unknown = followed.bundles.is_none();
         match told {
-            Told::Is(bundles) => {
+            ObjectReport::Is(bundles) => {
                 followed.question.trouble = None;
                 let same = followed.bundles.as_ref() == Some(&bundles);
                 followed.bundles = Some(bundles);
                 !same
             }
-            Told::Absent | Told::Alive => {
+            ObjectReport::Absent | ObjectReport::Alive => {
                 followed.question.trouble = None;
                 false
             }
-            Told::Trouble(error) => {
+            ObjectReport::Trouble(error) => {
                 followed.question.trouble = Some(error);
                 unknown
             }
@@ -90,7 +90,7 @@ impl Signers {
     }
 
     /// What was asked about signers whose bundles are not known.
-    pub(super) fn unanswered(&self) -> impl Iterator<Item = &Question> {
+    pub(super) fn unanswered(&self) -> impl Iterator<Item = &ObjectRequest> {
         self.signers.values().filter(|signer| signer.bundles.is_none()).map(|signer| &signer.question)
     }
 
@@ -112,7 +112,7 @@ pub(crate) fn title_of_signer(signer: &str) -> String {
 }
 
 /// Sends the bundles of a signer, until the receiver is gone.
-async fn follow(client: Client, signer: String, contacts: Contacts, tell: Sender<(String, Told<Bundles>)>) {
+async fn follow(client: ApiClient, signer: String, contacts: Contacts, tell: Sender<(String, ObjectReport<Bundles>)>) {
     let mut teller = SignerTeller::new(client, &signer, contacts);
     loop {
         let told = teller.next().await;
@@ -131,16 +131,16 @@ pub(crate) struct SignerTeller<T> {
 }
 
 impl<T: Served> SignerTeller<T> {
-    pub(crate) fn new(client: Client, signer: &str, contacts: Contacts) -> SignerTeller<T> {
+    pub(crate) fn new(client: ApiClient, signer: &str, contacts: Contacts) -> SignerTeller<T> {
         let follower = Follower::new(client, Collection::of_signer(signer));
         SignerTeller { follower, title: title_of_signer(signer), contacts, bundles: Bundles::new() }
     }
 
     /// All bundles of the signer, after a change. Not cancel-safe: received changes would be lost.
-    pub(crate) async fn next(&mut self) -> Told<Bundles<T>> {
+    pub(crate) async fn next(&mut self) -> ObjectReport<Bundles<T>> {
         let told = match change(&mut self.bundles, self.follower.next().await, &self.title) {
             Ok(told) => told,
-            Err(error) => Told::Trouble(ApiError::new(Class::Refused, error.to_string())),
+            Err(error) => ObjectReport::Trouble(ApiError::new(Class::Refused, error.to_string())),
         };
         note(&self.contacts, &self.title, self.follower.doing(), self.follower.version(), &told);
         told
@@ -148,23 +148,27 @@ impl<T: Served> SignerTeller<T> {
 }
 
 /// Takes in what is new of a signer's bundles. One that cannot be used leaves those that are known.
-fn change<T: Served>(bundles: &mut Bundles<T>, news: News, title: &str) -> Result<Told<Bundles<T>>, ManifestError> {
+fn change<T: Served>(
+    bundles: &mut Bundles<T>,
+    news: FollowerEvent,
+    title: &str,
+) -> Result<ObjectReport<Bundles<T>>, ManifestError> {
     let named = |bundle: Value| {
         let bundle = T::parse(bundle, title)?;
         Ok::<_, ManifestError>((bundle.named().key.name.clone(), Arc::new(bundle)))
     };
     match news {
-        News::Listed(all) => *bundles = all.into_iter().map(named).collect::<Result<_, _>>()?,
-        News::Put(bundle) => {
+        FollowerEvent::Listed(all) => *bundles = all.into_iter().map(named).collect::<Result<_, _>>()?,
+        FollowerEvent::Put(bundle) => {
             let (name, bundle) = named(bundle)?;
             bundles.insert(name, bundle);
         }
-        News::Deleted(bundle) => {
+        FollowerEvent::Deleted(bundle) => {
             let name = bundle.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
             bundles.remove(name);
         }
-        News::Alive => return Ok(Told::Alive),
-        News::Trouble(error) => return Ok(Told::Trouble(error)),
+        FollowerEvent::Alive => return Ok(ObjectReport::Alive),
+        FollowerEvent::Trouble(error) => return Ok(ObjectReport::Trouble(error)),
     }
-    Ok(Told::Is(Arc::new(bundles.clone())))
+    Ok(ObjectReport::Is(Arc::new(bundles.clone())))
 }

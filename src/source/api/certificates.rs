@@ -22,12 +22,12 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc::Sender;
 
 use super::contacts::Contacts;
-use super::single::Told;
+use super::single::ObjectReport;
 use super::tokens::{Life, Owner};
 use crate::kube::address::{Collection, Resource};
-use crate::kube::client::Client;
+use crate::kube::client::ApiClient;
 use crate::kube::error::{ApiError, Class};
-use crate::kube::follower::News;
+use crate::kube::follower::FollowerEvent;
 use crate::kube::poller::Poller;
 use crate::kube::retry::Retry;
 use crate::manifest::tokens::Token;
@@ -44,11 +44,11 @@ const NOT_ISSUED: &str = "credential bundle is not issued yet";
 
 /// Sends a certificate with its key, and the next one in time, until the receiver is gone.
 pub(super) async fn keep_certified(
-    client: Client,
+    client: ApiClient,
     owner: Owner,
     key: CertificateKey,
     contacts: Contacts,
-    tell: Sender<(CredentialKey, Told<Token>)>,
+    tell: Sender<(CredentialKey, ObjectReport<Token>)>,
 ) {
     let credential = CredentialKey::Certificate(key.clone());
     let teller = Teller { title: owner.title(&credential), credential, contacts, tell };
@@ -80,7 +80,7 @@ pub(super) async fn keep_certified(
                     error.sentence = format!("the certificate has expired and refresh failed: {}", error.sentence);
                 }
                 // The reason first, so that a missing certificate always has one.
-                if !teller.waits(error).await || is_over && !teller.send(Told::Absent).await {
+                if !teller.waits(error).await || is_over && !teller.send(ObjectReport::Absent).await {
                     return;
                 }
                 retry.wait(&pause).await;
@@ -94,21 +94,21 @@ struct Teller {
     credential: CredentialKey,
     title: String,
     contacts: Contacts,
-    tell: Sender<(CredentialKey, Told<Token>)>,
+    tell: Sender<(CredentialKey, ObjectReport<Token>)>,
 }
 
 impl Teller {
     async fn issued(&self, token: Token) -> bool {
         self.contacts.heard(&self.title, "issued", None);
-        self.send(Told::Is(token.into())).await
+        self.send(ObjectReport::Is(token.into())).await
     }
 
     async fn waits(&self, error: ApiError) -> bool {
         self.contacts.trouble(&self.title, "waiting", &error);
-        self.send(Told::Trouble(error)).await
+        self.send(ObjectReport::Trouble(error)).await
     }
 
-    async fn send(&self, told: Told<Token>) -> bool {
+    async fn send(&self, told: ObjectReport<Token>) -> bool {
         self.tell.send((self.credential.clone(), told)).await.is_ok()
     }
 }
@@ -131,7 +131,7 @@ impl From<ApiError> for Ended {
 
 /// The requested certificate, and its pod.
 struct CertificateRequest {
-    client: Client,
+    client: ApiClient,
     owner: Owner,
     key: CertificateKey,
     resource: Resource,
@@ -148,7 +148,7 @@ impl CertificateRequest {
         let (created, mut was_told) = (Instant::now(), false);
         loop {
             match poller.next().await {
-                News::Put(request) => match RequestStatus::parse(request)? {
+                FollowerEvent::Put(request) => match RequestStatus::parse(request)? {
                     Some(answer) => return answer.into_certificate(&pair, SystemTime::now()),
                     None if was_told => {}
                     None => {
@@ -159,18 +159,18 @@ impl CertificateRequest {
                         }
                     }
                 },
-                News::Listed(_) | News::Deleted(_) => {
+                FollowerEvent::Listed(_) | FollowerEvent::Deleted(_) => {
                     let sentence = format!("PodCertificateRequest {namespace}/{name} is gone without an answer");
                     return Err(ApiError::new(Class::Gone, sentence).into());
                 }
-                News::Alive => {}
+                FollowerEvent::Alive => {}
                 // What a node may not read any more is gone: its server knows what nodes may read by the objects that it has.
-                News::Trouble(error)
+                FollowerEvent::Trouble(error)
                     if error.class == Class::Forbidden && (was_told || created.elapsed() >= UNRELATED) =>
                 {
                     return Err(ApiError { class: Class::Gone, ..error }.into());
                 }
-                News::Trouble(error) => {
+                FollowerEvent::Trouble(error) => {
                     if !teller.waits(error).await {
                         return Err(Ended::Nobody);
                     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::single::Told;
+use super::single::ObjectReport;
 use crate::kube::error::{ApiError, Class};
 use crate::manifest::tokens::Token;
 
@@ -29,17 +29,19 @@ pub(crate) struct Journal {
 
 impl Journal {
     /// Logs what is wrong with an object: an outage once, and not for each object.
-    pub(crate) fn note<T>(&mut self, title: &str, told: &Told<T>) {
+    pub(crate) fn note<T>(&mut self, title: &str, told: &ObjectReport<T>) {
         match told {
-            Told::Trouble(error) => self.complaints.trouble(title, error, Instant::now()),
-            Told::Is(_) | Told::Absent | Told::Alive => self.complaints.over(title, Instant::now()),
+            ObjectReport::Trouble(error) => self.complaints.trouble(title, error, Instant::now()),
+            ObjectReport::Is(_) | ObjectReport::Absent | ObjectReport::Alive => {
+                self.complaints.over(title, Instant::now())
+            }
         }
         match told {
-            Told::Trouble(ApiError { class: Class::Unreachable, sentence, .. }) if !self.away => {
+            ObjectReport::Trouble(ApiError { class: Class::Unreachable, sentence, .. }) if !self.away => {
                 warn!("the API server is away, and volumes stay as they are: {sentence}");
                 self.away = true;
             }
-            Told::Is(_) | Told::Absent | Told::Alive if self.away => {
+            ObjectReport::Is(_) | ObjectReport::Absent | ObjectReport::Alive if self.away => {
                 info!("the API server answers again");
                 self.away = false;
             }
@@ -48,8 +50,8 @@ impl Journal {
     }
 
     /// Logs what is wrong with a token. That one has expired ends no trouble.
-    pub(crate) fn note_token(&mut self, title: &str, told: &Told<Token>) {
-        if !matches!(told, Told::Absent) {
+    pub(crate) fn note_token(&mut self, title: &str, told: &ObjectReport<Token>) {
+        if !matches!(told, ObjectReport::Absent) {
             self.note(title, told);
         }
     }

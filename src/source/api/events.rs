@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use super::notices::{Condition, Notices};
 use crate::kube::address::Resource;
-use crate::kube::client::Client;
+use crate::kube::client::ApiClient;
 use crate::kube::error::{ApiError, Class};
 use crate::kube::retry::{Pause, Retry};
 use crate::manifest::pod::PodIdentity;
@@ -32,10 +32,10 @@ const MAX_COUNTS: usize = 256;
 
 /// The conditions of volumes, from which events are made. Cheap to clone.
 #[derive(Clone, Default)]
-pub(crate) struct Conditions(Arc<Told>);
+pub(crate) struct Conditions(Arc<ReportedConditions>);
 
 #[derive(Default)]
-struct Told {
+struct ReportedConditions {
     /// The last condition of each volume that was not taken yet.
     last: Mutex<BTreeMap<String, Condition>>,
     changed: Notify,
@@ -56,7 +56,7 @@ impl Conditions {
 
 /// Posts events about the conditions of a pod's volumes, which the caller sets in the first result.
 pub(crate) fn post(
-    client: Client,
+    client: ApiClient,
     pod: PodIdentity,
     node: Option<String>,
 ) -> (Conditions, impl Future<Output = ()> + Send + 'static) {
@@ -73,7 +73,7 @@ pub(crate) fn post(
 }
 
 struct Poster {
-    client: Client,
+    client: ApiClient,
     pod: PodIdentity,
     node: String,
     /// How often each series was posted, by the name of its object.
@@ -112,7 +112,7 @@ impl Poster {
 
     /// Posts what is due for a volume. Gives the pause after which it is to be posted again, if it could not be.
     async fn post(&mut self, volume: &str, condition: &Condition) -> Option<Pause> {
-        let event = Event::of(volume, condition);
+        let event = KubeletEvent::of(volume, condition);
         let was_posted = match self.count(&event).await {
             Ok(()) => true,
             Err(error) if error.class.passes() => return Some(self.retry.failed(&error)),
@@ -127,7 +127,7 @@ impl Poster {
     }
 
     /// Begins the series of an event, or counts one more in it.
-    async fn count(&mut self, event: &Event) -> Result<(), ApiError> {
+    async fn count(&mut self, event: &KubeletEvent) -> Result<(), ApiError> {
         if self.counts.len() > MAX_COUNTS {
             self.counts.clear();
         }
@@ -165,14 +165,14 @@ impl Poster {
 }
 
 /// An event in the kubelet's words.
-struct Event {
+struct KubeletEvent {
     kind: &'static str,
     reason: &'static str,
     message: String,
 }
 
-impl Event {
-    fn of(volume: &str, condition: &Condition) -> Event {
+impl KubeletEvent {
+    fn of(volume: &str, condition: &Condition) -> KubeletEvent {
         let (kind, reason, mut message) = match condition {
             Condition::Failing(reason) => {
                 ("Warning", "FailedMount", format!("MountVolume.SetUp failed for volume {volume:?} : {reason}"))
@@ -187,7 +187,7 @@ impl Event {
         while message.len() > MAX_MESSAGE {
             message.pop();
         }
-        Event { kind, reason, message }
+        KubeletEvent { kind, reason, message }
     }
 
     /// The same for the same event of the same pod.
@@ -230,8 +230,8 @@ impl Event {
 ///
 /// # Errors
 /// When the server does not take the event.
-pub(crate) async fn post_growth(client: &Client, claim: &Value, volume: &str, node: &str) -> Result<(), ApiError> {
-    let event = Event::of(volume, &Condition::Resized(grown(volume)));
+pub(crate) async fn post_growth(client: &ApiClient, claim: &Value, volume: &str, node: &str) -> Result<(), ApiError> {
+    let event = KubeletEvent::of(volume, &Condition::Resized(grown(volume)));
     let field = |name: &str| claim["metadata"][name].as_str().unwrap_or_default();
     let (namespace, name) = (field("namespace"), field("name"));
     let involved = json!({
@@ -261,8 +261,8 @@ fn now() -> String {
 mod tests {
     use super::*;
 
-    fn failing(reason: &str) -> Event {
-        Event::of("config", &Condition::Failing(reason.to_owned()))
+    fn failing(reason: &str) -> KubeletEvent {
+        KubeletEvent::of("config", &Condition::Failing(reason.to_owned()))
     }
 
     #[test]
@@ -273,7 +273,7 @@ mod tests {
         let expected = "MountVolume.SetUp failed for volume \"config\" : configmap \"app\" not found";
         assert_eq!((object["message"].as_str(), object["reason"].as_str()), (Some(expected), Some("FailedMount")));
         assert_eq!(object["involvedObject"]["uid"].as_str(), Some(pod.uid.as_str()));
-        let mounted = Event::of("config", &Condition::Mounted);
+        let mounted = KubeletEvent::of("config", &Condition::Mounted);
         assert_eq!((mounted.kind, mounted.reason), ("Normal", "SuccessfulMountVolume"));
         assert_eq!(mounted.message, "MountVolume.SetUp succeeded for volume \"config\"");
     }

@@ -17,11 +17,11 @@ use super::TokenPolicy;
 use super::bundles::{Bundles, Signers, title_of_signer};
 use super::complaints::Journal;
 use super::contacts::Contacts;
-use super::question::Question;
-use super::single::{Task, Told, follow_object, follow_pod};
-use super::tokens::Issued;
+use super::question::ObjectRequest;
+use super::single::{ObjectReport, Task, follow_object, follow_pod};
+use super::tokens::IssuedCredentials;
 use crate::binding::{Further, further};
-use crate::kube::client::Client;
+use crate::kube::client::ApiClient;
 use crate::manifest::objects::{Missing, NamedObject, ObjectKey, ObjectKind, Objects};
 use crate::manifest::pod::{Pod, PodFacts, PodIdentity};
 use crate::manifest::tokens::Token;
@@ -37,57 +37,57 @@ const QUEUE: usize = 64;
 
 /// The followed pod and objects.
 pub(super) struct Follow {
-    client: Client,
+    client: ApiClient,
     files: Option<(FileSource, Snapshot)>,
     pod: Option<Arc<Pod>>,
     /// The volumes, if they are not all those of the pod.
     volumes: Option<Vec<Volume>>,
     objects: BTreeMap<ObjectKey, Followed>,
     signers: Signers,
-    tokens: Issued,
+    tokens: IssuedCredentials,
     /// Tokens that are empty, because they are not asked for.
     unissued: BTreeSet<CredentialKey>,
     token_policy: TokenPolicy,
     contacts: Contacts,
     /// Where the tasks send their news.
-    tell: Sender<(ObjectKey, Told<NamedObject>)>,
-    told: Receiver<(ObjectKey, Told<NamedObject>)>,
-    pods: Option<(Receiver<Told<Pod>>, Task)>,
+    tell: Sender<(ObjectKey, ObjectReport<NamedObject>)>,
+    told: Receiver<(ObjectKey, ObjectReport<NamedObject>)>,
+    pods: Option<(Receiver<ObjectReport<Pod>>, Task)>,
     /// Objects for which the log has said that they come from files.
     of_files: BTreeSet<ObjectKey>,
     journal: Journal,
 }
 
 struct Followed {
-    known: Known,
-    question: Question,
+    known: KnownObject,
+    question: ObjectRequest,
     _task: Task,
 }
 
-enum Known {
+enum KnownObject {
     NotYet,
     Absent,
     Is(Arc<NamedObject>),
 }
 
 /// What came in.
-enum News {
+enum ObjectNews {
     Files(Snapshot),
-    Pod(Told<Pod>),
-    Object(ObjectKey, Told<NamedObject>),
-    Signer(String, Told<Bundles>),
-    Token(CredentialKey, Told<Token>),
+    Pod(ObjectReport<Pod>),
+    Object(ObjectKey, ObjectReport<NamedObject>),
+    Signer(String, ObjectReport<Bundles>),
+    Token(CredentialKey, ObjectReport<Token>),
     /// What the server has not answered is a problem from now on.
     Settled,
     /// A line of the log is due.
     Complaint,
 }
 
-impl News {
+impl ObjectNews {
     /// When it came in: another thread watches files.
     fn heard(&self) -> Option<std::time::Instant> {
         match self {
-            News::Files(snapshot) => snapshot.heard,
+            ObjectNews::Files(snapshot) => snapshot.heard,
             _ => Some(Instant::now().into_std()),
         }
     }
@@ -95,7 +95,7 @@ impl News {
 
 impl Follow {
     pub(super) fn new(
-        client: Client,
+        client: ApiClient,
         files: Option<(FileSource, Snapshot)>,
         volumes: Option<Vec<Volume>>,
         token_policy: TokenPolicy,
@@ -105,7 +105,7 @@ impl Follow {
         let (tell, told) = channel(QUEUE);
         Follow {
             signers: Signers::new(client.clone(), contacts.clone()),
-            tokens: Issued::new(client.clone(), contacts.clone()),
+            tokens: IssuedCredentials::new(client.clone(), contacts.clone()),
             unissued: BTreeSet::new(),
             token_policy,
             client,
@@ -146,7 +146,7 @@ impl Follow {
 
     fn is_answered(&self) -> bool {
         let is_answered =
-            |object: &Followed| !matches!(object.known, Known::NotYet) || object.question.trouble.is_some();
+            |object: &Followed| !matches!(object.known, KnownObject::NotYet) || object.question.trouble.is_some();
         self.objects.values().all(is_answered) && self.signers.are_answered() && self.tokens.are_answered()
     }
 
@@ -161,7 +161,7 @@ impl Follow {
             let mut differs = self.take(news);
             // What is in the queue already need not be shown one by one.
             while let Ok((key, told)) = self.told.try_recv() {
-                differs |= self.take(News::Object(key, told));
+                differs |= self.take(ObjectNews::Object(key, told));
             }
             if differs {
                 snapshots.send_replace(Snapshot { heard, ..self.snapshot() });
@@ -171,15 +171,15 @@ impl Follow {
 
     /// Until when something is awaited that the server was asked for a moment ago.
     fn settles(&self) -> Option<Instant> {
-        let unknown = self.objects.values().filter(|object| matches!(object.known, Known::NotYet));
+        let unknown = self.objects.values().filter(|object| matches!(object.known, KnownObject::NotYet));
         let unknown = unknown.map(|object| &object.question);
         let unknown = unknown.chain(self.signers.unanswered()).chain(self.tokens.unanswered());
         let now = Instant::now();
-        unknown.filter_map(Question::settles).filter(|settles| *settles > now).max()
+        unknown.filter_map(ObjectRequest::settles).filter(|settles| *settles > now).max()
     }
 
     /// Cancel-safe.
-    async fn next(&mut self) -> News {
+    async fn next(&mut self) -> ObjectNews {
         let (settled, complaint) = (until(self.settles()), until(self.journal.due()));
         let files = async {
             match &mut self.files {
@@ -194,32 +194,32 @@ impl Follow {
             }
         };
         tokio::select! {
-            snapshot = files => News::Files(snapshot),
-            Some(told) = pod => News::Pod(told),
-            Some((key, told)) = self.told.recv() => News::Object(key, told),
-            (signer, told) = self.signers.next() => News::Signer(signer, told),
-            (key, told) = self.tokens.next() => News::Token(key, told),
-            () = settled => News::Settled,
-            () = complaint => News::Complaint,
+            snapshot = files => ObjectNews::Files(snapshot),
+            Some(told) = pod => ObjectNews::Pod(told),
+            Some((key, told)) = self.told.recv() => ObjectNews::Object(key, told),
+            (signer, told) = self.signers.next() => ObjectNews::Signer(signer, told),
+            (key, told) = self.tokens.next() => ObjectNews::Token(key, told),
+            () = settled => ObjectNews::Settled,
+            () = complaint => ObjectNews::Complaint,
         }
     }
 
     /// Takes news of a task. Gives whether the snapshot has changed.
-    fn take(&mut self, news: News) -> bool {
+    fn take(&mut self, news: ObjectNews) -> bool {
         let differs = match news {
-            News::Files(snapshot) => self.take_files(snapshot),
-            News::Pod(told) => self.take_pod(told),
-            News::Object(key, told) => self.take_object(&key, told),
-            News::Signer(signer, told) => {
+            ObjectNews::Files(snapshot) => self.take_files(snapshot),
+            ObjectNews::Pod(told) => self.take_pod(told),
+            ObjectNews::Object(key, told) => self.take_object(&key, told),
+            ObjectNews::Signer(signer, told) => {
                 self.journal.note(&title_of_signer(&signer), &told);
                 self.signers.take(&signer, told)
             }
-            News::Token(key, told) => {
+            ObjectNews::Token(key, told) => {
                 self.journal.note_token(&self.tokens.title(&key), &told);
                 self.tokens.take(&key, told)
             }
-            News::Settled => true,
-            News::Complaint => {
+            ObjectNews::Settled => true,
+            ObjectNews::Complaint => {
                 self.journal.log(Instant::now());
                 false
             }
@@ -240,26 +240,26 @@ impl Follow {
         true
     }
 
-    fn take_pod(&mut self, told: Told<Pod>) -> bool {
+    fn take_pod(&mut self, told: ObjectReport<Pod>) -> bool {
         let title = self.pod.as_ref().map_or_else(String::new, |pod| format!("Pod {}", pod.identity));
         self.journal.note(&title, &told);
         match told {
-            Told::Is(pod) => {
+            ObjectReport::Is(pod) => {
                 self.contacts.pod_is_there(true);
                 let differs = self.pod.as_ref() != Some(&pod);
                 self.pod = Some(pod);
                 differs
             }
-            Told::Absent => {
+            ObjectReport::Absent => {
                 self.contacts.pod_is_there(false);
                 info!("the pod is gone from the API server; its volumes stay as they are until podfs is stopped");
                 false
             }
-            Told::Alive | Told::Trouble(_) => false,
+            ObjectReport::Alive | ObjectReport::Trouble(_) => false,
         }
     }
 
-    fn take_object(&mut self, key: &ObjectKey, told: Told<NamedObject>) -> bool {
+    fn take_object(&mut self, key: &ObjectKey, told: ObjectReport<NamedObject>) -> bool {
         // A task that was ended may have sent news before that.
         if !self.objects.contains_key(key) {
             return false;
@@ -267,23 +267,23 @@ impl Follow {
         self.journal.note(&key.to_string(), &told);
         let Some(followed) = self.objects.get_mut(key) else { return false };
         let had_trouble = followed.question.trouble.take().is_some();
-        let unknown = matches!(followed.known, Known::NotYet);
+        let unknown = matches!(followed.known, KnownObject::NotYet);
         match told {
-            Told::Is(object) => {
-                let same = matches!(&followed.known, Known::Is(known) if *known == object);
-                followed.known = Known::Is(object);
+            ObjectReport::Is(object) => {
+                let same = matches!(&followed.known, KnownObject::Is(known) if *known == object);
+                followed.known = KnownObject::Is(object);
                 !same
             }
-            Told::Absent => {
-                let same = matches!(followed.known, Known::Absent);
-                if matches!(followed.known, Known::Is(_)) {
+            ObjectReport::Absent => {
+                let same = matches!(followed.known, KnownObject::Absent);
+                if matches!(followed.known, KnownObject::Is(_)) {
                     info!("{key} was deleted");
                 }
-                followed.known = Known::Absent;
+                followed.known = KnownObject::Absent;
                 !same
             }
-            Told::Alive => unknown && had_trouble,
-            Told::Trouble(error) => {
+            ObjectReport::Alive => unknown && had_trouble,
+            ObjectReport::Trouble(error) => {
                 followed.question.trouble = Some(error);
                 unknown
             }
@@ -308,7 +308,8 @@ impl Follow {
             }
             debug!("{key} is asked for");
             let follow = follow_object(self.client.clone(), key.clone(), self.contacts.clone(), self.tell.clone());
-            let followed = Followed { known: Known::NotYet, question: Question::new(), _task: Task::spawn(follow) };
+            let followed =
+                Followed { known: KnownObject::NotYet, question: ObjectRequest::new(), _task: Task::spawn(follow) };
             self.objects.insert(key, followed);
         }
     }
@@ -347,16 +348,16 @@ impl Follow {
     fn known(&self) -> Objects {
         let of_files = self.files.as_ref().map(|(_, files)| files.objects.clone()).unwrap_or_default();
         let of_server = self.objects.values().filter_map(|object| match &object.known {
-            Known::Is(object) => Some(object),
-            Known::NotYet | Known::Absent => None,
+            KnownObject::Is(object) => Some(object),
+            KnownObject::NotYet | KnownObject::Absent => None,
         });
         of_files.with(of_server.chain(self.signers.bundles()).cloned())
     }
 
     fn snapshot(&self) -> Snapshot {
         let absences = self.objects.iter().filter_map(|(key, object)| match object.known {
-            Known::NotYet => Some((Missing::Object(key.clone()), object.question.why(&key.to_string()))),
-            Known::Absent | Known::Is(_) => None,
+            KnownObject::NotYet => Some((Missing::Object(key.clone()), object.question.why(&key.to_string()))),
+            KnownObject::Absent | KnownObject::Is(_) => None,
         });
         let absences = absences.chain(self.signers.absences());
         Snapshot {

@@ -3,7 +3,7 @@
 use super::single::origin;
 use super::start::{PodName, StartError};
 use crate::kube::address::{Collection, Resource};
-use crate::kube::client::Client;
+use crate::kube::client::ApiClient;
 use crate::kube::error::Class;
 use crate::kube::settings::Access;
 use crate::manifest::Document;
@@ -20,7 +20,7 @@ pub async fn live_pod(
     name: &PodName,
 ) -> Result<Option<Pod>, StartError> {
     let Some(resource) = Resource::of_pods(api_version, kind) else { return Ok(None) };
-    let client = Client::open(access).await?;
+    let client = ApiClient::open(access).await?;
     let collection = Collection::only(resource, Some(&name.namespace), &name.name);
     let found = client.get(&collection).await.map_err(|error| StartError::Refused {
         pod: name.clone(),

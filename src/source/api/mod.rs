@@ -40,7 +40,7 @@ use tokio::sync::watch::{self, Receiver};
 
 use super::Snapshot;
 use super::files::FileSource;
-use crate::kube::client::Client;
+use crate::kube::client::ApiClient;
 use crate::volume::Volume;
 use follow::Follow;
 
@@ -51,10 +51,10 @@ pub use contacts::{Contact, Contacts, Unreachable};
 pub(crate) use events::{Conditions, grown, post, post_growth};
 pub use live::live_pod;
 pub use notices::Condition;
-pub(crate) use question::Question;
-pub(crate) use single::{ObjectTeller, Served, Task, Told, origin};
+pub(crate) use question::ObjectRequest;
+pub(crate) use single::{ObjectReport, ObjectTeller, Served, Task, origin};
 pub use start::{PodName, StartError};
-pub(crate) use tokens::Issued;
+pub(crate) use tokens::IssuedCredentials;
 
 /// What to ask a server for.
 pub struct Plan {
@@ -155,7 +155,7 @@ impl ApiSource {
 }
 
 async fn begin(plan: Plan, contacts: Contacts) -> Result<Begun, StartError> {
-    let client = Client::open(plan.access).await?;
+    let client = ApiClient::open(plan.access).await?;
     let pod = match &plan.pod {
         Some(name) => Some(start::pod(&client, name, plan.node.as_deref()).await?),
         None => None,

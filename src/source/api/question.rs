@@ -6,15 +6,15 @@ use super::complaints::SETTLE;
 use crate::kube::error::ApiError;
 
 /// What the server was asked about something that is not known yet.
-pub(crate) struct Question {
+pub(crate) struct ObjectRequest {
     asked: Instant,
     /// What came instead of an answer, the last time.
     pub(crate) trouble: Option<ApiError>,
 }
 
-impl Question {
-    pub(crate) fn new() -> Question {
-        Question { asked: Instant::now(), trouble: None }
+impl ObjectRequest {
+    pub(crate) fn new() -> ObjectRequest {
+        ObjectRequest { asked: Instant::now(), trouble: None }
     }
 
     /// Until when no answer is no problem: the server may just have started, or have a lot to do.

@@ -14,9 +14,9 @@ use tokio::time::sleep;
 
 use super::contacts::Contacts;
 use crate::kube::address::{Collection, Resource};
-use crate::kube::client::{Client, PARTIAL};
+use crate::kube::client::{ApiClient, PARTIAL};
 use crate::kube::error::{ApiError, Class};
-use crate::kube::follower::{Follower, News};
+use crate::kube::follower::{Follower, FollowerEvent};
 use crate::kube::poller::Poller;
 use crate::manifest::objects::{NamedObject, ObjectKey, PersistentSource, parse_object};
 use crate::manifest::pod::Pod;
@@ -24,7 +24,7 @@ use crate::manifest::{Document, ManifestError, Origin};
 
 /// News of a task about the object that it follows.
 #[derive(Debug)]
-pub(crate) enum Told<T> {
+pub(crate) enum ObjectReport<T> {
     /// This is the object now.
     Is(Arc<T>),
     /// There is no such object.
@@ -95,26 +95,26 @@ pub(crate) struct ObjectTeller<T> {
 }
 
 impl<T: Served> ObjectTeller<T> {
-    pub(crate) fn new(client: Client, key: &ObjectKey, contacts: Contacts) -> ObjectTeller<T> {
+    pub(crate) fn new(client: ApiClient, key: &ObjectKey, contacts: Contacts) -> ObjectTeller<T> {
         let teller = Teller::new(client, Collection::of(key));
         let (is_settled, may_grow) = (false, false);
         ObjectTeller { teller, title: key.to_string(), contacts, is_settled, may_grow, _of: PhantomData }
     }
 
     /// The next news; nothing when the object cannot change any more. Not cancel-safe: received changes would be lost.
-    pub(crate) async fn next(&mut self) -> Option<Told<T>> {
+    pub(crate) async fn next(&mut self) -> Option<ObjectReport<T>> {
         if self.is_settled {
             return if self.may_grow { Some(self.next_size().await) } else { None };
         }
         let (news, uid) = self.teller.next().await;
         let told = interpret(news, |object| T::parse(object, &self.title));
-        if let (Told::Is(object), Some(uid)) = (&told, uid)
+        if let (ObjectReport::Is(object), Some(uid)) = (&told, uid)
             && object.named().is_immutable()
         {
             self.teller.settle(uid);
         }
-        self.is_settled = matches!(&told, Told::Is(object) if is_bound(object.named()));
-        self.may_grow = matches!(&told, Told::Is(object) if may_grow(object.named()));
+        self.is_settled = matches!(&told, ObjectReport::Is(object) if is_bound(object.named()));
+        self.may_grow = matches!(&told, ObjectReport::Is(object) if may_grow(object.named()));
         let doing = if self.is_settled { "settled" } else { self.teller.doing() };
         note(&self.contacts, &self.title, doing, self.teller.version(), &told);
         Some(told)
@@ -128,14 +128,14 @@ impl<T: Served> ObjectTeller<T> {
     }
 
     /// The object with another size. What is mounted does not depend on it in any other way, nor on whether the server answers.
-    async fn next_size(&mut self) -> Told<T> {
+    async fn next_size(&mut self) -> ObjectReport<T> {
         loop {
             sleep(Duration::from_secs(fastrand::u64(GROWTH))).await;
-            if let (news @ News::Put(_), _) = self.teller.next().await
-                && let Told::Is(object) = interpret(news, |object| T::parse(object, &self.title))
+            if let (news @ FollowerEvent::Put(_), _) = self.teller.next().await
+                && let ObjectReport::Is(object) = interpret(news, |object| T::parse(object, &self.title))
                 && is_bound(object.named())
             {
-                let told = Told::Is(object);
+                let told = ObjectReport::Is(object);
                 note(&self.contacts, &self.title, "settled", self.teller.version(), &told);
                 return told;
             }
@@ -145,10 +145,10 @@ impl<T: Served> ObjectTeller<T> {
 
 /// Follows an object until its listener is gone, or until it cannot change any more.
 pub(super) async fn follow_object(
-    client: Client,
+    client: ApiClient,
     key: ObjectKey,
     contacts: Contacts,
-    tell: Sender<(ObjectKey, Told<NamedObject>)>,
+    tell: Sender<(ObjectKey, ObjectReport<NamedObject>)>,
 ) {
     let mut teller = ObjectTeller::new(client, &key, contacts);
     while let Some(told) = teller.next().await {
@@ -169,7 +169,7 @@ enum Teller {
 }
 
 impl Teller {
-    fn new(client: Client, object: Collection) -> Teller {
+    fn new(client: ApiClient, object: Collection) -> Teller {
         match object.resource.can_be_watched() {
             true => Teller::Follower { follower: Follower::new(client, object), immutable: None },
             false => Teller::Poller(Poller::new(client, object)),
@@ -177,20 +177,20 @@ impl Teller {
     }
 
     /// The next news, of whole objects, and the uid of the object.
-    async fn next(&mut self) -> (News, Option<String>) {
+    async fn next(&mut self) -> (FollowerEvent, Option<String>) {
         let (follower, immutable) = match self {
             Teller::Follower { follower, immutable } => (follower, immutable),
             Teller::Poller(poller) => return (poller.next().await, None),
         };
         let news = follower.next().await;
         let object = match &news {
-            News::Listed(objects) => objects.last(),
-            News::Put(object) | News::Deleted(object) => Some(object),
-            News::Alive | News::Trouble(_) => None,
+            FollowerEvent::Listed(objects) => objects.last(),
+            FollowerEvent::Put(object) | FollowerEvent::Deleted(object) => Some(object),
+            FollowerEvent::Alive | FollowerEvent::Trouble(_) => None,
         };
         let uid = object.and_then(uid_of).map(str::to_owned);
         match (&news, object.is_some_and(|object| object["kind"] == PARTIAL)) {
-            (News::Deleted(_), _) | (News::Listed(_), false) => {
+            (FollowerEvent::Deleted(_), _) | (FollowerEvent::Listed(_), false) => {
                 *immutable = None;
                 follower.follow_whole();
                 (news, uid)
@@ -199,9 +199,9 @@ impl Teller {
             (_, true) if uid != *immutable => {
                 *immutable = None;
                 follower.list_whole();
-                (News::Alive, None)
+                (FollowerEvent::Alive, None)
             }
-            (_, true) => (News::Alive, None),
+            (_, true) => (FollowerEvent::Alive, None),
             (_, false) => (news, uid),
         }
     }
@@ -235,14 +235,16 @@ pub(super) async fn follow_pod(
     uid: String,
     title: String,
     contacts: Contacts,
-    tell: Sender<Told<Pod>>,
+    tell: Sender<ObjectReport<Pod>>,
 ) {
     loop {
         let news = match follower.next().await {
-            News::Listed(pods) => {
-                News::Listed(pods.into_iter().filter(|pod| uid_of(pod) == Some(uid.as_str())).collect())
+            FollowerEvent::Listed(pods) => {
+                FollowerEvent::Listed(pods.into_iter().filter(|pod| uid_of(pod) == Some(uid.as_str())).collect())
             }
-            News::Put(pod) | News::Deleted(pod) if uid_of(&pod) != Some(uid.as_str()) => News::Alive,
+            FollowerEvent::Put(pod) | FollowerEvent::Deleted(pod) if uid_of(&pod) != Some(uid.as_str()) => {
+                FollowerEvent::Alive
+            }
             news => news,
         };
         let told = interpret(news, |pod| parse_pod(pod, &title));
@@ -263,20 +265,20 @@ pub(super) fn parse_pod(pod: Value, title: &str) -> Result<Pod, ManifestError> {
     Pod::parse(Document::of_server(origin(title), pod)?)
 }
 
-fn interpret<T>(news: News, parse: impl Fn(Value) -> Result<T, ManifestError>) -> Told<T> {
+fn interpret<T>(news: FollowerEvent, parse: impl Fn(Value) -> Result<T, ManifestError>) -> ObjectReport<T> {
     let object = match news {
-        News::Listed(mut objects) => match objects.pop() {
+        FollowerEvent::Listed(mut objects) => match objects.pop() {
             Some(object) => object,
-            None => return Told::Absent,
+            None => return ObjectReport::Absent,
         },
-        News::Put(object) => object,
-        News::Deleted(_) => return Told::Absent,
-        News::Alive => return Told::Alive,
-        News::Trouble(error) => return Told::Trouble(error),
+        FollowerEvent::Put(object) => object,
+        FollowerEvent::Deleted(_) => return ObjectReport::Absent,
+        FollowerEvent::Alive => return ObjectReport::Alive,
+        FollowerEvent::Trouble(error) => return ObjectReport::Trouble(error),
     };
     match parse(object) {
-        Ok(object) => Told::Is(Arc::new(object)),
-        Err(error) => Told::Trouble(ApiError::new(Class::Refused, error.to_string())),
+        Ok(object) => ObjectReport::Is(Arc::new(object)),
+        Err(error) => ObjectReport::Trouble(ApiError::new(Class::Refused, error.to_string())),
     }
 }
 
@@ -299,10 +301,16 @@ fn may_grow(object: &NamedObject) -> bool {
 }
 
 /// Records the state of the requests for it.
-pub(super) fn note<T>(contacts: &Contacts, title: &str, doing: &'static str, version: Option<&str>, told: &Told<T>) {
+pub(super) fn note<T>(
+    contacts: &Contacts,
+    title: &str,
+    doing: &'static str,
+    version: Option<&str>,
+    told: &ObjectReport<T>,
+) {
     match told {
-        Told::Trouble(error) => contacts.trouble(title, doing, error),
-        Told::Is(_) | Told::Absent | Told::Alive => contacts.heard(title, doing, version),
+        ObjectReport::Trouble(error) => contacts.trouble(title, doing, error),
+        ObjectReport::Is(_) | ObjectReport::Absent | ObjectReport::Alive => contacts.heard(title, doing, version),
     }
 }
 

@@ -11,9 +11,9 @@ use tracing::{info, warn};
 
 use super::complaints::SETTLE;
 use super::single::{parse_pod, pods};
-use crate::kube::client::Client;
+use crate::kube::client::ApiClient;
 use crate::kube::error::{ApiError, Class};
-use crate::kube::follower::{Follower, News};
+use crate::kube::follower::{Follower, FollowerEvent};
 use crate::kube::settings::SettingsError;
 use crate::manifest::ManifestError;
 use crate::manifest::pod::Pod;
@@ -91,7 +91,7 @@ pub enum StartError {
 }
 
 /// The pod of that name, and the follower of its changes.
-pub(super) async fn pod(client: &Client, name: &PodName, node: Option<&str>) -> Result<(Pod, Follower), StartError> {
+pub(super) async fn pod(client: &ApiClient, name: &PodName, node: Option<&str>) -> Result<(Pod, Follower), StartError> {
     let mut follower = Follower::new(client.clone(), pods(&name.namespace, &name.name));
     let started = Instant::now();
     let mut refusal: Option<Refusal> = None;
@@ -102,13 +102,13 @@ pub(super) async fn pod(client: &Client, name: &PodName, node: Option<&str>) -> 
             None => Ok(follower.next().await),
         };
         match (news, refusal.take()) {
-            (Ok(News::Listed(mut found)), _) => {
+            (Ok(FollowerEvent::Listed(mut found)), _) => {
                 let pod = found.pop().ok_or_else(|| StartError::NoSuchPod(name.clone()))?;
                 let pod = parse_pod(pod, &format!("Pod {name}"))?;
                 check_node(&pod, name, node)?;
                 return Ok((pod, follower));
             }
-            (Ok(News::Trouble(error)), before) => {
+            (Ok(FollowerEvent::Trouble(error)), before) => {
                 // What may pass within seconds is no trouble before that.
                 let may_pass = error.may_pass() && !error.is_outage() && started.elapsed() < SETTLE;
                 if !may_pass && told.as_ref() != Some(&error.sentence) {
@@ -117,7 +117,7 @@ pub(super) async fn pod(client: &Client, name: &PodName, node: Option<&str>) -> 
                 }
                 refusal = Refusal::after(before, error);
             }
-            (Ok(News::Put(_) | News::Deleted(_) | News::Alive), before) => refusal = before,
+            (Ok(FollowerEvent::Put(_) | FollowerEvent::Deleted(_) | FollowerEvent::Alive), before) => refusal = before,
             (Err(_), Some(refusal)) => return Err(refusal.into_error(name)),
             (Err(_), None) => {}
         }

@@ -17,10 +17,10 @@ use tracing::{debug, warn};
 
 use super::certificates::keep_certified;
 use super::contacts::Contacts;
-use super::question::Question;
-use super::single::{Task, Told};
+use super::question::ObjectRequest;
+use super::single::{ObjectReport, Task};
 use crate::kube::address::Resource;
-use crate::kube::client::Client;
+use crate::kube::client::ApiClient;
 use crate::kube::error::{ApiError, Class};
 use crate::kube::retry::Retry;
 use crate::manifest::Tokens;
@@ -43,13 +43,13 @@ const TOLERANCE: Duration = Duration::from_secs(60);
 const QUEUE: usize = 16;
 
 /// All tokens and certificates of a pod.
-pub(crate) struct Issued {
-    client: Client,
+pub(crate) struct IssuedCredentials {
+    client: ApiClient,
     contacts: Contacts,
     owner: Option<Owner>,
-    tokens: BTreeMap<CredentialKey, Wanted>,
-    tell: Sender<(CredentialKey, Told<Token>)>,
-    told: Receiver<(CredentialKey, Told<Token>)>,
+    tokens: BTreeMap<CredentialKey, WantedCredentials>,
+    tell: Sender<(CredentialKey, ObjectReport<Token>)>,
+    told: Receiver<(CredentialKey, ObjectReport<Token>)>,
 }
 
 /// The pod and service account of tokens. Those of another pod or another service account are of no use (TK-07).
@@ -60,17 +60,17 @@ pub(super) struct Owner {
     pub(super) node: Option<String>,
 }
 
-struct Wanted {
+struct WantedCredentials {
     token: Option<Arc<Token>>,
-    question: Question,
+    question: ObjectRequest,
     _task: Task,
 }
 
-impl Issued {
+impl IssuedCredentials {
     /// No tokens.
-    pub(crate) fn new(client: Client, contacts: Contacts) -> Issued {
+    pub(crate) fn new(client: ApiClient, contacts: Contacts) -> IssuedCredentials {
         let (tell, told) = channel(QUEUE);
-        Issued { client, contacts, owner: None, tokens: BTreeMap::new(), tell, told }
+        IssuedCredentials { client, contacts, owner: None, tokens: BTreeMap::new(), tell, told }
     }
 
     /// Has these tokens issued for this pod, and no others.
@@ -93,29 +93,29 @@ impl Issued {
                     Task::spawn(keep_certified(client, owner.clone(), key, contacts, tell))
                 }
             };
-            let question = Question::new();
-            self.tokens.insert(key.clone(), Wanted { token: None, question, _task: task });
+            let question = ObjectRequest::new();
+            self.tokens.insert(key.clone(), WantedCredentials { token: None, question, _task: task });
         }
         self.owner = Some(owner);
     }
 
     /// The next news. Cancel-safe.
-    pub(crate) async fn next(&mut self) -> (CredentialKey, Told<Token>) {
+    pub(crate) async fn next(&mut self) -> (CredentialKey, ObjectReport<Token>) {
         self.told.recv().await.expect("an end to tell is kept here, too")
     }
 
     /// Takes news of a token. Gives whether the tokens have changed.
-    pub(crate) fn take(&mut self, key: &CredentialKey, told: Told<Token>) -> bool {
+    pub(crate) fn take(&mut self, key: &CredentialKey, told: ObjectReport<Token>) -> bool {
         let Some(wanted) = self.tokens.get_mut(key) else { return false };
         match told {
-            Told::Is(token) => {
+            ObjectReport::Is(token) => {
                 wanted.token = Some(token);
                 wanted.question.trouble = None;
                 true
             }
-            Told::Absent => wanted.token.take().is_some(),
-            Told::Alive => false,
-            Told::Trouble(error) => {
+            ObjectReport::Absent => wanted.token.take().is_some(),
+            ObjectReport::Alive => false,
+            ObjectReport::Trouble(error) => {
                 wanted.question.trouble = Some(error);
                 wanted.token.is_none()
             }
@@ -128,7 +128,7 @@ impl Issued {
     }
 
     /// What was asked about tokens that there are not.
-    pub(crate) fn unanswered(&self) -> impl Iterator<Item = &Question> {
+    pub(crate) fn unanswered(&self) -> impl Iterator<Item = &ObjectRequest> {
         self.tokens.values().filter(|wanted| wanted.token.is_none()).map(|wanted| &wanted.question)
     }
 
@@ -145,7 +145,7 @@ impl Issued {
     /// Each token that is asked for, or why there is none.
     pub(crate) fn each(&self) -> impl Iterator<Item = (&CredentialKey, Result<&Arc<Token>, String>)> {
         let token = |(key, wanted)| {
-            let Wanted { token, question, .. }: &Wanted = wanted;
+            let WantedCredentials { token, question, .. }: &WantedCredentials = wanted;
             (key, token.as_ref().ok_or_else(|| question.why(&self.title(key))))
         };
         self.tokens.iter().map(token)
@@ -184,11 +184,11 @@ impl Owner {
 
 /// Sends a token, and the next one in time, until the receiver is gone.
 async fn keep_issued(
-    client: Client,
+    client: ApiClient,
     owner: Owner,
     key: TokenKey,
     contacts: Contacts,
-    tell: Sender<(CredentialKey, Told<Token>)>,
+    tell: Sender<(CredentialKey, ObjectReport<Token>)>,
 ) {
     let request = owner.request(&key);
     let key = CredentialKey::Token(key);
@@ -209,7 +209,7 @@ async fn keep_issued(
                     );
                 }
                 contacts.heard(&title, "issued", None);
-                if tell.send((key.clone(), Told::Is(token.into()))).await.is_err() {
+                if tell.send((key.clone(), ObjectReport::Is(token.into()))).await.is_err() {
                     return;
                 }
                 granted.until_due().await;
@@ -222,11 +222,11 @@ async fn keep_issued(
                 if is_over {
                     error.sentence = format!("the token has expired and refresh failed: {}", error.sentence);
                 }
-                if tell.send((key.clone(), Told::Trouble(error))).await.is_err() {
+                if tell.send((key.clone(), ObjectReport::Trouble(error))).await.is_err() {
                     return;
                 }
                 // The reason first, so that a missing token always has one.
-                if is_over && tell.send((key.clone(), Told::Absent)).await.is_err() {
+                if is_over && tell.send((key.clone(), ObjectReport::Absent)).await.is_err() {
                     return;
                 }
                 retry.wait(&pause).await;

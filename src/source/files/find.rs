@@ -76,7 +76,7 @@ impl Target {
 
 /// What there is to read.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct FoundFiles {
     /// The files, in the order of the configured paths and by name.
     pub(super) targets: Vec<Target>,
     /// Configured paths that cannot be looked at now; their files stay as they were.
@@ -84,7 +84,7 @@ pub(super) struct Found {
     pub(super) problems: Vec<SourceError>,
 }
 
-impl Found {
+impl FoundFiles {
     /// Looks at the configured paths and watches the way to what was found. Nothing found has escaped the watches: when
     /// a watch is new, everything is looked at again.
     pub(super) fn look(roots: &mut [Root], watcher: &mut Watcher) -> Self {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::SourceError;
-use super::find::{Found, Role, Root, Target};
+use super::find::{FoundFiles, Role, Root, Target};
 use super::judge::{Judge, Verdict};
 use super::read::{Stamp, read};
 use super::watch::Watcher;
@@ -51,7 +51,7 @@ pub(crate) type Files<'a, C> = &'a [(&'a Path, &'a C)];
 pub(super) struct Ledger<S: Sum> {
     sum: S,
     roots: Vec<Root>,
-    files: BTreeMap<PathBuf, Entry<S::Contents>>,
+    files: BTreeMap<PathBuf, LedgerEntry<S::Contents>>,
     /// What was read before, once: its name and what it says.
     fixed: Option<(PathBuf, Contents<S::Contents>)>,
     hasher: RandomState,
@@ -61,7 +61,7 @@ pub(super) struct Ledger<S: Sum> {
 }
 
 /// A file that was read at least once.
-struct Entry<C> {
+struct LedgerEntry<C> {
     /// Index of the configured path it was found by.
     root: usize,
     stamp: Stamp,
@@ -193,7 +193,7 @@ impl<S: Sum> Ledger<S> {
     fn scan(&mut self, watcher: &mut Watcher) -> Scan<S::Whole> {
         let reread = watcher.has_lost_track();
         let rested = watcher.activity.begin_scan();
-        let Found { targets, kept, mut problems } = Found::look(&mut self.roots, watcher);
+        let FoundFiles { targets, kept, mut problems } = FoundFiles::look(&mut self.roots, watcher);
         let readings: Vec<_> = targets
             .into_iter()
             .map(|target| {
@@ -244,9 +244,9 @@ impl<S: Sum> Ledger<S> {
         target: &Target,
         stamp: Stamp,
         bytes: &[u8],
-        old: Option<Entry<S::Contents>>,
+        old: Option<LedgerEntry<S::Contents>>,
         problems: &mut Vec<SourceError>,
-    ) -> Entry<S::Contents> {
+    ) -> LedgerEntry<S::Contents> {
         let fingerprint = self.fingerprint(target.role, bytes);
         let old = old.and_then(|entry| entry.contents);
         let (current, contents) = match old {
@@ -259,7 +259,7 @@ impl<S: Sum> Ledger<S> {
                 }
             },
         };
-        Entry { root: target.root, stamp, current, contents }
+        LedgerEntry { root: target.root, stamp, current, contents }
     }
 
     /// What all contents add up to. `None` when they are those of the last time.

@@ -38,12 +38,12 @@ pub struct Certificate {
 #[serde(rename_all = "camelCase")]
 pub struct PodCertificate {
     spec: Certificate,
-    status: Issued,
+    status: PushedCertificate,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Issued {
+struct PushedCertificate {
     /// The private key and the chain behind it, in PEM.
     credential_bundle: String,
     #[serde(default)]
@@ -70,7 +70,7 @@ impl PodCertificate {
     pub(crate) fn of(key: &CertificateKey, credential: &Token) -> PodCertificate {
         let credential_bundle = String::from_utf8_lossy(&credential.bytes).into_owned();
         let not_after = credential.expires.and_then(|at| Timestamp::try_from(at).ok()).map(Time);
-        PodCertificate { spec: Certificate::of(key), status: Issued { credential_bundle, not_after } }
+        PodCertificate { spec: Certificate::of(key), status: PushedCertificate { credential_bundle, not_after } }
     }
 
     /// As JSON.

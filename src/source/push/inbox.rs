@@ -19,12 +19,12 @@ const MAX_OBJECTS: usize = 1000;
 #[derive(Clone)]
 pub struct Inbox {
     pod: Arc<PodIdentity>,
-    known: Arc<Sender<Known>>,
+    known: Arc<Sender<PushedObjects>>,
 }
 
 /// What was pushed until now.
 #[derive(Clone, Default)]
-pub(super) struct Known {
+pub(super) struct PushedObjects {
     /// Whether there was any push.
     pub(super) began: bool,
     pub(super) pod: Option<Arc<Pod>>,
@@ -41,8 +41,8 @@ pub(super) struct Known {
 
 impl Inbox {
     /// An empty inbox for this pod, and the way to hear of pushes.
-    pub(super) fn new(pod: PodIdentity) -> (Inbox, Receiver<Known>) {
-        let (known, pushed) = channel(Known::default());
+    pub(super) fn new(pod: PodIdentity) -> (Inbox, Receiver<PushedObjects>) {
+        let (known, pushed) = channel(PushedObjects::default());
         (Inbox { pod: Arc::new(pod), known: Arc::new(known) }, pushed)
     }
 
@@ -58,7 +58,7 @@ impl Inbox {
             let after = known.after(parsed, &self.pod);
             let is_taken = after.is_ok();
             outcome = Some(after.map(|after| {
-                *known = Known { heard, ..after };
+                *known = PushedObjects { heard, ..after };
                 Taken { objects: known.objects.len(), tokens: known.tokens.len() }
             }));
             is_taken
@@ -67,10 +67,11 @@ impl Inbox {
     }
 }
 
-impl Known {
-    fn after(&self, push: Parsed, of: &PodIdentity) -> Result<Known, PushError> {
+impl PushedObjects {
+    fn after(&self, push: Parsed, of: &PodIdentity) -> Result<PushedObjects, PushError> {
         let Parsed { pod, objects, tokens, deleted, replace, missing, missing_tokens, settling } = push;
-        let mut after = if replace { Known { pod: self.pod.clone(), ..Known::default() } } else { self.clone() };
+        let mut after =
+            if replace { PushedObjects { pod: self.pod.clone(), ..PushedObjects::default() } } else { self.clone() };
         after.began = true;
         after.pod = pod.or(after.pod);
         deleted.iter().for_each(|key| drop(after.objects.remove(key)));

@@ -31,7 +31,7 @@ use crate::manifest::objects::{Missing, ObjectKey, ObjectKind};
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::manifest::{References, references};
 use crate::volume::{BundleKey, Volume};
-use inbox::Known;
+use inbox::PushedObjects;
 
 pub use certificate::Certificate;
 pub(crate) use certificate::PodCertificate;
@@ -53,7 +53,7 @@ pub struct PushSource {
     volumes: Vec<Volume>,
     /// A manifest that is newer than the files.
     published: Option<Arc<Pod>>,
-    pushed: Receiver<Known>,
+    pushed: Receiver<PushedObjects>,
     inbox: Inbox,
     /// Until when the first push is not overdue; none when that is over.
     settles: Option<Instant>,

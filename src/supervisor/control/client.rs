@@ -12,7 +12,7 @@ use nix::sys::time::TimeVal;
 use podfs_fuse::protocol::receive_at_most;
 use serde_json::Value;
 
-use super::protocol::{Answer, Envelope, LONGEST_ANSWER, PROTOCOL, Question, TIMEOUT, Upgrade, put};
+use super::protocol::{ControlAnswer, ControlQuestion, Envelope, LONGEST_ANSWER, PROTOCOL, TIMEOUT, Upgrade, put};
 use crate::supervisor::run_dir::claim::CONTROL;
 use crate::supervisor::run_dir::socket;
 
@@ -71,7 +71,11 @@ pub enum AskError {
 ///
 /// # Errors
 /// When there is no answer within a few seconds.
-pub fn ask(directory: &Path, question: &Question, pipe: Option<BorrowedFd<'_>>) -> Result<Answer, AskError> {
+pub fn ask(
+    directory: &Path,
+    question: &ControlQuestion,
+    pipe: Option<BorrowedFd<'_>>,
+) -> Result<ControlAnswer, AskError> {
     Asked::ask(directory, question, pipe)?.answer(TIMEOUT)
 }
 
@@ -80,7 +84,7 @@ pub fn ask(directory: &Path, question: &Question, pipe: Option<BorrowedFd<'_>>) 
 ///
 /// # Errors
 /// When there is no answer within `limit`.
-pub fn ask_within(directory: &Path, question: &Question, limit: Duration) -> Result<Answer, AskError> {
+pub fn ask_within(directory: &Path, question: &ControlQuestion, limit: Duration) -> Result<ControlAnswer, AskError> {
     Asked::ask(directory, question, None)?.answer(limit)
 }
 
@@ -91,12 +95,12 @@ pub fn ask_within(directory: &Path, question: &Question, limit: Duration) -> Res
 /// When that is not known within `limit`.
 pub fn ask_for_upgrade(directory: &Path, limit: Duration, mut started: impl FnMut()) -> Result<Upgrade, AskError> {
     let until = Instant::now() + limit;
-    let asked = Asked::ask(directory, &Question::Upgrade, None)?;
+    let asked = Asked::ask(directory, &ControlQuestion::Upgrade, None)?;
     loop {
         match asked.answer(until.saturating_duration_since(Instant::now()))? {
-            Answer::Upgrade(Upgrade::Started) => started(),
-            Answer::Upgrade(outcome) => return Ok(outcome),
-            Answer::Refused(reason) | Answer::Busy(reason) => return Ok(Upgrade::Refused { reason }),
+            ControlAnswer::Upgrade(Upgrade::Started) => started(),
+            ControlAnswer::Upgrade(outcome) => return Ok(outcome),
+            ControlAnswer::Refused(reason) | ControlAnswer::Busy(reason) => return Ok(Upgrade::Refused { reason }),
             other => return Err(asked.nonsense(format!("it is an answer to another question: {other:?}"))),
         }
     }
@@ -110,7 +114,11 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    pub(super) fn ask(directory: &Path, question: &Question, pipe: Option<BorrowedFd<'_>>) -> Result<Asked, AskError> {
+    pub(super) fn ask(
+        directory: &Path,
+        question: &ControlQuestion,
+        pipe: Option<BorrowedFd<'_>>,
+    ) -> Result<Asked, AskError> {
         let asked = Self::connect(directory)?;
         put(&asked.stream, question, pipe).map_err(|cause| asked.silent(&cause, TIMEOUT))?;
         Ok(asked)
@@ -134,7 +142,7 @@ impl Asked {
     }
 
     /// The next answer.
-    fn answer(&self, limit: Duration) -> Result<Answer, AskError> {
+    fn answer(&self, limit: Duration) -> Result<ControlAnswer, AskError> {
         let silent = |cause| self.silent(&cause, limit);
         // No time at all would mean that there is no limit.
         self.stream.set_read_timeout(Some(limit.max(Duration::from_millis(1)))).map_err(silent)?;
@@ -166,7 +174,7 @@ impl Asked {
 ///
 /// # Errors
 /// When it is of another version, or no answer.
-pub(super) fn understand(pid: u32, version: u32, message: Value) -> Result<Answer, AskError> {
+pub(super) fn understand(pid: u32, version: u32, message: Value) -> Result<ControlAnswer, AskError> {
     if version != PROTOCOL {
         let reason = format!("it speaks version {version} of the control protocol, this podfs version {PROTOCOL}");
         return Err(AskError::Nonsense { pid, reason });

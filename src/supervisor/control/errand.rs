@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::protocol::{Answer, ContainerRequest};
+use super::protocol::{ContainerRequest, ControlAnswer};
 
 /// How long the volumes may take. A client waits two seconds for an answer.
 const TIMEOUT: Duration = Duration::from_millis(1500);
@@ -26,12 +26,12 @@ pub(in crate::supervisor) enum Task {
 pub(in crate::supervisor) struct Errand {
     /// What is to be done.
     pub(in crate::supervisor) task: Task,
-    answer: SyncSender<Answer>,
+    answer: SyncSender<ControlAnswer>,
     until: Instant,
 }
 
 impl Errand {
-    fn new(task: Task) -> (Errand, Receiver<Answer>) {
+    fn new(task: Task) -> (Errand, Receiver<ControlAnswer>) {
         let (answer, answered) = sync_channel(1);
         (Errand { task, answer, until: Instant::now() + TIMEOUT }, answered)
     }
@@ -42,28 +42,30 @@ impl Errand {
     }
 
     /// Gives the answer. The client may have gone.
-    pub(in crate::supervisor) fn answer(self, answer: Answer) {
+    pub(in crate::supervisor) fn answer(self, answer: ControlAnswer) {
         let _ = self.answer.try_send(answer);
     }
 }
 
 /// Lets the supervisor's task do this.
-pub(super) fn ask(desk: &Sender<Errand>, task: Task) -> Answer {
+pub(super) fn ask(desk: &Sender<Errand>, task: Task) -> ControlAnswer {
     let (errand, answered) = Errand::new(task);
     match desk.try_send(errand) {
         Ok(()) => {}
-        Err(TrySendError::Full(_)) => return Answer::Busy("other containers are being prepared; try again".to_owned()),
+        Err(TrySendError::Full(_)) => {
+            return ControlAnswer::Busy("other containers are being prepared; try again".to_owned());
+        }
         Err(TrySendError::Closed(_)) => return ending(),
     }
     match answered.recv_timeout(TIMEOUT) {
         Ok(answer) => answer,
         Err(RecvTimeoutError::Timeout) => {
-            Answer::Busy("a volume does not answer; podfs status says which one; try again".to_owned())
+            ControlAnswer::Busy("a volume does not answer; podfs status says which one; try again".to_owned())
         }
         Err(RecvTimeoutError::Disconnected) => ending(),
     }
 }
 
-fn ending() -> Answer {
-    Answer::Refused("podfs ends and unmounts the volumes".to_owned())
+fn ending() -> ControlAnswer {
+    ControlAnswer::Refused("podfs ends and unmounts the volumes".to_owned())
 }

@@ -21,7 +21,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::protocol::{Answer, Envelope, PROTOCOL, TIMEOUT};
+use super::protocol::{ControlAnswer, Envelope, PROTOCOL, TIMEOUT};
 use crate::supervisor::status::store::StatusStore;
 
 /// Most programs that follow the pod at once.
@@ -80,7 +80,7 @@ async fn tell(stream: net::UnixStream, store: StatusStore, _permit: OwnedSemapho
         let may_recover_alone = status.may_recover_alone();
         let digest = status.digest();
         if told.replace(digest) != Some(digest) {
-            let answer = Answer::Status(Box::new(status));
+            let answer = ControlAnswer::Status(Box::new(status));
             let frame = frame(&Envelope { version: PROTOCOL, message: &answer, stays: false }).ok()?;
             drop(answer);
             timeout(TIMEOUT, stream.write_all(&frame)).await.ok()?.ok()?;

@@ -8,7 +8,7 @@ use tokio::task::spawn_blocking;
 
 use super::client::{AskError, Asked, understand};
 use super::frames::Frames;
-use super::protocol::{Answer, Envelope, LONGEST_ANSWER, Question};
+use super::protocol::{ControlAnswer, ControlQuestion, Envelope, LONGEST_ANSWER};
 use crate::supervisor::run_dir::claim::CONTROL;
 use crate::supervisor::status::PodStatus;
 
@@ -26,7 +26,7 @@ pub struct Follower {
 /// When no supervisor listens.
 pub async fn follow(directory: &Path) -> Result<Follower, AskError> {
     let (directory, path) = (directory.to_owned(), directory.join(CONTROL));
-    let asked = spawn_blocking(move || Asked::ask(&directory, &Question::Follow, None)).await;
+    let asked = spawn_blocking(move || Asked::ask(&directory, &ControlQuestion::Follow, None)).await;
     let Asked { stream, pid } = asked.expect("a blocking thread that panics ends the process")?;
     let frames = Frames::new(stream).map_err(|cause| AskError::Failed { path: path.clone(), cause })?;
     Ok(Follower { frames, path, pid })
@@ -56,8 +56,8 @@ impl Follower {
         let nonsense = |error: serde_json::Error| AskError::Nonsense { pid, reason: error.to_string() };
         let Envelope { version, message, .. }: Envelope<Value> = serde_json::from_slice(&message).map_err(nonsense)?;
         match understand(pid, version, message)? {
-            Answer::Status(status) => Ok(Some(*status)),
-            Answer::Refused(reason) | Answer::Busy(reason) => Err(AskError::Refused { pid, reason }),
+            ControlAnswer::Status(status) => Ok(Some(*status)),
+            ControlAnswer::Refused(reason) | ControlAnswer::Busy(reason) => Err(AskError::Refused { pid, reason }),
             _ => Err(AskError::Nonsense { pid, reason: "it is an answer to another question".to_owned() }),
         }
     }

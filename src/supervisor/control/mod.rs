@@ -30,6 +30,6 @@ pub(crate) use client::peer_user;
 pub use client::{AskError, ask, ask_for_upgrade, ask_within, call, peer};
 pub(in crate::supervisor) use errand::{Errand, Task};
 pub use follower::{Follower, follow};
-pub use protocol::{Answer, ContainerRequest, LONGEST_PUSH, Publish, Question, Upgrade, VolumeNames};
+pub use protocol::{ContainerRequest, ControlAnswer, ControlQuestion, LONGEST_PUSH, Publish, Upgrade, VolumeNames};
 pub use pusher::PushConnection;
-pub(in crate::supervisor) use server::{Caller, Change, Control, Desks};
+pub(in crate::supervisor) use server::{Caller, Control, Desks, RequestedChange};

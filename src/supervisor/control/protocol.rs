@@ -30,7 +30,7 @@ pub(super) const LONGEST_ANSWER: usize = 16 << 20;
 /// The questions to a supervisor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Question {
+pub enum ControlQuestion {
     /// How the pod is.
     Status,
     /// A line per FUSE request on the pipe that comes with this question, until the reader closes it.
@@ -105,7 +105,7 @@ pub struct VolumeNames {
 /// What it answers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Answer {
+pub enum ControlAnswer {
     /// How the pod is.
     Status(Box<PodStatus>),
     /// The lines are written from now on.

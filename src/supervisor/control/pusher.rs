@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::client::{AskError, Asked, understand};
 use super::frames::Frames;
-use super::protocol::{Answer, Envelope, LONGEST_ANSWER, PROTOCOL, Question};
+use super::protocol::{ControlAnswer, ControlQuestion, Envelope, LONGEST_ANSWER, PROTOCOL};
 use crate::source::{Push, Taken};
 use crate::supervisor::run_dir::claim::CONTROL;
 
@@ -45,7 +45,7 @@ impl PushConnection {
     pub async fn push(&mut self, push: Push, limit: Duration) -> Result<Taken, AskError> {
         let pid = self.pid;
         let silent = |reason: &str| AskError::Silent { pid, reason: reason.to_owned() };
-        let message = Question::Push(push);
+        let message = ControlQuestion::Push(push);
         let question = frame(&Envelope { version: PROTOCOL, message: &message, stays: true });
         let question = question.map_err(|error| silent(&error.to_string()))?;
         let answered = timeout(limit, async {
@@ -62,8 +62,8 @@ impl PushConnection {
         let Envelope { version, message, .. }: Envelope<Value> =
             serde_json::from_slice(&answer).map_err(|error| nonsense(error.to_string()))?;
         match understand(pid, version, message)? {
-            Answer::Pushed(taken) => Ok(taken),
-            Answer::Refused(reason) | Answer::Busy(reason) => Err(AskError::Refused { pid, reason }),
+            ControlAnswer::Pushed(taken) => Ok(taken),
+            ControlAnswer::Refused(reason) | ControlAnswer::Busy(reason) => Err(AskError::Refused { pid, reason }),
             _ => Err(nonsense("it is an answer to another question".to_owned())),
         }
     }

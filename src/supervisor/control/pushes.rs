@@ -17,7 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::frames::Frames;
-use super::protocol::{Answer, Envelope, LONGEST_PUSH, PROTOCOL, Question, TIMEOUT};
+use super::protocol::{ControlAnswer, ControlQuestion, Envelope, LONGEST_PUSH, PROTOCOL, TIMEOUT};
 use crate::source::Inbox;
 
 /// Most programs that keep a connection.
@@ -54,8 +54,9 @@ async fn take_all(stream: net::UnixStream, inbox: Inbox, _permit: OwnedSemaphore
         else {
             return None;
         };
-        let Question::Push(push) = serde_json::from_value(message).ok()? else { return None };
-        let answer = inbox.take(push).map_or_else(|error| Answer::Refused(error.to_string()), Answer::Pushed);
+        let ControlQuestion::Push(push) = serde_json::from_value(message).ok()? else { return None };
+        let answer =
+            inbox.take(push).map_or_else(|error| ControlAnswer::Refused(error.to_string()), ControlAnswer::Pushed);
         let answer = frame(&Envelope { version: PROTOCOL, message: &answer, stays: false }).ok()?;
         timeout(TIMEOUT, frames.stream.write_all(&answer)).await.ok()?.ok()?;
     }

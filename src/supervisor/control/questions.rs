@@ -9,11 +9,11 @@ use std::time::Duration;
 /// Most questions that wait for their turn. More are not asked.
 const MAX_WAITING: usize = 8;
 
-type Question = Box<dyn FnOnce() + Send>;
+type QueuedQuestion = Box<dyn FnOnce() + Send>;
 
 /// The thread that asks, once there was something to ask.
 #[derive(Default)]
-pub(super) struct Questions(OnceLock<SyncSender<Question>>);
+pub(super) struct Questions(OnceLock<SyncSender<QueuedQuestion>>);
 
 impl Questions {
     /// The result of `question`, or none if it takes longer than `limit`.
@@ -30,8 +30,8 @@ impl Questions {
     }
 }
 
-fn start() -> SyncSender<Question> {
-    let (asks, questions) = sync_channel::<Question>(MAX_WAITING);
+fn start() -> SyncSender<QueuedQuestion> {
+    let (asks, questions) = sync_channel::<QueuedQuestion>(MAX_WAITING);
     let thread = thread::Builder::new().name("questions".to_owned());
     // Without the thread, the channel is closed and no question is answered.
     let _none = thread.spawn(move || questions.into_iter().for_each(|question| question()));

@@ -28,7 +28,8 @@ use tokio::sync::mpsc::error::TrySendError;
 use super::errand::{self, Errand, Task};
 use super::follow::Followers;
 use super::protocol::{
-    Answer, Envelope, LONGEST_PUSH, LONGEST_QUESTION, PROTOCOL, Publish, Question, TIMEOUT, Upgrade, VolumeNames, put,
+    ControlAnswer, ControlQuestion, Envelope, LONGEST_PUSH, LONGEST_QUESTION, PROTOCOL, Publish, TIMEOUT, Upgrade,
+    VolumeNames, put,
 };
 use super::pushes::PushTasks;
 use super::questions::Questions;
@@ -56,7 +57,7 @@ pub struct Caller {
 
 /// A change that the supervisor's task has to make.
 #[derive(Debug)]
-pub(in crate::supervisor) enum Change {
+pub(in crate::supervisor) enum RequestedChange {
     /// To serve the volumes of this manifest, too.
     Publish(Arc<Pod>),
     /// To serve these volumes no more.
@@ -81,7 +82,7 @@ impl Caller {
     }
 
     /// Answers. The client may have gone; that changes nothing.
-    pub fn answer(&self, answer: &Answer) {
+    pub fn answer(&self, answer: &ControlAnswer) {
         let _ = put(&self.connection, answer, None);
     }
 }
@@ -98,7 +99,7 @@ pub(in crate::supervisor) struct Desks {
     /// One upgrade at a time.
     pub(in crate::supervisor) upgrades: Sender<Caller>,
     /// Changes, each with the client that is to be answered.
-    pub(in crate::supervisor) changes: Sender<(Change, Caller)>,
+    pub(in crate::supervisor) changes: Sender<(RequestedChange, Caller)>,
     pub(in crate::supervisor) errands: Sender<Errand>,
 }
 
@@ -166,7 +167,7 @@ impl Drop for Control {
 /// The thread that accepts connections.
 struct Reception {
     desk: Arc<Desk>,
-    clients: Vec<Client>,
+    clients: Vec<ControlClient>,
 }
 
 /// What all clients are answered from.
@@ -180,7 +181,7 @@ struct Desk {
 }
 
 /// A client that is being answered. Its thread holds the stream, too, until it is done.
-struct Client {
+struct ControlClient {
     since: Instant,
     stream: Arc<UnixStream>,
 }
@@ -206,7 +207,7 @@ impl Reception {
         if present.len() >= MAX_CLIENTS || !is_of_this_user(&stream) {
             return;
         }
-        let client = Client { since: Instant::now(), stream: Arc::new(stream) };
+        let client = ControlClient { since: Instant::now(), stream: Arc::new(stream) };
         let (desk, stream) = (Arc::clone(&self.desk), Arc::clone(&client.stream));
         let thread = thread::Builder::new().name("control-client".to_owned());
         let started = thread.spawn(move || {
@@ -242,42 +243,46 @@ fn serve(stream: &UnixStream, desk: &Desk) -> io::Result<Attention> {
     let Some((Envelope { version, message, stays }, mut descriptors)) = asked else { return Ok(Attention::Over) };
     let answer = match serde_json::from_value(message) {
         Ok(question) if version == PROTOCOL => match question {
-            Question::Status => Answer::Status(Box::new(desk.store.status())),
-            Question::Trace { volume } => desk.trace(&volume, descriptors.pop()),
-            Question::Push(push) => match desk.push(push) {
-                taken @ Answer::Pushed(_) if stays => return desk.hand_over_pushes(stream, &taken),
+            ControlQuestion::Status => ControlAnswer::Status(Box::new(desk.store.status())),
+            ControlQuestion::Trace { volume } => desk.trace(&volume, descriptors.pop()),
+            ControlQuestion::Push(push) => match desk.push(push) {
+                taken @ ControlAnswer::Pushed(_) if stays => return desk.hand_over_pushes(stream, &taken),
                 answer => answer,
             },
-            Question::Metrics => Answer::Metrics(Box::new(metrics::read(&desk.store))),
-            Question::PrepareContainer(request) => errand::ask(&desk.desks.errands, Task::Prepare(request)),
-            Question::ReleaseContainer { container } => errand::ask(&desk.desks.errands, Task::Release(container)),
-            Question::Upgrade => match desk.hand_over_upgrade(stream)? {
+            ControlQuestion::Metrics => ControlAnswer::Metrics(Box::new(metrics::read(&desk.store))),
+            ControlQuestion::PrepareContainer(request) => errand::ask(&desk.desks.errands, Task::Prepare(request)),
+            ControlQuestion::ReleaseContainer { container } => {
+                errand::ask(&desk.desks.errands, Task::Release(container))
+            }
+            ControlQuestion::Upgrade => match desk.hand_over_upgrade(stream)? {
                 Ok(()) => return Ok(Attention::HandedOver),
-                Err(reason) => Answer::Upgrade(Upgrade::Refused { reason }),
+                Err(reason) => ControlAnswer::Upgrade(Upgrade::Refused { reason }),
             },
-            Question::Follow => match desk.followers.add(stream, &desk.store)? {
+            ControlQuestion::Follow => match desk.followers.add(stream, &desk.store)? {
                 Ok(()) => return Ok(Attention::HandedOver),
-                Err(reason) => Answer::Busy(reason),
+                Err(reason) => ControlAnswer::Busy(reason),
             },
-            Question::Publish(Publish { manifest }) => match parse(manifest) {
-                Ok(pod) => match desk.hand_over(Change::Publish(Arc::new(pod)), stream)? {
+            ControlQuestion::Publish(Publish { manifest }) => match parse(manifest) {
+                Ok(pod) => match desk.hand_over(RequestedChange::Publish(Arc::new(pod)), stream)? {
                     None => return Ok(Attention::HandedOver),
                     Some(answer) => answer,
                 },
-                Err(error) => Answer::Refused(error.to_string()),
+                Err(error) => ControlAnswer::Refused(error.to_string()),
             },
-            Question::Unpublish(VolumeNames { volumes }) => {
-                match desk.hand_over(Change::Unpublish(volumes), stream)? {
+            ControlQuestion::Unpublish(VolumeNames { volumes }) => {
+                match desk.hand_over(RequestedChange::Unpublish(volumes), stream)? {
                     None => return Ok(Attention::HandedOver),
                     Some(answer) => answer,
                 }
             }
-            Question::Remount(VolumeNames { volumes }) => match desk.hand_over(Change::Remount(volumes), stream)? {
-                None => return Ok(Attention::HandedOver),
-                Some(answer) => answer,
-            },
+            ControlQuestion::Remount(VolumeNames { volumes }) => {
+                match desk.hand_over(RequestedChange::Remount(volumes), stream)? {
+                    None => return Ok(Attention::HandedOver),
+                    Some(answer) => answer,
+                }
+            }
         },
-        _ => Answer::Refused(format!(
+        _ => ControlAnswer::Refused(format!(
             "podfs {VERSION} serves the pod and does not understand the question; use the same version to ask"
         )),
     };
@@ -295,31 +300,31 @@ impl Desk {
         if self.inbox.is_some() { LONGEST_PUSH } else { LONGEST_QUESTION }
     }
 
-    fn push(&self, push: Push) -> Answer {
+    fn push(&self, push: Push) -> ControlAnswer {
         let Some(inbox) = &self.inbox else {
-            return Answer::Refused("the pod takes no objects; start its podfs run with --push".to_owned());
+            return ControlAnswer::Refused("the pod takes no objects; start its podfs run with --push".to_owned());
         };
-        inbox.take(push).map_or_else(|error| Answer::Refused(error.to_string()), Answer::Pushed)
+        inbox.take(push).map_or_else(|error| ControlAnswer::Refused(error.to_string()), ControlAnswer::Pushed)
     }
 
     /// Answers a push, and takes the next ones on the same connection without this thread.
-    fn hand_over_pushes(&self, stream: &UnixStream, taken: &Answer) -> io::Result<Attention> {
+    fn hand_over_pushes(&self, stream: &UnixStream, taken: &ControlAnswer) -> io::Result<Attention> {
         put(stream, taken, None)?;
         let stays = self.inbox.as_ref().map(|inbox| self.push_tasks.add(stream, inbox)).transpose()?;
         Ok(if stays == Some(true) { Attention::HandedOver } else { Attention::Over })
     }
 
-    fn trace(&self, volume: &str, pipe: Option<OwnedFd>) -> Answer {
-        let Some(pipe) = pipe else { return Answer::Refused("the question came without a pipe".to_owned()) };
+    fn trace(&self, volume: &str, pipe: Option<OwnedFd>) -> ControlAnswer {
+        let Some(pipe) = pipe else { return ControlAnswer::Refused("the question came without a pipe".to_owned()) };
         let watch = match self.store.watch(volume) {
             Ok(watch) => watch,
-            Err(reason) => return Answer::Refused(reason),
+            Err(reason) => return ControlAnswer::Refused(reason),
         };
         let attach = move || watch.trace(pipe.as_fd()).map_err(|error| error.to_string());
         match self.questions.ask(SERVER_TIMEOUT, attach) {
-            Some(Ok(())) => Answer::Tracing,
-            Some(Err(reason)) => Answer::Refused(reason),
-            None => Answer::Busy("the server does not answer".to_owned()),
+            Some(Ok(())) => ControlAnswer::Tracing,
+            Some(Err(reason)) => ControlAnswer::Refused(reason),
+            None => ControlAnswer::Busy("the server does not answer".to_owned()),
         }
     }
 
@@ -333,13 +338,13 @@ impl Desk {
     }
 
     /// Gives a change and its client to the supervisor's task, or an answer if that does not take it.
-    fn hand_over(&self, change: Change, stream: &UnixStream) -> io::Result<Option<Answer>> {
+    fn hand_over(&self, change: RequestedChange, stream: &UnixStream) -> io::Result<Option<ControlAnswer>> {
         let caller = Caller { connection: stream.try_clone()? };
         Ok(self.desks.changes.try_send((change, caller)).err().map(|error| match error {
             TrySendError::Full(_) => {
-                Answer::Busy("other changes of the volumes wait for their turn; try again".to_owned())
+                ControlAnswer::Busy("other changes of the volumes wait for their turn; try again".to_owned())
             }
-            TrySendError::Closed(_) => Answer::Refused(ENDING.to_owned()),
+            TrySendError::Closed(_) => ControlAnswer::Refused(ENDING.to_owned()),
         }))
     }
 }

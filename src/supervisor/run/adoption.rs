@@ -44,7 +44,7 @@ pub(in crate::supervisor) struct About {
 pub(in crate::supervisor) struct Adoption(HashMap<String, (About, AdoptedVolume)>);
 
 /// A volume that is served and seen already.
-pub(in crate::supervisor) struct Kept {
+pub(in crate::supervisor) struct KeptVolume {
     pub(in crate::supervisor) about: About,
     pub(in crate::supervisor) served: AdoptedVolume,
     pub(in crate::supervisor) point: MountPoint,
@@ -62,7 +62,7 @@ impl Adoption {
         volumes: &[(usize, Volume)],
         site: &Site,
         mount_points: &mut MountPoints,
-    ) -> Result<HashMap<usize, Kept>, MountError> {
+    ) -> Result<HashMap<usize, KeptVolume>, MountError> {
         let Adoption(mut served) = self;
         let site = MountPoint::of_mount(site.path())?;
         let mut kept = HashMap::new();
@@ -81,7 +81,7 @@ impl Adoption {
             }
             let place_of = |device: String| mount_points.keep_served(&about.path, &device).transpose();
             match served.device().filter(|_| there).and_then(place_of).transpose()? {
-                Some((point, visible)) => drop(kept.insert(*place, Kept { about, served, point, visible })),
+                Some((point, visible)) => drop(kept.insert(*place, KeptVolume { about, served, point, visible })),
                 None => discard(&about, served, &site),
             }
         }

@@ -17,20 +17,20 @@ use tokio::task::JoinSet;
 use tracing::error;
 
 use super::Supervisor;
-use super::work::{Done, Outcome};
+use super::work::{Done, WorkOutcome};
 use crate::manifest::pod::Pod;
 use crate::mounts::hosts;
 use crate::mounts::{
     ContainerMount, Environment, Features, Inputs, MountSource, MountedVolume, MountsError, PlannedMount,
     PlannedSource, Propagation, plan,
 };
-use crate::supervisor::control::{Answer, ContainerRequest, Errand, Task};
+use crate::supervisor::control::{ContainerRequest, ControlAnswer, Errand, Task};
 use crate::supervisor::run_dir::container_files::{ContainerFileError, ContainerFiles};
 use crate::supervisor::run_dir::mount_points::MountPoints;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::status::store::VolumeReport;
 use crate::supervisor::volume::sub_path::{PartError, SubPathRequest};
-use crate::supervisor::volume::{SELINUX, Shown, State};
+use crate::supervisor::volume::{SELINUX, Shown, VolumeLife};
 use crate::types::is_dns_label;
 use crate::volume::{Volume, VolumeSource};
 
@@ -117,7 +117,7 @@ enum ErrandError {
 }
 
 /// Something for the supervisor's task.
-pub(super) enum News {
+pub(super) enum ContainerEvent {
     /// A client asks for something.
     Errand(Errand),
     /// An errand has come to its end.
@@ -127,7 +127,7 @@ pub(super) enum News {
 /// A last step that is done.
 pub(super) struct Filed {
     errand: Errand,
-    answer: Answer,
+    answer: ControlAnswer,
 }
 
 impl Containers {
@@ -141,11 +141,11 @@ impl Containers {
     }
 
     /// The next errand, or the next last step that is done. Dropping the future loses nothing.
-    pub(super) async fn next(&mut self) -> News {
+    pub(super) async fn next(&mut self) -> ContainerEvent {
         tokio::select! {
-            Some(errand) = self.errands.recv() => News::Errand(errand),
+            Some(errand) = self.errands.recv() => ContainerEvent::Errand(errand),
             Some(filed) = self.filing.join_next() => {
-                News::Filed(filed.expect("a blocking thread that panics ends the process"))
+                ContainerEvent::Filed(filed.expect("a blocking thread that panics ends the process"))
             }
             else => std::future::pending().await,
         }
@@ -171,13 +171,13 @@ impl Containers {
         let is_over = |one: &mut UnderWay| one.busy == 0 && (one.waiting.is_empty() || one.refused.is_some());
         for UnderWay { errand, refused, sources, last_step, .. } in self.under_way.extract_if(.., is_over) {
             if let Some(reason) = refused {
-                errand.answer(Answer::Refused(reason));
+                errand.answer(ControlAnswer::Refused(reason));
                 continue;
             }
             let (site, mount_points) = (self.site.clone(), Arc::clone(&self.mount_points));
             self.filing.spawn_blocking(move || {
                 let answer = last_step.carry_out(&site, &mount_points, &sources);
-                Filed { errand, answer: answer.unwrap_or_else(|error| Answer::Refused(error.to_string())) }
+                Filed { errand, answer: answer.unwrap_or_else(|error| ControlAnswer::Refused(error.to_string())) }
             });
         }
         // What was begun for a client that has gone is done; what was not is not.
@@ -187,10 +187,10 @@ impl Containers {
 
 impl Supervisor {
     /// Takes an errand, or gives the answer to one.
-    pub(super) fn take_news(&mut self, news: News) {
+    pub(super) fn take_news(&mut self, news: ContainerEvent) {
         match news {
-            News::Errand(errand) => self.take_errand(errand),
-            News::Filed(Filed { errand, answer }) => errand.answer(answer),
+            ContainerEvent::Errand(errand) => self.take_errand(errand),
+            ContainerEvent::Filed(Filed { errand, answer }) => errand.answer(answer),
         }
     }
 
@@ -208,7 +208,7 @@ impl Supervisor {
                 let under_way = UnderWay { number, errand, waiting, busy, sources, refused, last_step };
                 self.containers.under_way.push(under_way);
             }
-            Err(error) => errand.answer(Answer::Refused(error.to_string())),
+            Err(error) => errand.answer(ControlAnswer::Refused(error.to_string())),
         }
     }
 
@@ -240,7 +240,7 @@ impl Supervisor {
                             Err(error) => Err(error.into()),
                         },
                     };
-                    Done { place, volume, outcome: Outcome::Errand(PartDone { number, outcome }) }
+                    Done { place, volume, outcome: WorkOutcome::Errand(PartDone { number, outcome }) }
                 });
             }
         }
@@ -309,7 +309,7 @@ impl Supervisor {
 
 /// What a container can mount of a volume.
 fn mounted(report: &VolumeReport, is_empty_dir: bool) -> Result<MountedVolume, String> {
-    let (State::Live(shown) | State::Behind(shown, _)) = &report.state else {
+    let (VolumeLife::Live(shown) | VolumeLife::Behind(shown, _)) = &report.state else {
         return Err(report.state.reason().unwrap_or("it is not mounted").to_owned());
     };
     let path = report.path.clone().ok_or("its place is not known")?;
@@ -354,13 +354,13 @@ impl LastStep {
         site: &Site,
         mount_points: &Mutex<MountPoints>,
         sources: &BTreeMap<usize, PathBuf>,
-    ) -> Result<Answer, ErrandError> {
+    ) -> Result<ControlAnswer, ErrandError> {
         let pod = site.pod().ok_or(ErrandError::NoPod)?;
         let files = ContainerFiles { pod: &pod, mount_points };
         match self {
             LastStep::Release { container } => {
                 files.remove(container.as_deref()).map_err(failed)?;
-                Ok(Answer::Released)
+                Ok(ControlAnswer::Released)
             }
             LastStep::Prepare { container, mounts: planned, hosts } => {
                 let table = mounts().map_err(ErrandError::MountTable)?;
@@ -381,7 +381,7 @@ impl LastStep {
                     };
                     with_path(mount, source, &table)
                 };
-                Ok(Answer::Prepared(planned.into_iter().map(complete).collect::<Result<_, ErrandError>>()?))
+                Ok(ControlAnswer::Prepared(planned.into_iter().map(complete).collect::<Result<_, ErrandError>>()?))
             }
         }
     }

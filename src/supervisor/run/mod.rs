@@ -48,7 +48,7 @@ use tracing::{Instrument, debug, error_span, info, warn};
 use crate::manifest::PodView;
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::source::{Snapshot, Source};
-use crate::supervisor::control::{Caller, Change, Control};
+use crate::supervisor::control::{Caller, Control, RequestedChange};
 use crate::supervisor::server::PodServer;
 use crate::supervisor::status::report::Report;
 use crate::supervisor::volume::search::Searches;
@@ -57,12 +57,12 @@ use crate::volume::{Volume, VolumeSource};
 pub use assignment::{Assignment, SupervisorError};
 use containers::Containers;
 use heartbeat::Heartbeat;
-use orders::{Order, Orders};
+use orders::{Orders, SupervisorOrder};
 use publishing::{Departures, TakenAway};
 use sharing::Sharing;
 use start::{Prepared, Started};
 use unmount_watch::UnmountWatch;
-use work::{Done, Turn};
+use work::{Done, RefreshTime};
 
 /// After a signal to stop: how long work under way may take, and how long the server may take to end.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -96,7 +96,7 @@ async fn run_pod(
     let Started { mut supervisor, mount_points, is_claimed } = prepared.adopt_or_start()?;
     let outcome = match supervisor.serve(&mut orders).await {
         // Without a claim, no other podfs would find the volumes.
-        Ok(Order::Leave) if is_claimed => supervisor.leave().await,
+        Ok(SupervisorOrder::Leave) if is_claimed => supervisor.leave().await,
         Ok(_) => Ok(()),
         Err(error) => Err(error),
     };
@@ -119,7 +119,7 @@ struct Supervisor {
     idle: HashMap<usize, PodVolume>,
     working: JoinSet<Done>,
     /// When each mounted volume is to be refreshed, by place. It is behind while it was not refreshed with `version`.
-    turns: HashMap<usize, Turn>,
+    turns: HashMap<usize, RefreshTime>,
     view: Arc<PodView>,
     version: u64,
     sharing: Sharing,
@@ -134,7 +134,7 @@ struct Supervisor {
     /// Clients that wish for an upgrade.
     upgrades: mpsc::Receiver<Caller>,
     /// Changes of the volumes, each with the client that wishes for it.
-    changes: mpsc::Receiver<(Change, Caller)>,
+    changes: mpsc::Receiver<(RequestedChange, Caller)>,
     /// Answers until it is dropped.
     control: Option<Control>,
     /// NFS servers that are silent.
@@ -144,7 +144,7 @@ struct Supervisor {
 }
 
 impl Supervisor {
-    async fn serve(&mut self, orders: &mut Orders) -> Result<Order, SupervisorError> {
+    async fn serve(&mut self, orders: &mut Orders) -> Result<SupervisorOrder, SupervisorError> {
         self.report.started();
         self.allow_all_volumes().await;
         let mut heartbeat = Heartbeat::of_unit();
@@ -185,7 +185,7 @@ impl Supervisor {
                 () = unmount_watch::look_is_due(self.unmount_watch.as_mut()) => {
                     if let Some(path) = self.look_at_mounts() {
                         info!("another process unmounted {}; podfs ends", path.display());
-                        return Ok(Order::Stop);
+                        return Ok(SupervisorOrder::Stop);
                     }
                 }
                 () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}

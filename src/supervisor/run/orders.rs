@@ -13,7 +13,7 @@ use super::signals::StopSignals;
 
 /// An order to a supervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::supervisor) enum Order {
+pub(in crate::supervisor) enum SupervisorOrder {
     /// Take the volumes down.
     Stop,
     /// Leave them as they are.
@@ -33,10 +33,10 @@ impl Orders {
     }
 
     /// Waits for the next one, and gives the signal's name with it.
-    pub(in crate::supervisor) async fn received(&mut self) -> (&'static str, Order) {
+    pub(in crate::supervisor) async fn received(&mut self) -> (&'static str, SupervisorOrder) {
         tokio::select! {
-            signal = self.stop.received() => (signal, Order::Stop),
-            _ = self.leave.recv() => ("SIGUSR1", Order::Leave),
+            signal = self.stop.received() => (signal, SupervisorOrder::Stop),
+            _ = self.leave.recv() => ("SIGUSR1", SupervisorOrder::Leave),
         }
     }
 }

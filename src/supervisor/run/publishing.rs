@@ -25,11 +25,11 @@ use super::start::profile;
 use crate::host::empty_dir;
 use crate::manifest::PodView;
 use crate::manifest::pod::{Pod, PodIdentity};
-use crate::supervisor::control::{Answer, Caller, Change, VolumeNames};
+use crate::supervisor::control::{Caller, ControlAnswer, RequestedChange, VolumeNames};
 use crate::supervisor::volume::driver;
 use crate::supervisor::volume::left::{LeftCause, LeftError};
-use crate::supervisor::volume::{PodVolume, Setting, State};
-use crate::volume::{Claim, Usage, Volume, VolumeSource};
+use crate::supervisor::volume::{PodVolume, Setting, VolumeLife};
+use crate::volume::{Claim, ClaimUsage, Volume, VolumeSource};
 
 /// A volume that was taken away on a blocking thread.
 pub(super) struct TakenAway {
@@ -60,17 +60,17 @@ struct Departure {
 
 impl Supervisor {
     /// Does what an agent wishes for, and answers.
-    pub(super) async fn change(&mut self, change: Change, caller: Caller) {
+    pub(super) async fn change(&mut self, change: RequestedChange, caller: Caller) {
         let answer = match change {
-            Change::Publish(pod) => self.publish(&pod).await.unwrap_or_else(|refusal| refusal),
-            Change::Unpublish(volumes) => match self.places_of(&volumes) {
+            RequestedChange::Publish(pod) => self.publish(&pod).await.unwrap_or_else(|refusal| refusal),
+            RequestedChange::Unpublish(volumes) => match self.places_of(&volumes) {
                 Ok(places) => return self.unpublish(volumes, &places, caller),
                 Err(refusal) => refusal,
             },
-            Change::Remount(volumes) => match self.places_of(&volumes) {
+            RequestedChange::Remount(volumes) => match self.places_of(&volumes) {
                 Ok(places) => {
                     self.remount(&places);
-                    Answer::Remounting(VolumeNames { volumes })
+                    ControlAnswer::Remounting(VolumeNames { volumes })
                 }
                 Err(refusal) => refusal,
             },
@@ -79,18 +79,18 @@ impl Supervisor {
     }
 
     /// Mounts the volumes of the manifest that the pod does not have yet. Gives their names, or why nothing was done.
-    async fn publish(&mut self, pod: &Arc<Pod>) -> Result<Answer, Answer> {
+    async fn publish(&mut self, pod: &Arc<Pod>) -> Result<ControlAnswer, ControlAnswer> {
         if pod.identity != self.identity {
             let told = |pod: &PodIdentity| format!("{pod} (uid {})", pod.uid);
             let (published, served) = (told(&pod.identity), told(&self.identity));
-            return Err(Answer::Refused(format!(
+            return Err(ControlAnswer::Refused(format!(
                 "the manifest is that of pod {published}, and podfs serves {served}; publish it to the podfs of that pod"
             )));
         }
         let added = self.new_volumes(&pod.volumes)?;
-        self.source.publish(pod).map_err(Answer::Refused)?;
+        self.source.publish(pod).map_err(ControlAnswer::Refused)?;
         let wider = profile(self.volumes.values().chain(&added), self.setting.io_uring);
-        self.server.widen(wider).await.map_err(|error| Answer::Busy(error.to_string()))?;
+        self.server.widen(wider).await.map_err(|error| ControlAnswer::Busy(error.to_string()))?;
         self.report_server();
         let volumes: Vec<_> = added.iter().map(|volume| volume.name.to_string()).collect();
         self.view = Arc::new(PodView { facts: pod.facts.clone(), ..(*self.view).clone() });
@@ -103,22 +103,22 @@ impl Supervisor {
         if !volumes.is_empty() {
             info!("volumes were published: {}", volumes.join(", "));
         }
-        Ok(Answer::Published(VolumeNames { volumes }))
+        Ok(ControlAnswer::Published(VolumeNames { volumes }))
     }
 
     /// Those that the pod does not have yet.
-    fn new_volumes(&self, volumes: &[Volume]) -> Result<Vec<Volume>, Answer> {
+    fn new_volumes(&self, volumes: &[Volume]) -> Result<Vec<Volume>, ControlAnswer> {
         let mut added: Vec<Volume> = Vec::new();
         for volume in volumes {
             let name = volume.name.as_str();
             match self.volumes.iter().find(|(_, known)| known.name == volume.name) {
                 Some((place, _)) if self.is_leaving(self.sharing.leader(*place)) => {
-                    return Err(Answer::Busy(format!(
+                    return Err(ControlAnswer::Busy(format!(
                         "volume {name:?} is just being unmounted; publish it again when that is done"
                     )));
                 }
                 Some((_, known)) if !shows(known, volume) => {
-                    return Err(Answer::Refused(format!(
+                    return Err(ControlAnswer::Refused(format!(
                         "volume {name:?} is mounted with another definition; unpublish it first, or publish the new one \
                          under another name"
                     )));
@@ -126,7 +126,7 @@ impl Supervisor {
                 Some(_) => {}
                 None => {
                     if let Some(other) = self.other_way_of_claim(volume) {
-                        return Err(Answer::Refused(format!(
+                        return Err(ControlAnswer::Refused(format!(
                             "volume {name:?} names the claim of volume {other:?}, which is mounted in another way; unpublish \
                              that first"
                         )));
@@ -200,13 +200,13 @@ impl Supervisor {
     }
 
     /// The places of the volumes of these names, or a refusal.
-    fn places_of(&self, names: &[String]) -> Result<BTreeSet<usize>, Answer> {
+    fn places_of(&self, names: &[String]) -> Result<BTreeSet<usize>, ControlAnswer> {
         let place = |name: &String| {
             let found = self.volumes.iter().find(|(_, volume)| volume.name.as_str() == name);
             found.map(|(place, _)| *place).ok_or_else(|| {
                 let known: Vec<_> = self.volumes.values().map(|volume| volume.name.as_str()).collect();
                 let known = if known.is_empty() { "no volumes".to_owned() } else { known.join(", ") };
-                Answer::Refused(format!("pod {} has no volume {name:?}; it has {known}", self.identity))
+                ControlAnswer::Refused(format!("pod {} has no volume {name:?}; it has {known}", self.identity))
             })
         };
         names.iter().map(place).collect()
@@ -253,7 +253,7 @@ impl Supervisor {
     pub(super) fn take_away(&mut self, place: usize, volume: PodVolume) {
         self.leaving.spawn_blocking(move || {
             let (name, plugin, began) = (volume.spec().name.to_string(), volume.plugin(), Instant::now());
-            let was_mounted = !matches!(volume.state(), State::Waiting(_));
+            let was_mounted = !matches!(volume.state(), VolumeLife::Waiting(_));
             let outcome = volume.unpublish();
             let unmounting = was_mounted.then(|| began.elapsed());
             TakenAway { place: Some(place), name, plugin, unmounting, outcome }
@@ -293,8 +293,8 @@ impl Supervisor {
         for departure in self.departures.waiting.extract_if(.., over) {
             let Departure { caller, volumes, troubles, .. } = departure;
             caller.answer(&match troubles.is_empty() {
-                true => Answer::Unpublished(VolumeNames { volumes }),
-                false => Answer::Refused(troubles.join("; ")),
+                true => ControlAnswer::Unpublished(VolumeNames { volumes }),
+                false => ControlAnswer::Refused(troubles.join("; ")),
             });
         }
     }
@@ -382,7 +382,7 @@ fn drop_left(setting: &Setting, path: &Path, is_home: bool) -> Result<(), LeftEr
 /// when it is mounted.
 fn shows(known: &Volume, volume: &Volume) -> bool {
     let source = |volume: &Volume| match volume.source.clone() {
-        VolumeSource::Claim(claim) => VolumeSource::Claim(Claim { usage: Usage::default(), ..claim }),
+        VolumeSource::Claim(claim) => VolumeSource::Claim(Claim { usage: ClaimUsage::default(), ..claim }),
         source => source,
     };
     known.kind.directory == volume.kind.directory && source(known).can_become(&source(volume))

@@ -23,10 +23,10 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use super::{Supervisor, TIMEOUT};
-use crate::driver::Home;
+use crate::driver::DriverHome;
 use crate::host::{block, local};
 use crate::supervisor::volume::driver::{homes, undo_home};
-use crate::supervisor::volume::{PodEnd, PodVolume, Setting, State};
+use crate::supervisor::volume::{PodEnd, PodVolume, Setting, VolumeLife};
 
 /// How long drivers may take to unmount the volumes of a pod that ends, with all that is tried again.
 const DRIVERS: Duration = Duration::from_secs(123);
@@ -129,7 +129,7 @@ struct Unmounted {
 impl Unmounted {
     fn of(volume: PodVolume, end: PodEnd) -> Unmounted {
         let (name, plugin, began) = (volume.spec().name.to_string(), volume.plugin(), Instant::now());
-        let was_mounted = !matches!(volume.state(), State::Waiting(_));
+        let was_mounted = !matches!(volume.state(), VolumeLife::Waiting(_));
         let outcome = volume.take_down(end);
         Unmounted { name, plugin, took: was_mounted.then(|| began.elapsed()), outcome }
     }
@@ -150,7 +150,7 @@ async fn undo_drivers(setting: &Setting) {
 }
 
 /// Calls a driver until it has unmounted the volume.
-async fn undo_until_done(setting: Setting, home: Home) {
+async fn undo_until_done(setting: Setting, home: DriverHome) {
     let mut told = None;
     loop {
         let (setting, home) = (setting.clone(), home.clone());

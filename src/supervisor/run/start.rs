@@ -18,19 +18,19 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tracing::warn;
 
-use super::adoption::{self, Kept};
+use super::adoption::{self, KeptVolume};
 use super::containers::Containers;
 use super::publishing::Departures;
 use super::sharing::Sharing;
 use super::unmount_watch::UnmountWatch;
 use super::upgrade::Continuing;
-use super::work::Turn;
+use super::work::RefreshTime;
 use super::{Assignment, Supervisor, SupervisorError, machine};
 use crate::manifest::PodView;
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::metrics::{Exposition, exporter};
 use crate::source::{Inbox, Snapshot, Source};
-use crate::supervisor::control::{Caller, Change, Control, Desks, Errand};
+use crate::supervisor::control::{Caller, Control, Desks, Errand, RequestedChange};
 use crate::supervisor::run_dir::cgroup::{self, Cgroup};
 use crate::supervisor::run_dir::claim::{self, Claim, Inheritance};
 use crate::supervisor::run_dir::mount_points::{MountPoints, MountPointsError};
@@ -70,7 +70,7 @@ pub(super) struct Prepared {
     report: Report,
     control: Option<Control>,
     upgrades: mpsc::Receiver<Caller>,
-    changes: mpsc::Receiver<(Change, Caller)>,
+    changes: mpsc::Receiver<(RequestedChange, Caller)>,
     pod: Option<Arc<Pod>>,
     errands: mpsc::Receiver<Errand>,
 }
@@ -186,7 +186,7 @@ impl Prepared {
         let mut turns = HashMap::new();
         let idle = mounted.into_iter().zip(points).map(|((place, spec), point)| {
             let setting = setting.clone();
-            turns.insert(place, Turn::default());
+            turns.insert(place, RefreshTime::default());
             let volume = match (kept.remove(&place), point) {
                 (Some(kept), _) => PodVolume::adopted(spec, kept, setting),
                 (None, point) => PodVolume::new(spec, point, setting),
@@ -258,7 +258,7 @@ fn serve_metrics(listener: TcpListener, report: &Report) {
 /// of passthrough volumes are made when their sources are found.
 fn prepare_mount_points(
     volumes: &[(usize, Volume)],
-    kept: &HashMap<usize, Kept>,
+    kept: &HashMap<usize, KeptVolume>,
     site: &Site,
     mount_points: &mut MountPoints,
 ) -> Result<Vec<Option<MountPoint>>, SupervisorError> {

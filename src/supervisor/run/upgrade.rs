@@ -25,7 +25,7 @@ use tokio::time::timeout;
 use tracing::{error, info, warn};
 
 use super::{Supervisor, TIMEOUT};
-use crate::supervisor::control::{Answer, Caller, Upgrade};
+use crate::supervisor::control::{Caller, ControlAnswer, Upgrade};
 use crate::supervisor::server::program::ServerProgram;
 use crate::supervisor::server::{Program, UpgradeError};
 use crate::supervisor::status::store::VERSION;
@@ -43,10 +43,10 @@ impl Supervisor {
         let path = match program_on_disk() {
             Ok(path) => path,
             Err(error) => {
-                return upgrading.answer(&Answer::Upgrade(Upgrade::Refused { reason: error.to_string() }));
+                return upgrading.answer(&ControlAnswer::Upgrade(Upgrade::Refused { reason: error.to_string() }));
             }
         };
-        upgrading.answer(&Answer::Upgrade(Upgrade::Started));
+        upgrading.answer(&ControlAnswer::Upgrade(Upgrade::Started));
         // The new program continues work that does not end in time.
         let _ = timeout(TIMEOUT, self.finish_all()).await;
         // If this program goes on, it refreshes all volumes again.
@@ -54,10 +54,10 @@ impl Supervisor {
         match self.server.upgrade(Program::OfPodfs(&path)).await {
             Ok(()) => {}
             Err(UpgradeError::Refused(reason)) => {
-                return upgrading.answer(&Answer::Upgrade(Upgrade::Refused { reason }));
+                return upgrading.answer(&ControlAnswer::Upgrade(Upgrade::Refused { reason }));
             }
             Err(UpgradeError::RolledBack(reason)) => {
-                return upgrading.answer(&Answer::Upgrade(Upgrade::RolledBack { reason }));
+                return upgrading.answer(&ControlAnswer::Upgrade(Upgrade::RolledBack { reason }));
             }
         }
         let server_program = self.server.program();
@@ -66,7 +66,7 @@ impl Supervisor {
         if let Err(error) = self.server.upgrade(Program::Own(&server_program)).await {
             warn!("the server is that of {}: {error}", path.display());
         }
-        upgrading.answer(&Answer::Upgrade(Upgrade::RolledBack { reason }));
+        upgrading.answer(&ControlAnswer::Upgrade(Upgrade::RolledBack { reason }));
     }
 }
 
@@ -138,9 +138,9 @@ impl Continuing {
         match self.rolled_back {
             None => {
                 info!("podfs {VERSION} serves the pod now");
-                self.upgrading.answer(&Answer::Upgrade(Upgrade::Done { version: VERSION.to_owned() }));
+                self.upgrading.answer(&ControlAnswer::Upgrade(Upgrade::Done { version: VERSION.to_owned() }));
             }
-            Some(reason) => self.upgrading.answer(&Answer::Upgrade(Upgrade::RolledBack { reason })),
+            Some(reason) => self.upgrading.answer(&ControlAnswer::Upgrade(Upgrade::RolledBack { reason })),
         }
     }
 }

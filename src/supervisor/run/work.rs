@@ -9,12 +9,12 @@ use tokio::time::Instant;
 
 use super::containers::PartDone;
 use super::{Supervisor, SupervisorError};
-use crate::supervisor::volume::{Attempt, PodVolume, State};
+use crate::supervisor::volume::{Attempt, PodVolume, VolumeLife};
 use crate::volume::VolumeSource;
 
 /// When a volume is to be refreshed.
 #[derive(Default)]
-pub(super) struct Turn {
+pub(super) struct RefreshTime {
     /// What it was last refreshed with.
     refreshed: u64,
     /// When podfs saw the oldest change that it was not refreshed with.
@@ -22,7 +22,7 @@ pub(super) struct Turn {
     pub(super) retry_at: Option<Instant>,
 }
 
-impl Turn {
+impl RefreshTime {
     fn is_due(&self, version: u64, now: Instant) -> bool {
         self.refreshed < version || self.retry_at.is_some_and(|at| at <= now)
     }
@@ -32,10 +32,10 @@ impl Turn {
 pub(in crate::supervisor) struct Done {
     pub(super) place: usize,
     pub(super) volume: PodVolume,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: WorkOutcome,
 }
 
-pub(super) enum Outcome {
+pub(super) enum WorkOutcome {
     /// The volume was refreshed.
     Refreshed {
         attempt: Attempt,
@@ -68,9 +68,9 @@ impl Supervisor {
             turn.retry_at = None;
             let (view, heard) = (Arc::clone(&self.view), turn.heard.take());
             self.working.spawn_blocking(move || {
-                let (began, waits) = (Instant::now(), matches!(volume.state(), State::Waiting(_)));
+                let (began, waits) = (Instant::now(), matches!(volume.state(), VolumeLife::Waiting(_)));
                 let attempt = volume.refresh(&view, heard);
-                let outcome = Outcome::Refreshed { attempt, mounting: waits.then(|| began.elapsed()) };
+                let outcome = WorkOutcome::Refreshed { attempt, mounting: waits.then(|| began.elapsed()) };
                 Done { place, volume, outcome }
             });
         }
@@ -85,7 +85,7 @@ impl Supervisor {
             let Some(mut volume) = self.idle.remove(&place) else { continue };
             self.working.spawn_blocking(move || {
                 volume.remove_old_generations();
-                Done { place, volume, outcome: Outcome::Cleared }
+                Done { place, volume, outcome: WorkOutcome::Cleared }
             });
         }
     }
@@ -102,15 +102,15 @@ impl Supervisor {
         let done = done.expect("a blocking thread that panics ends the process");
         let Done { place, volume, outcome } = done;
         match outcome {
-            Outcome::Refreshed { attempt, mounting } => {
+            WorkOutcome::Refreshed { attempt, mounting } => {
                 if let Err(cause) = self.take_attempt(place, &volume, attempt, mounting) {
                     let name = volume.spec().name.to_string();
                     self.idle.insert(place, volume);
                     return Err(SupervisorError::Mount { volume: name, cause });
                 }
             }
-            Outcome::Cleared => {}
-            Outcome::Errand(part) => self.containers.take(part),
+            WorkOutcome::Cleared => {}
+            WorkOutcome::Errand(part) => self.containers.take(part),
         }
         if self.is_leaving(place) {
             self.take_away(place, volume);

@@ -23,7 +23,7 @@ pub(super) enum Keeper {
 }
 
 /// What happens to a keeper.
-pub(super) enum Change {
+pub(super) enum KeeperChange {
     /// This process ended.
     Ended(i32),
     /// There is another one.
@@ -32,15 +32,15 @@ pub(super) enum Change {
 
 impl Keeper {
     /// Waits for its end, or for the next one to come.
-    pub(super) async fn changed(&mut self) -> Change {
+    pub(super) async fn changed(&mut self) -> KeeperChange {
         match self {
             Self::Unknown => std::future::pending().await,
             Self::Watched(process) => {
                 process.ended().await;
-                Change::Ended(process.pid())
+                KeeperChange::Ended(process.pid())
             }
-            Self::Gone(pid) => Change::Ended(*pid),
-            Self::Coming(coming) => Change::Came(coming.await.expect("a task that panics ends the process")),
+            Self::Gone(pid) => KeeperChange::Ended(*pid),
+            Self::Coming(coming) => KeeperChange::Came(coming.await.expect("a task that panics ends the process")),
         }
     }
 }

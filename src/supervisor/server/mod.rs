@@ -35,7 +35,7 @@ use tracing::{error, info, warn};
 use super::run_dir::cgroup::Cgroup;
 use super::status::report::Audience;
 use crate::manifest::pod::PodIdentity;
-use keeper::{Change, Keeper};
+use keeper::{Keeper, KeeperChange};
 pub(super) use process::Program;
 pub(crate) use process::{Process, ProcessEnd, kill_server};
 use program::ServerProgram;
@@ -82,9 +82,9 @@ pub struct ServerHistory {
 }
 
 /// What happens while a server serves.
-enum Event {
+enum ServerEvent {
     Ended(ProcessEnd),
-    Keeper(Change),
+    Keeper(KeeperChange),
     /// The watchdog has found this problem.
     Looked(Option<String>),
 }
@@ -215,14 +215,14 @@ impl PodServer {
         match &mut self.life {
             ServerLife::Serving { process, .. } => {
                 let event = tokio::select! {
-                    how = process.ended() => Event::Ended(how),
-                    change = self.keeper.changed() => Event::Keeper(change),
-                    found = self.rounds.looked(process.pid(), &self.client) => Event::Looked(found),
+                    how = process.ended() => ServerEvent::Ended(how),
+                    change = self.keeper.changed() => ServerEvent::Keeper(change),
+                    found = self.rounds.looked(process.pid(), &self.client) => ServerEvent::Looked(found),
                 };
                 match event {
-                    Event::Ended(end) => self.mark_dead(end.to_string(), end),
-                    Event::Keeper(change) => self.keep_again(change),
-                    Event::Looked(found) => self.looked(found).await,
+                    ServerEvent::Ended(end) => self.mark_dead(end.to_string(), end),
+                    ServerEvent::Keeper(change) => self.keep_again(change),
+                    ServerEvent::Looked(found) => self.looked(found).await,
                 }
             }
             ServerLife::Dead { until, keeper, .. } => {
@@ -387,18 +387,18 @@ impl PodServer {
     }
 
     /// The keeper is dead while the server lives: it gets another one.
-    fn keep_again(&mut self, change: Change) {
+    fn keep_again(&mut self, change: KeeperChange) {
         match change {
-            Change::Ended(keeper) => {
+            KeeperChange::Ended(keeper) => {
                 let client = Arc::clone(&self.client);
                 self.keeper = Keeper::Coming(tokio::task::spawn_blocking(move || client.keep(keeper)));
             }
-            Change::Came(Ok(())) => {
+            KeeperChange::Came(Ok(())) => {
                 self.keeper = Keeper::Unknown;
                 self.watch_keeper();
                 info!("the keeper of the server's open files ended; there is another one");
             }
-            Change::Came(Err(error)) => {
+            KeeperChange::Came(Err(error)) => {
                 self.keeper = Keeper::Unknown;
                 warn!("the server has no keeper, so its open files are lost if it is killed: {error}");
             }

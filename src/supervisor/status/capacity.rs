@@ -18,8 +18,8 @@ use podfs_fuse::passthrough::Room;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use tracing::{debug, info, warn};
 
-use crate::driver::Home;
-use crate::driver::csi::{self, Amounts, Usage};
+use crate::driver::DriverHome;
+use crate::driver::csi::{self, Amounts, DriverUsage};
 
 /// How long all looks together may take. A client that asks for metrics waits two seconds.
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -33,7 +33,7 @@ pub(in crate::supervisor) struct Look {
     /// Its name.
     pub(in crate::supervisor) name: String,
     /// Its home, if a CSI driver has mounted it. A driver that counts is asked in place of the file system.
-    pub(in crate::supervisor) home: Option<Home>,
+    pub(in crate::supervisor) home: Option<DriverHome>,
     /// Where to look.
     pub(in crate::supervisor) at: At,
     /// What an earlier look has left.
@@ -60,7 +60,7 @@ pub(in crate::supervisor) struct Earlier {
 }
 
 /// Looks at all of these. What does not answer in time is left out.
-pub(in crate::supervisor) fn look(mut looks: Vec<Look>) -> HashMap<usize, Usage> {
+pub(in crate::supervisor) fn look(mut looks: Vec<Look>) -> HashMap<usize, DriverUsage> {
     let until = Instant::now() + TIMEOUT;
     looks.retain(|look| !look.earlier.is_hanging.load(Ordering::Acquire));
     let threads = looks.len().min(MOST_THREADS);
@@ -95,13 +95,13 @@ fn next(looks: &Mutex<IntoIter<Look>>, until: Instant) -> Option<Look> {
 
 impl Look {
     /// What there is, unless another look at the volume has not come back yet.
-    fn usage(self) -> Option<Usage> {
+    fn usage(self) -> Option<DriverUsage> {
         let Look { name, home, at, earlier, .. } = self;
         if earlier.is_hanging.swap(true, Ordering::AcqRel) {
             return None;
         }
         let usage = home.and_then(|home| of_driver(&home)).map_or_else(|| at.usage(), |usage| Ok(Some(usage)));
-        if let Ok(Some(Usage { condition: Some(condition), .. })) = &usage {
+        if let Ok(Some(DriverUsage { condition: Some(condition), .. })) = &usage {
             earlier.compare(&name, condition);
         }
         earlier.is_hanging.store(false, Ordering::Release);
@@ -110,7 +110,7 @@ impl Look {
 }
 
 /// What the driver of a volume counts, if it counts and answers.
-fn of_driver(home: &Home) -> Option<Usage> {
+fn of_driver(home: &DriverHome) -> Option<DriverUsage> {
     csi::usage(home).unwrap_or_else(|error| {
         debug!("{error}; podfs asks the file system");
         None
@@ -133,7 +133,7 @@ impl Earlier {
 }
 
 impl At {
-    fn usage(self) -> io::Result<Option<Usage>> {
+    fn usage(self) -> io::Result<Option<DriverUsage>> {
         match self {
             At::Source(watch) => Ok(watch.room()?.map(of_file_system)),
             At::Mount(path) => {
@@ -142,15 +142,15 @@ impl At {
             }
             At::Device(path) => {
                 let total = File::open(path)?.seek(SeekFrom::End(0))?;
-                Ok(Some(Usage { bytes: Some(Amounts { total, ..Amounts::default() }), ..Usage::default() }))
+                Ok(Some(DriverUsage { bytes: Some(Amounts { total, ..Amounts::default() }), ..DriverUsage::default() }))
             }
         }
     }
 }
 
-fn of_file_system(room: Room) -> Usage {
+fn of_file_system(room: Room) -> DriverUsage {
     let Room { capacity, free, available, inodes, inodes_free } = room;
     let bytes = Amounts { total: capacity, available, used: capacity.saturating_sub(free) };
     let files = Amounts { total: inodes, available: inodes_free, used: inodes.saturating_sub(inodes_free) };
-    Usage { bytes: Some(bytes), inodes: Some(files).filter(|files| files.total > 0), condition: None }
+    DriverUsage { bytes: Some(bytes), inodes: Some(files).filter(|files| files.total > 0), condition: None }
 }

@@ -10,12 +10,12 @@ use serde::Serialize;
 use super::capacity::{At, Look, look};
 use super::counters::{Counters, Errors};
 use super::pod_status::{PodState, PodStatus, VolumeState};
-use super::store::{Known, StatusStore, VERSION, VolumeReport};
-use crate::driver::Home;
-use crate::driver::csi::Usage;
+use super::store::{StatusStore, StoredStatus, VERSION, VolumeReport};
+use crate::driver::DriverHome;
+use crate::driver::csi::DriverUsage;
 use crate::metrics::families::*;
 use crate::metrics::{PodLabels, Reading};
-use crate::supervisor::volume::{Shown, State};
+use crate::supervisor::volume::{Shown, VolumeLife};
 
 /// One reading at a time: several readings do not wait for the same silent source.
 static READING: Mutex<()> = Mutex::new(());
@@ -95,7 +95,7 @@ fn counts(reading: &mut Reading, counters: &Counters) {
 }
 
 /// What is known of where objects come from.
-fn source(reading: &mut Reading, known: &Known) {
+fn source(reading: &mut Reading, known: &StoredStatus) {
     let contacts = known.contacts.all();
     if !contacts.is_empty() {
         let connected = contacts.iter().all(|(_, contact)| contact.connected);
@@ -135,7 +135,7 @@ fn volume(reading: &mut Reading, report: &VolumeReport, errors: Option<&Errors>)
 }
 
 /// A volume that shows something of the host. The usage of a source that does not answer is left out.
-fn host(reading: &mut Reading, report: &VolumeReport, usage: Option<&Usage>) {
+fn host(reading: &mut Reading, report: &VolumeReport, usage: Option<&DriverUsage>) {
     let name = report.name.as_str();
     reading.tell(&SOURCE_ANSWERING, &[name], truth(usage.is_some() && !report.source_is_silent));
     // What a directory of the host is on is the node's, not the pod's (ME-03).
@@ -161,12 +161,12 @@ fn host(reading: &mut Reading, report: &VolumeReport, usage: Option<&Usage>) {
 }
 
 /// Where to look for the room of volumes that are mounted and show something of the host.
-fn looks(known: &Known) -> Vec<Look> {
+fn looks(known: &StoredStatus) -> Vec<Look> {
     let look = |(place, report): (&usize, &VolumeReport)| {
         let (shown, path) = match &report.state {
-            State::Waiting(_) => return None,
-            State::Live(shown) | State::Behind(shown, _) => (shown, report.path.as_ref()),
-            State::Hidden(shown, _) => (shown, None),
+            VolumeLife::Waiting(_) => return None,
+            VolumeLife::Live(shown) | VolumeLife::Behind(shown, _) => (shown, report.path.as_ref()),
+            VolumeLife::Hidden(shown, _) => (shown, None),
         };
         let at = match (shown, &report.watch, path) {
             (Shown::Generation(_) | Shown::Audited(_), _, _) | (_, None, None) => return None,
@@ -174,7 +174,7 @@ fn looks(known: &Known) -> Vec<Look> {
             (_, Some(watch), _) => At::Source(watch.clone()),
             (_, None, Some(path)) => At::Mount(path.clone()),
         };
-        let home = report.path.as_deref().and_then(Home::of_csi);
+        let home = report.path.as_deref().and_then(DriverHome::of_csi);
         Some(Look { place: *place, name: report.name.clone(), home, at, earlier: report.earlier.clone() })
     };
     known.volumes.iter().filter_map(look).collect()

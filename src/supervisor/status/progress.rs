@@ -33,12 +33,12 @@ pub(in crate::supervisor) struct Upcoming<'a> {
 }
 
 /// The lines of one pod. They are gone when it is dropped.
-pub(in crate::supervisor) struct Progress {
+pub(in crate::supervisor) struct StandardErrorLines {
     wanted: bool,
     lines: Vec<String>,
 }
 
-impl Progress {
+impl StandardErrorLines {
     /// None are seen yet, and never if they are not `wanted`, or if there is no terminal that could show them.
     pub(in crate::supervisor) fn new(wanted: bool) -> Self {
         Self { wanted: wanted && can_be_drawn_on(), lines: Vec::new() }
@@ -75,7 +75,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for StandardErrorLines {
     fn drop(&mut self) {
         self.clear();
     }

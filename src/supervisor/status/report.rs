@@ -21,13 +21,13 @@ use serde::Serialize;
 use tracing::{info, warn};
 
 use super::counters::Counters;
-use super::progress::{Progress, StandardError, Upcoming};
-use super::store::{Known, StatusStore, VolumeReport};
+use super::progress::{StandardError, StandardErrorLines, Upcoming};
+use super::store::{StatusStore, StoredStatus, VolumeReport};
 use crate::manifest::Tokens;
 use crate::manifest::pod::PodIdentity;
 use crate::source::Contacts;
 use crate::supervisor::server::ServerHistory;
-use crate::supervisor::volume::{PodVolume, State};
+use crate::supervisor::volume::{PodVolume, VolumeLife};
 use crate::volume::Volume;
 
 /// How long it may take to unmount one volume, as in the unit: the content of an emptyDir is deleted with it. Microseconds.
@@ -70,7 +70,7 @@ pub struct Report {
     ready_fd: Option<OwnedFd>,
     ready: bool,
     status: String,
-    progress: Progress,
+    progress: StandardErrorLines,
 }
 
 #[derive(Serialize)]
@@ -112,7 +112,7 @@ impl Report {
         let (store, status) = (StatusStore::new(identity.clone(), volumes), String::new());
         // A server that writes to the same terminal would be written over.
         let is_quiet = volumes.iter().all(|volume| !volume.preferences.audit);
-        let progress = Progress::new(audience == Audience::People && is_quiet);
+        let progress = StandardErrorLines::new(audience == Audience::People && is_quiet);
         Self { subject, identity, store, audience, ready_fd, ready: false, status, progress }
     }
 
@@ -230,7 +230,7 @@ impl Report {
     /// Every volume's first generation is visible at its path.
     fn is_ready(&self) -> bool {
         let known = self.store.known();
-        known.volumes.values().all(|volume| volume.tried && !matches!(volume.state, State::Waiting(_)))
+        known.volumes.values().all(|volume| volume.tried && !matches!(volume.state, VolumeLife::Waiting(_)))
     }
 
     fn show_progress(&mut self) {
@@ -239,8 +239,8 @@ impl Report {
         let mut upcoming = Upcoming { pod, expected: known.volumes.len(), up: Vec::new(), waiting: Vec::new() };
         for volume in known.volumes.values().filter(|volume| volume.tried) {
             match &volume.state {
-                State::Waiting(reason) => upcoming.waiting.push((&volume.name, reason)),
-                State::Live(_) | State::Behind(..) | State::Hidden(..) => upcoming.up.push(&volume.name),
+                VolumeLife::Waiting(reason) => upcoming.waiting.push((&volume.name, reason)),
+                VolumeLife::Live(_) | VolumeLife::Behind(..) | VolumeLife::Hidden(..) => upcoming.up.push(&volume.name),
             }
         }
         self.progress.show(&upcoming);
@@ -249,17 +249,17 @@ impl Report {
     fn describe(&self) -> String {
         let known = self.store.known();
         let volumes = || known.volumes.values().filter(|volume| volume.tried);
-        let shown = volumes().filter(|volume| !matches!(volume.state, State::Waiting(_))).count();
+        let shown = volumes().filter(|volume| !matches!(volume.state, VolumeLife::Waiting(_))).count();
         let mut text = format!("{shown} of {} volumes are up", known.volumes.len());
         if let Some(trouble) = known.server_is_dead() {
             text += &format!("; {trouble}");
         }
         for volume in volumes() {
             match &volume.state {
-                State::Waiting(reason) => text += &format!("; {} waits: {reason}", volume.name),
-                State::Behind(_, reason) => text += &format!("; {} is not refreshed: {reason}", volume.name),
-                State::Hidden(_, reason) => text += &format!("; {} is not at its path: {reason}", volume.name),
-                State::Live(_) => {}
+                VolumeLife::Waiting(reason) => text += &format!("; {} waits: {reason}", volume.name),
+                VolumeLife::Behind(_, reason) => text += &format!("; {} is not refreshed: {reason}", volume.name),
+                VolumeLife::Hidden(_, reason) => text += &format!("; {} is not at its path: {reason}", volume.name),
+                VolumeLife::Live(_) => {}
             }
         }
         // sd_notify is a protocol of lines.
@@ -317,17 +317,19 @@ impl Report {
         self.store.known().volumes.values().map(place).collect::<Vec<_>>().join(", ")
     }
 
-    fn ready_object<'a>(&'a self, known: &'a Known) -> Ready<'a> {
+    fn ready_object<'a>(&'a self, known: &'a StoredStatus) -> Ready<'a> {
         let PodIdentity { namespace, name, uid } = &self.identity;
         let volumes = known.volumes.values().filter_map(|volume| match (&volume.state, &volume.path) {
-            (State::Live(shown) | State::Behind(shown, _) | State::Hidden(shown, _), Some(path)) => Some(ReadyVolume {
-                name: &volume.name,
-                kind: &volume.kind,
-                path,
-                mode: shown.mode(),
-                generation: shown.generation().map(GenerationName::as_str),
-                supplemental_group: volume.group,
-            }),
+            (VolumeLife::Live(shown) | VolumeLife::Behind(shown, _) | VolumeLife::Hidden(shown, _), Some(path)) => {
+                Some(ReadyVolume {
+                    name: &volume.name,
+                    kind: &volume.kind,
+                    path,
+                    mode: shown.mode(),
+                    generation: shown.generation().map(GenerationName::as_str),
+                    supplemental_group: volume.group,
+                })
+            }
             _ => None,
         });
         Ready { pod: ReadyPod { namespace, name, uid: uid.as_str() }, volumes: volumes.collect() }
@@ -345,7 +347,9 @@ impl VolumeReport {
     /// How the volume is served, where there is a choice.
     fn mode_if_passthrough(&self) -> Option<&'static str> {
         match &self.state {
-            State::Live(shown) | State::Behind(shown, _) | State::Hidden(shown, _) if shown.generation().is_none() => {
+            VolumeLife::Live(shown) | VolumeLife::Behind(shown, _) | VolumeLife::Hidden(shown, _)
+                if shown.generation().is_none() =>
+            {
                 Some(shown.mode())
             }
             _ => None,

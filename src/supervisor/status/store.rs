@@ -22,7 +22,7 @@ use crate::manifest::Tokens;
 use crate::manifest::pod::PodIdentity;
 use crate::source::{Contact, Contacts, Unreachable};
 use crate::supervisor::server::ServerHistory;
-use crate::supervisor::volume::{Expansion, PodVolume, Shown, State};
+use crate::supervisor::volume::{Expansion, PodVolume, Shown, VolumeLife};
 use crate::volume::{Volume, VolumeSource};
 
 /// Which podfs this is.
@@ -31,7 +31,7 @@ pub(in crate::supervisor) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The shared knowledge. Cheap to clone.
 #[derive(Clone)]
 pub(in crate::supervisor) struct StatusStore {
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<StoredStatus>>,
     /// What is counted. Locked while it is written down, too.
     counters: Arc<Mutex<Counters>>,
     /// Announces changes to the tasks that follow the pod.
@@ -39,7 +39,7 @@ pub(in crate::supervisor) struct StatusStore {
 }
 
 /// What is known.
-pub(in crate::supervisor) struct Known {
+pub(in crate::supervisor) struct StoredStatus {
     identity: PodIdentity,
     /// Since when the supervisor serves the pod.
     pub(in crate::supervisor) started: SystemTime,
@@ -62,7 +62,7 @@ pub(in crate::supervisor) struct VolumeReport {
     pub(in crate::supervisor) group: Option<u32>,
     pub(in crate::supervisor) is_read_only: bool,
     expansion: Option<Expansion>,
-    pub(in crate::supervisor) state: State,
+    pub(in crate::supervisor) state: VolumeLife,
     /// Whether a refresh of it has ended, or its source is being looked for.
     pub(in crate::supervisor) tried: bool,
     /// Since when it shows its generation.
@@ -87,7 +87,7 @@ impl StatusStore {
     /// All `volumes` wait.
     pub(in crate::supervisor) fn new(identity: PodIdentity, volumes: &[Volume]) -> Self {
         let waiting = volumes.iter().map(|volume| VolumeReport::waiting(volume, &identity)).enumerate().collect();
-        let known = Known {
+        let known = StoredStatus {
             identity,
             started: SystemTime::now(),
             health: Health::default(),
@@ -109,7 +109,7 @@ impl StatusStore {
         self.changed.subscribe()
     }
 
-    pub(in crate::supervisor) fn known(&self) -> MutexGuard<'_, Known> {
+    pub(in crate::supervisor) fn known(&self) -> MutexGuard<'_, StoredStatus> {
         self.known.lock().expect("no thread panics while the store is locked")
     }
 
@@ -151,13 +151,13 @@ impl StatusStore {
         };
         match (&volume.watch, &volume.state) {
             (Some(watch), _) => Ok(watch.clone()),
-            (None, State::Waiting(reason)) => Err(format!("volume {name:?} is not mounted yet: {reason}")),
+            (None, VolumeLife::Waiting(reason)) => Err(format!("volume {name:?} is not mounted yet: {reason}")),
             (None, _) => Err(format!("volume {name:?} is a bind mount: its requests do not come to podfs")),
         }
     }
 }
 
-impl Known {
+impl StoredStatus {
     /// The volume at this place was refreshed, as a part of `mounted`.
     pub(in crate::supervisor) fn refreshed(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
         self.found(place, volume, mounted);
@@ -285,7 +285,7 @@ impl VolumeReport {
             group: None,
             is_read_only: false,
             expansion: None,
-            state: State::first(volume),
+            state: VolumeLife::first(volume),
             tried: false,
             since: Instant::now(),
             old: OldUsage::default(),
@@ -306,11 +306,11 @@ impl VolumeReport {
     /// Where it is in its life, in the words of `podfs status`.
     pub(in crate::supervisor) fn state(&self) -> VolumeState {
         match &self.state {
-            State::Waiting(_) => VolumeState::Waiting,
-            State::Live(_) if self.source_is_silent => VolumeState::Silent,
-            State::Live(_) => VolumeState::Live,
-            State::Behind(..) => VolumeState::Behind,
-            State::Hidden(..) => VolumeState::Hidden,
+            VolumeLife::Waiting(_) => VolumeState::Waiting,
+            VolumeLife::Live(_) if self.source_is_silent => VolumeState::Silent,
+            VolumeLife::Live(_) => VolumeState::Live,
+            VolumeLife::Behind(..) => VolumeState::Behind,
+            VolumeLife::Hidden(..) => VolumeState::Hidden,
         }
     }
 

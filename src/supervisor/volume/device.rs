@@ -17,7 +17,7 @@ use crate::host::block::{self, BlockVolume};
 use crate::host::device::BlockDevice;
 use crate::host::neighbours;
 use crate::manifest::PodView;
-use crate::supervisor::run::adoption::Kept;
+use crate::supervisor::run::adoption::KeptVolume;
 use crate::volume::{Claim, Volume, VolumeSource};
 
 /// A block device of the pod, once its PersistentVolume was found.
@@ -131,7 +131,7 @@ impl Mounter for DeviceVolume {
     }
 
     /// A server has no volume for a device.
-    fn adopt(&mut self, _: Kept) {}
+    fn adopt(&mut self, _: KeptVolume) {}
 
     /// Finds the device and makes the links, unless that is done.
     fn show(&mut self, spec: &Volume, pod: &PodView, _: Option<Instant>) -> Result<Shown, Trouble> {

@@ -20,7 +20,7 @@ use super::{Setting, Trouble};
 use crate::binding::Bound;
 use crate::driver::csi::CsiMount;
 use crate::driver::flex::FlexMount;
-use crate::driver::{self, DriverError, Drivers, Home, UndoError};
+use crate::driver::{self, DriverError, DriverHome, Drivers, UndoError};
 use crate::host::Source;
 use crate::host::device::BlockDevice;
 use crate::manifest::PodView;
@@ -157,17 +157,17 @@ fn name<'a>(spec: &'a Volume, bound: Option<&'a Bound>) -> &'a str {
 }
 
 /// The home of a volume, which is made, and where the drivers of the node are.
-fn home(setting: &Setting, kind: &str, name: &str) -> Result<(Drivers, Home), Trouble> {
+fn home(setting: &Setting, kind: &str, name: &str) -> Result<(Drivers, DriverHome), Trouble> {
     let Setting { site, flex_volumes, .. } = setting;
     let Site::Pod(pod) = site else {
         return Err(Trouble::Manifests("a driver mounts the volume for a pod; serve it with podfs run".to_owned()));
     };
-    let made = setting.mount_points().make_home(Some(Home::of(pod, kind, name).path().to_owned()));
+    let made = setting.mount_points().make_home(Some(DriverHome::of(pod, kind, name).path().to_owned()));
     made.map_err(|error| Trouble::Passing(error.to_string()))?;
     // As mount tables name it, now that it is there.
     let pod = site.pod().unwrap_or_else(|| pod.clone());
     let root = pod.ancestors().nth(2).unwrap_or(&pod).to_owned();
-    Ok((Drivers { root, flex_volumes: flex_volumes.clone() }, Home::of(&pod, kind, name)))
+    Ok((Drivers { root, flex_volumes: flex_volumes.clone() }, DriverHome::of(&pod, kind, name)))
 }
 
 /// What a CSI driver is called with, of what the cluster says.
@@ -323,8 +323,8 @@ pub(super) fn undo(setting: &Setting, volume: &str) -> Result<(), UndoError> {
 }
 
 /// The homes of the pod's volumes, with the name of the volume of each.
-pub(in crate::supervisor) fn homes(site: &Site) -> Vec<(Home, String)> {
-    let all = site.pod().map(|pod| Home::all(&pod)).unwrap_or_default();
+pub(in crate::supervisor) fn homes(site: &Site) -> Vec<(DriverHome, String)> {
+    let all = site.pod().map(|pod| DriverHome::all(&pod)).unwrap_or_default();
     all.into_iter().map(|(home, record)| (home, record.volume)).collect()
 }
 
@@ -332,7 +332,7 @@ pub(in crate::supervisor) fn homes(site: &Site) -> Vec<(Home, String)> {
 ///
 /// # Errors
 /// What is left, and why.
-pub(in crate::supervisor) fn undo_home(setting: &Setting, home: &Home) -> Result<(), UndoError> {
+pub(in crate::supervisor) fn undo_home(setting: &Setting, home: &DriverHome) -> Result<(), UndoError> {
     driver::undo(home)?;
     info!("the driver has unmounted {}", home.target().display());
     forget(setting, home.path());

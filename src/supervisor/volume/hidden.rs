@@ -15,7 +15,7 @@ use podfs_fuse::mount::table::MountTableEntry;
 use podfs_fuse::mount::visible::{Presence, VisibleMount};
 use tracing::info;
 
-use super::{PodVolume, RETRY, State, Trouble};
+use super::{PodVolume, RETRY, Trouble, VolumeLife};
 
 /// An unmount that comes later is no repetition of the one before.
 const CALM: Duration = Duration::from_secs(60);
@@ -93,9 +93,9 @@ impl PodVolume {
         let is_unmounted = matches!(hidden, Hidden::Unmounted { .. });
         let reason = hidden.reason();
         self.hidden = Some(hidden);
-        if let (Some(shown), false) = (self.mounter.shown(), matches!(self.state, State::Waiting(_))) {
+        if let (Some(shown), false) = (self.mounter.shown(), matches!(self.state, VolumeLife::Waiting(_))) {
             self.last_error = Some(reason.clone());
-            self.enter(State::Hidden(shown, reason));
+            self.enter(VolumeLife::Hidden(shown, reason));
         }
         Some(if is_unmounted { self.unmounts.pause(Instant::now()) } else { Duration::ZERO })
     }
@@ -133,7 +133,7 @@ impl PodVolume {
                 let is_there = self.visible().is_some_and(|visible| !visible.is_lost());
                 if let Some(shown) = self.mounter.shown().filter(|_| is_there) {
                     info!("volume {:?} is mounted at {path} again", self.spec.name.as_str());
-                    self.state = State::Live(shown);
+                    self.state = VolumeLife::Live(shown);
                 }
                 self.last_error = Some(format!("{cause}; podfs mounted it again"));
             }

@@ -43,7 +43,7 @@ use serde_json::Value;
 use tracing::span::EnteredSpan;
 use tracing::{Span, error_span, field, info, warn};
 
-use super::run::adoption::{About, Kept};
+use super::run::adoption::{About, KeptVolume};
 use super::run_dir::mount_points::{MountPoints, MountPointsError};
 use super::run_dir::site::Site;
 use crate::host::empty_dir;
@@ -54,7 +54,7 @@ pub use growth::{Expansion, ExpansionFailure};
 use hidden::{Hidden, Unmounts};
 use left::{LeftCause, LeftError};
 use mounter::{Mounter, mounter};
-pub use state::{Shown, State};
+pub use state::{Shown, VolumeLife};
 
 /// The first wait before a failed system call is tried again; each further wait is twice as long.
 const RETRY: DoublingPause = DoublingPause::new(Duration::from_millis(100), Duration::from_secs(30));
@@ -160,7 +160,7 @@ pub struct PodVolume {
     mounter: Box<dyn Mounter>,
     /// Whether the pod did not have it when this process started.
     is_published: bool,
-    state: State,
+    state: VolumeLife,
     /// Why its path does not show it, if it does not.
     hidden: Option<Hidden>,
     unmounts: Unmounts,
@@ -177,7 +177,7 @@ pub struct PodVolume {
 impl PodVolume {
     /// A volume of which nothing is mounted yet. `point` is its mount point, if that is made already.
     pub fn new(spec: Volume, point: Option<MountPoint>, setting: Setting) -> Self {
-        let (state, mounter) = (State::first(&spec), mounter(&spec, point, setting));
+        let (state, mounter) = (VolumeLife::first(&spec), mounter(&spec, point, setting));
         Self {
             spec,
             mounter,
@@ -199,12 +199,12 @@ impl PodVolume {
     }
 
     /// A volume that another supervisor has mounted.
-    pub(super) fn adopted(spec: Volume, kept: Kept, setting: Setting) -> Self {
+    pub(super) fn adopted(spec: Volume, kept: KeptVolume, setting: Setting) -> Self {
         let mut volume = Self::new(spec, None, setting);
         volume.mounter.adopt(kept);
         volume.expect_to_be_mounted();
         if let Some(shown) = volume.mounter.shown().filter(|_| volume.hidden.is_none()) {
-            volume.state = State::Live(shown);
+            volume.state = VolumeLife::Live(shown);
         }
         volume
     }
@@ -252,7 +252,7 @@ impl PodVolume {
     }
 
     /// Where it is in its life.
-    pub fn state(&self) -> &State {
+    pub fn state(&self) -> &VolumeLife {
         &self.state
     }
 
@@ -296,12 +296,12 @@ impl PodVolume {
                 match self.hidden.clone() {
                     None => {
                         self.failures = 0;
-                        self.enter(State::Live(shown));
+                        self.enter(VolumeLife::Live(shown));
                         self.mounter.republish_in().map_or(Attempt::Settled, Attempt::RetryIn)
                     }
                     Some(hidden) => {
                         self.last_error = Some(hidden.reason());
-                        self.enter(State::Hidden(shown, hidden.reason()));
+                        self.enter(VolumeLife::Hidden(shown, hidden.reason()));
                         // What covers the volume is watched.
                         if self.is_unmounted() { self.retry() } else { Attempt::Settled }
                     }
@@ -318,10 +318,10 @@ impl PodVolume {
                 self.heard = None;
                 match (pod.is_settling, &self.state) {
                     // It was a problem before, and is the same one still.
-                    (true, State::Waiting(known)) if *known == reason && !self.is_settling => {}
-                    (true, State::Waiting(_)) => self.settle(reason),
-                    (true, State::Live(_)) => {}
-                    (true, State::Behind(..) | State::Hidden(..)) | (false, _) => self.fail(reason),
+                    (true, VolumeLife::Waiting(known)) if *known == reason && !self.is_settling => {}
+                    (true, VolumeLife::Waiting(_)) => self.settle(reason),
+                    (true, VolumeLife::Live(_)) => {}
+                    (true, VolumeLife::Behind(..) | VolumeLife::Hidden(..)) | (false, _) => self.fail(reason),
                 }
                 if self.is_unmounted() { self.retry() } else { Attempt::Settled }
             }
@@ -393,9 +393,9 @@ impl PodVolume {
     fn fail(&mut self, reason: String) {
         self.last_error = Some(reason.clone());
         let state = match (self.mounter.shown(), &self.hidden) {
-            (None, _) => State::Waiting(reason),
-            (Some(shown), None) => State::Behind(shown, reason),
-            (Some(shown), Some(hidden)) => State::Hidden(shown, format!("{}; {reason}", hidden.reason())),
+            (None, _) => VolumeLife::Waiting(reason),
+            (Some(shown), None) => VolumeLife::Behind(shown, reason),
+            (Some(shown), Some(hidden)) => VolumeLife::Hidden(shown, format!("{}; {reason}", hidden.reason())),
         };
         self.enter(state);
     }
@@ -403,7 +403,7 @@ impl PodVolume {
     /// Waits for an object that was requested only seconds ago. This logs no warning.
     fn settle(&mut self, reason: String) {
         self.is_settling = true;
-        self.state = State::Waiting(reason);
+        self.state = VolumeLife::Waiting(reason);
     }
 
     fn retry(&mut self) -> Attempt {
@@ -413,18 +413,18 @@ impl PodVolume {
     }
 
     /// Logs every change of state once, in the kubelet's words where it has some (ME-02).
-    fn enter(&mut self, state: State) {
+    fn enter(&mut self, state: VolumeLife) {
         if state == self.state && !self.is_settling {
             return;
         }
         self.is_settling = false;
         let name = self.spec.name.as_str();
         match &state {
-            State::Hidden(_, reason) => warn!("volume {name:?} is not at its path: {reason}"),
-            State::Waiting(reason) | State::Behind(_, reason) => {
+            VolumeLife::Hidden(_, reason) => warn!("volume {name:?} is not at its path: {reason}"),
+            VolumeLife::Waiting(reason) | VolumeLife::Behind(_, reason) => {
                 warn!("MountVolume.SetUp failed for volume {name:?} : {reason}");
             }
-            State::Live(shown) => match shown.generation() {
+            VolumeLife::Live(shown) => match shown.generation() {
                 Some(generation) => info!(volume = name, mode = shown.mode(), %generation, "volume is current"),
                 None => info!(volume = name, mode = shown.mode(), "volume is mounted"),
             },

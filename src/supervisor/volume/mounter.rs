@@ -21,7 +21,7 @@ use super::passthrough::{Common, MountPlan, PassthroughSource, PassthroughVolume
 use super::projected::ProjectedVolume;
 use super::{PodEnd, Setting, Shown, Trouble};
 use crate::manifest::PodView;
-use crate::supervisor::run::adoption::Kept;
+use crate::supervisor::run::adoption::KeptVolume;
 use crate::volume::{Volume, VolumeSource};
 
 /// Mounts one volume, and keeps what is mounted.
@@ -54,7 +54,7 @@ pub(super) trait Mounter: Send {
     }
 
     /// Goes on with what another supervisor has mounted. A mount that does not fit is dropped.
-    fn adopt(&mut self, kept: Kept);
+    fn adopt(&mut self, kept: KeptVolume);
 
     /// Shows what `pod` says, because of a change that podfs saw at `heard`.
     fn show(&mut self, spec: &Volume, pod: &PodView, heard: Option<Instant>) -> Result<Shown, Trouble>;

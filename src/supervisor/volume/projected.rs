@@ -22,7 +22,7 @@ use super::{PodEnd, Setting, Shown, Trouble, selinux_context};
 use crate::manifest::PodView;
 use crate::manifest::pod::PodIdentity;
 use crate::payload::{Assembled, Ownership, Payload, PayloadError};
-use crate::supervisor::run::adoption::Kept;
+use crate::supervisor::run::adoption::KeptVolume;
 use crate::volume::{self, Volume};
 
 /// The mount of a projection, once its first payload was complete.
@@ -92,8 +92,8 @@ impl Mounter for ProjectedVolume {
         self.mounted.as_mut().map(|mounted| &mut mounted.visible)
     }
 
-    fn adopt(&mut self, kept: Kept) {
-        let Kept { served, point, visible, .. } = kept;
+    fn adopt(&mut self, kept: KeptVolume) {
+        let KeptVolume { served, point, visible, .. } = kept;
         self.path = point.path().to_owned();
         self.point = Some(point);
         let Ok(mut projection) = served.into_projection() else { return };

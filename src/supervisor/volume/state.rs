@@ -7,44 +7,44 @@ use crate::volume::{Volume, VolumeSource};
 
 /// The life of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum VolumeLife {
     /// Nothing is mounted yet: the first payload is not complete, or the source cannot be used, for this reason. The
-    /// first success leads to [`State::Live`].
+    /// first success leads to [`VolumeLife::Live`].
     Waiting(String),
     /// Mounted, and current. Every commit leads back here. A passthrough stays here.
     Live(Shown),
     /// Mounted, and showing the last good generation, because the last refresh failed for this reason
-    /// (VM-08, VM-09). A later refresh that succeeds leads to [`State::Live`].
+    /// (VM-08, VM-09). A later refresh that succeeds leads to [`VolumeLife::Live`].
     Behind(Shown, String),
     /// Served, but its path does not show it, for this reason: another process has unmounted it or mounted something over it.
     /// Containers that use it already see it still. A refresh that finds it at its path, or mounts it there again, leads to
-    /// [`State::Live`].
+    /// [`VolumeLife::Live`].
     Hidden(Shown, String),
 }
 
-impl State {
+impl VolumeLife {
     /// The state before the first refresh.
-    pub(in crate::supervisor) fn first(volume: &Volume) -> State {
+    pub(in crate::supervisor) fn first(volume: &Volume) -> VolumeLife {
         let awaited = match volume.source {
             VolumeSource::Projection(_) => "its first payload is not complete yet",
             _ => "its source is not ready yet",
         };
-        State::Waiting(awaited.to_owned())
+        VolumeLife::Waiting(awaited.to_owned())
     }
 
     /// Why the volume is not live.
     pub fn reason(&self) -> Option<&str> {
         match self {
-            State::Waiting(reason) | State::Behind(_, reason) | State::Hidden(_, reason) => Some(reason),
-            State::Live(_) => None,
+            VolumeLife::Waiting(reason) | VolumeLife::Behind(_, reason) | VolumeLife::Hidden(_, reason) => Some(reason),
+            VolumeLife::Live(_) => None,
         }
     }
 
     /// What is to be seen of it, if anything is.
     pub fn shown(&self) -> Option<&Shown> {
         match self {
-            State::Waiting(_) => None,
-            State::Live(shown) | State::Behind(shown, _) | State::Hidden(shown, _) => Some(shown),
+            VolumeLife::Waiting(_) => None,
+            VolumeLife::Live(shown) | VolumeLife::Behind(shown, _) | VolumeLife::Hidden(shown, _) => Some(shown),
         }
     }
 

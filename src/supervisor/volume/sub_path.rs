@@ -23,7 +23,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxAttributes, StatxFlags, sta
 use tracing::{debug, error};
 
 use super::left::{LeftCause, LeftError};
-use super::{PodVolume, Setting, State};
+use super::{PodVolume, Setting, VolumeLife};
 use crate::host::sub_path::{self, Missing, SubPathError};
 use crate::supervisor::run_dir::mount_points::MountPointsError;
 use crate::volume::{SubPathMode, VolumeSource};
@@ -124,7 +124,7 @@ impl PodVolume {
             VolumeSource::Projection(_) => Missing::Refuse,
             _ => Missing::Make,
         };
-        if matches!(self.state, State::Hidden(..)) {
+        if matches!(self.state, VolumeLife::Hidden(..)) {
             return Err(SubPathTrouble::NotThere(reason));
         }
         let (part, is_mount) = match self.live_part(&request.path) {

@@ -225,7 +225,7 @@ fn annotations_that_make_no_sense_are_refused() {
 fn pv_06_what_containers_use_a_claim_as_is_known() {
     let pod = pod("{}").expect("a pod");
     let VolumeSource::Claim(claim) = &pod.volumes[3].source else { panic!("a claim") };
-    assert_eq!(claim.usage, Usage { mounted: true, device: true });
+    assert_eq!(claim.usage, ClaimUsage { mounted: true, device: true });
 }
 
 #[test]

@@ -7,10 +7,10 @@ use std::process::{Command, Output};
 
 use nix::sys::signal::{Signal, kill};
 use podfs::mounts::{ContainerMount, Environment, MountSource};
-use podfs::node::service::Client;
+use podfs::node::service::DaemonClient;
 use podfs::node::service::proto::container_mount::Source;
 use podfs::node::service::proto::{self, PrepareContainerRequest};
-use podfs::supervisor::control::{Answer, ContainerRequest, Question, ask};
+use podfs::supervisor::control::{ContainerRequest, ControlAnswer, ControlQuestion, ask};
 use serde_json::{Value, json};
 
 use crate::common::node::Node;
@@ -35,7 +35,7 @@ fn a_container_is_prepared_and_released_over_grpc() {
         pod_ips: vec!["10.0.0.7".to_owned()],
         ..PrepareContainerRequest::default()
     };
-    on_the_service(&node, async |client: &mut Client| {
+    on_the_service(&node, async |client: &mut DaemonClient| {
         let mounts = client.prepare_container(request("c")).await.expect("it can be mounted");
         let at = |path: &str| {
             let mount = mounts.iter().find(|mount| mount.container_path == path).expect("a mount there");
@@ -89,7 +89,7 @@ fn the_service_and_the_control_socket_say_the_same_of_a_container() {
         recursive_read_only: true,
         ..PrepareContainerRequest::default()
     };
-    let of_service = on_the_service(&node, async |client: &mut Client| {
+    let of_service = on_the_service(&node, async |client: &mut DaemonClient| {
         client.prepare_container(request.clone()).await.expect("it can be mounted")
     });
     let environment = Environment {
@@ -100,7 +100,8 @@ fn the_service_and_the_control_socket_say_the_same_of_a_container() {
     let container = "c".to_owned();
     let request = ContainerRequest { container, environment, recursive_read_only: true, only_volumes: false };
     let directory = node.fixture.path("run/uid-web");
-    let Ok(Answer::Prepared(of_socket)) = ask(&directory, &Question::PrepareContainer(request), None) else {
+    let Ok(ControlAnswer::Prepared(of_socket)) = ask(&directory, &ControlQuestion::PrepareContainer(request), None)
+    else {
         panic!("the supervisor prepares the container");
     };
     let of_service: Vec<_> = of_service.iter().map(told_by_service).collect();
@@ -113,12 +114,12 @@ fn the_service_and_the_control_socket_say_the_same_of_a_container() {
     assert!(part.is_dir());
     let parts = node.fixture.path("root/pods/uid-web/volume-subpaths");
     assert!(parts.join("host/c/4").exists());
-    on_the_service(&node, async |client: &mut Client| {
+    on_the_service(&node, async |client: &mut DaemonClient| {
         client.release_container("uid-web".to_owned(), Some("c".to_owned())).await.expect("nothing uses it");
     });
     assert!(!parts.exists());
-    let released = ask(&directory, &Question::ReleaseContainer { container: None }, None);
-    assert!(matches!(released, Ok(Answer::Released)), "{released:?}");
+    let released = ask(&directory, &ControlQuestion::ReleaseContainer { container: None }, None);
+    assert!(matches!(released, Ok(ControlAnswer::Released)), "{released:?}");
 }
 
 #[test]
@@ -143,7 +144,7 @@ fn sp_05_parts_are_live_where_the_settings_of_the_node_say_so_and_no_annotation_
         ..PrepareContainerRequest::default()
     };
     let prepare = || {
-        on_the_service(&node, async |client: &mut Client| {
+        on_the_service(&node, async |client: &mut DaemonClient| {
             client.prepare_container(request.clone()).await.expect("it can be mounted")
         })
     };
@@ -243,7 +244,7 @@ fn a_pod_whose_volumes_are_taken_out_of_its_manifest_keeps_a_supervisor() {
     node.expect(&["wait", "default/web"]);
     let request =
         PrepareContainerRequest { pod: "uid-web".to_owned(), container: "c".to_owned(), ..Default::default() };
-    let mounts = on_the_service(&node, async |client: &mut Client| {
+    let mounts = on_the_service(&node, async |client: &mut DaemonClient| {
         client.prepare_container(request).await.expect("it can be mounted")
     });
     assert_eq!(mounts.iter().map(|mount| mount.name.as_str()).collect::<Vec<_>>(), ["termination-log"]);
@@ -301,7 +302,7 @@ fn the_ids_of_a_pod_with_a_user_namespace_are_in_its_mounts() {
         gid_mappings: vec![mapping(0, 200_000, 65536)],
         ..Default::default()
     };
-    on_the_service(&node, async |client: &mut Client| {
+    on_the_service(&node, async |client: &mut DaemonClient| {
         let mounts = client.prepare_container(request(65536)).await.expect("it can be mounted");
         for mount in &mounts {
             assert_eq!(mount.uid_mappings, [mapping(0, 100_000, 65536)]);
@@ -313,10 +314,10 @@ fn the_ids_of_a_pod_with_a_user_namespace_are_in_its_mounts() {
 }
 
 /// Asks the daemon over gRPC.
-fn on_the_service<T>(node: &Node, questions: impl AsyncFnOnce(&mut Client) -> T) -> T {
+fn on_the_service<T>(node: &Node, questions: impl AsyncFnOnce(&mut DaemonClient) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let mut client = Client::connect(&node.fixture.path("run")).await.expect("the daemon listens");
+        let mut client = DaemonClient::connect(&node.fixture.path("run")).await.expect("the daemon listens");
         questions(&mut client).await
     })
 }

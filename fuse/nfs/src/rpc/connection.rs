@@ -41,7 +41,7 @@ const PARTS: usize = 32;
 /// A connection to a server. Dropping it ends it.
 #[derive(Debug)]
 pub struct Connection {
-    shared: Rc<Shared>,
+    shared: Rc<SharedConnection>,
     tasks: [AbortHandle; 2],
 }
 
@@ -68,7 +68,7 @@ impl Reply {
 
 /// What callers, the driver and the deadlines have in common.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct SharedConnection {
     pub(super) peer: Rc<Peer>,
     pub(super) dialer: Dialer,
     pub(super) pool: Pool,
@@ -133,7 +133,7 @@ impl Connection {
     /// A connection to `peer`, which is made when there is something to ask. The first call that asks for one gets the
     /// xid `first_xid`. To be called in a [`LocalSet`](tokio::task::LocalSet) of a runtime with time and I/O.
     pub fn new(peer: Rc<Peer>, dialer: Dialer, pool: Pool, first_xid: u32) -> Self {
-        let shared = Rc::new(Shared {
+        let shared = Rc::new(SharedConnection {
             peer,
             dialer,
             pool,
@@ -236,7 +236,7 @@ impl Drop for Connection {
 #[derive(Debug)]
 #[must_use = "a call without a waiting task is taken back"]
 pub struct PendingReply<'a> {
-    shared: &'a Shared,
+    shared: &'a SharedConnection,
     call: Rc<PendingCall>,
 }
 
@@ -264,7 +264,7 @@ impl Drop for PendingReply<'_> {
     }
 }
 
-impl Shared {
+impl SharedConnection {
     /// Whether there is something to ask.
     pub(super) fn has_work(&self) -> bool {
         !self.pending.borrow().is_empty()

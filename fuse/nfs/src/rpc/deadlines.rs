@@ -11,12 +11,12 @@ use std::time::Instant;
 
 use tokio::time::{Sleep, sleep_until};
 
-use super::connection::{PendingCall, Shared};
+use super::connection::{PendingCall, SharedConnection};
 use super::failure::RpcError;
 use super::policy::Persistence;
 
 /// Watches the calls of a connection for as long as it exists.
-pub(super) async fn watch(shared: Rc<Shared>) {
+pub(super) async fn watch(shared: Rc<SharedConnection>) {
     let mut timer: Option<Pin<Box<Sleep>>> = None;
     loop {
         let next = look(&shared);
@@ -40,7 +40,7 @@ pub(super) async fn watch(shared: Rc<Shared>) {
 }
 
 /// Does what is due. Answers when something is due next.
-fn look(shared: &Shared) -> Option<Instant> {
+fn look(shared: &SharedConnection) -> Option<Instant> {
     let now = Instant::now();
     let due: Vec<Rc<PendingCall>> =
         shared.pending.borrow().values().filter(|call| call.next() <= now).cloned().collect();
@@ -56,7 +56,7 @@ fn look(shared: &Shared) -> Option<Instant> {
 }
 
 /// Another `timeo` of a call has passed.
-fn late(shared: &Shared, call: &Rc<PendingCall>, now: Instant) {
+fn late(shared: &SharedConnection, call: &Rc<PendingCall>, now: Instant) {
     let periods = call.periods.get().saturating_add(1);
     call.periods.set(periods);
     call.due.set(now + call.policy.timeo);

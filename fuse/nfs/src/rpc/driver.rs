@@ -9,7 +9,7 @@ use tokio::io::Interest;
 use tokio::time::sleep;
 use tracing::debug;
 
-use super::connection::Shared;
+use super::connection::SharedConnection;
 use super::dial::Stream;
 use super::message::{Received, receive};
 use super::policy::Backoff;
@@ -18,7 +18,7 @@ use super::slice::Slice;
 
 /// Why a stream is of no use any more.
 #[derive(Debug, thiserror::Error)]
-enum End {
+enum StreamEnd {
     #[error("the server closed the connection")]
     Closed,
     #[error("{0}")]
@@ -28,7 +28,7 @@ enum End {
 }
 
 /// Keeps the connection going for as long as it exists.
-pub(super) async fn drive(shared: Rc<Shared>) {
+pub(super) async fn drive(shared: Rc<SharedConnection>) {
     let mut backoff = Backoff::default();
     let mut again = false;
     loop {
@@ -55,7 +55,7 @@ pub(super) async fn drive(shared: Rc<Shared>) {
 }
 
 /// Connects once, and speaks for as long as that holds. Answers whether the server has said anything that was understood.
-async fn connect(shared: &Shared, again: &mut bool) -> bool {
+async fn connect(shared: &SharedConnection, again: &mut bool) -> bool {
     match shared.dialer.dial(shared.peer.address()).await {
         Ok(stream) => {
             shared.peer.connected(std::mem::replace(again, true));
@@ -74,7 +74,7 @@ async fn connect(shared: &Shared, again: &mut bool) -> bool {
 }
 
 /// There is no stream any more.
-fn hang_up(shared: &Shared) {
+fn hang_up(shared: &SharedConnection) {
     if shared.stream.borrow().is_some() {
         shared.detach();
         shared.peer.disconnected();
@@ -82,19 +82,19 @@ fn hang_up(shared: &Shared) {
 }
 
 /// Tells of the end of a stream, if it tells something of the server.
-fn ended(shared: &Shared, end: &End) {
+fn ended(shared: &SharedConnection, end: &StreamEnd) {
     let server = shared.peer.name();
     match end {
         // Servers close what is idle.
-        End::Closed if !shared.has_work() => debug!(server, "the idle connection was closed"),
-        End::StreamError(what) => shared.peer.sends_garbage(&what.to_string()),
+        StreamEnd::Closed if !shared.has_work() => debug!(server, "the idle connection was closed"),
+        StreamEnd::StreamError(what) => shared.peer.sends_garbage(&what.to_string()),
         end => debug!(server, "the connection was lost: {end}"),
     }
     shared.peer.note(end.to_string());
 }
 
 /// Speaks on the stream until it ends. Answers whether the server has said anything that was understood.
-async fn converse(shared: &Shared) -> (bool, End) {
+async fn converse(shared: &SharedConnection) -> (bool, StreamEnd) {
     let stream = shared.stream.borrow().clone().expect("it was just attached");
     let mut incoming = Incoming::new(shared.pool.clone());
     let mut heard = false;
@@ -112,7 +112,7 @@ async fn converse(shared: &Shared) -> (bool, End) {
             }
         })
         .await;
-        let read = readable.map_err(End::from).and_then(|()| read(shared, &stream, &mut incoming, &mut heard));
+        let read = readable.map_err(StreamEnd::from).and_then(|()| read(shared, &stream, &mut incoming, &mut heard));
         if let Err(end) = read {
             return (heard, end);
         }
@@ -120,11 +120,16 @@ async fn converse(shared: &Shared) -> (bool, End) {
 }
 
 /// Reads once.
-fn read(shared: &Shared, stream: &Stream, incoming: &mut Incoming, heard: &mut bool) -> Result<(), End> {
+fn read(
+    shared: &SharedConnection,
+    stream: &Stream,
+    incoming: &mut Incoming,
+    heard: &mut bool,
+) -> Result<(), StreamEnd> {
     let room = incoming.room();
     let space = room.len();
     let count = match stream.try_read(room) {
-        Ok(0) => return Err(End::Closed),
+        Ok(0) => return Err(StreamEnd::Closed),
         Ok(count) => count,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
         Err(error) => return Err(error.into()),
@@ -143,7 +148,7 @@ fn read(shared: &Shared, stream: &Stream, incoming: &mut Incoming, heard: &mut b
 }
 
 /// Gives a record to the call that waits for it.
-fn take(shared: &Shared, record: Slice) -> Result<(), StreamError> {
+fn take(shared: &SharedConnection, record: Slice) -> Result<(), StreamError> {
     match receive(&record).map_err(|_| StreamError::NoReply)? {
         Received::Reply { xid, results } => {
             shared.deliver(xid, record, results);

@@ -10,7 +10,7 @@ const MAX_RECEIVED_NAME: usize = 1024;
 
 /// A page of a directory.
 #[derive(Clone, Debug)]
-pub struct Listing {
+pub struct DirectoryPage {
     /// The directory's attributes.
     pub directory: Option<Attributes>,
     /// To be given along when going on after this page.
@@ -36,7 +36,7 @@ pub struct ListedEntry<'a> {
     pub handle: Option<FileHandle>,
 }
 
-impl Listing {
+impl DirectoryPage {
     /// Reads a page, of READDIRPLUS if `plus` says so. `part` cuts out of the results.
     ///
     /// # Errors

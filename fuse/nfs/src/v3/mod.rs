@@ -21,7 +21,7 @@ pub mod status;
 pub use arguments::{Creation, Device, Stability};
 pub use attributes::{Around, Attributes, Before, Changes, FileType, Time, TimeChange};
 pub use handle::FileHandle;
-pub use listing::{ListedEntry, Listing};
+pub use listing::{DirectoryPage, ListedEntry};
 pub use results::{Accessed, Committed, Created, FsInfo, FsStat, Link, Linked, Looked, PathConf, Read, Written};
 pub use status::NfsStatus;
 

@@ -16,7 +16,7 @@ use crate::nfs::options::{NfsAddress, Options};
 use crate::nfs::sockets::{SocketSets, Sockets};
 use crate::nfs::writeback::log::Log;
 use crate::projection::Image;
-use crate::protocol::{Body, Request, VolumeId};
+use crate::protocol::{Body, ServerRequest, VolumeId};
 use crate::region::VolumeKind;
 
 /// What a volume may have accepted that the server has not on disk, in MiB.
@@ -88,7 +88,8 @@ impl MountedVolume {
         let log = Log::create(LOG).and_then(|log| log.as_fd().try_clone_to_owned()).map_err(failed)?;
         let kind = HeldExport { log, sockets: sockets.clone(), options: Box::new(options.clone()) };
         // Until here, the NFS server may have moved.
-        let request = |volume, about| Request::Export { volume, about, options: Box::new(sockets.current(options)) };
+        let request =
+            |volume, about| ServerRequest::Export { volume, about, options: Box::new(sockets.current(options)) };
         let (volume, _) = server.begin(device, mount, about, kind, request).map_err(failed)?;
         // Without it, reading is slower.
         if let Err(error) = volume.held.mount.set_read_ahead(READ_AHEAD) {
@@ -127,6 +128,6 @@ impl ServerClient {
             export.ok_or(io::ErrorKind::NotFound)?.sockets.move_to(place);
         }
         // A successor that is resumed meanwhile may have got the old place for some of them.
-        self.done(&Request::Move { volume, place }, &[])
+        self.done(&ServerRequest::Move { volume, place }, &[])
     }
 }

@@ -15,7 +15,7 @@ use crate::mount::private::{MountOptions, PASSTHROUGH_SOURCE, PrivateMount, open
 use crate::mount::table::MountTable;
 use crate::passthrough::Options;
 use crate::projection::Image;
-use crate::protocol::{Body, Reply, Request};
+use crate::protocol::{Body, ServerReply, ServerRequest};
 use crate::region::VolumeKind;
 use crate::session::uring::{self, RingMemory};
 
@@ -103,9 +103,9 @@ impl MountedVolume {
         let rings = if options.io_uring { rings() } else { None };
         let options = &Options { io_uring: rings.is_some(), ..options.clone() };
         let kind = HeldPassthrough { source, table, options: options.clone(), rings };
-        let request = |volume, about| Request::Pass { volume, about, options: options.clone() };
+        let request = |volume, about| ServerRequest::Pass { volume, about, options: options.clone() };
         match server.begin(device, mount, about, kind, request).map_err(failed)? {
-            (volume, Reply::Passing(_)) => Ok(volume),
+            (volume, ServerReply::Passing(_)) => Ok(volume),
             (_, other) => Err(failed(unexpected(&other))),
         }
     }

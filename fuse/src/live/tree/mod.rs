@@ -21,14 +21,11 @@ use std::time::SystemTime;
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::steps::{Step, split};
+use super::steps::{LiveStep, split};
 use crate::projection::image::{Image, ImageNode, ImageNodeKind, Index};
-use crate::projection::tree::NodeId;
+use crate::session::NodeId;
 
 pub use saved::SavedLiveTree;
-
-/// The root of a FUSE connection.
-const ROOT: u64 = NodeId::ROOT.0;
 
 /// Whether a slot is a file or a directory. It stays what it is: a mount cannot become the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,7 +51,7 @@ pub struct Update {
     /// All slots, new ones at the end.
     pub slots: Vec<Slot>,
     /// The changes, in their order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<LiveStep>,
     /// The number of the image that is shown when they are made; no other update of the tree has it.
     pub number: u64,
     /// That image.
@@ -66,26 +63,26 @@ pub struct Update {
 /// The tree of the live parts of a projection.
 pub struct LiveTree {
     slots: Vec<Slot>,
-    nodes: BTreeMap<u64, LiveNode>,
+    nodes: BTreeMap<NodeId, LiveNode>,
     images: BTreeMap<u64, Arc<Image>>,
     /// The image that the last update leads to.
     newest: Option<u64>,
-    announced: VecDeque<Step>,
+    announced: VecDeque<LiveStep>,
     /// How many steps were applied since it was mounted.
     applied: u64,
     /// The last step of a server before this one, which the supervisor may repeat.
-    asked_before: Option<Step>,
-    next: u64,
+    asked_before: Option<LiveStep>,
+    next: NodeId,
     time: SystemTime,
     /// What is about to show other bytes, while the kernel drops what it has of it.
-    pub(super) changing: HashSet<u64>,
+    pub(super) changing: HashSet<NodeId>,
     /// Something was said of it meanwhile.
     pub(super) disturbed: bool,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct LiveNode {
-    parent: u64,
+    parent: NodeId,
     name: String,
     body: Body,
     mode: u16,
@@ -106,7 +103,7 @@ enum Body {
         content: Range<usize>,
     },
     Directory {
-        children: BTreeMap<String, u64>,
+        children: BTreeMap<String, NodeId>,
     },
 }
 
@@ -114,7 +111,7 @@ impl LiveTree {
     /// A tree without slots.
     pub fn new(time: SystemTime) -> Self {
         let root = LiveNode {
-            parent: ROOT,
+            parent: NodeId::ROOT,
             name: String::new(),
             body: Body::Directory { children: BTreeMap::new() },
             mode: 0o755,
@@ -126,13 +123,13 @@ impl LiveTree {
         };
         Self {
             slots: Vec::new(),
-            nodes: BTreeMap::from([(ROOT, root)]),
+            nodes: BTreeMap::from([(NodeId::ROOT, root)]),
             images: BTreeMap::new(),
             newest: None,
             announced: VecDeque::new(),
             applied: 0,
             asked_before: None,
-            next: ROOT + 1,
+            next: NodeId(NodeId::ROOT.0 + 1),
             time,
             changing: HashSet::new(),
             disturbed: false,
@@ -155,7 +152,7 @@ impl LiveTree {
     }
 
     /// The steps that are announced and not taken.
-    pub fn announced(&self) -> Vec<Step> {
+    pub fn announced(&self) -> Vec<LiveStep> {
         self.announced.iter().cloned().collect()
     }
 
@@ -179,7 +176,7 @@ impl LiveTree {
     ///
     /// # Errors
     /// `EROFS` when it is not the next one.
-    pub fn confirm(&mut self, step: &Step) -> Result<(), Errno> {
+    pub fn confirm(&mut self, step: &LiveStep) -> Result<(), Errno> {
         self.take_step(step)
     }
 
@@ -198,7 +195,7 @@ impl LiveTree {
     }
 
     /// Takes the next step, unless an earlier server has taken it without an answer.
-    pub(super) fn take(&mut self, step: &Step) -> Result<(), Errno> {
+    pub(super) fn take(&mut self, step: &LiveStep) -> Result<(), Errno> {
         if self.asked_before.take_if(|before| before == step).is_some() {
             return Ok(());
         }
@@ -207,7 +204,7 @@ impl LiveTree {
         Ok(())
     }
 
-    fn take_step(&mut self, step: &Step) -> Result<(), Errno> {
+    fn take_step(&mut self, step: &LiveStep) -> Result<(), Errno> {
         if self.announced.front() != Some(step) {
             return Err(Errno::EROFS);
         }
@@ -217,13 +214,13 @@ impl LiveTree {
         Ok(())
     }
 
-    fn apply(&mut self, step: &Step) -> Result<(), Errno> {
+    fn apply(&mut self, step: &LiveStep) -> Result<(), Errno> {
         match step {
-            Step::MakeDirectory { path } | Step::MakeFile { path } => self.make(path),
-            Step::Swap { paths } => paths.iter().try_for_each(|path| self.show_newest(path, Some(self.time))),
-            Step::Modify { path } | Step::Touch { path } => self.find(path).map(drop).ok_or(Errno::ENOENT),
-            Step::RemoveFile { path } | Step::RemoveDirectory { path } => self.remove(path),
-            Step::Settle => {
+            LiveStep::MakeDirectory { path } | LiveStep::MakeFile { path } => self.make(path),
+            LiveStep::Swap { paths } => paths.iter().try_for_each(|path| self.show_newest(path, Some(self.time))),
+            LiveStep::Modify { path } | LiveStep::Touch { path } => self.find(path).map(drop).ok_or(Errno::ENOENT),
+            LiveStep::RemoveFile { path } | LiveStep::RemoveDirectory { path } => self.remove(path),
+            LiveStep::Settle => {
                 let files: Vec<_> =
                     self.nodes.iter().filter(|(_, node)| node.is_linked_file()).map(|(id, _)| *id).collect();
                 files.into_iter().try_for_each(|file| self.show_newest(&self.path(file), None))
@@ -253,7 +250,7 @@ impl LiveTree {
         let name = name.to_owned();
         let node = LiveNode { parent, name, body, mode, uid, gid, time, unlinked: false, lookups: Some(0) };
         self.nodes.insert(id, node);
-        self.next += 1;
+        self.next.0 += 1;
         Ok(())
     }
 
@@ -295,25 +292,25 @@ impl LiveTree {
     }
 
     /// Unlinked nodes that the kernel knows.
-    pub fn unlinked(&self) -> Vec<u64> {
+    pub fn unlinked(&self) -> Vec<NodeId> {
         self.nodes.iter().filter(|(_, node)| node.unlinked).map(|(id, _)| *id).collect()
     }
 
     /// Drops the unlinked nodes but these, in a replica.
-    pub fn keep_unlinked(&mut self, known: &[u64]) {
+    pub fn keep_unlinked(&mut self, known: &[NodeId]) {
         let known: BTreeSet<_> = known.iter().collect();
         self.nodes.retain(|id, node| !node.unlinked || known.contains(id));
     }
 
     /// An answer has shown a node to the kernel.
-    pub(super) fn count(&mut self, node: u64) {
+    pub(super) fn count(&mut self, node: NodeId) {
         if let Some(LiveNode { lookups: Some(told), .. }) = self.nodes.get_mut(&node) {
             *told += 1;
         }
     }
 
     /// The kernel dropped `count` references to a node.
-    pub fn forget(&mut self, node: u64, count: u64) {
+    pub fn forget(&mut self, node: NodeId, count: u64) {
         let Some(known) = self.nodes.get_mut(&node) else { return };
         known.lookups = match known.lookups {
             Some(told) => Some(told.saturating_sub(count)),
@@ -324,7 +321,7 @@ impl LiveTree {
         self.sweep(node);
     }
 
-    fn sweep(&mut self, node: u64) {
+    fn sweep(&mut self, node: NodeId) {
         if self.nodes.get(&node).is_some_and(|node| node.unlinked && node.lookups == Some(0)) {
             self.nodes.remove(&node);
         }

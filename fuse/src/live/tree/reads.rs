@@ -6,16 +6,17 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 
-use super::{Body, LiveNode, LiveTree, ROOT};
+use super::{Body, LiveNode, LiveTree};
 use crate::projection::image::{Image, Index};
-use crate::projection::tree::{Attributes, FIRST_COOKIE, Listed, NodeId, NodeKind, PARENT_COOKIE, SELF_COOKIE};
+use crate::projection::tree::{Attributes, FIRST_COOKIE, Listed, NodeKind, PARENT_COOKIE, SELF_COOKIE};
+use crate::session::NodeId;
 
 impl LiveTree {
     /// The entry `name` of a directory.
     ///
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, or `ESTALE` for a node that is gone.
-    pub fn look(&self, parent: u64, name: &str) -> Result<u64, Errno> {
+    pub fn look(&self, parent: NodeId, name: &str) -> Result<NodeId, Errno> {
         match &self.node(parent)?.body {
             Body::Directory { children } => children.get(name).copied().ok_or(Errno::ENOENT),
             Body::File { .. } => Err(Errno::ENOTDIR),
@@ -26,7 +27,7 @@ impl LiveTree {
     ///
     /// # Errors
     /// `ESTALE` for a node that is gone.
-    pub fn attributes(&self, id: u64) -> Result<Attributes, Errno> {
+    pub fn attributes(&self, id: NodeId) -> Result<Attributes, Errno> {
         let node = self.node(id)?;
         let (kind, size, links) = match &node.body {
             Body::File { content, .. } => (NodeKind::File, content.len() as u64, u32::from(!node.unlinked)),
@@ -36,14 +37,14 @@ impl LiveTree {
             }
         };
         let LiveNode { mode, uid, gid, time, .. } = *node;
-        Ok(Attributes { node: NodeId(id), kind, mode, size, links, uid, gid, time })
+        Ok(Attributes { node: id, kind, mode, size, links, uid, gid, time })
     }
 
     /// Where the bytes of a file are. The image stays valid for as long as it is held.
     ///
     /// # Errors
     /// `EISDIR`, or `ESTALE` for a node that is gone.
-    pub fn content(&self, id: u64) -> Result<(Arc<Image>, Range<usize>), Errno> {
+    pub fn content(&self, id: NodeId) -> Result<(Arc<Image>, Range<usize>), Errno> {
         match &self.node(id)?.body {
             Body::File { image, content } => {
                 Ok((Arc::clone(self.images.get(image).ok_or(Errno::ESTALE)?), content.clone()))
@@ -57,19 +58,19 @@ impl LiveTree {
     ///
     /// # Errors
     /// `ENOTDIR`, or `ESTALE` for a node that is gone.
-    pub fn list(&self, id: u64, cookie: u64, mut emit: impl FnMut(Listed<'_>) -> bool) -> Result<(), Errno> {
+    pub fn list(&self, id: NodeId, cookie: u64, mut emit: impl FnMut(Listed<'_>) -> bool) -> Result<(), Errno> {
         let node = self.node(id)?;
         let Body::Directory { children } = &node.body else { return Err(Errno::ENOTDIR) };
         for (dot, at, to) in [(".", SELF_COOKIE, id), ("..", PARENT_COOKIE, node.parent)] {
-            if cookie < at && emit((NodeId(to), at, NodeKind::Directory, dot)) {
+            if cookie < at && emit((to, at, NodeKind::Directory, dot)) {
                 return Ok(());
             }
         }
-        let by_id: BTreeMap<u64, &str> = children.iter().map(|(name, child)| (*child, name.as_str())).collect();
+        let by_id: BTreeMap<NodeId, &str> = children.iter().map(|(name, child)| (*child, name.as_str())).collect();
         for (child, name) in by_id {
             let kind = if self.is_directory(child) { NodeKind::Directory } else { NodeKind::File };
-            let at = child + FIRST_COOKIE;
-            if cookie < at && emit((NodeId(child), at, kind, name)) {
+            let at = child.0 + FIRST_COOKIE;
+            if cookie < at && emit((child, at, kind, name)) {
                 break;
             }
         }
@@ -86,10 +87,10 @@ impl LiveTree {
     }
 
     /// The path of a node below the root.
-    pub fn path(&self, id: u64) -> String {
+    pub fn path(&self, id: NodeId) -> String {
         let mut names = Vec::new();
         let mut at = id;
-        while let Some(node) = self.nodes.get(&at).filter(|_| at != ROOT) {
+        while let Some(node) = self.nodes.get(&at).filter(|_| at != NodeId::ROOT) {
             names.push(node.name.as_str());
             at = node.parent;
         }
@@ -98,40 +99,40 @@ impl LiveTree {
     }
 
     /// The node at a path.
-    pub fn find(&self, path: &str) -> Option<u64> {
+    pub fn find(&self, path: &str) -> Option<NodeId> {
         let mut names = path.split('/').filter(|name| !name.is_empty());
-        names.try_fold(ROOT, |node, name| self.look(node, name).ok())
+        names.try_fold(NodeId::ROOT, |node, name| self.look(node, name).ok())
     }
 
     /// The entry of a directory.
-    pub(in crate::live) fn child(&self, directory: u64, name: &str) -> Option<u64> {
+    pub(in crate::live) fn child(&self, directory: NodeId, name: &str) -> Option<NodeId> {
         self.look(directory, name).ok()
     }
 
     /// The names in a directory.
-    pub(in crate::live) fn children(&self, id: u64) -> Vec<String> {
+    pub(in crate::live) fn children(&self, id: NodeId) -> Vec<String> {
         match self.nodes.get(&id).map(|node| &node.body) {
             Some(Body::Directory { children }) => children.keys().cloned().collect(),
             _ => Vec::new(),
         }
     }
 
-    pub(in crate::live) fn is_directory(&self, id: u64) -> bool {
+    pub(in crate::live) fn is_directory(&self, id: NodeId) -> bool {
         matches!(self.nodes.get(&id), Some(LiveNode { body: Body::Directory { .. }, .. }))
     }
 
     /// Whether these are the bytes of a file.
-    pub(in crate::live) fn has_bytes(&self, id: u64, bytes: &[u8]) -> bool {
+    pub(in crate::live) fn has_bytes(&self, id: NodeId, bytes: &[u8]) -> bool {
         self.content(id).is_ok_and(|(image, content)| image.bytes().get(content) == Some(bytes))
     }
 
     /// Whether a node has the mode and the owners of one of an image.
-    pub(in crate::live) fn looks_like(&self, id: u64, image: &Image, wanted: Index) -> bool {
+    pub(in crate::live) fn looks_like(&self, id: NodeId, image: &Image, wanted: Index) -> bool {
         let shown = self.nodes.get(&id).map(|node| (node.mode, node.uid, node.gid));
         shown == image.node(wanted).map(|node| (node.mode, node.uid, node.gid))
     }
 
-    fn node(&self, id: u64) -> Result<&LiveNode, Errno> {
+    fn node(&self, id: NodeId) -> Result<&LiveNode, Errno> {
         self.nodes.get(&id).ok_or(Errno::ESTALE)
     }
 }

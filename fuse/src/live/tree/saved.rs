@@ -6,21 +6,22 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Body, LiveNode, LiveTree, ROOT, Slot};
-use crate::live::steps::Step;
+use super::{Body, LiveNode, LiveTree, Slot};
+use crate::live::steps::LiveStep;
 use crate::projection::image::Image;
+use crate::session::NodeId;
 
 /// A tree without its images, on its way to another process. They travel beside it, as descriptors, in the order of their
 /// numbers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SavedLiveTree {
     slots: Vec<Slot>,
-    nodes: Vec<(u64, LiveNode)>,
+    nodes: Vec<(NodeId, LiveNode)>,
     images: Vec<u64>,
     newest: Option<u64>,
-    announced: Vec<Step>,
+    announced: Vec<LiveStep>,
     applied: u64,
-    next: u64,
+    next: NodeId,
     time: SystemTime,
 }
 
@@ -54,12 +55,12 @@ impl LiveTree {
             return None;
         }
         let images: BTreeMap<u64, Arc<Image>> = numbers.into_iter().zip(images.into_iter().map(Arc::new)).collect();
-        let nodes: BTreeMap<u64, LiveNode> = nodes.into_iter().collect();
-        let fits = |(id, node): (&u64, &LiveNode)| {
+        let nodes: BTreeMap<NodeId, LiveNode> = nodes.into_iter().collect();
+        let fits = |(id, node): (&NodeId, &LiveNode)| {
             let above = nodes.get(&node.parent).map(|parent| &parent.body);
             // Parents are older than their children, so no path is a circle.
             let is_in_one = node.unlinked || matches!(above, Some(Body::Directory { .. }));
-            let is_below = *id == ROOT || (node.parent < *id && is_in_one);
+            let is_below = *id == NodeId::ROOT || (node.parent < *id && is_in_one);
             let is_whole = match &node.body {
                 Body::File { image, content } => {
                     images.get(image).is_some_and(|image| image.bytes().get(content.clone()).is_some())
@@ -70,8 +71,8 @@ impl LiveTree {
             };
             is_below && is_whole && *id < next
         };
-        let is_whole =
-            nodes.get(&ROOT).is_some_and(|root| matches!(root.body, Body::Directory { .. })) && nodes.iter().all(fits);
+        let is_whole = nodes.get(&NodeId::ROOT).is_some_and(|root| matches!(root.body, Body::Directory { .. }))
+            && nodes.iter().all(fits);
         let (announced, asked_before) = (announced.into(), None);
         let (changing, disturbed) = (HashSet::new(), false);
         let newest = newest.filter(|newest| images.contains_key(newest));

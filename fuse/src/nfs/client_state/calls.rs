@@ -15,7 +15,7 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use super::state::{CallCell, no_memory};
 use crate::region::Region;
-use crate::region::cells::Record;
+use crate::region::cells::OwnedCell;
 
 /// The xid of a call that was not sent.
 const NOT_SENT: u32 = 0;
@@ -23,7 +23,7 @@ const NOT_SENT: u32 = 0;
 /// A call that is under way. When it is dropped, no successor makes it again.
 #[derive(Debug)]
 pub struct RecordedCall {
-    record: Record<CallCell>,
+    record: OwnedCell<CallCell>,
 }
 
 impl RecordedCall {
@@ -54,12 +54,12 @@ impl RecordedCall {
 /// Those that a dead server left, and what new ones need.
 pub struct Calls {
     region: Arc<Region>,
-    inherited: RefCell<HashMap<(u64, u32), Record<CallCell>>>,
+    inherited: RefCell<HashMap<(u64, u32), OwnedCell<CallCell>>>,
 }
 
 impl Calls {
     /// With what a dead server left.
-    pub fn new(region: Arc<Region>, inherited: HashMap<(u64, u32), Record<CallCell>>) -> Self {
+    pub fn new(region: Arc<Region>, inherited: HashMap<(u64, u32), OwnedCell<CallCell>>) -> Self {
         Self { region, inherited: RefCell::new(inherited) }
     }
 
@@ -72,7 +72,7 @@ impl Calls {
             return Ok(RecordedCall { record });
         }
         let now = clock_gettime(ClockId::RealtimeCoarse);
-        let record = Record::new(&self.region, |cell: &CallCell| {
+        let record = OwnedCell::new(&self.region, |cell: &CallCell| {
             cell.xid.store(NOT_SENT, Relaxed);
             cell.unique.store(unique, Relaxed);
             cell.step.store(step, Relaxed);

@@ -14,11 +14,12 @@ use podfs_nfs::v3::FileType;
 use super::ClientState;
 use super::calls::Calls;
 use super::name::{LONGEST_NAME, Name};
-use super::node::{Found, Inherited, Node, Nodes, ROOT};
+use super::node::{FoundFile, Inherited, NfsNode, Nodes};
 use super::open_files::{OpenFile, OpenFiles};
 use super::state::{CallCell, KNOWN, NameCell, NodeCell, OpenCell, RootCell};
 use crate::region::Region;
-use crate::region::cells::{CellId, Content, Record};
+use crate::region::cells::{CellContent, CellId, OwnedCell};
+use crate::session::{HandleId, NodeId};
 
 /// What was read of a region.
 pub struct Inheritance {
@@ -27,9 +28,9 @@ pub struct Inheritance {
     /// Cells that hold nothing usable.
     pub lost: Vec<CellId>,
     /// The cell with the root's attributes.
-    pub root: Option<Record<RootCell>>,
+    pub root: Option<OwnedCell<RootCell>>,
     /// Files that were removed while they were open, and are not open any more.
-    pub silly: Vec<Rc<Node>>,
+    pub silly: Vec<Rc<NfsNode>>,
 }
 
 impl Inheritance {
@@ -38,11 +39,11 @@ impl Inheritance {
         region.look_again().ok()?;
         let mut reader = RegionReader::new(region);
         let nodes = Nodes::inherit(Arc::clone(region), reader.nodes());
-        nodes.get(ROOT).ok().filter(|root| root.kind == FileType::Directory)?;
+        nodes.get(NodeId::ROOT).ok().filter(|root| root.kind == FileType::Directory)?;
         let files = reader.open_files(&nodes);
         let calls = Calls::new(Arc::clone(region), reader.calls());
         let root = reader.records::<RootCell>().into_iter().next();
-        reader.kept.extend(root.as_ref().map(Record::id));
+        reader.kept.extend(root.as_ref().map(OwnedCell::id));
         let RegionReader { mut kept, .. } = reader;
         kept.sort_unstable();
         let lost = region.cells().tagged().map(|(id, _)| id).filter(|id| kept.binary_search(id).is_err()).collect();
@@ -68,17 +69,17 @@ impl<'a> RegionReader<'a> {
         Self { region, cells, kept: Vec::new() }
     }
 
-    fn records<T: Content>(&mut self) -> Vec<Record<T>> {
+    fn records<T: CellContent>(&mut self) -> Vec<OwnedCell<T>> {
         let ids = self.cells.remove(&T::TAG).unwrap_or_default();
-        ids.into_iter().map(|id| Record::of(self.region, id)).collect()
+        ids.into_iter().map(|id| OwnedCell::of(self.region, id)).collect()
     }
 
     fn nodes(&mut self) -> Vec<Inherited> {
         let next = self.region.header().counters.next_node.load(Relaxed);
         let (mut nodes, mut taken) = (HashMap::new(), HashSet::new());
         for record in self.records::<NodeCell>() {
-            let Some((id, found)) = Node::read(&record) else { continue };
-            if !(ROOT..next).contains(&id) || nodes.contains_key(&id) {
+            let Some((id, found)) = NfsNode::read(&record) else { continue };
+            if !(NodeId::ROOT..NodeId(next)).contains(&id) || nodes.contains_key(&id) {
                 continue;
             }
             let name = Name::inherit(self.region, record.name.load(Relaxed), &mut taken);
@@ -88,16 +89,19 @@ impl<'a> RegionReader<'a> {
             nodes.insert(id, Inherited { id, found, record, name });
         }
         let mut handles = HashSet::new();
-        nodes.into_values().filter(|Inherited { found: Found { handle, .. }, .. }| handles.insert(*handle)).collect()
+        nodes
+            .into_values()
+            .filter(|Inherited { found: FoundFile { handle, .. }, .. }| handles.insert(*handle))
+            .collect()
     }
 
     fn open_files(&mut self, nodes: &Nodes) -> OpenFiles {
         let last = self.region.header().counters.last_handle.load(Relaxed);
         let (mut files, mut by_request) = (HashMap::new(), HashMap::new());
         for record in self.records::<OpenCell>() {
-            let handle = record.handle.load(Relaxed);
-            let Ok(node) = nodes.get(record.node.load(Relaxed)) else { continue };
-            if handle == 0 || handle > last || files.contains_key(&handle) {
+            let handle = HandleId(record.handle.load(Relaxed));
+            let Ok(node) = nodes.get(NodeId(record.node.load(Relaxed))) else { continue };
+            if handle == HandleId(0) || handle > HandleId(last) || files.contains_key(&handle) {
                 continue;
             }
             self.kept.push(record.id());
@@ -110,7 +114,7 @@ impl<'a> RegionReader<'a> {
         OpenFiles::new(Arc::clone(self.region), files, by_request)
     }
 
-    fn calls(&mut self) -> HashMap<(u64, u32), Record<CallCell>> {
+    fn calls(&mut self) -> HashMap<(u64, u32), OwnedCell<CallCell>> {
         let mut calls = HashMap::new();
         for record in self.records::<CallCell>() {
             let key = (record.unique.load(Relaxed), record.step.load(Relaxed));

@@ -11,7 +11,8 @@ use rustix::io::Errno;
 
 use super::state::{NAME_BYTES, NameCell, no_memory, read_bytes, write_bytes};
 use crate::region::Region;
-use crate::region::cells::{CellId, Record};
+use crate::region::cells::{CellId, OwnedCell};
+use crate::session::NodeId;
 
 /// Longest name, in bytes.
 pub const LONGEST_NAME: usize = 255;
@@ -20,11 +21,11 @@ pub const LONGEST_NAME: usize = 255;
 #[derive(Debug)]
 pub struct Name {
     /// The directory's node.
-    pub parent: u64,
+    pub parent: NodeId,
     /// The name.
     pub name: Box<[u8]>,
     /// Its cells, in order.
-    records: Vec<Record<NameCell>>,
+    records: Vec<OwnedCell<NameCell>>,
 }
 
 impl Name {
@@ -32,14 +33,14 @@ impl Name {
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn new(region: &Arc<Region>, parent: u64, name: &[u8]) -> Result<Self, Errno> {
-        let mut records: Vec<Record<NameCell>> = Vec::new();
+    pub fn new(region: &Arc<Region>, parent: NodeId, name: &[u8]) -> Result<Self, Errno> {
+        let mut records: Vec<OwnedCell<NameCell>> = Vec::new();
         // The last part first, so that what leads to a cell leads to one that is there.
         for part in name.chunks(NAME_BYTES).rev() {
             let next = records.last().map_or(0, |next| next.id().to_word());
-            let record = Record::new(region, |cell: &NameCell| {
+            let record = OwnedCell::new(region, |cell: &NameCell| {
                 cell.length.store(name.len() as u32, Relaxed);
-                cell.parent.store(parent, Relaxed);
+                cell.parent.store(parent.0, Relaxed);
                 cell.next.store(next, Relaxed);
                 write_bytes(&cell.bytes, part);
             });
@@ -55,7 +56,7 @@ impl Name {
     }
 
     /// Whether it is this one.
-    pub fn is(&self, parent: u64, name: &[u8]) -> bool {
+    pub fn is(&self, parent: NodeId, name: &[u8]) -> bool {
         self.parent == parent && *self.name == *name
     }
 
@@ -68,7 +69,7 @@ impl Name {
         while let Some(id) = next {
             let cell = region.cells().find::<NameCell>(id)?;
             let length = cell.length.load(Relaxed) as usize;
-            let (length, parent) = *first.get_or_insert((length, cell.parent.load(Relaxed)));
+            let (length, parent) = *first.get_or_insert((length, NodeId(cell.parent.load(Relaxed))));
             if length > LONGEST_NAME || name.len() >= length || taken.contains(&id) || ids.contains(&id) {
                 return None;
             }
@@ -78,7 +79,7 @@ impl Name {
             next = if rest > NAME_BYTES { Some(CellId::from_word(cell.next.load(Relaxed))?) } else { None };
             if let (None, (_, parent)) = (next, (length, parent)) {
                 taken.extend(ids.iter().copied());
-                let records = ids.into_iter().map(|id| Record::of(region, id)).collect();
+                let records = ids.into_iter().map(|id| OwnedCell::of(region, id)).collect();
                 return Some(Self { parent, name: name.into(), records });
             }
         }
@@ -87,7 +88,7 @@ impl Name {
 
     /// The cells that hold it.
     pub fn cells(&self) -> impl Iterator<Item = CellId> {
-        self.records.iter().map(Record::id)
+        self.records.iter().map(OwnedCell::id)
     }
 }
 

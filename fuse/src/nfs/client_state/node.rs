@@ -18,15 +18,13 @@ use super::state::{HANDLE_LENGTH, NodeCell, SILLY, no_memory, read_bytes, write_
 use crate::nfs::filesystem::attributes::{file_type, kind_of};
 use crate::nfs::filesystem::freshness::Freshness;
 use crate::region::Region;
-use crate::region::cells::Record;
-
-/// The number of the root.
-pub const ROOT: u64 = 1;
+use crate::region::cells::OwnedCell;
+use crate::session::NodeId;
 
 /// A file that the kernel knows.
-pub struct Node {
+pub struct NfsNode {
     /// The kernel's number for it.
-    pub id: u64,
+    pub id: NodeId,
     /// What kind of file it is.
     pub kind: FileType,
     /// The server's number for it.
@@ -36,25 +34,25 @@ pub struct Node {
     /// The credential for its removal at its last close, if it is removed while it is open.
     pub remover: RefCell<Option<Credential>>,
     handle: Cell<FileHandle>,
-    record: RefCell<Record<NodeCell>>,
+    record: RefCell<OwnedCell<NodeCell>>,
     name: NameOf,
     opens: Cell<u32>,
 }
 
 /// What a node begins with.
 #[derive(Clone, Copy, Debug)]
-pub struct Found {
+pub struct FoundFile {
     /// What the server calls it.
     pub handle: FileHandle,
-    /// As in [`Node`].
+    /// As in [`NfsNode`].
     pub kind: FileType,
-    /// As in [`Node`].
+    /// As in [`NfsNode`].
     pub fileid: u64,
 }
 
-impl Node {
-    fn new(id: u64, found: Found, record: Record<NodeCell>, name: Option<Rc<Name>>) -> Self {
-        let Found { handle, kind, fileid } = found;
+impl NfsNode {
+    fn new(id: NodeId, found: FoundFile, record: OwnedCell<NodeCell>, name: Option<Rc<Name>>) -> Self {
+        let FoundFile { handle, kind, fileid } = found;
         let (handle, record, name) = (Cell::new(handle), RefCell::new(record), RefCell::new(name));
         let (freshness, remover, opens) = (RefCell::default(), RefCell::default(), Cell::new(0));
         Self { id, kind, fileid, freshness, remover, handle, record, name, opens }
@@ -102,10 +100,10 @@ impl Node {
     }
 
     /// As the server's answers tell what kind of file it is, and how its handle begins.
-    fn fill(cell: &NodeCell, id: u64, lookups: u64, found: &Found, name: u64, flags: u64) {
+    fn fill(cell: &NodeCell, id: NodeId, lookups: u64, found: &FoundFile, name: u64, flags: u64) {
         let handle = found.handle.as_bytes();
         cell.form.store(file_type(found.kind) | handle.len() as u32, Relaxed);
-        cell.id.store(id, Relaxed);
+        cell.id.store(id.0, Relaxed);
         cell.lookups.store(lookups, Relaxed);
         cell.fileid.store(found.fileid, Relaxed);
         cell.name.store(name, Relaxed);
@@ -114,11 +112,11 @@ impl Node {
     }
 
     /// What a cell says of a node; none if no server can have written it.
-    pub fn read(cell: &NodeCell) -> Option<(u64, Found)> {
+    pub fn read(cell: &NodeCell) -> Option<(NodeId, FoundFile)> {
         let form = cell.form.load(Relaxed);
         let handle = FileHandle::new(&read_bytes(&cell.handle, (form & HANDLE_LENGTH) as usize))?;
-        let found = Found { handle, kind: kind_of(form & !HANDLE_LENGTH)?, fileid: cell.fileid.load(Relaxed) };
-        Some((cell.id.load(Relaxed), found))
+        let found = FoundFile { handle, kind: kind_of(form & !HANDLE_LENGTH)?, fileid: cell.fileid.load(Relaxed) };
+        Some((NodeId(cell.id.load(Relaxed)), found))
     }
 }
 
@@ -130,22 +128,22 @@ pub struct Nodes {
 
 #[derive(Default)]
 struct NodeTable {
-    by_id: HashMap<u64, Rc<Node>>,
-    by_handle: HashMap<FileHandle, Rc<Node>>,
+    by_id: HashMap<NodeId, Rc<NfsNode>>,
+    by_handle: HashMap<FileHandle, Rc<NfsNode>>,
     /// Each node by its name, if it has one: the one it was found under last.
-    by_name: HashMap<(u64, Box<[u8]>), u64>,
+    by_name: HashMap<(NodeId, Box<[u8]>), NodeId>,
     /// Forgotten, and something is still to be written.
-    lingering: Vec<u64>,
+    lingering: Vec<NodeId>,
 }
 
 /// A node as a dead server left it.
 pub struct Inherited {
     /// Its number.
-    pub id: u64,
+    pub id: NodeId,
     /// What it was found as.
-    pub found: Found,
+    pub found: FoundFile,
     /// Its cell.
-    pub record: Record<NodeCell>,
+    pub record: OwnedCell<NodeCell>,
     /// Its name.
     pub name: Option<Name>,
 }
@@ -155,8 +153,8 @@ impl Nodes {
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn new(region: Arc<Region>, root: Found) -> Result<Self, Errno> {
-        region.header().counters.next_node.store(ROOT, Release);
+    pub fn new(region: Arc<Region>, root: FoundFile) -> Result<Self, Errno> {
+        region.header().counters.next_node.store(NodeId::ROOT.0, Release);
         let nodes = Self { region, table: RefCell::default() };
         // The kernel never forgets it.
         nodes.enter(root, None)?;
@@ -170,7 +168,7 @@ impl Nodes {
             if record.lookups.load(Relaxed) == 0 {
                 table.lingering.push(id);
             }
-            let node = Rc::new(Node::new(id, found, record, name.map(Rc::new)));
+            let node = Rc::new(NfsNode::new(id, found, record, name.map(Rc::new)));
             if let Some(name) = node.name() {
                 table.by_name.insert((name.parent, name.name.clone()), id);
             }
@@ -184,32 +182,32 @@ impl Nodes {
     ///
     /// # Errors
     /// `ESTALE` when there is none.
-    pub fn get(&self, id: u64) -> Result<Rc<Node>, Errno> {
+    pub fn get(&self, id: NodeId) -> Result<Rc<NfsNode>, Errno> {
         self.table.borrow().by_id.get(&id).cloned().ok_or(Errno::STALE)
     }
 
     /// The node of that handle, if the kernel knows it.
-    pub fn find(&self, handle: &FileHandle) -> Option<Rc<Node>> {
+    pub fn find(&self, handle: &FileHandle) -> Option<Rc<NfsNode>> {
         self.table.borrow().by_handle.get(handle).cloned()
     }
 
     /// The node that was found last under a name.
-    pub fn at(&self, parent: u64, name: &[u8]) -> Option<Rc<Node>> {
+    pub fn at(&self, parent: NodeId, name: &[u8]) -> Option<Rc<NfsNode>> {
         let table = self.table.borrow();
         let id = table.by_name.get(&(parent, Box::from(name)))?;
         table.by_id.get(id).cloned()
     }
 
     /// The root.
-    pub fn root(&self) -> Rc<Node> {
-        self.get(ROOT).expect("the root is never forgotten")
+    pub fn root(&self) -> Rc<NfsNode> {
+        self.get(NodeId::ROOT).expect("the root is never forgotten")
     }
 
     /// The node of that file, which the answer shows to the kernel once more. `at` is where it was found: a directory and a name.
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn enter(&self, found: Found, at: Option<(u64, &[u8])>) -> Result<Rc<Node>, Errno> {
+    pub fn enter(&self, found: FoundFile, at: Option<(NodeId, &[u8])>) -> Result<Rc<NfsNode>, Errno> {
         let known = self.find(&found.handle).filter(|node| node.kind == found.kind);
         let node = match known {
             Some(node) => {
@@ -225,13 +223,14 @@ impl Nodes {
         Ok(node)
     }
 
-    fn insert(&self, found: Found, at: Option<(u64, &[u8])>) -> Result<Rc<Node>, Errno> {
+    fn insert(&self, found: FoundFile, at: Option<(NodeId, &[u8])>) -> Result<Rc<NfsNode>, Errno> {
         let next = &self.region.header().counters.next_node;
-        let id = next.load(Acquire);
+        let id = NodeId(next.load(Acquire));
         // Also if this server dies now, the number is not used again.
-        next.store(id.wrapping_add(1), Release);
-        let record = Record::new(&self.region, |cell| Node::fill(cell, id, 0, &found, 0, 0)).map_err(no_memory)?;
-        let node = Rc::new(Node::new(id, found, record, None));
+        next.store(id.0.wrapping_add(1), Release);
+        let record =
+            OwnedCell::new(&self.region, |cell| NfsNode::fill(cell, id, 0, &found, 0, 0)).map_err(no_memory)?;
+        let node = Rc::new(NfsNode::new(id, found, record, None));
         if let Some((parent, name)) = at {
             self.rename(&node, parent, name)?;
         }
@@ -245,7 +244,7 @@ impl Nodes {
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn rename(&self, node: &Node, parent: u64, name: &[u8]) -> Result<(), Errno> {
+    pub fn rename(&self, node: &NfsNode, parent: NodeId, name: &[u8]) -> Result<(), Errno> {
         let new = Rc::new(Name::new(&self.region, parent, name)?);
         let other = self.at(parent, name).filter(|other| other.id != node.id);
         if let Some(other) = other {
@@ -260,7 +259,7 @@ impl Nodes {
     }
 
     /// A node has no name any more that is known.
-    pub fn unname(&self, node: &Node) {
+    pub fn unname(&self, node: &NfsNode) {
         if let Some(name) = node.name() {
             self.table.borrow_mut().by_name.remove(&(name.parent, name.name.clone()));
             node.set_name(None);
@@ -271,14 +270,14 @@ impl Nodes {
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn set_handle(&self, node: &Rc<Node>, handle: FileHandle) -> Result<(), Errno> {
-        let found = Found { handle, kind: node.kind, fileid: node.fileid };
+    pub fn set_handle(&self, node: &Rc<NfsNode>, handle: FileHandle) -> Result<(), Errno> {
+        let found = FoundFile { handle, kind: node.kind, fileid: node.fileid };
         let (lookups, name, flags) = {
             let record = node.record.borrow();
             (record.lookups.load(Relaxed), record.name.load(Relaxed), record.flags.load(Relaxed))
         };
         // A kill in between leaves both, and a successor takes either.
-        let record = Record::new(&self.region, |cell| Node::fill(cell, node.id, lookups, &found, name, flags));
+        let record = OwnedCell::new(&self.region, |cell| NfsNode::fill(cell, node.id, lookups, &found, name, flags));
         drop(node.record.replace(record.map_err(no_memory)?));
         let mut table = self.table.borrow_mut();
         table.by_handle.remove(&node.handle.get());
@@ -289,7 +288,7 @@ impl Nodes {
 
     /// The kernel forgets `lookups` of the answers that showed it the node. With `is_dirty` the node stays for as long as that
     /// holds.
-    pub fn forget(&self, id: u64, lookups: u64, is_dirty: impl Fn(u64) -> bool) {
+    pub fn forget(&self, id: NodeId, lookups: u64, is_dirty: impl Fn(NodeId) -> bool) {
         let mut table = self.table.borrow_mut();
         let Some(node) = table.by_id.get(&id) else { return };
         let left = {
@@ -298,7 +297,7 @@ impl Nodes {
             record.lookups.store(left, Release);
             left
         };
-        if left > 0 || id == ROOT {
+        if left > 0 || id == NodeId::ROOT {
             return;
         }
         if is_dirty(id) || node.is_open() {
@@ -309,7 +308,7 @@ impl Nodes {
     }
 
     /// Drops forgotten nodes, except those for which `is_dirty` holds.
-    pub fn let_go(&self, is_dirty: impl Fn(u64) -> bool) {
+    pub fn let_go(&self, is_dirty: impl Fn(NodeId) -> bool) {
         let mut table = self.table.borrow_mut();
         if table.lingering.is_empty() {
             return;
@@ -329,13 +328,13 @@ impl Nodes {
     }
 
     /// All of them.
-    pub fn all(&self) -> Vec<Rc<Node>> {
+    pub fn all(&self) -> Vec<Rc<NfsNode>> {
         self.table.borrow().by_id.values().cloned().collect()
     }
 }
 
 impl NodeTable {
-    fn remove(&mut self, id: u64) {
+    fn remove(&mut self, id: NodeId) {
         let Some(node) = self.by_id.remove(&id) else { return };
         if let Some(name) = node.name() {
             self.by_name.remove(&(name.parent, name.name.clone()));

@@ -12,24 +12,25 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use podfs_nfs::rpc::Credential;
 use rustix::io::Errno;
 
-use super::node::Node;
+use super::node::NfsNode;
 use super::state::{CLOSED, DIRECTORY, KNOWN, OpenCell, no_memory};
-use crate::nfs::filesystem::listing::Listing;
+use crate::nfs::filesystem::listing::NfsListing;
 use crate::region::Region;
-use crate::region::cells::Record;
+use crate::region::cells::OwnedCell;
+use crate::session::{HandleId, NodeId};
 
 /// An open file or directory of a caller.
 pub struct OpenFile {
     /// None once it has left the table, even if it is still referenced.
-    record: RefCell<Option<Record<OpenCell>>>,
+    record: RefCell<Option<OwnedCell<OpenCell>>>,
     /// Its number.
-    pub handle: u64,
+    pub handle: HandleId,
     /// What it is open on.
-    pub node: Rc<Node>,
+    pub node: Rc<NfsNode>,
     /// The credential of its open.
     pub credential: Credential,
     /// Where reading it has got to, if it is a directory.
-    pub listing: Option<RefCell<Listing>>,
+    pub listing: Option<RefCell<NfsListing>>,
 }
 
 impl OpenFile {
@@ -52,9 +53,9 @@ impl OpenFile {
     }
 
     /// An open file that a dead server left.
-    pub fn inherit(record: Record<OpenCell>, node: Rc<Node>) -> Self {
+    pub fn inherit(record: OwnedCell<OpenCell>, node: Rc<NfsNode>) -> Self {
         let is_directory = record.flags.load(Relaxed) & DIRECTORY != 0;
-        let (handle, credential) = (record.handle.load(Relaxed), record.identity.get());
+        let (handle, credential) = (HandleId(record.handle.load(Relaxed)), record.identity.get());
         Self::over(record, handle, node, credential, is_directory)
     }
 
@@ -68,7 +69,13 @@ impl OpenFile {
         self.record.borrow().as_ref().is_none_or(|record| record.flags.load(Relaxed) & CLOSED != 0)
     }
 
-    fn over(record: Record<OpenCell>, handle: u64, node: Rc<Node>, credential: Credential, is_directory: bool) -> Self {
+    fn over(
+        record: OwnedCell<OpenCell>,
+        handle: HandleId,
+        node: Rc<NfsNode>,
+        credential: Credential,
+        is_directory: bool,
+    ) -> Self {
         let listing = is_directory.then(RefCell::default);
         Self { record: RefCell::new(Some(record)), handle, node, credential, listing }
     }
@@ -77,16 +84,20 @@ impl OpenFile {
 /// All of them.
 pub struct OpenFiles {
     region: Arc<Region>,
-    table: RefCell<HashMap<u64, Rc<OpenFile>>>,
+    table: RefCell<HashMap<HandleId, Rc<OpenFile>>>,
     /// Closed, while what was written through them is not on the server's disk.
-    closed: RefCell<HashMap<u64, Rc<OpenFile>>>,
+    closed: RefCell<HashMap<HandleId, Rc<OpenFile>>>,
     /// What dead servers opened without a known answer, by the request.
-    unanswered: RefCell<HashMap<u64, u64>>,
+    unanswered: RefCell<HashMap<u64, HandleId>>,
 }
 
 impl OpenFiles {
     /// With those that a dead server left; `unanswered` has, by request, what was opened without a known answer.
-    pub fn new(region: Arc<Region>, files: HashMap<u64, Rc<OpenFile>>, unanswered: HashMap<u64, u64>) -> Self {
+    pub fn new(
+        region: Arc<Region>,
+        files: HashMap<HandleId, Rc<OpenFile>>,
+        unanswered: HashMap<u64, HandleId>,
+    ) -> Self {
         let (closed, open): (HashMap<_, _>, HashMap<_, _>) = files.into_iter().partition(|(_, open)| open.is_closed());
         open.values().for_each(|open| open.node.opened());
         let (table, closed, unanswered) = (RefCell::new(open), RefCell::new(closed), RefCell::new(unanswered));
@@ -100,7 +111,7 @@ impl OpenFiles {
     pub fn add(
         &self,
         unique: u64,
-        node: &Rc<Node>,
+        node: &Rc<NfsNode>,
         credential: Credential,
         is_directory: bool,
     ) -> Result<Rc<OpenFile>, Errno> {
@@ -109,13 +120,13 @@ impl OpenFiles {
             return Ok(open);
         }
         let last = &self.region.header().counters.last_handle;
-        let handle = last.load(Relaxed).wrapping_add(1);
-        last.store(handle, Release);
+        let handle = HandleId(last.load(Relaxed).wrapping_add(1));
+        last.store(handle.0, Release);
         let flags = if is_directory { DIRECTORY } else { 0 };
-        let record = Record::new(&self.region, |cell: &OpenCell| {
+        let record = OwnedCell::new(&self.region, |cell: &OpenCell| {
             cell.flags.store(flags, Relaxed);
-            cell.handle.store(handle, Relaxed);
-            cell.node.store(node.id, Relaxed);
+            cell.handle.store(handle.0, Relaxed);
+            cell.node.store(node.id.0, Relaxed);
             cell.unique.store(unique, Relaxed);
             cell.verifier.store(0, Relaxed);
             cell.identity.set(&credential);
@@ -131,18 +142,18 @@ impl OpenFiles {
     ///
     /// # Errors
     /// `EBADF` when there is none.
-    pub fn get(&self, handle: u64) -> Result<Rc<OpenFile>, Errno> {
+    pub fn get(&self, handle: HandleId) -> Result<Rc<OpenFile>, Errno> {
         self.table.borrow().get(&handle).cloned().ok_or(Errno::BADF)
     }
 
     /// As [`get`](Self::get), also after it was closed, as long as there is something to write through it.
-    pub fn find(&self, handle: u64) -> Option<Rc<OpenFile>> {
+    pub fn find(&self, handle: HandleId) -> Option<Rc<OpenFile>> {
         let closed = || self.closed.borrow().get(&handle).cloned();
         self.table.borrow().get(&handle).cloned().or_else(closed)
     }
 
     /// Takes out an open file. With `keep`, something is still to be written through it.
-    pub fn remove(&self, handle: u64, keep: bool) -> Option<Rc<OpenFile>> {
+    pub fn remove(&self, handle: HandleId, keep: bool) -> Option<Rc<OpenFile>> {
         let open = self.table.borrow_mut().remove(&handle)?;
         open.node.closed();
         if keep {
@@ -155,7 +166,7 @@ impl OpenFiles {
     }
 
     /// Drops closed files, except those for which `is_dirty` holds: nothing is to be written through the others any more.
-    pub fn let_go(&self, is_dirty: impl Fn(u64) -> bool) {
+    pub fn let_go(&self, is_dirty: impl Fn(NodeId) -> bool) {
         let gone: Vec<_> = self.closed.borrow_mut().extract_if(|_, open| !is_dirty(open.node.id)).collect();
         drop(gone);
     }

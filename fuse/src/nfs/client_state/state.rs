@@ -11,7 +11,7 @@ use podfs_nfs::rpc::credential::MAX_GROUPS;
 use podfs_nfs::v3::{Attributes, FileType, Time};
 use rustix::io::Errno;
 
-use crate::region::cells::Content;
+use crate::region::cells::CellContent;
 use crate::region::shared::shared;
 
 /// Words of the longest file handle.
@@ -109,23 +109,23 @@ shared! {
 const ROOT_WORDS: usize = 11;
 const NOBODY: u32 = u32::MAX;
 
-impl Content for NodeCell {
+impl CellContent for NodeCell {
     const TAG: u32 = 16;
 }
 
-impl Content for NameCell {
+impl CellContent for NameCell {
     const TAG: u32 = 17;
 }
 
-impl Content for OpenCell {
+impl CellContent for OpenCell {
     const TAG: u32 = 18;
 }
 
-impl Content for CallCell {
+impl CellContent for CallCell {
     const TAG: u32 = 19;
 }
 
-impl Content for RootCell {
+impl CellContent for RootCell {
     const TAG: u32 = 20;
 }
 

@@ -12,12 +12,13 @@ use rustix::io::{pread, pwrite};
 
 use super::*;
 use crate::nfs::client_state::inherit::Inheritance;
-use crate::nfs::client_state::node::{Found, ROOT};
+use crate::nfs::client_state::node::FoundFile;
 use crate::region::{self, Region};
+use crate::session::NodeId;
 
-fn found(number: u8, kind: FileType) -> Found {
+fn found(number: u8, kind: FileType) -> FoundFile {
     let handle = FileHandle::new(&[number; 28]).expect("a handle");
-    Found { handle, kind, fileid: u64::from(number) + 1000 }
+    FoundFile { handle, kind, fileid: u64::from(number) + 1000 }
 }
 
 fn somebody() -> Credential {
@@ -33,10 +34,10 @@ fn volume() -> (ClientState, Arc<Region>) {
     let calls = Calls::new(Arc::clone(&region), HashMap::new());
     for number in 1..60 {
         let name = vec![b'a' + number % 20; usize::from(number) * 4];
-        nodes.enter(found(number, FileType::File), Some((ROOT, &name))).expect("memory");
+        nodes.enter(found(number, FileType::File), Some((NodeId::ROOT, &name))).expect("memory");
     }
     for number in 2..20 {
-        let node = nodes.get(number).expect("a node");
+        let node = nodes.get(NodeId(number)).expect("a node");
         files.add(number * 2, &node, somebody(), number % 5 == 0).expect("memory");
     }
     (ClientState { nodes, files, calls }, region)
@@ -60,18 +61,18 @@ fn bytes_of(region: &Region) -> Vec<u8> {
 #[test]
 fn a_successor_knows_all_of_it() {
     let (known, region) = volume();
-    let node = known.nodes.get(9).expect("a node");
-    known.nodes.rename(&node, ROOT, b"another name").expect("memory");
+    let node = known.nodes.get(NodeId(9)).expect("a node");
+    known.nodes.rename(&node, NodeId::ROOT, b"another name").expect("memory");
     node.set_silly(true);
     known.nodes.set_handle(&node, FileHandle::new(&[200; 64]).expect("a handle")).expect("memory");
-    known.nodes.forget(30, 1, |_| false);
+    known.nodes.forget(NodeId(30), 1, |_| false);
     let call = known.calls.begin(4711, 1, &somebody()).expect("memory");
     call.announce(99);
     let dead = bytes_of(&region);
 
     let Inheritance { known: next, .. } = Inheritance::read(&region_of(&dead)).expect("a root");
     assert_eq!(next.nodes.all().len(), 59);
-    assert!(next.nodes.get(30).is_err());
+    assert!(next.nodes.get(NodeId(30)).is_err());
     for old in known.nodes.all() {
         let new = next.nodes.get(old.id).expect("a node");
         assert_eq!((new.handle(), new.fileid, new.kind), (old.handle(), old.fileid, old.kind));
@@ -79,7 +80,7 @@ fn a_successor_knows_all_of_it() {
         assert_eq!(names[0], names[1]);
         assert_eq!((new.is_silly(), new.is_open()), (old.is_silly(), old.is_open()));
     }
-    assert_eq!(next.nodes.at(ROOT, b"another name").map(|node| node.id), Some(9));
+    assert_eq!(next.nodes.at(NodeId::ROOT, b"another name").map(|node| node.id), Some(NodeId(9)));
     for old in known.files.all() {
         let new = next.files.get(old.handle).expect("an open file");
         assert_eq!((new.node.id, new.listing.is_some()), (old.node.id, old.listing.is_some()));
@@ -101,7 +102,7 @@ fn what_has_ended_leaves_nothing() {
     let open = known.files.add(2, &known.nodes.root(), somebody(), true).expect("memory");
     known.files.remove(open.handle, false);
     drop(open);
-    let node = known.nodes.enter(found(100, FileType::File), Some((ROOT, &[b'x'; 255]))).expect("memory");
+    let node = known.nodes.enter(found(100, FileType::File), Some((NodeId::ROOT, &[b'x'; 255]))).expect("memory");
     let id = node.id;
     drop(node);
     known.nodes.forget(id, 1, |_| false);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use podfs_nfs::v3::{Attributes, Changes, FileType, Time, TimeChange};
 
+use crate::session::NodeId;
 use crate::session::abi::{Attr, AttrOut, EntryOut, SetattrIn, fattr};
 
 /// What a file is, as `S_IFMT` of its mode.
@@ -75,7 +76,7 @@ impl Shown {
 }
 
 /// A name of `node`, for so long.
-pub fn entry(node: u64, attr: Attr, name_holds: Duration, holds: Duration) -> EntryOut {
+pub fn entry(node: NodeId, attr: Attr, name_holds: Duration, holds: Duration) -> EntryOut {
     EntryOut {
         nodeid: node,
         generation: 0,

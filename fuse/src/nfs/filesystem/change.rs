@@ -11,11 +11,11 @@ use podfs_nfs::v3::{
 use rustix::io::Errno;
 
 use super::attributes::{changes, device_of};
-use super::judge::Wanted;
+use super::judge::WantedFile;
 use super::silly::{ASIDE, ITSELF};
-use super::turn::Turn;
+use super::turn::NfsRequest;
 use super::{Answered, NfsFilesystem};
-use crate::nfs::client_state::node::Node;
+use crate::nfs::client_state::node::NfsNode;
 use crate::session::Answer;
 use crate::session::abi::{EntryOut, MknodIn, SetattrIn, fattr};
 
@@ -25,9 +25,9 @@ const GUARDED: u32 = 2;
 impl NfsFilesystem {
     pub(super) async fn set_attributes(
         &self,
-        node: &Rc<Node>,
+        node: &Rc<NfsNode>,
         asked: &SetattrIn,
-        turn: &Turn,
+        turn: &NfsRequest,
     ) -> Result<Answered, Errno> {
         self.refuse_if_read_only()?;
         let open = if asked.valid & fattr::FH != 0 { self.known.files.get(asked.fh).ok() } else { None };
@@ -45,7 +45,7 @@ impl NfsFilesystem {
     /// Sets attributes; gives those that there are then.
     pub(super) async fn set(
         &self,
-        node: &Rc<Node>,
+        node: &Rc<NfsNode>,
         wanted: &Changes,
         credential: &Credential,
     ) -> Result<Attributes, Errno> {
@@ -69,10 +69,10 @@ impl NfsFilesystem {
 
     pub(super) async fn make_directory(
         &self,
-        parent: &Rc<Node>,
+        parent: &Rc<NfsNode>,
         name: &[u8],
         mode: u32,
-        turn: &Turn,
+        turn: &NfsRequest,
     ) -> Result<Answered, Errno> {
         self.refuse_if_read_only()?;
         let (credential, asked) = (self.credential(turn), self.order.next());
@@ -80,17 +80,17 @@ impl NfsFilesystem {
         let handle = parent.handle();
         let make = async |how: How<'_>| self.export.mkdir(how, &handle, name, &wanted).await;
         let once = turn.once(&self.known.calls, ITSELF, &credential, make).await?;
-        let thing = Wanted { kind: FileType::Directory, target: None, device: None };
+        let thing = WantedFile { kind: FileType::Directory, target: None, device: None };
         let made = self.made(once, parent, name, thing, &credential).await?;
         self.tell_made(parent, name, made, asked, &credential).await
     }
 
     pub(super) async fn make_link(
         &self,
-        parent: &Rc<Node>,
+        parent: &Rc<NfsNode>,
         name: &[u8],
         target: &[u8],
-        turn: &Turn,
+        turn: &NfsRequest,
     ) -> Result<Answered, Errno> {
         self.refuse_if_read_only()?;
         let (credential, asked) = (self.credential(turn), self.order.next());
@@ -98,17 +98,17 @@ impl NfsFilesystem {
         let handle = parent.handle();
         let make = async |how: How<'_>| self.export.symlink(how, &handle, name, target, &wanted).await;
         let once = turn.once(&self.known.calls, ITSELF, &credential, make).await?;
-        let thing = Wanted { kind: FileType::Symlink, target: Some(target), device: None };
+        let thing = WantedFile { kind: FileType::Symlink, target: Some(target), device: None };
         let made = self.made(once, parent, name, thing, &credential).await?;
         self.tell_made(parent, name, made, asked, &credential).await
     }
 
     pub(super) async fn make_node(
         &self,
-        parent: &Rc<Node>,
+        parent: &Rc<NfsNode>,
         name: &[u8],
         arguments: &MknodIn,
-        turn: &Turn,
+        turn: &NfsRequest,
     ) -> Result<Answered, Errno> {
         self.refuse_if_read_only()?;
         let (credential, asked) = (self.credential(turn), self.order.next());
@@ -129,7 +129,7 @@ impl NfsFilesystem {
         let handle = parent.handle();
         let make = async |how: How<'_>| self.export.mknod(how, &handle, name, device, &wanted).await;
         let once = turn.once(&self.known.calls, ITSELF, &credential, make).await?;
-        let thing = Wanted { kind, target: None, device: numbers };
+        let thing = WantedFile { kind, target: None, device: numbers };
         let made = self.made(once, parent, name, thing, &credential).await?;
         self.tell_made(parent, name, made, asked, &credential).await
     }
@@ -137,13 +137,13 @@ impl NfsFilesystem {
     /// Makes a regular file. With `exclusive` it is an error if there is one.
     pub(super) async fn make_file(
         &self,
-        parent: &Rc<Node>,
+        parent: &Rc<NfsNode>,
         name: &[u8],
         mode: u32,
         exclusive: bool,
         credential: &Credential,
-        turn: &Turn,
-    ) -> Result<(Rc<Node>, EntryOut), Errno> {
+        turn: &NfsRequest,
+    ) -> Result<(Rc<NfsNode>, EntryOut), Errno> {
         let asked = self.order.next();
         let wanted = Changes { mode: Some(mode & 0o7777), ..Changes::default() };
         let verifier = self.verifier(turn);
@@ -161,7 +161,7 @@ impl NfsFilesystem {
                 let creation = Creation::Guarded(wanted);
                 let make = async |how: How<'_>| self.export.create(how, &handle, name, &creation).await;
                 let once = turn.once(&self.known.calls, GUARDED, credential, make).await?;
-                let thing = Wanted { kind: FileType::File, target: None, device: None };
+                let thing = WantedFile { kind: FileType::File, target: None, device: None };
                 let made = self.made(once, parent, name, thing, credential).await?;
                 return self.enter_made(parent, name, made, asked, credential).await;
             }
@@ -182,7 +182,7 @@ impl NfsFilesystem {
     }
 
     /// The verifier of an exclusive CREATE, which the server keeps with the file: no other request has the same.
-    fn verifier(&self, turn: &Turn) -> [u8; 8] {
+    fn verifier(&self, turn: &NfsRequest) -> [u8; 8] {
         // Neighbouring numbers come out far from each other (the finalizer of SplitMix64).
         let mut word = self.seed.wrapping_add(turn.unique.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -194,7 +194,7 @@ impl NfsFilesystem {
     async fn handle_of(
         &self,
         made: &Created,
-        parent: &Node,
+        parent: &NfsNode,
         name: &[u8],
         credential: &Credential,
     ) -> Result<FileHandle, Errno> {
@@ -206,7 +206,7 @@ impl NfsFilesystem {
 
     async fn tell_made(
         &self,
-        parent: &Rc<Node>,
+        parent: &Rc<NfsNode>,
         name: &[u8],
         made: Result<Created, (FileHandle, Attributes)>,
         asked: u64,
@@ -219,12 +219,12 @@ impl NfsFilesystem {
     /// The node of what was just made.
     async fn enter_made(
         &self,
-        parent: &Rc<Node>,
+        parent: &Rc<NfsNode>,
         name: &[u8],
         made: Result<Created, (FileHandle, Attributes)>,
         asked: u64,
         credential: &Credential,
-    ) -> Result<(Rc<Node>, EntryOut), Errno> {
+    ) -> Result<(Rc<NfsNode>, EntryOut), Errno> {
         match made {
             Ok(made) => {
                 self.changed(parent, &made.directory);
@@ -240,7 +240,7 @@ impl NfsFilesystem {
         }
     }
 
-    pub(super) async fn unlink(&self, parent: &Rc<Node>, name: &[u8], turn: &Turn) -> Result<Answered, Errno> {
+    pub(super) async fn unlink(&self, parent: &Rc<NfsNode>, name: &[u8], turn: &NfsRequest) -> Result<Answered, Errno> {
         self.refuse_if_read_only()?;
         let credential = self.credential(turn);
         if let Some(open) = self.in_the_way(parent, name, &credential, turn).await? {
@@ -262,9 +262,9 @@ impl NfsFilesystem {
 
     pub(super) async fn remove_directory(
         &self,
-        parent: &Rc<Node>,
+        parent: &Rc<NfsNode>,
         name: &[u8],
-        turn: &Turn,
+        turn: &NfsRequest,
     ) -> Result<Answered, Errno> {
         self.refuse_if_read_only()?;
         let (credential, handle) = (self.credential(turn), parent.handle());
@@ -284,7 +284,7 @@ impl NfsFilesystem {
     }
 
     /// A name does not exist any more, and the file has one less.
-    fn lost_name(&self, parent: &Node, name: &[u8]) {
+    fn lost_name(&self, parent: &NfsNode, name: &[u8]) {
         if let Some(node) = self.known.nodes.at(parent.id, name) {
             self.known.nodes.unname(&node);
             node.freshness.borrow_mut().expire();
@@ -293,10 +293,10 @@ impl NfsFilesystem {
 
     pub(super) async fn rename(
         &self,
-        from: (&Rc<Node>, &[u8]),
-        to: (&Rc<Node>, &[u8]),
+        from: (&Rc<NfsNode>, &[u8]),
+        to: (&Rc<NfsNode>, &[u8]),
         flags: u32,
-        turn: &Turn,
+        turn: &NfsRequest,
     ) -> Result<Answered, Errno> {
         self.refuse_if_read_only()?;
         if flags != 0 {
@@ -305,7 +305,7 @@ impl NfsFilesystem {
         }
         let credential = self.credential(turn);
         let moved = self.known.nodes.at(from.0.id, from.1);
-        let is_other = |node: &Rc<Node>| moved.as_ref().is_none_or(|moved| moved.id != node.id);
+        let is_other = |node: &Rc<NfsNode>| moved.as_ref().is_none_or(|moved| moved.id != node.id);
         let in_the_way = self.in_the_way(to.0, to.1, &credential, turn).await?.filter(is_other);
         if let Some(open) = &in_the_way {
             self.keep_aside(open, to.0, &credential, turn).await?;
@@ -343,7 +343,7 @@ impl NfsFilesystem {
     }
 
     /// What had the name before has it no more, unless it is the same file.
-    fn replaced(&self, to: (&Rc<Node>, &[u8]), moved: Option<&Node>) {
+    fn replaced(&self, to: (&Rc<NfsNode>, &[u8]), moved: Option<&NfsNode>) {
         let there = self.known.nodes.at(to.0.id, to.1);
         if there.is_some_and(|there| moved.is_none_or(|moved| moved.id != there.id)) {
             self.lost_name(to.0, to.1);
@@ -352,10 +352,10 @@ impl NfsFilesystem {
 
     pub(super) async fn link(
         &self,
-        node: &Rc<Node>,
-        parent: &Rc<Node>,
+        node: &Rc<NfsNode>,
+        parent: &Rc<NfsNode>,
         name: &[u8],
-        turn: &Turn,
+        turn: &NfsRequest,
     ) -> Result<Answered, Errno> {
         self.refuse_if_read_only()?;
         let (credential, asked) = (self.credential(turn), self.order.next());

@@ -10,14 +10,14 @@ use rustix::io::Errno;
 use tokio::task::spawn_local;
 use tokio::time::sleep;
 
-use super::freshness::News;
-use super::turn::Turn;
+use super::freshness::AttributeChange;
+use super::turn::NfsRequest;
 use super::{Answered, NfsFilesystem};
 use crate::caller::ending::is_exiting;
-use crate::nfs::client_state::node::Node;
+use crate::nfs::client_state::node::NfsNode;
 use crate::nfs::writeback::FileKey;
-use crate::session::Answer;
 use crate::session::abi::{CreateIn, FlushIn, FsyncIn, OpenOut, ReadIn, WriteIn, fopen};
+use crate::session::{Answer, HandleId};
 
 /// The kernel opens a file to execute it (`FMODE_EXEC`).
 const EXECUTE: u32 = 0x20;
@@ -25,7 +25,7 @@ const EXECUTE: u32 = 0x20;
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 impl NfsFilesystem {
-    pub(super) async fn open(&self, node: &Rc<Node>, flags: u32, turn: &Turn) -> Result<Answered, Errno> {
+    pub(super) async fn open(&self, node: &Rc<NfsNode>, flags: u32, turn: &NfsRequest) -> Result<Answered, Errno> {
         let writes = flags & libc::O_ACCMODE as u32 != libc::O_RDONLY as u32;
         if writes {
             self.refuse_if_read_only()?;
@@ -51,7 +51,7 @@ impl NfsFilesystem {
     }
 
     /// The attributes of a file that is opened, if the server permits the open.
-    async fn admit(&self, node: &Rc<Node>, flags: u32, credential: &Credential) -> Result<Attributes, Errno> {
+    async fn admit(&self, node: &Rc<NfsNode>, flags: u32, credential: &Credential) -> Result<Attributes, Errno> {
         let wanted = if flags & EXECUTE != 0 {
             access::EXECUTE
         } else {
@@ -81,7 +81,7 @@ impl NfsFilesystem {
                 let ask = async |handle| self.export.access(How::new(credential), &handle, ALL).await;
                 let accessed = self.on(node, credential, ask).await.map_err(|error| error.errno())?;
                 let found = match accessed.attributes {
-                    Some(found) if self.learn(node, &found, asked) != News::Outdated => found,
+                    Some(found) if self.learn(node, &found, asked) != AttributeChange::Outdated => found,
                     _ => self.ask(node).await?,
                 };
                 node.freshness.borrow_mut().set_right(credential.clone(), ALL, accessed.granted, Instant::now());
@@ -96,10 +96,10 @@ impl NfsFilesystem {
 
     pub(super) async fn create(
         &self,
-        parent: &Rc<Node>,
+        parent: &Rc<NfsNode>,
         name: &[u8],
         arguments: &CreateIn,
-        turn: &Turn,
+        turn: &NfsRequest,
     ) -> Result<Answered, Errno> {
         self.refuse_if_read_only()?;
         let credential = self.credential(turn);
@@ -176,7 +176,7 @@ impl NfsFilesystem {
     /// A close waits until what was written is on the server's disk, and returns errors. Only a process that is being killed does
     /// not wait for a server that does not answer: it could never be interrupted again. What it wrote is kept, and sent when the
     /// server is back.
-    pub(super) async fn flush(&self, arguments: &FlushIn, turn: &Turn) -> Result<Answered, Errno> {
+    pub(super) async fn flush(&self, arguments: &FlushIn, turn: &NfsRequest) -> Result<Answered, Errno> {
         let open = self.known.files.get(arguments.fh)?;
         let flushed = self.writeback().flush(open.node.id);
         let gone = async {
@@ -196,7 +196,7 @@ impl NfsFilesystem {
     }
 
     /// Does not wait for what is still to be done.
-    pub(super) fn release(self: &Rc<Self>, handle: u64) -> Answered {
+    pub(super) fn release(self: &Rc<Self>, handle: HandleId) -> Answered {
         let keep = self.known.files.get(handle).is_ok_and(|open| self.writeback().is_dirty(open.node.id));
         if let Some(open) = self.known.files.remove(handle, keep) {
             let (filesystem, node) = (Rc::clone(self), Rc::clone(&open.node));
@@ -210,7 +210,7 @@ impl NfsFilesystem {
     }
 
     /// A file was closed before all that was written to it was on the server's disk.
-    async fn tidy_up(self: Rc<Self>, node: &Rc<Node>) {
+    async fn tidy_up(self: Rc<Self>, node: &Rc<NfsNode>) {
         self.writeback().settle_on_disk(node.id).await;
         if !node.is_open() {
             // The file is closed: no process can get the error any more.

@@ -19,9 +19,9 @@ const RIGHTS: usize = 4;
 
 /// The order of questions and changes.
 #[derive(Debug, Default)]
-pub struct Order(Cell<u64>);
+pub struct CallSequence(Cell<u64>);
 
-impl Order {
+impl CallSequence {
     /// A place after all others.
     pub fn next(&self) -> u64 {
         self.0.set(self.0.get() + 1);
@@ -71,7 +71,7 @@ struct Right {
 
 /// What attributes tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum News {
+pub enum AttributeChange {
     /// Nothing that matters.
     None,
     /// Another client has changed the content.
@@ -92,26 +92,26 @@ impl Freshness {
     }
 
     /// Takes in attributes whose question has the place `asked` in the order.
-    pub fn learn(&mut self, found: &Attributes, asked: u64, now: Instant, caching: &Caching) -> News {
+    pub fn learn(&mut self, found: &Attributes, asked: u64, now: Instant, caching: &Caching) -> AttributeChange {
         if asked < self.changed || asked < self.asked {
-            return News::Outdated;
+            return AttributeChange::Outdated;
         }
         let version = Version::of(found);
         let known = self.attributes.as_ref().map(Version::of);
         self.keep(found, asked, now, caching, known == Some(version));
         if self.changing > 0 {
-            return News::None;
+            return AttributeChange::None;
         }
         match self.content {
             Some(content) if content.differs(&version) => {
                 self.content = None;
-                News::Changed
+                AttributeChange::Changed
             }
             Some(_) => {
                 self.content = Some(version);
-                News::None
+                AttributeChange::None
             }
-            None => News::None,
+            None => AttributeChange::None,
         }
     }
 
@@ -139,25 +139,32 @@ impl Freshness {
     }
 
     /// It is made, or it failed.
-    pub fn change_ends(&mut self, around: &Around, place: u64, now: Instant, caching: &Caching) -> News {
+    pub fn change_ends(&mut self, around: &Around, place: u64, now: Instant, caching: &Caching) -> AttributeChange {
         self.changing = self.changing.saturating_sub(1);
         let alone = self.changing == 0;
         self.changed_here(around, alone, place, now, caching)
     }
 
     /// Something was changed here. With `alone` no other change is under way.
-    pub fn changed_here(&mut self, around: &Around, alone: bool, place: u64, now: Instant, caching: &Caching) -> News {
+    pub fn changed_here(
+        &mut self,
+        around: &Around,
+        alone: bool,
+        place: u64,
+        now: Instant,
+        caching: &Caching,
+    ) -> AttributeChange {
         let by_another =
             |before: &Before| alone && self.content.is_some_and(|content| content.differs(&Version::before(before)));
         let news = match &around.before {
-            Some(before) if by_another(before) => News::Changed,
-            _ => News::None,
+            Some(before) if by_another(before) => AttributeChange::Changed,
+            _ => AttributeChange::None,
         };
         self.changed = place;
         match &around.after {
             Some(after) => {
                 self.keep(after, place, now, caching, false);
-                self.content = self.content.filter(|_| news == News::None).map(|_| Version::of(after));
+                self.content = self.content.filter(|_| news == AttributeChange::None).map(|_| Version::of(after));
             }
             // The attributes after the change are unknown and have to be requested.
             None => self.at = None,

@@ -17,7 +17,8 @@ use podfs_nfs::rpc::{Credential, Policy};
 use podfs_nfs::v3::{FileHandle, NfsStatus};
 
 use super::NfsFilesystem;
-use crate::nfs::client_state::node::{Node, ROOT};
+use crate::nfs::client_state::node::NfsNode;
+use crate::session::NodeId;
 
 /// Deeper directories are not looked for.
 const DEEPEST: usize = 64;
@@ -31,7 +32,7 @@ impl NfsFilesystem {
     /// Those of the call.
     pub(super) async fn on<T>(
         &self,
-        node: &Rc<Node>,
+        node: &Rc<NfsNode>,
         credential: &Credential,
         call: impl AsyncFn(FileHandle) -> Result<T, Error>,
     ) -> Result<T, Error> {
@@ -48,7 +49,7 @@ impl NfsFilesystem {
     /// Looks a node up again whose handle is not `stale` any more when this is true.
     fn heal<'a>(
         &'a self,
-        node: &'a Rc<Node>,
+        node: &'a Rc<NfsNode>,
         stale: FileHandle,
         credential: &'a Credential,
         deeper: usize,
@@ -58,7 +59,7 @@ impl NfsFilesystem {
                 // Another request has found the new handle meanwhile.
                 return true;
             }
-            if node.id == ROOT {
+            if node.id == NodeId::ROOT {
                 return self.mount_again(node, stale).await;
             }
             let (Some(name), Some(deeper)) = (node.name(), deeper.checked_sub(1)) else { return false };
@@ -82,7 +83,7 @@ impl NfsFilesystem {
     }
 
     /// Asks the MOUNT service for the root.
-    async fn mount_again(&self, root: &Rc<Node>, stale: FileHandle) -> bool {
+    async fn mount_again(&self, root: &Rc<NfsNode>, stale: FileHandle) -> bool {
         let Some(address) = self.mountd.get() else { return false };
         let Ok(mountd) = self.export.server().to_mountd(address).await else { return false };
         if root.handle() != stale {

@@ -28,13 +28,13 @@ use tokio::time::sleep;
 
 use super::NfsFilesystem;
 use super::turn::{Once, PAUSE};
-use crate::nfs::client_state::node::Node;
+use crate::nfs::client_state::node::NfsNode;
 
 /// By how much the clocks of servers may be behind, in seconds.
 const SLACK: i64 = 120;
 
 /// What a call was to make.
-pub struct Wanted<'a> {
+pub struct WantedFile<'a> {
     /// Its file type.
     pub kind: FileType,
     /// Of a symbolic link.
@@ -48,9 +48,9 @@ impl NfsFilesystem {
     pub(super) async fn made<T>(
         &self,
         once: Once<T>,
-        directory: &Node,
+        directory: &NfsNode,
         name: &[u8],
-        wanted: Wanted<'_>,
+        wanted: WantedFile<'_>,
         credential: &Credential,
     ) -> Result<Result<T, (FileHandle, Attributes)>, Errno> {
         let error = match once.outcome {
@@ -76,7 +76,7 @@ impl NfsFilesystem {
     pub(super) async fn half_made<T>(
         &self,
         once: &Once<T>,
-        directory: &Node,
+        directory: &NfsNode,
         name: &[u8],
         creation: &Creation,
         credential: &Credential,
@@ -89,7 +89,7 @@ impl NfsFilesystem {
         sleep(PAUSE).await;
         let again = self.export.create(How::new(credential), &directory.handle(), name, creation).await;
         let untouched = |found: &Attributes| {
-            let thing = Wanted { kind: FileType::File, target: None, device: None };
+            let thing = WantedFile { kind: FileType::File, target: None, device: None };
             let is_new =
                 found.size == 0 && found.links == 1 && found.mtime == found.ctime && found.atime == found.ctime;
             again.is_ok() || (is_new && fits(found, &thing, once.at))
@@ -105,7 +105,7 @@ impl NfsFilesystem {
     pub(super) async fn removed<T>(
         &self,
         once: Once<T>,
-        directory: &Node,
+        directory: &NfsNode,
         name: &[u8],
         credential: &Credential,
     ) -> Result<Option<T>, Errno> {
@@ -127,8 +127,8 @@ impl NfsFilesystem {
         &self,
         once: Once<T>,
         sign: NfsStatus,
-        file: Option<&Node>,
-        (directory, name): (&Node, &[u8]),
+        file: Option<&NfsNode>,
+        (directory, name): (&NfsNode, &[u8]),
         credential: &Credential,
     ) -> Result<Option<T>, Error> {
         let error = match once.outcome {
@@ -152,7 +152,7 @@ fn may_be_its_own(error: &Error, sign: NfsStatus) -> bool {
     error.status().is_some_and(|status| status == sign || status == NfsStatus::STALE)
 }
 
-fn fits(found: &Attributes, wanted: &Wanted<'_>, at: Timespec) -> bool {
+fn fits(found: &Attributes, wanted: &WantedFile<'_>, at: Timespec) -> bool {
     let since = i64::from(found.ctime.seconds) + SLACK >= at.tv_sec;
     found.kind == wanted.kind && since && wanted.device.is_none_or(|device| device == found.device)
 }

@@ -12,18 +12,18 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::attributes::{entry, file_type};
-use super::freshness::News;
-use super::listing::Listing;
-use super::turn::Turn;
+use super::freshness::AttributeChange;
+use super::listing::NfsListing;
+use super::turn::NfsRequest;
 use super::{Answered, NfsFilesystem, found};
 use crate::nfs::client_state::inherit::is_name;
-use crate::nfs::client_state::node::{Node, ROOT};
+use crate::nfs::client_state::node::NfsNode;
 use crate::nfs::client_state::open_files::OpenFile;
 use crate::session::abi::{Attr, EntryOut, OpenOut, ReadIn};
-use crate::session::{Answer, ListedEntry};
+use crate::session::{Answer, ListedEntry, NodeId};
 
 impl NfsFilesystem {
-    pub(super) fn open_directory(&self, node: &Rc<Node>, turn: &Turn) -> Result<Answered, Errno> {
+    pub(super) fn open_directory(&self, node: &Rc<NfsNode>, turn: &NfsRequest) -> Result<Answered, Errno> {
         let open = self.known.files.add(turn.unique, node, self.credential(turn), true)?;
         turn.opens(&open);
         Ok(Answer::Open(OpenOut { fh: open.handle, open_flags: 0, backing_id: 0 }).into())
@@ -76,7 +76,7 @@ impl NfsFilesystem {
     async fn turn_page(
         &self,
         open: &Rc<OpenFile>,
-        listing: &std::cell::RefCell<Listing>,
+        listing: &std::cell::RefCell<NfsListing>,
         offset: u64,
         plus: bool,
     ) -> Result<(), Errno> {
@@ -118,7 +118,7 @@ impl NfsFilesystem {
         offset: u64,
         verifier: [u8; 8],
         plus: bool,
-    ) -> Result<v3::Listing, Error> {
+    ) -> Result<v3::DirectoryPage, Error> {
         let how = How::new(&open.credential);
         if plus && self.has_attributes.get() {
             let ask = async |handle| self.export.readdirplus(how, &handle, offset, verifier).await;
@@ -134,7 +134,7 @@ impl NfsFilesystem {
     /// Adds an entry, if there is room.
     fn push(
         &self,
-        directory: &Node,
+        directory: &NfsNode,
         one: &v3::ListedEntry<'_>,
         plus: bool,
         room: usize,
@@ -145,7 +145,7 @@ impl NfsFilesystem {
         let is_dot = one.name == b"." || one.name == b"..";
         let ino = match (&one.attributes, one.name) {
             // What is above the export is hidden.
-            (_, b"..") if directory.id == ROOT => directory.fileid,
+            (_, b"..") if directory.id == NodeId::ROOT => directory.fileid,
             (Some(found), _) => self.shown.ino(found),
             (None, _) => one.fileid,
         };
@@ -169,13 +169,13 @@ impl NfsFilesystem {
 
     /// The node of a listed file, for the kernel. The listing does not know of data that is on its way to the server; a file with
     /// such data is looked up when it is needed.
-    fn enter_listed(&self, directory: &Node, one: &v3::ListedEntry<'_>, asked: u64) -> Option<EntryOut> {
+    fn enter_listed(&self, directory: &NfsNode, one: &v3::ListedEntry<'_>, asked: u64) -> Option<EntryOut> {
         let (attributes, handle) = (one.attributes?, one.handle?);
         if self.known.nodes.find(&handle).is_some_and(|node| self.writeback().is_dirty(node.id)) {
             return None;
         }
         let node = self.known.nodes.enter(found(handle, &attributes), Some((directory.id, one.name))).ok()?;
-        if self.learn(&node, &attributes, asked) == News::Outdated {
+        if self.learn(&node, &attributes, asked) == AttributeChange::Outdated {
             self.forget(node.id, 1);
             return None;
         }
@@ -184,13 +184,13 @@ impl NfsFilesystem {
     }
 
     /// Whether an entry is shown to the kernel.
-    fn is_shown(&self, directory: &Node, one: &v3::ListedEntry<'_>) -> bool {
+    fn is_shown(&self, directory: &NfsNode, one: &v3::ListedEntry<'_>) -> bool {
         let is_dot = one.name == b"." || one.name == b"..";
         is_dot || (is_name(one.name) && !self.is_silly_name(directory, one.name))
     }
 
     /// Says so once.
-    fn warn_of_loop(&self, directory: &Node) {
+    fn warn_of_loop(&self, directory: &NfsNode) {
         if !self.loops_met.replace(true) {
             let (volume, server, path) =
                 (&self.options.name, &self.options.export.server, self.path(directory.id, None));

@@ -6,9 +6,9 @@ use podfs_nfs::v3::listing;
 
 /// Where reading an open directory has got to.
 #[derive(Debug, Default)]
-pub struct Listing {
+pub struct NfsListing {
     /// What was read last, and the place it begins at.
-    pub page: Option<(u64, listing::Listing)>,
+    pub page: Option<(u64, listing::DirectoryPage)>,
     /// Entries that were given out before the offset `at`.
     pub given: usize,
     /// Where the next entry is expected to be asked for.
@@ -17,7 +17,7 @@ pub struct Listing {
     pub skip: usize,
 }
 
-impl Listing {
+impl NfsListing {
     /// Whether what was read last has entries behind `offset`, or ends the directory there.
     pub fn has(&self, offset: u64) -> bool {
         let Some((begin, page)) = &self.page else { return false };

@@ -14,13 +14,13 @@ use rustix::io::Errno;
 use tokio::time::timeout;
 
 use super::attributes::{attributes, entry};
-use super::freshness::News;
-use super::turn::Turn;
+use super::freshness::AttributeChange;
+use super::turn::NfsRequest;
 use super::{Answered, NfsFilesystem, found};
-use crate::nfs::client_state::node::{Node, ROOT};
+use crate::nfs::client_state::node::NfsNode;
 use crate::nfs::options::Lookups;
-use crate::session::Answer;
 use crate::session::abi::{EntryOut, Kstatfs};
+use crate::session::{Answer, NodeId};
 
 /// How long such a request waits for a server that does not answer.
 const TIMEOUT: Duration = Duration::from_millis(500);
@@ -28,14 +28,14 @@ const TIMEOUT: Duration = Duration::from_millis(500);
 const BLOCK: u64 = 4096;
 
 impl NfsFilesystem {
-    pub(super) async fn lookup(&self, parent: &Rc<Node>, name: &[u8], turn: &Turn) -> Result<Answered, Errno> {
+    pub(super) async fn lookup(&self, parent: &Rc<NfsNode>, name: &[u8], turn: &NfsRequest) -> Result<Answered, Errno> {
         let credential = self.credential(turn);
         match self.find(parent, name, &credential).await {
             Ok((_, entry)) => Ok(Answer::Entry(entry).into()),
             Err(Errno::NOENT) if self.options.caching.lookups == Lookups::All => {
                 // Node 0: there is none, and that holds as long as a name would.
                 let holds = self.name_holds(parent);
-                Ok(Answer::Entry(entry(0, Default::default(), holds, Duration::ZERO)).into())
+                Ok(Answer::Entry(entry(NodeId::ABSENT, Default::default(), holds, Duration::ZERO)).into())
             }
             Err(errno) => Err(errno),
         }
@@ -44,10 +44,10 @@ impl NfsFilesystem {
     /// Looks a name up, and answers with what is found.
     pub(super) async fn find(
         &self,
-        parent: &Rc<Node>,
+        parent: &Rc<NfsNode>,
         name: &[u8],
         credential: &Credential,
-    ) -> Result<(Rc<Node>, EntryOut), Errno> {
+    ) -> Result<(Rc<NfsNode>, EntryOut), Errno> {
         let asked = self.order.next();
         let how = How::new(credential);
         let look = async |handle| self.export.lookup(how, &handle, name).await;
@@ -62,12 +62,12 @@ impl NfsFilesystem {
     /// that gave the attributes.
     pub(super) async fn enter(
         &self,
-        parent: &Rc<Node>,
+        parent: &Rc<NfsNode>,
         name: &[u8],
         handle: FileHandle,
         attributes: Option<Attributes>,
         asked: u64,
-    ) -> Result<(Rc<Node>, EntryOut), Errno> {
+    ) -> Result<(Rc<NfsNode>, EntryOut), Errno> {
         let attributes = match attributes {
             Some(attributes) => attributes,
             None => {
@@ -78,7 +78,7 @@ impl NfsFilesystem {
         let node = self.known.nodes.enter(found(handle, &attributes), Some((parent.id, name)))?;
         let mut told = attributes;
         let is_new = !self.writeback().overlaps(node.id, 0..u64::MAX);
-        if !is_new || self.learn(&node, &attributes, asked) == News::Outdated {
+        if !is_new || self.learn(&node, &attributes, asked) == AttributeChange::Outdated {
             // Data is on its way to the server that these attributes do not include yet.
             match self.ask(&node).await {
                 Ok(found) => told = found,
@@ -95,7 +95,7 @@ impl NfsFilesystem {
     }
 
     /// How long a name in a directory may be believed.
-    pub(super) fn name_holds(&self, directory: &Node) -> Duration {
+    pub(super) fn name_holds(&self, directory: &NfsNode) -> Duration {
         if self.options.caching.lookups == Lookups::None {
             return Duration::ZERO;
         }
@@ -103,10 +103,10 @@ impl NfsFilesystem {
         remaining.max(self.options.caching.shortest(directory.kind))
     }
 
-    pub(super) async fn attributes(&self, node: &Rc<Node>) -> Result<Answered, Errno> {
+    pub(super) async fn attributes(&self, node: &Rc<NfsNode>) -> Result<Answered, Errno> {
         let found = match self.heard(node) {
             Some(found) => found,
-            None if node.id == ROOT => self.or_known(self.ask(node), || Some(self.root.borrow().get())).await?,
+            None if node.id == NodeId::ROOT => self.or_known(self.ask(node), || Some(self.root.borrow().get())).await?,
             None => self.ask(node).await?,
         };
         let holds = node.freshness.borrow().remaining(Instant::now());
@@ -115,13 +115,13 @@ impl NfsFilesystem {
 
     /// The known attributes of a directory, as long as they hold. The kernel asks after each change that it has made; the answer
     /// to the change had the attributes already. Changes of a directory come one after the other, since the kernel locks it.
-    fn heard(&self, node: &Node) -> Option<Attributes> {
+    fn heard(&self, node: &NfsNode) -> Option<Attributes> {
         let freshness = node.freshness.borrow();
         let holds = node.kind == FileType::Directory && !freshness.remaining(Instant::now()).is_zero();
         freshness.attributes().copied().filter(|_| holds)
     }
 
-    pub(super) async fn read_link(&self, node: &Rc<Node>, turn: &Turn) -> Result<Answered, Errno> {
+    pub(super) async fn read_link(&self, node: &Rc<NfsNode>, turn: &NfsRequest) -> Result<Answered, Errno> {
         let credential = self.credential(turn);
         let read = async |handle| self.export.readlink(How::new(&credential), &handle).await;
         let link = self.on(node, &credential, read).await.map_err(|error| error.errno())?;
@@ -171,7 +171,7 @@ impl NfsFilesystem {
     /// Whether a name leads to something, to find out the outcome of a call.
     pub(super) async fn glance(
         &self,
-        directory: &Node,
+        directory: &NfsNode,
         name: &[u8],
         credential: &Credential,
     ) -> Result<Option<(FileHandle, Attributes)>, Errno> {

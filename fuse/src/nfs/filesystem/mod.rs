@@ -51,26 +51,26 @@ use std::time::Instant;
 
 use podfs_nfs::export::{Export, How};
 use podfs_nfs::rpc::Credential;
-use podfs_nfs::server::Server;
+use podfs_nfs::server::NfsServer;
 use podfs_nfs::v3::{Around, Attributes, FsStat};
 use rustix::io::Errno;
 
 use super::client_state::ClientState;
 use super::client_state::calls::seed;
-use super::client_state::node::{Found, Node};
+use super::client_state::node::{FoundFile, NfsNode};
 use super::client_state::state::{RootCell, no_memory};
 use super::options::Options;
 use super::writeback::log::{Inherited, Log};
 use super::writeback::{Manner, Writeback};
 use crate::caller::credentials::{ActAs, Credentials};
 use crate::region::Region;
-use crate::region::cells::Record;
+use crate::region::cells::OwnedCell;
 use crate::session::abi::init;
-use crate::session::{Answer, Notifier, Operation, PageInvalidator, Request, Wanted};
+use crate::session::{Answer, NodeId, Notifier, Operation, PageInvalidator, Request, WantedFeatures};
 use attributes::Shown;
-use freshness::{News, Order};
+use freshness::{AttributeChange, CallSequence};
 use store::ExportStore;
-use turn::Turn;
+use turn::NfsRequest;
 
 /// The result of a request.
 #[derive(Debug)]
@@ -97,13 +97,13 @@ pub struct NfsFilesystem {
     mountd: Cell<Option<SocketAddr>>,
     known: ClientState,
     credentials: Credentials,
-    order: Order,
+    order: CallSequence,
     shown: Shown,
     notifier: Notifier,
     invalidator: PageInvalidator,
     writeback: OnceCell<Writeback<ExportStore>>,
     /// What is known of the root, for a successor.
-    root: RefCell<Record<RootCell>>,
+    root: RefCell<OwnedCell<RootCell>>,
     /// The server's last answer about the file system as a whole.
     whole: Cell<Option<FsStat>>,
     /// A number that no other volume has.
@@ -116,7 +116,7 @@ pub struct NfsFilesystem {
 }
 
 /// What a session with such a file system asks the kernel for.
-pub fn wanted(options: &Options) -> Wanted {
+pub fn wanted(options: &Options) -> WantedFeatures {
     let mut flags = init::ASYNC_READ
         | init::ASYNC_DIO
         | init::PARALLEL_DIROPS
@@ -139,7 +139,7 @@ pub fn wanted(options: &Options) -> Wanted {
     if !options.local_locks.flock {
         flags |= init::FLOCK_LOCKS;
     }
-    Wanted { flags, max_stack_depth: 0 }
+    WantedFeatures { flags, max_stack_depth: 0 }
 }
 
 /// What a file system begins with.
@@ -153,7 +153,7 @@ pub struct Beginning {
     /// What is known, new or inherited.
     pub known: ClientState,
     /// What is known of the root.
-    pub root: Record<RootCell>,
+    pub root: OwnedCell<RootCell>,
     /// The way to tell the kernel what it did not ask for.
     pub notifier: Notifier,
 }
@@ -169,7 +169,7 @@ impl NfsFilesystem {
         let filesystem = Rc::new(Self {
             shown: Shown { fsid: root.get().fsid, block: export.limits().write.next_power_of_two() },
             credentials: Credentials::new(options.callers),
-            order: Order::default(),
+            order: CallSequence::default(),
             invalidator: PageInvalidator::start("nfs-drop")?,
             notifier,
             writeback: OnceCell::new(),
@@ -190,7 +190,7 @@ impl NfsFilesystem {
     }
 
     /// The server.
-    pub fn server(&self) -> &Rc<Server> {
+    pub fn server(&self) -> &Rc<NfsServer> {
         self.export.server()
     }
 
@@ -203,7 +203,7 @@ impl NfsFilesystem {
     ///
     /// # Errors
     /// The errno for the caller.
-    pub async fn answer(self: &Rc<Self>, request: &Request<'_>, turn: &Turn) -> Result<Answered, Errno> {
+    pub async fn answer(self: &Rc<Self>, request: &Request<'_>, turn: &NfsRequest) -> Result<Answered, Errno> {
         if let Operation::IoCtl = request.operation {
             return Err(Errno::NOTTY);
         }
@@ -257,12 +257,12 @@ impl NfsFilesystem {
     }
 
     /// The kernel forgets a node.
-    pub fn forget(&self, node: u64, lookups: u64) {
+    pub fn forget(&self, node: NodeId, lookups: u64) {
         self.known.nodes.forget(node, lookups, |node| self.writeback().is_dirty(node));
     }
 
     /// The request is answered: what was inherited of it is not needed any more.
-    pub fn end(&self, turn: &Turn) {
+    pub fn end(&self, turn: &NfsRequest) {
         turn.is_answered();
         if turn.resent {
             self.known.calls.end(turn.unique);
@@ -275,7 +275,7 @@ impl NfsFilesystem {
     }
 
     /// Where in the export a node is, for people.
-    pub fn path(&self, node: u64, entry: Option<&[u8]>) -> String {
+    pub fn path(&self, node: NodeId, entry: Option<&[u8]>) -> String {
         const DEEPEST: usize = 64;
         let mut parts: Vec<Vec<u8>> = entry.map(<[u8]>::to_vec).into_iter().collect();
         let mut name = self.known.nodes.get(node).ok().and_then(|node| node.name());
@@ -300,7 +300,7 @@ impl NfsFilesystem {
     }
 
     /// The credential of a call for this request.
-    fn credential(&self, turn: &Turn) -> Credential {
+    fn credential(&self, turn: &NfsRequest) -> Credential {
         self.credentials.of(turn.caller)
     }
 
@@ -314,7 +314,7 @@ impl NfsFilesystem {
     }
 
     /// The attributes of a node, as they are now.
-    async fn ask(&self, node: &Rc<Node>) -> Result<Attributes, Errno> {
+    async fn ask(&self, node: &Rc<NfsNode>) -> Result<Attributes, Errno> {
         const ATTEMPTS: usize = 3;
         let anybody = Self::anybody();
         let how = How::new(&anybody);
@@ -326,7 +326,7 @@ impl NfsFilesystem {
             if found.kind != node.kind {
                 return Err(Errno::STALE);
             }
-            if self.learn(node, &found, asked) != News::Outdated {
+            if self.learn(node, &found, asked) != AttributeChange::Outdated {
                 return Ok(found);
             }
         }
@@ -335,7 +335,7 @@ impl NfsFilesystem {
     }
 
     /// What was accepted for a file is at the server.
-    async fn settle(&self, node: &Node) {
+    async fn settle(&self, node: &NfsNode) {
         let writeback = self.writeback();
         if !writeback.is_dirty(node.id) {
             return;
@@ -354,18 +354,18 @@ impl NfsFilesystem {
     }
 
     /// Takes in attributes. `asked` is the place of the question in the order.
-    fn learn(&self, node: &Node, found: &Attributes, asked: u64) -> News {
+    fn learn(&self, node: &NfsNode, found: &Attributes, asked: u64) -> AttributeChange {
         let caching = &self.options.caching;
         let news = node.freshness.borrow_mut().learn(found, asked, Instant::now(), caching);
         self.react(node, news);
-        if node.id == super::client_state::node::ROOT {
+        if node.id == NodeId::ROOT {
             self.root.borrow().set(found);
         }
         news
     }
 
     /// Takes in attributes around a change that was made here.
-    fn changed(&self, node: &Node, around: &Around) {
+    fn changed(&self, node: &NfsNode, around: &Around) {
         let caching = &self.options.caching;
         let place = self.order.next();
         let news = node.freshness.borrow_mut().changed_here(around, true, place, Instant::now(), caching);
@@ -374,8 +374,8 @@ impl NfsFilesystem {
 
     /// Another client has changed a file: the kernel's pages are of the old content. If the file is open, they are dropped;
     /// otherwise the next OPEN drops them.
-    fn react(&self, node: &Node, news: News) {
-        if news == News::Changed && node.is_open() {
+    fn react(&self, node: &NfsNode, news: AttributeChange) {
+        if news == AttributeChange::Changed && node.is_open() {
             let mut freshness = node.freshness.borrow_mut();
             if let Some(found) = freshness.attributes().copied() {
                 // Pages that are read from now on are at least as new as this.
@@ -404,14 +404,14 @@ impl NfsFilesystem {
 }
 
 /// What attributes tell of what a file is.
-fn found(handle: podfs_nfs::v3::FileHandle, attributes: &Attributes) -> Found {
-    Found { handle, kind: attributes.kind, fileid: attributes.fileid }
+fn found(handle: podfs_nfs::v3::FileHandle, attributes: &Attributes) -> FoundFile {
+    FoundFile { handle, kind: attributes.kind, fileid: attributes.fileid }
 }
 
 /// A cell for what is known of the root.
 ///
 /// # Errors
 /// When there is no memory.
-pub fn root_record(region: &Arc<Region>, found: &Attributes) -> Result<Record<RootCell>, Errno> {
-    Record::new(region, |cell: &RootCell| cell.set(found)).map_err(no_memory)
+pub fn root_record(region: &Arc<Region>, found: &Attributes) -> Result<OwnedCell<RootCell>, Errno> {
+    OwnedCell::new(region, |cell: &RootCell| cell.set(found)).map_err(no_memory)
 }

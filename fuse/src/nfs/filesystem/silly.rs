@@ -12,8 +12,8 @@ use podfs_nfs::v3::{FileType, NfsStatus};
 use rustix::io::Errno;
 
 use super::NfsFilesystem;
-use super::turn::Turn;
-use crate::nfs::client_state::node::Node;
+use super::turn::NfsRequest;
+use crate::nfs::client_state::node::NfsNode;
 
 /// Steps of a request: the other name, and what follows.
 pub const ASIDE: u32 = 0;
@@ -24,13 +24,13 @@ impl NfsFilesystem {
     /// The open file that would lose its last name, or has lost it for this very request.
     pub(super) async fn in_the_way(
         &self,
-        directory: &Node,
+        directory: &NfsNode,
         name: &[u8],
         credential: &Credential,
-        turn: &Turn,
-    ) -> Result<Option<Rc<Node>>, Errno> {
+        turn: &NfsRequest,
+    ) -> Result<Option<Rc<NfsNode>>, Errno> {
         if turn.resent && self.known.calls.was_begun(turn.unique, ASIDE) {
-            let is_it = |node: &Rc<Node>| {
+            let is_it = |node: &Rc<NfsNode>| {
                 node.name().is_some_and(|known| {
                     known.is(directory.id, name) || *known.name == *silly_name(node.fileid, turn.unique)
                 })
@@ -49,7 +49,7 @@ impl NfsFilesystem {
             }
             None => None,
         };
-        let is_in_the_way = |node: &Rc<Node>| node.kind == FileType::File && node.is_open() && !node.is_silly();
+        let is_in_the_way = |node: &Rc<NfsNode>| node.kind == FileType::File && node.is_open() && !node.is_silly();
         let Some(node) = node.filter(is_in_the_way) else { return Ok(None) };
         // A file that has other names stays on the server without this one.
         let has_others = may_have_another_name(&node) && self.ask(&node).await?.links > 1;
@@ -59,11 +59,11 @@ impl NfsFilesystem {
     /// Renames an open file, instead of removing its name.
     pub(super) async fn put_aside(
         &self,
-        node: &Rc<Node>,
-        directory: &Rc<Node>,
+        node: &Rc<NfsNode>,
+        directory: &Rc<NfsNode>,
         name: &[u8],
         credential: &Credential,
-        turn: &Turn,
+        turn: &NfsRequest,
     ) -> Result<(), Errno> {
         let aside = silly_name(node.fileid, turn.unique);
         let handle = directory.handle();
@@ -79,10 +79,10 @@ impl NfsFilesystem {
     /// Gives an open file a second name, before its first one is taken by another file: so the name is never missing.
     pub(super) async fn keep_aside(
         &self,
-        node: &Rc<Node>,
-        directory: &Rc<Node>,
+        node: &Rc<NfsNode>,
+        directory: &Rc<NfsNode>,
         credential: &Credential,
-        turn: &Turn,
+        turn: &NfsRequest,
     ) -> Result<(), Errno> {
         let aside = silly_name(node.fileid, turn.unique);
         let (file, handle) = (node.handle(), directory.handle());
@@ -98,9 +98,9 @@ impl NfsFilesystem {
     /// The second name of an open file is its only one now.
     pub(super) fn is_aside(
         &self,
-        node: &Rc<Node>,
-        directory: &Node,
-        turn: &Turn,
+        node: &Rc<NfsNode>,
+        directory: &NfsNode,
+        turn: &NfsRequest,
         credential: &Credential,
     ) -> Result<(), Errno> {
         self.known.nodes.rename(node, directory.id, &silly_name(node.fileid, turn.unique))?;
@@ -113,20 +113,26 @@ impl NfsFilesystem {
     }
 
     /// Takes the second name back that an open file got for nothing.
-    pub(super) async fn not_aside(&self, node: &Node, directory: &Node, credential: &Credential, turn: &Turn) {
+    pub(super) async fn not_aside(
+        &self,
+        node: &NfsNode,
+        directory: &NfsNode,
+        credential: &Credential,
+        turn: &NfsRequest,
+    ) {
         let aside = silly_name(node.fileid, turn.unique);
         // What stays is a name more for a file that is there.
         let _ = self.export.remove(How::new(credential), &directory.handle(), &aside).await;
     }
 
     /// Removes a file that is not open any more. No request waits for it.
-    pub async fn remove_silly(self: Rc<Self>, node: Rc<Node>) {
+    pub async fn remove_silly(self: Rc<Self>, node: Rc<NfsNode>) {
         if node.is_silly() && !node.is_open() {
             self.remove_aside(&node).await;
         }
     }
 
-    async fn remove_aside(&self, node: &Rc<Node>) {
+    async fn remove_aside(&self, node: &Rc<NfsNode>) {
         self.settle(node).await;
         let Some(name) = node.name() else { return };
         let Ok(parent) = self.known.nodes.get(name.parent) else { return };
@@ -150,7 +156,7 @@ impl NfsFilesystem {
         node.set_silly(false);
     }
 
-    async fn owner(&self, directory: &Rc<Node>) -> Option<Credential> {
+    async fn owner(&self, directory: &Rc<NfsNode>) -> Option<Credential> {
         let known = directory.freshness.borrow().attributes().copied();
         let found = match known {
             Some(found) => found,
@@ -167,7 +173,7 @@ impl NfsFilesystem {
     }
 
     /// Whether a name in a directory is one that podfs gave.
-    pub(super) fn is_silly_name(&self, directory: &Node, name: &[u8]) -> bool {
+    pub(super) fn is_silly_name(&self, directory: &NfsNode, name: &[u8]) -> bool {
         name.starts_with(PREFIX) && self.known.nodes.at(directory.id, name).is_some_and(|node| node.is_silly())
     }
 }
@@ -175,7 +181,7 @@ impl NfsFilesystem {
 const PREFIX: &[u8] = b".nfs";
 
 /// Whether a file may be found under other names than the one that podfs remembers.
-fn may_have_another_name(node: &Node) -> bool {
+fn may_have_another_name(node: &NfsNode) -> bool {
     let is_one = |links: u32| links <= 1 && node.name().is_some();
     let links = node.freshness.borrow().attributes().map(|found| found.links);
     node.kind == FileType::File && !links.is_some_and(is_one)

@@ -10,7 +10,7 @@ use podfs_nfs::v3::{Around, Stability};
 use rustix::io::Errno;
 
 use super::NfsFilesystem;
-use crate::nfs::client_state::node::Node;
+use crate::nfs::client_state::node::NfsNode;
 use crate::nfs::writeback::log::Piece;
 use crate::nfs::writeback::{FileKey, Store, Verifier, Written};
 
@@ -24,7 +24,7 @@ impl ExportStore {
     }
 
     /// The file system, the file, and the credential to write with.
-    fn target(&self, key: FileKey) -> Result<(Rc<NfsFilesystem>, Rc<Node>, Credential), Errno> {
+    fn target(&self, key: FileKey) -> Result<(Rc<NfsFilesystem>, Rc<NfsNode>, Credential), Errno> {
         let filesystem = self.0.upgrade().ok_or(Errno::IO)?;
         let node = filesystem.known.nodes.get(key.node)?;
         // Without the open file its credential is unknown. Then root writes, which most servers give no rights.

@@ -25,7 +25,7 @@ const TWINS: usize = 3;
 pub const PAUSE: Duration = Duration::from_millis(100);
 
 /// One request being answered.
-pub struct Turn {
+pub struct NfsRequest {
     /// The kernel's number for it, without a mark.
     pub unique: u64,
     /// The calling process.
@@ -48,7 +48,7 @@ pub struct Once<T> {
     pub at: Timespec,
 }
 
-impl Turn {
+impl NfsRequest {
     /// A request that nothing was done for yet, in this process.
     pub fn new(unique: u64, caller: Caller, resent: bool) -> Self {
         Self { unique, caller, resent, calls: RefCell::default(), opened: RefCell::default() }

@@ -100,7 +100,7 @@ pub enum Next {
 
 /// What became of records.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct WriteOutcome {
     /// They are not needed any more.
     pub free: Vec<RecordId>,
     /// It remembers an error.
@@ -206,13 +206,15 @@ impl File {
     }
 
     /// What the server says of a record that was sent.
-    pub fn sent(&mut self, id: RecordId, said: Result<Written, Errno>) -> Outcome {
+    pub fn sent(&mut self, id: RecordId, said: Result<Written, Errno>) -> WriteOutcome {
         self.changed.notify_waiters();
-        let Some(position) = self.unsent.iter().position(|record| record.id == id) else { return Outcome::default() };
+        let Some(position) = self.unsent.iter().position(|record| record.id == id) else {
+            return WriteOutcome::default();
+        };
         let written = match said {
             _ if self.is_gone => {
                 let free = self.unsent.remove(position).map(|record| record.id);
-                return Outcome { free: free.into_iter().collect(), fail: None };
+                return WriteOutcome { free: free.into_iter().collect(), fail: None };
             }
             // It would go on like this for ever.
             Ok(Written { count: 0, .. }) if self.unsent[position].length > 0 => Err(Errno::IO),
@@ -238,7 +240,7 @@ impl File {
             if known_again {
                 self.send_again();
             }
-            return Outcome::default();
+            return WriteOutcome::default();
         }
         let record = &mut self.unsent[position];
         // Each part of it may be answered in another way.
@@ -248,35 +250,35 @@ impl File {
             let record = self.unsent.remove(position);
             self.taken.extend(record);
         }
-        Outcome::default()
+        WriteOutcome::default()
     }
 
     /// A record was sent to be on disk when it is answered. So the verifier says nothing, and nothing older is left to be sent
     /// over it.
-    fn sent_stable(&mut self, position: usize, count: u32, stable: bool) -> Outcome {
+    fn sent_stable(&mut self, position: usize, count: u32, stable: bool) -> WriteOutcome {
         let is_whole = self.unsent[position].take(count);
         let record = if is_whole || !stable { self.unsent.remove(position) } else { None };
         let gone = record.map(|record| record.id).into_iter().collect();
         // The server did not write to disk as asked, so what it holds is unknown.
-        if stable { Outcome { free: gone, fail: None } } else { self.fail(Errno::IO, gone) }
+        if stable { WriteOutcome { free: gone, fail: None } } else { self.fail(Errno::IO, gone) }
     }
 
     /// What the server says to a COMMIT.
-    pub fn committed(&mut self, said: Result<Verifier, Errno>) -> Outcome {
+    pub fn committed(&mut self, said: Result<Verifier, Errno>) -> WriteOutcome {
         self.changed.notify_waiters();
         let count = self.committing.take().unwrap_or(0).min(self.taken.len());
         if self.is_void {
-            return Outcome::default();
+            return WriteOutcome::default();
         }
         match said {
             Ok(verifier) if self.verifier == Some(verifier) => {
                 self.in_vain = 0;
-                Outcome { free: self.let_go(count), fail: None }
+                WriteOutcome { free: self.let_go(count), fail: None }
             }
             Ok(verifier) => {
                 self.verifier = Some(verifier);
                 self.send_again();
-                Outcome::default()
+                WriteOutcome::default()
             }
             Err(error) => {
                 let lost = self.let_go(count);
@@ -311,8 +313,8 @@ impl File {
         self.in_vain >= MOST_IN_VAIN
     }
 
-    fn fail(&mut self, error: Errno, lost: Vec<RecordId>) -> Outcome {
-        let mut outcome = Outcome { free: lost, fail: None };
+    fn fail(&mut self, error: Errno, lost: Vec<RecordId>) -> WriteOutcome {
+        let mut outcome = WriteOutcome { free: lost, fail: None };
         match &mut self.failure {
             Some(failure) => failure.writer_knows = false,
             none => {

@@ -25,6 +25,7 @@ use rustix::io::Errno;
 
 use crate::region::memory::{Memory, length_of, may_be_mapped};
 use crate::region::shared::shared;
+use crate::session::{HandleId, NodeId};
 
 /// Most bytes of one record, and of all records of a segment.
 pub const SEGMENT: usize = 1 << 20;
@@ -91,9 +92,9 @@ pub struct RecordId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     /// The file.
-    pub node: u64,
+    pub node: NodeId,
     /// The open file it was written through.
-    pub open: u64,
+    pub open: HandleId,
     /// Where in the file, in bytes.
     pub offset: u64,
 }
@@ -208,8 +209,8 @@ impl Log {
         let sequence = self.sequence.replace(self.sequence.get() + 1);
         let cell = self.cell(id)?;
         cell.length.store(data.len() as u32, Relaxed);
-        cell.node.store(target.node, Relaxed);
-        cell.open.store(target.open, Relaxed);
+        cell.node.store(target.node.0, Relaxed);
+        cell.open.store(target.open.0, Relaxed);
         cell.offset.store(target.offset, Relaxed);
         cell.sequence.store(sequence, Relaxed);
         cell.place.store(place as u32, Relaxed);
@@ -362,8 +363,8 @@ fn parse(id: RecordId, cell: &RecordCell) -> Option<Inherited> {
         _ => return None,
     };
     let target = Target {
-        node: cell.node.load(Relaxed),
-        open: cell.open.load(Relaxed),
+        node: NodeId(cell.node.load(Relaxed)),
+        open: HandleId(cell.open.load(Relaxed)),
         offset: if length.is_ok() { offset } else { 0 },
     };
     Some(Inherited { id, target, length, sequence: cell.sequence.load(Relaxed) })

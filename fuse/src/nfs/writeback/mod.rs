@@ -38,7 +38,8 @@ use tokio::sync::Notify;
 use tokio::task::spawn_local;
 use tokio::time::sleep;
 
-use file::{File, Next, Outcome, PendingWrite};
+use crate::session::{HandleId, NodeId};
+use file::{File, Next, PendingWrite, WriteOutcome};
 use log::{Inherited, Log, Piece, SEGMENT, Target};
 
 /// What a server gives with each answer, and changes when it is started anew (RFC 1813, `writeverf3`).
@@ -49,9 +50,9 @@ pub struct Verifier(pub [u8; 8]);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileKey {
     /// The node.
-    pub node: u64,
+    pub node: NodeId,
     /// The handle of the open file.
-    pub open: u64,
+    pub open: HandleId,
 }
 
 /// What the server says of a write.
@@ -118,7 +119,7 @@ struct Inner<S: Store> {
 
 #[derive(Default)]
 struct WritebackState {
-    files: HashMap<u64, File>,
+    files: HashMap<NodeId, File>,
     /// Writes that are on their way.
     in_flight: usize,
 }
@@ -174,12 +175,12 @@ impl<S: Store> Writeback<S> {
     }
 
     /// Waits until the server has all that was accepted so far of a file, on disk or not. Errors are left for a flush.
-    pub async fn settle(&self, node: u64) {
+    pub async fn settle(&self, node: NodeId) {
         self.wait(node, Until::Settled).await;
     }
 
     /// Waits until all that was accepted so far of a file is on disk. Errors are left for a flush.
-    pub async fn settle_on_disk(&self, node: u64) {
+    pub async fn settle_on_disk(&self, node: NodeId) {
         self.wait(node, Until::Flushed).await;
     }
 
@@ -187,18 +188,18 @@ impl<S: Store> Writeback<S> {
     ///
     /// # Errors
     /// What went wrong with a write since the last flush.
-    pub async fn flush(&self, node: u64) -> Result<(), Errno> {
+    pub async fn flush(&self, node: NodeId) -> Result<(), Errno> {
         self.wait(node, Until::Flushed).await;
         self.inner.tell(node)
     }
 
     /// Whether there is data of a file that is not committed, or an error that no call has returned.
-    pub fn is_dirty(&self, node: u64) -> bool {
+    pub fn is_dirty(&self, node: NodeId) -> bool {
         self.inner.state.borrow().files.contains_key(&node)
     }
 
     /// Whether some of these bytes of a file are still to be sent, or on their way.
-    pub fn overlaps(&self, node: u64, range: Range<u64>) -> bool {
+    pub fn overlaps(&self, node: NodeId, range: Range<u64>) -> bool {
         self.inner.state.borrow().files.get(&node).is_some_and(|file| file.has_unsent(&range))
     }
 
@@ -208,10 +209,10 @@ impl<S: Store> Writeback<S> {
     }
 
     /// Nothing of the file is sent any more, and its errors are dropped: it is gone.
-    pub fn forget_file(&self, node: u64) {
+    pub fn forget_file(&self, node: NodeId) {
         let mut state = self.inner.state.borrow_mut();
         if let Some(file) = state.files.get_mut(&node) {
-            let outcome = Outcome { free: file.forget(), fail: None };
+            let outcome = WriteOutcome { free: file.forget(), fail: None };
             state.drop_if_empty(node);
             drop(state);
             self.inner.settle(outcome);
@@ -219,7 +220,7 @@ impl<S: Store> Writeback<S> {
     }
 
     /// Waits until that holds for all that was accepted before the call.
-    async fn wait(&self, node: u64, until: Until) {
+    async fn wait(&self, node: NodeId, until: Until) {
         let last = self.inner.state.borrow().files.get(&node).and_then(File::last_sequence);
         let Some(last) = last else { return };
         loop {
@@ -282,7 +283,7 @@ impl<S: Store> Inner<S> {
     }
 
     /// Begins what can be begun for a file.
-    fn pump(self: &Rc<Self>, node: u64) {
+    fn pump(self: &Rc<Self>, node: NodeId) {
         let full = self.manner.wsize as u64;
         loop {
             let mut state = self.state.borrow_mut();
@@ -296,7 +297,7 @@ impl<S: Store> Inner<S> {
             match next {
                 Next::Write { record, skip, stable } => drop(spawn_local(Rc::clone(self).send(record, skip, stable))),
                 Next::Commit(key) => drop(spawn_local(Rc::clone(self).commit(key))),
-                Next::Free(free) => self.settle(Outcome { free, fail: None }),
+                Next::Free(free) => self.settle(WriteOutcome { free, fail: None }),
             }
         }
     }
@@ -347,7 +348,7 @@ impl<S: Store> Inner<S> {
     }
 
     /// Records the outcome of records in the log.
-    fn settle(self: &Rc<Self>, outcome: Outcome) {
+    fn settle(self: &Rc<Self>, outcome: WriteOutcome) {
         if let Some((record, error)) = outcome.fail {
             self.log.fail(record, error);
         }
@@ -375,13 +376,13 @@ impl<S: Store> Inner<S> {
     }
 
     /// Returns the error that a flush must report.
-    fn tell(self: &Rc<Self>, node: u64) -> Result<(), Errno> {
+    fn tell(self: &Rc<Self>, node: NodeId) -> Result<(), Errno> {
         let mut state = self.state.borrow_mut();
         let failure = state.files.get_mut(&node).and_then(File::take_failure);
         state.drop_if_empty(node);
         drop(state);
         failure.map_or(Ok(()), |(record, error)| {
-            self.settle(Outcome { free: vec![record], fail: None });
+            self.settle(WriteOutcome { free: vec![record], fail: None });
             Err(error)
         })
     }
@@ -396,7 +397,7 @@ impl WritebackState {
         state
     }
 
-    fn drop_if_empty(&mut self, node: u64) {
+    fn drop_if_empty(&mut self, node: NodeId) {
         if self.files.get(&node).is_some_and(File::is_empty) {
             self.files.remove(&node);
         }

@@ -15,13 +15,13 @@ use rustix::io::Errno;
 use super::super::acting::acting_for;
 use super::super::attributes::{attr, attributes_of, bytes_taken, kind};
 use super::super::mounts::{proc_path, reopen};
-use super::super::node::{Node, ROOT};
-use super::super::usage::{Account, Usage};
+use super::super::node::Node;
+use super::super::usage::{Account, QuotaUsage};
 use super::look::attribute_name;
 use super::{PassthroughFilesystem, component, outcome, silly};
 use crate::caller::privileges::is_in_group;
 use crate::session::abi::{MkdirIn, MknodIn, SETXATTR_ACL_KILL_SGID, SetattrIn, SetxattrIn, fattr};
-use crate::session::{Answer, Caller, Exchange};
+use crate::session::{Answer, Caller, Exchange, NodeId};
 
 const SETUID: u32 = 0o4000;
 const SETGID: u32 = 0o2000;
@@ -240,7 +240,7 @@ impl PassthroughFilesystem {
             exchange.begin(0);
         }
         // From here to the charge no other request takes the room.
-        let mut account = self.usage.as_ref().map(Usage::lock);
+        let mut account = self.usage.as_ref().map(QuotaUsage::lock);
         if let Some(account) = account.as_mut().filter(|_| exchange.earlier().is_none()) {
             let grows = getxattr_query(&path, &name).map_or(true, |there| value.len() > there);
             if grows {
@@ -281,7 +281,7 @@ impl PassthroughFilesystem {
     ) -> Result<Answer, Errno> {
         component(name)?;
         let directory = self.directory(parent)?;
-        let mut account = self.usage.as_ref().map(Usage::lock);
+        let mut account = self.usage.as_ref().map(QuotaUsage::lock);
         if let Some(account) = account.as_mut().filter(|_| exchange.earlier().is_none()) {
             self.ask(account, |account| account.check_room_for_name(parent, directory.as_fd(), 1))?;
         }
@@ -325,7 +325,7 @@ impl PassthroughFilesystem {
         ask: impl Fn(&Account<'_>) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
         let asked = ask(account);
-        let root = if matches!(asked, Err(Errno::NOSPC)) { self.nodes.get(ROOT) } else { None };
+        let root = if matches!(asked, Err(Errno::NOSPC)) { self.nodes.get(NodeId::ROOT) } else { None };
         let freed = root.is_some_and(|root| {
             root.held().is_some_and(|directory| account.free_blocks_of_root(&root, directory.as_fd()))
         });
@@ -352,7 +352,7 @@ impl PassthroughFilesystem {
     fn discharge(&self, going: Option<Going>, exchange: &Exchange<'_>) {
         let Some(usage) = &self.usage else { return };
         let earlier = || {
-            let node = self.nodes.get(exchange.earlier()?.note)?;
+            let node = self.nodes.get(NodeId(exchange.earlier()?.note))?;
             // A file that has no name and is not open is no file any more.
             let gone = match self.descriptor(&node).and_then(|file| attributes_of(file.as_fd())) {
                 Ok(found) => found.stx_nlink == 0,
@@ -391,7 +391,7 @@ struct Going {
 impl Going {
     /// The node's number.
     fn note(&self) -> u64 {
-        self.node.as_ref().map_or(0, |node| node.id)
+        self.node.as_ref().map_or(0, |node| node.id.0)
     }
 }
 

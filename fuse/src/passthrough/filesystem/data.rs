@@ -18,14 +18,14 @@ use super::super::open_files::OpenFile;
 use super::super::open_node::{BackingId, OpenNode};
 use super::super::options::{Cache, DataPath};
 use super::super::share::Taken;
-use super::super::usage::{Account, Usage};
+use super::super::usage::{Account, QuotaUsage};
 use super::change::take_privileges;
 use super::{PassthroughFilesystem, component, outcome};
 use crate::session::abi::{
     CopyFileRangeIn, CreateIn, FSYNC_FDATASYNC, FallocateIn, FsyncIn, LseekIn, OpenOut, ReadIn, WRITE_CACHE,
     WRITE_KILL_SUIDGID, WriteIn, fopen, init,
 };
-use crate::session::{Answer, Caller, Exchange, Session};
+use crate::session::{Answer, Caller, Exchange, HandleId, Session};
 
 /// Whether the kernel lets this process hand it files to read and write by itself.
 pub fn probe(session: &Session) -> DataPath {
@@ -151,7 +151,7 @@ impl PassthroughFilesystem {
     }
 
     /// The number of what a dead server has opened for this very request, without an answer.
-    pub(super) fn opened_earlier(&self, exchange: &Exchange<'_>) -> Option<u64> {
+    pub(super) fn opened_earlier(&self, exchange: &Exchange<'_>) -> Option<HandleId> {
         if exchange.is_resent() { self.files.opened_for(exchange.number()) } else { None }
     }
 
@@ -255,7 +255,7 @@ impl PassthroughFilesystem {
         } else {
             own.as_fd()
         };
-        let mut account = self.usage.as_ref().map(Usage::lock);
+        let mut account = self.usage.as_ref().map(QuotaUsage::lock);
         if let Some(account) = &mut account {
             let most = self.ask(account, |account| account.room_for(file, arguments.offset, data.len() as u64))?;
             data = &data[..data.len().min(usize::try_from(most).unwrap_or(usize::MAX))];
@@ -271,7 +271,7 @@ impl PassthroughFilesystem {
         Ok(Answer::Written(u32::try_from(written).map_err(|_| Errno::IO)?))
     }
 
-    pub(super) fn release(&self, handle: u64) -> Result<Answer, Errno> {
+    pub(super) fn release(&self, handle: HandleId) -> Result<Answer, Errno> {
         let open = self.files.remove(handle).ok_or(Errno::BADF)?;
         let mut shared = open.node.open();
         if let Some(node) = &mut *shared {
@@ -313,7 +313,7 @@ impl PassthroughFilesystem {
         let file = open.data()?;
         let flags = FallocateFlags::from_bits_retain(arguments.mode);
         let frees = FallocateFlags::PUNCH_HOLE | FallocateFlags::COLLAPSE_RANGE | FallocateFlags::INSERT_RANGE;
-        let mut account = self.usage.as_ref().map(Usage::lock);
+        let mut account = self.usage.as_ref().map(QuotaUsage::lock);
         if let Some(account) = account.as_mut().filter(|_| !flags.intersects(frees)) {
             // All or nothing.
             let (target, offset, length) = (file.as_fd(), arguments.offset, arguments.length);
@@ -346,7 +346,7 @@ impl PassthroughFilesystem {
         let (from, to) = (self.files.get(arguments.fh_in)?, self.files.get(arguments.fh_out)?);
         let (source, target) = (from.data()?, to.data()?);
         let mut length = if wide { arguments.len } else { arguments.len.min(NARROW) };
-        let mut account = self.usage.as_ref().map(Usage::lock);
+        let mut account = self.usage.as_ref().map(QuotaUsage::lock);
         if let Some(account) = &mut account {
             length = self.ask(account, |account| account.room_for(target.as_fd(), arguments.off_out, length))?;
         }

@@ -16,9 +16,9 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, openat, statx};
 use rustix::io::Errno;
 
-use super::super::node::{Node, ROOT};
+use super::super::node::Node;
 use super::PassthroughFilesystem;
-use crate::session::Answer;
+use crate::session::{Answer, NodeId};
 
 /// How deep directories may be.
 const LEVELS: usize = 2048;
@@ -38,7 +38,7 @@ impl PassthroughFilesystem {
 
     /// Answers with the directory that the directory `node` is in.
     pub(super) fn look_up_parent(&self, node: &Node) -> Result<Answer, Errno> {
-        if node.id == ROOT {
+        if node.id == NodeId::ROOT {
             return Err(Errno::STALE);
         }
         let parent = openat(&*self.directory(node)?, c"..", UP, Mode::empty())?;
@@ -50,7 +50,7 @@ impl PassthroughFilesystem {
 
     /// Whether a directory is the source or below it.
     fn leads_to_source(&self, directory: &OwnedFd) -> Result<bool, Errno> {
-        let source = self.nodes.get(ROOT).and_then(|root| root.held()).ok_or(Errno::STALE)?;
+        let source = self.nodes.get(NodeId::ROOT).and_then(|root| root.held()).ok_or(Errno::STALE)?;
         let source = Location::of(source.as_fd())?;
         let mut above: Option<OwnedFd> = None;
         let mut last = None;

@@ -7,13 +7,13 @@ use rustix::fs::{Mode, OFlags, fdatasync, fsync, openat};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use super::super::listing::{DirectoryEntry, Listing};
-use super::super::node::{Node, ROOT};
+use super::super::listing::{DirectoryEntry, SourceListing};
+use super::super::node::Node;
 use super::super::options::Cache;
 use super::super::state::recordable;
 use super::PassthroughFilesystem;
 use crate::session::abi::{Attr, EntryOut, FSYNC_FDATASYNC, FsyncIn, OpenOut, ReadIn, fopen};
-use crate::session::{Answer, Exchange, ListedEntry};
+use crate::session::{Answer, Exchange, HandleId, ListedEntry, NodeId};
 
 impl PassthroughFilesystem {
     pub(super) fn open_directory(&self, node: &Arc<Node>, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
@@ -25,12 +25,12 @@ impl PassthroughFilesystem {
         Ok(Answer::Open(OpenOut { fh, open_flags, backing_id: 0 }))
     }
 
-    fn new_directory(&self, node: &Arc<Node>, exchange: &Exchange<'_>) -> Result<u64, Errno> {
+    fn new_directory(&self, node: &Arc<Node>, exchange: &Exchange<'_>) -> Result<HandleId, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let taken = self.place(exchange)?;
         let directory = openat(&*self.directory(node)?, c".", flags, Mode::empty())?;
         let with_attributes = self.readdirplus.directory_opened();
-        let listing = Listing::new(recordable(directory));
+        let listing = SourceListing::new(recordable(directory));
         self.files.add_directory(exchange.number(), Arc::clone(node), listing, with_attributes, taken)
     }
 
@@ -89,13 +89,13 @@ impl PassthroughFilesystem {
     }
 
     /// Keeps nothing of what was read where too many directories are open for that.
-    fn economize(&self, listing: &mut Listing) {
+    fn economize(&self, listing: &mut SourceListing) {
         if self.files.has_many_directories() {
             listing.drop_chunk();
         }
     }
 
-    pub(super) fn release_directory(&self, handle: u64) -> Result<Answer, Errno> {
+    pub(super) fn release_directory(&self, handle: HandleId) -> Result<Answer, Errno> {
         self.files.remove_directory(handle);
         Ok(Answer::Done)
     }
@@ -116,7 +116,7 @@ impl PassthroughFilesystem {
 
     /// The number that a listed file shows. What is above the source is hidden.
     fn shown_ino(&self, node: &Node, directory: BorrowedFd<'_>, entry: DirectoryEntry<'_>) -> u64 {
-        let above = node.id == ROOT && entry.name == "..";
+        let above = node.id == NodeId::ROOT && entry.name == "..";
         let own = if above { rustix::fs::fstat(directory).ok().map(|found| found.st_ino) } else { None };
         node.mount.ino(own.unwrap_or(entry.ino))
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 
-use super::super::locks::{Holder, LockOwner, Wish, conflict, for_locking};
+use super::super::locks::{Holder, Wish, conflict, for_locking};
 use super::super::node::Node;
 use super::super::open_node::OpenNode;
 use super::PassthroughFilesystem;
@@ -16,7 +16,7 @@ use crate::session::{Answer, Exchange};
 impl PassthroughFilesystem {
     /// A process has closed a descriptor of the file: it has no `fcntl` locks there any more.
     pub(super) fn flush(&self, node: &Node, arguments: &FlushIn) -> Result<Answer, Errno> {
-        let given_up = node.open().as_mut().map_or(Ok(()), |open| open.locks.give_up(LockOwner(arguments.lock_owner)));
+        let given_up = node.open().as_mut().map_or(Ok(()), |open| open.locks.give_up(arguments.lock_owner));
         if self.options.remote.is_some() {
             // The next open of the file, on any machine, must find what was written, and the close must return write errors.
             // Closing another descriptor of the same open file does both.
@@ -27,7 +27,7 @@ impl PassthroughFilesystem {
     }
 
     pub(super) fn find_lock(&self, node: &Node, arguments: &LkIn) -> Result<Answer, Errno> {
-        let owner = LockOwner(arguments.owner);
+        let owner = arguments.owner;
         let (description, file) = {
             let mut open = node.open();
             let open = open.as_mut().ok_or(Errno::BADF)?;
@@ -53,7 +53,7 @@ impl PassthroughFilesystem {
         exchange: &Exchange<'_>,
     ) -> Result<Answer, Errno> {
         let wish = Wish::parse(arguments)?;
-        let (region, locked, owner) = (Arc::clone(&self.region), Arc::clone(node), LockOwner(arguments.owner));
+        let (region, locked, owner) = (Arc::clone(&self.region), Arc::clone(node), arguments.owner);
         let record = move |wish| {
             let holder = Holder { region: &region, node: locked.id, owner };
             locked.open().as_mut().map_or(Ok(()), |open| open.locks.record(holder, wish))

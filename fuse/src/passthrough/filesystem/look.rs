@@ -13,12 +13,12 @@ use rustix::io::Errno;
 
 use super::super::attributes::{attr, attributes_of, statx_attr};
 use super::super::mounts::{Mounts, proc_path};
-use super::super::node::{Node, ROOT};
+use super::super::node::Node;
 use super::super::room::whole;
 use super::{PassthroughFilesystem, component};
 use crate::caller::privileges::administers_system;
 use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX};
-use crate::session::{Answer, Caller, Question, Service};
+use crate::session::{Answer, Caller, HandleId, NodeId, RootQuestion, Service};
 
 /// What gives a program capabilities.
 const CAPABILITY: &CStr = c"security.capability";
@@ -55,17 +55,17 @@ impl PassthroughFilesystem {
         self.enter(openat(directory, name, flags, Mode::empty())?, parent, made)
     }
 
-    pub(super) fn attributes(&self, node: &Node, handle: Option<u64>) -> Result<Answer, Errno> {
+    pub(super) fn attributes(&self, node: &Node, handle: Option<HandleId>) -> Result<Answer, Errno> {
         let found = self.stat(node, handle)?;
         Ok(Answer::Attributes(self.validity.for_node(node, &found).attributes(attr(&found, &node.mount))))
     }
 
-    pub(super) fn statx(&self, node: &Node, handle: Option<u64>) -> Result<Answer, Errno> {
+    pub(super) fn statx(&self, node: &Node, handle: Option<HandleId>) -> Result<Answer, Errno> {
         let found = self.stat(node, handle)?;
         Ok(Answer::Statx(Box::new(self.validity.for_node(node, &found).statx(statx_attr(&found, &node.mount)))))
     }
 
-    fn stat(&self, node: &Node, handle: Option<u64>) -> Result<rustix::fs::Statx, Errno> {
+    fn stat(&self, node: &Node, handle: Option<HandleId>) -> Result<rustix::fs::Statx, Errno> {
         let file = match handle.and_then(|handle| self.files.get(handle).ok()) {
             Some(open) => open.file()?,
             None => self.descriptor(node)?,
@@ -95,16 +95,16 @@ impl PassthroughFilesystem {
     }
 
     /// What the kernel and this program remember of the root, for as long as its source is away.
-    pub(super) fn remembered(&self, question: Question) -> Option<Answer> {
-        let root = self.nodes.get(ROOT)?;
+    pub(super) fn remembered(&self, question: RootQuestion) -> Option<Answer> {
+        let root = self.nodes.get(NodeId::ROOT)?;
         let found = || {
             let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
             statx(&*root.held()?, c"", flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME).ok()
         };
         Some(match question {
-            Question::Attributes => Answer::Attributes(self.validity.attributes(attr(&found()?, &root.mount))),
-            Question::Statx => Answer::Statx(Box::new(self.validity.statx(statx_attr(&found()?, &root.mount)))),
-            Question::FileSystem => Answer::FileSystem(*self.last_status()),
+            RootQuestion::Attributes => Answer::Attributes(self.validity.attributes(attr(&found()?, &root.mount))),
+            RootQuestion::Statx => Answer::Statx(Box::new(self.validity.statx(statx_attr(&found()?, &root.mount)))),
+            RootQuestion::FileSystem => Answer::FileSystem(*self.last_status()),
         })
     }
 

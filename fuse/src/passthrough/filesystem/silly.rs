@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
 use rustix::io::Errno;
 
-use super::super::listing::Listing;
+use super::super::listing::SourceListing;
 
 /// The pauses between attempts. A second in all: the files may as well be open for long.
 const PAUSES: [Duration; 7] = [
@@ -49,7 +49,7 @@ pub(super) fn remove_directory(
 /// Whether there is nothing in the directory `name` but what goes when it is closed.
 fn is_all_to_go(directory: impl AsFd, name: &OsStr) -> Result<bool, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut listing = Listing::new(openat(directory, name, flags, Mode::empty())?);
+    let mut listing = SourceListing::new(openat(directory, name, flags, Mode::empty())?);
     let mut all = true;
     listing.read(0, |_, entry| {
         all &= is_to_go(entry.name);

@@ -16,14 +16,15 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use super::super::state::{HeldCell, LOCKS_LOST, WHOLE, no_memory};
-use super::{LockOwner, Wish};
+use super::Wish;
 use crate::region::Region;
-use crate::region::cells::Record;
+use crate::region::cells::OwnedCell;
 use crate::session::abi::FileLock;
+use crate::session::{LockOwner, NodeId};
 
 /// The locks of one owner on one file.
 #[derive(Debug, Default)]
-pub struct Locked(Vec<Record<HeldCell>>);
+pub struct Locked(Vec<OwnedCell<HeldCell>>);
 
 /// Whose locks they are.
 #[derive(Clone, Copy)]
@@ -31,14 +32,14 @@ pub struct Holder<'a> {
     /// Where they are recorded.
     pub region: &'a Arc<Region>,
     /// The file's node.
-    pub node: u64,
+    pub node: NodeId,
     /// The owner.
     pub owner: LockOwner,
 }
 
 impl Locked {
     /// A lock that a dead server has recorded.
-    pub fn inherit(&mut self, record: Record<HeldCell>) {
+    pub fn inherit(&mut self, record: OwnedCell<HeldCell>) {
         self.0.push(record);
     }
 
@@ -138,10 +139,10 @@ impl Locked {
 }
 
 impl Holder<'_> {
-    fn record(self, form: u32, start: u64, end: u64) -> Result<Record<HeldCell>, Errno> {
-        let record = Record::new(self.region, |cell: &HeldCell| {
+    fn record(self, form: u32, start: u64, end: u64) -> Result<OwnedCell<HeldCell>, Errno> {
+        let record = OwnedCell::new(self.region, |cell: &HeldCell| {
             cell.form.store(form, Relaxed);
-            cell.node.store(self.node, Relaxed);
+            cell.node.store(self.node.0, Relaxed);
             cell.owner.store(self.owner.0, Relaxed);
             cell.start.store(start, Relaxed);
             cell.end.store(end, Relaxed);
@@ -181,7 +182,7 @@ mod tests {
     /// What is recorded after these were granted, in order.
     fn after(granted: &[(u32, u64, u64)]) -> Vec<(u32, u64, u64)> {
         let region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
-        let holder = Holder { region: &region, node: 2, owner: LockOwner(3) };
+        let holder = Holder { region: &region, node: NodeId(2), owner: LockOwner(3) };
         let mut locked = Locked::default();
         for (typ, start, end) in granted.iter().copied() {
             locked.record(holder, Wish::Range(FileLock { start, end, typ, pid: 0 })).expect("recorded");
@@ -206,7 +207,7 @@ mod tests {
     #[test]
     fn a_lock_of_a_whole_file_is_recorded_once_and_changes_its_kind() {
         let region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
-        let holder = Holder { region: &region, node: 2, owner: LockOwner(3) };
+        let holder = Holder { region: &region, node: NodeId(2), owner: LockOwner(3) };
         let mut locked = Locked::default();
         for operation in [FlockOperation::LockShared, FlockOperation::LockExclusive] {
             locked.record(holder, Wish::Whole(operation)).expect("recorded");

@@ -45,8 +45,9 @@ use super::mounts::reopen;
 use super::share::Taken;
 use super::state::{HeldCell, LockCell, no_memory, recordable};
 use crate::region::Region;
-use crate::region::cells::Record;
+use crate::region::cells::OwnedCell;
 use crate::session::abi::LkIn;
+use crate::session::{HandleId, LockOwner, NodeId};
 use locked::Locked;
 
 pub use locked::Holder;
@@ -61,16 +62,12 @@ pub struct Locks {
     to_be_restored: bool,
 }
 
-/// The number that the kernel makes for an owner of locks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LockOwner(pub u64);
-
 /// What one owner has locked.
 #[derive(Debug)]
 struct OwnerLocks {
     locked: Locked,
     /// The open files it locked through. Dropped before the descriptor that they name is closed.
-    handles: HashMap<u64, Record<LockCell>>,
+    handles: HashMap<HandleId, OwnedCell<LockCell>>,
     description: Description,
     _taken: Taken,
     /// The process that locked last.
@@ -106,12 +103,12 @@ impl Locks {
     pub fn description(
         &mut self,
         region: &Arc<Region>,
-        node: u64,
+        node: NodeId,
         asked: &LkIn,
         open: impl FnOnce() -> Result<(OwnedFd, Taken), Errno>,
     ) -> Result<Arc<OwnedFd>, Errno> {
         let pid = asked.lk.pid;
-        let locks = match self.by_owner.entry(LockOwner(asked.owner)) {
+        let locks = match self.by_owner.entry(asked.owner) {
             Entry::Occupied(locks) => locks.into_mut(),
             Entry::Vacant(place) => {
                 let (description, taken) = open()?;
@@ -132,11 +129,11 @@ impl Locks {
         match locks.handles.entry(asked.fh) {
             Entry::Occupied(record) => record.get().pid.store(locks.pid, Release),
             Entry::Vacant(place) => {
-                let record = Record::new(region, |cell: &LockCell| {
+                let record = OwnedCell::new(region, |cell: &LockCell| {
                     cell.pid.store(locks.pid, Relaxed);
-                    cell.node.store(node, Relaxed);
-                    cell.owner.store(asked.owner, Relaxed);
-                    cell.handle.store(asked.fh, Relaxed);
+                    cell.node.store(node.0, Relaxed);
+                    cell.owner.store(asked.owner.0, Relaxed);
+                    cell.handle.store(asked.fh.0, Relaxed);
                     cell.descriptor.store(description.as_raw_fd().cast_unsigned(), Relaxed);
                 });
                 place.insert(record.map_err(no_memory)?);
@@ -146,7 +143,7 @@ impl Locks {
     }
 
     /// Takes in what a dead server's cell says. Calls `descriptor` once for each owner.
-    pub fn inherit(&mut self, record: Record<LockCell>, descriptor: impl FnOnce() -> (Option<OwnedFd>, Taken)) {
+    pub fn inherit(&mut self, record: OwnedCell<LockCell>, descriptor: impl FnOnce() -> (Option<OwnedFd>, Taken)) {
         let pid = record.pid.load(Relaxed);
         let locks = match self.by_owner.entry(LockOwner(record.owner.load(Relaxed))) {
             Entry::Occupied(locks) => locks.into_mut(),
@@ -161,11 +158,11 @@ impl Locks {
         if pid != 0 {
             locks.pid = pid;
         }
-        locks.handles.insert(record.handle.load(Relaxed), record);
+        locks.handles.insert(HandleId(record.handle.load(Relaxed)), record);
     }
 
     /// Takes in a lock that a dead server has recorded; returns whether its owner is known.
-    pub fn inherit_locked(&mut self, record: Record<HeldCell>) -> bool {
+    pub fn inherit_locked(&mut self, record: OwnedCell<HeldCell>) -> bool {
         let Some(locks) = self.by_owner.get_mut(&LockOwner(record.owner.load(Relaxed))) else { return false };
         locks.locked.inherit(record);
         // Restoring then makes its open files fail.
@@ -181,7 +178,7 @@ impl Locks {
 
     /// Locks again what was locked on descriptions that no process has any more; `open` makes new ones. Gives the open files
     /// whose locks are lost.
-    pub fn restore(&mut self, mut open: impl FnMut() -> Result<OwnedFd, Errno>) -> Vec<u64> {
+    pub fn restore(&mut self, mut open: impl FnMut() -> Result<OwnedFd, Errno>) -> Vec<HandleId> {
         let mut lost = Vec::new();
         if !std::mem::take(&mut self.to_be_restored) {
             return lost;
@@ -241,7 +238,7 @@ impl Locks {
     }
 
     /// An open file is closed for good: what was locked through it alone is given up.
-    pub fn release(&mut self, handle: u64) {
+    pub fn release(&mut self, handle: HandleId) {
         self.by_owner.retain(|_, locks| locks.handles.remove(&handle).is_none() || !locks.handles.is_empty());
     }
 

@@ -37,12 +37,12 @@ struct LockTable {
 /// One wait.
 #[derive(Default)]
 struct Wait {
-    progress: Mutex<Progress>,
+    progress: Mutex<WaitProgress>,
     ended: Condvar,
 }
 
 #[derive(Default)]
-struct Progress {
+struct WaitProgress {
     interrupted: bool,
     /// The thread that waits, while it does.
     thread: Option<Pthread>,
@@ -107,7 +107,7 @@ impl Waits {
             return Err(Errno::NOLCK);
         }
         let interrupted = table.early.contains(&unique);
-        let progress = Mutex::new(Progress { interrupted, ..Progress::default() });
+        let progress = Mutex::new(WaitProgress { interrupted, ..WaitProgress::default() });
         let wait = Arc::new(Wait { progress, ended: Condvar::new() });
         table.waits.insert(unique, Arc::clone(&wait));
         Ok(wait)
@@ -156,7 +156,7 @@ impl Wait {
         }
     }
 
-    fn progress(&self) -> MutexGuard<'_, Progress> {
+    fn progress(&self) -> MutexGuard<'_, WaitProgress> {
         self.progress.lock().expect("a thread that panics ends the process")
     }
 }

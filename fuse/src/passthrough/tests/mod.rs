@@ -20,7 +20,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
 use crate::region::VolumeKind;
-use spawner::{FIRST, Order, Process};
+use spawner::{FIRST, Process, ServerTask};
 
 /// How long a server may take to get ready, which takes milliseconds on a quiet machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -33,14 +33,14 @@ struct Rig {
     mount: PrivateMount,
     /// None once everything is lost: the kernel then ends all requests.
     device: Mutex<Option<Arc<OwnedFd>>>,
-    server: Mutex<Option<Server>>,
+    server: Mutex<Option<TestServer>>,
     /// The one that is to succeed it, and waits.
-    successor: Mutex<Option<Server>>,
+    successor: Mutex<Option<TestServer>>,
     _base: TempDir,
 }
 
 /// A server and its keeper. Both end when the channel does.
-struct Server {
+struct TestServer {
     process: Process,
     channel: UnixStream,
     keeper: i32,
@@ -55,7 +55,7 @@ impl Rig {
         let opened = File::open(&source).expect("a directory");
         let mount = PrivateMount::of_source(device.as_fd(), opened.as_fd(), &MountOptions::default());
         let region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
-        let server = Server::start(&options, None, [device.as_fd(), region.as_fd(), opened.as_fd()]).begin();
+        let server = TestServer::start(&options, None, [device.as_fd(), region.as_fd(), opened.as_fd()]).begin();
         let (mount, device) = (mount.expect("a mount"), Mutex::new(Some(Arc::new(device))));
         assert!(server.is_some(), "the server gets ready");
         Self {
@@ -91,7 +91,7 @@ impl Rig {
         let server = self.server.lock().expect("no panic");
         let server = server.as_ref().expect("a server");
         let descriptors = [device.as_fd(), self.region.as_fd(), source.as_fd()];
-        let successor = Server::start(&self.options, Some(server.keeper), descriptors);
+        let successor = TestServer::start(&self.options, Some(server.keeper), descriptors);
         *self.successor.lock().expect("no panic") = Some(successor);
         server.process.kill();
     }
@@ -118,10 +118,10 @@ impl Rig {
     }
 }
 
-impl Server {
+impl TestServer {
     /// Starts one, which waits.
     fn start(options: &Options, keeper: Option<i32>, descriptors: [BorrowedFd<'_>; 3]) -> Self {
-        let (process, channel) = Process::start(&Order { keeper, options: options.clone() }, descriptors);
+        let (process, channel) = Process::start(&ServerTask { keeper, options: options.clone() }, descriptors);
         channel.set_read_timeout(Some(TIMEOUT)).expect("a socket");
         Self { process, channel, keeper: 0 }
     }
@@ -138,7 +138,7 @@ impl Server {
 /// No test: what a started server does.
 #[test]
 fn serving() {
-    let Some(Order { keeper: last, options }) = Order::of_this_process() else { return };
+    let Some(ServerTask { keeper: last, options }) = ServerTask::of_this_process() else { return };
     // SAFETY: the test that starts this program puts them there.
     let [device, region, source] = [0, 1, 2].map(|place| unsafe { OwnedFd::from_raw_fd(FIRST + place) });
     let mut go = [0; 3];

@@ -22,7 +22,7 @@ use crate::protocol::{receive, send};
 
 /// Tells this program that it starts servers.
 const SPAWNER: &str = "PODFS_TEST_SPAWNER";
-/// Tells this program that it is a server, and what it serves: an [`Order`] as JSON.
+/// Tells this program that it is a server, and what it serves: an [`ServerTask`] as JSON.
 const SERVER: &str = "PODFS_TEST_SERVER";
 /// Where a server finds the descriptors that it was started with. Its standard input and output are the channel.
 pub const FIRST: RawFd = 3;
@@ -31,14 +31,14 @@ const DESCRIPTORS: usize = 3;
 
 /// What a server is started for.
 #[derive(Serialize, Deserialize)]
-pub struct Order {
+pub struct ServerTask {
     /// The process that keeps its predecessor's descriptors, if there was one.
     pub keeper: Option<i32>,
     /// How the volume is served.
     pub options: Options,
 }
 
-impl Order {
+impl ServerTask {
     /// That this process was started with, if it is a server.
     pub fn of_this_process() -> Option<Self> {
         let order = std::env::var(SERVER).ok()?;
@@ -54,7 +54,7 @@ pub struct Process {
 
 impl Process {
     /// Starts a server. Gives the other end of its channel, too.
-    pub fn start(order: &Order, descriptors: [BorrowedFd<'_>; DESCRIPTORS]) -> (Self, UnixStream) {
+    pub fn start(order: &ServerTask, descriptors: [BorrowedFd<'_>; DESCRIPTORS]) -> (Self, UnixStream) {
         static ONE: LazyLock<Mutex<Spawner>> = LazyLock::new(|| Mutex::new(Spawner::start()));
         let (ours, theirs) = UnixStream::pair().expect("a socket pair");
         let [device, region, source] = descriptors;
@@ -109,7 +109,7 @@ fn spawning() {
     }
     let mut servers = Vec::<Child>::new();
     let orders = io::stdin();
-    while let Some((order, descriptors)) = receive::<Order>(&orders).expect("an order") {
+    while let Some((order, descriptors)) = receive::<ServerTask>(&orders).expect("an order") {
         servers.retain_mut(|server| matches!(server.try_wait(), Ok(None)));
         let server = start_server(&order, descriptors);
         // The process keeps its number until the wait above reaps it.
@@ -120,7 +120,7 @@ fn spawning() {
     }
 }
 
-fn start_server(order: &Order, descriptors: Vec<OwnedFd>) -> Child {
+fn start_server(order: &ServerTask, descriptors: Vec<OwnedFd>) -> Child {
     let mut descriptors = descriptors.into_iter();
     let channel = descriptors.next().expect("a channel");
     let mut command = again("passthrough::tests::serving");

@@ -10,12 +10,12 @@ use std::time::SystemTime;
 use nix::errno::Errno;
 
 use super::super::image::Index;
-use super::super::steps::{DATA, DATA_TMP, Step};
+use super::super::steps::{DATA, DATA_TMP, ProjectionStep};
 use super::{Attached, Attributes, Link, Lookups, NodeId, NodeKind, NodePlace, Staged, Tree};
 
 impl Tree {
     /// From now on these steps are accepted, in this order; what was announced before is void.
-    pub fn announce(&mut self, steps: Vec<Step>, staged: Option<Staged>, time: SystemTime) {
+    pub fn announce(&mut self, steps: Vec<ProjectionStep>, staged: Option<Staged>, time: SystemTime) {
         if let (Some(before), Some(now)) = (&self.staged, &staged)
             && before.name == now.name
         {
@@ -52,7 +52,7 @@ impl Tree {
     ///
     /// # Errors
     /// `EROFS` when it is not the next one.
-    pub fn confirm(&mut self, step: &Step) -> Result<(), Errno> {
+    pub fn confirm(&mut self, step: &ProjectionStep) -> Result<(), Errno> {
         self.take_step(step)
     }
 
@@ -82,7 +82,7 @@ impl Tree {
     /// `EROFS` when it was not announced.
     pub fn make_directory(&mut self, parent: NodeId, name: &OsStr) -> Result<Attributes, Errno> {
         let name = announced_name(parent, name)?;
-        let again = self.take(&Step::MakeGeneration { name: name.to_owned() })?;
+        let again = self.take(&ProjectionStep::MakeGeneration { name: name.to_owned() })?;
         let node = self.child(NodeId::ROOT, name)?;
         if again == Again::No {
             self.count(node);
@@ -99,7 +99,7 @@ impl Tree {
             NodePlace::Generation(generation, 0) => generation.name().to_string(),
             _ => return Err(Errno::EROFS),
         };
-        self.take(&Step::SetMode { name, mode })?;
+        self.take(&ProjectionStep::SetMode { name, mode })?;
         self.attributes(node)
     }
 
@@ -111,11 +111,12 @@ impl Tree {
         let name = announced_name(parent, name)?;
         let target = target.to_str().ok_or(Errno::EROFS)?;
         // The owner is no part of the request.
-        let uid = match self.announced.front().into_iter().chain(&self.asked_before).find_map(Step::link_owner) {
-            Some(uid) => uid,
-            None => return Err(Errno::EROFS),
-        };
-        self.take(&Step::MakeLink { name: name.to_owned(), target: target.to_owned(), uid })?;
+        let uid =
+            match self.announced.front().into_iter().chain(&self.asked_before).find_map(ProjectionStep::link_owner) {
+                Some(uid) => uid,
+                None => return Err(Errno::EROFS),
+            };
+        self.take(&ProjectionStep::MakeLink { name: name.to_owned(), target: target.to_owned(), uid })?;
         let node = self.child(NodeId::ROOT, name)?;
         self.attributes(node)
     }
@@ -128,7 +129,7 @@ impl Tree {
         if announced_name(parent, name)? != DATA_TMP || announced_name(new_parent, new_name)? != DATA {
             return Err(Errno::EROFS);
         }
-        self.take(&Step::Switch).map(drop)
+        self.take(&ProjectionStep::Switch).map(drop)
     }
 
     /// `unlink(2)` of a link, or of a file of a closed generation.
@@ -137,7 +138,7 @@ impl Tree {
     /// `EROFS` when it was not announced.
     pub fn unlink(&mut self, parent: NodeId, name: &OsStr) -> Result<(), Errno> {
         let name = name.to_str().ok_or(Errno::EROFS)?;
-        self.take(&Step::Unlink { directory: self.directory_path(parent), name: name.to_owned() }).map(drop)
+        self.take(&ProjectionStep::Unlink { directory: self.directory_path(parent), name: name.to_owned() }).map(drop)
     }
 
     /// `rmdir(2)` in a closed generation, or of a generation with all that is left of it.
@@ -146,11 +147,12 @@ impl Tree {
     /// `EROFS` when it was not announced.
     pub fn remove_directory(&mut self, parent: NodeId, name: &OsStr) -> Result<(), Errno> {
         let name = name.to_str().ok_or(Errno::EROFS)?;
-        self.take(&Step::RemoveDirectory { directory: self.directory_path(parent), name: name.to_owned() }).map(drop)
+        self.take(&ProjectionStep::RemoveDirectory { directory: self.directory_path(parent), name: name.to_owned() })
+            .map(drop)
     }
 
     /// Takes the next step, unless an earlier server has taken it without an answer.
-    fn take(&mut self, step: &Step) -> Result<Again, Errno> {
+    fn take(&mut self, step: &ProjectionStep) -> Result<Again, Errno> {
         if self.asked_before.take_if(|before| before == step).is_some() {
             return Ok(Again::Yes);
         }
@@ -159,7 +161,7 @@ impl Tree {
         Ok(Again::No)
     }
 
-    fn take_step(&mut self, step: &Step) -> Result<(), Errno> {
+    fn take_step(&mut self, step: &ProjectionStep) -> Result<(), Errno> {
         if self.announced.front() != Some(step) {
             return Err(Errno::EROFS);
         }
@@ -169,9 +171,9 @@ impl Tree {
         Ok(())
     }
 
-    fn apply(&mut self, step: &Step) -> Result<(), Errno> {
+    fn apply(&mut self, step: &ProjectionStep) -> Result<(), Errno> {
         match step {
-            Step::MakeGeneration { name } => {
+            ProjectionStep::MakeGeneration { name } => {
                 let staged = self.staged.take_if(|staged| staged.name.as_str() == name).ok_or(Errno::EROFS)?;
                 let base = self.next;
                 let generation = Attached::new(staged, base, self.time);
@@ -179,8 +181,8 @@ impl Tree {
                 self.generations.insert(base, generation);
                 self.entries.insert(name, NodeId(base), NodeKind::Directory);
             }
-            Step::SetMode { name, mode } => self.generation_mut(name)?.set_mode(*mode),
-            Step::MakeLink { name, target, uid } => {
+            ProjectionStep::SetMode { name, mode } => self.generation_mut(name)?.set_mode(*mode),
+            ProjectionStep::MakeLink { name, target, uid } => {
                 let node = NodeId(self.next);
                 self.next += 1;
                 self.entries.insert(name, node, NodeKind::Link);
@@ -189,7 +191,7 @@ impl Tree {
                     Link { name, target, uid: *uid, time: self.time, lookups: Lookups::Counted(1), unlinked: false };
                 self.links.insert(node, link);
             }
-            Step::Switch => {
+            ProjectionStep::Switch => {
                 self.remove_entry(DATA);
                 let entry = self.entries.remove(DATA_TMP).ok_or(Errno::ENOENT)?;
                 if let Some(link) = self.links.get_mut(&entry.node) {
@@ -197,7 +199,7 @@ impl Tree {
                 }
                 self.entries.insert(DATA, entry.node, NodeKind::Link);
             }
-            Step::Unlink { directory, name } | Step::RemoveDirectory { directory, name } => {
+            ProjectionStep::Unlink { directory, name } | ProjectionStep::RemoveDirectory { directory, name } => {
                 let parent = self.find(directory).ok_or(Errno::ENOENT)?;
                 self.remove(parent, name)?;
             }

@@ -17,12 +17,12 @@ const DATA_TMP_COOKIE: u64 = 4;
 #[derive(Default)]
 pub(super) struct Entries {
     cookies: HashMap<String, u64>,
-    by_cookie: BTreeMap<u64, Entry>,
+    by_cookie: BTreeMap<u64, RootEntry>,
     /// How many are directories. The kernel asks for the root's link count in the middle of each commit.
     directories: u32,
 }
 
-pub(super) struct Entry {
+pub(super) struct RootEntry {
     pub(super) name: String,
     pub(super) node: NodeId,
     pub(super) kind: NodeKind,
@@ -37,22 +37,22 @@ impl Entries {
         };
         self.directories += u32::from(kind == NodeKind::Directory);
         self.cookies.insert(name.to_owned(), cookie);
-        self.by_cookie.insert(cookie, Entry { name: name.to_owned(), node, kind });
+        self.by_cookie.insert(cookie, RootEntry { name: name.to_owned(), node, kind });
     }
 
-    pub(super) fn remove(&mut self, name: &str) -> Option<Entry> {
+    pub(super) fn remove(&mut self, name: &str) -> Option<RootEntry> {
         let cookie = self.cookies.remove(name)?;
         let entry = self.by_cookie.remove(&cookie)?;
         self.directories -= u32::from(entry.kind == NodeKind::Directory);
         Some(entry)
     }
 
-    pub(super) fn find(&self, name: &str) -> Option<&Entry> {
+    pub(super) fn find(&self, name: &str) -> Option<&RootEntry> {
         self.by_cookie.get(self.cookies.get(name)?)
     }
 
     /// The entries whose cookie is higher than `cookie`, each with its own.
-    pub(super) fn after(&self, cookie: u64) -> impl Iterator<Item = (u64, &Entry)> {
+    pub(super) fn after(&self, cookie: u64) -> impl Iterator<Item = (u64, &RootEntry)> {
         self.by_cookie.range(cookie.saturating_add(1)..).map(|(at, entry)| (*at, entry))
     }
 

@@ -29,7 +29,8 @@ use serde::{Deserialize, Serialize};
 
 use super::generation::GenerationName;
 use super::image::{Image, ImageNodeKind, Index};
-use super::steps::Step;
+use super::steps::ProjectionStep;
+use crate::session::NodeId;
 
 mod attached;
 mod changes;
@@ -38,15 +39,6 @@ pub mod saved;
 
 use attached::Attached;
 use entries::Entries;
-
-/// The kernel's number for a node; also its inode number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NodeId(pub u64);
-
-impl NodeId {
-    /// The root of a FUSE connection.
-    pub const ROOT: Self = Self(1);
-}
 
 /// How the root of a projection looks, for as long as it is mounted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,7 +94,7 @@ pub struct Staged {
 
 /// Size of what a tree shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct TreeSize {
     /// Bytes in files.
     pub bytes: u64,
     /// Directories, files and links.
@@ -120,11 +112,11 @@ pub struct Tree {
     links: HashMap<NodeId, Link>,
     generations: BTreeMap<u64, Attached>,
     staged: Option<Staged>,
-    announced: VecDeque<Step>,
+    announced: VecDeque<ProjectionStep>,
     /// How many steps were applied since the projection was mounted.
     applied: u64,
     /// The last step of a server before this one, which the supervisor may repeat.
-    asked_before: Option<Step>,
+    asked_before: Option<ProjectionStep>,
     next: u64,
     created: SystemTime,
     time: SystemTime,
@@ -316,11 +308,11 @@ impl Tree {
     }
 
     /// What all generations and links take.
-    pub fn usage(&self) -> Usage {
-        let links = Usage { bytes: 0, nodes: 1 + (self.fixed.len() + self.links.len()) as u64 };
+    pub fn usage(&self) -> TreeSize {
+        let links = TreeSize { bytes: 0, nodes: 1 + (self.fixed.len() + self.links.len()) as u64 };
         self.generations.values().fold(links, |sum, generation| {
             let image = generation.image();
-            Usage { bytes: sum.bytes + image.content_size(), nodes: sum.nodes + u64::from(image.nodes()) }
+            TreeSize { bytes: sum.bytes + image.content_size(), nodes: sum.nodes + u64::from(image.nodes()) }
         })
     }
 
@@ -399,7 +391,7 @@ impl Tree {
         }
     }
 
-    /// The path of a directory below the root, in the form of [`Step::Unlink`].
+    /// The path of a directory below the root, in the form of [`ProjectionStep::Unlink`].
     fn directory_path(&self, node: NodeId) -> String {
         match self.place(node) {
             Ok(NodePlace::Generation(generation, index)) => generation.path(index),

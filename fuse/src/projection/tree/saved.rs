@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::generation::GenerationName;
 use super::super::image::Image;
-use super::super::steps::{DATA, DATA_TMP, Step};
+use super::super::steps::{DATA, DATA_TMP, ProjectionStep};
 use super::attached::{Attached, SavedGeneration};
 use super::{Link, Lookups, NodeId, NodeKind, Root, Staged, Tree};
 
@@ -28,12 +28,12 @@ pub struct SavedTree {
     /// The generations that have a name in the root, by their first node.
     named: Vec<u64>,
     staged: Option<GenerationName>,
-    announced: Vec<Step>,
+    announced: Vec<ProjectionStep>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct SavedLink {
-    node: u64,
+    node: NodeId,
     name: String,
     target: String,
     uid: u32,
@@ -52,7 +52,7 @@ impl Tree {
     /// What another process needs to go on with this tree, and the images that belong to it, in their order.
     pub fn save(&self) -> (SavedTree, Vec<Arc<Image>>) {
         let links = self.links.iter().map(|(node, link)| SavedLink {
-            node: node.0,
+            node: *node,
             name: link.name.clone(),
             target: link.target.clone(),
             uid: link.uid,
@@ -94,8 +94,8 @@ impl Tree {
         tree.staged = staged.zip(images.next()).map(|(name, image)| Staged { name, image });
         for link in links {
             let SavedLink { node, name, target, uid, time, unlinked } = link;
-            taken.insert(node, 1);
-            tree.links.insert(NodeId(node), Link { name, target, uid, time, lookups: Lookups::Unknown, unlinked });
+            taken.insert(node.0, 1);
+            tree.links.insert(node, Link { name, target, uid, time, lookups: Lookups::Unknown, unlinked });
         }
         if taken.len() != tree.generations.len() + tree.links.len() || !fits(&taken, first, next) {
             return None;

@@ -9,9 +9,9 @@ use super::{Common, ServedKind, ServerResources, Volumes, broken, copies, images
 use crate::live::filesystem::{LiveFilesystem, SharedLiveTree, wanted};
 use crate::live::tree::{LiveTree, SavedLiveTree, Update};
 use crate::projection::undo::Undo;
-use crate::protocol::{Body, Reply, VolumeId};
+use crate::protocol::{Body, ServerReply, VolumeId};
 use crate::region::VolumeKind;
-use crate::session::{Notifier, Session};
+use crate::session::{NodeId, Notifier, Session};
 
 /// Live parts of one projection.
 pub(in crate::server) struct LiveParts {
@@ -51,12 +51,12 @@ impl ServedKind for LiveParts {
         self.is_traced
     }
 
-    fn begin(&mut self, volume: &Common, _: &mut ServerResources) -> io::Result<Reply> {
+    fn begin(&mut self, volume: &Common, _: &mut ServerResources) -> io::Result<ServerReply> {
         self.run(
             Session::open(volume.device.try_clone()?, wanted(self.is_traced), Arc::clone(&volume.region))?,
             volume,
         )?;
-        Ok(Reply::Done)
+        Ok(ServerReply::Done)
     }
 
     fn load(&mut self, volume: &Common) -> io::Result<()> {
@@ -75,7 +75,7 @@ impl ServedKind for LiveParts {
 
 impl Volumes {
     /// Announces the next steps to the tree of live parts. Returns its unlinked nodes that the kernel knows.
-    pub(in crate::server) fn update(&self, number: VolumeId, update: Update) -> io::Result<Vec<u64>> {
+    pub(in crate::server) fn update(&self, number: VolumeId, update: Update) -> io::Result<Vec<NodeId>> {
         let (_, live) = self.of_kind::<LiveParts>(number)?;
         let mut tree = live.tree.lock();
         tree.announce(update);

@@ -31,7 +31,7 @@ use super::process::VolumeDescriptors;
 use crate::audit::output::AuditOutput;
 use crate::nfs::thread::NfsThread;
 use crate::projection::Image;
-use crate::protocol::{Body, Description, Reply, VolumeId};
+use crate::protocol::{Body, Description, ServerReply, VolumeId};
 use crate::region::{Region, VolumeKind};
 use crate::trace::Trace;
 
@@ -50,7 +50,7 @@ pub(super) trait ServedKind: Any {
     ///
     /// # Errors
     /// When the kernel's handshake fails, or the source cannot be read.
-    fn begin(&mut self, volume: &Common, shared: &mut ServerResources) -> io::Result<Reply>;
+    fn begin(&mut self, volume: &Common, shared: &mut ServerResources) -> io::Result<ServerReply>;
 
     /// Reads what a dead server has left in the region, and changes nothing there.
     ///
@@ -111,12 +111,12 @@ pub(super) struct ServerResources {
 }
 
 /// A volume, with all that a supervisor needs to adopt it.
-struct Volume {
+struct ServedVolume {
     common: Common,
     kind: Box<dyn ServedKind>,
 }
 
-impl Volume {
+impl ServedVolume {
     /// What it has as a volume of kind `K`, if it is one.
     fn kind<K: ServedKind>(&self) -> Option<&K> {
         let kind: &dyn Any = &*self.kind;
@@ -132,9 +132,9 @@ impl Volume {
 
 /// All volumes, by their numbers.
 pub(super) struct Volumes {
-    volumes: BTreeMap<VolumeId, Volume>,
+    volumes: BTreeMap<VolumeId, ServedVolume>,
     /// Those to resume.
-    loaded: BTreeMap<VolumeId, Volume>,
+    loaded: BTreeMap<VolumeId, ServedVolume>,
     shared: ServerResources,
 }
 
@@ -151,7 +151,7 @@ impl Volumes {
 
     /// Live parts are left out for a supervisor of an earlier version.
     pub(super) fn numbers(&self, with_live: bool) -> Vec<VolumeId> {
-        let is_listed = |volume: &Volume| with_live || volume.kind::<LiveParts>().is_none();
+        let is_listed = |volume: &ServedVolume| with_live || volume.kind::<LiveParts>().is_none();
         self.volumes.iter().filter(|(_, volume)| is_listed(volume)).map(|(number, _)| *number).collect()
     }
 
@@ -162,10 +162,10 @@ impl Volumes {
         about: Value,
         held: VolumeDescriptors,
         mut kind: impl ServedKind,
-    ) -> io::Result<Reply> {
+    ) -> io::Result<ServerReply> {
         let common = Common::of(about, held, &kind)?;
         let reply = kind.begin(&common, &mut self.shared)?;
-        self.volumes.insert(number, Volume { common, kind: Box::new(kind) });
+        self.volumes.insert(number, ServedVolume { common, kind: Box::new(kind) });
         Ok(reply)
     }
 
@@ -180,7 +180,7 @@ impl Volumes {
         let mut kind = restore(body, descriptors)?;
         let common = Common::of(about, held, &*kind)?;
         kind.load(&common)?;
-        self.loaded.insert(number, Volume { common, kind });
+        self.loaded.insert(number, ServedVolume { common, kind });
         Ok(())
     }
 
@@ -195,7 +195,7 @@ impl Volumes {
 
     /// Describes a volume to a supervisor that adopts it.
     pub(super) fn describe(&self, number: VolumeId) -> io::Result<(Description, Vec<OwnedFd>)> {
-        let Volume { common, kind } = self.volume(number)?;
+        let ServedVolume { common, kind } = self.volume(number)?;
         let Common { about, device, mount, region, .. } = common;
         let (body, of_kind) = kind.describe()?;
         let mut descriptors = vec![device.try_clone()?, mount.try_clone()?, region.as_fd().try_clone_to_owned()?];
@@ -222,7 +222,7 @@ impl Volumes {
         }
     }
 
-    fn volume(&self, number: VolumeId) -> io::Result<&Volume> {
+    fn volume(&self, number: VolumeId) -> io::Result<&ServedVolume> {
         self.volumes.get(&number).ok_or_else(|| io::Error::other(format!("volume {} is not served", number.0)))
     }
 

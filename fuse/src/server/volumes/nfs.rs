@@ -10,7 +10,7 @@ use super::{Common, ServedKind, ServerResources, Volumes, broken};
 use crate::nfs;
 use crate::nfs::options::{NfsAddress, Options};
 use crate::nfs::thread::{NfsThread, Served};
-use crate::protocol::{Body, Reply, VolumeId};
+use crate::protocol::{Body, ServerReply, VolumeId};
 use crate::region::VolumeKind;
 
 /// An export of an NFS server.
@@ -53,10 +53,10 @@ impl ServedKind for NfsExport {
         self.options.trace
     }
 
-    fn begin(&mut self, volume: &Common, shared: &mut ServerResources) -> io::Result<Reply> {
+    fn begin(&mut self, volume: &Common, shared: &mut ServerResources) -> io::Result<ServerReply> {
         let served = self.to_serve(volume)?;
         shared.nfs()?.serve(served)?;
-        Ok(Reply::Done)
+        Ok(ServerReply::Done)
     }
 
     fn load(&mut self, volume: &Common) -> io::Result<()> {

@@ -8,7 +8,7 @@ use super::{Common, ServedKind, ServerResources, broken};
 use crate::mount::enclosed::Enclosed;
 use crate::mount::table::MountTable;
 use crate::passthrough::{self, Loaded, Options};
-use crate::protocol::{Body, Reply};
+use crate::protocol::{Body, ServerReply};
 use crate::region::VolumeKind;
 use crate::session::uring::RingMemory;
 
@@ -58,7 +58,7 @@ impl ServedKind for Passthrough {
         self.options.trace
     }
 
-    fn begin(&mut self, volume: &Common, _: &mut ServerResources) -> io::Result<Reply> {
+    fn begin(&mut self, volume: &Common, _: &mut ServerResources) -> io::Result<ServerReply> {
         let (region, trace) = (Arc::clone(&volume.region), Arc::clone(&volume.trace));
         region.begin();
         let (device, source) = (volume.device.try_clone()?, self.source.try_clone()?);
@@ -69,7 +69,8 @@ impl ServedKind for Passthrough {
             None
         });
         let mount = Some(volume.mount.as_fd());
-        passthrough::serve(device, mount, source, table, self.options.clone(), region, rings, trace).map(Reply::Passing)
+        passthrough::serve(device, mount, source, table, self.options.clone(), region, rings, trace)
+            .map(ServerReply::Passing)
     }
 
     fn load(&mut self, volume: &Common) -> io::Result<()> {

@@ -8,12 +8,12 @@ use std::time::SystemTime;
 use super::{Common, ServedKind, ServerResources, Volumes, broken, copies, images};
 use crate::audit::Audit;
 use crate::projection::filesystem::{self, ProjectionFilesystem, SharedTree};
-use crate::projection::steps::Step;
+use crate::projection::steps::ProjectionStep;
 use crate::projection::tree::saved::SavedTree;
 use crate::projection::tree::{Root, Staged, Tree};
 use crate::projection::undo::Undo;
 use crate::projection::{GenerationName, Image};
-use crate::protocol::{Body, Reply, Reporting, VolumeId};
+use crate::protocol::{Body, Reporting, ServerReply, VolumeId};
 use crate::region::VolumeKind;
 use crate::session::Session;
 
@@ -55,11 +55,11 @@ impl ServedKind for Projection {
         self.reporting.trace
     }
 
-    fn begin(&mut self, volume: &Common, shared: &mut ServerResources) -> io::Result<Reply> {
+    fn begin(&mut self, volume: &Common, shared: &mut ServerResources) -> io::Result<ServerReply> {
         let wanted = filesystem::wanted(self.reporting.trace);
         let session = Session::open(volume.device.try_clone()?, wanted, Arc::clone(&volume.region))?;
         self.run(session, volume, shared)?;
-        Ok(Reply::Done)
+        Ok(ServerReply::Done)
     }
 
     fn load(&mut self, volume: &Common) -> io::Result<()> {
@@ -81,7 +81,7 @@ impl Volumes {
     pub(in crate::server) fn announce(
         &self,
         number: VolumeId,
-        steps: Vec<Step>,
+        steps: Vec<ProjectionStep>,
         staged: Option<(GenerationName, OwnedFd)>,
         time: SystemTime,
     ) -> io::Result<Option<i32>> {

@@ -11,7 +11,7 @@ use super::*;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
 use crate::region::VolumeKind;
 use crate::session::abi::{Attr, AttrOut, Kstatfs, init};
-use crate::session::{Exchange, Session, Wanted};
+use crate::session::{Exchange, Session, WantedFeatures};
 
 /// What tells that an answer came from memory.
 const REMEMBERED: u64 = 3;
@@ -65,11 +65,11 @@ impl Service for Remote {
         true
     }
 
-    fn recall(&self, question: Question) -> Option<Answer> {
+    fn recall(&self, question: RootQuestion) -> Option<Answer> {
         match question {
-            Question::Attributes => Some(Answer::Attributes(root(REMEMBERED as u32))),
-            Question::Statx => None,
-            Question::FileSystem => {
+            RootQuestion::Attributes => Some(Answer::Attributes(root(REMEMBERED as u32))),
+            RootQuestion::Statx => None,
+            RootQuestion::FileSystem => {
                 Some(Answer::FileSystem(Kstatfs { blocks: REMEMBERED, bsize: 1, frsize: 1, ..Default::default() }))
             }
         }
@@ -92,8 +92,9 @@ impl Mounted {
         let device = open_device().expect("/dev/fuse");
         let mount = PrivateMount::new(device.as_fd(), &MountOptions::default()).expect("a mount");
         let region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
-        let session = Session::open(device, Wanted { flags: init::PARALLEL_DIROPS, ..Wanted::default() }, region)
-            .expect("the handshake");
+        let session =
+            Session::open(device, WantedFeatures { flags: init::PARALLEL_DIROPS, ..WantedFeatures::default() }, region)
+                .expect("the handshake");
         let (sender, asked) = channel();
         let remote = Arc::new(Remote { away: Mutex::default(), back: Condvar::new(), asked: Mutex::new(sender) });
         session.run(Arc::clone(&remote) as Arc<dyn Service>, 2).expect("threads");

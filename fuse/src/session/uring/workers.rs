@@ -24,13 +24,13 @@ const CAUTION: u32 = 32;
 /// The threads of one volume. The lock is held for moments.
 #[derive(Default)]
 pub(super) struct Workers {
-    state: Mutex<State>,
+    state: Mutex<WorkersState>,
     changed: Condvar,
     caution: AtomicU32,
 }
 
 #[derive(Default)]
-struct State {
+struct WorkersState {
     jobs: VecDeque<Job>,
     idle: usize,
     running: usize,
@@ -108,7 +108,7 @@ impl Workers {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WorkersState> {
         self.state.lock().expect("a thread that panics ends the process")
     }
 }

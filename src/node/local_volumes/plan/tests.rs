@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use super::super::entries::Entry;
+use super::super::entries::DiskEntry;
 use super::super::identity::Identity;
 use super::*;
 
@@ -30,7 +30,7 @@ fn identity(entry: usize) -> Identity {
 /// A node and an API server, in which every effect of a step is one change.
 struct Cluster {
     scan: Scan,
-    volumes: BTreeMap<String, Volume>,
+    volumes: BTreeMap<String, LocalVolume>,
     classes: BTreeMap<String, Class>,
     records: BTreeMap<String, Option<CleaningRecord>>,
     /// Whose data each entry has: the uid of a claim.
@@ -42,7 +42,7 @@ struct Cluster {
 
 impl Cluster {
     fn new(reclaim: Reclaim) -> Cluster {
-        let entry = Entry { class: "fast".to_owned(), mode: Ok(VolumeMode::Filesystem) };
+        let entry = DiskEntry { class: "fast".to_owned(), mode: Ok(VolumeMode::Filesystem) };
         let scan = Scan {
             entries: (0..ENTRIES).map(|index| (path(index), entry.clone())).collect(),
             read: [PathBuf::from("/mnt/fast")].into(),
@@ -53,7 +53,7 @@ impl Cluster {
         Cluster { scan, volumes, classes, records, data: Default::default(), kept: BTreeSet::new(), uids: 0 }
     }
 
-    fn plan(&self) -> Vec<Step> {
+    fn plan(&self) -> Vec<DiskStep> {
         let Cluster { scan, volumes, classes, records, .. } = self;
         plan(World { node: &node(), scan, volumes, classes, records })
     }
@@ -68,14 +68,14 @@ impl Cluster {
     }
 
     /// Does a step; podfs may be killed after any of its `effects`.
-    fn perform(&mut self, step: Step, effects: u32) {
+    fn perform(&mut self, step: DiskStep, effects: u32) {
         match step {
-            Step::Forget(name) => drop(self.records.remove(&name)),
-            Step::Delete { volume, uid } | Step::Withdraw { volume, uid, .. } => {
+            DiskStep::Forget(name) => drop(self.records.remove(&name)),
+            DiskStep::Delete { volume, uid } | DiskStep::Withdraw { volume, uid, .. } => {
                 assert_eq!(self.volumes[&volume].uid, uid);
                 self.volumes.remove(&volume);
             }
-            Step::Clean(mut record) => {
+            DiskStep::Clean(mut record) => {
                 let entry = Self::entry_of(&record.path);
                 let owner = self.data[entry].as_ref();
                 assert!(owner.is_none_or(|owner| *owner == record.claim), "the data of another user would be erased");
@@ -90,14 +90,14 @@ impl Cluster {
                     self.records.insert(record.volume.clone(), Some(record));
                 }
             }
-            Step::Offer { volume, path, mode, class } => {
+            DiskStep::Offer { volume, path, mode, class } => {
                 let entry = Self::entry_of(&path);
                 assert!(
                     self.data[entry].is_none() || self.kept.contains(&entry),
                     "a user would see another one's data"
                 );
                 let uid = self.uid();
-                let offered = Volume {
+                let offered = LocalVolume {
                     name: volume.clone(),
                     version: uid.clone(),
                     uid,
@@ -155,10 +155,10 @@ proptest! {
         for (entry, event, effects, which) in events {
             cluster.disturb(entry, event);
             let steps = cluster.plan();
-            let about: BTreeSet<_> = steps.iter().map(Step::volume).collect();
+            let about: BTreeSet<_> = steps.iter().map(DiskStep::volume).collect();
             prop_assert_eq!(about.len(), steps.len(), "two steps are about one volume: {:?}", steps);
             if retains {
-                let is_harmless = |step: &Step| matches!(step, Step::Offer { .. });
+                let is_harmless = |step: &DiskStep| matches!(step, DiskStep::Offer { .. });
                 prop_assert!(steps.iter().all(is_harmless), "{:?}", steps);
             }
             if effects > 0 && !steps.is_empty() {
@@ -197,7 +197,7 @@ fn an_entry_that_another_volume_names_is_not_offered() {
     }
     other.is_here = false;
     cluster.volumes.insert(other.name.clone(), other);
-    assert!(matches!(&cluster.plan()[..], [Step::Offer { .. }]), "it is of another node");
+    assert!(matches!(&cluster.plan()[..], [DiskStep::Offer { .. }]), "it is of another node");
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn a_released_volume_whose_entry_another_one_names_is_not_cleaned() {
     offered(&mut cluster);
     cluster.disturb(0, 0);
     cluster.disturb(0, 1);
-    assert!(matches!(&cluster.plan()[..], [Step::Clean(_)]));
+    assert!(matches!(&cluster.plan()[..], [DiskStep::Clean(_)]));
     let mut other = cluster.volumes[&name(1)].clone();
     (other.name, other.own) = ("by-hand".to_owned(), None);
     for path in ["/mnt/fast/0", "/mnt/fast/0/part", "/mnt/fast"] {
@@ -224,7 +224,7 @@ fn an_offer_is_withdrawn_when_its_entry_is_gone_and_a_bound_one_is_not() {
     for entry in [0, 1] {
         cluster.scan.entries.remove(&path(entry));
     }
-    assert!(matches!(&cluster.plan()[..], [Step::Withdraw { volume, .. }] if *volume == name(0)));
+    assert!(matches!(&cluster.plan()[..], [DiskStep::Withdraw { volume, .. }] if *volume == name(0)));
     cluster.scan.read.clear();
     assert_eq!(cluster.plan(), [], "the directory cannot be read at the moment");
 }

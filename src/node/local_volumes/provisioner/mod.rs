@@ -14,18 +14,18 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
-use super::clean::{Cleaned, Progress};
+use super::clean::{Cleaned, CleaningProgress};
 use super::entries::Scan;
 use super::error::InspectionError;
 use super::inspection::Fit;
 use super::metrics::Counts;
-use super::plan::{Class, Step, World, plan, remarks};
+use super::plan::{Class, DiskStep, World, plan, remarks};
 use super::record::{CleaningRecord, Records};
-use super::volume::{HOSTNAME, NodeNames, Phase, Reclaim, Volume};
+use super::volume::{HOSTNAME, LocalVolume, NodeNames, Phase, Reclaim};
 use super::{ClassDirectory, LocalVolumeMetrics, wake};
 use crate::kube::address::{Collection, Resource};
-use crate::kube::client::Client;
-use crate::kube::follower::{Follower, News};
+use crate::kube::client::ApiClient;
+use crate::kube::follower::{Follower, FollowerEvent};
 use crate::kube::retry::Retry;
 use crate::node::NodeHandle;
 
@@ -36,7 +36,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_sec
 
 /// Where local volumes are offered, and what is asked before one is erased.
 pub(in crate::node) struct ProvisionerSettings {
-    pub(in crate::node) client: Client,
+    pub(in crate::node) client: ApiClient,
     /// The name of the Node object.
     pub(in crate::node) node: String,
     pub(in crate::node) directories: Vec<ClassDirectory>,
@@ -49,8 +49,8 @@ pub(in crate::node) struct ProvisionerSettings {
 /// Something new.
 enum ProvisionerEvent {
     Scan(Scan),
-    Volumes(News),
-    Class(String, News),
+    Volumes(FollowerEvent),
+    Class(String, FollowerEvent),
     Cleaned(String, Box<Cleaned>),
 }
 
@@ -61,10 +61,10 @@ struct Provisioner {
     input: UnboundedSender<ProvisionerEvent>,
     /// Nothing before the first scan, and before the first list.
     scan: Option<Scan>,
-    volumes: Option<BTreeMap<String, Volume>>,
+    volumes: Option<BTreeMap<String, LocalVolume>>,
     classes: BTreeMap<String, Class>,
     records: Records,
-    cleanings: BTreeMap<String, Arc<Progress>>,
+    cleanings: BTreeMap<String, Arc<CleaningProgress>>,
     /// Entries that an inspection has found unfit since the last scan.
     unfit: BTreeSet<PathBuf>,
     /// Inspections that do not end.
@@ -127,7 +127,7 @@ pub(in crate::node) async fn serve(settings: ProvisionerSettings) {
 }
 
 /// Asks the server what PersistentVolumes call the node.
-async fn names(client: &Client, node: &str) -> NodeNames {
+async fn names(client: &ApiClient, node: &str) -> NodeNames {
     let (mut retry, collection) = (Retry::new(client.clone()), Collection::only(Resource::NODE, None, node));
     let mut said = None;
     loop {
@@ -150,10 +150,10 @@ async fn names(client: &Client, node: &str) -> NodeNames {
 }
 
 fn follow(
-    client: &Client,
+    client: &ApiClient,
     collection: Collection,
     input: &UnboundedSender<ProvisionerEvent>,
-    wrap: impl Fn(News) -> ProvisionerEvent + Send + Sync + 'static,
+    wrap: impl Fn(FollowerEvent) -> ProvisionerEvent + Send + Sync + 'static,
 ) {
     let (mut follower, input) = (Follower::new(client.clone(), collection), input.clone());
     tokio::spawn(async move {
@@ -203,7 +203,7 @@ impl Provisioner {
         }
     }
 
-    fn plan(&mut self) -> Vec<Step> {
+    fn plan(&mut self) -> Vec<DiskStep> {
         let (Some(scan), Some(volumes)) = (&self.scan, &self.volumes) else { return Vec::new() };
         let (node, classes, records) = (&self.names, &self.classes, &self.records.by_name);
         let world = World { node, scan, volumes, classes, records };
@@ -233,12 +233,12 @@ impl Provisioner {
         }
     }
 
-    fn may_do(&self, step: &Step, now: Instant) -> bool {
+    fn may_do(&self, step: &DiskStep, now: Instant) -> bool {
         let volume = step.volume();
         let is_paused = self.pauses.get(volume).is_some_and(|(until, _)| *until > now);
         let is_possible = match step {
-            Step::Clean(_) => self.cleanings.len() < CLEANINGS,
-            Step::Offer { path, .. } => {
+            DiskStep::Clean(_) => self.cleanings.len() < CLEANINGS,
+            DiskStep::Offer { path, .. } => {
                 let hangs = self.hanging.get(path).is_some_and(|inspection| !inspection.is_finished());
                 !hangs && !self.unfit.contains(path)
             }
@@ -248,9 +248,9 @@ impl Provisioner {
     }
 
     /// Ends the cleaning of what is not to be cleaned any more.
-    fn stop_cleanings(&self, steps: &[Step]) {
+    fn stop_cleanings(&self, steps: &[DiskStep]) {
         for (name, progress) in &self.cleanings {
-            if !steps.iter().any(|step| matches!(step, Step::Clean(record) if record.volume == *name)) {
+            if !steps.iter().any(|step| matches!(step, DiskStep::Clean(record) if record.volume == *name)) {
                 progress.stop();
             }
         }
@@ -289,15 +289,15 @@ impl Provisioner {
         path.map_or_else(|| "the entry".to_owned(), |path| path.display().to_string())
     }
 
-    fn take_volumes(&mut self, news: News) {
+    fn take_volumes(&mut self, news: FollowerEvent) {
         match news {
-            News::Listed(objects) => {
-                let volumes = objects.iter().filter_map(|object| Volume::parse(object, &self.names));
+            FollowerEvent::Listed(objects) => {
+                let volumes = objects.iter().filter_map(|object| LocalVolume::parse(object, &self.names));
                 self.volumes = Some(volumes.map(|volume| (volume.name.clone(), volume)).collect());
             }
-            News::Put(object) => self.put(&object),
-            News::Deleted(object) => {
-                let gone = Volume::parse(&object, &self.names);
+            FollowerEvent::Put(object) => self.put(&object),
+            FollowerEvent::Deleted(object) => {
+                let gone = LocalVolume::parse(&object, &self.names);
                 if let (Some(volumes), Some(gone)) = (&mut self.volumes, gone)
                     && volumes.get(&gone.name).is_some_and(|volume| volume.uid == gone.uid)
                 {
@@ -305,24 +305,24 @@ impl Provisioner {
                     self.pauses.remove(&gone.name);
                 }
             }
-            News::Alive => {}
-            News::Trouble(error) => self.say("persistentvolumes", &format!("local volumes: {error}")),
+            FollowerEvent::Alive => {}
+            FollowerEvent::Trouble(error) => self.say("persistentvolumes", &format!("local volumes: {error}")),
         }
     }
 
     fn put(&mut self, object: &Value) {
-        if let (Some(volumes), Some(volume)) = (&mut self.volumes, Volume::parse(object, &self.names)) {
+        if let (Some(volumes), Some(volume)) = (&mut self.volumes, LocalVolume::parse(object, &self.names)) {
             volumes.insert(volume.name.clone(), volume);
         }
     }
 
-    fn take_class(&mut self, name: String, news: News) {
+    fn take_class(&mut self, name: String, news: FollowerEvent) {
         let object = match news {
-            News::Listed(mut objects) => objects.pop(),
-            News::Put(object) => Some(object),
-            News::Deleted(_) => None,
-            News::Alive => return,
-            News::Trouble(error) => return self.say(&name, &format!("StorageClass {name}: {error}")),
+            FollowerEvent::Listed(mut objects) => objects.pop(),
+            FollowerEvent::Put(object) => Some(object),
+            FollowerEvent::Deleted(_) => None,
+            FollowerEvent::Alive => return,
+            FollowerEvent::Trouble(error) => return self.say(&name, &format!("StorageClass {name}: {error}")),
         };
         let class = object.map(|object| Class {
             reclaim: match object["reclaimPolicy"].as_str() {

@@ -9,12 +9,12 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tracing::info;
 
-use super::super::clean::{Cleaning, Progress};
+use super::super::clean::{Cleaning, CleaningProgress};
 use super::super::error::InspectionError;
 use super::super::inspection::{Fit, inspect};
-use super::super::plan::{Class, Step, is_about, is_to_be_cleaned};
+use super::super::plan::{Class, DiskStep, is_about, is_to_be_cleaned};
 use super::super::record::CleaningRecord;
-use super::super::volume::{Offer, Volume};
+use super::super::volume::{LocalVolume, Offer};
 use super::{Provisioner, ProvisionerEvent};
 use crate::kube::address::{Collection, Resource};
 use crate::kube::error::ApiError;
@@ -25,26 +25,26 @@ use crate::node::service::in_use;
 const INSPECTION: Duration = Duration::from_secs(10);
 
 impl Provisioner {
-    pub(super) async fn perform(&mut self, step: Step) {
+    pub(super) async fn perform(&mut self, step: DiskStep) {
         let name = step.volume().to_owned();
         let done = match step {
-            Step::Forget(name) => {
+            DiskStep::Forget(name) => {
                 if let Err(cause) = self.records.remove(&name) {
                     let file = self.records.file(&name);
                     self.pause(&name, &format!("the record {} cannot be removed: {cause}", file.display()));
                 }
                 return;
             }
-            Step::Delete { volume, uid } => self.delete(&volume, &uid, None).await,
-            Step::Withdraw { volume, uid, version } => {
+            DiskStep::Delete { volume, uid } => self.delete(&volume, &uid, None).await,
+            DiskStep::Withdraw { volume, uid, version } => {
                 let deleted = self.delete(&volume, &uid, Some(&version)).await;
                 if deleted.is_ok() {
                     info!("PersistentVolume {volume} is not offered any more: its entry is gone");
                 }
                 deleted
             }
-            Step::Clean(record) => self.clean(record).await,
-            Step::Offer { volume, class, path, mode } => self.offer(&volume, &class, &path, mode).await,
+            DiskStep::Clean(record) => self.clean(record).await,
+            DiskStep::Offer { volume, class, path, mode } => self.offer(&volume, &class, &path, mode).await,
         };
         match done {
             Ok(()) => self.retry.reset(),
@@ -136,7 +136,7 @@ impl Provisioner {
         let known = self.volumes.as_ref().is_some_and(|volumes| volumes.contains_key(&name));
         match self.settings.client.get(&collection).await? {
             Some(object) => {
-                let volume = Volume::parse(&object, &self.names);
+                let volume = LocalVolume::parse(&object, &self.names);
                 self.put(&object);
                 if !known || !volume.is_some_and(|volume| is_to_be_cleaned(&volume) && is_about(&record, &volume)) {
                     return Ok(());
@@ -151,7 +151,7 @@ impl Provisioner {
                 }
             }
         }
-        let progress = Arc::<Progress>::default();
+        let progress = Arc::<CleaningProgress>::default();
         let roots = [self.settings.root_directory.clone(), self.settings.kubelet_root.clone()];
         let (file, path) = (self.records.file(&name), record.path.display().to_string());
         let cleaning = Cleaning { record, file, roots, progress: Arc::clone(&progress) };

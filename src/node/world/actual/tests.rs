@@ -11,9 +11,9 @@ fn mount_of(world: &ActualWorld) -> VolumeMount {
 
 #[test]
 fn vm_04_states_after_errors_are_those_of_the_kubelets_table() {
-    use Outcome::{Done, Final, Transient, Uncertain};
+    use OperationOutcome::{Done, Final, Transient, Uncertain};
     // History of mounts; state afterwards.
-    let rows: &[(&[Outcome], VolumeMount)] = &[
+    let rows: &[(&[OperationOutcome], VolumeMount)] = &[
         (&[Uncertain], VolumeMount::Uncertain),
         (&[Final], VolumeMount::NotMounted),
         (&[Uncertain, Final], VolumeMount::NotMounted),
@@ -34,13 +34,13 @@ fn vm_04_states_after_errors_are_those_of_the_kubelets_table() {
 #[test]
 fn vm_08_a_failed_remount_leaves_the_volume_mounted_and_the_remount_required() {
     let mut world = ActualWorld::default();
-    world.mounted(&id(), Outcome::Done, None);
+    world.mounted(&id(), OperationOutcome::Done, None);
     world.require_remount(&uid("u"));
-    world.mounted(&id(), Outcome::Final, Some("configmap \"x\" not found".to_owned()));
+    world.mounted(&id(), OperationOutcome::Final, Some("configmap \"x\" not found".to_owned()));
     let volume = world.volume(&id()).expect("it is known");
     assert!(volume.mount == VolumeMount::Mounted && volume.remount_required);
     assert_eq!(volume.reason.as_deref(), Some("configmap \"x\" not found"));
-    world.mounted(&id(), Outcome::Done, None);
+    world.mounted(&id(), OperationOutcome::Done, None);
     let volume = world.volume(&id()).expect("it is known");
     assert!(!volume.remount_required && volume.reason.is_none());
 }
@@ -49,11 +49,11 @@ fn vm_08_a_failed_remount_leaves_the_volume_mounted_and_the_remount_required() {
 fn rc_04_a_reconstructed_volume_whose_mount_fails_can_still_be_unmounted() {
     let mut world = ActualWorld::default();
     world.reconstruct(id());
-    world.mounted(&id(), Outcome::Final, Some("no".to_owned()));
+    world.mounted(&id(), OperationOutcome::Final, Some("no".to_owned()));
     assert_eq!(mount_of(&world), VolumeMount::Uncertain);
-    world.unmounted(&id(), Outcome::Final, Some("busy".to_owned()));
+    world.unmounted(&id(), OperationOutcome::Final, Some("busy".to_owned()));
     assert_eq!(mount_of(&world), VolumeMount::Uncertain, "a failed unmount is tried again");
-    world.unmounted(&id(), Outcome::Done, None);
+    world.unmounted(&id(), OperationOutcome::Done, None);
     assert!(world.volume(&id()).is_none());
 }
 

@@ -6,7 +6,7 @@ use super::*;
 
 #[tokio::test]
 async fn a_file_rewritten_in_place_is_read_again() {
-    let home = Home::with_objects(&[("app", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1")]);
     let mut watched = home.watch();
     assert_eq!(watched.value("app"), Some("1"));
     home.write("objects/app.yaml", &config_map("app", "2"));
@@ -16,7 +16,7 @@ async fn a_file_rewritten_in_place_is_read_again() {
 
 #[tokio::test]
 async fn a_file_renamed_over_is_read_again() {
-    let home = Home::with_objects(&[("app", "1"), ("db", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1"), ("db", "1")]);
     let mut watched = home.watch();
     home.replace("objects/app.yaml", &config_map("app", "2"));
     watched.change().await;
@@ -25,7 +25,7 @@ async fn a_file_renamed_over_is_read_again() {
 
 #[tokio::test]
 async fn files_come_and_go() {
-    let home = Home::with_objects(&[("app", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1")]);
     let mut watched = home.watch();
     home.write(
         "objects/db.json",
@@ -43,7 +43,7 @@ async fn files_come_and_go() {
 
 #[tokio::test]
 async fn a_hard_link_is_complete_at_once() {
-    let home = Home::with_objects(&[]);
+    let home = ManifestHome::with_objects(&[]);
     home.write("app.yaml", &config_map("app", "1"));
     let mut watched = home.watch();
     fs::hard_link(home.path("app.yaml"), home.path("objects/app.yaml")).expect("a link");
@@ -53,7 +53,7 @@ async fn a_hard_link_is_complete_at_once() {
 
 #[tokio::test]
 async fn a_file_named_by_the_user_may_have_any_name() {
-    let home = Home::new();
+    let home = ManifestHome::new();
     home.write("objects.conf", &config_map("app", "1"));
     let mut watched = home.open(None, &["objects.conf"]).expect("a manifest");
     home.replace("objects.conf", &config_map("app", "2"));
@@ -70,7 +70,7 @@ async fn a_file_named_by_the_user_may_have_any_name() {
 /// DA: downwardAPI shows labels, so an edit of the pod manifest is a change.
 #[tokio::test]
 async fn an_edited_label_of_the_pod_is_a_change() {
-    let home = Home::with_objects(&[("app", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1")]);
     home.write("pod.yaml", &pod("one"));
     let mut watched = home.open(Some("pod.yaml"), &["objects"]).expect("good manifests");
     assert_eq!(watched.label("version"), Some("one"));
@@ -82,7 +82,7 @@ async fn an_edited_label_of_the_pod_is_a_change() {
 
 #[tokio::test]
 async fn a_burst_costs_few_snapshots() {
-    let home = Home::with_objects(&[("app", "0")]);
+    let home = ManifestHome::with_objects(&[("app", "0")]);
     let mut watched = home.watch();
     for round in 1..=200 {
         home.replace("objects/app.yaml", &config_map("app", &round.to_string()));
@@ -93,7 +93,7 @@ async fn a_burst_costs_few_snapshots() {
 
 #[tokio::test]
 async fn a_busy_directory_does_not_starve_updates() {
-    let home = Home::with_objects(&[("app", "0"), ("busy", "0")]);
+    let home = ManifestHome::with_objects(&[("app", "0"), ("busy", "0")]);
     let mut watched = home.watch();
     home.replace("objects/app.yaml", &config_map("app", "1"));
     // The test and the watching thread run side by side: busy until the news is there.
@@ -110,7 +110,7 @@ async fn a_busy_directory_does_not_starve_updates() {
 
 #[test]
 fn an_identical_rewrite_and_a_touch_are_silent() {
-    let home = Home::with_objects(&[("app", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1")]);
     let mut steps = home.step_by_step(&["objects"]);
     home.write("objects/app.yaml", &config_map("app", "1"));
     assert!(steps.scan().is_none());
@@ -123,7 +123,7 @@ fn an_identical_rewrite_and_a_touch_are_silent() {
 
 #[tokio::test]
 async fn an_identical_rewrite_adds_no_snapshot() {
-    let home = Home::with_objects(&[("app", "1"), ("db", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1"), ("db", "1")]);
     let mut watched = home.watch();
     home.write("objects/app.yaml", &config_map("app", "1"));
     home.write("objects/db.yaml", &config_map("db", "2"));
@@ -133,7 +133,7 @@ async fn an_identical_rewrite_adds_no_snapshot() {
 
 #[test]
 fn reading_causes_no_further_scan() {
-    let home = Home::with_objects(&[("app", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1")]);
     let mut steps = home.step_by_step(&["objects"]);
     steps.watcher.catch_up();
     assert!(!steps.watcher.activity.is_stirred());
@@ -145,7 +145,7 @@ fn reading_causes_no_further_scan() {
 
 #[test]
 fn lost_events_cost_a_scan_and_no_change() {
-    let home = Home::with_objects(&[("app", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1")]);
     let mut steps = home.step_by_step(&["objects"]);
     let overflow = notify::Event::new(notify::EventKind::Other).set_flag(notify::event::Flag::Rescan);
     steps.signals.send(Signal::Event(Ok(overflow))).expect("a receiver");
@@ -156,7 +156,7 @@ fn lost_events_cost_a_scan_and_no_change() {
 
 #[tokio::test]
 async fn a_wait_may_be_cancelled() {
-    let home = Home::with_objects(&[("app", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1")]);
     let mut watched = home.watch();
     for _ in 0..3 {
         assert!(tokio::time::timeout(Duration::from_millis(1), watched.source.changed()).await.is_err());
@@ -170,7 +170,7 @@ async fn a_wait_may_be_cancelled() {
 async fn an_immutable_object_keeps_its_content_until_it_was_gone() {
     // CM-12, MG-03
     let immutable = |value| config_map("app", value).replace("kind:", "immutable: true\nkind:");
-    let home = Home::with_objects(&[("other", "1")]);
+    let home = ManifestHome::with_objects(&[("other", "1")]);
     home.write("objects/app.yaml", &immutable("1"));
     let mut watched = home.watch();
     home.replace("objects/app.yaml", &immutable("2"));

@@ -5,7 +5,7 @@ use std::fs;
 use super::*;
 
 /// Fills a generation as the kubelet's AtomicWriter does, and switches to it: write, link, rename.
-fn switch_to(home: &Home, generation: &str, value: &str) {
+fn switch_to(home: &ManifestHome, generation: &str, value: &str) {
     let directory = format!("objects/..{generation}");
     fs::create_dir(home.path(&directory)).expect("a directory");
     home.write(&format!("{directory}/app.yaml"), &config_map("app", value));
@@ -16,7 +16,7 @@ fn switch_to(home: &Home, generation: &str, value: &str) {
 
 #[tokio::test]
 async fn a_config_map_volume_may_be_switched_many_times() {
-    let home = Home::with_objects(&[]);
+    let home = ManifestHome::with_objects(&[]);
     switch_to(&home, "2026_01", "1");
     home.link("..data/app.yaml", "objects/app.yaml");
     home.link("..data/db.yaml", "objects/db.yaml");
@@ -32,7 +32,7 @@ async fn a_config_map_volume_may_be_switched_many_times() {
 
 #[tokio::test]
 async fn a_parent_may_be_a_link_that_is_switched() {
-    let home = Home::new();
+    let home = ManifestHome::new();
     for (name, value) in [("one", "1"), ("two", "2")] {
         fs::create_dir_all(home.path(&format!("{name}/deep/objects"))).expect("directories");
         home.write(&format!("{name}/deep/objects/app.yaml"), &config_map("app", value));
@@ -50,7 +50,7 @@ async fn a_parent_may_be_a_link_that_is_switched() {
 
 #[tokio::test]
 async fn a_directory_may_be_replaced_by_rename() {
-    let home = Home::with_objects(&[("app", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1")]);
     let mut watched = home.watch();
     for value in ["2", "3"] {
         fs::create_dir(home.path("next")).expect("a directory");
@@ -66,7 +66,7 @@ async fn a_directory_may_be_replaced_by_rename() {
 
 #[tokio::test]
 async fn a_directory_above_may_be_replaced_by_rename() {
-    let home = Home::new();
+    let home = ManifestHome::new();
     fs::create_dir_all(home.path("a/b/objects")).expect("directories");
     home.write("a/b/objects/app.yaml", &config_map("app", "1"));
     let mut watched = home.open(None, &["a/b/objects"]).expect("good manifests");
@@ -80,7 +80,7 @@ async fn a_directory_above_may_be_replaced_by_rename() {
 
 #[tokio::test]
 async fn a_link_to_a_file_elsewhere_is_followed() {
-    let home = Home::with_objects(&[]);
+    let home = ManifestHome::with_objects(&[]);
     home.write("elsewhere.txt", &config_map("app", "1"));
     home.link("../elsewhere.txt", "objects/app.yaml");
     let mut watched = home.watch();

@@ -21,9 +21,9 @@ use super::{Accepted, FileSource, PodInput, SourceError};
 use crate::source::Snapshot;
 
 /// A directory for one test.
-struct Home(TempDir);
+struct ManifestHome(TempDir);
 
-impl Home {
+impl ManifestHome {
     fn new() -> Self {
         Self(tempfile::tempdir().expect("a directory"))
     }

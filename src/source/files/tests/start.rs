@@ -9,7 +9,7 @@ use super::*;
 
 #[test]
 fn only_manifests_of_a_directory_are_read() {
-    let home = Home::with_objects(&[("app", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1")]);
     home.write("objects/README.md", "{not a manifest");
     home.write("objects/.hidden.yaml", "{not a manifest");
     home.write("objects/app.yaml~", "{not a manifest");
@@ -22,7 +22,7 @@ fn only_manifests_of_a_directory_are_read() {
 
 #[test]
 fn a_file_reached_twice_is_read_once() {
-    let home = Home::with_objects(&[("app", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1")]);
     let both = format!("{}---\n{}", pod("one"), config_map("db", "1"));
     home.write("objects/pod.yaml", &both);
     home.link("objects", "alias");
@@ -36,7 +36,7 @@ fn a_file_reached_twice_is_read_once() {
 
 #[tokio::test]
 async fn a_file_reached_twice_changes_once() {
-    let home = Home::with_objects(&[("app", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1")]);
     home.write("objects/pod.yaml", &pod("one"));
     let mut watched = home.open(Some("objects/pod.yaml"), &["objects", "objects"]).expect("good manifests");
     home.write("objects/pod.yaml", &pod("two"));
@@ -49,7 +49,7 @@ async fn a_file_reached_twice_changes_once() {
 
 #[tokio::test]
 async fn the_pod_may_come_from_standard_input() {
-    let home = Home::with_objects(&[("app", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1")]);
     let input = format!("{}---\n{}", pod("one"), config_map("db", "1"));
     let objects = [home.path("objects")];
     let opened = FileSource::open(Some(PodInput::Stdin(input.into_bytes())), &objects);
@@ -73,7 +73,7 @@ fn nothing_configured_is_an_empty_snapshot() {
 
 #[test]
 fn a_path_that_cannot_be_read_is_named() {
-    let home = Home::with_objects(&[]);
+    let home = ManifestHome::with_objects(&[]);
     mkfifo(&home.path("pipe"), Mode::S_IRWXU).expect("a pipe");
     for (path, sentence) in [
         ("missing", "missing: there is no such file or directory"),
@@ -92,7 +92,7 @@ fn a_path_that_cannot_be_read_is_named() {
 
 #[test]
 fn a_bad_manifest_is_named() {
-    let home = Home::with_objects(&[("app", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1")]);
     home.write("objects/bad.yaml", "a: [hunter2\n");
     assert_eq!(home.complaint(None, &["objects"]), "objects/bad.yaml:1:4: unclosed bracket '['");
     home.write("objects/bad.yaml", &config_map("app", "2"));
@@ -104,7 +104,7 @@ fn a_bad_manifest_is_named() {
 
 #[test]
 fn the_pod_file_has_exactly_one_pod() {
-    let home = Home::new();
+    let home = ManifestHome::new();
     home.write("pod.yaml", &config_map("app", "1"));
     assert!(home.complaint(Some("pod.yaml"), &[]).starts_with("pod.yaml: "));
     home.write("pod.yaml", &format!("{}---\n{}", pod("one"), pod("two")));

@@ -6,7 +6,7 @@ use super::*;
 
 #[tokio::test]
 async fn a_malformed_file_keeps_its_last_objects_until_it_is_mended() {
-    let home = Home::with_objects(&[("app", "1"), ("db", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1"), ("db", "1")]);
     let mut watched = home.watch();
     home.write("objects/app.yaml", "a: [hunter2\n");
     home.write("objects/db.yaml", &config_map("db", "2"));
@@ -19,7 +19,7 @@ async fn a_malformed_file_keeps_its_last_objects_until_it_is_mended() {
 
 #[test]
 fn a_problem_is_told_once_and_again_when_it_comes_back() {
-    let home = Home::with_objects(&[("app", "1"), ("db", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1"), ("db", "1")]);
     let mut steps = home.step_by_step(&["objects"]);
     home.write("objects/app.yaml", "a: [hunter2\n");
     assert!(steps.scan().is_none());
@@ -38,7 +38,7 @@ fn a_problem_is_told_once_and_again_when_it_comes_back() {
 
 #[tokio::test]
 async fn a_pod_that_turns_bad_or_disappears_stays() {
-    let home = Home::with_objects(&[("app", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1")]);
     home.write("pod.yaml", &pod("one"));
     let mut watched = home.open(Some("pod.yaml"), &["objects"]).expect("good manifests");
     for (round, spoil) in ["in place", "no pod", "gone"].into_iter().enumerate() {
@@ -60,7 +60,7 @@ async fn a_pod_that_turns_bad_or_disappears_stays() {
 
 #[tokio::test]
 async fn a_duplicate_keeps_the_last_snapshot() {
-    let home = Home::with_objects(&[("app", "1"), ("db", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1"), ("db", "1")]);
     let mut watched = home.watch();
     home.write("objects/again.yaml", &config_map("app", "2"));
     home.write("objects/db.yaml", &config_map("db", "2"));
@@ -71,7 +71,7 @@ async fn a_duplicate_keeps_the_last_snapshot() {
 
 #[test]
 fn a_duplicate_is_told_with_both_places() {
-    let home = Home::with_objects(&[("app", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1")]);
     let mut steps = home.step_by_step(&["objects"]);
     home.write("objects/again.yaml", &config_map("app", "2"));
     assert!(steps.scan().is_none());
@@ -84,7 +84,7 @@ fn a_duplicate_is_told_with_both_places() {
 
 #[tokio::test]
 async fn a_vanished_directory_keeps_its_objects() {
-    let home = Home::with_objects(&[("app", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1")]);
     home.write("db.yaml", &config_map("db", "1"));
     let mut watched = home.open(None, &["objects", "db.yaml"]).expect("good manifests");
 
@@ -111,7 +111,7 @@ async fn a_vanished_directory_keeps_its_objects() {
 
 #[tokio::test]
 async fn a_file_whose_directory_vanished_keeps_its_objects() {
-    let home = Home::with_objects(&[("app", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1")]);
     home.write("db.yaml", &config_map("db", "1"));
     let mut watched = home.open(None, &["objects/app.yaml", "db.yaml"]).expect("good manifests");
     home.rename("objects", "away");
@@ -122,7 +122,7 @@ async fn a_file_whose_directory_vanished_keeps_its_objects() {
 
 #[tokio::test]
 async fn the_last_file_of_a_directory_may_be_deleted() {
-    let home = Home::with_objects(&[("app", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1")]);
     let mut watched = home.watch();
     fs::remove_file(home.path("objects/app.yaml")).expect("a removal");
     watched.change().await;

@@ -7,7 +7,7 @@ use super::*;
 
 #[tokio::test]
 async fn a_half_written_file_is_not_seen() {
-    let home = Home::with_objects(&[("app", "old"), ("db", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "old"), ("db", "1")]);
     let mut watched = home.watch();
     let mut writer = File::create(home.path("objects/app.yaml")).expect("a file");
     home.write("objects/db.yaml", &config_map("db", "2"));
@@ -29,7 +29,7 @@ async fn a_half_written_file_is_not_seen() {
 
 #[tokio::test]
 async fn a_new_file_is_read_when_its_writer_closes_it() {
-    let home = Home::with_objects(&[("db", "1")]);
+    let home = ManifestHome::with_objects(&[("db", "1")]);
     let mut watched = home.watch();
     let mut writer = File::create(home.path("objects/app.yaml")).expect("a file");
     writer.write_all(config_map("app", "half").as_bytes()).expect("a write");
@@ -43,7 +43,7 @@ async fn a_new_file_is_read_when_its_writer_closes_it() {
 
 #[tokio::test]
 async fn a_writer_that_never_closes_is_believed_after_a_second_of_quiet() {
-    let home = Home::with_objects(&[("app", "old")]);
+    let home = ManifestHome::with_objects(&[("app", "old")]);
     let mut watched = home.watch();
     let mut writer = File::create(home.path("objects/app.yaml")).expect("a file");
     writer.write_all(config_map("app", "new").as_bytes()).expect("a write");
@@ -53,7 +53,7 @@ async fn a_writer_that_never_closes_is_believed_after_a_second_of_quiet() {
 
 #[tokio::test]
 async fn a_file_that_stays_empty_has_no_objects() {
-    let home = Home::with_objects(&[("app", "old")]);
+    let home = ManifestHome::with_objects(&[("app", "old")]);
     let mut watched = home.watch();
     home.write("objects/app.yaml", "");
     watched.change().await;
@@ -62,7 +62,7 @@ async fn a_file_that_stays_empty_has_no_objects() {
 
 #[tokio::test]
 async fn a_file_rewritten_all_the_time_is_never_seen_half() {
-    let home = Home::with_objects(&[("app", "0"), ("db", "0")]);
+    let home = ManifestHome::with_objects(&[("app", "0"), ("db", "0")]);
     let mut watched = home.watch();
     let path = home.path("objects/app.yaml");
     let writer = std::thread::spawn(move || {
@@ -84,7 +84,7 @@ async fn a_file_rewritten_all_the_time_is_never_seen_half() {
 
 #[tokio::test]
 async fn a_directory_that_was_just_made_may_still_be_filled() {
-    let home = Home::with_objects(&[("app", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1")]);
     home.write("db.yaml", &config_map("db", "1"));
     let mut watched = home.open(None, &["objects", "db.yaml"]).expect("good manifests");
     home.rename("objects", "away");
@@ -100,7 +100,7 @@ async fn a_directory_that_was_just_made_may_still_be_filled() {
 
 #[test]
 fn a_change_in_place_counts_only_when_it_was_heard_to_end() {
-    let home = Home::with_objects(&[("app", "1"), ("db", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1"), ("db", "1")]);
     let mut steps = home.step_by_step(&["objects"]);
     let mut writer = OpenOptions::new().append(true).open(home.path("objects/app.yaml")).expect("a file");
     writer.write_all(b"  more: x\n").expect("a write");
@@ -114,7 +114,7 @@ fn a_change_in_place_counts_only_when_it_was_heard_to_end() {
 
 #[test]
 fn a_file_that_is_being_written_at_the_start_is_waited_for() {
-    let home = Home::with_objects(&[("app", "1")]);
+    let home = ManifestHome::with_objects(&[("app", "1")]);
     let (mut watcher, _signals) = Watcher::new().expect("a watcher");
     let mut ledger = Ledger::new(PodAndObjects::new(Accepted::Pods), None, vec![Root::objects(home.path("objects"))])
         .expect("a ledger");

@@ -9,7 +9,7 @@ use super::host_path::{self, Opened};
 use super::{Access, Common, MountPlan, PassthroughSource, PodEnd, Setting, Trouble, access, nfs};
 use crate::binding::{self, Bound, BoundSource};
 use crate::host::device::BlockDevice;
-use crate::host::neighbours::{self, Turn};
+use crate::host::neighbours::{self, NeighbourLock};
 use crate::host::{HostError, Source, fs_group};
 use crate::manifest::PodView;
 use crate::supervisor::volume::driver::{self, Republication, expand_csi};
@@ -149,12 +149,12 @@ pub(in crate::supervisor::volume) fn resolve(spec: &Volume, claim: &Claim, pod: 
 }
 
 /// The turn to mount a volume that one pod alone may use.
-fn turn(setting: &Setting, path: &Path, is_exclusive: bool) -> Result<Option<Turn>, Trouble> {
+fn turn(setting: &Setting, path: &Path, is_exclusive: bool) -> Result<Option<NeighbourLock>, Trouble> {
     let run_directory = setting.mount_points().run_directory().and_then(Path::parent).map(Path::to_owned);
     // A volume that is mounted without a pod has no neighbours.
     let Some(run_directory) = run_directory.filter(|_| is_exclusive) else { return Ok(None) };
     let file = run_directory.join(EXCLUSIVE);
-    match Turn::take(&file, path) {
+    match NeighbourLock::take(&file, path) {
         Ok(Some(turn)) => Ok(Some(turn)),
         Ok(None) => Err(Trouble::Passing(IN_USE.to_owned())),
         Err(error) => Err(Trouble::Passing(format!("cannot lock {}: {error}", file.display()))),

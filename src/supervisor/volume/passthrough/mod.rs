@@ -36,10 +36,10 @@ use super::growth::Expansion;
 use super::mounter::Mounter;
 use super::nfs::ReachedExport;
 use super::{PodEnd, Setting, Shown, Trouble};
-use crate::host::neighbours::Turn;
+use crate::host::neighbours::NeighbourLock;
 use crate::host::{HostError, Source, serve};
 use crate::manifest::PodView;
-use crate::supervisor::run::adoption::Kept;
+use crate::supervisor::run::adoption::KeptVolume;
 use crate::volume::nfs_options::Backend;
 use crate::volume::{ServedBy, Volume};
 
@@ -151,7 +151,7 @@ pub(super) struct MountPlan {
     pub(super) access: Access,
     pub(super) selinux_context: Option<String>,
     /// Kept until the mount is in the mount table, where one pod alone may use the volume.
-    pub(super) turn: Option<Turn>,
+    pub(super) turn: Option<NeighbourLock>,
 }
 
 impl MountPlan {
@@ -207,8 +207,8 @@ impl Mounter for PassthroughVolume {
         self.mounted.as_mut().map(|mounted| &mut mounted.visible)
     }
 
-    fn adopt(&mut self, kept: Kept) {
-        let Kept { about, served, visible, .. } = kept;
+    fn adopt(&mut self, kept: KeptVolume) {
+        let KeptVolume { about, served, visible, .. } = kept;
         let Err(volume) = served.into_projection() else { return };
         let access = access(visible.is_read_only().or(about.read_only).unwrap_or_default());
         self.mounted = Some(VisibleVolume { visible, access, served: Some(volume) });

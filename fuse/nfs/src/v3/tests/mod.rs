@@ -303,7 +303,7 @@ proptest! {
         });
         let reply = theirs::dirlistplus3 { entries: List(plus.collect()), eof };
         let bytes = packed(&theirs::READDIRPLUS3resok { dir_attributes: dir_attributes(), cookieverf, reply });
-        let listing = Listing::read(&mut XdrReader::new(&bytes), true, cutting(&bytes)).expect("well-formed");
+        let listing = DirectoryPage::read(&mut XdrReader::new(&bytes), true, cutting(&bytes)).expect("well-formed");
         let read: Vec<_> = listing
             .entries()
             .map(|entry| ((entry.fileid, entry.cookie), entry.name.to_vec(), entry.attributes, entry.handle))
@@ -319,7 +319,7 @@ proptest! {
         });
         let reply = theirs::dirlist3 { entries: List(plain.collect()), eof };
         let bytes = packed(&theirs::READDIR3resok { dir_attributes: dir_attributes(), cookieverf, reply });
-        let listing = Listing::read(&mut XdrReader::new(&bytes), false, cutting(&bytes)).expect("well-formed");
+        let listing = DirectoryPage::read(&mut XdrReader::new(&bytes), false, cutting(&bytes)).expect("well-formed");
         let names: Vec<_> = listing.entries().map(|entry| entry.name.to_vec()).collect();
         prop_assert_eq!(names, entries.iter().map(|entry| entry.1.clone().into_bytes()).collect::<Vec<_>>());
     }
@@ -389,7 +389,7 @@ fn read_as_everything(bytes: &[u8]) {
     read(bytes, results::pathconf);
     read(bytes, crate::mountd::mounted);
     for plus in [false, true] {
-        if let Ok(listing) = Listing::read(&mut XdrReader::new(bytes), plus, cutting(bytes)) {
+        if let Ok(listing) = DirectoryPage::read(&mut XdrReader::new(bytes), plus, cutting(bytes)) {
             listing.entries().for_each(|entry| assert!(!entry.name.contains(&b'/') && !entry.name.is_empty()));
         }
     }
@@ -417,7 +417,7 @@ fn names_that_cannot_be_names_are_left_out() {
         cookieverf: theirs::cookieverf3::default(),
         reply: theirs::dirlist3 { entries: List(entries.into()), eof: true },
     });
-    let listing = Listing::read(&mut XdrReader::new(&bytes), false, cutting(&bytes)).expect("well-formed");
+    let listing = DirectoryPage::read(&mut XdrReader::new(&bytes), false, cutting(&bytes)).expect("well-formed");
     assert_eq!(listing.entries().map(|entry| entry.name.to_vec()).collect::<Vec<_>>(), [&b"good"[..], b"\xff"]);
 }
 

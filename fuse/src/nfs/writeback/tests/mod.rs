@@ -13,21 +13,22 @@ use tokio::task::{LocalSet, spawn_local, yield_now};
 
 use super::log::Log;
 use super::{FileKey, Manner, Store, Writeback};
-use server::{Client, put};
+use crate::session::{HandleId, NodeId};
+use server::{TestClient, put};
 
-const FILE: FileKey = FileKey { node: 7, open: 1 };
+const FILE: FileKey = FileKey { node: NodeId(7), open: HandleId(1) };
 const MANNER: Manner = Manner { wsize: 1 << 20, stable: false };
 
 fn log() -> Log {
     Log::create(4).expect("a log")
 }
 
-fn start(client: &Client, log: Log, manner: Manner) -> Writeback<Client> {
+fn start(client: &TestClient, log: Log, manner: Manner) -> Writeback<TestClient> {
     Writeback::new(log, Vec::new(), client.clone(), manner)
 }
 
 /// Ends a server's tasks where they are, and goes on with its log.
-fn follow(client: &Client, log: std::os::fd::OwnedFd, manner: Manner) -> Writeback<Client> {
+fn follow(client: &TestClient, log: std::os::fd::OwnedFd, manner: Manner) -> Writeback<TestClient> {
     let (log, inherited) = Log::adopt(log).expect("a log");
     Writeback::new(log, inherited, client.clone(), manner)
 }
@@ -51,116 +52,120 @@ async fn settle_down() {
 #[test]
 fn what_was_flushed_is_on_disk() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         let writeback = start(&client, log(), MANNER);
         writeback.write(FILE, 0, b"hello ").await.expect("accepted");
         writeback.write(FILE, 6, b"world").await.expect("accepted");
-        assert!(client.0.on_disk(7).is_empty());
-        writeback.flush(7).await.expect("flushed");
-        assert_eq!(client.0.on_disk(7), b"hello world");
-        assert!(!writeback.is_dirty(7));
+        assert!(client.0.on_disk(NodeId(7)).is_empty());
+        writeback.flush(NodeId(7)).await.expect("flushed");
+        assert_eq!(client.0.on_disk(NodeId(7)), b"hello world");
+        assert!(!writeback.is_dirty(NodeId(7)));
     });
 }
 
 #[test]
 fn a_write_is_accepted_while_the_server_does_not_answer() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         client.0.stopped.set(true);
         let writeback = start(&client, log(), MANNER);
         writeback.write(FILE, 0, b"data").await.expect("accepted");
-        assert!(writeback.overlaps(7, 3..4) && !writeback.overlaps(7, 4..5) && !writeback.overlaps(8, 0..4));
+        assert!(
+            writeback.overlaps(NodeId(7), 3..4)
+                && !writeback.overlaps(NodeId(7), 4..5)
+                && !writeback.overlaps(NodeId(8), 0..4)
+        );
         client.0.stopped.set(false);
-        writeback.settle(7).await;
-        assert!(!writeback.overlaps(7, 0..4) && writeback.is_dirty(7));
+        writeback.settle(NodeId(7)).await;
+        assert!(!writeback.overlaps(NodeId(7), 0..4) && writeback.is_dirty(NodeId(7)));
     });
 }
 
 #[test]
 fn small_writes_that_follow_each_other_become_large_ones() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         let writeback = start(&client, log(), MANNER);
         client.0.stopped.set(true);
         for number in 0..1000 {
             writeback.write(FILE, number * 100, &[number as u8; 100]).await.expect("accepted");
         }
         client.0.stopped.set(false);
-        writeback.flush(7).await.expect("flushed");
+        writeback.flush(NodeId(7)).await.expect("flushed");
         // Two on their way, and the third grows.
         assert_eq!(client.0.writes.get(), 3);
         let expected: Vec<u8> = (0..1000).flat_map(|number| [number as u8; 100]).collect();
-        assert_eq!(client.0.on_disk(7), expected);
+        assert_eq!(client.0.on_disk(NodeId(7)), expected);
     });
 }
 
 #[test]
 fn a_server_that_lost_what_it_had_taken_gets_it_again() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         let writeback = start(&client, log(), MANNER);
         writeback.write(FILE, 0, b"before").await.expect("accepted");
-        writeback.settle(7).await;
+        writeback.settle(NodeId(7)).await;
         client.0.restart();
         writeback.write(FILE, 6, b" after").await.expect("accepted");
-        writeback.flush(7).await.expect("flushed");
-        assert_eq!(client.0.on_disk(7), b"before after");
+        writeback.flush(NodeId(7)).await.expect("flushed");
+        assert_eq!(client.0.on_disk(NodeId(7)), b"before after");
     });
 }
 
 #[test]
 fn a_server_that_loses_what_it_has_taken_again_and_again_is_asked_to_have_it_on_disk() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         client.0.restless.set(true);
         let manner = Manner { wsize: 5, ..MANNER };
         let writeback = start(&client, log(), manner);
         writeback.write(FILE, 0, &[1; 100]).await.expect("accepted");
         writeback.write(FILE, 3, &[2; 50]).await.expect("accepted");
-        writeback.flush(7).await.expect("flushed");
+        writeback.flush(NodeId(7)).await.expect("flushed");
         let expected = [vec![1; 3], vec![2; 50], vec![1; 47]].concat();
-        assert_eq!(client.0.on_disk(7), expected);
-        assert!(!writeback.is_dirty(7) && writeback.uncommitted() == 0);
+        assert_eq!(client.0.on_disk(NodeId(7)), expected);
+        assert!(!writeback.is_dirty(NodeId(7)) && writeback.uncommitted() == 0);
         // One that is only short besides.
         client.0.short.set(Some(2));
         writeback.write(FILE, 0, &[3; 100]).await.expect("accepted");
-        writeback.flush(7).await.expect("flushed");
-        assert_eq!(client.0.on_disk(7), [3; 100]);
+        writeback.flush(NodeId(7)).await.expect("flushed");
+        assert_eq!(client.0.on_disk(NodeId(7)), [3; 100]);
     });
 }
 
 #[test]
 fn a_write_in_parts_is_on_disk_only_if_each_part_is() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         client.0.short.set(Some(3));
         client.0.stable_from.set(Some(2));
         let writeback = start(&client, log(), MANNER);
         writeback.write(FILE, 0, b"012345").await.expect("accepted");
-        writeback.flush(7).await.expect("flushed");
-        assert_eq!(client.0.on_disk(7), b"012345");
+        writeback.flush(NodeId(7)).await.expect("flushed");
+        assert_eq!(client.0.on_disk(NodeId(7)), b"012345");
     });
 }
 
 #[test]
 fn a_short_write_is_gone_on_with() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         client.0.short.set(Some(3));
         let writeback = start(&client, log(), MANNER);
         writeback.write(FILE, 0, b"0123456789").await.expect("accepted");
-        writeback.flush(7).await.expect("flushed");
-        assert_eq!(client.0.on_disk(7), b"0123456789");
+        writeback.flush(NodeId(7)).await.expect("flushed");
+        assert_eq!(client.0.on_disk(NodeId(7)), b"0123456789");
         client.0.short.set(Some(0));
         writeback.write(FILE, 0, b"x").await.expect("accepted");
-        assert_eq!(writeback.flush(7).await, Err(Errno::IO));
+        assert_eq!(writeback.flush(NodeId(7)).await, Err(Errno::IO));
     });
 }
 
 #[test]
 fn an_error_is_told_to_the_next_write_once_and_to_the_next_flush_once() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         client.0.error.set(Some(Errno::NOSPC));
         let writeback = start(&client, log(), MANNER);
         writeback.write(FILE, 0, b"lost").await.expect("accepted");
@@ -168,16 +173,16 @@ fn an_error_is_told_to_the_next_write_once_and_to_the_next_flush_once() {
         assert_eq!(writeback.write(FILE, 4, b"refused").await, Err(Errno::NOSPC));
         client.0.error.set(None);
         writeback.write(FILE, 4, b"kept").await.expect("there is room again");
-        assert_eq!(client.0.on_disk(7), b"\0\0\0\0kept", "after an error a write waits for its outcome");
-        assert_eq!(writeback.flush(7).await, Err(Errno::NOSPC));
-        assert_eq!(writeback.flush(7).await, Ok(()));
-        assert!(!writeback.is_dirty(7));
+        assert_eq!(client.0.on_disk(NodeId(7)), b"\0\0\0\0kept", "after an error a write waits for its outcome");
+        assert_eq!(writeback.flush(NodeId(7)).await, Err(Errno::NOSPC));
+        assert_eq!(writeback.flush(NodeId(7)).await, Ok(()));
+        assert!(!writeback.is_dirty(NodeId(7)));
     });
 }
 
 #[test]
 fn an_error_that_nobody_was_told_survives_the_server() {
-    let client = Client::default();
+    let client = TestClient::default();
     client.0.error.set(Some(Errno::DQUOT));
     let log = run(async {
         let writeback = start(&client, log(), MANNER);
@@ -188,53 +193,53 @@ fn an_error_that_nobody_was_told_survives_the_server() {
     client.0.error.set(None);
     run(async {
         let writeback = follow(&client, log, MANNER);
-        assert_eq!(writeback.flush(7).await, Err(Errno::DQUOT));
-        assert_eq!(writeback.flush(7).await, Ok(()));
+        assert_eq!(writeback.flush(NodeId(7)).await, Err(Errno::DQUOT));
+        assert_eq!(writeback.flush(NodeId(7)).await, Ok(()));
     });
 }
 
 #[test]
 fn what_a_dead_server_had_accepted_is_sent_by_the_next_and_may_be_accepted_twice() {
-    let client = Client::default();
+    let client = TestClient::default();
     client.0.stopped.set(true);
     let log = run(async {
         let writeback = start(&client, log(), MANNER);
         writeback.write(FILE, 0, b"first").await.expect("accepted");
-        writeback.write(FileKey { node: 8, open: 2 }, 0, b"other").await.expect("accepted");
+        writeback.write(FileKey { node: NodeId(8), open: HandleId(2) }, 0, b"other").await.expect("accepted");
         file_of(&writeback)
     });
     client.0.stopped.set(false);
     run(async {
         let writeback = follow(&client, log, MANNER);
         writeback.write(FILE, 0, b"first").await.expect("accepted before");
-        writeback.flush(7).await.expect("flushed");
-        writeback.flush(8).await.expect("flushed");
-        assert_eq!((client.0.on_disk(7), client.0.on_disk(8)), (b"first".to_vec(), b"other".to_vec()));
+        writeback.flush(NodeId(7)).await.expect("flushed");
+        writeback.flush(NodeId(8)).await.expect("flushed");
+        assert_eq!((client.0.on_disk(NodeId(7)), client.0.on_disk(NodeId(8))), (b"first".to_vec(), b"other".to_vec()));
     });
 }
 
 #[test]
 fn who_flushes_does_not_wait_for_a_write_to_grow() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         let writeback = start(&client, log(), MANNER);
         client.0.stopped.set(true);
         for number in 0..3 {
             writeback.write(FILE, number, b"x").await.expect("accepted");
         }
-        let flush = spawn_local(async move { writeback.flush(7).await });
+        let flush = spawn_local(async move { writeback.flush(NodeId(7)).await });
         settle_down().await;
         assert_eq!(client.0.asked.get(), 3);
         client.0.stopped.set(false);
         flush.await.expect("no panic").expect("flushed");
-        assert_eq!(client.0.on_disk(7), b"xxx");
+        assert_eq!(client.0.on_disk(NodeId(7)), b"xxx");
     });
 }
 
 #[test]
 fn the_log_gives_memory_back_a_while_after_the_last_write() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         let log = Log::create(20).expect("a log");
         let writeback = start(&client, log, MANNER);
         let file = file_of(&writeback);
@@ -245,34 +250,34 @@ fn the_log_gives_memory_back_a_while_after_the_last_write() {
         }
         let full = blocks();
         client.0.stopped.set(false);
-        writeback.flush(7).await.expect("flushed");
+        writeback.flush(NodeId(7)).await.expect("flushed");
         while blocks() > full / 2 {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
         writeback.write(FILE, 0, b"more").await.expect("accepted");
-        writeback.flush(7).await.expect("flushed");
+        writeback.flush(NodeId(7)).await.expect("flushed");
     });
 }
 
 #[test]
 fn a_full_log_is_committed_and_the_writer_waits() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         let writeback = start(&client, Log::create(2).expect("a log"), MANNER);
         let part = vec![5; 1 << 20];
         for number in 0..20 {
             writeback.write(FILE, number << 20, &part).await.expect("accepted");
             assert!(writeback.uncommitted() <= 2 << 20);
         }
-        writeback.flush(7).await.expect("flushed");
-        assert_eq!(client.0.on_disk(7).len(), 20 << 20);
+        writeback.flush(NodeId(7)).await.expect("flushed");
+        assert_eq!(client.0.on_disk(NodeId(7)).len(), 20 << 20);
     });
 }
 
 #[test]
 fn a_file_with_much_data_is_committed_before_somebody_asks() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         let writeback = start(&client, log(), MANNER);
         writeback.write(FILE, 0, &vec![5; (1 << 20) + 1]).await.expect("accepted");
         settle_down().await;
@@ -283,10 +288,10 @@ fn a_file_with_much_data_is_committed_before_somebody_asks() {
 #[test]
 fn stable_writes_are_on_disk_when_they_are_answered() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         let writeback = start(&client, log(), Manner { stable: true, ..MANNER });
         writeback.write(FILE, 0, b"data").await.expect("written");
-        assert_eq!((client.0.on_disk(7), client.0.commits.get()), (b"data".to_vec(), 0));
+        assert_eq!((client.0.on_disk(NodeId(7)), client.0.commits.get()), (b"data".to_vec(), 0));
         client.0.error.set(Some(Errno::NOSPC));
         assert_eq!(writeback.write(FILE, 4, b"more").await, Err(Errno::NOSPC));
     });
@@ -295,17 +300,17 @@ fn stable_writes_are_on_disk_when_they_are_answered() {
 #[test]
 fn of_a_file_that_is_gone_nothing_is_sent_any_more() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         client.0.stopped.set(true);
         let writeback = start(&client, log(), MANNER);
         for number in 0..40 {
             writeback.write(FILE, number * 2, b"x").await.expect("accepted");
         }
         settle_down().await;
-        writeback.forget_file(7);
+        writeback.forget_file(NodeId(7));
         client.0.stopped.set(false);
         settle_down().await;
-        assert!(!writeback.is_dirty(7));
+        assert!(!writeback.is_dirty(NodeId(7)));
         assert_eq!(client.0.writes.get(), 16, "what was on its way");
         assert_eq!(writeback.uncommitted(), 0);
     });
@@ -314,17 +319,17 @@ fn of_a_file_that_is_gone_nothing_is_sent_any_more() {
 #[test]
 fn who_waits_may_go_away() {
     run(async {
-        let client = Client::default();
+        let client = TestClient::default();
         client.0.stopped.set(true);
         let writeback = Rc::new(start(&client, log(), MANNER));
         writeback.write(FILE, 0, b"data").await.expect("accepted");
         let waiting = Rc::clone(&writeback);
-        let task = tokio::task::spawn_local(async move { waiting.flush(7).await });
+        let task = tokio::task::spawn_local(async move { waiting.flush(NodeId(7)).await });
         settle_down().await;
         task.abort();
         client.0.stopped.set(false);
-        writeback.flush(7).await.expect("flushed");
-        assert_eq!(client.0.on_disk(7), b"data");
+        writeback.flush(NodeId(7)).await.expect("flushed");
+        assert_eq!(client.0.on_disk(NodeId(7)), b"data");
     });
 }
 
@@ -332,11 +337,11 @@ fn who_waits_may_go_away() {
 #[derive(Clone, Debug)]
 enum Event {
     Write {
-        node: u64,
+        node: NodeId,
         offset: u64,
         length: usize,
     },
-    Flush(u64),
+    Flush(NodeId),
     /// Time goes by.
     Time(usize),
     /// The server is killed and started anew.
@@ -348,8 +353,8 @@ enum Event {
 fn events() -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
         8 => (7..9u64, 0..2000u64, 1..900usize)
-            .prop_map(|(node, offset, length)| Event::Write { node, offset, length }),
-        2 => (7..9u64).prop_map(Event::Flush),
+            .prop_map(|(node, offset, length)| Event::Write { node: NodeId(node), offset, length }),
+        2 => (7..9u64).prop_map(|node| Event::Flush(NodeId(node))),
         3 => (1..30usize).prop_map(Event::Time),
         1 => Just(Event::Restart),
         1 => Just(Event::Takeover),
@@ -362,10 +367,10 @@ proptest! {
 
     #[test]
     fn whatever_happens_the_disk_has_what_was_written_last(events in events(), chance: u64, wsize in 50..1500usize) {
-        let client = Client::default();
+        let client = TestClient::default();
         client.0.chance.set(chance);
         let manner = Manner { wsize, stable: false };
-        let mut model: HashMap<u64, Vec<u8>> = HashMap::new();
+        let mut model: HashMap<NodeId, Vec<u8>> = HashMap::new();
         let mut events = events.into_iter().enumerate();
         let mut log = None;
         loop {
@@ -379,7 +384,7 @@ proptest! {
                     match event {
                         Event::Write { node, offset, length } => {
                             let data = vec![number as u8 + 1; length];
-                            let file = FileKey { node, open: 1 };
+                            let file = FileKey { node, open: HandleId(1) };
                             writeback.write(file, offset, &data).await.expect("accepted");
                             put(&mut model, node, offset as usize, &data);
                         }
@@ -392,7 +397,7 @@ proptest! {
                         Event::Takeover => return (false, file_of(&writeback)),
                     }
                 }
-                for node in [7, 8] {
+                for node in [NodeId(7), NodeId(8)] {
                     writeback.flush(node).await.expect("flushed");
                     assert_eq!(client.0.on_disk(node), model.get(&node).cloned().unwrap_or_default());
                     assert!(!writeback.is_dirty(node));

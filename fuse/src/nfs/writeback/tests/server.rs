@@ -10,12 +10,13 @@ use tokio::task::yield_now;
 
 use super::super::log::Piece;
 use super::super::{FileKey, Store, Verifier, Written};
+use crate::session::NodeId;
 
 /// A server. What was written is in memory until it is committed.
 #[derive(Default)]
-pub(super) struct Server {
-    pub(super) memory: RefCell<HashMap<u64, Vec<u8>>>,
-    pub(super) disk: RefCell<HashMap<u64, Vec<u8>>>,
+pub(super) struct TestServer {
+    pub(super) memory: RefCell<HashMap<NodeId, Vec<u8>>>,
+    pub(super) disk: RefCell<HashMap<NodeId, Vec<u8>>>,
     pub(super) starts: Cell<u64>,
     /// What writes fail with.
     pub(super) error: Cell<Option<Errno>>,
@@ -36,9 +37,9 @@ pub(super) struct Server {
 }
 
 #[derive(Clone, Default)]
-pub(super) struct Client(pub(super) Rc<Server>);
+pub(super) struct TestClient(pub(super) Rc<TestServer>);
 
-impl Server {
+impl TestServer {
     pub(super) fn restart(&self) {
         *self.memory.borrow_mut() = self.disk.borrow().clone();
         self.starts.set(self.starts.get() + 1);
@@ -54,7 +55,7 @@ impl Server {
         Verifier(self.starts.get().to_ne_bytes())
     }
 
-    pub(super) fn on_disk(&self, node: u64) -> Vec<u8> {
+    pub(super) fn on_disk(&self, node: NodeId) -> Vec<u8> {
         self.disk.borrow().get(&node).cloned().unwrap_or_default()
     }
 
@@ -70,7 +71,7 @@ impl Server {
     }
 }
 
-impl Store for Client {
+impl Store for TestClient {
     fn write(
         &self,
         file: FileKey,
@@ -115,7 +116,7 @@ impl Store for Client {
     }
 }
 
-pub(super) fn put(files: &mut HashMap<u64, Vec<u8>>, node: u64, offset: usize, data: &[u8]) {
+pub(super) fn put(files: &mut HashMap<NodeId, Vec<u8>>, node: NodeId, offset: usize, data: &[u8]) {
     let file = files.entry(node).or_default();
     if file.len() < offset + data.len() {
         file.resize(offset + data.len(), 0);

@@ -6,6 +6,7 @@ use super::*;
 use crate::projection::generation::is_generation;
 use crate::projection::image::{DirectoryAttributes, FileEntry, Layout};
 use crate::projection::steps::{DATA, DATA_TMP, ShownGeneration, removal, repair, switch};
+use crate::session::NodeId;
 
 const DIRECTORIES: DirectoryAttributes = DirectoryAttributes { mode: 0o755, gid: 0 };
 
@@ -27,7 +28,7 @@ impl Rig {
     }
 
     /// Announces a commit and gives its steps.
-    fn announce(&mut self, payload: &[(&str, &str)]) -> (GenerationName, Image, Vec<Step>) {
+    fn announce(&mut self, payload: &[(&str, &str)]) -> (GenerationName, Image, Vec<ProjectionStep>) {
         self.made += 1;
         let time = SystemTime::UNIX_EPOCH + Duration::from_secs(self.made);
         let name = GenerationName::new(time);
@@ -49,25 +50,27 @@ impl Rig {
         }
     }
 
-    fn perform(&mut self, steps: &[Step]) -> Result<(), Errno> {
+    fn perform(&mut self, steps: &[ProjectionStep]) -> Result<(), Errno> {
         steps.iter().try_for_each(|step| self.perform_one(step))
     }
 
-    fn perform_one(&mut self, step: &Step) -> Result<(), Errno> {
+    fn perform_one(&mut self, step: &ProjectionStep) -> Result<(), Errno> {
         let root = NodeId::ROOT;
         match step {
-            Step::MakeGeneration { name } => self.tree.make_directory(root, name.as_ref()).map(drop),
-            Step::SetMode { name, mode } => {
+            ProjectionStep::MakeGeneration { name } => self.tree.make_directory(root, name.as_ref()).map(drop),
+            ProjectionStep::SetMode { name, mode } => {
                 let node = self.find(name).expect("the generation");
                 self.tree.set_mode(node, *mode).map(drop)
             }
-            Step::MakeLink { name, target, .. } => self.tree.make_link(root, name.as_ref(), target.as_ref()).map(drop),
-            Step::Switch => self.tree.rename(root, DATA_TMP.as_ref(), root, DATA.as_ref()),
-            Step::Unlink { directory, name } => {
+            ProjectionStep::MakeLink { name, target, .. } => {
+                self.tree.make_link(root, name.as_ref(), target.as_ref()).map(drop)
+            }
+            ProjectionStep::Switch => self.tree.rename(root, DATA_TMP.as_ref(), root, DATA.as_ref()),
+            ProjectionStep::Unlink { directory, name } => {
                 let parent = self.find(directory).expect("the directory");
                 self.tree.unlink(parent, name.as_ref())
             }
-            Step::RemoveDirectory { directory, name } => {
+            ProjectionStep::RemoveDirectory { directory, name } => {
                 let parent = self.find(directory).expect("the directory");
                 self.tree.remove_directory(parent, name.as_ref())
             }
@@ -186,7 +189,7 @@ fn every_change_that_was_not_announced_is_refused() {
 fn announced_steps_are_accepted_in_their_order_and_once() {
     let mut rig = Rig::new();
     let (_, _, steps) = rig.announce(&[("a", "1")]);
-    for late in steps.iter().filter(|step| matches!(step, Step::MakeLink { .. } | Step::Switch)) {
+    for late in steps.iter().filter(|step| matches!(step, ProjectionStep::MakeLink { .. } | ProjectionStep::Switch)) {
         assert_eq!(rig.perform_one(late), Err(Errno::EROFS), "{late:?} comes later");
     }
     rig.perform(&steps).expect("in order");
@@ -321,7 +324,7 @@ fn whatever_a_commit_that_stopped_leaves_is_put_right() {
         rig.look_up("a").expect("a file");
         let (name, image, steps) = rig.announce(&after);
         rig.perform(&steps[..stop.min(steps.len())]).expect("in order");
-        let switched = steps[..stop.min(steps.len())].contains(&Step::Switch);
+        let switched = steps[..stop.min(steps.len())].contains(&ProjectionStep::Switch);
         if switched {
             rig.current = Some((name, image));
         }

@@ -18,7 +18,7 @@ impl Pair {
     }
 
     /// Announces a commit to both.
-    fn announce(&mut self, payload: &[(&str, &str)]) -> Vec<Step> {
+    fn announce(&mut self, payload: &[(&str, &str)]) -> Vec<ProjectionStep> {
         self.made += 1;
         let time = SystemTime::UNIX_EPOCH + Duration::from_secs(self.made);
         let (name, image) = (GenerationName::new(time), Arc::new(image(payload)));
@@ -36,16 +36,20 @@ impl Pair {
     }
 
     /// The kernel has the server do a step.
-    fn ask(&mut self, step: &Step) -> Result<(), Errno> {
+    fn ask(&mut self, step: &ProjectionStep) -> Result<(), Errno> {
         let root = NodeId::ROOT;
         let tree = &mut self.served;
         match step {
-            Step::MakeGeneration { name } => tree.make_directory(root, name.as_ref()).map(drop),
-            Step::SetMode { name, mode } => tree.set_mode(tree.find(name).expect("the generation"), *mode).map(drop),
-            Step::MakeLink { name, target, .. } => tree.make_link(root, name.as_ref(), target.as_ref()).map(drop),
-            Step::Switch => tree.rename(root, DATA_TMP.as_ref(), root, DATA.as_ref()),
-            Step::Unlink { name, .. } => tree.unlink(root, name.as_ref()),
-            Step::RemoveDirectory { name, .. } => tree.remove_directory(root, name.as_ref()),
+            ProjectionStep::MakeGeneration { name } => tree.make_directory(root, name.as_ref()).map(drop),
+            ProjectionStep::SetMode { name, mode } => {
+                tree.set_mode(tree.find(name).expect("the generation"), *mode).map(drop)
+            }
+            ProjectionStep::MakeLink { name, target, .. } => {
+                tree.make_link(root, name.as_ref(), target.as_ref()).map(drop)
+            }
+            ProjectionStep::Switch => tree.rename(root, DATA_TMP.as_ref(), root, DATA.as_ref()),
+            ProjectionStep::Unlink { name, .. } => tree.unlink(root, name.as_ref()),
+            ProjectionStep::RemoveDirectory { name, .. } => tree.remove_directory(root, name.as_ref()),
         }
     }
 
