@@ -150,8 +150,9 @@ impl Place {
     /// Of these, those that are there and chosen: the native directory, podfs as hostPath and as emptyDir (both also over
     /// io_uring), and the peers.
     pub fn all() -> Vec<Self> {
+        type Start = fn() -> Place;
         let (has_rings, has_hp) = (Path::new(ENABLE_URING).exists(), hp_program().exists());
-        let known: [(&str, bool, fn() -> Self); 8] = [
+        let known: [(&str, bool, Start); 8] = [
             ("native", true, Self::native),
             ("auto", true, Self::auto),
             ("emptyDir", true, Self::empty_dir),
