@@ -76,7 +76,7 @@ pub struct How<'a> {
     pub credential: &'a Credential,
     /// How long the call may take; none means as long as the mount's options say.
     pub policy: Option<Policy>,
-    /// Is told the xid before the call is sent, each time that it gets another one.
+    /// Called with the xid before the call is sent, each time that the call gets another one.
     pub announce: Option<&'a dyn Fn(u32)>,
     /// The xid with which the process before this may have sent the call.
     pub again: Option<u32>,

@@ -117,7 +117,7 @@ impl Memory {
     /// No slice of these bytes is borrowed.
     pub(crate) unsafe fn write(&self, offset: usize, data: &[u8]) {
         let there = self.length().saturating_sub(offset).min(data.len());
-        // SAFETY: the bytes are within the file, which never shrinks, and mapped; nobody has borrowed them, says the
+        // SAFETY: the bytes are within the file, which never shrinks, and mapped; no code has borrowed them, says the
         // caller, so `data` is somewhere else.
         unsafe {
             let start = self.mapping.as_mut_ptr().add(offset.min(self.mapping.len()));
@@ -131,7 +131,7 @@ impl Memory {
     /// They are not written while they are borrowed.
     pub(crate) unsafe fn bytes(&self, offset: usize, length: usize) -> &[u8] {
         let there = self.length().saturating_sub(offset).min(length);
-        // SAFETY: the bytes are within the file, which never shrinks, and mapped as long as `self` is; nobody writes
+        // SAFETY: the bytes are within the file, which never shrinks, and mapped as long as `self` is; no code writes
         // them, says the caller.
         unsafe { std::slice::from_raw_parts(self.mapping.as_ptr().add(offset.min(self.mapping.len())), there) }
     }

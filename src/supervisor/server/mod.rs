@@ -291,7 +291,7 @@ impl PodServer {
         self.history.pid = None;
         self.history.last_end = Some(how);
         let keeper = self.client.mark_dead();
-        // A server that crashed is followed by one with another layout of its memory: perhaps an attacker guesses at it.
+        // After a crash, the next server gets another layout of its memory: perhaps an attacker guesses at it.
         let by_keeper = end == ProcessEnd::Signal(Signal::SIGKILL);
         let dead = ServerLife::Dead { until: Instant::now() + self.pause(), keeper, by_keeper };
         if let ServerLife::Serving { process, .. } = std::mem::replace(&mut self.life, dead) {

@@ -60,7 +60,7 @@ struct Version {
 
 #[derive(Debug)]
 struct Right {
-    who: Credential,
+    credential: Credential,
     /// Bits of ACCESS.
     granted: u32,
     /// Bits that were requested.
@@ -178,21 +178,22 @@ impl Freshness {
     }
 
     /// What the server granted this credential of `wanted`, as far as that is known and holds.
-    pub fn right(&self, who: &Credential, wanted: u32, now: Instant, caching: &Caching) -> Option<u32> {
+    pub fn right(&self, credential: &Credential, wanted: u32, now: Instant, caching: &Caching) -> Option<u32> {
         let holds = caching.shortest(FileType::File);
         let ctime = self.attributes.as_ref()?.ctime;
-        let known = self.rights.iter().find(|right| right.who == *who && right.asked & wanted == wanted)?;
+        let known =
+            self.rights.iter().find(|right| right.credential == *credential && right.asked & wanted == wanted)?;
         (known.ctime == ctime && now < known.at + holds).then_some(known.granted)
     }
 
     /// Records what the server granted this credential.
-    pub fn set_right(&mut self, who: Credential, asked: u32, granted: u32, now: Instant) {
+    pub fn set_right(&mut self, credential: Credential, asked: u32, granted: u32, now: Instant) {
         let Some(ctime) = self.attributes.as_ref().map(|attributes| attributes.ctime) else { return };
-        self.rights.retain(|right| right.who != who);
+        self.rights.retain(|right| right.credential != credential);
         if self.rights.len() == RIGHTS {
             self.rights.remove(0);
         }
-        self.rights.push(Right { who, granted, asked, ctime, at: now });
+        self.rights.push(Right { credential, granted, asked, ctime, at: now });
     }
 
     fn keep(&mut self, found: &Attributes, asked: u64, now: Instant, caching: &Caching, unchanged: bool) {
