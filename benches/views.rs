@@ -25,7 +25,7 @@ const VIEWS: usize = 31;
 const ROUNDS: usize = 101;
 const VOLUMES: &str = "[{name: config, configMap: {name: app}}]";
 /// How long a change may take. It is a failure if it takes longer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn main() {
     where_users_may_mount(|| {
@@ -117,7 +117,7 @@ fn shows(file: &Path, is_expected: impl Fn(&str) -> bool + Sync) -> Instant {
             if fs::read_to_string(file).is_ok_and(|content| is_expected(&content)) {
                 return Instant::now();
             }
-            assert!(began.elapsed() < PATIENCE, "{} does not change", file.display());
+            assert!(began.elapsed() < CHANGE_TIMEOUT, "{} does not change", file.display());
             std::thread::sleep(Duration::from_micros(200));
         }
     })

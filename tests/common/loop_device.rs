@@ -4,11 +4,19 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use tempfile::TempDir;
 
 use super::passthrough::disk_directory;
+
+/// Held while a test attaches or exchanges a file: no other test takes the number that an exchange frees for a moment.
+static ATTACHING: Mutex<()> = Mutex::new(());
+
+fn attaching() -> MutexGuard<'static, ()> {
+    ATTACHING.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A loop device. It is detached when the test ends; declare it before what mounts it.
 pub struct LoopDevice {
@@ -84,6 +92,7 @@ impl LoopDevice {
 
     /// Puts another disk of so many MiB in its place, with the same path and number.
     pub fn exchange(&self, mib: u64) {
+        let _alone = attaching();
         expect(Command::new("losetup").arg("--detach").arg(&self.path));
         let other = self.directory.path().join("other");
         File::create(&other).and_then(|file| file.set_len(mib << 20)).expect("a file");
@@ -129,6 +138,7 @@ impl Drop for LoopDevice {
 }
 
 fn attach(file: &Path, arguments: &[&str]) -> PathBuf {
+    let _alone = attaching();
     let text = expect(Command::new("losetup").args(["--find", "--show"]).args(arguments).arg(file));
     PathBuf::from(text.trim())
 }

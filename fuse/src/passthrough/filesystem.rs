@@ -1,7 +1,7 @@
 //! The file system of one passthrough volume: requests in, system calls on the source, answers out.
 //!
 //! Containment: the source is reached through descriptors only. A name is one component, opened with `O_PATH` and
-//! `O_NOFOLLOW` in an open directory, or asked about there in the same way (`Mounts::identify_name`). The kernel gets the
+//! `O_NOFOLLOW` in an open directory, or looked at there in the same way (`Mounts::identify_name`); the kernel gets the
 //! target of a symbolic link, and follows it in the caller's mount namespace. File handles are made of files that were
 //! reached so, and open those files and no others. Nothing is ever opened by a path that a caller wrote.
 //!

@@ -31,7 +31,7 @@ use crate::supervisor::run::machine;
 use old::Old;
 
 /// How long an API server may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Show what the volumes of a pod will contain, without mounting them.
 ///
@@ -214,7 +214,7 @@ pub(in crate::cli) fn view_of(pod: &Pod, snapshot: &Snapshot) -> PodView {
 
 /// What is known once nothing is on its way any more, or once the server had its time.
 async fn settled(mut source: Source, mut snapshot: Snapshot) -> Snapshot {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + ANSWER_TIMEOUT;
     while snapshot.is_settling {
         match tokio::time::timeout_at(deadline, source.changed()).await {
             Ok(next) => snapshot = next,

@@ -20,7 +20,7 @@ use crate::supervisor::control::{call, peer_user};
 /// More than the state of any node takes.
 const LONGEST_ANSWER: usize = 256 << 20;
 /// How long a daemon may take beyond what it was given.
-const PATIENCE: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -91,7 +91,7 @@ impl DaemonClient {
             let stream = stream.take().map(TokioIo::new);
             async move { stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
         });
-        let endpoint = Endpoint::from_static("http://podfs.node").connect_timeout(PATIENCE);
+        let endpoint = Endpoint::from_static("http://podfs.node").connect_timeout(ANSWER_TIMEOUT);
         let connected = endpoint.connect_with_connector(connector).await;
         let channel = connected.map_err(|error| failed(sentence(&error)))?;
         let service = VolumeManagerClient::new(channel).max_decoding_message_size(LONGEST_ANSWER);

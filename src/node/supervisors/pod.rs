@@ -7,6 +7,7 @@
 //! 4. The task ends when there is nothing left to do or to watch. A later task begins with the checkpoint.
 
 mod files;
+mod operation;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -14,9 +15,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
+
+pub(super) use operation::PodOperation;
 
 use super::checkpoint::Checkpoint;
 use super::control::{self, StatusWatch};
@@ -24,7 +27,7 @@ use super::launch::{Launched, is_started_with, stop_unit};
 use super::life::{Calling, Life, LifeEvent, PublicationChange, Up, process};
 use super::retire::retire;
 use super::waiting::Waiting;
-use super::{FailureKind, MountFailure, OperationError, SharedSupervisors, SupervisorReport, blocking};
+use super::{FailureKind, OperationError, SharedSupervisors, SupervisorReport, blocking};
 use crate::manifest::pod::PodUid;
 use crate::node::pod::NodePod;
 use crate::node::reconstruct::{self, FoundSupervisor};
@@ -40,26 +43,6 @@ const SILENT: Duration = Duration::from_secs(3);
 const UNIT: Duration = Duration::from_secs(30);
 /// How long a supervisor may take to end: to delete the content of an emptyDir takes time (`TimeoutStopSec=` of its unit).
 const STOP: Duration = Duration::from_secs(300);
-
-/// What an operation asks for.
-pub(super) enum PodOperation {
-    /// A volume of the pod is to be served.
-    Mount { pod: NodePod, volume: String, limit: Duration, answer: oneshot::Sender<Result<(), MountFailure>> },
-    /// The pod is to have its supervisor, also without a volume.
-    Serve { pod: NodePod, limit: Duration, answer: oneshot::Sender<Result<(), MountFailure>> },
-    /// A volume is not to be served any more.
-    Unmount { volume: String, answer: oneshot::Sender<Result<(), OperationError>> },
-    /// Nothing of the pod is to be left.
-    End(oneshot::Sender<Result<(), OperationError>>),
-    /// The pod is described anew.
-    Update(NodePod),
-    /// To record whether an agent has released the pod.
-    Released(bool, oneshot::Sender<Result<(), OperationError>>),
-    /// To look whether there is a supervisor.
-    Adopt,
-    /// Files of the pod are missing in the run directory.
-    Restore,
-}
 
 /// The task of a pod.
 pub(super) struct PodTask {
