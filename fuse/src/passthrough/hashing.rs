@@ -7,6 +7,9 @@
 use std::hash::{BuildHasher, Hasher};
 use std::time::SystemTime;
 
+/// 2^64 divided by the golden ratio: no small multiple of it is close to 2^64.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
 /// Begins hashes with a random key.
 #[derive(Clone, Copy, Debug)]
 pub struct Key([u64; 2]);
@@ -33,9 +36,17 @@ impl BuildHasher for Key {
     }
 }
 
+/// The product of two words, with each half in every bit: the tables use the first and the last bits of a hash.
+fn folded(word: u64, factor: u64) -> u64 {
+    let product = u128::from(word) * u128::from(factor);
+    (product as u64) ^ ((product >> 64) as u64)
+}
+
 impl Hasher for WordHasher {
     fn finish(&self) -> u64 {
-        self.state
+        // Of one word alone, one key in six would spread numbers in a row over few places: a multiple of its factor is close to
+        // 2^64.
+        folded(self.state, GOLDEN)
     }
 
     fn write(&mut self, bytes: &[u8]) {
@@ -51,9 +62,7 @@ impl Hasher for WordHasher {
     }
 
     fn write_u64(&mut self, word: u64) {
-        // Both halves of the product: the tables use the first and the last bits of a hash.
-        let product = u128::from(self.state ^ word) * u128::from(self.factor);
-        self.state = (product as u64) ^ ((product >> 64) as u64);
+        self.state = folded(self.state ^ word, self.factor);
     }
 
     fn write_usize(&mut self, word: usize) {
@@ -83,12 +92,19 @@ mod tests {
 
     #[test]
     fn numbers_in_a_row_spread_over_a_table() {
-        let key = Key::default();
-        let hashes: Vec<u64> = (0..50_000_u64).map(|number| key.hash_one(number)).collect();
-        for part in [|hash: u64| hash & 0xffff, |hash: u64| hash >> 48] {
-            let places: HashSet<u64> = hashes.iter().map(|hash| part(*hash)).collect();
-            // As many as of random numbers would be 35 000.
-            assert!(places.len() > 30_000, "{} places of {key:?}", places.len());
+        // With the last two, there were 29 302 and 22 184 places without the multiplication at the end.
+        let keys = [
+            Key::default(),
+            Key([9_747_539_617_297_836_521, 11_497_713_590_486_599_791]),
+            Key([8_281_073_816_282_992_678, 3_537_292_029_075_303_123]),
+        ];
+        for key in keys {
+            let hashes: Vec<u64> = (0..50_000_u64).map(|number| key.hash_one(number)).collect();
+            for part in [|hash: u64| hash & 0xffff, |hash: u64| hash >> 48] {
+                let places: HashSet<u64> = hashes.iter().map(|hash| part(*hash)).collect();
+                // As many as of random numbers would be 35 000.
+                assert!(places.len() > 30_000, "{} places of {key:?}", places.len());
+            }
         }
     }
 
