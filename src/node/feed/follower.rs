@@ -77,21 +77,16 @@ impl ObjectFollower {
         self.changed.notify_one();
     }
 
-    /// What volumes of the pod lead to, in the objects that were pushed.
-    pub(in crate::node) fn backings(&self) -> BTreeMap<String, Backing> {
+    /// What volumes of the pod lead to, and the claims whose volumes are about to grow, in the objects that were pushed.
+    pub(in crate::node) fn backings_and_growing(&self) -> (BTreeMap<String, Backing>, BTreeSet<Growing>) {
         let leads_further = |volume: &Volume| matches!(volume.source, VolumeSource::Claim(_) | VolumeSource::Csi(_));
+        let pod = &self.pod.pod;
         match &self.sent {
-            Some(sent) if self.pod.pod.volumes.iter().any(leads_further) => backings(&self.pod.pod, &sent.parsed()),
-            _ => BTreeMap::new(),
-        }
-    }
-
-    /// The claims whose volumes are about to grow, in the objects that were pushed.
-    pub(in crate::node) fn growing(&self) -> BTreeSet<Growing> {
-        let is_claim = |volume: &Volume| matches!(volume.source, VolumeSource::Claim(_));
-        match &self.sent {
-            Some(sent) if self.pod.pod.volumes.iter().any(is_claim) => growing(&self.pod.pod, &sent.parsed()),
-            _ => BTreeSet::new(),
+            Some(sent) if pod.volumes.iter().any(leads_further) => {
+                let objects = sent.parsed();
+                (backings(pod, &objects), growing(pod, &objects))
+            }
+            _ => Default::default(),
         }
     }
 

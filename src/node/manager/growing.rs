@@ -16,7 +16,7 @@ use crate::kube::error::{ApiError, Class};
 use crate::node::backing::Growing;
 use crate::types::Quantity;
 
-/// The longest that a volume waits for the claim's status.
+/// The longest that the pod's volumes wait for the status of its claims.
 const WAIT: Duration = Duration::from_secs(2);
 const IN_PROGRESS: &str = "NodeResizeInProgress";
 const INFEASIBLE: &str = "NodeResizeInfeasible";
@@ -37,13 +37,18 @@ impl Announcer {
 
     /// Says once that these claims are being grown.
     pub(super) async fn announce(&mut self, growing: BTreeSet<Growing>) {
-        for claim in growing.difference(&self.told) {
-            let Growing { claim: name, .. } = claim;
-            match timeout(WAIT, self.mark(claim)).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => debug!("claim {}/{name} does not say that its volume grows: {error}", self.namespace),
-                Err(_) => debug!("claim {}/{name} does not say in time that its volume grows", self.namespace),
+        let namespace = &self.namespace;
+        let marks = async {
+            for claim in growing.difference(&self.told) {
+                let marked = self.mark(claim).await;
+                let name = &claim.claim;
+                marked.unwrap_or_else(|error| {
+                    debug!("claim {namespace}/{name} does not say that its volume grows: {error}");
+                });
             }
+        };
+        if timeout(WAIT, marks).await.is_err() {
+            debug!("claims of {namespace} do not say in time that their volumes grow");
         }
         self.told = growing;
     }

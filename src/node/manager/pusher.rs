@@ -92,14 +92,14 @@ async fn push(
     loop {
         tokio::select! {
             push = objects.next() => {
-                let found = objects.backings();
+                let (found, growing) = objects.backings_and_growing();
                 if found != known {
                     known.clone_from(&found);
                     // Fails only while the daemon ends.
                     let _ = backings.send((uid.clone(), found));
                 }
                 if let Some(announcer) = &mut announcer {
-                    announcer.announce(objects.growing()).await;
+                    announcer.announce(growing).await;
                 }
                 if let Err(PushFailure { reason, is_replaced }) = supervisor.push(push).await {
                     debug!("pod {uid}: its supervisor does not take objects: {reason}");
