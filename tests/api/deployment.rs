@@ -3,11 +3,13 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::process::Command;
 
 use serde_json::{Value, json};
 
 use crate::api_server::{ApiServer, InitialEvents, Style, User};
 use crate::common::chart::{rendered, yaml};
+use crate::common::kubelet::Volume;
 use crate::common::packages::top;
 use crate::csi::with_token;
 use crate::kubelet::Kubelet;
@@ -85,6 +87,44 @@ fn permit(server: &ApiServer, account: &User, allowed: &Permissions) {
     allowed.iter().for_each(|(verb, resource)| server.permit(account, &[verb], resource));
 }
 
+/// A pod, and the objects of its volumes.
+fn put_pod(server: &ApiServer) {
+    for (kind, data) in [("ConfigMap", json!({"key": "one"})), ("Secret", json!({"key": "b25l"}))] {
+        server.put_value(json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": "app"}, "data": data}));
+    }
+    server.put_value(json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "uid": "uid-web", "labels": {"app": "web"}},
+        "spec": {"nodeName": NODE, "containers": [{"name": "c", "image": "none"}]},
+    }));
+}
+
+/// podfs as the DaemonSet starts it, with the account's token.
+fn daemon_command(kubelet: &Kubelet, server: &ApiServer, account: &User) -> Command {
+    let mut command = kubelet.node.bare_command();
+    command.arg("--kubeconfig").arg(server.kubeconfig_of(account, Style::Token)).args(["--node-name", NODE]);
+    command.arg("--csi").arg(kubelet.socket()).arg("--kubelet-root").arg(kubelet.root());
+    command
+}
+
+/// The volumes of the pod.
+fn volumes(kubelet: &Kubelet) -> [Volume; 3] {
+    [
+        kubelet.volume("web", "config", &[("kind", "configMap"), ("name", "app")]),
+        kubelet.volume("web", "login", &[("kind", "secret"), ("name", "app")]),
+        kubelet.volume("web", "info", &[("kind", "downwardAPI"), ("items", "labels=metadata.labels")]),
+    ]
+}
+
+/// The kubelet publishes the volumes, the pod reads them, and ends.
+fn publish_and_end(kubelet: &Kubelet, volumes: [Volume; 3]) {
+    volumes.iter().for_each(|volume| kubelet.published(volume));
+    for (volume, file) in volumes.iter().zip(["key", "key", "labels"]) {
+        let text = fs::read_to_string(volume.target.join(file)).expect("a file");
+        assert!(["one", "app=\"web\""].contains(&text.as_str()), "{text}");
+    }
+    kubelet.end_pod("web", &volumes);
+}
+
 #[test]
 fn the_roles_of_the_manifests_allow_what_the_daemon_asks_for_and_no_more() {
     let server = cluster();
@@ -101,34 +141,15 @@ fn the_roles_of_the_manifests_allow_what_the_daemon_asks_for_and_no_more() {
     }));
     permit(&server, &account, &of_secrets);
     allowed.extend(of_secrets);
-    for (kind, data) in [("ConfigMap", json!({"key": "one"})), ("Secret", json!({"key": "b25l"}))] {
-        server.put_value(json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": "app"}, "data": data}));
-    }
-    server.put_value(json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "uid": "uid-web", "labels": {"app": "web"}},
-        "spec": {"nodeName": NODE, "containers": [{"name": "c", "image": "none"}]},
-    }));
+    put_pod(&server);
     let mut asked = Permissions::new();
     // Servers that send what there is at the start of a watch need not be asked for lists; others are.
     for initial in [InitialEvents::Sent, InitialEvents::Refused] {
         server.initial_events(initial);
         server.forget_requests();
         let kubelet = Kubelet::new();
-        let mut command = kubelet.node.bare_command();
-        command.arg("--kubeconfig").arg(server.kubeconfig_of(&account, Style::Token)).args(["--node-name", NODE]);
-        command.arg("--csi").arg(kubelet.socket()).arg("--kubelet-root").arg(kubelet.root());
-        let daemon = kubelet.node.start_command(command);
-        let volumes = [
-            kubelet.volume("web", "config", &[("kind", "configMap"), ("name", "app")]),
-            kubelet.volume("web", "login", &[("kind", "secret"), ("name", "app")]),
-            kubelet.volume("web", "info", &[("kind", "downwardAPI"), ("items", "labels=metadata.labels")]),
-        ];
-        volumes.iter().for_each(|volume| kubelet.published(volume));
-        for (volume, file) in volumes.iter().zip(["key", "key", "labels"]) {
-            let text = fs::read_to_string(volume.target.join(file)).expect("a file");
-            assert!(["one", "app=\"web\""].contains(&text.as_str()), "{text}");
-        }
-        kubelet.end_pod("web", &volumes);
+        let daemon = kubelet.node.start_command(daemon_command(&kubelet, &server, &account));
+        publish_and_end(&kubelet, volumes(&kubelet));
         drop(daemon);
         asked.extend(server.requests().into_iter().filter(|asked| asked.resource.is_some()).map(|asked| {
             assert_eq!(asked.user, account.name);
@@ -151,13 +172,7 @@ fn where_pods_read_their_objects_the_role_of_the_chart_allows_only_pods_and_podf
         .flat_map(|verb| ["configmaps", "secrets"].map(|resource| (verb.to_owned(), resource.to_owned())))
         .collect();
     permit(&server, &web, &of_pod);
-    for (kind, data) in [("ConfigMap", json!({"key": "one"})), ("Secret", json!({"key": "b25l"}))] {
-        server.put_value(json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": "app"}, "data": data}));
-    }
-    server.put_value(json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "uid": "uid-web", "labels": {"app": "web"}},
-        "spec": {"nodeName": NODE, "containers": [{"name": "c", "image": "none"}]},
-    }));
+    put_pod(&server);
     let set = only(server.objects("DaemonSet"));
     let arguments = set["spec"]["template"]["spec"]["containers"][0]["args"].as_array().expect("arguments");
     let read_as = arguments.iter().filter_map(Value::as_str).find(|argument| argument.starts_with("--csi-read-as"));
@@ -166,24 +181,11 @@ fn where_pods_read_their_objects_the_role_of_the_chart_allows_only_pods_and_podf
         server.initial_events(initial);
         server.forget_requests();
         let kubelet = Kubelet::new();
-        let mut command = kubelet.node.bare_command();
-        command.arg("--kubeconfig").arg(server.kubeconfig_of(&podfs, Style::Token)).args(["--node-name", NODE]);
-        command.arg("--csi").arg(kubelet.socket()).arg("--kubelet-root").arg(kubelet.root());
+        let mut command = daemon_command(&kubelet, &server, &podfs);
         command.arg(read_as.expect("the DaemonSet says who reads"));
         let daemon = kubelet.node.start_command(command);
         let token = server.new_token(&web);
-        let volumes = [
-            kubelet.volume("web", "config", &[("kind", "configMap"), ("name", "app")]),
-            kubelet.volume("web", "login", &[("kind", "secret"), ("name", "app")]),
-            kubelet.volume("web", "info", &[("kind", "downwardAPI"), ("items", "labels=metadata.labels")]),
-        ];
-        let volumes = volumes.map(|volume| with_token(&volume, &token));
-        volumes.iter().for_each(|volume| kubelet.published(volume));
-        for (volume, file) in volumes.iter().zip(["key", "key", "labels"]) {
-            let text = fs::read_to_string(volume.target.join(file)).expect("a file");
-            assert!(["one", "app=\"web\""].contains(&text.as_str()), "{text}");
-        }
-        kubelet.end_pod("web", &volumes);
+        publish_and_end(&kubelet, volumes(&kubelet).map(|volume| with_token(&volume, &token)));
         drop(daemon);
         for request in server.requests().into_iter().filter(|asked| asked.resource.is_some()) {
             let of = if request.user == podfs.name { &mut asked } else { &mut asked_by_pod };

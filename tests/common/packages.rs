@@ -1,6 +1,6 @@
 //! The packages of podfs, as `packaging/build` makes them.
 //!
-//! `tests/run` builds them the way they are published, though with less time for a fast program, and says where they are in
+//! `tests/run` builds them the way they are published, though less optimized and compressed, and says where they are in
 //! `PODFS_TEST_PACKAGES`. A test that is run by itself has no time for that either: it packs the podfs it was built with, which
 //! has the paths of its machine inside.
 

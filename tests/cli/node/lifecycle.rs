@@ -179,7 +179,7 @@ fn ed_02_ed_07_a_size_limit_that_changes_in_the_manifest_holds_for_the_running_p
     eventually("the disk has its new limit", || size(&disk) == 1 << 20);
     assert!(fs::write(disk.join("more"), [7; 8192]).is_err(), "more is taken than the limit");
     assert_eq!(fs::read(disk.join("large")).expect("it is there").len(), 1 << 20);
-    eventually("the reason is told", || {
+    eventually("podfs says why the tmpfs keeps its size", || {
         let reason =
             node.volume("web", "memory").expect("the volume")["reason"].as_str().unwrap_or_default().to_owned();
         reason.contains("more than the new size of 1048576")
@@ -208,7 +208,7 @@ fn ed_07_an_empty_dir_that_had_no_limit_when_it_was_mounted_gets_none_and_the_po
     let _daemon = node.start();
     node.expect(&["wait", "default/web"]);
     node.put("web.yaml", &pod("web", &["{name: scratch, emptyDir: {sizeLimit: 1Mi}}"], &["scratch"]));
-    eventually("the reason is told", || {
+    eventually("the pod says that the volume stays as it is", || {
         let errors = node.pod("web").expect("the pod")["errors"].to_string();
         errors.contains("is described otherwise than when it was mounted, and stays as it is")
     });
