@@ -4,8 +4,9 @@
 //! records are in the directory that the driver stages in. In addition:
 //!
 //! 1. `staged` records before a call that the driver may have mounted, and after it that it has. Before the call that unmounts, it
-//!    records again that the driver may have mounted: a podfs that is killed in that call leaves it to the next one to have the
-//!    driver mount or unmount once more. It names the boot of the node, because no mount outlives that. It is read and written under the lock of the mount, which is held during the call, too.
+//!    records again that the driver may have mounted: if podfs is killed in that call, the next podfs has the driver mount or unmount
+//!    once more. It names the boot of the node, because no mount outlives that. podfs reads and writes it under the lock of the
+//!    mount, which it holds during the call, too.
 //! 2. A user is a home. It counts as long as its record is there, so leftovers of a killed supervisor do not matter.
 //! 3. After a call that failed, the home is no user. After one that may have mounted, it is one still.
 

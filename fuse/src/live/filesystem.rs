@@ -143,7 +143,7 @@ pub struct LiveFilesystem {
     trace: Arc<Trace>,
 }
 
-/// What a session with live parts asks the kernel for: what a projection does, but for `EXPLICIT_INVAL_DATA`.
+/// The features that a session with live parts asks the kernel for: those of a projection without `EXPLICIT_INVAL_DATA`.
 ///
 /// The kernel takes note of another size, and then cuts the pages off there (`fuse_change_attributes_i`, up to Linux 6.18 at least). If
 /// it suspends a thread between the two for the whole of the next swap, the thread cuts off a page of the version after its own: the

@@ -199,8 +199,9 @@ impl Mounts {
     /// Which file `name` leads to, with its attributes, if two system calls on the name tell that: if it is no directory, and on
     /// the mount of `parent`. Otherwise it is to be opened.
     ///
-    /// Both calls found the same file if its number and its mount are the same: the file's number is not used for another one
-    /// before the first has lost its last name.
+    /// Both calls found the same file if its number and its mount are the same. There is one exception: between the two calls, the
+    /// name leads to a new file with the number of one that was just deleted. The handle is that of the deleted file then. The next
+    /// call with it answers `ESTALE`, and the kernel looks the name up again.
     ///
     /// # Errors
     /// `ENOENT` when there is no such name.
