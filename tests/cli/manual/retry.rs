@@ -11,21 +11,32 @@ use crate::common::packages::top;
 const RETRY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/retry");
 const QUICK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/quick");
 
-/// Tests that fail until they have run this many times. Each counts its runs in a file of its own.
+/// Tests that fail until they have run this many times. Each counts its runs in a file of its own. A name that ends with
+/// `in_guest` or `in_cli` is a test of that program, another one is a unit test.
 fn retry(failures: &[(&str, u32)]) -> (Output, String) {
     let project = TempDir::with_prefix("podfs-test-").expect("a directory");
     let manifest = "[package]\nname = \"sample\"\nversion = \"0.0.0\"\nedition = \"2024\"\n[workspace]\n";
     fs::write(project.path().join("Cargo.toml"), manifest).expect("Cargo.toml");
     fs::create_dir(project.path().join("src")).expect("src");
-    let mut tests = String::from("#[test]\nfn passes() {}\n");
+    let passes = "#[test]\nfn passes() {}\n";
+    let (mut tests, mut guest, mut cli) = (passes.to_owned(), passes.to_owned(), passes.to_owned());
     for (name, runs) in failures {
         let file = project.path().join(name);
-        tests += &format!(
+        let program = match name.split_once("in_") {
+            Some((_, "guest")) => &mut guest,
+            Some((_, "cli")) => &mut cli,
+            _ => &mut tests,
+        };
+        *program += &format!(
             "#[test]\nfn {name}() {{\n    let earlier = std::fs::read({file:?}).unwrap_or_default();\n    \
              std::fs::write({file:?}, [&earlier[..], b\"x\"].concat()).unwrap();\n    assert!(earlier.len() >= {runs});\n}}\n"
         );
     }
     fs::write(project.path().join("src/lib.rs"), tests).expect("src/lib.rs");
+    for (program, tests) in [("guest", guest), ("cli", cli)] {
+        fs::create_dir_all(project.path().join("tests").join(program)).expect("tests");
+        fs::write(project.path().join("tests").join(program).join("main.rs"), tests).expect("main.rs");
+    }
     let mut retry = Command::new(RETRY);
     retry.arg("--offline").current_dir(&project).env("CARGO_TARGET_DIR", project.path().join("target"));
     let output = retry.output().expect("tests/retry");
@@ -35,9 +46,11 @@ fn retry(failures: &[(&str, u32)]) -> (Output, String) {
 
 #[test]
 fn a_test_that_passes_alone_is_flaky_and_the_last_line_names_it() {
-    let (output, text) = retry(&[("unlucky_once", 1), ("unlucky_twice", 2)]);
+    let (output, text) = retry(&[("unlucky_once", 1), ("unlucky_twice_in_cli", 2), ("unlucky_in_guest", 1)]);
     assert!(output.status.success(), "{text}");
-    assert!(text.ends_with("flaky:\n    --lib unlucky_once\n    --lib unlucky_twice\n"), "{text}");
+    let flaky =
+        "flaky:\n    --lib unlucky_once\n    --test cli unlucky_twice_in_cli\n    --test guest unlucky_in_guest\n";
+    assert!(text.ends_with(flaky), "{text}");
 }
 
 #[test]
