@@ -401,17 +401,37 @@ pub(super) fn receive_descriptors(socket: &impl AsFd, buffer: &mut [u8]) -> io::
     }
 }
 
-/// Whether two processes can talk, or why not.
+/// Why a supervisor and a server do not work together.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum GreetingError {
+    /// Their messages differ.
+    #[error("podfs {theirs} speaks another protocol than podfs {ours}")]
+    Protocol {
+        /// The version of this program.
+        ours: String,
+        /// The version of the other one.
+        theirs: String,
+    },
+    /// They serve different pods.
+    #[error("it serves pod {ours:?}, not {theirs:?}")]
+    Pod {
+        /// The pod of this process.
+        ours: String,
+        /// The pod of the other one.
+        theirs: String,
+    },
+}
+
+/// Whether two processes can talk.
 ///
 /// # Errors
-/// A sentence for people.
-pub(crate) fn check(ours: &Greeting, theirs: &Greeting) -> Result<(), String> {
+/// Why not.
+pub(crate) fn check(ours: &Greeting, theirs: &Greeting) -> Result<(), GreetingError> {
     if ours.protocol != theirs.protocol {
-        let (ours, theirs) = (&ours.program, &theirs.program);
-        return Err(format!("podfs {theirs} speaks another protocol than podfs {ours}"));
+        return Err(GreetingError::Protocol { ours: ours.program.clone(), theirs: theirs.program.clone() });
     }
     if ours.pod != theirs.pod {
-        return Err(format!("it serves pod {:?}, not {:?}", ours.pod, theirs.pod));
+        return Err(GreetingError::Pod { ours: ours.pod.clone(), theirs: theirs.pod.clone() });
     }
     Ok(())
 }

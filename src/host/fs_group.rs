@@ -32,7 +32,7 @@ const NAMED: u64 = 5;
 /// # Errors
 /// When a directory cannot be read.
 pub fn give(source: &Source, group: u32, policy: FsGroupPolicy, volume: &str) -> Result<(), HostError> {
-    let failed = |cause: io::Error| HostError::Refused(format!("cannot give the volume to group {group}: {cause}"));
+    let failed = |cause: io::Error| HostError::failed(format!("cannot give the volume to group {group}"), cause);
     let root = fstat(source).map_err(|errno| failed(errno.into()))?;
     if source.kind() == FileKind::Directory {
         if !needs_walk(policy, Root::of(&root), group, Access::ReadWrite) {

@@ -62,8 +62,7 @@ impl Source {
     /// # Errors
     /// When its file system does not answer.
     pub fn of_clone(mount: OwnedFd) -> Result<Source, HostError> {
-        let looked_at = |errno| HostError::Refused(format!("the mount cannot be looked at: {errno}"));
-        Source::of(mount).map_err(looked_at)
+        Source::of(mount).map_err(|errno| HostError::failed("the mount cannot be looked at", errno))
     }
 
     /// The source that is open already.
@@ -85,8 +84,7 @@ impl Source {
     /// When this process has too many open files.
     pub fn try_clone(&self) -> Result<Source, HostError> {
         let descriptor = self.descriptor.try_clone();
-        let descriptor =
-            descriptor.map_err(|cause| HostError::Refused(format!("cannot keep the source open: {cause}")))?;
+        let descriptor = descriptor.map_err(|cause| HostError::failed("cannot keep the source open", cause))?;
         Ok(Source { descriptor, kind: self.kind })
     }
 

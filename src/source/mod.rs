@@ -57,18 +57,14 @@ impl Source {
     ///
     /// # Errors
     /// When the source is an API server, which has the pod itself.
-    pub fn publish(&mut self, pod: &Arc<Pod>) -> Result<(), String> {
+    pub fn publish(&mut self, pod: &Arc<Pod>) -> Result<(), ServerHasPod> {
         match self {
             Source::Files(_) => Ok(()),
             Source::Push(push) => {
                 push.publish(pod);
                 Ok(())
             }
-            Source::Api(_) => {
-                Err("podfs asks the API server for the objects of this pod itself; volumes are published to a \
-                                   podfs run --push, or to one that reads its objects from files"
-                    .to_owned())
-            }
+            Source::Api(_) => Err(ServerHasPod),
         }
     }
 
@@ -104,6 +100,14 @@ impl Source {
         }
     }
 }
+
+/// A manifest of the pod is not taken, because an API server has the pod.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "podfs asks the API server for the objects of this pod itself; volumes are published to a podfs run --push, or to one that \
+     reads its objects from files"
+)]
+pub struct ServerHasPod;
 
 /// The pod and its objects at one moment.
 #[derive(Clone)]

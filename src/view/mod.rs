@@ -37,6 +37,8 @@ use fuser::{Config, INodeNo, Notifier, Session, SessionACL};
 use tokio::sync::oneshot;
 
 use crate::render::directory::DirectoryError;
+pub use fusermount::FusermountError;
+
 use entries::Volumes;
 use filesystem::TreeFs;
 use mount_point::MountPoint;
@@ -92,6 +94,7 @@ pub enum ViewError {
         /// The directory.
         path: PathBuf,
         /// The cause.
+        #[source]
         reason: io::Error,
     },
     /// The view cannot be taken away.
@@ -100,7 +103,8 @@ pub enum ViewError {
         /// The directory.
         path: PathBuf,
         /// What fusermount3 says.
-        reason: String,
+        #[source]
+        reason: FusermountError,
     },
 }
 

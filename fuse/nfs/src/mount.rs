@@ -80,7 +80,7 @@ impl Options {
 pub enum MountError {
     /// This process has no room for it.
     #[error("cannot begin to mount: {0}")]
-    Machine(std::io::Error),
+    Machine(#[source] std::io::Error),
     /// The path cannot be one.
     #[error("the path of an NFS export begins with a slash and has at most {} bytes", mountd::MAX_PATH)]
     BadPath,
@@ -134,6 +134,7 @@ pub enum MountError {
         /// The export.
         path: String,
         /// Why.
+        #[source]
         error: Error,
     },
 }

@@ -204,7 +204,7 @@ impl CsiMount<'_> {
         node_mount: &NodeMount,
         path: &Path,
     ) -> Result<(), DriverError> {
-        let failed = |error: std::io::Error| DriverError::of_node("use", path, &error);
+        let failed = |error: std::io::Error| DriverError::of_node("use", path, error);
         make_directory(path).map_err(failed)?;
         let data = serde_json::json!({"driverName": self.csi.driver, "volumeHandle": self.handle()});
         replace(&node_mount.directory().join("vol_data.json"), data.to_string().as_bytes()).map_err(failed)?;
@@ -225,7 +225,7 @@ impl CsiMount<'_> {
 }
 
 fn write(home: &DriverHome, record: &DriverRecord) -> Result<(), DriverError> {
-    home.write(record).map_err(|error| DriverError::of_node("write the record in", home.path(), &error))
+    home.write(record).map_err(|error| DriverError::of_node("write the record in", home.path(), error))
 }
 
 /// Has the driver unpublish a volume, and unstage it if no other pod of the node uses it.

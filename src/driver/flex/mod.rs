@@ -71,7 +71,7 @@ impl FlexMount<'_> {
             ..DriverRecord::default()
         };
         let write = |record: &DriverRecord| {
-            home.write(record).map_err(|error| DriverError::of_node("write the record in", home.path(), &error))
+            home.write(record).map_err(|error| DriverError::of_node("write the record in", home.path(), error))
         };
         write(&record)?;
         let mut shown = None;
@@ -82,8 +82,8 @@ impl FlexMount<'_> {
             node_mount.enter(home, |path| self.mount_device(&program, path, &node_name))?;
             shown = Some(node_mount.path());
         }
-        let target = home.make_target().map_err(|error| DriverError::of_node("make", &home.target(), &error))?;
-        let is_mounted = |error: io::Error| DriverError::of_node("look at", &target, &error);
+        let target = home.make_target().map_err(|error| DriverError::of_node("make", &home.target(), error))?;
+        let is_mounted = |error: io::Error| DriverError::of_node("look at", &target, error);
         if !home.is_mounted().map_err(is_mounted)? {
             record.published = true;
             write(&record)?;
@@ -164,8 +164,8 @@ impl FlexMount<'_> {
                 self.name
             )));
         }
-        make_directory(path).map_err(|error| DriverError::of_node("make", path, &error))?;
-        if super::home::is_mount(path).map_err(|error| DriverError::of_node("look at", path, &error))? {
+        make_directory(path).map_err(|error| DriverError::of_node("make", path, error))?;
+        if super::home::is_mount(path).map_err(|error| DriverError::of_node("look at", path, error))? {
             return Ok(());
         }
         let arguments = ["mountdevice", text(path)?, &device, &options];

@@ -33,15 +33,20 @@ pub struct PodName {
     pub name: String,
 }
 
-impl FromStr for PodName {
-    type Err = String;
+/// A text is no name of a pod.
+#[derive(Debug, thiserror::Error)]
+#[error("give a namespace and a name, such as default/web")]
+pub struct NoPodName;
 
-    fn from_str(text: &str) -> Result<PodName, String> {
+impl FromStr for PodName {
+    type Err = NoPodName;
+
+    fn from_str(text: &str) -> Result<PodName, NoPodName> {
         match text.split('/').collect::<Vec<_>>().as_slice() {
             [namespace, name] if !namespace.is_empty() && !name.is_empty() => {
                 Ok(PodName { namespace: (*namespace).to_owned(), name: (*name).to_owned() })
             }
-            _ => Err("give a namespace and a name, such as default/web".to_owned()),
+            _ => Err(NoPodName),
         }
     }
 }

@@ -58,6 +58,7 @@ pub enum SupervisorError {
         /// Its name.
         volume: String,
         /// Why.
+        #[source]
         cause: MountError,
     },
     /// The server could not be started.
@@ -72,6 +73,7 @@ pub enum SupervisorError {
         /// Where.
         path: PathBuf,
         /// What the kernel said.
+        #[source]
         cause: std::io::Error,
     },
     /// The process cannot listen for signals.

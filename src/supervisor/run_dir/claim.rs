@@ -72,6 +72,7 @@ pub enum ClaimError {
         /// The lock file.
         path: PathBuf,
         /// What the kernel said.
+        #[source]
         cause: io::Error,
     },
 }

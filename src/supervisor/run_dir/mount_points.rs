@@ -29,6 +29,7 @@ pub enum MountPointsError {
         /// Where it should be.
         parent: PathBuf,
         /// What the kernel said.
+        #[source]
         cause: io::Error,
     },
 }
