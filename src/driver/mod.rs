@@ -22,6 +22,7 @@ mod home;
 mod node_mount;
 
 use std::error::Error;
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -43,8 +44,7 @@ pub struct Drivers {
 }
 
 /// Why a driver did not do what it was called for.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("{sentence}")]
+#[derive(Clone, Debug)]
 pub struct DriverError {
     /// What went wrong, and what to do.
     pub sentence: String,
@@ -53,8 +53,20 @@ pub struct DriverError {
     /// Whether the driver cannot do it with these arguments at any time.
     pub is_infeasible: bool,
     /// The error that the sentence is about, if it is not the driver's.
-    #[source]
     cause: Option<Arc<dyn Error + Send + Sync>>,
+}
+
+impl fmt::Display for DriverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.sentence)
+    }
+}
+
+/// Gives the cause itself, and not its `Arc`, as thiserror would.
+impl Error for DriverError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.cause.as_deref().map(|cause| cause as &(dyn Error + 'static))
+    }
 }
 
 impl DriverError {
