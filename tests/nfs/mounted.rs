@@ -13,7 +13,7 @@ use podfs_fuse::nfs::thread::{NfsThread, Served};
 use podfs_fuse::nfs::writeback::log::Log;
 use podfs_fuse::region::{Region, VolumeKind};
 use podfs_nfs::ExportAddress;
-use podfs_nfs::mount::{Options as Asked, Reached, reach};
+use podfs_nfs::mount::{MountRequest, Reached, reach};
 use podfs_nfs::rpc::dial::bound;
 use rustix::fs::CWD;
 use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount, unmount};
@@ -161,14 +161,14 @@ impl Serves for (SocketAddr, SocketAddr) {
 /// How an export is served, if nothing else is said.
 pub fn options(server: &impl Serves) -> Options {
     let (nfs, mount) = server.places();
-    let asked = Asked {
+    let export = ExportAddress::parse("the-server", "/export").expect("an address");
+    let request = MountRequest {
         port: Some(nfs.port()),
         mount_port: Some(mount.port()),
         reserved_port: false,
-        ..Asked::new("the-server", nfs.ip(), b"/export", BUDGET)
+        ..MountRequest::new(export.clone(), nfs.ip(), BUDGET)
     };
-    let Reached { nfs, mountd, root, limits } = reach(&asked).expect("it is reached");
-    let export = ExportAddress::parse("the-server", "/export").expect("an address");
+    let Reached { nfs, mountd, root, limits } = reach(&request).expect("it is reached");
     let named = Options::new(export, nfs, root.as_bytes(), limits);
     Options { mountd: Some(mountd), name: "a-volume".to_owned(), ..named }
 }

@@ -8,7 +8,7 @@ use podfs_fuse::mount::private::Access;
 use podfs_fuse::nfs::options::{Caching, LocalLocks, Lookups, Options, RetryPolicy, Search};
 use podfs_fuse::nfs::sockets::Sockets;
 use podfs_nfs::address::{self, ExportAddress};
-use podfs_nfs::mount::{self as reaching, Reached, reach};
+use podfs_nfs::mount::{MountRequest, Reached, reach};
 use podfs_nfs::rpc::Credential;
 use rustix::mount::MountAttrFlags;
 
@@ -94,7 +94,7 @@ fn reach_any(source: &Nfs, options: &NfsOptions) -> Result<Reached, Trouble> {
     let budget = BUDGET / u32::try_from(addresses.len()).unwrap_or(u32::MAX);
     let mut last = Trouble::Passing(format!("NFS server {} has no address", source.address.server));
     for address in addresses {
-        let asked = reaching::Options {
+        let asked = MountRequest {
             rsize: options.rsize,
             wsize: options.wsize,
             credential: if options.security == Security::None { Credential::Nobody } else { Credential::root() },
@@ -115,13 +115,13 @@ pub(super) fn question(
     search: &Search,
     mount_address: Option<IpAddr>,
     budget: Duration,
-) -> reaching::Options {
-    reaching::Options {
+) -> MountRequest {
+    MountRequest {
         port: search.port,
         mount_address,
         mount_port: search.mount_port,
         reserved_port: search.reserved_port,
-        ..reaching::Options::new(&export.server, address, export.path.as_bytes(), budget)
+        ..MountRequest::new(export.clone(), address, budget)
     }
 }
 

@@ -19,7 +19,7 @@ use podfs_fuse::caller::credentials::ActAs;
 use podfs_fuse::client::ServerClient;
 use podfs_fuse::nfs::options::{NfsAddress, Options, Search};
 use podfs_fuse::protocol::VolumeId;
-use podfs_nfs::mount::{self as reaching, Reached, reach};
+use podfs_nfs::mount::{MountRequest, Reached, reach};
 use podfs_nfs::rpc::Credential;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tracing::{debug, info};
@@ -95,7 +95,7 @@ fn find(options: &Options, search: &Search) -> Option<NfsAddress> {
     };
     others.into_iter().find_map(|address| {
         let question = question(&options.export, address, search, mount_address, budget);
-        match reach(&reaching::Options { credential: credential.clone(), ..question }) {
+        match reach(&MountRequest { credential: credential.clone(), ..question }) {
             Ok(reached) if takes_as_much(&reached, options) => {
                 Some(NfsAddress { nfs: reached.nfs, mountd: reached.mountd })
             }
