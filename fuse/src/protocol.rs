@@ -17,7 +17,7 @@ use super::audit::Subject;
 use crate::live::steps::LiveStep;
 use crate::live::tree::{SavedLiveTree, Slot};
 use crate::nfs;
-use crate::passthrough::{DataPath, Options};
+use crate::passthrough::{DataPath, PassthroughOptions};
 use crate::projection::GenerationName;
 use crate::projection::steps::ProjectionStep;
 use crate::projection::tree::Root;
@@ -63,7 +63,7 @@ pub struct Description {
     /// What the supervisor wants to know of it again.
     pub about: Value,
     /// What it is.
-    pub body: Body,
+    pub body: VolumeBody,
 }
 
 /// What is reported of the requests of a projection.
@@ -78,7 +78,7 @@ pub struct Reporting {
 
 /// What a volume is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Body {
+pub enum VolumeBody {
     /// Generations of files. Their images come with the message, after the volume's other descriptors.
     Projection {
         /// The tree.
@@ -91,12 +91,12 @@ pub enum Body {
     /// that it is among.
     Passthrough {
         /// How it is served.
-        options: Options,
+        options: PassthroughOptions,
     },
     /// An export of an NFS server. The file of its log and its sockets are the last descriptors of the message.
     Nfs {
         /// How it is served.
-        options: Box<nfs::options::Options>,
+        options: Box<nfs::options::ExportOptions>,
     },
     /// Live parts of a projection. Their images come with the message, after the volume's other descriptors.
     Live {
@@ -133,7 +133,7 @@ pub enum ServerRequest {
         /// For the supervisor that adopts it.
         about: Value,
         /// How it is served.
-        options: Options,
+        options: PassthroughOptions,
     },
     /// Serve an NFS export. Device, mount, region, the file of its log and its sockets come with this message.
     Export {
@@ -142,7 +142,7 @@ pub enum ServerRequest {
         /// For the supervisor that adopts it.
         about: Value,
         /// How it is served.
-        options: Box<nfs::options::Options>,
+        options: Box<nfs::options::ExportOptions>,
     },
     /// Serve live parts of a projection, none yet. Device, mount and region come with this message.
     Mirror {

@@ -22,11 +22,11 @@ use crate::manifest::pod::Pod;
 use crate::volume::Volume;
 
 pub use api::{
-    Access, ApiSource, Condition, Contact, Contacts, Plan, PodName, StartError, TokenPolicy, Unreachable, live_pod,
+    Access, ApiPlan, ApiSource, Condition, Contact, Contacts, PodName, StartError, TokenPolicy, Unreachable, live_pod,
 };
 pub(crate) use api::{
-    Conditions, IssuedCredentials, Journal, ObjectReport, ObjectRequest, ObjectTeller, SETTLE, Served, SignerTeller,
-    Task, grown, origin, post as post_events, post_growth, title_of_signer,
+    Conditions, FollowedObject, IssuedCredentials, Journal, ObjectRequest, ObjectTeller, SETTLE, ServedObject,
+    SignerTeller, Task, grown, origin, post as post_events, post_growth, title_of_signer,
 };
 pub use files::{Accepted, FileSource, PodInput, SourceError};
 pub(crate) use files::{Files, IMMUTABLE, Role, Scanned, Sum, SummedFiles};

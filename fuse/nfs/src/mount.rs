@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use crate::address::ExportAddress;
 use crate::error::Error;
 use crate::export::{Export, How, Limits};
-use crate::mountd::{self, Refusal};
+use crate::mountd::{self, MountdError};
 use crate::portmap;
 use crate::rpc::{Connection, Credential, Policy, RpcError};
 use crate::server::{MAX_CONNECTIONS, Servers};
@@ -106,7 +106,7 @@ pub enum MountError {
         /// The export.
         export: ExportAddress,
         /// Why.
-        refusal: Refusal,
+        refusal: MountdError,
     },
     /// The export wants other credentials.
     #[error(
@@ -171,7 +171,7 @@ async fn find(servers: &Servers, request: &MountRequest) -> Result<(Export, Sock
     if !request.export.path.starts_with('/') || request.export.path.len() > mountd::MAX_PATH {
         return Err(MountError::BadPath);
     }
-    let mounting = Mounting { servers, request, end: Instant::now() + request.budget };
+    let mounting = MountAttempt { servers, request, end: Instant::now() + request.budget };
     let (root, mountd) = mounting.root().await?;
     let port = match request.port {
         Some(port) => port,
@@ -197,7 +197,7 @@ async fn find(servers: &Servers, request: &MountRequest) -> Result<(Export, Sock
 
 /// Tells the server's mountd that an export is not used any more. Nothing depends on it, so it waits `budget` at most.
 pub async fn unmount(servers: &Servers, request: &MountRequest, budget: Duration) {
-    let mounting = Mounting { servers, request, end: Instant::now() + budget };
+    let mounting = MountAttempt { servers, request, end: Instant::now() + budget };
     let told = async {
         let Ok((connection, _)) = mounting.mountd().await else { return };
         let _ =
@@ -207,13 +207,13 @@ pub async fn unmount(servers: &Servers, request: &MountRequest, budget: Duration
 }
 
 /// A mount in progress.
-struct Mounting<'a> {
+struct MountAttempt<'a> {
     servers: &'a Servers,
     request: &'a MountRequest,
     end: Instant,
 }
 
-impl Mounting<'_> {
+impl MountAttempt<'_> {
     /// For what is left of the budget.
     fn policy(&self) -> Policy {
         Policy::within(self.end.saturating_duration_since(Instant::now()))
@@ -226,7 +226,7 @@ impl Mounting<'_> {
         let mounted =
             mountd::mount(&connection, request.export.path.as_bytes(), &request.credential, self.policy()).await;
         let mounted = mounted.map_err(|refusal| match refusal {
-            Refusal::Rpc(failure) if !matches!(failure, RpcError::Denied(_)) => {
+            MountdError::Rpc(failure) if !matches!(failure, RpcError::Denied(_)) => {
                 let why = connection.peer().health().last_error;
                 self.unreachable("the mountd", address, why.filter(|_| is_silence(failure)), failure)
             }

@@ -108,7 +108,7 @@ impl AskCommand {
                 match output {
                     AskOutput::Table => print(&table::mounted(&volumes)),
                     AskOutput::Json => {
-                        print(&json(&Volumes { volumes: volumes.iter().map(AgentVolume::of).collect() })?)
+                        print(&json(&AgentVolumes { volumes: volumes.iter().map(AgentVolume::of).collect() })?)
                     }
                 }
             }
@@ -184,7 +184,7 @@ impl<'a> DaemonReport<'a> {
 }
 
 #[derive(Serialize)]
-struct Volumes<'a> {
+struct AgentVolumes<'a> {
     volumes: Vec<AgentVolume<'a>>,
 }
 

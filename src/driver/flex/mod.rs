@@ -18,7 +18,7 @@ use tracing::info;
 
 use super::home::make_directory;
 use super::{DriverError, DriverHome, DriverRecord, Drivers, LeaveError, NodeMount, UnmountError};
-use crate::host::{Source, fs_group};
+use crate::host::{HostSource, fs_group};
 use crate::manifest::objects::{Secret, Values};
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::Flex;
@@ -52,7 +52,7 @@ impl FlexMount<'_> {
     ///
     /// # Errors
     /// What went wrong. The home's record says what may have been done.
-    pub fn set_up(&self, home: &DriverHome) -> Result<Source, DriverError> {
+    pub fn set_up(&self, home: &DriverHome) -> Result<HostSource, DriverError> {
         let program = self.program()?;
         let capabilities = init(&program)?;
         let node_name = self.node_name();
@@ -110,7 +110,7 @@ impl FlexMount<'_> {
             }
         }
         let path = if record.published { target } else { shown.unwrap_or(target) };
-        let source = Source::of_driver(&path)?;
+        let source = HostSource::of_driver(&path)?;
         if let (Some(group), true, false) = (self.facts.fs_group, capabilities.fs_group, self.read_only) {
             fs_group::give(&source, group, self.facts.fs_group_policy, self.volume)?;
         }

@@ -20,7 +20,7 @@ use rustix::mount::{
 use tracing::warn;
 
 use super::BlockDevice;
-use super::options::Options;
+use super::options::DeviceMountOptions;
 use crate::host::HostError;
 use crate::host::global_mount::Held;
 
@@ -35,7 +35,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub(super) fn mount(
     device: &BlockDevice,
     kind: &str,
-    options: &Options,
+    options: &DeviceMountOptions,
     read_only: bool,
     place: &Path,
 ) -> Result<(), HostError> {
@@ -46,7 +46,7 @@ pub(super) fn mount(
         .map_err(|errno| failed(errno.into()))
 }
 
-fn make(device: &BlockDevice, kind: &str, options: &Options, read_only: bool) -> Result<OwnedFd, HostError> {
+fn make(device: &BlockDevice, kind: &str, options: &DeviceMountOptions, read_only: bool) -> Result<OwnedFd, HostError> {
     let path = device.path();
     let refused = |problem: String| HostError::Refused(format!("cannot mount {}: {problem}", path.display()));
     let failed = |errno: Errno| HostError::failed(format!("cannot mount {}", path.display()), errno);

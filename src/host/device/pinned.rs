@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, fstat, major, minor, stat};
 
-use crate::host::{FileKind, HostError, Source};
+use crate::host::{FileKind, HostError, HostSource};
 
 /// A block device that is held open for reading.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ impl BlockDevice {
     ///
     /// # Errors
     /// When it is no block device, is gone, or its path leads to another device by now.
-    pub fn open(source: &Source) -> Result<BlockDevice, HostError> {
+    pub fn open(source: &HostSource) -> Result<BlockDevice, HostError> {
         let unusable = |path: &Path| format!("block device {} cannot be used", path.display());
         let refused = |path: &Path, cause: &str| HostError::Refused(format!("{}: {cause}", unusable(path)));
         let failed = |path: &Path, cause: io::Error| HostError::failed(unusable(path), cause);

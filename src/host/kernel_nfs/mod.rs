@@ -26,8 +26,8 @@ use podfs_nfs::ExportAddress;
 use rustix::mount::{FsOpenFlags, fsopen};
 use serde::{Deserialize, Serialize};
 
-use super::{HostError, Source};
-use crate::volume::nfs_options::Version;
+use super::{HostError, HostSource};
+use crate::volume::nfs_options::NfsVersion;
 use crate::volume::{Nfs, NfsOptions};
 
 /// The subcommand that mounts, for the process that is started.
@@ -69,11 +69,11 @@ impl KernelMount {
     /// The export of a volume.
     pub fn new(source: &Nfs, options: &NfsOptions, read_only: bool) -> Self {
         let versions: &[&str] = match options.version {
-            Some(Version::V3) => &["3"],
-            Some(Version::V4(Some(0))) => &["4.0"],
-            Some(Version::V4(Some(1))) => &["4.1"],
-            Some(Version::V4(Some(_))) => &["4.2"],
-            Some(Version::V4(None)) => &["4.2", "4.1", "4.0"],
+            Some(NfsVersion::V3) => &["3"],
+            Some(NfsVersion::V4(Some(0))) => &["4.0"],
+            Some(NfsVersion::V4(Some(1))) => &["4.1"],
+            Some(NfsVersion::V4(Some(_))) => &["4.2"],
+            Some(NfsVersion::V4(None)) => &["4.2", "4.1", "4.0"],
             None => &["4.2", "4.1", "4.0", "3"],
         };
         Self {
@@ -148,17 +148,17 @@ pub enum KernelNfsError {
 ///
 /// # Errors
 /// One sentence, after `DEADLINE` at the latest.
-pub fn mount(export: &KernelMount) -> Result<Source, HostError> {
+pub fn mount(export: &KernelMount) -> Result<HostSource, HostError> {
     mount_within(export, DEADLINE)
 }
 
-fn mount_within(export: &KernelMount, deadline: Duration) -> Result<Source, HostError> {
+fn mount_within(export: &KernelMount, deadline: Duration) -> Result<HostSource, HostError> {
     let failed = |cause| HostError::KernelNfs { address: export.address.clone(), cause };
     let no_process = |cause: io::Error| failed(KernelNfsError::NoProcess(cause));
     let (ours, theirs) = UnixStream::pair().map_err(no_process)?;
     let mut command = Command::new("/proc/self/exe");
     command.arg0("podfs").arg(SUBCOMMAND).stdin(OwnedFd::from(theirs));
-    let child = command.spawn().map(Mounting).map_err(no_process)?;
+    let child = command.spawn().map(MountProcess).map_err(no_process)?;
     // Its end is now the only one.
     drop(command);
     ours.set_read_timeout(Some(deadline)).map_err(no_process)?;
@@ -169,7 +169,7 @@ fn mount_within(export: &KernelMount, deadline: Duration) -> Result<Source, Host
     match answer {
         Ok(Some((Ok(()), mut descriptors))) => {
             let descriptor = descriptors.pop().ok_or_else(|| failed(KernelNfsError::Lost))?;
-            Source::of(descriptor).map_err(|errno| failed(KernelNfsError::Mounted(errno.into())))
+            HostSource::of(descriptor).map_err(|errno| failed(KernelNfsError::Mounted(errno.into())))
         }
         Ok(Some((Err(sentence), _))) => Err(failed(KernelNfsError::Refused(sentence))),
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
@@ -185,9 +185,9 @@ fn mount_within(export: &KernelMount, deadline: Duration) -> Result<Source, Host
 }
 
 /// The process that mounts. When this is dropped, it is killed, and forgotten once it has ended.
-struct Mounting(Child);
+struct MountProcess(Child);
 
-impl Drop for Mounting {
+impl Drop for MountProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         if matches!(self.0.try_wait(), Ok(Some(_))) {

@@ -38,7 +38,7 @@ use crate::volume::{Volume, VolumeSource};
 const HOSTS: &str = "/etc/hosts";
 
 /// The errands of a supervisor.
-pub(super) struct Containers {
+pub(super) struct ContainerErrands {
     /// The pod as its source describes it now; none of a volume that is served without its pod.
     pub(super) pod: Option<Arc<Pod>>,
     pub(super) site: Site,
@@ -130,7 +130,7 @@ pub(super) struct Filed {
     answer: ControlAnswer,
 }
 
-impl Containers {
+impl ContainerErrands {
     pub(super) fn new(
         pod: Option<Arc<Pod>>,
         site: Site,
