@@ -26,7 +26,7 @@ pub use api::{
 };
 pub(crate) use api::{
     Conditions, FollowedObject, IssuedCredentials, Journal, ObjectRequest, ObjectTeller, SETTLE, ServedObject,
-    SignerTeller, Task, grown, origin, post as post_events, post_growth, title_of_signer,
+    SignerTeller, Task, grown, origin, post as post_events, post_growth, post_read_only, title_of_signer,
 };
 pub use files::{Accepted, FileSource, PodInput, SourceError};
 pub(crate) use files::{Files, IMMUTABLE, Role, Scanned, Sum, SummedFiles};

@@ -48,7 +48,7 @@ pub use crate::kube::settings::Access;
 pub(crate) use bundles::{SignerTeller, title_of_signer};
 pub(crate) use complaints::{Journal, SETTLE};
 pub use contacts::{Contact, Contacts, Unreachable};
-pub(crate) use events::{Conditions, grown, post, post_growth};
+pub(crate) use events::{Conditions, grown, post, post_growth, post_read_only};
 pub use live::live_pod;
 pub use notices::Condition;
 pub(crate) use question::ObjectRequest;
