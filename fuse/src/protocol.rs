@@ -17,7 +17,7 @@ use super::audit::Subject;
 use crate::live::steps::LiveStep;
 use crate::live::tree::{SavedLiveTree, Slot};
 use crate::nfs;
-use crate::passthrough::{DataPath, Options};
+use crate::passthrough::{DataPath, PassthroughOptions};
 use crate::projection::GenerationName;
 use crate::projection::steps::ProjectionStep;
 use crate::projection::tree::Root;
@@ -63,7 +63,7 @@ pub struct Description {
     /// What the supervisor wants to know of it again.
     pub about: Value,
     /// What it is.
-    pub body: Body,
+    pub body: VolumeBody,
 }
 
 /// What is reported of the requests of a projection.
@@ -78,7 +78,7 @@ pub struct Reporting {
 
 /// What a volume is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Body {
+pub enum VolumeBody {
     /// Generations of files. Their images come with the message, after the volume's other descriptors.
     Projection {
         /// The tree.
@@ -91,12 +91,12 @@ pub enum Body {
     /// that it is among.
     Passthrough {
         /// How it is served.
-        options: Options,
+        options: PassthroughOptions,
     },
     /// An export of an NFS server. The file of its log and its sockets are the last descriptors of the message.
     Nfs {
         /// How it is served.
-        options: Box<nfs::options::Options>,
+        options: Box<nfs::options::ExportOptions>,
     },
     /// Live parts of a projection. Their images come with the message, after the volume's other descriptors.
     Live {
@@ -133,7 +133,7 @@ pub enum ServerRequest {
         /// For the supervisor that adopts it.
         about: Value,
         /// How it is served.
-        options: Options,
+        options: PassthroughOptions,
     },
     /// Serve an NFS export. Device, mount, region, the file of its log and its sockets come with this message.
     Export {
@@ -142,7 +142,7 @@ pub enum ServerRequest {
         /// For the supervisor that adopts it.
         about: Value,
         /// How it is served.
-        options: Box<nfs::options::Options>,
+        options: Box<nfs::options::ExportOptions>,
     },
     /// Serve live parts of a projection, none yet. Device, mount and region come with this message.
     Mirror {
@@ -401,17 +401,37 @@ pub(super) fn receive_descriptors(socket: &impl AsFd, buffer: &mut [u8]) -> io::
     }
 }
 
-/// Whether two processes can talk, or why not.
+/// Why a supervisor and a server do not work together.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum GreetingError {
+    /// Their messages differ.
+    #[error("podfs {theirs} speaks another protocol than podfs {ours}")]
+    Protocol {
+        /// The version of this program.
+        ours: String,
+        /// The version of the other one.
+        theirs: String,
+    },
+    /// They serve different pods.
+    #[error("it serves pod {ours:?}, not {theirs:?}")]
+    Pod {
+        /// The pod of this process.
+        ours: String,
+        /// The pod of the other one.
+        theirs: String,
+    },
+}
+
+/// Whether two processes can talk.
 ///
 /// # Errors
-/// A sentence for people.
-pub(crate) fn check(ours: &Greeting, theirs: &Greeting) -> Result<(), String> {
+/// Why not.
+pub(crate) fn check(ours: &Greeting, theirs: &Greeting) -> Result<(), GreetingError> {
     if ours.protocol != theirs.protocol {
-        let (ours, theirs) = (&ours.program, &theirs.program);
-        return Err(format!("podfs {theirs} speaks another protocol than podfs {ours}"));
+        return Err(GreetingError::Protocol { ours: ours.program.clone(), theirs: theirs.program.clone() });
     }
     if ours.pod != theirs.pod {
-        return Err(format!("it serves pod {:?}, not {:?}", ours.pod, theirs.pod));
+        return Err(GreetingError::Pod { ours: ours.pod.clone(), theirs: theirs.pod.clone() });
     }
     Ok(())
 }

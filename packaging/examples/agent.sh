@@ -77,7 +77,7 @@ start_pod() {
   podfs node wait "$pod" --timeout $seconds 2>"$work/$name.trouble" &
   waiting=$!
   wait $waiting ||
-    { fail "pod $pod: $(sed 's/^podfs: //' "$work/$name.trouble")"; return 1; }
+    { fail "pod $pod: $(tail -n 1 "$work/$name.trouble" | sed 's/^podfs: //')"; return 1; }
   podfs node volumes "$pod" --output json | jq -r '.volumes[] | "\(.name)\t\(.path)"' >"$work/$name.volumes"
   say "pod $pod has the volumes $(cut -f 1 "$work/$name.volumes" | paste -sd , | sed 's/,/, /g')"
   mkdir "$work/$name.root"

@@ -30,7 +30,7 @@ use crate::manifest::pod::PodUid;
 use crate::supervisor::control::{call, peer};
 use crate::supervisor::run_dir::bounds::{Bounds, OUTSIDE, is_there};
 use crate::supervisor::run_dir::cgroup;
-use crate::supervisor::run_dir::claim::{CONTROL, COUNTS, Claim, ClaimError, ClaimRecord, DISKS, LOCK, SERVER};
+use crate::supervisor::run_dir::claim::{CONTROL, COUNTS, ClaimError, ClaimRecord, DISKS, LOCK, PodClaim, SERVER};
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::server::kill_server;
 
@@ -146,7 +146,7 @@ impl<'a> Cleanup<'a> {
 
     /// Gives whether the next podfs of the pod needs none of the run files.
     fn pod(&mut self, directory: &Path, bounds: &Bounds, before: ClaimRecord) -> bool {
-        let (claim, mut record) = match Claim::take_leftovers(directory) {
+        let (claim, mut record) = match PodClaim::take_leftovers(directory) {
             Ok(claimed) => claimed,
             Err(ClaimError::Lock { cause, .. }) if cause.kind() == ErrorKind::NotFound => return true,
             Err(error) => {
@@ -295,7 +295,7 @@ impl<'a> Cleanup<'a> {
     }
 
     /// The lock file, the sockets beside it, and the directories that were made for them.
-    fn run_files(&mut self, directory: &Path, claim: Claim, record: &ClaimRecord) {
+    fn run_files(&mut self, directory: &Path, claim: PodClaim, record: &ClaimRecord) {
         let mut run: Vec<_> = record.run.iter().filter(|made| made.exists()).cloned().collect();
         if !run.iter().any(|made| made == directory) {
             run.push(directory.to_owned());

@@ -81,7 +81,7 @@ fn pick<'a>(pods: &'a [PathBuf], next: &AtomicUsize) -> Option<(usize, &'a Path)
 fn look(directory: &Path) -> Option<PodStatus> {
     let status = ask(directory, &ControlQuestion::Status, |answer| match answer {
         ControlAnswer::Status(status) if status.uid == uid(directory) => Ok(*status),
-        ControlAnswer::Status(status) => Err(of_another_pod(&status.title())),
+        ControlAnswer::Status(status) => Err(AnswerError::OtherPod(status.title())),
         other => Err(why_none(other)),
     });
     status.map(|status| status.unwrap_or_else(|instead| *instead))
@@ -91,21 +91,27 @@ fn read(directory: &Path) -> Option<Result<Reading, Box<PodStatus>>> {
     ask(directory, &ControlQuestion::Metrics, |answer| match answer {
         ControlAnswer::Metrics(reading) => match reading.pod.as_ref().map(|pod| pod.uid.as_str()) {
             Some(pod) if pod == uid(directory) => Ok(*reading),
-            other => Err(of_another_pod(other.unwrap_or_default())),
+            other => Err(AnswerError::OtherPod(other.unwrap_or_default().to_owned())),
         },
         other => Err(why_none(other)),
     })
 }
 
-fn of_another_pod(pod: &str) -> String {
-    format!("its control socket answers for another pod, {pod}")
+/// Why an answer is none to what was asked.
+#[derive(Debug, thiserror::Error)]
+enum AnswerError {
+    #[error("its control socket answers for another pod, {0}")]
+    OtherPod(String),
+    #[error("{0}")]
+    Refused(String),
+    #[error("the answer is one to another question")]
+    OtherQuestion,
 }
 
-/// Why an answer is none to what was asked.
-fn why_none(answer: ControlAnswer) -> String {
+fn why_none(answer: ControlAnswer) -> AnswerError {
     match answer {
-        ControlAnswer::Refused(reason) | ControlAnswer::Busy(reason) => reason,
-        _ => "the answer is one to another question".to_owned(),
+        ControlAnswer::Refused(reason) | ControlAnswer::Busy(reason) => AnswerError::Refused(reason),
+        _ => AnswerError::OtherQuestion,
     }
 }
 
@@ -114,13 +120,13 @@ fn why_none(answer: ControlAnswer) -> String {
 fn ask<T>(
     directory: &Path,
     question: &ControlQuestion,
-    take: impl FnOnce(ControlAnswer) -> Result<T, String>,
+    take: impl FnOnce(ControlAnswer) -> Result<T, AnswerError>,
 ) -> Option<Result<T, Box<PodStatus>>> {
     let record = ClaimRecord::read(directory)?;
     let status = match control::ask(directory, question, None) {
         Ok(answer) => match take(answer) {
             Ok(taken) => return Some(Ok(taken)),
-            Err(reason) => not_answering(directory, None, reason),
+            Err(error) => not_answering(directory, None, error.to_string()),
         },
         Err(AskError::NobodyListens(_)) => nobody_listens(directory, &record),
         Err(error) => {

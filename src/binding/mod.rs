@@ -17,7 +17,9 @@ use crate::manifest::objects::{
     ClaimKey, Controller, ObjectKind, Objects, PersistentSource, PersistentVolume, PersistentVolumeClaim, VolumeMode,
 };
 use crate::manifest::pod::{PodFacts, PodIdentity};
+use crate::types::InvalidField;
 use crate::volume::migration::instead_of;
+use crate::volume::nfs_options::NfsOptionsError;
 use crate::volume::{Claim, ClaimReference, ClaimUsage, Csi, Flex, HostPath, Nfs, NfsOptions};
 
 /// What a claim came to.
@@ -95,7 +97,8 @@ pub enum BindingError {
         /// The claim's name.
         name: String,
         /// What is wrong.
-        problem: String,
+        #[source]
+        problem: ClaimProblem,
     },
     /// A claim that has the name of an ephemeral volume's but was made for something else (PV-02).
     #[error("PVC {namespace}/{claim} was not created for pod {namespace}/{pod} (pod is not owner)")]
@@ -128,7 +131,8 @@ pub enum BindingError {
         /// Its name.
         name: String,
         /// Why not.
-        problem: String,
+        #[source]
+        problem: VolumeProblem,
     },
     /// Whether the PersistentVolume can be used on this node is not known.
     #[error("error obtaining node labels: {0}")]
@@ -136,6 +140,77 @@ pub enum BindingError {
     /// The PersistentVolume cannot be used on this node (LP-04).
     #[error("MountVolume.NodeAffinity check failed for volume {0:?} : no matching NodeSelectorTerms")]
     NodeAffinity(String),
+}
+
+/// Why a claim is not bound to a PersistentVolume that knows of it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClaimProblem {
+    /// There is no claim, for this reason.
+    #[error("failed to fetch PVC from API server: {0}")]
+    Missing(String),
+    /// The claim waits for nothing but its deletion.
+    #[error("PVC is being deleted")]
+    Deleting,
+    /// The claim is bound, and says not to what.
+    #[error("PVC has empty pvc.Spec.VolumeName")]
+    NoVolumeName,
+    /// No PersistentVolume was found for the claim yet.
+    #[error("PVC is not bound")]
+    Unbound,
+    /// There is no PersistentVolume of the name, for this reason.
+    #[error("failed to fetch PV {name} from API server: {reason}")]
+    NoVolume {
+        /// The name.
+        name: String,
+        /// The reason.
+        reason: String,
+    },
+    /// The PersistentVolume is for no claim.
+    #[error("found PV object {0} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim")]
+    Free(String),
+    /// The PersistentVolume is for an earlier claim of the name.
+    #[error("found PV object {name} but its pv.Spec.ClaimRef.UID {theirs} does not point to claim.UID {own}")]
+    OtherUid {
+        /// The PersistentVolume.
+        name: String,
+        /// The uid that it names.
+        theirs: String,
+        /// The claim's.
+        own: String,
+    },
+    /// The PersistentVolume is for a claim of another name.
+    #[error("found PV object {name} but its pv.Spec.ClaimRef {claim} does not point to the claim")]
+    OtherClaim {
+        /// The PersistentVolume.
+        name: String,
+        /// Namespace and name of that claim.
+        claim: String,
+    },
+}
+
+/// Why podfs cannot serve a PersistentVolume.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VolumeProblem {
+    /// Its name is no name of a directory.
+    #[error("cannot name a directory; rename it")]
+    Name,
+    /// A field of its source.
+    #[error("cannot be used: {0}")]
+    Invalid(#[from] InvalidField),
+    /// Its mount options.
+    #[error("cannot be used: {0}")]
+    MountOptions(#[from] NfsOptionsError),
+    /// A source that is not mounted.
+    #[error("cannot be used: mount options are not supported for this volume type")]
+    NoMountOptions,
+    /// Its source has this kind, and what to do.
+    #[error("is of kind {kind}; {instead}")]
+    Kind {
+        /// The kind.
+        kind: String,
+        /// What to do.
+        instead: &'static str,
+    },
 }
 
 /// Finds the PersistentVolume behind the volume `volume` of a pod.
@@ -150,14 +225,17 @@ pub fn resolve(
     objects: &Objects,
 ) -> Result<Bound, BindingError> {
     let key = ClaimKey { namespace: pod.namespace.clone(), name: claim.reference.name(&pod.name, volume), uid: None };
-    let failed =
-        |problem: String| BindingError::Claim { namespace: key.namespace.clone(), name: key.name.clone(), problem };
+    let failed = |problem: ClaimProblem| BindingError::Claim {
+        namespace: key.namespace.clone(),
+        name: key.name.clone(),
+        problem,
+    };
     let found = objects.claim(&key.namespace, &key.name).ok_or_else(|| {
         let reason = match objects.why_absent(ObjectKind::PersistentVolumeClaim, &key.namespace, &key.name) {
             Some(reason) => reason.to_owned(),
             None => format!("persistentvolumeclaims {:?} not found", key.name),
         };
-        failed(format!("failed to fetch PVC from API server: {reason}"))
+        failed(ClaimProblem::Missing(reason))
     })?;
     if claim.reference == ClaimReference::OfPod && !found.controller.as_ref().is_some_and(|owner| owns(owner, pod)) {
         return Err(BindingError::NotOwner { namespace: key.namespace, claim: key.name, pod: pod.name.clone() });
@@ -168,13 +246,13 @@ pub fn resolve(
             Some(reason) => reason.to_owned(),
             None => format!("persistentvolumes {name:?} not found"),
         };
-        failed(format!("failed to fetch PV {name} from API server: {reason}"))
+        failed(ClaimProblem::NoVolume { name: name.to_owned(), reason })
     })?;
     check_back_reference(name, persistent.claim.as_ref(), &key, found).map_err(failed)?;
     check_mode(volume, persistent.mode, claim.usage)?;
-    let unsupported = |problem: String| BindingError::Unsupported { name: name.to_owned(), problem };
+    let unsupported = |problem: VolumeProblem| BindingError::Unsupported { name: name.to_owned(), problem };
     if !is_path_element(name) {
-        return Err(unsupported("cannot name a directory; rename it".to_owned()));
+        return Err(unsupported(VolumeProblem::Name));
     }
     let (source, read_only) = source(persistent).map_err(unsupported)?;
     let node = objects.node(facts.node_name.as_deref());
@@ -205,14 +283,14 @@ pub fn resolve(
 }
 
 /// The PersistentVolume a claim names. A claim that is being deleted is as good as gone, unless it waits for pods.
-fn volume_name(claim: &PersistentVolumeClaim) -> Result<&str, String> {
+fn volume_name(claim: &PersistentVolumeClaim) -> Result<&str, ClaimProblem> {
     if claim.deleting && !claim.protected {
-        return Err("PVC is being deleted".to_owned());
+        return Err(ClaimProblem::Deleting);
     }
     match (claim.phase.as_deref(), &claim.volume) {
         (Some("Bound") | None, Some(name)) => Ok(name),
-        (Some("Bound"), None) => Err("PVC has empty pvc.Spec.VolumeName".to_owned()),
-        _ => Err("PVC is not bound".to_owned()),
+        (Some("Bound"), None) => Err(ClaimProblem::NoVolumeName),
+        _ => Err(ClaimProblem::Unbound),
     }
 }
 
@@ -221,22 +299,19 @@ fn check_back_reference(
     reference: Option<&ClaimKey>,
     key: &ClaimKey,
     claim: &PersistentVolumeClaim,
-) -> Result<(), String> {
-    let Some(reference) = reference else {
-        return Err(format!(
-            "found PV object {name} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim"
-        ));
-    };
+) -> Result<(), ClaimProblem> {
+    let Some(reference) = reference else { return Err(ClaimProblem::Free(name.to_owned())) };
     match (&reference.uid, &claim.uid) {
         (Some(theirs), Some(own)) if theirs == own => Ok(()),
-        (Some(theirs), Some(own)) => Err(format!(
-            "found PV object {name} but its pv.Spec.ClaimRef.UID {theirs} does not point to claim.UID {own}"
-        )),
+        (Some(theirs), Some(own)) => {
+            let (name, theirs, own) = (name.to_owned(), theirs.clone(), own.clone());
+            Err(ClaimProblem::OtherUid { name, theirs, own })
+        }
         _ if (&reference.namespace, &reference.name) == (&key.namespace, &key.name) => Ok(()),
-        _ => Err(format!(
-            "found PV object {name} but its pv.Spec.ClaimRef {}/{} does not point to the claim",
-            reference.namespace, reference.name
-        )),
+        _ => {
+            let claim = format!("{}/{}", reference.namespace, reference.name);
+            Err(ClaimProblem::OtherClaim { name: name.to_owned(), claim })
+        }
     }
 }
 
@@ -265,9 +340,8 @@ fn is_path_element(name: &str) -> bool {
 }
 
 /// Where a PersistentVolume is, and whether the options of its mount make it read-only.
-fn source(persistent: &PersistentVolume) -> Result<(BoundSource, bool), String> {
+fn source(persistent: &PersistentVolume) -> Result<(BoundSource, bool), VolumeProblem> {
     let options = &persistent.mount_options;
-    let unusable = |error: &dyn std::fmt::Display| format!("cannot be used: {error}");
     match &persistent.source {
         PersistentSource::Local { path, fs_type } => {
             let local = Local {
@@ -279,38 +353,38 @@ fn source(persistent: &PersistentVolume) -> Result<(BoundSource, bool), String> 
             Ok((BoundSource::Local(local), read_only))
         }
         PersistentSource::HostPath(source) => {
-            let source = source.clone().map_err(|error| unusable(&error))?;
+            let source = source.clone()?;
             match options.iter().all(|option| option.is_empty()) {
                 true => Ok((BoundSource::HostPath(source), false)),
-                false => Err(unusable(&"mount options are not supported for this volume type")),
+                false => Err(VolumeProblem::NoMountOptions),
             }
         }
         // Its own `readOnly` does not count (NF-03).
         PersistentSource::Nfs(source) => {
-            let source = source.clone().map_err(|error| unusable(&error))?;
-            let parsed = NfsOptions::parse(options.iter().map(String::as_str)).map_err(|error| unusable(&error))?;
+            let source = source.clone()?;
+            let parsed = NfsOptions::parse(options.iter().map(String::as_str))?;
             let read_only = parsed.read_only;
             Ok((BoundSource::Nfs(source, Box::new(parsed)), read_only))
         }
         PersistentSource::Flex(source) => {
-            let source = source.clone().map_err(|error| unusable(&error))?;
+            let source = source.clone()?;
             match options.iter().all(|option| option.is_empty()) {
                 true => {
                     let read_only = source.read_only;
                     Ok((BoundSource::Flex(source), read_only))
                 }
-                false => Err(unusable(&"mount options are not supported for this volume type")),
+                false => Err(VolumeProblem::NoMountOptions),
             }
         }
         PersistentSource::Csi(source) => {
-            let source = source.clone().map_err(|error| unusable(&error))?;
+            let source = source.clone()?;
             // The driver gets the mount options.
             let read_only = source.read_only;
             Ok((BoundSource::Csi(source), read_only))
         }
         PersistentSource::Other(word) => {
             let instead = instead_of(word).unwrap_or("supported are hostPath, local and nfs");
-            Err(format!("is of kind {word}; {instead}"))
+            Err(VolumeProblem::Kind { kind: word.clone(), instead })
         }
     }
 }

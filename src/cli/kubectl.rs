@@ -33,15 +33,20 @@ pub(super) fn words() -> Vec<OsString> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PodReference(pub(super) String);
 
-impl FromStr for PodReference {
-    type Err = String;
+/// A text is no pod as kubectl calls it.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("give pod/NAME; a workload is shown from its manifest, with --pod")]
+pub(super) struct NoPodReference;
 
-    fn from_str(text: &str) -> Result<PodReference, String> {
+impl FromStr for PodReference {
+    type Err = NoPodReference;
+
+    fn from_str(text: &str) -> Result<PodReference, NoPodReference> {
         match text.split_once('/') {
             Some(("pod" | "pods" | "po", name)) if !name.is_empty() && !name.contains('/') => {
                 Ok(PodReference(name.to_owned()))
             }
-            _ => Err("give pod/NAME; a workload is shown from its manifest, with --pod".to_owned()),
+            _ => Err(NoPodReference),
         }
     }
 }

@@ -17,11 +17,11 @@ use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::source::PodName;
 use crate::supervisor::program::machine::check_machine;
 use crate::supervisor::program::options::{FLEX_VOLUMES, GenerationOptions, TransportOptions};
-use crate::supervisor::run_dir::claim::Inheritance;
+use crate::supervisor::run_dir::claim::ClaimLeftovers;
 use crate::supervisor::run_dir::site::Site;
-use crate::supervisor::status::report::{Audience, Report, Subject};
+use crate::supervisor::status::report::{Audience, Report, ReportScope};
 use crate::supervisor::{self, Assignment};
-use crate::volume::{Claim, ClaimReference, Containers, Fields, Projection, SubPathMode, Volume, VolumeSource};
+use crate::volume::{Claim, ClaimReference, Fields, Projection, SubPathMode, Volume, VolumeSource, VolumeUses};
 
 /// Mount a single core/v1 Volume at DIR until Ctrl-C.
 ///
@@ -115,14 +115,14 @@ impl Mount {
         }
         volume.preferences.audit |= self.audit;
         let volumes = vec![volume];
-        let report = Report::new(Subject::Volume, identity.clone(), &volumes, Audience::People, None);
+        let report = Report::new(ReportScope::Volume, identity.clone(), &volumes, Audience::People, None);
         let assignment = Assignment {
             identity,
             facts,
             volumes: volumes.clone(),
             site: Site::Exactly(self.directory),
             claim: None,
-            inheritance: Inheritance::default(),
+            inheritance: ClaimLeftovers::default(),
             server_program,
             flex_volumes: FLEX_VOLUMES.into(),
             trace: self.trace,
@@ -220,7 +220,7 @@ fn read_volume(path: &Path) -> Result<Volume, Failure> {
     let fields = Fields::of(&parse_bare(path, &bytes)?);
     let volume: core::Volume = parse_bare(path, &bytes)?;
     let invalid = |sentence: String| Failure::input(anyhow!("{}: {sentence}", path.display()));
-    let volume = Volume::parse(&volume, &fields, &Containers::default()).map_err(|error| invalid(error.to_string()))?;
+    let volume = Volume::parse(&volume, &fields, &VolumeUses::default()).map_err(|error| invalid(error.to_string()))?;
     match volume.unsupported_reason() {
         // There is no other volume that could be served.
         Some(reason) => Err(invalid(format!("volume {:?}: {reason}", volume.name.as_str()))),

@@ -10,7 +10,9 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::stdio::dup2_stdin;
 
 use super::exit::Failure;
-use crate::source::{Accepted, Access, ApiSource, FileSource, Plan, PodInput, PodName, Snapshot, Source, TokenPolicy};
+use crate::source::{
+    Accepted, Access, ApiPlan, ApiSource, FileSource, PodInput, PodName, Snapshot, Source, TokenPolicy,
+};
 use crate::volume::Volume;
 
 /// Where objects come from: files, an API server, or both.
@@ -67,7 +69,7 @@ impl SourceOptions {
             return Ok((Source::Files(files), snapshot));
         };
         let has_files = pod.is_some() || !self.objects.is_empty();
-        let plan = Plan {
+        let plan = ApiPlan {
             access,
             pod: pod_name.cloned(),
             node: self.node_name.clone(),

@@ -96,10 +96,10 @@ pub(super) fn pods(run_directory: &Path) -> Result<Vec<PathBuf>, Failure> {
 
 fn json(pods: &[PodStatus]) -> Result<String, Failure> {
     #[derive(Serialize)]
-    struct Document<'a> {
+    struct StatusDocument<'a> {
         pods: &'a [PodStatus],
     }
-    let text = serde_json::to_string_pretty(&Document { pods }).map_err(Failure::general)?;
+    let text = serde_json::to_string_pretty(&StatusDocument { pods }).map_err(Failure::general)?;
     Ok(text + "\n")
 }
 

@@ -20,8 +20,8 @@ use super::status::print;
 use crate::render::model::{RenderedContent, Rendering};
 use crate::source::{Snapshot, Source};
 use crate::supervisor::run::signals::StopSignals;
-use crate::view::entries::{Reader, Volumes};
-use crate::view::{Audience, View as Mounted};
+use crate::view::entries::{Reader, ViewVolumes};
+use crate::view::{Audience, MountedView};
 
 /// How long a reason for which a volume waits may last before podfs reports it: an API server may still be answering.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -79,9 +79,9 @@ impl View {
         let mut signals = StopSignals::listen().context("cannot listen to signals").map_err(Failure::general)?;
         let reader = Reader::new(self.reveal);
         let mut told = ViewReports::default();
-        let volumes = told.take(&reader, &snapshot, &Volumes::default())?;
+        let volumes = told.take(&reader, &snapshot, &ViewVolumes::default())?;
         let audience = if self.allow_other { Audience::Everyone } else { Audience::Owner };
-        let mut view = Mounted::mount(&self.directory, audience, volumes)?;
+        let mut view = MountedView::mount(&self.directory, audience, volumes)?;
         say(&format!("{} is at {}; Ctrl-C ends this", told.title, view.path().display()));
         let shows_changes = io::stdout().is_terminal();
         loop {
@@ -119,7 +119,7 @@ struct ViewReports {
 
 impl ViewReports {
     /// What a snapshot shows. A volume that would wait stays as it is.
-    fn take(&mut self, reader: &Reader, snapshot: &Snapshot, before: &Volumes) -> Result<Volumes, Failure> {
+    fn take(&mut self, reader: &Reader, snapshot: &Snapshot, before: &ViewVolumes) -> Result<ViewVolumes, Failure> {
         let pod = snapshot.pod.as_ref().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
         let view = view_of(pod, snapshot);
         let rendering = Rendering::of_volumes(&view, &pod.volumes, &pod.images);

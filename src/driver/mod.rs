@@ -21,8 +21,11 @@ pub mod flex;
 mod home;
 mod node_mount;
 
+use std::error::Error;
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 pub use home::{DriverHome, DriverRecord};
 pub use node_mount::NodeMount;
@@ -41,8 +44,7 @@ pub struct Drivers {
 }
 
 /// Why a driver did not do what it was called for.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{sentence}")]
+#[derive(Clone, Debug)]
 pub struct DriverError {
     /// What went wrong, and what to do.
     pub sentence: String,
@@ -50,28 +52,48 @@ pub struct DriverError {
     pub is_uncertain: bool,
     /// Whether the driver cannot do it with these arguments at any time.
     pub is_infeasible: bool,
+    /// The error that the sentence is about, if it is not the driver's.
+    cause: Option<Arc<dyn Error + Send + Sync>>,
+}
+
+impl fmt::Display for DriverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.sentence)
+    }
+}
+
+/// Gives the cause itself, and not its `Arc`, as thiserror would.
+impl Error for DriverError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.cause.as_deref().map(|cause| cause as &(dyn Error + 'static))
+    }
 }
 
 impl DriverError {
     /// The driver has not done it.
     pub(crate) fn refused(sentence: impl Into<String>) -> DriverError {
-        DriverError { sentence: sentence.into(), is_uncertain: false, is_infeasible: false }
+        DriverError { sentence: sentence.into(), is_uncertain: false, is_infeasible: false, cause: None }
     }
 
     /// The driver may have done it.
     pub(crate) fn uncertain(sentence: impl Into<String>) -> DriverError {
-        DriverError { sentence: sentence.into(), is_uncertain: true, is_infeasible: false }
+        DriverError { sentence: sentence.into(), is_uncertain: true, is_infeasible: false, cause: None }
+    }
+
+    /// The driver was not called, or not reached, because of this error.
+    pub(crate) fn because(sentence: impl Into<String>, cause: impl Error + Send + Sync + 'static) -> DriverError {
+        DriverError { cause: Some(Arc::new(cause)), ..DriverError::refused(sentence) }
     }
 
     /// The node refused.
-    pub(crate) fn of_node(what: &str, path: &Path, cause: &io::Error) -> DriverError {
-        DriverError::refused(format!("cannot {what} {}: {cause}", path.display()))
+    pub(crate) fn of_node(what: &str, path: &Path, cause: io::Error) -> DriverError {
+        DriverError::because(format!("cannot {what} {}: {cause}", path.display()), cause)
     }
 }
 
 impl From<HostError> for DriverError {
     fn from(error: HostError) -> DriverError {
-        DriverError::refused(error.to_string())
+        DriverError::because(error.to_string(), error)
     }
 }
 
@@ -176,4 +198,19 @@ pub fn undo(home: &DriverHome) -> Result<(), UndoError> {
     };
     undone.map_err(|cause| UndoError::Volume { volume: record.volume.clone(), cause })?;
     remove()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_the_node_keeps_its_causes() {
+        let kernel = io::Error::from(io::ErrorKind::PermissionDenied);
+        let error = DriverError::from(HostError::system("use", Path::new("/d"), kernel));
+        assert_eq!(error.to_string(), "cannot use /d: permission denied");
+        let host = error.source().and_then(|source| source.downcast_ref::<HostError>()).expect("the error of the node");
+        let kernel = Error::source(host).and_then(|source| source.downcast_ref::<io::Error>()).expect("the kernel's");
+        assert_eq!(kernel.kind(), io::ErrorKind::PermissionDenied);
+    }
 }

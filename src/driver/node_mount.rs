@@ -67,7 +67,7 @@ impl NodeMount {
         home: &DriverHome,
         stage: impl FnOnce(&Path) -> Result<(), DriverError>,
     ) -> Result<(), DriverError> {
-        let failed = |error: io::Error| DriverError::of_node("use", &self.0, &error);
+        let failed = |error: io::Error| DriverError::of_node("use", &self.0, error);
         let mount = self.global();
         let held = mount.hold()?;
         let (uid, claim) = (home.user_name(), home.record_file());

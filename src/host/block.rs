@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use super::device::BlockDevice;
 use super::disks::Disk;
 use super::global_mount::{GlobalMount, Held, User, write_whole};
-use super::{HostError, Source};
+use super::{HostError, HostSource};
 
 /// What is added to a plugin's name, so that its block volumes have records of their own.
 const RECORDS: &str = "-devices";
@@ -140,7 +140,7 @@ pub fn unmap_all(root: &Path, uid: &str) -> Vec<(PathBuf, HostError)> {
 /// # Errors
 /// When there is no block device.
 pub fn open(path: &Path) -> Result<BlockDevice, HostError> {
-    let source = Source::open(path).map_err(|obstacle| HostError::Open {
+    let source = HostSource::open(path).map_err(|obstacle| HostError::Open {
         what: "block volume",
         path: path.to_owned(),
         obstacle,

@@ -5,7 +5,10 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use podfs_nfs::ExportAddress;
 use rustix::io::Errno;
+
+use super::kernel_nfs::KernelNfsError;
 
 /// A source that cannot be used now.
 #[derive(Debug, thiserror::Error)]
@@ -38,11 +41,32 @@ pub enum HostError {
         /// The path.
         path: PathBuf,
         /// What the kernel said.
+        #[source]
         cause: io::Error,
     },
     /// A rule is broken, and the sentence says which.
     #[error("{0}")]
     Refused(String),
+    /// An error of the kernel, in a sentence of its own.
+    #[error("{what}: {cause}{advice}")]
+    Failed {
+        /// What podfs could not do, and with what.
+        what: String,
+        /// What the kernel said.
+        #[source]
+        cause: io::Error,
+        /// What the reader can do, behind a semicolon; or nothing.
+        advice: &'static str,
+    },
+    /// The kernel's NFS client does not mount an export.
+    #[error("{address}: {cause}")]
+    KernelNfs {
+        /// The export.
+        address: ExportAddress,
+        /// Why not.
+        #[source]
+        cause: KernelNfsError,
+    },
     /// Anything else.
     #[error("cannot {what} {}: {cause}", path.display())]
     System {
@@ -51,13 +75,18 @@ pub enum HostError {
         /// With what.
         path: PathBuf,
         /// What the kernel said.
+        #[source]
         cause: io::Error,
     },
 }
 
 impl HostError {
-    pub(super) fn system(what: &'static str, path: &Path, cause: impl Into<io::Error>) -> HostError {
+    pub(crate) fn system(what: &'static str, path: &Path, cause: impl Into<io::Error>) -> HostError {
         HostError::System { what, path: path.to_owned(), cause: cause.into() }
+    }
+
+    pub(super) fn failed(what: impl Into<String>, cause: impl Into<io::Error>) -> HostError {
+        HostError::Failed { what: what.into(), cause: cause.into(), advice: "" }
     }
 }
 

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use tracing::warn;
 
 use super::walk::{Crossing, EntryPlace, Visitor, WalkEntry, walk};
-use super::{FileKind, HostError, Source};
+use super::{FileKind, HostError, HostSource};
 use crate::manifest::pod::FsGroupPolicy;
 use crate::payload::{OwnedEntry, fs_group_mode};
 
@@ -31,11 +31,11 @@ const NAMED: u64 = 5;
 ///
 /// # Errors
 /// When a directory cannot be read.
-pub fn give(source: &Source, group: u32, policy: FsGroupPolicy, volume: &str) -> Result<(), HostError> {
-    let failed = |cause: io::Error| HostError::Refused(format!("cannot give the volume to group {group}: {cause}"));
+pub fn give(source: &HostSource, group: u32, policy: FsGroupPolicy, volume: &str) -> Result<(), HostError> {
+    let failed = |cause: io::Error| HostError::failed(format!("cannot give the volume to group {group}"), cause);
     let root = fstat(source).map_err(|errno| failed(errno.into()))?;
     if source.kind() == FileKind::Directory {
-        if !needs_walk(policy, Root::of(&root), group, Access::ReadWrite) {
+        if !needs_walk(policy, RootAttributes::of(&root), group, Access::ReadWrite) {
             return Ok(());
         }
         let directory = reopen(source.as_fd()).map_err(|errno| failed(errno.into()))?;
@@ -53,27 +53,27 @@ pub fn give(source: &Source, group: u32, policy: FsGroupPolicy, volume: &str) ->
 }
 
 /// The group of a source.
-pub fn group_of(source: &Source) -> Option<u32> {
+pub fn group_of(source: &HostSource) -> Option<u32> {
     fstat(source).ok().map(|found| found.st_gid)
 }
 
 /// What is looked at of a volume's root.
 #[derive(Clone, Copy, Debug)]
-struct Root {
+struct RootAttributes {
     is_directory: bool,
     gid: u32,
     mode: u16,
 }
 
-impl Root {
-    fn of(found: &Stat) -> Root {
+impl RootAttributes {
+    fn of(found: &Stat) -> RootAttributes {
         let is_directory = FileType::from_raw_mode(found.st_mode) == FileType::Directory;
-        Root { is_directory, gid: found.st_gid, mode: bits(found) }
+        RootAttributes { is_directory, gid: found.st_gid, mode: bits(found) }
     }
 }
 
 /// Whether the walk has to be made (FG-03).
-fn needs_walk(policy: FsGroupPolicy, root: Root, group: u32, access: Access) -> bool {
+fn needs_walk(policy: FsGroupPolicy, root: RootAttributes, group: u32, access: Access) -> bool {
     let wanted = fs_group_mode(0, OwnedEntry::Directory, access);
     policy == FsGroupPolicy::Always || !root.is_directory || root.gid != group || root.mode & wanted != wanted
 }
@@ -177,13 +177,13 @@ mod tests {
     }
 
     fn give_tree(path: &Path, policy: FsGroupPolicy) {
-        give(&Source::open(path).expect("a source"), GROUP, policy, "data").expect("given");
+        give(&HostSource::open(path).expect("a source"), GROUP, policy, "data").expect("given");
     }
 
     #[test]
     fn fg_03_the_policy_decides_by_the_root_alone() {
         use FsGroupPolicy::{Always, OnRootMismatch};
-        let root = |gid, mode| Root { is_directory: true, gid, mode };
+        let root = |gid, mode| RootAttributes { is_directory: true, gid, mode };
         let rows = [
             (Always, root(GROUP, 0o2770), true),
             (Always, root(0, 0o755), true),
@@ -191,7 +191,7 @@ mod tests {
             (OnRootMismatch, root(GROUP, 0o2750), true),
             (OnRootMismatch, root(GROUP, 0o770), true),
             (OnRootMismatch, root(0, 0o755), true),
-            (OnRootMismatch, Root { is_directory: false, ..root(GROUP, 0o2770) }, true),
+            (OnRootMismatch, RootAttributes { is_directory: false, ..root(GROUP, 0o2770) }, true),
             (OnRootMismatch, root(GROUP, 0o2770), false),
         ];
         for (policy, root, expected) in rows {

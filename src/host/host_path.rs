@@ -9,7 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::error::Obstacle;
-use super::{FileKind, HostError, Source};
+use super::{FileKind, HostError, HostSource};
 use crate::volume::{HostPath, HostPathType};
 
 /// Modes of what is made, before the umask.
@@ -20,22 +20,22 @@ const FILE: u32 = 0o644;
 ///
 /// # Errors
 /// When it is not there, is something else, or cannot be made.
-pub fn open(host_path: &HostPath) -> Result<Source, HostError> {
+pub fn open(host_path: &HostPath) -> Result<HostSource, HostError> {
     let HostPath { path, kind } = host_path;
-    match (Source::open(path), kind) {
+    match (HostSource::open(path), kind) {
         (Err(Obstacle::Missing), HostPathType::DirectoryOrCreate) => {
             make_directory(path)?;
-            check(path, *kind, Source::open(path))
+            check(path, *kind, HostSource::open(path))
         }
         (Err(Obstacle::Missing), HostPathType::FileOrCreate) => {
             make_file(path)?;
-            check(path, *kind, Source::open(path))
+            check(path, *kind, HostSource::open(path))
         }
         (opened, _) => check(path, *kind, opened),
     }
 }
 
-fn check(path: &Path, kind: HostPathType, opened: Result<Source, Obstacle>) -> Result<Source, HostError> {
+fn check(path: &Path, kind: HostPathType, opened: Result<HostSource, Obstacle>) -> Result<HostSource, HostError> {
     let path = path.to_owned();
     let Some((expected, allowed)) = expectation(kind) else {
         return opened.map_err(|obstacle| match obstacle {

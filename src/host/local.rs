@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use super::device::{self, BlockDevice};
 use super::error::Obstacle;
 use super::global_mount::{GlobalMount, User};
-use super::{FileKind, HostError, Source};
+use super::{FileKind, HostError, HostSource};
 use crate::binding::{Bound, Local};
 
 /// The kubelet's name for the plugin, as a directory.
@@ -19,7 +19,7 @@ const FORMATTING: &str = "plugins/podfs/formatting";
 #[derive(Debug)]
 pub enum LocalSource {
     /// A directory.
-    Directory(Source),
+    Directory(HostSource),
     /// A block device.
     Device(BlockDevice),
 }
@@ -47,9 +47,9 @@ pub fn open(path: &str) -> Result<LocalSource, HostError> {
     }
 }
 
-fn opened(path: &Path) -> Result<Source, HostError> {
+fn opened(path: &Path) -> Result<HostSource, HostError> {
     let failed = |obstacle: Obstacle| HostError::Open { what: "local volume", path: path.to_owned(), obstacle };
-    Source::open(path).map_err(failed)
+    HostSource::open(path).map_err(failed)
 }
 
 /// The mount of the PersistentVolume `name` that the pods below a root directory share.
@@ -68,7 +68,7 @@ pub fn mount(
     volume: &Local,
     root: &Path,
     user: User<'_>,
-) -> Result<(Source, bool), HostError> {
+) -> Result<(HostSource, bool), HostError> {
     let Local { fs_type, mount_options, .. } = volume;
     let name = &bound.name;
     let marker = root.join(FORMATTING).join(name);

@@ -38,4 +38,4 @@ pub mod sub_path;
 pub mod walk;
 
 pub use error::HostError;
-pub use open::{FileKind, Source};
+pub use open::{FileKind, HostSource};

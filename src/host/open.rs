@@ -13,7 +13,7 @@ use super::error::Obstacle;
 
 /// A file or directory of the host, opened for its identity only (`O_PATH`).
 #[derive(Debug)]
-pub struct Source {
+pub struct HostSource {
     descriptor: OwnedFd,
     kind: FileKind,
 }
@@ -35,22 +35,22 @@ pub enum FileKind {
     BlockDevice,
 }
 
-impl Source {
+impl HostSource {
     /// Opens what `path` leads to. Symbolic links are followed (HP-05).
-    pub(super) fn open(path: &Path) -> Result<Source, Obstacle> {
+    pub(super) fn open(path: &Path) -> Result<HostSource, Obstacle> {
         let opened = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         let descriptor = opened.map_err(|errno| Obstacle::of(path, errno))?;
         // The kernel may answer stat(2) from its cache; statfs(2) shows whether the file system still answers.
         fstatfs(&descriptor).map_err(|errno| Obstacle::of(path, errno))?;
-        Source::of(descriptor).map_err(|errno| Obstacle::of(path, errno))
+        HostSource::of(descriptor).map_err(|errno| Obstacle::of(path, errno))
     }
 
     /// What a driver has mounted for podfs at a path of its own.
     ///
     /// # Errors
     /// When it is not there, or its file system does not answer.
-    pub fn of_driver(path: &Path) -> Result<Source, HostError> {
-        Source::open(path).map_err(|obstacle| HostError::Open {
+    pub fn of_driver(path: &Path) -> Result<HostSource, HostError> {
+        HostSource::open(path).map_err(|obstacle| HostError::Open {
             what: "driver's mount",
             path: path.to_owned(),
             obstacle,
@@ -61,13 +61,12 @@ impl Source {
     ///
     /// # Errors
     /// When its file system does not answer.
-    pub fn of_clone(mount: OwnedFd) -> Result<Source, HostError> {
-        let looked_at = |errno| HostError::Refused(format!("the mount cannot be looked at: {errno}"));
-        Source::of(mount).map_err(looked_at)
+    pub fn of_clone(mount: OwnedFd) -> Result<HostSource, HostError> {
+        HostSource::of(mount).map_err(|errno| HostError::failed("the mount cannot be looked at", errno))
     }
 
     /// The source that is open already.
-    pub(super) fn of(descriptor: OwnedFd) -> rustix::io::Result<Source> {
+    pub(super) fn of(descriptor: OwnedFd) -> rustix::io::Result<HostSource> {
         let kind = match FileType::from_raw_mode(fstat(&descriptor)?.st_mode) {
             FileType::Directory => FileKind::Directory,
             FileType::Socket => FileKind::Socket,
@@ -76,18 +75,17 @@ impl Source {
             FileType::BlockDevice => FileKind::BlockDevice,
             _ => FileKind::File,
         };
-        Ok(Source { descriptor, kind })
+        Ok(HostSource { descriptor, kind })
     }
 
     /// The same, open once more.
     ///
     /// # Errors
     /// When this process has too many open files.
-    pub fn try_clone(&self) -> Result<Source, HostError> {
+    pub fn try_clone(&self) -> Result<HostSource, HostError> {
         let descriptor = self.descriptor.try_clone();
-        let descriptor =
-            descriptor.map_err(|cause| HostError::Refused(format!("cannot keep the source open: {cause}")))?;
-        Ok(Source { descriptor, kind: self.kind })
+        let descriptor = descriptor.map_err(|cause| HostError::failed("cannot keep the source open", cause))?;
+        Ok(HostSource { descriptor, kind: self.kind })
     }
 
     /// What it is.
@@ -109,7 +107,7 @@ impl Source {
     }
 }
 
-impl AsFd for Source {
+impl AsFd for HostSource {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }

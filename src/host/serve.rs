@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{fstat, fstatfs, stat};
 
-use super::{FileKind, HostError, Source};
+use super::{FileKind, HostError, HostSource};
 use crate::volume::ServedBy;
 
 /// Below these, what matters is sockets and devices.
@@ -33,7 +33,7 @@ const KERNEL: [u32; 11] = [
 ///
 /// # Errors
 /// When the pod asks for what cannot work.
-pub fn choose(source: &Source, wish: Option<ServedBy>, mount_point: &Path) -> Result<ServedBy, HostError> {
+pub fn choose(source: &HostSource, wish: Option<ServedBy>, mount_point: &Path) -> Result<ServedBy, HostError> {
     let special = !matches!(source.kind(), FileKind::Directory | FileKind::File);
     match wish {
         Some(ServedBy::Fuse) if special => Err(HostError::Refused(
@@ -47,7 +47,7 @@ pub fn choose(source: &Source, wish: Option<ServedBy>, mount_point: &Path) -> Re
     }
 }
 
-fn is_live(source: &Source) -> bool {
+fn is_live(source: &HostSource) -> bool {
     let below = |path: &Path| {
         LIVE.iter().any(|live| {
             let real = Path::new(live).canonicalize();
@@ -57,7 +57,7 @@ fn is_live(source: &Source) -> bool {
     source.real_path().is_ok_and(|path| below(&path)) || is_kernels(source)
 }
 
-fn is_kernels(source: &Source) -> bool {
+fn is_kernels(source: &HostSource) -> bool {
     // Truncated on purpose: the numbers have 32 bits, and their type differs between architectures.
     let magic = fstatfs(source).map_or(0, |found| found.f_type as u32);
     // devtmpfs calls itself a tmpfs; there is one of it, whatever it is mounted on.
@@ -69,7 +69,7 @@ fn is_kernels(source: &Source) -> bool {
 }
 
 /// Through FUSE, a volume that contains its own mount point would wait for itself.
-fn contains(source: &Source, mount_point: &Path) -> bool {
+fn contains(source: &HostSource, mount_point: &Path) -> bool {
     let existing = |path: &Path| path.ancestors().find_map(|ancestor| ancestor.canonicalize().ok());
     let inside: Option<PathBuf> = std::path::absolute(mount_point).ok().and_then(|path| existing(&path));
     source.kind() == FileKind::Directory
@@ -82,7 +82,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     fn chosen(path: &Path, wish: Option<ServedBy>) -> Result<ServedBy, String> {
-        let source = Source::open(path).expect("it is there");
+        let source = HostSource::open(path).expect("it is there");
         choose(&source, wish, Path::new("/nowhere/podfs")).map_err(|error| error.to_string())
     }
 
@@ -107,10 +107,10 @@ mod tests {
     #[test]
     fn a_source_around_its_own_mount_point_is_bound() {
         let base = tempfile::tempdir().expect("a directory");
-        let source = Source::open(base.path()).expect("a directory");
+        let source = HostSource::open(base.path()).expect("a directory");
         let inside = base.path().join("not/yet/there");
         assert_eq!(choose(&source, None, &inside).expect("chosen"), ServedBy::Bind);
-        let root = Source::open(Path::new("/")).expect("a directory");
+        let root = HostSource::open(Path::new("/")).expect("a directory");
         assert_eq!(choose(&root, None, Path::new("/var/lib/podfs")).expect("chosen"), ServedBy::Bind);
     }
 }

@@ -26,7 +26,7 @@ const ROUNDS: u32 = 16;
 
 /// What to do with a path that is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Missing {
+pub enum IfMissing {
     /// Nothing: it may come.
     Refuse,
     /// Directories are made, with the mode of the volume's root (SP-02).
@@ -65,10 +65,10 @@ pub enum SubPathError {
 ///
 /// # Errors
 /// See [`SubPathError`].
-pub fn open(root: BorrowedFd<'_>, path: &str, missing: Missing) -> Result<OwnedFd, SubPathError> {
+pub fn open(root: BorrowedFd<'_>, path: &str, missing: IfMissing) -> Result<OwnedFd, SubPathError> {
     for _ in 0..ROUNDS {
         match resolve(root, path, OFlags::empty()) {
-            Err(Errno::NOENT) if missing == Missing::Make => match make(root, path) {
+            Err(Errno::NOENT) if missing == IfMissing::Make => match make(root, path) {
                 // Made, or removed again meanwhile.
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(errno @ (Errno::XDEV | Errno::LOOP | Errno::NOTDIR | Errno::NAMETOOLONG)) => {

@@ -68,11 +68,11 @@ pub(crate) struct Follower {
 /// What a follower does next.
 enum FollowerState {
     /// Asks for a list: at the start, and when changes may have been missed. A list leads to `Listed`; a watch that begins
-    /// with all objects leads to `Beginning`.
+    /// with all objects leads to `InitialList`.
     Unlisted,
     /// Receives all objects from a watch. The bookmark after them leads to `Watching`; if the server sends none, the follower
     /// asks for a list.
-    Beginning(Box<Beginning>),
+    Beginning(Box<InitialList>),
     /// Everything up to the version is known. Asks for a watch, which leads to `Watching`.
     Listed,
     /// Receives changes. The end of the watch leads to `Listed`, as does a connection that breaks; a server that no longer
@@ -89,7 +89,7 @@ struct Watching {
     heard: bool,
 }
 
-struct Beginning {
+struct InitialList {
     watching: Watching,
     /// When the bookmark has to be there, or the server has been quiet for long enough.
     until: Instant,
@@ -232,7 +232,7 @@ impl Follower {
 
     fn hear_from(&mut self, watching: Watching, within: Duration, end: ListEnd) {
         let (until, objects) = (Instant::now() + within, BTreeMap::new());
-        self.state = FollowerState::Beginning(Box::new(Beginning { watching, until, end, objects, told: None }));
+        self.state = FollowerState::Beginning(Box::new(InitialList { watching, until, end, objects, told: None }));
     }
 
     /// Asks for all objects and their changes in one request.
@@ -252,7 +252,7 @@ impl Follower {
         }
     }
 
-    async fn hear_what_there_is(&mut self, mut beginning: Box<Beginning>) -> Option<FollowerEvent> {
+    async fn hear_what_there_is(&mut self, mut beginning: Box<InitialList>) -> Option<FollowerEvent> {
         let Ok(next) = timeout_at(beginning.until, beginning.watching.watch.next()).await else {
             if beginning.end == ListEnd::Quiet {
                 return Some(self.know_what_was_told(*beginning));
@@ -305,11 +305,11 @@ impl Follower {
     }
 
     /// The bookmark after all objects has come.
-    fn know_what_there_is(&mut self, beginning: Beginning, version: String) -> FollowerEvent {
+    fn know_what_there_is(&mut self, beginning: InitialList, version: String) -> FollowerEvent {
         if let Err(error) = self.check_version(&version) {
             return self.fail(error, FollowerState::Unlisted);
         }
-        let Beginning { mut watching, objects, told, .. } = beginning;
+        let InitialList { mut watching, objects, told, .. } = beginning;
         watching.heard = true;
         self.retry.reset();
         self.version = Some(version);
@@ -321,8 +321,8 @@ impl Follower {
     }
 
     /// The server is quiet, so it has sent all objects.
-    fn know_what_was_told(&mut self, beginning: Beginning) -> FollowerEvent {
-        let Beginning { mut watching, objects, .. } = beginning;
+    fn know_what_was_told(&mut self, beginning: InitialList) -> FollowerEvent {
+        let InitialList { mut watching, objects, .. } = beginning;
         let versions = objects.values().filter_map(version_of);
         let newest = versions.reduce(|one, other| if is_not_newer(&other, &one) { one } else { other });
         self.version = newest.or(self.version.take());

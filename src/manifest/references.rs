@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::{
-    Bound, BundleKey, ContainerResource, CredentialKey, DownwardValue, Projection, Source, Volume, VolumeSource,
+    Bound, BundleKey, ContainerResource, CredentialKey, DownwardValue, Projection, ProjectionSource, Volume,
+    VolumeSource,
 };
 
 /// What volumes refer to. Names without a namespace are of the pod's.
@@ -56,19 +57,19 @@ impl References {
     fn add_projection(&mut self, projection: &Projection, facts: &PodFacts) {
         for source in &projection.sources {
             match source {
-                Source::ConfigMap(object) => drop(self.config_maps.insert(object.name.clone())),
-                Source::Secret(object) => drop(self.secrets.insert(object.name.clone())),
-                Source::ServiceAccountToken(file) => {
+                ProjectionSource::ConfigMap(object) => drop(self.config_maps.insert(object.name.clone())),
+                ProjectionSource::Secret(object) => drop(self.secrets.insert(object.name.clone())),
+                ProjectionSource::ServiceAccountToken(file) => {
                     self.tokens.insert(CredentialKey::Token(file.token.clone()));
                 }
-                Source::ClusterTrustBundle(file) => drop(self.bundles.insert(file.bundles.clone())),
-                Source::DownwardApi(files) => {
+                ProjectionSource::ClusterTrustBundle(file) => drop(self.bundles.insert(file.bundles.clone())),
+                ProjectionSource::DownwardApi(files) => {
                     self.node |= files.iter().any(|file| match &file.value {
                         DownwardValue::Resource(field) => field.falls_back_to_node(facts),
                         DownwardValue::Field(_) => false,
                     });
                 }
-                Source::PodCertificate(files) => {
+                ProjectionSource::PodCertificate(files) => {
                     self.tokens.insert(CredentialKey::Certificate(files.certificate.clone()));
                 }
             }

@@ -25,7 +25,9 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use id_mapping::{IdMapping, InvalidMapping};
-pub use plan::{Environment, Features, Inputs, MountedVolume, MountsError, PlannedMount, PlannedSource, plan};
+pub use plan::{
+    Environment, Features, Inputs, MountedVolume, MountsError, NotMounted, PlannedMount, PlannedSource, plan,
+};
 
 /// The name of the mount of the pod's `/etc/hosts`.
 pub const HOSTS_NAME: &str = "k8s-managed-etc-hosts";

@@ -26,7 +26,7 @@ pub struct Inputs<'a> {
     /// The container's name.
     pub container: &'a str,
     /// The pod's volumes by name: where each is mounted, or why it is not.
-    pub volumes: &'a BTreeMap<String, Result<MountedVolume, String>>,
+    pub volumes: &'a BTreeMap<String, Result<MountedVolume, NotMounted>>,
     /// What the agent knows of the container.
     pub environment: &'a Environment,
     /// What the runtime and the node can do.
@@ -44,6 +44,23 @@ pub struct MountedVolume {
     pub selinux_relabel: bool,
     /// The number of the device that it is, if it is one.
     pub device: Option<(u32, u32)>,
+}
+
+/// Why a container cannot have a volume.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotMounted {
+    /// The reason that the status of the pod gives.
+    #[error("{0}")]
+    Waiting(String),
+    /// There is no mount yet, and no reason either.
+    #[error("it is not mounted")]
+    NotYet,
+    /// The mount has no path on the node.
+    #[error("its place is not known")]
+    NoPath,
+    /// It is to be passed as a device.
+    #[error("it is no block device")]
+    NoBlockDevice,
 }
 
 /// What only the agent that starts the container knows.
@@ -154,24 +171,26 @@ pub enum MountsError {
         volume: String,
     },
     /// The pod has no such volume, or it is not mounted for this reason.
-    #[error("cannot find volume {volume:?} to mount into container {container:?}{}", because(.reason))]
+    #[error("cannot find volume {volume:?} to mount into container {container:?}{}", because(.reason.as_ref()))]
     NoVolume {
         /// The volume.
         volume: String,
         /// The container.
         container: String,
         /// Why it is not mounted, if the pod has it.
-        reason: Option<String>,
+        #[source]
+        reason: Option<NotMounted>,
     },
     /// The container wants a block device, and there is no such volume, or it is none for this reason.
-    #[error("cannot find volume {volume:?} to pass into container {container:?}{}", because(.reason))]
+    #[error("cannot find volume {volume:?} to pass into container {container:?}{}", because(.reason.as_ref()))]
     NoDevice {
         /// The volume.
         volume: String,
         /// The container.
         container: String,
         /// Why it is not there, if the pod has it.
-        reason: Option<String>,
+        #[source]
+        reason: Option<NotMounted>,
     },
     /// The path of a block device in the container.
     #[error("error DevicePath `{0}` must be an absolute path")]
@@ -204,8 +223,8 @@ pub enum MountsError {
     RecursiveReadOnly(#[from] RecursiveReadOnlyError),
 }
 
-fn because(reason: &Option<String>) -> String {
-    reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default()
+fn because(reason: Option<&NotMounted>) -> String {
+    reason.map(|reason| format!(": {reason}")).unwrap_or_default()
 }
 
 /// The mounts of a container, in the order of its `volumeMounts`; then `/etc/hosts`, then the termination log.
@@ -274,7 +293,7 @@ fn of_device(inputs: Inputs<'_>, index: usize, device: &Device) -> Result<Planne
         Some(Ok(volume)) => volume,
         other => return Err(no_device(other.and_then(|reason| reason.as_ref().err()).cloned())),
     };
-    let (major, minor) = volume.device.ok_or_else(|| no_device(Some("it is no block device".to_owned())))?;
+    let (major, minor) = volume.device.ok_or_else(|| no_device(Some(NotMounted::NoBlockDevice)))?;
     Ok(PlannedMount {
         read_only: volume.read_only,
         selinux_relabel: false,

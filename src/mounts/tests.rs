@@ -23,7 +23,7 @@ fn container(mounts: &str) -> Pod {
     pod(&format!("  containers:\n  - {{name: c, volumeMounts: [{mounts}]}}\n"))
 }
 
-fn volumes() -> BTreeMap<String, Result<MountedVolume, String>> {
+fn volumes() -> BTreeMap<String, Result<MountedVolume, NotMounted>> {
     let mounted = |path: &str, read_only| {
         Ok(MountedVolume { path: PathBuf::from(path), read_only, selinux_relabel: false, device: None })
     };
@@ -31,7 +31,7 @@ fn volumes() -> BTreeMap<String, Result<MountedVolume, String>> {
         ("disk".to_owned(), mounted("/mnt/disk", false)),
         ("disk4".to_owned(), mounted("/mnt/host", false)),
         ("config".to_owned(), mounted("/mnt/config", true)),
-        ("waits".to_owned(), Err("it is not mounted yet: configmap \"app\" not found".to_owned())),
+        ("waits".to_owned(), Err(NotMounted::Waiting("it is not mounted yet: configmap \"app\" not found".to_owned()))),
     ]
     .into()
 }

@@ -25,18 +25,24 @@ pub struct Backing {
     pub size: Option<u64>,
 }
 
-/// A claim whose volume is about to grow on this node.
+/// A claim whose PersistentVolume is larger than the claim says: this node is about to grow the volume, unless the pod has it
+/// read-only.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Growing {
     /// Its name.
     pub claim: String,
+    /// The volume of the pod.
+    pub volume: String,
     /// The bytes that its PersistentVolume has.
     pub bytes: u64,
     /// Whether a controller of the cluster says when the node has to do its part.
     pub by_controller: bool,
+    /// Nothing of the pod may write to it, so it does not grow for this pod.
+    pub is_read_only: bool,
 }
 
-/// The claims of the pod whose volumes are about to grow on this node, as far as these objects tell.
+/// The claims of the pod that are smaller than their PersistentVolumes, of the kinds that grow on the node, as far as these objects
+/// tell.
 pub fn growing(pod: &Pod, objects: &Objects) -> BTreeSet<Growing> {
     let growing = |volume: &Volume| {
         let VolumeSource::Claim(claim) = &volume.source else { return None };
@@ -48,7 +54,8 @@ pub fn growing(pod: &Pod, objects: &Objects) -> BTreeSet<Growing> {
         };
         let bytes = bound.capacity.filter(|bytes| bound.claimed.is_some_and(|claimed| claimed < *bytes))?;
         let claim = volume.claim_name(&pod.identity.name)?;
-        (!bound.read_only).then_some(Growing { claim, bytes, by_controller })
+        let volume = volume.name.to_string();
+        Some(Growing { claim, volume, bytes, by_controller, is_read_only: bound.read_only })
     };
     pod.volumes.iter().filter_map(growing).collect()
 }

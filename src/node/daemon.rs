@@ -69,6 +69,7 @@ pub enum NodeError {
         /// The root directory.
         path: PathBuf,
         /// What the kernel said.
+        #[source]
         cause: io::Error,
     },
     /// The CSI driver cannot be served.

@@ -22,12 +22,12 @@ pub enum ManagerCommand {
     /// To refresh all volumes of the pod now (`MarkRemountRequired`).
     RemountRequired(PodUid),
     /// The pod's containers have stopped and do not start again: its volumes may be unmounted.
-    Release(PodUid, oneshot::Sender<Result<(), Refusal>>),
+    Release(PodUid, oneshot::Sender<Result<(), CommandError>>),
 }
 
 /// Why the manager did not do what it was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum CommandError {
     /// The node has no such pod.
     #[error("pod {0}: this node does not have it")]
     Unknown(String),
@@ -61,7 +61,7 @@ impl NodeHandle {
     ///
     /// # Errors
     /// When the daemon ends.
-    pub async fn reprocess(&self, pod: PodUid) -> Result<(), Refusal> {
+    pub async fn reprocess(&self, pod: PodUid) -> Result<(), CommandError> {
         self.send(ManagerCommand::Reprocess(pod)).await
     }
 
@@ -69,7 +69,7 @@ impl NodeHandle {
     ///
     /// # Errors
     /// When the daemon ends.
-    pub async fn mark_remount_required(&self, pod: PodUid) -> Result<(), Refusal> {
+    pub async fn mark_remount_required(&self, pod: PodUid) -> Result<(), CommandError> {
         self.send(ManagerCommand::RemountRequired(pod)).await
     }
 
@@ -77,13 +77,13 @@ impl NodeHandle {
     ///
     /// # Errors
     /// When the node does not have the pod, when its source wants it to run, and when the daemon ends.
-    pub async fn release(&self, pod: PodUid) -> Result<(), Refusal> {
+    pub async fn release(&self, pod: PodUid) -> Result<(), CommandError> {
         let (answer, answered) = oneshot::channel();
         self.send(ManagerCommand::Release(pod, answer)).await?;
-        answered.await.unwrap_or(Err(Refusal::Ending))
+        answered.await.unwrap_or(Err(CommandError::Ending))
     }
 
-    async fn send(&self, command: ManagerCommand) -> Result<(), Refusal> {
-        self.commands.send(command).await.map_err(|_| Refusal::Ending)
+    async fn send(&self, command: ManagerCommand) -> Result<(), CommandError> {
+        self.commands.send(command).await.map_err(|_| CommandError::Ending)
     }
 }

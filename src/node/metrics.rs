@@ -24,10 +24,10 @@ use crate::supervisor::status::OPERATION_BOUNDS;
 
 /// Counts operations. Cheap to clone; all clones count together.
 #[derive(Clone, Debug, Default)]
-pub struct Recorder(Arc<Mutex<Counts>>);
+pub struct Recorder(Arc<Mutex<NodeCounters>>);
 
 #[derive(Debug, Default)]
-struct Counts {
+struct NodeCounters {
     /// By operation, plugin and status.
     operations: BTreeMap<(String, String, &'static str), Distribution>,
     /// By plugin and operation.
@@ -140,7 +140,7 @@ impl Recorder {
         reading
     }
 
-    fn counts(&self) -> MutexGuard<'_, Counts> {
+    fn counts(&self) -> MutexGuard<'_, NodeCounters> {
         self.0.lock().expect("no count panics")
     }
 }

@@ -58,6 +58,6 @@ pub mod supervisors;
 pub mod world;
 
 pub use daemon::{NodeError, NodeOptions, run};
-pub use handle::{ManagerCommand, NodeHandle, Refusal};
+pub use handle::{CommandError, ManagerCommand, NodeHandle};
 pub use pod::{NodePod, PodOrigin, PodStage};
 pub use state::{ContainerEntry, KeptMount, NodeState, PodEntry, VolumeEntry, VolumeMount};

@@ -157,7 +157,7 @@ mod tests {
     use crate::host::memory::mount_tmpfs;
     use crate::manifest::pod::PodIdentity;
     use crate::node::pod::PodOrigin;
-    use crate::supervisor::run_dir::claim::Claim;
+    use crate::supervisor::run_dir::claim::PodClaim;
 
     fn directory(plugin: &str, name: &str) -> VolumeDirectory {
         VolumeDirectory { plugin: plugin.to_owned(), name: name.to_owned() }
@@ -182,7 +182,7 @@ mod tests {
         let checkpoint = Checkpoint::new(PodOrigin::Api, Arc::new(serde_json::json!({})), BTreeSet::new(), true);
         Checkpoints::of(run.path()).write(&uid("b"), &checkpoint).expect("written");
         let pod = PodIdentity { uid: uid("c"), ..PodIdentity::stand_in() };
-        let (claim, _) = Claim::take(run.path(), root.path(), &pod).expect("the pod is free");
+        let (claim, _) = PodClaim::take(run.path(), root.path(), &pod).expect("the pod is free");
         let nothing = |uid| Reconstructed {
             uid,
             checkpoint: None,

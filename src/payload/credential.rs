@@ -8,7 +8,7 @@ use super::Problem;
 use crate::manifest::Tokens;
 use crate::manifest::objects::{ClusterTrustBundle, ObjectKind, Objects};
 use crate::types::PayloadPath;
-use crate::volume::{BundleFile, BundleKey, CertificateFiles, Source, TokenFile};
+use crate::volume::{BundleFile, BundleKey, CertificateFiles, ProjectionSource, TokenFile};
 
 /// How the first certificate of a chain begins.
 const CERTIFICATE: &[u8] = b"-----BEGIN CERTIFICATE-----";
@@ -24,7 +24,7 @@ pub(super) fn token<'a>(file: &TokenFile, tokens: &'a Tokens) -> Result<&'a [u8]
 
 /// The files of a certificate and its key: the key comes first in the bundle (PC-01).
 pub(super) fn certificate<'a>(
-    source: &Source,
+    source: &ProjectionSource,
     files: &'a CertificateFiles,
     tokens: &'a Tokens,
 ) -> Result<impl Iterator<Item = (&'a PayloadPath, &'a [u8])>, Problem> {

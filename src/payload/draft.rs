@@ -5,26 +5,26 @@ use std::fmt;
 
 use super::{PayloadError, PayloadFile, Problem, Warning};
 use crate::types::PayloadPath;
-use crate::volume::Source;
+use crate::volume::ProjectionSource;
 
 /// Files by path with their claims; problems of all sources, so that they are reported together.
 #[derive(Default)]
 pub(super) struct Draft<'a> {
-    files: BTreeMap<PayloadPath, (PayloadFile<'a>, Claim<'a>)>,
+    files: BTreeMap<PayloadPath, (PayloadFile<'a>, FileOrigin<'a>)>,
     problems: Vec<Problem>,
     warnings: Vec<Warning>,
 }
 
 /// Where a file comes from. Reads `key "app.conf" of configMap "app"`.
 #[derive(Clone, Copy)]
-pub(super) struct Claim<'a> {
-    pub(super) source: &'a Source,
+pub(super) struct FileOrigin<'a> {
+    pub(super) source: &'a ProjectionSource,
     pub(super) key: Option<&'a str>,
 }
 
 impl<'a> Draft<'a> {
     /// Adds a file; it replaces one that has the path already, as the kubelet's does.
-    pub(super) fn put(&mut self, path: PayloadPath, file: PayloadFile<'a>, claim: Claim<'a>) {
+    pub(super) fn put(&mut self, path: PayloadPath, file: PayloadFile<'a>, claim: FileOrigin<'a>) {
         if let Some((_, loser)) = self.files.get(&path) {
             let (loser, winner) = (loser.to_string(), claim.to_string());
             self.warnings.push(Warning { path: path.clone(), loser, winner });
@@ -50,7 +50,7 @@ impl<'a> Draft<'a> {
     }
 
     /// Files that stand where `path` needs a directory.
-    fn conflicts(&self, path: &PayloadPath, below: &Claim<'_>) -> Vec<Problem> {
+    fn conflicts(&self, path: &PayloadPath, below: &FileOrigin<'_>) -> Vec<Problem> {
         let files = path.ancestors().filter_map(|directory| self.files.get_key_value(directory));
         files
             .map(|(file, (_, claim))| Problem::FileAndDirectory {
@@ -63,7 +63,7 @@ impl<'a> Draft<'a> {
     }
 }
 
-impl fmt::Display for Claim<'_> {
+impl fmt::Display for FileOrigin<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.key {
             Some(key) => write!(f, "key {key:?} of {}", self.source),

@@ -23,8 +23,8 @@ pub use resource::ContainerNotFound;
 use crate::manifest::PodView;
 use crate::manifest::objects::{ObjectKind, Values};
 use crate::types::PayloadPath;
-use crate::volume::{CertificateFiles, DownwardFile, DownwardValue, ObjectSource, Projection, Source};
-use draft::{Claim, Draft};
+use crate::volume::{CertificateFiles, DownwardFile, DownwardValue, ObjectSource, Projection, ProjectionSource};
+use draft::{Draft, FileOrigin};
 
 /// The files of one generation of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,33 +93,33 @@ struct Assembly<'a> {
 }
 
 impl<'a> Assembly<'a> {
-    fn add(&mut self, source: &'a Source) {
+    fn add(&mut self, source: &'a ProjectionSource) {
         let PodView { identity, objects, tokens, .. } = self.pod;
         match source {
-            Source::ConfigMap(object) => {
+            ProjectionSource::ConfigMap(object) => {
                 let values = objects.config_map(&identity.namespace, &object.name);
                 self.add_object(source, ObjectKind::ConfigMap, object, values);
             }
-            Source::Secret(object) => {
+            ProjectionSource::Secret(object) => {
                 let values = objects.secret(&identity.namespace, &object.name);
                 self.add_object(source, ObjectKind::Secret, object, values);
             }
-            Source::DownwardApi(files) => files.iter().for_each(|file| self.add_downward(source, file)),
-            Source::ServiceAccountToken(file) => {
+            ProjectionSource::DownwardApi(files) => files.iter().for_each(|file| self.add_downward(source, file)),
+            ProjectionSource::ServiceAccountToken(file) => {
                 let content = credential::token(file, tokens).map(Cow::Borrowed);
                 self.add_credential(source, &file.path, file.user, content);
             }
-            Source::ClusterTrustBundle(file) => {
+            ProjectionSource::ClusterTrustBundle(file) => {
                 let content = credential::trust_bundle(file, objects).map(Cow::Owned);
                 self.add_credential(source, &file.path, file.user, content);
             }
-            Source::PodCertificate(files) => self.add_certificate(source, files),
+            ProjectionSource::PodCertificate(files) => self.add_certificate(source, files),
         }
     }
 
     fn add_object(
         &mut self,
-        source: &'a Source,
+        source: &'a ProjectionSource,
         kind: ObjectKind,
         object: &'a ObjectSource,
         values: Option<&'a impl Values>,
@@ -132,7 +132,7 @@ impl<'a> Assembly<'a> {
         match files {
             Ok(files) => {
                 for file in files {
-                    let claim = Claim { source, key: Some(file.key) };
+                    let claim = FileOrigin { source, key: Some(file.key) };
                     let content = self.file(source, Cow::Borrowed(file.content), file.mode, file.user);
                     self.draft.put(file.path, content, claim);
                 }
@@ -141,7 +141,7 @@ impl<'a> Assembly<'a> {
         }
     }
 
-    fn add_downward(&mut self, source: &'a Source, file: &'a DownwardFile) {
+    fn add_downward(&mut self, source: &'a ProjectionSource, file: &'a DownwardFile) {
         let PodView { identity, facts, .. } = self.pod;
         if let Some(reason) = self.why_no_node(file) {
             return self.draft.fail([Problem::Unknown(reason.to_owned())]);
@@ -149,7 +149,7 @@ impl<'a> Assembly<'a> {
         match downward::content(&file.value, identity, facts, self.pod.allocatable()) {
             Ok(content) => {
                 let content = self.file(source, content, file.mode, file.user);
-                self.draft.put(file.path.clone(), content, Claim { source, key: None });
+                self.draft.put(file.path.clone(), content, FileOrigin { source, key: None });
             }
             Err(error) => self.draft.fail([Problem::Container(error)]),
         }
@@ -165,7 +165,7 @@ impl<'a> Assembly<'a> {
     }
 
     /// Adds the key and the chain, which always stand in one payload (PC-01).
-    fn add_certificate(&mut self, source: &'a Source, files: &'a CertificateFiles) {
+    fn add_certificate(&mut self, source: &'a ProjectionSource, files: &'a CertificateFiles) {
         match credential::certificate(source, files, &self.pod.tokens) {
             Ok(parts) => {
                 for (path, content) in parts {
@@ -178,7 +178,7 @@ impl<'a> Assembly<'a> {
 
     fn add_credential(
         &mut self,
-        source: &'a Source,
+        source: &'a ProjectionSource,
         path: &PayloadPath,
         user: Option<u32>,
         content: Result<Cow<'a, [u8]>, Problem>,
@@ -191,14 +191,20 @@ impl<'a> Assembly<'a> {
                 self.draft.put(
                     path.clone(),
                     PayloadFile { content, mode, uid, is_secret },
-                    Claim { source, key: None },
+                    FileOrigin { source, key: None },
                 );
             }
             Err(problem) => self.draft.fail([problem]),
         }
     }
 
-    fn file(&self, source: &Source, content: Cow<'a, [u8]>, mode: Option<u16>, user: Option<u32>) -> PayloadFile<'a> {
+    fn file(
+        &self,
+        source: &ProjectionSource,
+        content: Cow<'a, [u8]>,
+        mode: Option<u16>,
+        user: Option<u32>,
+    ) -> PayloadFile<'a> {
         let mode = mode.unwrap_or(self.projection.default_mode);
         let (mode, uid) = self.ownership.file(mode, user.or(self.projection.default_user));
         PayloadFile { content, mode, uid, is_secret: source.is_secret() }

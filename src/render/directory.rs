@@ -23,6 +23,7 @@ pub enum DirectoryError {
         /// The directory.
         path: PathBuf,
         /// The kernel's reason.
+        #[source]
         reason: io::Error,
     },
     /// An entry cannot be written.
@@ -31,6 +32,7 @@ pub enum DirectoryError {
         /// The entry.
         path: PathBuf,
         /// The kernel's reason.
+        #[source]
         reason: io::Error,
     },
 }

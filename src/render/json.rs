@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::model::{EntryKind, RenderedContent, RenderedVolume, Rendering, visible};
 
 #[derive(Serialize)]
-struct Document<'a> {
+struct JsonRendering<'a> {
     pod: JsonPod<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     container: Option<&'a str>,
@@ -65,7 +65,7 @@ struct JsonEntry<'a> {
 /// # Errors
 /// Only when memory runs out: everything in it can be written as JSON.
 pub fn text(rendering: &Rendering<'_>, reveal: bool) -> Result<String, serde_json::Error> {
-    let document = Document {
+    let document = JsonRendering {
         pod: JsonPod { namespace: &rendering.namespace, name: &rendering.name },
         container: rendering.container.as_deref(),
         volumes: rendering.places.iter().map(|place| volume(place, rendering.container.is_some(), reveal)).collect(),

@@ -54,17 +54,18 @@ fn write_entry(place: &str, entry: &RenderedEntry<'_>, reveal: bool, out: &mut i
         }
     }
     if !records.is_empty() {
-        let header = Header { path: "pax", target: "", mode: 0o644, uid: 0, gid: 0, kind: b'x', size: records.len() };
+        let header =
+            TarHeader { path: "pax", target: "", mode: 0o644, uid: 0, gid: 0, kind: b'x', size: records.len() };
         header.write(out)?;
         write_padded(&records, out)?;
     }
     let (uid, gid) = (entry.uid.min(MAX_ID), entry.gid.min(MAX_ID));
-    Header { path: &path, target, mode: entry.mode, uid, gid, kind, size: content.len() }.write(out)?;
+    TarHeader { path: &path, target, mode: entry.mode, uid, gid, kind, size: content.len() }.write(out)?;
     write_padded(content, out)
 }
 
 /// What a block before the content says.
-struct Header<'a> {
+struct TarHeader<'a> {
     path: &'a str,
     target: &'a str,
     mode: u16,
@@ -74,7 +75,7 @@ struct Header<'a> {
     size: usize,
 }
 
-impl Header<'_> {
+impl TarHeader<'_> {
     fn write(&self, out: &mut impl Write) -> io::Result<()> {
         let mut block = [0_u8; BLOCK];
         let mut put = |at: usize, bytes: &[u8]| block[at..at + bytes.len()].copy_from_slice(bytes);

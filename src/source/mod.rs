@@ -22,11 +22,11 @@ use crate::manifest::pod::Pod;
 use crate::volume::Volume;
 
 pub use api::{
-    Access, ApiSource, Condition, Contact, Contacts, Plan, PodName, StartError, TokenPolicy, Unreachable, live_pod,
+    Access, ApiPlan, ApiSource, Condition, Contact, Contacts, PodName, StartError, TokenPolicy, Unreachable, live_pod,
 };
 pub(crate) use api::{
-    Conditions, IssuedCredentials, Journal, ObjectReport, ObjectRequest, ObjectTeller, SETTLE, Served, SignerTeller,
-    Task, grown, origin, post as post_events, post_growth, title_of_signer,
+    Conditions, FollowedObject, IssuedCredentials, Journal, ObjectRequest, ObjectTeller, SETTLE, ServedObject,
+    SignerTeller, Task, grown, origin, post as post_events, post_growth, post_read_only, title_of_signer,
 };
 pub use files::{Accepted, FileSource, PodInput, SourceError};
 pub(crate) use files::{Files, IMMUTABLE, Role, Scanned, Sum, SummedFiles};
@@ -57,18 +57,14 @@ impl Source {
     ///
     /// # Errors
     /// When the source is an API server, which has the pod itself.
-    pub fn publish(&mut self, pod: &Arc<Pod>) -> Result<(), String> {
+    pub fn publish(&mut self, pod: &Arc<Pod>) -> Result<(), ServerHasPod> {
         match self {
             Source::Files(_) => Ok(()),
             Source::Push(push) => {
                 push.publish(pod);
                 Ok(())
             }
-            Source::Api(_) => {
-                Err("podfs asks the API server for the objects of this pod itself; volumes are published to a \
-                                   podfs run --push, or to one that reads its objects from files"
-                    .to_owned())
-            }
+            Source::Api(_) => Err(ServerHasPod),
         }
     }
 
@@ -104,6 +100,14 @@ impl Source {
         }
     }
 }
+
+/// A manifest of the pod is not taken, because an API server has the pod.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "podfs asks the API server for the objects of this pod itself; volumes are published to a podfs run --push, or to one that \
+     reads its objects from files"
+)]
+pub struct ServerHasPod;
 
 /// The pod and its objects at one moment.
 #[derive(Clone)]

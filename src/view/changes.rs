@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::entries::{EntryKind, ViewEntry, Volumes};
+use super::entries::{EntryKind, ViewEntry, ViewVolumes};
 
 /// What differs between two states of a view, a line each.
-pub(super) fn lines(old: &Volumes, new: &Volumes) -> Vec<String> {
+pub(super) fn lines(old: &ViewVolumes, new: &ViewVolumes) -> Vec<String> {
     let volumes: BTreeSet<&String> = old.0.keys().chain(new.0.keys()).collect();
     volumes
         .into_iter()

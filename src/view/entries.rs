@@ -8,7 +8,7 @@ use crate::render::model::{self, GENERATION, RenderedContent, Rendering, visible
 
 /// The entries of each volume, by its name.
 #[derive(Clone, Default)]
-pub struct Volumes(pub(super) BTreeMap<String, Arc<[ViewEntry]>>);
+pub struct ViewVolumes(pub(super) BTreeMap<String, Arc<[ViewEntry]>>);
 
 /// A directory, link or file. It has no `Debug`: its content may be secret.
 #[derive(Clone, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl Reader {
     }
 
     /// The volumes of a rendering that have entries. One that would wait stays as it is in `before`.
-    pub fn read(&self, rendering: &Rendering<'_>, before: &Volumes) -> Volumes {
+    pub fn read(&self, rendering: &Rendering<'_>, before: &ViewVolumes) -> ViewVolumes {
         let volumes = rendering.places.iter().filter_map(|place| {
             let entries = match &place.content {
                 RenderedContent::Entries(entries) => entries.iter().map(|entry| self.entry(entry)).collect(),
@@ -57,7 +57,7 @@ impl Reader {
             };
             Some((place.path.clone(), entries))
         });
-        Volumes(volumes.collect())
+        ViewVolumes(volumes.collect())
     }
 
     fn entry(&self, entry: &model::RenderedEntry<'_>) -> ViewEntry {

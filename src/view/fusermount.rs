@@ -35,11 +35,11 @@ pub(super) fn mount(directory: &Path, audience: Audience) -> Result<OwnedFd, Vie
     // The other end of the socket is the child's alone.
     drop(command);
     let device = receive(&ours);
-    match (says(child), device) {
+    match (end(child), device) {
         (Ok(()), Ok(Some(device))) => Ok(device),
-        (Err(sentence), _) => Err(refusal(directory, sentence)),
+        (Err(FusermountError::Refused(sentence)), _) => Err(refusal(directory, sentence)),
         (Ok(()), Ok(None)) => Err(refusal(directory, "it gives no device".to_owned())),
-        (Ok(()), Err(error)) => Err(ViewError::Program(error)),
+        (Err(FusermountError::Lost(error)), _) | (Ok(()), Err(error)) => Err(ViewError::Program(error)),
     }
 }
 
@@ -49,7 +49,7 @@ pub(super) fn mount(directory: &Path, audience: Audience) -> Result<OwnedFd, Vie
 /// What fusermount3 says.
 pub(super) fn unmount(directory: &Path) -> Result<(), ViewError> {
     let child = command().args(["-u", "-z", "--"]).arg(directory).stdin(Stdio::null()).spawn().map_err(cannot_run)?;
-    says(child).map_err(|reason| ViewError::Unmount { path: directory.to_owned(), reason })
+    end(child).map_err(|reason| ViewError::Unmount { path: directory.to_owned(), reason })
 }
 
 fn command() -> Command {
@@ -66,15 +66,26 @@ fn cannot_run(error: io::Error) -> ViewError {
     }
 }
 
-/// Waits for the end of the program. What it says is why it failed.
-fn says(child: Child) -> Result<(), String> {
-    let output = child.wait_with_output().map_err(|error| error.to_string())?;
+/// Why fusermount3 did not do its work.
+#[derive(Debug, thiserror::Error)]
+pub enum FusermountError {
+    /// How it ended is not known.
+    #[error(transparent)]
+    Lost(#[from] io::Error),
+    /// It refuses, for this reason.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Waits for the end of the program.
+fn end(child: Child) -> Result<(), FusermountError> {
+    let output = child.wait_with_output()?;
     if output.status.success() {
         return Ok(());
     }
     let text = String::from_utf8_lossy(&output.stderr);
     let line = text.lines().map(|line| line.trim().trim_start_matches("fusermount3: ")).find(|line| !line.is_empty());
-    Err(line.map_or_else(|| output.status.to_string(), str::to_owned))
+    Err(FusermountError::Refused(line.map_or_else(|| output.status.to_string(), str::to_owned)))
 }
 
 fn refusal(directory: &Path, sentence: String) -> ViewError {

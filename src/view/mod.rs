@@ -12,7 +12,7 @@
 //! Why no reader sees half of a change, and nothing hangs:
 //!
 //! 1. A thread of the session answers requests. It locks the tree for each of them, and never waits for anything else.
-//! 2. [`View::show`] changes the tree under the same lock, all volumes at once. It tells the kernel which names are stale
+//! 2. [`MountedView::show`] changes the tree under the same lock, all volumes at once. It tells the kernel which names are stale
 //!    after it has unlocked the tree: the kernel may wait for a request to be answered before it drops a name.
 //! 3. What is below the directory of a generation never changes, so the kernel may keep it. All names that do change are asked
 //!    for each time.
@@ -37,7 +37,9 @@ use fuser::{Config, INodeNo, Notifier, Session, SessionACL};
 use tokio::sync::oneshot;
 
 use crate::render::directory::DirectoryError;
-use entries::Volumes;
+pub use fusermount::FusermountError;
+
+use entries::ViewVolumes;
 use filesystem::TreeFs;
 use mount_point::MountPoint;
 use tree::Tree;
@@ -92,6 +94,7 @@ pub enum ViewError {
         /// The directory.
         path: PathBuf,
         /// The cause.
+        #[source]
         reason: io::Error,
     },
     /// The view cannot be taken away.
@@ -100,7 +103,8 @@ pub enum ViewError {
         /// The directory.
         path: PathBuf,
         /// What fusermount3 says.
-        reason: String,
+        #[source]
+        reason: FusermountError,
     },
 }
 
@@ -114,20 +118,20 @@ pub enum Audience {
 }
 
 /// A mounted view. It is taken away when this is dropped.
-pub struct View {
+pub struct MountedView {
     point: Option<MountPoint>,
     tree: Arc<Mutex<Tree>>,
     notifier: Notifier,
     ended: oneshot::Receiver<()>,
 }
 
-impl View {
+impl MountedView {
     /// Mounts a view of these volumes. The directory is empty or does not exist yet. A view there whose process was killed
     /// is taken away first.
     ///
     /// # Errors
     /// A directory that cannot be used, and what keeps a user from mounting.
-    pub fn mount(directory: &Path, audience: Audience, volumes: Volumes) -> Result<View, ViewError> {
+    pub fn mount(directory: &Path, audience: Audience, volumes: ViewVolumes) -> Result<MountedView, ViewError> {
         let mut tree = Tree::new(SystemTime::now());
         tree.show(volumes, SystemTime::now());
         let tree = Arc::new(Mutex::new(tree));
@@ -149,7 +153,7 @@ impl View {
         };
         let serving = thread::Builder::new().name("view".into()).spawn(serve);
         serving.inspect_err(|_| drop(fusermount::unmount(point.path()))).map_err(broken)?;
-        Ok(View { point: Some(point), tree, notifier, ended })
+        Ok(MountedView { point: Some(point), tree, notifier, ended })
     }
 
     /// Where it is mounted.
@@ -158,7 +162,7 @@ impl View {
     }
 
     /// Shows these volumes from now on. Gives what is different, a line each.
-    pub fn show(&self, volumes: Volumes) -> Vec<String> {
+    pub fn show(&self, volumes: ViewVolumes) -> Vec<String> {
         let (lines, stale) = {
             let mut tree = self.lock();
             let lines = changes::lines(tree.volumes(), &volumes);
@@ -172,7 +176,7 @@ impl View {
     }
 
     /// The volumes that are shown.
-    pub fn volumes(&self) -> Volumes {
+    pub fn volumes(&self) -> ViewVolumes {
         self.lock().volumes().clone()
     }
 
@@ -195,7 +199,7 @@ impl View {
     }
 }
 
-impl Drop for View {
+impl Drop for MountedView {
     fn drop(&mut self) {
         // Another error is being reported.
         let _cleared = self.point.take().map(MountPoint::clear);

@@ -11,7 +11,7 @@ use std::time::SystemTime;
 
 use podfs_fuse::projection::GenerationName;
 
-use super::entries::{EntryKind, ViewEntry, Volumes};
+use super::entries::{EntryKind, ViewEntry, ViewVolumes};
 use crate::render::model::DATA;
 
 /// The number of the view's root.
@@ -22,7 +22,7 @@ pub(super) struct Tree {
     nodes: HashMap<u64, ViewNode>,
     /// The next number.
     next: u64,
-    shown: Volumes,
+    shown: ViewVolumes,
     volumes: BTreeMap<String, ViewVolume>,
 }
 
@@ -75,7 +75,8 @@ struct Generation {
 impl Tree {
     /// A tree that shows no volume.
     pub(super) fn new(now: SystemTime) -> Tree {
-        let mut tree = Tree { nodes: HashMap::new(), next: ROOT, shown: Volumes::default(), volumes: BTreeMap::new() };
+        let mut tree =
+            Tree { nodes: HashMap::new(), next: ROOT, shown: ViewVolumes::default(), volumes: BTreeMap::new() };
         // The view itself is of no pod: it belongs to the user who mounts it.
         let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
         let root = ViewEntry { path: String::new(), mode: 0o755, uid, gid, kind: EntryKind::Directory };
@@ -84,7 +85,7 @@ impl Tree {
     }
 
     /// The volumes that are shown.
-    pub(super) fn volumes(&self) -> &Volumes {
+    pub(super) fn volumes(&self) -> &ViewVolumes {
         &self.shown
     }
 
@@ -113,7 +114,7 @@ impl Tree {
     }
 
     /// Shows these volumes from now on. Gives the names that mean something else than before.
-    pub(super) fn show(&mut self, volumes: Volumes, now: SystemTime) -> Vec<Stale> {
+    pub(super) fn show(&mut self, volumes: ViewVolumes, now: SystemTime) -> Vec<Stale> {
         let mut stale = Vec::new();
         let mut before = std::mem::take(&mut self.volumes);
         for (name, entries) in &volumes.0 {

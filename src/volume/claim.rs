@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1 as core;
 
-use super::{Containers, VolumeSource, VolumeType};
+use super::{VolumeSource, VolumeType, VolumeUses};
 use crate::types::{InvalidField, required};
 
 pub(super) const KIND: VolumeType = VolumeType {
@@ -76,8 +76,8 @@ pub struct ClaimUsage {
 }
 
 impl ClaimUsage {
-    fn of(volume: &str, containers: &Containers<'_>) -> ClaimUsage {
-        let Containers { mounts, devices } = containers;
+    fn of(volume: &str, containers: &VolumeUses<'_>) -> ClaimUsage {
+        let VolumeUses { mounts, devices } = containers;
         ClaimUsage {
             mounted: mounts.iter().any(|mounts| mounts.iter().any(|mount: &core::VolumeMount| mount.name == volume)),
             device: devices.iter().any(|devices| devices.iter().any(|device| device.name == volume)),

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{ConfigMapVolumeSource, Volume};
 
-use super::projection::{self, Medium, ObjectSource, Projection, Source};
+use super::projection::{self, Medium, ObjectSource, Projection, ProjectionSource};
 use super::{VolumeSource, VolumeType};
 use crate::types::InvalidField;
 
@@ -18,6 +18,6 @@ fn parse(source: &ConfigMapVolumeSource) -> Result<VolumeSource, InvalidField> {
         default_mode: projection::default_mode(source.default_mode)?,
         default_user: projection::default_user(source.default_user)?,
         medium: Medium::Disk,
-        sources: vec![Source::ConfigMap(object)],
+        sources: vec![ProjectionSource::ConfigMap(object)],
     }))
 }

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{
     DownwardAPIVolumeFile, DownwardAPIVolumeSource, ObjectFieldSelector, ResourceFieldSelector, Volume,
 };
 
-use super::projection::{self, Medium, Projection, Source};
+use super::projection::{self, Medium, Projection, ProjectionSource};
 use super::{VolumeSource, VolumeType};
 use crate::types::PayloadPath;
 use crate::types::PodField;
@@ -22,7 +22,7 @@ fn parse(source: &DownwardAPIVolumeSource) -> Result<VolumeSource, InvalidField>
         default_mode: projection::default_mode(source.default_mode)?,
         default_user: projection::default_user(source.default_user)?,
         medium: Medium::Memory,
-        sources: vec![Source::DownwardApi(files(source.items.as_deref())?)],
+        sources: vec![ProjectionSource::DownwardApi(files(source.items.as_deref())?)],
     }))
 }
 

@@ -38,7 +38,7 @@ pub use host_path::{HostPath, HostPathType};
 pub use nfs::{Nfs, NfsOptions, options as nfs_options};
 pub use preferences::{MARK, Preferences, ServedBy, SubPathMode};
 pub(crate) use preferences::{forget_other_volumes, set_mount_options};
-pub use projection::{Item, Medium, ObjectSource, Projection, Reference, Source};
+pub use projection::{Item, Medium, ObjectSource, Projection, ProjectionSource, Reference};
 pub use selector::Selector;
 pub use unsupported::Fields;
 
@@ -83,7 +83,7 @@ pub struct Volume {
 
 /// What the containers of a pod do with its volumes: an entry for each container, of all three kinds.
 #[derive(Clone, Debug, Default)]
-pub struct Containers<'a> {
+pub struct VolumeUses<'a> {
     /// Their `volumeMounts`.
     pub mounts: Vec<&'a [core::VolumeMount]>,
     /// Their `volumeDevices`.
@@ -98,7 +98,7 @@ impl Volume {
     ///
     /// # Errors
     /// The first field that breaks a rule of the API; the sentence names the volume, the path is relative to it.
-    pub fn parse(volume: &core::Volume, fields: &Fields, containers: &Containers<'_>) -> Result<Volume, InvalidField> {
+    pub fn parse(volume: &core::Volume, fields: &Fields, containers: &VolumeUses<'_>) -> Result<Volume, InvalidField> {
         let name = VolumeName::parse(&volume.name)?;
         let named = |error: InvalidField| InvalidField {
             sentence: format!("volume {:?}: {}", name.as_str(), error.sentence),
@@ -187,7 +187,7 @@ pub struct VolumeType {
     parse: Parse,
 }
 
-type Parse = fn(&core::Volume, &Containers<'_>) -> Option<Result<VolumeSource, InvalidField>>;
+type Parse = fn(&core::Volume, &VolumeUses<'_>) -> Option<Result<VolumeSource, InvalidField>>;
 
 impl PartialEq for VolumeType {
     fn eq(&self, other: &VolumeType) -> bool {
@@ -234,7 +234,7 @@ impl fmt::Display for VolumeName {
 
 fn parse_source(
     volume: &core::Volume,
-    containers: &Containers<'_>,
+    containers: &VolumeUses<'_>,
 ) -> Result<(&'static VolumeType, VolumeSource), InvalidField> {
     let given = sources_given(volume);
     let word = match given.as_slice() {

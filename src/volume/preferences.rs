@@ -189,22 +189,29 @@ impl Volume {
     ///
     /// # Errors
     /// Why not.
-    pub(crate) fn may_be_audited(&self) -> Result<(), String> {
+    pub(crate) fn may_be_audited(&self) -> Result<(), PreferenceError> {
         match self.source {
             VolumeSource::Projection(_) => Ok(()),
-            _ => Err(format!(
-                "is for files that podfs assembles (configMap, secret, downwardAPI, projected), and {:?} is of kind {}, \
-                 whose files the host can open without podfs",
-                self.name.as_str(),
-                self.kind.word
-            )),
+            _ => Err(PreferenceError::Audit { volume: self.name.to_string(), kind: self.kind.word }),
         }
     }
 }
 
-fn volume<'a>(volumes: &'a mut [Volume], name: &str) -> Result<&'a mut Volume, String> {
+/// Why a volume cannot be served as an annotation says.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PreferenceError {
+    #[error("the pod has no volume {0:?}")]
+    NoVolume(String),
+    #[error(
+        "is for files that podfs assembles (configMap, secret, downwardAPI, projected), and {volume:?} is of kind {kind}, whose \
+         files the host can open without podfs"
+    )]
+    Audit { volume: String, kind: &'static str },
+}
+
+fn volume<'a>(volumes: &'a mut [Volume], name: &str) -> Result<&'a mut Volume, PreferenceError> {
     let found = volumes.iter_mut().find(|volume| volume.name.as_str() == name);
-    found.ok_or_else(|| format!("the pod has no volume {name:?}"))
+    found.ok_or_else(|| PreferenceError::NoVolume(name.to_owned()))
 }
 
 fn served_by(word: &str) -> Result<ServedBy, &'static str> {

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{ProjectedVolumeSource, Volume, VolumeProjection
 
 use super::certificate::CertificateFiles;
 use super::credential::{BundleFile, TokenFile};
-use super::projection::{self, Medium, ObjectSource, Projection, Source};
+use super::projection::{self, Medium, ObjectSource, Projection, ProjectionSource};
 use super::{VolumeSource, VolumeType, downward_api};
 use crate::types::InvalidField;
 use crate::types::PayloadPath;
@@ -34,32 +34,36 @@ fn parse(volume: &ProjectedVolumeSource) -> Result<VolumeSource, InvalidField> {
     Ok(VolumeSource::Projection(Projection { default_mode, default_user, medium: Medium::Memory, sources }))
 }
 
-fn parse_source(source: &VolumeProjection) -> Result<Option<Source>, InvalidField> {
+fn parse_source(source: &VolumeProjection) -> Result<Option<ProjectionSource>, InvalidField> {
     let kinds = [
         source.config_map.as_ref().map(|object| {
             ObjectSource::parse("name", Some(&object.name), object.items.as_deref(), object.optional)
-                .map(Source::ConfigMap)
+                .map(ProjectionSource::ConfigMap)
                 .map_err(|error| error.under("configMap"))
         }),
         source.secret.as_ref().map(|object| {
             ObjectSource::parse("name", Some(&object.name), object.items.as_deref(), object.optional)
-                .map(Source::Secret)
+                .map(ProjectionSource::Secret)
                 .map_err(|error| error.under("secret"))
         }),
         source.downward_api.as_ref().map(|downward| {
             downward_api::files(downward.items.as_deref())
-                .map(Source::DownwardApi)
+                .map(ProjectionSource::DownwardApi)
                 .map_err(|error| error.under("downwardAPI"))
         }),
         source.service_account_token.as_ref().map(|token| {
-            TokenFile::parse(token).map(Source::ServiceAccountToken).map_err(|error| error.under("serviceAccountToken"))
+            TokenFile::parse(token)
+                .map(ProjectionSource::ServiceAccountToken)
+                .map_err(|error| error.under("serviceAccountToken"))
         }),
         source.cluster_trust_bundle.as_ref().map(|bundle| {
-            BundleFile::parse(bundle).map(Source::ClusterTrustBundle).map_err(|error| error.under("clusterTrustBundle"))
+            BundleFile::parse(bundle)
+                .map(ProjectionSource::ClusterTrustBundle)
+                .map_err(|error| error.under("clusterTrustBundle"))
         }),
         source.pod_certificate.as_ref().map(|certificate| {
             CertificateFiles::parse(certificate)
-                .map(Source::PodCertificate)
+                .map(ProjectionSource::PodCertificate)
                 .map_err(|error| error.under("podCertificate"))
         }),
     ];
@@ -72,8 +76,8 @@ fn parse_source(source: &VolumeProjection) -> Result<Option<Source>, InvalidFiel
 
 /// The API's rule for paths the manifest gives: each belongs to one file. Tokens are outside of it, as are keys shown
 /// under their own names; there the last source wins.
-fn claim_paths(source: &Source, taken: &mut BTreeSet<PayloadPath>) -> Result<(), InvalidField> {
-    if matches!(source, Source::ServiceAccountToken(_)) {
+fn claim_paths(source: &ProjectionSource, taken: &mut BTreeSet<PayloadPath>) -> Result<(), InvalidField> {
+    if matches!(source, ProjectionSource::ServiceAccountToken(_)) {
         return Ok(());
     }
     for path in source.explicit_paths() {

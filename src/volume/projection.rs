@@ -27,20 +27,20 @@ pub struct Projection {
     /// What the kubelet would keep the files on.
     pub medium: Medium,
     /// Where the files come from; of two that give the same path the later one wins.
-    pub sources: Vec<Source>,
+    pub sources: Vec<ProjectionSource>,
 }
 
 impl Projection {
     /// Whether the volume shows anything of its pod.
     pub fn needs_pod(&self) -> bool {
-        self.sources.iter().any(|source| matches!(source, Source::DownwardApi(_)))
+        self.sources.iter().any(|source| matches!(source, ProjectionSource::DownwardApi(_)))
     }
 
     /// The objects the volume needs, in the order of its sources.
     pub fn references(&self) -> impl Iterator<Item = Reference<'_>> {
         self.sources.iter().filter_map(|source| match source {
-            Source::ConfigMap(object) => Some(Reference::to("ConfigMap", object)),
-            Source::Secret(object) => Some(Reference::to("Secret", object)),
+            ProjectionSource::ConfigMap(object) => Some(Reference::to("ConfigMap", object)),
+            ProjectionSource::Secret(object) => Some(Reference::to("Secret", object)),
             _ => None,
         })
     }
@@ -57,7 +57,7 @@ pub enum Medium {
 
 /// Where some of a volume's files come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum ProjectionSource {
     /// Keys of a ConfigMap.
     ConfigMap(ObjectSource),
     /// Keys of a Secret.
@@ -72,37 +72,43 @@ pub enum Source {
     PodCertificate(CertificateFiles),
 }
 
-impl Source {
+impl ProjectionSource {
     /// Whether its files are not for everyone's eyes: keys of Secrets, tokens, private keys.
     pub fn is_secret(&self) -> bool {
         match self {
-            Source::Secret(_) | Source::ServiceAccountToken(_) | Source::PodCertificate(_) => true,
-            Source::ConfigMap(_) | Source::DownwardApi(_) | Source::ClusterTrustBundle(_) => false,
+            ProjectionSource::Secret(_)
+            | ProjectionSource::ServiceAccountToken(_)
+            | ProjectionSource::PodCertificate(_) => true,
+            ProjectionSource::ConfigMap(_)
+            | ProjectionSource::DownwardApi(_)
+            | ProjectionSource::ClusterTrustBundle(_) => false,
         }
     }
 
     /// The paths the manifest itself gives to files of this source.
     pub fn explicit_paths(&self) -> Vec<&PayloadPath> {
         match self {
-            Source::ConfigMap(object) | Source::Secret(object) => object.items.iter().map(|item| &item.path).collect(),
-            Source::DownwardApi(files) => files.iter().map(|file| &file.path).collect(),
-            Source::ServiceAccountToken(file) => vec![&file.path],
-            Source::ClusterTrustBundle(file) => vec![&file.path],
-            Source::PodCertificate(files) => files.paths().collect(),
+            ProjectionSource::ConfigMap(object) | ProjectionSource::Secret(object) => {
+                object.items.iter().map(|item| &item.path).collect()
+            }
+            ProjectionSource::DownwardApi(files) => files.iter().map(|file| &file.path).collect(),
+            ProjectionSource::ServiceAccountToken(file) => vec![&file.path],
+            ProjectionSource::ClusterTrustBundle(file) => vec![&file.path],
+            ProjectionSource::PodCertificate(files) => files.paths().collect(),
         }
     }
 }
 
 /// Reads `configMap "app"`, or `serviceAccountToken "token"` with the path for sources without a name.
-impl fmt::Display for Source {
+impl fmt::Display for ProjectionSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Source::ConfigMap(object) => write!(f, "configMap {:?}", object.name),
-            Source::Secret(object) => write!(f, "secret {:?}", object.name),
-            Source::DownwardApi(_) => f.write_str("downwardAPI"),
-            Source::ServiceAccountToken(file) => write!(f, "serviceAccountToken {:?}", file.path.as_str()),
-            Source::ClusterTrustBundle(file) => write!(f, "clusterTrustBundle {:?}", file.path.as_str()),
-            Source::PodCertificate(files) => {
+            ProjectionSource::ConfigMap(object) => write!(f, "configMap {:?}", object.name),
+            ProjectionSource::Secret(object) => write!(f, "secret {:?}", object.name),
+            ProjectionSource::DownwardApi(_) => f.write_str("downwardAPI"),
+            ProjectionSource::ServiceAccountToken(file) => write!(f, "serviceAccountToken {:?}", file.path.as_str()),
+            ProjectionSource::ClusterTrustBundle(file) => write!(f, "clusterTrustBundle {:?}", file.path.as_str()),
+            ProjectionSource::PodCertificate(files) => {
                 let paths: Vec<&str> = files.paths().map(PayloadPath::as_str).collect();
                 write!(f, "podCertificate {:?}", paths.join(", "))
             }

@@ -58,13 +58,17 @@ impl Cluster {
     }
 
     fn put_pod(&self, name: &str) {
+        self.put_pod_with(name, &json!({"claimName": "data"}));
+    }
+
+    fn put_pod_with(&self, name: &str, claim: &Value) {
         self.server.put_value(json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": name, "namespace": "default", "uid": format!("uid-{name}")},
             "spec": {
                 "nodeName": NODE,
                 "containers": [{"name": "c", "image": "none", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
-                "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}],
+                "volumes": [{"name": "v", "persistentVolumeClaim": claim}],
             },
         }));
     }
@@ -135,6 +139,29 @@ fn cs_13_the_claim_of_a_volume_that_its_driver_has_grown_has_the_new_capacity() 
     eventually("the claim has the newer size", || cluster.status()["capacity"]["storage"] == "32Mi");
     eventually("it was grown for both pods", || driver.count("NodeExpandVolume") >= 2);
     cluster.end(&["web", "other"]);
+}
+
+#[test]
+fn cs_13_a_volume_that_its_pod_has_read_only_does_not_grow_and_events_say_so() {
+    let cluster = Cluster::new(8, 16);
+    let driver = cluster.driver();
+    cluster.put_pod_with("web", &json!({"claimName": "data", "readOnly": true}));
+    let _daemon = cluster.start();
+    cluster.node.expect(&["wait", "default/web"]);
+    let message = "MountVolume.NodeExpandVolume failed for volume \"v\" requested read-only file system";
+    for (kind, name) in [("Pod", "web"), ("PersistentVolumeClaim", "data")] {
+        eventually("an event says so", || {
+            cluster.server.objects("Event").iter().any(|event| {
+                event["involvedObject"]["kind"] == kind
+                    && event["involvedObject"]["name"] == name
+                    && event["reason"] == "FileSystemResizeFailed"
+                    && event["message"] == message
+            })
+        });
+    }
+    assert_eq!(driver.count("NodeExpandVolume"), 0);
+    assert_eq!(cluster.status()["allocatedResourceStatuses"]["storage"], "NodeResizePending");
+    cluster.end(&["web"]);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use podfs_fuse::client::MountedVolume;
 use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::{Access, MountOptions};
 use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
-use podfs_fuse::passthrough::{Cache, DataPath, Options};
+use podfs_fuse::passthrough::{Cache, DataPath, PassthroughOptions};
 use tempfile::TempDir;
 
 use serde_json::Value;
@@ -48,47 +48,47 @@ impl Drop for Mounted {
 impl Mounted {
     /// An empty directory of the disk, mounted for reading and writing.
     pub fn new() -> Self {
-        Self::with(Options::default())
+        Self::with(PassthroughOptions::default())
     }
 
     /// As [`Self::new`], with a say in what the kernel may remember.
     pub fn with_cache(cache: Cache) -> Self {
-        Self::with(Options { cache, ..Options::default() })
+        Self::with(PassthroughOptions { cache, ..PassthroughOptions::default() })
     }
 
     /// As [`Self::new`], with a limit of so many bytes and without other users of the source. Then the server reads and writes,
     /// not the kernel.
     pub fn with_limit(limit: u64) -> Self {
-        Self::with(Options { limit: Some(limit), exclusive: true, ..Options::default() })
+        Self::with(PassthroughOptions { limit: Some(limit), exclusive: true, ..PassthroughOptions::default() })
     }
 
     /// As [`Self::new`], without other users of the source, as an emptyDir.
     pub fn exclusive() -> Self {
-        Self::with(Options { exclusive: true, ..Options::default() })
+        Self::with(PassthroughOptions { exclusive: true, ..PassthroughOptions::default() })
     }
 
     /// As an emptyDir: only callers of this mount use the source, so the kernel remembers everything and keeps locks.
     pub fn alone() -> Self {
-        Self::with(Options { exclusive: true, cache: Cache::Always, ..Options::default() })
+        Self::with(PassthroughOptions { exclusive: true, cache: Cache::Always, ..PassthroughOptions::default() })
     }
 
     /// As [`Self::new`], with the wish that requests come over io_uring, whatever the server may do.
     pub fn asking_for_io_uring() -> Self {
-        Self::with(Options { io_uring: true, ..Options::default() })
+        Self::with(PassthroughOptions { io_uring: true, ..PassthroughOptions::default() })
     }
 
-    fn with(options: Options) -> Self {
+    fn with(options: PassthroughOptions) -> Self {
         Self::start(Source::Own(Arc::new(disk_directory())), options, Access::ReadWrite)
     }
 
     /// One more mount of the same directory, with one more server process.
     pub fn second(&self) -> Self {
-        Self::start(self.source.clone(), Options::default(), Access::ReadWrite)
+        Self::start(self.source.clone(), PassthroughOptions::default(), Access::ReadWrite)
     }
 
     /// The same directory, mounted for looking only.
     pub fn read_only(&self) -> Self {
-        Self::start(self.source.clone(), Options::default(), Access::ReadOnly)
+        Self::start(self.source.clone(), PassthroughOptions::default(), Access::ReadOnly)
     }
 
     /// A directory that the caller made, and removes.
@@ -98,20 +98,27 @@ impl Mounted {
 
     /// As [`Self::of`], with a say in what the kernel may remember.
     pub fn of_with_cache(source: &Path, cache: Cache) -> Self {
-        Self::start(Source::Other(source.to_owned()), Options { cache, ..Options::default() }, Access::ReadWrite)
+        Self::start(
+            Source::Other(source.to_owned()),
+            PassthroughOptions { cache, ..PassthroughOptions::default() },
+            Access::ReadWrite,
+        )
     }
 
     /// As [`Self::of`], with so many bytes to fill, what is there included.
     pub fn of_with_limit(source: &Path, limit: u64) -> Self {
-        let options = Options { limit: Some(limit), ..Options::default() };
+        let options = PassthroughOptions { limit: Some(limit), ..PassthroughOptions::default() };
         Self::start(Source::Other(source.to_owned()), options, Access::ReadWrite)
     }
 
-    fn start(source: Source, options: Options, access: Access) -> Self {
+    fn start(source: Source, options: PassthroughOptions, access: Access) -> Self {
         let (client, server) = start_server();
         let directory = File::open(source.path()).expect("the source opens");
-        let options =
-            Options { name: "data".to_owned(), io_uring: io_uring::is_chosen() || options.io_uring, ..options };
+        let options = PassthroughOptions {
+            name: "data".to_owned(),
+            io_uring: io_uring::is_chosen() || options.io_uring,
+            ..options
+        };
         let passthrough = MountedVolume::of_source(
             &Arc::new(client),
             directory.as_fd(),

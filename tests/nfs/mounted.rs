@@ -8,12 +8,12 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use podfs_fuse::mount::private::{MountOptions, PrivateMount, open_device};
-use podfs_fuse::nfs::options::Options;
-use podfs_fuse::nfs::thread::{NfsThread, Served};
+use podfs_fuse::nfs::options::ExportOptions;
+use podfs_fuse::nfs::thread::{NfsThread, ServedExport};
 use podfs_fuse::nfs::writeback::log::Log;
 use podfs_fuse::region::{Region, VolumeKind};
 use podfs_nfs::ExportAddress;
-use podfs_nfs::mount::{Options as Asked, Reached, reach};
+use podfs_nfs::mount::{MountRequest, Reached, reach};
 use podfs_nfs::rpc::dial::bound;
 use rustix::fs::CWD;
 use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount, unmount};
@@ -40,7 +40,7 @@ impl Mounted {
     }
 
     /// The same, served as `change` says.
-    pub fn with(server: &impl Serves, change: impl FnOnce(&mut Options)) -> Self {
+    pub fn with(server: &impl Serves, change: impl FnOnce(&mut ExportOptions)) -> Self {
         let mut options = options(server);
         change(&mut options);
         let device = open_device().expect("/dev/fuse");
@@ -49,7 +49,7 @@ impl Mounted {
         let log = Log::create(SEGMENTS).expect("a log");
         let log = log.as_fd().try_clone_to_owned().expect("a descriptor");
         let sockets = sockets(&options);
-        let export = Served { device, region: Arc::clone(&region), log, sockets, options, trace: Arc::default() };
+        let export = ServedExport { device, region: Arc::clone(&region), log, sockets, options, trace: Arc::default() };
         THREAD.serve(export).expect("served");
         Self { mount, region }
     }
@@ -130,7 +130,7 @@ fn attach(clone: &OwnedFd, path: &Path) {
 }
 
 /// One for the connection, one to spare.
-pub fn sockets(options: &Options) -> Vec<OwnedFd> {
+pub fn sockets(options: &ExportOptions) -> Vec<OwnedFd> {
     (0..2).map(|_| bound(options.nfs, false).expect("a socket")).collect()
 }
 
@@ -159,16 +159,16 @@ impl Serves for (SocketAddr, SocketAddr) {
 }
 
 /// How an export is served, if nothing else is said.
-pub fn options(server: &impl Serves) -> Options {
+pub fn options(server: &impl Serves) -> ExportOptions {
     let (nfs, mount) = server.places();
-    let asked = Asked {
+    let export = ExportAddress::parse("the-server", "/export").expect("an address");
+    let request = MountRequest {
         port: Some(nfs.port()),
         mount_port: Some(mount.port()),
         reserved_port: false,
-        ..Asked::new("the-server", nfs.ip(), b"/export", BUDGET)
+        ..MountRequest::new(export.clone(), nfs.ip(), BUDGET)
     };
-    let Reached { nfs, mountd, root, limits } = reach(&asked).expect("it is reached");
-    let export = ExportAddress::parse("the-server", "/export").expect("an address");
-    let named = Options::new(export, nfs, root.as_bytes(), limits);
-    Options { mountd: Some(mountd), name: "a-volume".to_owned(), ..named }
+    let Reached { nfs, mountd, root, limits } = reach(&request).expect("it is reached");
+    let named = ExportOptions::new(export, nfs, root.as_bytes(), limits);
+    ExportOptions { mountd: Some(mountd), name: "a-volume".to_owned(), ..named }
 }

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use podfs_nfs::mount::{Options, mount};
+use podfs_nfs::ExportAddress;
+use podfs_nfs::mount::{MountRequest, mount};
 use podfs_nfs::rpc::{Credential, Slice};
 use podfs_nfs::server::Servers;
 use podfs_nfs::v3::{Changes, Creation, FileHandle, Stability};
@@ -83,12 +84,13 @@ impl Scene {
             std::fs::write(directory.join(listed(index)), "").expect("written");
         }
         let budget = Duration::from_secs(20);
-        let options = Options {
+        let export = ExportAddress::parse("bench", "/export").expect("an address");
+        let request = MountRequest {
             port: Some(address.unwrap_or(server.address()).port()),
             mount_port: Some(server.mount_address().port()),
-            ..Options::new("bench", server.address().ip(), b"/export", budget)
+            ..MountRequest::new(export, server.address().ip(), budget)
         };
-        let export = Rc::new(mount(&Servers::default(), &options).await.expect("it is mounted"));
+        let export = Rc::new(mount(&Servers::default(), &request).await.expect("it is mounted"));
         let how = How::new(&ROOT);
         let creation = Creation::Unchecked(Changes::default());
         let file =

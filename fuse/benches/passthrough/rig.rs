@@ -18,7 +18,7 @@ use podfs_fuse::memory_lock;
 use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::{Access, MountOptions};
 use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
-use podfs_fuse::passthrough::{Cache, Options};
+use podfs_fuse::passthrough::{Cache, PassthroughOptions};
 use podfs_fuse::protocol::Greeting;
 use podfs_fuse::server::process;
 use serde_json::Value;
@@ -65,36 +65,50 @@ impl Place {
 
     /// A directory of the disk, shown by podfs as a hostPath without annotations.
     pub fn auto() -> Self {
-        Self::podfs("auto", Options::default())
+        Self::podfs("auto", PassthroughOptions::default())
     }
 
     /// A directory of the disk, shown by podfs as an emptyDir.
     pub fn empty_dir() -> Self {
-        Self::podfs("emptyDir", Options { cache: Cache::Always, exclusive: true, ..Options::default() })
+        Self::podfs(
+            "emptyDir",
+            PassthroughOptions { cache: Cache::Always, exclusive: true, ..PassthroughOptions::default() },
+        )
     }
 
     /// As [`Self::auto`], with requests over io_uring.
     pub fn auto_uring() -> Self {
-        Self::over_io_uring(|| Self::podfs("auto-uring", Options { io_uring: true, ..Options::default() }))
+        Self::over_io_uring(|| {
+            Self::podfs("auto-uring", PassthroughOptions { io_uring: true, ..PassthroughOptions::default() })
+        })
     }
 
     /// As [`Self::empty_dir`], with requests over io_uring.
     pub fn empty_dir_uring() -> Self {
-        let options = Options { cache: Cache::Always, exclusive: true, io_uring: true, ..Options::default() };
+        let options = PassthroughOptions {
+            cache: Cache::Always,
+            exclusive: true,
+            io_uring: true,
+            ..PassthroughOptions::default()
+        };
         Self::over_io_uring(|| Self::podfs("emptyDir-uring", options))
     }
 
     /// A directory of the disk, shown by podfs with so many session threads.
     pub fn with_threads(name: &'static str, threads: u8) -> Self {
-        Self::podfs(name, Options { threads: Some(threads), ..Options::default() })
+        Self::podfs(name, PassthroughOptions { threads: Some(threads), ..PassthroughOptions::default() })
     }
 
-    fn podfs(name: &'static str, options: Options) -> Self {
+    fn podfs(name: &'static str, options: PassthroughOptions) -> Self {
         let (base, source, shown) = directories();
         let (ours, theirs) = UnixStream::pair().expect("a socket pair");
         let server = Command::new("/proc/self/exe").arg(SERVE).stdin(Stdio::from(OwnedFd::from(theirs))).spawn();
         let server = Killed(server.expect("this program can be started again"));
-        let options = Options { name: "bench".to_owned(), threads: options.threads.or_else(chosen_threads), ..options };
+        let options = PassthroughOptions {
+            name: "bench".to_owned(),
+            threads: options.threads.or_else(chosen_threads),
+            ..options
+        };
         let directory = File::open(&source).expect("a directory");
         let client = Arc::new(ServerClient::new(ours, Greeting::new("bench", "bench")).expect("the server answers"));
         let volume =

@@ -1,6 +1,6 @@
 //! What mountd and the portmapper answer. The first byte chooses which of them.
 
-use podfs_nfs::mountd::{self, Refusal};
+use podfs_nfs::mountd::{self, MountdError};
 use podfs_nfs::portmap;
 use podfs_nfs::rpc::Slice;
 use podfs_nfs::v3::handle::MAX_HANDLE;
@@ -34,7 +34,7 @@ fn mounted(bytes: &Slice) -> bool {
 
 fn refused(bytes: &[u8]) -> bool {
     let Ok(status) = XdrReader::new(bytes).u32() else { return false };
-    assert!(!Refusal::Status(status).to_string().is_empty());
+    assert!(!MountdError::Status(status).to_string().is_empty());
     bytes.len() == 4
 }
 

@@ -4,7 +4,7 @@
 use podfs_nfs::rpc::credential::MAX_GROUPS;
 use podfs_nfs::rpc::message::{Received, receive};
 use podfs_nfs::rpc::record::Incoming;
-use podfs_nfs::rpc::{Credential, Denial, Message, Pool, Procedure, RpcError, Slice};
+use podfs_nfs::rpc::{Credential, Denial, Pool, Procedure, RpcCall, RpcError, Slice};
 use podfs_nfs::xdr::{Malformed, XdrReader, XdrWriter};
 
 use super::{memory, stream};
@@ -93,7 +93,7 @@ fn call(data: &mut XdrReader<'_>) -> Result<(), Malformed> {
         to.opaque(arguments);
     };
     let message =
-        Message::call_with(xid, procedure, &credential, write, payload.map(|bytes| Slice::from(bytes.to_vec())));
+        RpcCall::call_with(xid, procedure, &credential, write, payload.map(|bytes| Slice::from(bytes.to_vec())));
     let sent = from(&message, 0);
     for skip in (0..=sent.len()).step_by(1 + sent.len() / 16) {
         assert_eq!(from(&message, skip), sent[skip..], "what is sent after the first {skip} bytes");
@@ -142,6 +142,6 @@ fn is_user(body: &[u8], uid: u32, gid: u32, groups: &[u32]) -> Result<(), Malfor
 }
 
 /// What of a message is sent from the byte `skip` on.
-fn from(message: &Message, skip: usize) -> Vec<u8> {
+fn from(message: &RpcCall, skip: usize) -> Vec<u8> {
     message.parts(skip).flat_map(|part| part.to_vec()).collect()
 }

@@ -2,7 +2,7 @@
 
 use podfs_nfs::mountd::Mounted;
 use podfs_nfs::v3::{
-    Accessed, Around, Attributes, Committed, Created, DirectoryPage, FileHandle, FsInfo, FsStat, Link, Linked,
+    Accessed, Around, Attributes, Committed, Created, DirectoryPage, FileHandle, FsInfo, FsStat, LinkTarget, Linked,
     ListedEntry, Looked, PathConf, Read, Written,
 };
 use podfs_nfs::xdr::XdrWriter;
@@ -49,7 +49,7 @@ pub fn access(to: &mut XdrWriter, value: &Accessed) {
 }
 
 /// Of READLINK.
-pub fn readlink(to: &mut XdrWriter, value: &Link) {
+pub fn readlink(to: &mut XdrWriter, value: &LinkTarget) {
     known(to, &value.attributes);
     to.opaque(&value.target);
 }

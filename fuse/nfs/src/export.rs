@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
 use crate::error::Error;
-use crate::rpc::{Backoff, Connection, Credential, Message, Persistence, Policy, Procedure, Reply, RpcError, Slice};
+use crate::rpc::{Backoff, Connection, Credential, Persistence, Policy, Procedure, Reply, RpcCall, RpcError, Slice};
 use crate::server::NfsServer;
 use crate::v3::{
     self, Accessed, Around, Attributes, Changes, Committed, Created, Creation, Device, DirectoryPage, FileHandle,
-    FsInfo, FsStat, Link, Linked, Looked, MAX_NAME, NfsStatus, PathConf, ProcedureNumber, Read, Stability, Time,
+    FsInfo, FsStat, LinkTarget, Linked, Looked, MAX_NAME, NfsStatus, PathConf, ProcedureNumber, Read, Stability, Time,
     Written, arguments, results,
 };
 use crate::xdr::{Malformed, XdrReader, XdrWriter};
@@ -173,7 +173,7 @@ impl Export {
     ///
     /// # Errors
     /// [`Error`]
-    pub async fn readlink(&self, how: How<'_>, link: &FileHandle) -> Result<Link, Error> {
+    pub async fn readlink(&self, how: How<'_>, link: &FileHandle) -> Result<LinkTarget, Error> {
         self.call_for_data(
             how,
             link,
@@ -486,7 +486,7 @@ impl<A: Fn(&mut XdrWriter)> Outgoing<'_, A> {
         }
         let procedure = Procedure { program: v3::PROGRAM, version: v3::VERSION, number: self.number as u32 };
         let payload = self.payload.cloned();
-        let message = Message::call_with(xid, procedure, self.how.credential, &self.arguments, payload);
+        let message = RpcCall::call_with(xid, procedure, self.how.credential, &self.arguments, payload);
         connection.call(xid, message, policy, again.is_some()).await
     }
 }

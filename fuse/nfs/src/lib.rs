@@ -23,7 +23,8 @@
 //! use std::time::Duration;
 //!
 //! use podfs_nfs::export::How;
-//! use podfs_nfs::mount::{Options, mount};
+//! use podfs_nfs::ExportAddress;
+//! use podfs_nfs::mount::{MountRequest, mount};
 //! use podfs_nfs::rpc::Credential;
 //! use podfs_nfs::server::Servers;
 //!
@@ -31,8 +32,9 @@
 //! let local = tokio::task::LocalSet::new();
 //! local.block_on(&runtime, async {
 //!     let servers = Servers::default();
-//!     let options = Options::new("nfs.example", "192.0.2.1".parse()?, b"/export", Duration::from_secs(30));
-//!     let export = mount(&servers, &options).await?;
+//!     let address = ExportAddress::parse("nfs.example", "/export")?;
+//!     let request = MountRequest::new(address, "192.0.2.1".parse()?, Duration::from_secs(30));
+//!     let export = mount(&servers, &request).await?;
 //!
 //!     let alice = Credential::User { uid: 1000, gid: 1000, groups: vec![27] };
 //!     let file = export.lookup(How::new(&alice), &export.root(), b"hello").await?;

@@ -9,9 +9,10 @@ use tokio::runtime::Builder;
 use tokio::task::LocalSet;
 use tokio::time::timeout;
 
+use crate::address::ExportAddress;
 use crate::error::Error;
 use crate::export::{Export, How, Limits};
-use crate::mountd::{self, Refusal};
+use crate::mountd::{self, MountdError};
 use crate::portmap;
 use crate::rpc::{Connection, Credential, Policy, RpcError};
 use crate::server::{MAX_CONNECTIONS, Servers};
@@ -22,13 +23,11 @@ const PORTMAP_BUDGET: Duration = Duration::from_secs(5);
 
 /// What to mount, and how.
 #[derive(Clone, Debug)]
-pub struct Options {
-    /// What the volume calls the server; for messages.
-    pub server: String,
+pub struct MountRequest {
+    /// The export, as the volume names it.
+    pub export: ExportAddress,
     /// Where the server is.
     pub address: IpAddr,
-    /// The path of the export.
-    pub path: Vec<u8>,
     /// The port of NFS; none asks the portmapper, and takes 2049 if there is no portmapper.
     pub port: Option<u16>,
     /// Where the mountd is, if not with the server.
@@ -53,13 +52,12 @@ pub struct Options {
     pub budget: Duration,
 }
 
-impl Options {
+impl MountRequest {
     /// As Linux does it where no option says otherwise, within `budget`.
-    pub fn new(server: &str, address: IpAddr, path: &[u8], budget: Duration) -> Self {
+    pub fn new(export: ExportAddress, address: IpAddr, budget: Duration) -> Self {
         Self {
-            server: server.to_owned(),
+            export,
             address,
-            path: path.to_vec(),
             port: None,
             mount_address: None,
             mount_port: None,
@@ -80,7 +78,7 @@ impl Options {
 pub enum MountError {
     /// This process has no room for it.
     #[error("cannot begin to mount: {0}")]
-    Machine(std::io::Error),
+    Machine(#[source] std::io::Error),
     /// The path cannot be one.
     #[error("the path of an NFS export begins with a slash and has at most {} bytes", mountd::MAX_PATH)]
     BadPath,
@@ -103,37 +101,34 @@ pub enum MountError {
         server: String,
     },
     /// The server does not give the export.
-    #[error("NFS server {server} refuses to mount {path}: {refusal}")]
+    #[error("NFS server {} refuses to mount {}: {refusal}", export.server, export.path)]
     Refused {
-        /// What the volume calls the server.
-        server: String,
         /// The export.
-        path: String,
+        export: ExportAddress,
         /// Why.
-        refusal: Refusal,
+        refusal: MountdError,
     },
     /// The export wants other credentials.
     #[error(
-        "{path} of NFS server {server} wants credentials of the kinds {flavors:?} (390003 and up: krb5), not {ours}"
+        "{} of NFS server {} wants credentials of the kinds {flavors:?} (390003 and up: krb5), not {ours}",
+        export.path,
+        export.server
     )]
     OtherCredentials {
-        /// What the volume calls the server.
-        server: String,
         /// The export.
-        path: String,
+        export: ExportAddress,
         /// What it wants.
         flavors: Vec<u32>,
         /// What there is.
         ours: u32,
     },
     /// The root cannot be asked about.
-    #[error("the root of {path} of NFS server {server} cannot be looked at: {error}")]
+    #[error("the root of {} of NFS server {} cannot be looked at: {error}", export.path, export.server)]
     Root {
-        /// What the volume calls the server.
-        server: String,
         /// The export.
-        path: String,
+        export: ExportAddress,
         /// Why.
+        #[source]
         error: Error,
     },
 }
@@ -155,10 +150,10 @@ pub struct Reached {
 ///
 /// # Errors
 /// [`MountError`], within the budget.
-pub fn reach(options: &Options) -> Result<Reached, MountError> {
+pub fn reach(request: &MountRequest) -> Result<Reached, MountError> {
     let runtime = Builder::new_current_thread().enable_all().build().map_err(MountError::Machine)?;
     LocalSet::new().block_on(&runtime, async {
-        let (export, mountd) = find(&Servers::default(), options).await?;
+        let (export, mountd) = find(&Servers::default(), request).await?;
         Ok(Reached { nfs: export.server().address(), mountd, root: export.root(), limits: export.limits() })
     })
 }
@@ -167,63 +162,58 @@ pub fn reach(options: &Options) -> Result<Reached, MountError> {
 ///
 /// # Errors
 /// [`MountError`], within the budget.
-pub async fn mount(servers: &Servers, options: &Options) -> Result<Export, MountError> {
-    Ok(find(servers, options).await?.0)
+pub async fn mount(servers: &Servers, request: &MountRequest) -> Result<Export, MountError> {
+    Ok(find(servers, request).await?.0)
 }
 
 /// An export, and where its mountd is.
-async fn find(servers: &Servers, options: &Options) -> Result<(Export, SocketAddr), MountError> {
-    if !options.path.starts_with(b"/") || options.path.len() > mountd::MAX_PATH {
+async fn find(servers: &Servers, request: &MountRequest) -> Result<(Export, SocketAddr), MountError> {
+    if !request.export.path.starts_with('/') || request.export.path.len() > mountd::MAX_PATH {
         return Err(MountError::BadPath);
     }
-    let mounting = Mounting { servers, options, end: Instant::now() + options.budget };
+    let mounting = MountAttempt { servers, request, end: Instant::now() + request.budget };
     let (root, mountd) = mounting.root().await?;
-    let port = match options.port {
+    let port = match request.port {
         Some(port) => port,
         // A host whose portmapper does not answer may still have NFS at its usual port.
-        None => mounting.port_of(options.address, v3::PROGRAM).await.ok().flatten().unwrap_or(v3::PORT),
+        None => mounting.port_of(request.address, v3::PROGRAM).await.ok().flatten().unwrap_or(v3::PORT),
     };
-    let address = SocketAddr::new(options.address, port);
-    let server = servers.server(&options.server, address, options.reserved_port);
-    let connections = options.connections.clamp(1, MAX_CONNECTIONS);
+    let address = SocketAddr::new(request.address, port);
+    let server = servers.server(&request.export.server, address, request.reserved_port);
+    let connections = request.connections.clamp(1, MAX_CONNECTIONS);
     let unknown = Limits { read: 4096, write: 4096, listing: 4096, file: u64::MAX };
-    let export = Export::new(server.clone(), root, unknown, options.policy, connections);
-    let how = How { policy: Some(mounting.policy()), ..How::new(&options.credential) };
+    let export = Export::new(server.clone(), root, unknown, request.policy, connections);
+    let how = How { policy: Some(mounting.policy()), ..How::new(&request.credential) };
     let info: FsInfo = export.fsinfo(how, &root).await.map_err(|error| match error {
         Error::RpcError(failure) => {
             let why = server.health().last_error;
             mounting.unreachable("NFS", address, why.filter(|_| is_silence(failure)), failure)
         }
-        error => MountError::Root { server: options.server.clone(), path: options.printable_path(), error },
+        error => MountError::Root { export: request.export.clone(), error },
     })?;
-    let limits = Limits::new(&info, options.rsize, options.wsize);
-    Ok((Export::new(server, root, limits, options.policy, connections), mountd))
+    let limits = Limits::new(&info, request.rsize, request.wsize);
+    Ok((Export::new(server, root, limits, request.policy, connections), mountd))
 }
 
 /// Tells the server's mountd that an export is not used any more. Nothing depends on it, so it waits `budget` at most.
-pub async fn unmount(servers: &Servers, options: &Options, budget: Duration) {
-    let mounting = Mounting { servers, options, end: Instant::now() + budget };
+pub async fn unmount(servers: &Servers, request: &MountRequest, budget: Duration) {
+    let mounting = MountAttempt { servers, request, end: Instant::now() + budget };
     let told = async {
         let Ok((connection, _)) = mounting.mountd().await else { return };
-        let _ = mountd::unmount(&connection, &options.path, &options.credential, mounting.policy()).await;
+        let _ =
+            mountd::unmount(&connection, request.export.path.as_bytes(), &request.credential, mounting.policy()).await;
     };
     let _ = timeout(budget, told).await;
 }
 
-impl Options {
-    fn printable_path(&self) -> String {
-        String::from_utf8_lossy(&self.path).into_owned()
-    }
-}
-
 /// A mount in progress.
-struct Mounting<'a> {
+struct MountAttempt<'a> {
     servers: &'a Servers,
-    options: &'a Options,
+    request: &'a MountRequest,
     end: Instant,
 }
 
-impl Mounting<'_> {
+impl MountAttempt<'_> {
     /// For what is left of the budget.
     fn policy(&self) -> Policy {
         Policy::within(self.end.saturating_duration_since(Instant::now()))
@@ -231,21 +221,21 @@ impl Mounting<'_> {
 
     /// The export's root, from the mountd, and where that is.
     async fn root(&self) -> Result<(FileHandle, SocketAddr), MountError> {
-        let options = self.options;
+        let request = self.request;
         let (connection, address) = self.mountd().await?;
-        let mounted = mountd::mount(&connection, &options.path, &options.credential, self.policy()).await;
+        let mounted =
+            mountd::mount(&connection, request.export.path.as_bytes(), &request.credential, self.policy()).await;
         let mounted = mounted.map_err(|refusal| match refusal {
-            Refusal::Rpc(failure) if !matches!(failure, RpcError::Denied(_)) => {
+            MountdError::Rpc(failure) if !matches!(failure, RpcError::Denied(_)) => {
                 let why = connection.peer().health().last_error;
                 self.unreachable("the mountd", address, why.filter(|_| is_silence(failure)), failure)
             }
-            refusal => MountError::Refused { server: options.server.clone(), path: options.printable_path(), refusal },
+            refusal => MountError::Refused { export: request.export.clone(), refusal },
         })?;
-        let ours = options.credential.flavor();
+        let ours = request.credential.flavor();
         if !mounted.flavors.is_empty() && !mounted.flavors.contains(&ours) {
             return Err(MountError::OtherCredentials {
-                server: options.server.clone(),
-                path: options.printable_path(),
+                export: request.export.clone(),
                 flavors: mounted.flavors,
                 ours,
             });
@@ -255,23 +245,23 @@ impl Mounting<'_> {
 
     /// A connection to the mountd.
     async fn mountd(&self) -> Result<(Connection, SocketAddr), MountError> {
-        let options = self.options;
-        let host = options.mount_address.unwrap_or(options.address);
-        let port = match options.mount_port {
+        let request = self.request;
+        let host = request.mount_address.unwrap_or(request.address);
+        let port = match request.mount_port {
             Some(port) => port,
             None => self
                 .port_of(host, mountd::PROGRAM)
                 .await?
-                .ok_or_else(|| MountError::NoMountd { server: options.server.clone() })?,
+                .ok_or_else(|| MountError::NoMountd { server: request.export.server.clone() })?,
         };
         let address = SocketAddr::new(host, port);
-        Ok((self.servers.passing_connection(&options.server, address, options.reserved_port), address))
+        Ok((self.servers.passing_connection(&request.export.server, address, request.reserved_port), address))
     }
 
     /// Asks the portmapper at `host`.
     async fn port_of(&self, host: IpAddr, program: u32) -> Result<Option<u16>, MountError> {
-        let address = SocketAddr::new(host, self.options.portmap_port);
-        let connection = self.servers.passing_connection(&self.options.server, address, false);
+        let address = SocketAddr::new(host, self.request.portmap_port);
+        let connection = self.servers.passing_connection(&self.request.export.server, address, false);
         let left = self.end.saturating_duration_since(Instant::now());
         let policy = Policy::within(left.min(PORTMAP_BUDGET));
         portmap::port_of(&connection, program, 3, policy).await.map_err(|failure| {
@@ -288,7 +278,7 @@ impl Mounting<'_> {
         failure: RpcError,
     ) -> MountError {
         let reason = why.unwrap_or_else(|| failure.to_string());
-        MountError::Unreachable { service, server: self.options.server.clone(), address, reason }
+        MountError::Unreachable { service, server: self.request.export.server.clone(), address, reason }
     }
 }
 

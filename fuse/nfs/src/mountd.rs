@@ -1,6 +1,6 @@
 //! The MOUNT protocol, version 3 (RFC 1813, appendix I): from the path of an export to its root's handle.
 
-use crate::rpc::{Connection, Credential, Message, Policy, Procedure, Reply, RpcError};
+use crate::rpc::{Connection, Credential, Policy, Procedure, Reply, RpcCall, RpcError};
 use crate::v3::handle::FileHandle;
 use crate::xdr::{Malformed, XdrReader, XdrWriter};
 
@@ -27,7 +27,7 @@ pub struct Mounted {
 
 /// Why there is no root.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-pub enum Refusal {
+pub enum MountdError {
     /// The call has no results.
     #[error(transparent)]
     Rpc(#[from] RpcError),
@@ -39,13 +39,13 @@ pub enum Refusal {
 /// Asks for an export. `path` has at most [`MAX_PATH`] bytes.
 ///
 /// # Errors
-/// [`Refusal`]
+/// [`MountdError`]
 pub async fn mount(
     connection: &Connection,
     path: &[u8],
     credential: &Credential,
     policy: Policy,
-) -> Result<Mounted, Refusal> {
+) -> Result<Mounted, MountdError> {
     let reply = call(connection, MNT, credential, policy, |arguments| {
         arguments.opaque(path);
     });
@@ -53,7 +53,7 @@ pub async fn mount(
     let mut results = reply.reader();
     match results.u32().map_err(RpcError::from)? {
         0 => Ok(mounted(&mut results).map_err(RpcError::from)?),
-        status => Err(Refusal::Status(status)),
+        status => Err(MountdError::Status(status)),
     }
 }
 
@@ -81,7 +81,7 @@ async fn call(
     arguments: impl FnOnce(&mut XdrWriter),
 ) -> Result<Reply, RpcError> {
     let xid = connection.next_xid();
-    let message = Message::call(xid, Procedure { program: PROGRAM, version: VERSION, number }, credential, arguments);
+    let message = RpcCall::call(xid, Procedure { program: PROGRAM, version: VERSION, number }, credential, arguments);
     connection.call(xid, message, policy, false).await
 }
 

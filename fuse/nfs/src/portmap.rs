@@ -1,6 +1,6 @@
 //! The portmapper, version 2 (RFC 1833): on which port a program of RPC listens.
 
-use crate::rpc::{Connection, Credential, Message, Policy, Procedure, RpcError};
+use crate::rpc::{Connection, Credential, Policy, Procedure, RpcCall, RpcError};
 use crate::xdr::{Malformed, XdrReader};
 
 /// The port of portmappers.
@@ -22,7 +22,7 @@ pub async fn port_of(
 ) -> Result<Option<u16>, RpcError> {
     let xid = connection.next_xid();
     let procedure = Procedure { program: PROGRAM, version: VERSION, number: GETPORT };
-    let message = Message::call(xid, procedure, &Credential::Nobody, |arguments| {
+    let message = RpcCall::call(xid, procedure, &Credential::Nobody, |arguments| {
         arguments.u32(program).u32(version).u32(TCP).u32(0);
     });
     let reply = connection.call(xid, message, policy, false).await?;

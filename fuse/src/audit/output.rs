@@ -16,12 +16,12 @@ use rustix::stdio::stderr;
 
 /// Where lines go.
 pub struct AuditOutput {
-    way: Way,
+    way: OutputKind,
     /// The last line got through in part.
     torn: Mutex<bool>,
 }
 
-enum Way {
+enum OutputKind {
     /// Opened anew.
     Own(OwnedFd),
     Socket,
@@ -37,26 +37,26 @@ impl AuditOutput {
     pub fn standard_error() -> Self {
         let kind = fstat(stderr()).map(|status| (FileType::from_raw_mode(status.st_mode), status.st_rdev));
         Self::by(match kind {
-            Err(_) => Way::Nowhere,
-            Ok((FileType::RegularFile, _)) => Way::File,
-            Ok((FileType::Socket, _)) => Way::Socket,
+            Err(_) => OutputKind::Nowhere,
+            Ok((FileType::RegularFile, _)) => OutputKind::File,
+            Ok((FileType::Socket, _)) => OutputKind::Socket,
             // `/dev/null`, which also takes the place of a descriptor that was closed.
-            Ok((FileType::CharacterDevice, device)) if (major(device), minor(device)) == (1, 3) => Way::Nowhere,
+            Ok((FileType::CharacterDevice, device)) if (major(device), minor(device)) == (1, 3) => OutputKind::Nowhere,
             Ok(_) => {
                 let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-                open("/proc/self/fd/2", flags, Mode::empty()).map_or(Way::Asked, Way::Own)
+                open("/proc/self/fd/2", flags, Mode::empty()).map_or(OutputKind::Asked, OutputKind::Own)
             }
         })
     }
 
-    fn by(way: Way) -> Self {
+    fn by(way: OutputKind) -> Self {
         Self { way, torn: Mutex::new(false) }
     }
 
     #[cfg(test)]
     pub(super) fn to_pipe(pipe: OwnedFd) -> Self {
         rustix::fs::fcntl_setfl(&pipe, OFlags::NONBLOCK).expect("a pipe");
-        Self::by(Way::Own(pipe))
+        Self::by(OutputKind::Own(pipe))
     }
 
     /// Writes a line, which ends with a line break, at once or not at all. Returns whether it got through.
@@ -72,11 +72,11 @@ impl AuditOutput {
     fn give(&self, bytes: &[u8]) -> io::Result<usize> {
         loop {
             let given = match &self.way {
-                Way::Own(own) => rustix::io::write(own, bytes),
-                Way::Socket => send(stderr(), bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
-                Way::File => rustix::io::write(stderr(), bytes),
-                Way::Asked => ask(stderr()).and_then(|()| rustix::io::write(stderr(), bytes)),
-                Way::Nowhere => Err(Errno::BADF),
+                OutputKind::Own(own) => rustix::io::write(own, bytes),
+                OutputKind::Socket => send(stderr(), bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
+                OutputKind::File => rustix::io::write(stderr(), bytes),
+                OutputKind::Asked => ask(stderr()).and_then(|()| rustix::io::write(stderr(), bytes)),
+                OutputKind::Nowhere => Err(Errno::BADF),
             };
             match given {
                 Err(Errno::INTR) => {}

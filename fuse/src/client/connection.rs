@@ -14,7 +14,7 @@ use crate::protocol::{Greeting, ServerReply, ServerRequest, check, receive, send
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A server process that has answered.
-pub(super) struct Connection {
+pub(super) struct ServerConnection {
     /// Held from a question to its answer.
     control: Mutex<UnixStream>,
     /// The same socket, for when that takes too long.
@@ -35,12 +35,12 @@ pub(super) struct KeeperLink {
     pub(super) starts_successor: bool,
 }
 
-impl Connection {
+impl ServerConnection {
     /// Greets the server at the other end of `control`. Until [`Self::trust`] is called, it may not take long for an answer.
     ///
     /// # Errors
     /// When it does not answer, or speaks another language.
-    pub(super) fn open(control: UnixStream, greeting: &Greeting) -> io::Result<Connection> {
+    pub(super) fn open(control: UnixStream, greeting: &Greeting) -> io::Result<ServerConnection> {
         let other_way = control.try_clone()?;
         control.set_read_timeout(Some(TIMEOUT))?;
         control.set_write_timeout(Some(TIMEOUT))?;
@@ -50,7 +50,7 @@ impl Connection {
             return Err(super::server_client::unexpected(&reply));
         };
         check(greeting, &theirs).map_err(io::Error::other)?;
-        Ok(Connection {
+        Ok(ServerConnection {
             control: Mutex::new(control),
             other_way,
             broken: AtomicBool::new(false),

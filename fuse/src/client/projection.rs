@@ -56,6 +56,7 @@ pub enum CommitError {
         /// The call and the name it was for.
         call: String,
         /// What the kernel said.
+        #[source]
         cause: io::Error,
     },
 }

@@ -12,7 +12,7 @@ use rustix::thread::Pid;
 use serde_json::Value;
 
 use super::affinity::{Affinity, Together};
-use super::connection::{Connection, KeeperLink};
+use super::connection::{KeeperLink, ServerConnection};
 use super::held::{HeldKind, HeldPassthrough, HeldVolume};
 use super::mounted::MountedVolume;
 use crate::live::tree::Update;
@@ -30,7 +30,7 @@ use crate::session::{NodeId, operation_name};
 /// has answered, and while there is none; any thread may make them, one is under way at a time.
 pub struct ServerClient {
     pub(super) greeting: Greeting,
-    pub(super) link: Mutex<Link>,
+    pub(super) link: Mutex<ServerLink>,
     changed: Condvar,
     pub(super) volumes: Mutex<BTreeMap<VolumeId, Arc<HeldVolume>>>,
     /// Held while a volume is made, so that no successor comes between the server's answer and the entry in `volumes`.
@@ -118,9 +118,9 @@ impl Watch {
 }
 
 /// The connection to the server, if there is one.
-pub(super) enum Link {
+pub(super) enum ServerLink {
     /// There is.
-    Up(Arc<Connection>),
+    Up(Arc<ServerConnection>),
     /// The server is dead; a successor will come.
     Down,
     /// The pod needs no server any more.
@@ -157,15 +157,15 @@ impl ServerClient {
     /// # Errors
     /// When it does not answer, or speaks another language.
     pub fn new(control: UnixStream, greeting: Greeting) -> io::Result<Self> {
-        let connection = Connection::open(control, &greeting)?;
+        let connection = ServerConnection::open(control, &greeting)?;
         connection.trust()?;
         Ok(Self::over(connection, greeting, SocketSets::default()))
     }
 
-    pub(super) fn over(connection: Connection, greeting: Greeting, nfs_sockets: SocketSets) -> Self {
+    pub(super) fn over(connection: ServerConnection, greeting: Greeting, nfs_sockets: SocketSets) -> Self {
         Self {
             greeting,
-            link: Mutex::new(Link::Up(Arc::new(connection))),
+            link: Mutex::new(ServerLink::Up(Arc::new(connection))),
             changed: Condvar::new(),
             volumes: Mutex::default(),
             joining: Mutex::default(),
@@ -306,9 +306,9 @@ impl ServerClient {
     pub(crate) fn remove(&self, volume: VolumeId) -> io::Result<()> {
         let held = self.volumes().remove(&volume);
         let told = match &*self.link() {
-            Link::Up(connection) => Some(Arc::clone(connection)),
+            ServerLink::Up(connection) => Some(Arc::clone(connection)),
             // A successor does not get the volume any more.
-            Link::Down | Link::Over => None,
+            ServerLink::Down | ServerLink::Over => None,
         };
         let told = told.map_or(Ok(()), |connection| connection.ask(&ServerRequest::Remove { volume }, &[]).map(drop));
         // The mount goes here at last, not in the process that answers for it.
@@ -318,9 +318,9 @@ impl ServerClient {
 
     /// Tells the server that the pod needs it no more. Calls that wait for a server fail from now on.
     pub fn end(&self) {
-        let link = std::mem::replace(&mut *self.link(), Link::Over);
+        let link = std::mem::replace(&mut *self.link(), ServerLink::Over);
         self.changed.notify_all();
-        if let Link::Up(connection) = link {
+        if let ServerLink::Up(connection) = link {
             connection.end();
             drop(connection.take_keeper());
         }
@@ -332,7 +332,7 @@ impl ServerClient {
     /// When there is no server any more, or no process can be started.
     pub fn keep(&self, gone: i32) -> io::Result<()> {
         let connection = match &*self.link() {
-            Link::Up(connection) if connection.keeper() == gone => Arc::clone(connection),
+            ServerLink::Up(connection) if connection.keeper() == gone => Arc::clone(connection),
             // A server that follows comes with its own.
             _ => return Ok(()),
         };
@@ -362,7 +362,7 @@ impl ServerClient {
 
     /// Whether the server answers a question within `limit`. While another question waits for its answer, none is sent.
     pub fn is_responsive(&self, limit: Duration) -> bool {
-        let Link::Up(connection) = &*self.link() else { return true };
+        let ServerLink::Up(connection) = &*self.link() else { return true };
         let connection = Arc::clone(connection);
         connection.is_responsive(limit)
     }
@@ -373,27 +373,27 @@ impl ServerClient {
     }
 
     /// The server is dead: calls wait for its successor. Gives what was its connection.
-    pub(super) fn lose(&self) -> Option<Arc<Connection>> {
+    pub(super) fn lose(&self) -> Option<Arc<ServerConnection>> {
         let mut link = self.link();
-        match std::mem::replace(&mut *link, Link::Down) {
-            Link::Up(connection) => {
+        match std::mem::replace(&mut *link, ServerLink::Down) {
+            ServerLink::Up(connection) => {
                 // Its keeper has the other end, too, so only this ends the calls that wait for an answer.
                 connection.shut_down();
                 Some(connection)
             }
-            Link::Down => None,
-            Link::Over => {
-                *link = Link::Over;
+            ServerLink::Down => None,
+            ServerLink::Over => {
+                *link = ServerLink::Over;
                 None
             }
         }
     }
 
     /// Calls go to this server from now on.
-    pub(super) fn join_link(&self, connection: Connection) {
+    pub(super) fn join_link(&self, connection: ServerConnection) {
         let mut link = self.link();
-        if !matches!(*link, Link::Over) {
-            *link = Link::Up(Arc::new(connection));
+        if !matches!(*link, ServerLink::Over) {
+            *link = ServerLink::Up(Arc::new(connection));
         }
         self.changed.notify_all();
     }
@@ -401,18 +401,18 @@ impl ServerClient {
     /// The process that keeps the server's descriptors, and the version of the server's program.
     pub fn facts(&self) -> Option<(i32, String)> {
         match &*self.link() {
-            Link::Up(connection) => Some((connection.keeper(), connection.program().to_owned())),
-            Link::Down | Link::Over => None,
+            ServerLink::Up(connection) => Some((connection.keeper(), connection.program().to_owned())),
+            ServerLink::Down | ServerLink::Over => None,
         }
     }
 
-    fn connection(&self) -> io::Result<Arc<Connection>> {
+    fn connection(&self) -> io::Result<Arc<ServerConnection>> {
         let mut link = self.link();
         loop {
             match &*link {
-                Link::Up(connection) => return Ok(Arc::clone(connection)),
-                Link::Down => link = self.changed.wait(link).expect("a thread that panics ends the process"),
-                Link::Over => return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the server is gone")),
+                ServerLink::Up(connection) => return Ok(Arc::clone(connection)),
+                ServerLink::Down => link = self.changed.wait(link).expect("a thread that panics ends the process"),
+                ServerLink::Over => return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the server is gone")),
             }
         }
     }
@@ -436,14 +436,14 @@ impl ServerClient {
     }
 
     /// Waits until the server is another one than it was.
-    fn wait_for_other(&self, than: &Arc<Connection>) {
+    fn wait_for_other(&self, than: &Arc<ServerConnection>) {
         let mut link = self.link();
-        while matches!(&*link, Link::Up(connection) if Arc::ptr_eq(connection, than)) {
+        while matches!(&*link, ServerLink::Up(connection) if Arc::ptr_eq(connection, than)) {
             link = self.changed.wait(link).expect("a thread that panics ends the process");
         }
     }
 
-    pub(super) fn link(&self) -> MutexGuard<'_, Link> {
+    pub(super) fn link(&self) -> MutexGuard<'_, ServerLink> {
         self.link.lock().expect("a thread that panics ends the process")
     }
 

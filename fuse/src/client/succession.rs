@@ -36,7 +36,7 @@ use std::sync::atomic::Ordering;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 
-use super::connection::{Connection, KeeperLink};
+use super::connection::{KeeperLink, ServerConnection};
 use super::held::HeldVolume;
 use super::live::Live;
 use super::mounted::MountedVolume;
@@ -46,7 +46,7 @@ use crate::nfs::sockets::SocketSets;
 use crate::protocol::{Greeting, ServerReply, ServerRequest, VolumeId};
 use crate::region::VolumeKind;
 use crate::server::fd_keeper::dismiss;
-use crate::server::successor::{self, Started};
+use crate::server::successor::{self, StartedSuccessor};
 
 /// What became of a server's death.
 #[derive(Debug, Default)]
@@ -56,7 +56,7 @@ pub struct Succession {
 }
 
 /// A server that has answered, and has no volumes yet.
-pub struct Successor(Connection);
+pub struct Successor(ServerConnection);
 
 /// The keeper of a dead server, if it has one. Dropping it leaves the keeper alone.
 #[derive(Default)]
@@ -73,7 +73,7 @@ impl LastKeeper {
     ///
     /// # Errors
     /// When the keeper does not answer, or there are no more processes.
-    pub fn start_successor(&self) -> io::Result<Option<(Started, UnixStream)>> {
+    pub fn start_successor(&self) -> io::Result<Option<(StartedSuccessor, UnixStream)>> {
         let Some(channel) = self.0.channel.as_ref().filter(|_| self.0.starts_successor) else { return Ok(None) };
         let (ours, theirs) = UnixStream::pair()?;
         let started = successor::request(channel.as_fd(), &theirs.into())?;
@@ -149,7 +149,7 @@ impl ServerClient {
     /// # Errors
     /// When it does not answer, or speaks another language.
     pub fn greet(&self, control: UnixStream) -> io::Result<Successor> {
-        Connection::open(control, &self.greeting).map(Successor)
+        ServerConnection::open(control, &self.greeting).map(Successor)
     }
 
     /// Lets a new server take over from the one that was [marked dead](Self::mark_dead).
@@ -193,7 +193,7 @@ impl ServerClient {
     /// # Errors
     /// When the server does not answer, speaks another language or serves another pod.
     pub fn adopt(control: UnixStream, greeting: Greeting) -> io::Result<(Arc<Self>, Vec<AdoptedVolume>)> {
-        let connection = Connection::open(control, &greeting)?;
+        let connection = ServerConnection::open(control, &greeting)?;
         let (reply, _) = connection.ask(&ServerRequest::Volumes, &[])?;
         let ServerReply::Volumes(numbers) = reply else { return Err(unexpected(&reply)) };
         let mut volumes = Vec::new();
@@ -221,7 +221,11 @@ impl ServerClient {
     }
 }
 
-fn inherit(connection: &Connection, volumes: &[(VolumeId, Arc<HeldVolume>)], keeper: &LastKeeper) -> io::Result<()> {
+fn inherit(
+    connection: &ServerConnection,
+    volumes: &[(VolumeId, Arc<HeldVolume>)],
+    keeper: &LastKeeper,
+) -> io::Result<()> {
     let with_files = volumes.iter().filter(|(_, held)| held.kind().has_open_files());
     let regions = with_files.map(|(_, held)| held.region.as_fd());
     let descriptors: Vec<_> = keeper.0.channel.iter().map(AsFd::as_fd).chain(regions).collect();
@@ -229,7 +233,7 @@ fn inherit(connection: &Connection, volumes: &[(VolumeId, Arc<HeldVolume>)], kee
     if matches!(reply, ServerReply::Done) { Ok(()) } else { Err(unexpected(&reply)) }
 }
 
-fn resume(connection: &Connection, volume: VolumeId, held: &HeldVolume) -> io::Result<()> {
+fn resume(connection: &ServerConnection, volume: VolumeId, held: &HeldVolume) -> io::Result<()> {
     let (description, images) = held.describe(volume);
     let descriptors = held.descriptors()?;
     let images = images.iter().map(|image| image.as_fd());
@@ -237,7 +241,7 @@ fn resume(connection: &Connection, volume: VolumeId, held: &HeldVolume) -> io::R
     done(connection, &ServerRequest::Resume(description), &descriptors)
 }
 
-fn done(connection: &Connection, request: &ServerRequest, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+fn done(connection: &ServerConnection, request: &ServerRequest, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     match connection.ask(request, descriptors)? {
         (ServerReply::Done, _) => Ok(()),
         (other, _) => Err(unexpected(&other)),

@@ -97,12 +97,12 @@ pub struct Confined {
     /// The capabilities that it still has.
     pub capabilities: CapabilitySet,
     /// What could not be had.
-    pub missing: Vec<Missing>,
+    pub missing: Vec<MissingProtection>,
 }
 
 /// A part of the confinement that could not be had.
 #[derive(Debug)]
-pub struct Missing {
+pub struct MissingProtection {
     /// The part.
     pub what: &'static str,
     /// What the kernel said.
@@ -133,7 +133,7 @@ pub fn confine(profile: Profile, lines: Lines) -> Confined {
 impl Confined {
     fn had(&mut self, what: &'static str, step: io::Result<()>) {
         if let Err(cause) = step {
-            self.missing.push(Missing { what, cause });
+            self.missing.push(MissingProtection { what, cause });
         }
     }
 
@@ -156,7 +156,7 @@ impl Display for Confined {
                 write!(to, "the capabilities {}", names.join(" "))?;
             }
         }
-        for (place, Missing { what, cause }) in self.missing.iter().enumerate() {
+        for (place, MissingProtection { what, cause }) in self.missing.iter().enumerate() {
             write!(to, "{} {what} ({cause})", if place == 0 { ", but without" } else { "," })?;
         }
         Ok(())

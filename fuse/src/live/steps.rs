@@ -80,7 +80,7 @@ pub(crate) fn split(path: &str) -> (&str, &str) {
 
 /// What makes `tree` show `image`, whose top-level names are those of the slots.
 pub fn plan(tree: &LiveTree, image: &Image) -> Vec<LiveStep> {
-    let mut plan = Plan::of(tree, image);
+    let mut plan = StepPlan::of(tree, image);
     for (number, slot) in tree.slots().iter().enumerate() {
         let name = number.to_string();
         let (shown, wanted) = (tree.find(&name), image.child(0, name.as_bytes()));
@@ -94,7 +94,7 @@ pub fn plan(tree: &LiveTree, image: &Image) -> Vec<LiveStep> {
     plan.steps()
 }
 
-struct Plan<'a> {
+struct StepPlan<'a> {
     tree: &'a LiveTree,
     image: &'a Image,
     first: Vec<LiveStep>,
@@ -103,7 +103,7 @@ struct Plan<'a> {
     last: Vec<LiveStep>,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> StepPlan<'a> {
     fn of(tree: &'a LiveTree, image: &'a Image) -> Self {
         Self { tree, image, first: Vec::new(), swapped: Vec::new(), events: Vec::new(), last: Vec::new() }
     }

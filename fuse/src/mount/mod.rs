@@ -35,6 +35,7 @@ pub enum MountError {
         /// What was tried.
         what: String,
         /// What the kernel said.
+        #[source]
         cause: io::Error,
     },
     /// The process may not mount.
@@ -43,6 +44,7 @@ pub enum MountError {
         /// What was tried.
         what: String,
         /// What the kernel said.
+        #[source]
         cause: io::Error,
     },
     /// The place of a mount is taken.
@@ -59,6 +61,7 @@ pub enum MountError {
         /// What was tried.
         what: String,
         /// What the kernel said.
+        #[source]
         cause: io::Error,
     },
 }

@@ -13,7 +13,7 @@ use crate::caller::credentials::ActAs;
 
 /// How an export is served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Options {
+pub struct ExportOptions {
     /// The volume's name, for log lines.
     pub name: String,
     /// The export, as the volume names it.
@@ -147,7 +147,7 @@ impl Caching {
     }
 }
 
-impl Options {
+impl ExportOptions {
     /// An export with the defaults of Linux' own client.
     pub fn new(export: ExportAddress, nfs: SocketAddr, root: &[u8], limits: Limits) -> Self {
         Self {

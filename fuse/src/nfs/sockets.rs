@@ -19,7 +19,7 @@ use podfs_nfs::rpc::dial::{bound, inode};
 use podfs_nfs::server::MAX_CONNECTIONS;
 use rustix::net::getsockname;
 
-use super::options::{NfsAddress, Options};
+use super::options::{ExportOptions, NfsAddress};
 
 /// The first port that needs no privilege to bind.
 const UNPRIVILEGED: u16 = 1024;
@@ -55,7 +55,7 @@ impl SocketSets {
     ///
     /// # Errors
     /// When there are no descriptors or ports left.
-    pub fn join(&self, options: &Options, connections: usize, reserved: bool) -> io::Result<Sockets> {
+    pub fn join(&self, options: &ExportOptions, connections: usize, reserved: bool) -> io::Result<Sockets> {
         let wanted = connections.clamp(1, MAX_CONNECTIONS);
         let mut sets = self.lock();
         let is_it =
@@ -79,7 +79,7 @@ impl SocketSets {
     ///
     /// # Errors
     /// When there are none, or they are something else.
-    pub(crate) fn adopt(&self, options: &Options, mut sockets: Vec<OwnedFd>) -> io::Result<Sockets> {
+    pub(crate) fn adopt(&self, options: &ExportOptions, mut sockets: Vec<OwnedFd>) -> io::Result<Sockets> {
         let spare = sockets.pop();
         let connections = sockets.len();
         let (Some(first), Some(spare)) = (sockets.first(), spare) else {
@@ -120,7 +120,7 @@ impl Sockets {
     }
 
     /// The options of a volume that uses them, which may be of a time when the server was elsewhere.
-    pub(crate) fn current(&self, options: &Options) -> Options {
+    pub(crate) fn current(&self, options: &ExportOptions) -> ExportOptions {
         let options = options.clone();
         match *self.set.moved() {
             Some(place) => options.at(place),
@@ -151,7 +151,7 @@ fn add(sets: &mut Vec<Weak<Set>>, set: Set) -> Arc<Set> {
 }
 
 impl Set {
-    fn new(options: &Options, reserved: bool, connections: Vec<OwnedFd>, spare: OwnedFd) -> Self {
+    fn new(options: &ExportOptions, reserved: bool, connections: Vec<OwnedFd>, spare: OwnedFd) -> Self {
         let (server, nfs) = (options.export.server.clone(), options.nfs);
         Self { server, nfs, moved: Mutex::default(), reserved, connections: Mutex::new(connections), spare }
     }

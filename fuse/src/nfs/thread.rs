@@ -25,22 +25,22 @@ use tokio::time::timeout;
 use super::awake::Awake;
 use super::client_state::ClientState;
 use super::client_state::calls::Calls;
-use super::client_state::inherit::Inheritance;
-use super::client_state::node::{FoundFile, Nodes};
+use super::client_state::inherit::InheritedState;
+use super::client_state::node::{NewNfsNode, Nodes};
 use super::client_state::open_files::OpenFiles;
-use super::filesystem::{Beginning, NfsFilesystem, root_record, wanted};
-use super::options::{NfsAddress, Options};
+use super::filesystem::{NfsFilesystem, NfsFilesystemSetup, root_record, wanted};
+use super::options::{ExportOptions, NfsAddress};
 use super::volume::NfsVolume;
 use super::writeback::log::Log;
 use crate::region::{Moment, Region, VolumeKind};
-use crate::session::{Input, REQUEST_SIZE, Session};
+use crate::session::{InputBuffer, REQUEST_SIZE, Session};
 use crate::trace::Trace;
 
 /// How long the server may take to answer about the root, when a volume begins.
 const ROOT_BUDGET: Duration = Duration::from_secs(15);
 
 /// What is to be served.
-pub struct Served {
+pub struct ServedExport {
     /// The device, whose file system is mounted.
     pub device: OwnedFd,
     /// The volume's region.
@@ -50,7 +50,7 @@ pub struct Served {
     /// [Bound](podfs_nfs::rpc::dial::bound) sockets: one for each connection to the server, and one for other services.
     pub sockets: Vec<OwnedFd>,
     /// How it is served.
-    pub options: Options,
+    pub options: ExportOptions,
     /// The readers of its requests.
     pub trace: Arc<Trace>,
 }
@@ -69,7 +69,7 @@ pub struct NfsThread {
 
 /// What the thread is to do.
 enum ThreadTask {
-    Serve { export: Box<Served>, resumes: bool, done: Sender<io::Result<()>> },
+    Serve { export: Box<ServedExport>, resumes: bool, done: Sender<io::Result<()>> },
     Move { socket: u64, place: NfsAddress },
 }
 
@@ -83,7 +83,7 @@ impl NfsThread {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let run = move || {
             // As everywhere, what a request is read to has memory before it is read.
-            let input = match Input::new(REQUEST_SIZE) {
+            let input = match InputBuffer::new(REQUEST_SIZE) {
                 Ok(input) => input,
                 Err(error) => return tracing::error!("no room for requests of NFS volumes: {error}"),
             };
@@ -118,7 +118,7 @@ impl NfsThread {
     ///
     /// # Errors
     /// When the kernel's handshake fails, or the server does not answer.
-    pub fn serve(&self, export: Served) -> io::Result<()> {
+    pub fn serve(&self, export: ServedExport) -> io::Result<()> {
         self.order(export, false)
     }
 
@@ -126,7 +126,7 @@ impl NfsThread {
     ///
     /// # Errors
     /// When what it left cannot be read.
-    pub fn resume(&self, export: Served) -> io::Result<()> {
+    pub fn resume(&self, export: ServedExport) -> io::Result<()> {
         self.order(export, true)
     }
 
@@ -136,7 +136,7 @@ impl NfsThread {
         let _ = self.orders.send(ThreadTask::Move { socket, place });
     }
 
-    fn order(&self, export: Served, resumes: bool) -> io::Result<()> {
+    fn order(&self, export: ServedExport, resumes: bool) -> io::Result<()> {
         let (done, outcome) = channel();
         let ended = || io::Error::other("the thread that serves NFS volumes has ended");
         self.orders.send(ThreadTask::Serve { export: Box::new(export), resumes, done }).map_err(|_| ended())?;
@@ -153,7 +153,7 @@ pub fn can_resume(region: &Arc<Region>, log: &OwnedFd) -> io::Result<()> {
     if region.kind() != VolumeKind::Nfs {
         return Err(broken("the state is that of another kind of volume; start the volume anew".to_owned()));
     }
-    if Inheritance::read(region).is_none() {
+    if InheritedState::read(region).is_none() {
         return Err(broken("the state of the volume is damaged: it has no root; start the volume anew".to_owned()));
     }
     Log::adopt(log.try_clone()?).map(drop).map_err(|error| broken(error.to_string()))
@@ -162,13 +162,13 @@ pub fn can_resume(region: &Arc<Region>, log: &OwnedFd) -> io::Result<()> {
 /// What all volumes of the thread use.
 struct ThreadState {
     servers: Servers,
-    input: Rc<RefCell<Input>>,
+    input: Rc<RefCell<InputBuffer>>,
     awake: Rc<Awake>,
     filesystems: RefCell<Vec<Weak<NfsFilesystem>>>,
 }
 
 impl ThreadState {
-    fn new(input: Input) -> Self {
+    fn new(input: InputBuffer) -> Self {
         Self {
             servers: Servers::default(),
             input: Rc::new(RefCell::new(input)),
@@ -187,13 +187,13 @@ impl ThreadState {
         server.move_to(place.nfs);
     }
 
-    async fn serve(&self, new: Served) -> io::Result<()> {
-        let Served { device, region, log, sockets, options, trace } = new;
+    async fn serve(&self, new: ServedExport) -> io::Result<()> {
+        let ServedExport { device, region, log, sockets, options, trace } = new;
         region.begin();
         let session = Session::open(device, wanted(&options), Arc::clone(&region))?;
         let export = self.export(&options, sockets, &region)?;
         let found = look_at_root(&export, &options).await?;
-        let root = FoundFile { handle: export.root(), kind: found.kind, fileid: found.fileid };
+        let root = NewNfsNode { handle: export.root(), kind: found.kind, fileid: found.fileid };
         let known = ClientState {
             nodes: Nodes::new(Arc::clone(&region), root)?,
             files: OpenFiles::new(Arc::clone(&region), Default::default(), Default::default()),
@@ -201,16 +201,16 @@ impl ThreadState {
         };
         let root = root_record(&region, &found)?;
         let (log, inherited) = Log::adopt(log).map_err(io::Error::other)?;
-        let beginning = Beginning { options, export, region, known, root, notifier: session.notifier() };
+        let beginning = NfsFilesystemSetup { options, export, region, known, root, notifier: session.notifier() };
         let filesystem = NfsFilesystem::start(beginning, log, inherited)?;
         self.run(filesystem, session, trace)
     }
 
-    fn resume(&self, dead: Served) -> io::Result<()> {
-        let Served { device, region, log, sockets, options, trace } = dead;
+    fn resume(&self, dead: ServedExport) -> io::Result<()> {
+        let ServedExport { device, region, log, sockets, options, trace } = dead;
         let broken = || io::Error::new(io::ErrorKind::InvalidData, "the volume has no root; start the volume anew");
         let (log, inherited) = Log::adopt(log).map_err(io::Error::other)?;
-        let Inheritance { known, lost, root, silly } = Inheritance::read(&region).ok_or_else(broken)?;
+        let InheritedState { known, lost, root, silly } = InheritedState::read(&region).ok_or_else(broken)?;
         region.take_over();
         region.cells().erase(&lost);
         let export = self.export(&options, sockets, &region)?;
@@ -219,7 +219,7 @@ impl ThreadState {
             None => root_record(&region, &unknown_root(&known))?,
         };
         let session = Session::resume(device, Arc::clone(&region))?;
-        let beginning = Beginning { options, export, region, known, root, notifier: session.notifier() };
+        let beginning = NfsFilesystemSetup { options, export, region, known, root, notifier: session.notifier() };
         let filesystem = NfsFilesystem::start(beginning, log, inherited)?;
         spawn_local(Rc::clone(&filesystem).take_stock());
         silly.into_iter().for_each(|node| drop(spawn_local(Rc::clone(&filesystem).remove_silly(node))));
@@ -236,7 +236,7 @@ impl ThreadState {
         Ok(())
     }
 
-    fn export(&self, options: &Options, mut sockets: Vec<OwnedFd>, region: &Arc<Region>) -> io::Result<Export> {
+    fn export(&self, options: &ExportOptions, mut sockets: Vec<OwnedFd>, region: &Arc<Region>) -> io::Result<Export> {
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
         let root = FileHandle::new(&options.root).ok_or_else(|| wrong("the root's file handle is none"))?;
         let spare = sockets.pop().filter(|_| !sockets.is_empty());
@@ -248,7 +248,7 @@ impl ThreadState {
     }
 }
 
-async fn look_at_root(export: &Export, options: &Options) -> io::Result<Attributes> {
+async fn look_at_root(export: &Export, options: &ExportOptions) -> io::Result<Attributes> {
     let anybody = Credential::root();
     let how = How { policy: Some(Policy::within(ROOT_BUDGET)), ..How::new(&anybody) };
     let failed = |why: String| {

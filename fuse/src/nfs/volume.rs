@@ -27,7 +27,7 @@ use super::awake::Awake;
 use super::filesystem::turn::NfsRequest;
 use super::filesystem::{Answered, NfsFilesystem};
 use crate::caller::ending::is_dying;
-use crate::session::{Deferred, Input, Operation, PolledSession, Request};
+use crate::session::{Deferred, InputBuffer, Operation, PolledSession, Request};
 use crate::trace::Trace;
 
 /// A device says by an error, and by nothing else, that its file system is unmounted.
@@ -45,7 +45,7 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 pub struct NfsVolume {
     filesystem: Rc<NfsFilesystem>,
     session: AsyncFd<PolledSession>,
-    input: Rc<RefCell<Input>>,
+    input: Rc<RefCell<InputBuffer>>,
     awake: Rc<Awake>,
     trace: Arc<Trace>,
     /// Requests that are being answered, by their numbers.
@@ -65,7 +65,7 @@ impl NfsVolume {
     pub fn new(
         filesystem: Rc<NfsFilesystem>,
         session: PolledSession,
-        input: Rc<RefCell<Input>>,
+        input: Rc<RefCell<InputBuffer>>,
         awake: Rc<Awake>,
         trace: Arc<Trace>,
     ) -> io::Result<Rc<Self>> {

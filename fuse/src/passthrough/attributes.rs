@@ -14,9 +14,9 @@ use std::time::{Duration, UNIX_EPOCH};
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, statx};
 use rustix::io::Errno;
 
-use super::mounts::Mount;
+use super::mounts::SourceMount;
 use super::node::Node;
-use super::options::{Cache, Options};
+use super::options::{Cache, PassthroughOptions};
 use crate::mount::table::Restrictions;
 use crate::session::NodeId;
 use crate::session::abi::{self, Attr, AttrOut, EntryOut, StatxOut, SxTime};
@@ -40,7 +40,7 @@ const SETTLING: Duration = Duration::from_secs(60);
 
 impl Validity {
     /// The durations that the options mean, for the source that has this descriptor.
-    pub fn of(options: &Options, source: Option<impl AsFd>) -> Self {
+    pub fn of(options: &PassthroughOptions, source: Option<impl AsFd>) -> Self {
         let names = match options.cache {
             Cache::None => Duration::ZERO,
             Cache::Auto => MOMENT,
@@ -155,7 +155,7 @@ pub fn bytes_taken(found: &Statx) -> u64 {
 }
 
 /// Attributes as LOOKUP and GETATTR tell them.
-pub fn attr(found: &Statx, mount: &Mount) -> Attr {
+pub fn attr(found: &Statx, mount: &SourceMount) -> Attr {
     let seconds = |time: &rustix::fs::StatxTimestamp| time.tv_sec.cast_unsigned();
     Attr {
         ino: mount.ino(found.stx_ino),
@@ -178,7 +178,7 @@ pub fn attr(found: &Statx, mount: &Mount) -> Attr {
 }
 
 /// Attributes for STATX.
-pub fn statx_attr(found: &Statx, mount: &Mount) -> abi::Statx {
+pub fn statx_attr(found: &Statx, mount: &SourceMount) -> abi::Statx {
     let time = |time: &rustix::fs::StatxTimestamp| SxTime { tv_sec: time.tv_sec, tv_nsec: time.tv_nsec, reserved: 0 };
     abi::Statx {
         mask: found.stx_mask & (StatxFlags::BASIC_STATS | StatxFlags::BTIME).bits(),
@@ -202,7 +202,7 @@ pub fn statx_attr(found: &Statx, mount: &Mount) -> abi::Statx {
     }
 }
 
-fn visible_mode(found: &Statx, mount: &Mount) -> u16 {
+fn visible_mode(found: &Statx, mount: &SourceMount) -> u16 {
     const SETUID_SETGID: u16 = 0o6000;
     const EXECUTE: u16 = 0o111;
     let Restrictions { nosuid, noexec, .. } = mount.restrictions();
@@ -210,7 +210,7 @@ fn visible_mode(found: &Statx, mount: &Mount) -> u16 {
     if kind(found) == FileType::RegularFile { found.stx_mode & !hidden } else { found.stx_mode }
 }
 
-fn visible_device(found: &Statx, mount: &Mount, number: impl Fn(u32, u32) -> u32) -> u32 {
+fn visible_device(found: &Statx, mount: &SourceMount, number: impl Fn(u32, u32) -> u32) -> u32 {
     if mount.restrictions().nodev { 0 } else { number(found.stx_rdev_major, found.stx_rdev_minor) }
 }
 

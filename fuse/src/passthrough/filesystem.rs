@@ -42,12 +42,12 @@ use rustix::io::Errno;
 
 use super::acting::{self, Identities};
 use super::attributes::{Validity, attr, attributes_of, bytes_taken, kind};
-use super::locks::Waits;
+use super::locks::LockWaits;
 use super::mounts::{Mounts, proc_path, reopen};
 use super::node::{Identity, Node};
-use super::nodes::{FoundNode, Nodes};
+use super::nodes::{NewNode, Nodes};
 use super::open_files::OpenFiles;
-use super::options::{Cache, DataPath, Options};
+use super::options::{Cache, DataPath, PassthroughOptions};
 use super::pruner::Pruner;
 use super::readdirplus::ReaddirplusPolicy;
 use super::share::{Share, Taken};
@@ -70,7 +70,7 @@ const LOCKS: u64 = init::POSIX_LOCKS | init::FLOCK_LOCKS;
 
 /// The file system of one volume.
 pub struct PassthroughFilesystem {
-    options: Options,
+    options: PassthroughOptions,
     data_path: DataPath,
     device: Arc<OwnedFd>,
     notifier: Notifier,
@@ -84,7 +84,7 @@ pub struct PassthroughFilesystem {
     readdirplus: ReaddirplusPolicy,
     /// The kernel keeps locks by itself.
     kernel_keeps_locks: bool,
-    waits: Arc<Waits>,
+    waits: Arc<LockWaits>,
     usage: Option<QuotaUsage>,
     /// Those that it may have.
     descriptors: Share,
@@ -100,7 +100,7 @@ pub struct PassthroughFilesystem {
 }
 
 /// What a session with such a file system asks the kernel for.
-pub fn wanted(source: &OwnedFd, options: &Options) -> WantedFeatures {
+pub fn wanted(source: &OwnedFd, options: &PassthroughOptions) -> WantedFeatures {
     let flags = init::ASYNC_READ
         | init::EXPORT_SUPPORT
         | init::DONT_MASK
@@ -139,7 +139,7 @@ impl PassthroughFilesystem {
         session: &Session,
         region: Arc<Region>,
         tables: Tables,
-        mut options: Options,
+        mut options: PassthroughOptions,
         trace: Arc<Trace>,
     ) -> Self {
         let Tables { data_path, mounts, nodes, files, usage, share, status } = tables;
@@ -314,7 +314,7 @@ impl PassthroughFilesystem {
     ) -> Result<(Arc<Node>, EntryOut), Errno> {
         let charge = if made { 0 } else { bytes_taken(found) };
         let node =
-            self.nodes.enter(FoundNode { identity, mount: Arc::clone(&parent.mount), kind: kind(found), charge })?;
+            self.nodes.enter(NewNode { identity, mount: Arc::clone(&parent.mount), kind: kind(found), charge })?;
         let entry = self.validity.for_node(&node, found).entry(node.id, attr(found, &node.mount));
         Ok((node, entry))
     }
@@ -324,7 +324,7 @@ impl PassthroughFilesystem {
         let (identity, mount) = self.mounts.identify(file.as_fd(), Some(parent))?;
         let found = attributes_of(file.as_fd())?;
         let charge = if made { 0 } else { bytes_taken(&found) };
-        let node = self.nodes.enter(FoundNode { identity, mount, kind: kind(&found), charge })?;
+        let node = self.nodes.enter(NewNode { identity, mount, kind: kind(&found), charge })?;
         if node.kind == FileType::Directory {
             self.keep_open(&node, || reopen(file.as_fd(), OFlags::PATH))?;
         }

@@ -61,7 +61,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-pub use options::{Cache, DataPath, Options, SESSION_THREADS};
+pub use options::{Cache, DataPath, PassthroughOptions, SESSION_THREADS};
 pub use room::Room;
 pub use state::{descriptors, forget_descriptors};
 pub use takeover::{Loaded, TakeoverError, load};
@@ -88,7 +88,7 @@ pub(crate) fn serve(
     mount: Option<BorrowedFd<'_>>,
     source: OwnedFd,
     table: Arc<MountTable>,
-    options: Options,
+    options: PassthroughOptions,
     region: Arc<Region>,
     rings: Option<Arc<RingMemory>>,
     trace: Arc<Trace>,
@@ -110,7 +110,7 @@ fn run(
     mount: Option<BorrowedFd<'_>>,
     region: Arc<Region>,
     tables: Tables,
-    options: Options,
+    options: PassthroughOptions,
     trace: Arc<Trace>,
 ) -> io::Result<DataPath> {
     let threads = options.threads.map_or(SESSION_THREADS, usize::from).max(1);

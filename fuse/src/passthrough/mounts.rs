@@ -36,7 +36,7 @@ const INDEX_SHIFT: u32 = 48;
 
 /// One mount.
 #[derive(Debug)]
-pub struct Mount {
+pub struct SourceMount {
     /// Dropped before the anchor that it names is closed.
     record: OwnedCell<MountCell>,
     id: u64,
@@ -45,19 +45,19 @@ pub struct Mount {
     /// None where the file system has no file handles: nodes keep their descriptors then.
     anchor: OnceLock<OwnedFd>,
     /// Where the anchor is found again that no process has any more.
-    way: Option<Way>,
+    way: Option<MountRoute>,
     restrictions: Restrictions,
 }
 
 /// The way to a mount.
 #[derive(Debug)]
-pub enum Way {
+pub enum MountRoute {
     /// The source is on it.
     Source(OwnedFd),
     /// It is mounted on one of the entries of a directory.
     Below {
         /// The mount that the directory is on.
-        parent: Arc<Mount>,
+        parent: Arc<SourceMount>,
         /// The directory.
         directory: FileHandle,
     },
@@ -65,13 +65,13 @@ pub enum Way {
     Unknown,
 }
 
-impl Way {
+impl MountRoute {
     /// The way that is recorded to the mount of `cell`.
-    pub fn recorded(cell: &MountCell, known: &HashMap<u64, Arc<Mount>, Key>) -> Way {
+    pub fn recorded(cell: &MountCell, known: &HashMap<u64, Arc<SourceMount>, Key>) -> MountRoute {
         let parent = known.get(&cell.parent.load(Relaxed)).cloned();
         let length = Some(cell.length.load(Relaxed)).filter(|length| *length > 0);
         let directory = length.and_then(|length| FileHandle::read(length, &cell.handle_kind, &cell.handle));
-        parent.zip(directory).map_or(Way::Unknown, |(parent, directory)| Way::Below { parent, directory })
+        parent.zip(directory).map_or(MountRoute::Unknown, |(parent, directory)| MountRoute::Below { parent, directory })
     }
 
     /// A file of the mount `id`, and its handle.
@@ -99,7 +99,7 @@ impl Way {
     }
 }
 
-impl Mount {
+impl SourceMount {
     /// The number that a file with the number `ino` on this mount shows: two files of the volume never show the same,
     /// as long as numbers have no more than 48 bits.
     pub fn ino(&self, ino: u64) -> u64 {
@@ -110,15 +110,15 @@ impl Mount {
     pub fn inherit(
         record: OwnedCell<MountCell>,
         anchor: Option<OwnedFd>,
-        way: Option<Way>,
+        way: Option<MountRoute>,
         table: &[MountTableEntry],
-    ) -> Mount {
+    ) -> SourceMount {
         let (id, index) = (record.id.load(Relaxed), record.index.load(Relaxed));
         // A mount that the host has unmounted lazily is not in the table. Its file system is not asked: it may be away,
         // and would keep all volumes of the pod waiting.
         let listed = table.iter().find(|mounted| mounted.id == id).map(|mounted| mounted.restrictions);
         let restrictions = if index == 0 { Restrictions::default() } else { listed.unwrap_or(Restrictions::ALL) };
-        Mount { record, id, index, anchor: anchor.map(OnceLock::from).unwrap_or_default(), way, restrictions }
+        SourceMount { record, id, index, anchor: anchor.map(OnceLock::from).unwrap_or_default(), way, restrictions }
     }
 
     /// What it denies beyond what the volume's visible mount denies.
@@ -160,12 +160,16 @@ impl Mount {
 pub struct Mounts {
     region: Arc<Region>,
     table: Arc<MountTable>,
-    known: Mutex<HashMap<u64, Weak<Mount>>>,
+    known: Mutex<HashMap<u64, Weak<SourceMount>>>,
 }
 
 impl Mounts {
     /// Those of `known`, which a dead server may have left. `table` has the mounts that the source is among.
-    pub fn new<'a>(region: Arc<Region>, table: Arc<MountTable>, known: impl Iterator<Item = &'a Arc<Mount>>) -> Self {
+    pub fn new<'a>(
+        region: Arc<Region>,
+        table: Arc<MountTable>,
+        known: impl Iterator<Item = &'a Arc<SourceMount>>,
+    ) -> Self {
         let known = known.map(|mount| (mount.id, Arc::downgrade(mount))).collect();
         Self { region, table, known: Mutex::new(known) }
     }
@@ -175,7 +179,7 @@ impl Mounts {
     /// # Errors
     /// `ELOOP` for a passthrough volume below the source: what it shows could lead back here, and the request would
     /// wait for itself.
-    pub fn identify(&self, file: BorrowedFd<'_>, parent: Option<&Node>) -> Result<(Identity, Arc<Mount>), Errno> {
+    pub fn identify(&self, file: BorrowedFd<'_>, parent: Option<&Node>) -> Result<(Identity, Arc<SourceMount>), Errno> {
         let (handle, id) = match FileHandle::of(file) {
             Ok((handle, id)) => (Some(handle), id),
             Err(Errno::OPNOTSUPP | Errno::OVERFLOW) => (None, mount_id(file)?),
@@ -235,7 +239,7 @@ impl Mounts {
         id: u64,
         handle: Option<&FileHandle>,
         parent: Option<&Node>,
-    ) -> Result<Arc<Mount>, Errno> {
+    ) -> Result<Arc<SourceMount>, Errno> {
         let known = self.lock().get(&id).and_then(Weak::upgrade);
         if let Some(mount) = known {
             if let (None, Some(_), Some(handle)) = (mount.anchor.get(), &mount.way, handle) {
@@ -272,12 +276,13 @@ impl Mounts {
         let anchor = anchor.map(OnceLock::from).unwrap_or_default();
         // The visible mount carries the flags of the first one, which is the source's.
         let restrictions = if index == 0 { Restrictions::default() } else { restrictions };
-        let mount = Arc::new(Mount { record: record.map_err(no_memory)?, id, index, anchor, way: None, restrictions });
+        let mount =
+            Arc::new(SourceMount { record: record.map_err(no_memory)?, id, index, anchor, way: None, restrictions });
         known.insert(id, Arc::downgrade(&mount));
         Ok(mount)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Weak<Mount>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Weak<SourceMount>>> {
         self.known.lock().expect("a thread that panics ends the process")
     }
 }

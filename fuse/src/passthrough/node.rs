@@ -15,7 +15,7 @@ use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 
 use super::handle::FileHandle;
-use super::mounts::{Mount, reopen};
+use super::mounts::{SourceMount, reopen};
 use super::nodes::SharedNodes;
 use super::open_node::OpenNode;
 use super::share::Taken;
@@ -52,7 +52,7 @@ pub struct Node {
     /// What kind of file it is; that never changes.
     pub kind: FileType,
     /// Where it is.
-    pub mount: Arc<Mount>,
+    pub mount: Arc<SourceMount>,
     identity: Identity,
     /// What a successor is to know. The kernel's count changes under the lock of all nodes only.
     pub record: CellRef<NodeCell>,
@@ -73,7 +73,12 @@ struct HeldNode {
 
 impl Node {
     /// The one of a cell, which [`Nodes`](super::nodes::Nodes) has.
-    pub fn new(record: CellRef<NodeCell>, identity: Identity, mount: Arc<Mount>, nodes: Arc<SharedNodes>) -> Self {
+    pub fn new(
+        record: CellRef<NodeCell>,
+        identity: Identity,
+        mount: Arc<SourceMount>,
+        nodes: Arc<SharedNodes>,
+    ) -> Self {
         let kind = FileType::from_raw_mode(record.form.load(Relaxed) & libc::S_IFMT);
         let id = NodeId(record.id.load(Relaxed));
         Self { id, kind, mount, identity, record, held: Mutex::default(), open: Mutex::default(), nodes }

@@ -30,7 +30,7 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::hashing::{Key, random};
-use super::mounts::Mount;
+use super::mounts::SourceMount;
 use super::node::{Identity, Node};
 use super::share::Share;
 use super::state::{MAPPABLE, NodeCell, no_memory};
@@ -61,7 +61,7 @@ struct Tables {
     /// Forgotten nodes; the one that the kernel has known last is the last to go.
     forgotten: LruCache<CellId, ()>,
     /// By the volume's number for each, with the number of nodes on it that are not forgotten.
-    mounts: HashMap<u64, (Arc<Mount>, usize), Key>,
+    mounts: HashMap<u64, (Arc<SourceMount>, usize), Key>,
 }
 
 impl Default for Tables {
@@ -77,11 +77,11 @@ impl Default for Tables {
 }
 
 /// What a node begins with.
-pub struct FoundNode {
+pub struct NewNode {
     /// What makes it the file it is.
     pub identity: Identity,
     /// Where it is.
-    pub mount: Arc<Mount>,
+    pub mount: Arc<SourceMount>,
     /// What kind of file it is.
     pub kind: FileType,
     /// What it is charged with if the kernel did not know it.
@@ -105,7 +105,7 @@ impl Nodes {
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn new(region: Arc<Region>, found: FoundNode, source: OwnedFd, share: &Share) -> Result<Self, Errno> {
+    pub fn new(region: Arc<Region>, found: NewNode, source: OwnedFd, share: &Share) -> Result<Self, Errno> {
         region.header().counters.next_node.store(NodeId::ROOT.0, Release);
         let nodes = Self::empty(region);
         // The kernel never forgets the root.
@@ -122,7 +122,7 @@ impl Nodes {
         &self,
         cell: CellId,
         identity: &Identity,
-        mount: &Arc<Mount>,
+        mount: &Arc<SourceMount>,
         held: Option<OwnedFd>,
         share: &Share,
     ) -> bool {
@@ -173,7 +173,7 @@ impl Nodes {
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn enter(&self, found: FoundNode) -> Result<Arc<Node>, Errno> {
+    pub fn enter(&self, found: NewNode) -> Result<Arc<Node>, Errno> {
         let mut removed = Removed::default();
         let mut tables = self.0.lock();
         let known = self.0.find_identity(&tables, &found.identity);
@@ -323,8 +323,8 @@ impl SharedNodes {
         Some(node)
     }
 
-    fn insert(&self, tables: &mut Tables, found: &FoundNode) -> Result<CellId, Errno> {
-        let FoundNode { identity, mount, kind, charge } = found;
+    fn insert(&self, tables: &mut Tables, found: &NewNode) -> Result<CellId, Errno> {
+        let NewNode { identity, mount, kind, charge } = found;
         let next = &self.region.header().counters.next_node;
         let id = NodeId(next.load(Acquire));
         // Also if this server dies now, the number is not used again.
@@ -346,7 +346,7 @@ impl SharedNodes {
     }
 
     /// A node that may be forgotten is to be known again.
-    fn remember(&self, tables: &mut Tables, cell: CellId, mount: &Arc<Mount>) -> CellId {
+    fn remember(&self, tables: &mut Tables, cell: CellId, mount: &Arc<SourceMount>) -> CellId {
         if tables.forgotten.pop(&cell).is_some() {
             // Nothing has the file open, so no process has a mapping of it.
             self.cell(cell).form.fetch_and(!MAPPABLE, AcqRel);
@@ -448,12 +448,12 @@ impl std::fmt::Debug for SharedNodes {
 
 impl Tables {
     /// The kernel knows one more node on a mount.
-    fn count_node(&mut self, mount: &Arc<Mount>) {
+    fn count_node(&mut self, mount: &Arc<SourceMount>) {
         self.mounts.entry(mount.index()).or_insert_with(|| (Arc::clone(mount), 0)).1 += 1;
     }
 
     /// The kernel knows one node less on a mount, which is returned if it was the last one.
-    fn discount_node(&mut self, index: u64) -> Option<Arc<Mount>> {
+    fn discount_node(&mut self, index: u64) -> Option<Arc<SourceMount>> {
         let (_, nodes) = self.mounts.get_mut(&index)?;
         *nodes -= 1;
         if *nodes > 0 { None } else { self.mounts.remove(&index).map(|(mount, _)| mount) }
@@ -466,6 +466,6 @@ struct Removed {
     /// A cell that nothing refers to.
     cell: Option<CellId>,
     /// A mount on which the kernel knows no node any more.
-    mount: Option<Arc<Mount>>,
+    mount: Option<Arc<SourceMount>>,
     has_shrunk: bool,
 }

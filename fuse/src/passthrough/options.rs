@@ -28,7 +28,7 @@ pub enum DataPath {
 
 /// How a passthrough volume is served.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Options {
+pub struct PassthroughOptions {
     /// The volume's name, for log lines.
     pub name: String,
     /// What the kernel may remember.
@@ -52,7 +52,7 @@ pub struct Options {
     pub io_uring: bool,
 }
 
-impl Options {
+impl PassthroughOptions {
     /// Whether only callers of this mount read, write or lock the source. Then the kernel may remember that a name does not
     /// exist, and keeps locks by itself.
     pub fn kernel_is_alone(&self) -> bool {

@@ -16,12 +16,12 @@ use super::attributes::{attributes_of, bytes_taken, kind};
 use super::filesystem::probe;
 use super::handle::FileHandle;
 use super::hashing::Key;
-use super::mounts::{Mount, Mounts, Way};
+use super::mounts::{MountRoute, Mounts, SourceMount};
 use super::node::{Identity, Node};
-use super::nodes::{FoundNode, Nodes};
+use super::nodes::{NewNode, Nodes};
 use super::open_files::{OpenDirectory, OpenFile, OpenFiles};
 use super::open_node::{BackingId, OpenNode};
-use super::options::{DataPath, Options};
+use super::options::{DataPath, PassthroughOptions};
 use super::room::whole;
 use super::share::Share;
 use super::state::{DIRECTORY, HeldCell, LockCell, MountCell, NodeCell, OpenCell, number};
@@ -60,7 +60,7 @@ impl Tables {
         source: OwnedFd,
         table: Arc<MountTable>,
         session: &Session,
-        options: &Options,
+        options: &PassthroughOptions,
         region: &Arc<Region>,
     ) -> io::Result<Tables> {
         let mounts = Mounts::new(Arc::clone(region), table, std::iter::empty());
@@ -77,7 +77,7 @@ impl Tables {
             FileType::Directory => growth_of(source.as_fd())?,
             _ => bytes_taken(&found),
         };
-        let found = FoundNode { identity, mount, kind: kind(&found), charge };
+        let found = NewNode { identity, mount, kind: kind(&found), charge };
         let share = Share::new(&options.name);
         let nodes = Nodes::new(Arc::clone(region), found, source, &share)?;
         region.header().counters.data_path.store(data_path.to_word(), Release);
@@ -104,7 +104,7 @@ impl DataPath {
 }
 
 /// What was read of a region, and what is to be done about the rest.
-pub struct Inheritance {
+pub struct InheritedTables {
     /// What the file system knows.
     pub tables: Tables,
     /// The root.
@@ -128,7 +128,7 @@ pub struct Losses {
     pub nodes: usize,
 }
 
-impl Inheritance {
+impl InheritedTables {
     /// Reads what a dead server left. Nothing outside this process changes. `asked` are the requests that it left in rings.
     ///
     /// # Errors
@@ -138,8 +138,8 @@ impl Inheritance {
         asked: Vec<u64>,
         source: Option<OwnedFd>,
         table: Arc<MountTable>,
-        options: &Options,
-    ) -> Result<Inheritance, TakeoverError> {
+        options: &PassthroughOptions,
+    ) -> Result<InheritedTables, TakeoverError> {
         region.look_again()?;
         let data_path = DataPath::recorded(region).ok_or(TakeoverError::NotServed)?;
         let mut reader = RegionReader::new(region);
@@ -159,7 +159,7 @@ impl Inheritance {
         // No request has asked for it yet.
         let status = Kstatfs { bsize: 4096, frsize: 4096, namelen: 255, ..Default::default() };
         let tables = Tables { data_path, mounts, nodes, files, usage, share, status };
-        Ok(Inheritance { tables, root, lost, unused, losses })
+        Ok(InheritedTables { tables, root, lost, unused, losses })
     }
 }
 
@@ -214,7 +214,7 @@ impl<'a> RegionReader<'a> {
         Some(unsafe { OwnedFd::from_raw_fd(number) })
     }
 
-    fn mounts(&mut self, source: Option<&OwnedFd>, table: &MountTable) -> HashMap<u64, Arc<Mount>, Key> {
+    fn mounts(&mut self, source: Option<&OwnedFd>, table: &MountTable) -> HashMap<u64, Arc<SourceMount>, Key> {
         let mut mounts = HashMap::default();
         // Without it, every mount below the source denies everything that a mount can.
         let table = table.mounts().unwrap_or_default();
@@ -227,14 +227,15 @@ impl<'a> RegionReader<'a> {
             self.kept.push(record.id());
             let source = source.filter(|_| record.index.load(Relaxed) == 0).and_then(|source| source.try_clone().ok());
             // Where the file system has no handles, there is nothing to find.
-            let way = (word != 0).then(|| source.map_or_else(|| Way::recorded(&record, &mounts), Way::Source));
-            let mount = Mount::inherit(record, anchor, way, &table);
+            let way =
+                (word != 0).then(|| source.map_or_else(|| MountRoute::recorded(&record, &mounts), MountRoute::Source));
+            let mount = SourceMount::inherit(record, anchor, way, &table);
             mounts.insert(mount.index(), Arc::new(mount));
         }
         mounts
     }
 
-    fn nodes(&mut self, mounts: &HashMap<u64, Arc<Mount>, Key>, share: &Share) -> Nodes {
+    fn nodes(&mut self, mounts: &HashMap<u64, Arc<SourceMount>, Key>, share: &Share) -> Nodes {
         let nodes = Nodes::empty(Arc::clone(self.region));
         let cells = self.cells.remove(&NodeCell::TAG).unwrap_or_default();
         nodes.reserve(cells.len());

@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
 use super::open_node::{BackingId, give_back_unowned};
-use super::options::{DataPath, Options};
-use super::tables::{Inheritance, Losses};
+use super::options::{DataPath, PassthroughOptions};
+use super::tables::{InheritedTables, Losses};
 use super::{locks, state};
 use crate::mount::table::MountTable;
 use crate::region::{Region, VolumeKind};
@@ -54,8 +54,8 @@ pub enum TakeoverError {
 pub struct Loaded {
     region: Arc<Region>,
     rings: Option<Arc<RingMemory>>,
-    inheritance: Inheritance,
-    options: Options,
+    inheritance: InheritedTables,
+    options: PassthroughOptions,
     trace: Arc<Trace>,
     resend: bool,
 }
@@ -72,14 +72,14 @@ pub fn load(
     rings: Option<Arc<RingMemory>>,
     source: Option<OwnedFd>,
     table: Arc<MountTable>,
-    options: Options,
+    options: PassthroughOptions,
     trace: Arc<Trace>,
 ) -> Result<Loaded, TakeoverError> {
     if region.kind() != VolumeKind::Passthrough {
         return Err(TakeoverError::OtherKind);
     }
     let asked_again = rings.iter().flat_map(|rings| rings.unanswered()).collect();
-    let inheritance = Inheritance::read(&region, asked_again, source, table, &options)?;
+    let inheritance = InheritedTables::read(&region, asked_again, source, table, &options)?;
     Ok(Loaded { region, rings, inheritance, options, trace, resend: true })
 }
 
@@ -100,7 +100,7 @@ impl Loaded {
     /// When the device is none, or no thread can be started.
     pub fn start(self, device: OwnedFd, mount: Option<BorrowedFd<'_>>) -> io::Result<DataPath> {
         let Self { region, rings, inheritance, options, trace, resend } = self;
-        let Inheritance { tables, root, lost, unused, losses } = inheritance;
+        let InheritedTables { tables, root, lost, unused, losses } = inheritance;
         locks::catch_wake_signal()?;
         region.take_over();
         region.cells().erase(&lost);

@@ -71,7 +71,7 @@ pub enum ImageError {
 
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
-struct Header {
+struct ImageHeader {
     magic: u64,
     nodes: u64,
     names: u64,
@@ -191,7 +191,7 @@ impl<'a> Layout<'a> {
         let index = self.index_size();
         image.content.len() as u64 == self.content_size
             && image.content.start == index
-            && shown[size_of::<Header>()..][..self.nodes.as_bytes().len()] == *self.nodes.as_bytes()
+            && shown[size_of::<ImageHeader>()..][..self.nodes.as_bytes().len()] == *self.nodes.as_bytes()
             && shown[image.names.clone()] == *self.names
             && self
                 .contents
@@ -206,7 +206,7 @@ impl<'a> Layout<'a> {
 
     /// Copies the payload into a new image, which this process then owns.
     pub fn image(&self) -> io::Result<Image> {
-        let header = Header {
+        let header = ImageHeader {
             magic: MAGIC,
             nodes: self.nodes.len() as u64,
             names: self.names.len() as u64,
@@ -218,7 +218,7 @@ impl<'a> Layout<'a> {
     }
 
     fn index_size(&self) -> usize {
-        size_of::<Header>() + self.nodes.as_bytes().len() + self.names.len()
+        size_of::<ImageHeader>() + self.nodes.as_bytes().len() + self.names.len()
     }
 }
 
@@ -300,12 +300,12 @@ impl Image {
     }
 
     fn read(mut block: Block) -> io::Result<Self> {
-        let (header, _) = Header::read_from_prefix(block.bytes()).map_err(|_| not_an_image())?;
+        let (header, _) = ImageHeader::read_from_prefix(block.bytes()).map_err(|_| not_an_image())?;
         let nodes = usize::try_from(header.nodes).ok().filter(|nodes| *nodes > 0 && u32::try_from(*nodes).is_ok());
         let nodes = nodes.filter(|_| header.magic == MAGIC).ok_or_else(not_an_image)?;
         block.count(nodes).map_err(|_| not_an_image())?;
         let layout = || {
-            let index_end = nodes.checked_mul(size_of::<RawNode>())?.checked_add(size_of::<Header>())?;
+            let index_end = nodes.checked_mul(size_of::<RawNode>())?.checked_add(size_of::<ImageHeader>())?;
             let names_end = index_end.checked_add(usize::try_from(header.names).ok()?)?;
             let end = names_end.checked_add(usize::try_from(header.content).ok()?)?;
             // What follows up to the counters is their alignment.
@@ -445,7 +445,7 @@ impl Image {
     }
 
     fn index(&self) -> &[RawNode] {
-        let bytes = &self.block.bytes()[size_of::<Header>()..self.names.start];
+        let bytes = &self.block.bytes()[size_of::<ImageHeader>()..self.names.start];
         <[RawNode]>::ref_from_bytes(bytes).expect("the index is whole and aligned, as checked when it was read")
     }
 

@@ -294,18 +294,18 @@ fn keep(starts_successor: bool) {
         }
         if watched[1].revents & libc::POLLIN != 0 {
             match receive(&mut asked) {
-                Message::Numbers(count) => {
+                KeeperMessage::Numbers(count) => {
                     hand_over(&asked[..count]);
                     continue;
                 }
-                Message::Start(control) if starts_successor => {
+                KeeperMessage::Start(control) if starts_successor => {
                     if successor::start(control) {
                         return;
                     }
                     continue;
                 }
-                Message::Start(_) => continue,
-                Message::Nothing => {}
+                KeeperMessage::Start(_) => continue,
+                KeeperMessage::Nothing => {}
             }
         }
         if watched[1].revents != 0 {
@@ -322,7 +322,7 @@ fn keep(starts_successor: bool) {
 }
 
 /// What comes on a keeper's channel.
-enum Message {
+enum KeeperMessage {
     /// A question for so many descriptors.
     Numbers(usize),
     /// The order to start a successor, with its control socket.
@@ -332,7 +332,7 @@ enum Message {
 }
 
 /// `recvmsg(2)` without asking for memory. The numbers of a question come to `asked`.
-fn receive(asked: &mut [RawFd; BATCH]) -> Message {
+fn receive(asked: &mut [RawFd; BATCH]) -> KeeperMessage {
     successor::let_go_of_control();
     let mut space = Space([0; 2048]);
     let mut part = libc::iovec { iov_base: asked.as_mut_ptr().cast(), iov_len: size_of_val(asked) };
@@ -349,10 +349,10 @@ fn receive(asked: &mut [RawFd; BATCH]) -> Message {
         let is_there = got > 0 && !header.is_null() && (*header).cmsg_type == libc::SCM_RIGHTS;
         (got, is_there.then(|| libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned()))
     };
-    let Ok(got @ 1..) = usize::try_from(got) else { return Message::Nothing };
+    let Ok(got @ 1..) = usize::try_from(got) else { return KeeperMessage::Nothing };
     match descriptor {
-        Some(control) => Message::Start(control),
-        None => Message::Numbers(got / size_of::<RawFd>()),
+        Some(control) => KeeperMessage::Start(control),
+        None => KeeperMessage::Numbers(got / size_of::<RawFd>()),
     }
 }
 

@@ -15,7 +15,7 @@ use rustix::net::{RecvFlags, recv};
 use rustix::process::{Resource, getrlimit};
 
 use super::fd_keeper::{self, FAR_END, FIRST_FREE, Handover, Keeper, LISTENER};
-use super::volumes::{LiveParts, NfsExport, Passthrough, Projection, Volumes};
+use super::volumes::{LiveParts, NfsExport, Passthrough, ServedProjection, ServedVolumes};
 use crate::audit::output::AuditOutput;
 use crate::live::tree::Update;
 use crate::memory_lock;
@@ -47,7 +47,7 @@ pub fn serve(program: &str, pod: &str, output: AuditOutput) -> io::Result<()> {
         greeting,
         keeper,
         has_channel: true,
-        volumes: Volumes::new(output),
+        volumes: ServedVolumes::new(output),
         listens: false,
         supervisor_knows_live: false,
     };
@@ -73,7 +73,7 @@ struct Process {
     keeper: Keeper,
     /// The far end of the keeper's channel waits for a supervisor.
     has_channel: bool,
-    volumes: Volumes,
+    volumes: ServedVolumes,
     /// Another supervisor could find this server.
     listens: bool,
     /// The supervisor knows of live parts of projections.
@@ -129,7 +129,7 @@ impl Process {
                 ServerReply::Done
             }
             ServerRequest::Serve { volume, about, root, reporting } => {
-                volumes.begin(volume, about, descriptors.held()?, Projection::new(root, reporting))?
+                volumes.begin(volume, about, descriptors.held()?, ServedProjection::new(root, reporting))?
             }
             ServerRequest::Pass { volume, about, options } => {
                 let held = descriptors.held()?;

@@ -44,7 +44,7 @@ pub(super) const ANSWER: usize = 256;
 const TIMEOUT: i64 = 500;
 
 /// A successor that has begun.
-pub struct Started {
+pub struct StartedSuccessor {
     /// Its process.
     pub pid: i32,
     /// The same, for as long as this is open.
@@ -55,7 +55,7 @@ pub struct Started {
 ///
 /// # Errors
 /// When the keeper does not answer in time, or cannot clone itself.
-pub(crate) fn request(channel: BorrowedFd<'_>, control: &OwnedFd) -> io::Result<Started> {
+pub(crate) fn request(channel: BorrowedFd<'_>, control: &OwnedFd) -> io::Result<StartedSuccessor> {
     setsockopt(&channel, sockopt::ReceiveTimeout, &TimeVal::milliseconds(TIMEOUT))?;
     setsockopt(&channel, sockopt::SendTimeout, &TimeVal::milliseconds(TIMEOUT))?;
     let (message, control) = (START.to_ne_bytes(), [control.as_raw_fd()]);
@@ -66,7 +66,7 @@ pub(crate) fn request(channel: BorrowedFd<'_>, control: &OwnedFd) -> io::Result<
     let (length, mut descriptors) = receive_descriptors(&channel, &mut answer)?;
     let [a, b, c, d, ..] = answer;
     match descriptors.pop() {
-        Some(pidfd) if length == ANSWER => Ok(Started { pid: i32::from_ne_bytes([a, b, c, d]), pidfd }),
+        Some(pidfd) if length == ANSWER => Ok(StartedSuccessor { pid: i32::from_ne_bytes([a, b, c, d]), pidfd }),
         _ => Err(io::Error::other("the keeper could not clone itself")),
     }
 }

@@ -218,13 +218,13 @@ impl Drop for Deferred {
 /// The way back to the caller.
 #[derive(Clone, Debug)]
 pub(super) struct Responder {
-    way: Way,
+    way: AnswerRoute,
     pub(super) unique: u64,
 }
 
 /// Where a request came from, and where its answer goes.
 #[derive(Clone, Debug)]
-enum Way {
+enum AnswerRoute {
     Device(Arc<OwnedFd>),
     Ring(RingReply),
 }
@@ -232,12 +232,12 @@ enum Way {
 impl Responder {
     /// To a request that was read from `device`.
     pub(super) fn of_device(device: &Arc<OwnedFd>, unique: u64) -> Self {
-        Self { way: Way::Device(Arc::clone(device)), unique }
+        Self { way: AnswerRoute::Device(Arc::clone(device)), unique }
     }
 
     /// To a request that came into an entry of a ring.
     pub(super) fn of_ring(reply: RingReply, unique: u64) -> Self {
-        Self { way: Way::Ring(reply), unique }
+        Self { way: AnswerRoute::Ring(reply), unique }
     }
 
     pub(super) fn send(&self, outcome: Result<Answer, Errno>) -> io::Result<()> {
@@ -273,8 +273,8 @@ impl Responder {
 
     pub(super) fn write(&self, error: i32, body: &[u8], more: &[u8]) -> io::Result<()> {
         let device = match &self.way {
-            Way::Device(device) => device,
-            Way::Ring(reply) => return reply.write(error, body, more),
+            AnswerRoute::Device(device) => device,
+            AnswerRoute::Ring(reply) => return reply.write(error, body, more),
         };
         let len = size_of::<OutHeader>() + body.len() + more.len();
         let len = u32::try_from(len).map_err(io::Error::other)?;

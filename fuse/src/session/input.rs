@@ -14,15 +14,15 @@ use super::REQUEST_SIZE;
 const WORDS: usize = REQUEST_SIZE / size_of::<u64>();
 
 /// Room for a request, aligned as its structs are.
-pub struct Input(MmapMut);
+pub struct InputBuffer(MmapMut);
 
-impl Input {
+impl InputBuffer {
     /// Zeros, with memory behind the first `bytes`.
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn new(bytes: usize) -> io::Result<Input> {
-        let mut input = Input(MmapMut::map_anon(REQUEST_SIZE)?);
+    pub fn new(bytes: usize) -> io::Result<InputBuffer> {
+        let mut input = InputBuffer(MmapMut::map_anon(REQUEST_SIZE)?);
         input.0.advise(Advice::DontFork)?;
         const PAGE: usize = 4096 / size_of::<u64>();
         for word in input.iter_mut().take(bytes.div_ceil(size_of::<u64>())).step_by(PAGE) {
@@ -33,7 +33,7 @@ impl Input {
     }
 }
 
-impl Deref for Input {
+impl Deref for InputBuffer {
     type Target = [u64];
 
     fn deref(&self) -> &[u64] {
@@ -42,7 +42,7 @@ impl Deref for Input {
     }
 }
 
-impl DerefMut for Input {
+impl DerefMut for InputBuffer {
     fn deref_mut(&mut self) -> &mut [u64] {
         // SAFETY: as above.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), WORDS) }

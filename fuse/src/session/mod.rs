@@ -47,7 +47,7 @@ use abi::{InitOut, MAJOR, MINOR, init};
 use answer::Responder;
 pub use answer::{Answer, Deferred, Exchange, ListedEntry, Notifier};
 pub use ids::{HandleId, LockOwner, NodeId};
-pub use input::Input;
+pub use input::InputBuffer;
 pub use page_invalidator::{PageInvalidator, drop_content_of};
 pub use polled::PolledSession;
 use readers::Readers;
@@ -136,13 +136,13 @@ pub struct Session {
     device: Arc<OwnedFd>,
     region: Arc<Region>,
     accepted: u64,
-    beginning: Beginning,
+    beginning: SessionStart,
     /// Threads for requests that come over io_uring.
     rings: Option<Rings>,
 }
 
 /// How a session came to be.
-enum Beginning {
+enum SessionStart {
     /// By a handshake: nothing was read before.
     Handshake,
     /// From a dead server, which may have left requests unanswered.
@@ -169,7 +169,7 @@ impl Session {
         rings: Option<Arc<RingMemory>>,
     ) -> io::Result<Session> {
         let device = Arc::new(device);
-        let mut input = Input::new(0)?;
+        let mut input = InputBuffer::new(0)?;
         let length = read(&device, input.as_mut_bytes())?;
         let unexpected = || io::Error::new(io::ErrorKind::InvalidData, "the kernel does not begin with INIT");
         let request = Request::parse(&input.as_bytes()[..length]).ok_or_else(unexpected)?;
@@ -214,7 +214,7 @@ impl Session {
             max_stack_depth: if accepted & init::PASSTHROUGH == 0 { 0 } else { wanted.max_stack_depth },
             ..Default::default()
         })?;
-        Ok(Session { device, region, accepted, beginning: Beginning::Handshake, rings })
+        Ok(Session { device, region, accepted, beginning: SessionStart::Handshake, rings })
     }
 
     /// Goes on with what a dead server did on `device`. From here on `region` is this session's: no thread of the
@@ -240,13 +240,13 @@ impl Session {
             None => return Err(io::Error::other("the memory of the volume's rings is gone; start the volume anew")),
         };
         region.in_flight().collect_replays();
-        let beginning = Beginning::Resumed(Unanswered::AskedAgain);
+        let beginning = SessionStart::Resumed(Unanswered::AskedAgain);
         Ok(Session { device: Arc::new(device), region, accepted, beginning, rings })
     }
 
     /// Has a resumed session end what was left unanswered with an error, as on a kernel that cannot ask again.
     pub fn without_resend(mut self) -> Session {
-        if let Beginning::Resumed(unanswered) = &mut self.beginning {
+        if let SessionStart::Resumed(unanswered) = &mut self.beginning {
             *unanswered = Unanswered::Failed;
         }
         self
@@ -307,9 +307,9 @@ impl Session {
     /// Makes the kernel send again what a dead server left unanswered, or ends it. A request that is read before would come
     /// twice.
     fn settle(&mut self) -> io::Result<()> {
-        match std::mem::replace(&mut self.beginning, Beginning::Handshake) {
-            Beginning::Resumed(unanswered) => unanswered.settle(&self.device, &self.region),
-            Beginning::Handshake => Ok(()),
+        match std::mem::replace(&mut self.beginning, SessionStart::Handshake) {
+            SessionStart::Resumed(unanswered) => unanswered.settle(&self.device, &self.region),
+            SessionStart::Handshake => Ok(()),
         }
     }
 }

@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 
 use super::Session;
 use super::answer::{Deferred, Notifier, Responder};
-use super::input::Input;
+use super::input::InputBuffer;
 use super::request::Request;
 use crate::region::Region;
 
@@ -41,7 +41,7 @@ impl PolledSession {
     ///
     /// # Errors
     /// `WouldBlock` when there is none now; any other when there will never be one again.
-    pub fn read(&self, input: &mut Input) -> io::Result<usize> {
+    pub fn read(&self, input: &mut InputBuffer) -> io::Result<usize> {
         loop {
             match rustix::io::read(&*self.device, input.as_mut_bytes()) {
                 // A request was taken back before it could be read.

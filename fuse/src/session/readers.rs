@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 
 use super::answer::Responder;
 use super::stall_guard::StallGuard;
-use super::{Exchange, Granted, Input, Operation, Request, Service, read};
+use super::{Exchange, Granted, InputBuffer, Operation, Request, Service, read};
 use crate::region::{Region, SLOTS};
 
 /// Most threads of a session, those for slow requests included.
@@ -85,7 +85,7 @@ impl Readers {
         }
         self.region.in_flight().slot(slot).register();
         self.service.begin_thread();
-        let mut input = Input::new(self.service.longest_request()).unwrap_or_else(|error| {
+        let mut input = InputBuffer::new(self.service.longest_request()).unwrap_or_else(|error| {
             // As everywhere where there is no memory: this server ends, and another one goes on.
             tracing::error!("no room for requests: {error}");
             std::process::abort()

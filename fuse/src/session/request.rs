@@ -167,7 +167,7 @@ pub enum Operation<'a> {
 impl<'a> Request<'a> {
     /// Parses what one `read(2)` of the device gave; none if the kernel broke its own protocol.
     pub fn parse(bytes: &'a [u8]) -> Option<Request<'a>> {
-        let mut body = Body(bytes);
+        let mut body = UnparsedBody(bytes);
         let header: &InHeader = body.take()?;
         // Extensions stand at the end of the request; none is negotiated.
         let end = (header.len as usize).checked_sub(size_of::<InHeader>() + usize::from(header.total_extlen) * 8)?;
@@ -183,7 +183,7 @@ impl<'a> Request<'a> {
     }
 }
 
-fn parse_operation(opcode: u32, mut body: Body<'_>) -> Option<Operation<'_>> {
+fn parse_operation(opcode: u32, mut body: UnparsedBody<'_>) -> Option<Operation<'_>> {
     Some(match opcode {
         1 => Operation::Lookup { name: body.name()? },
         2 => Operation::Forget { lookups: body.take::<ForgetIn>()?.nlookup },
@@ -255,9 +255,9 @@ fn handle(flags: u32, handle: HandleId) -> Option<HandleId> {
 }
 
 /// What of a request is not parsed yet.
-struct Body<'a>(&'a [u8]);
+struct UnparsedBody<'a>(&'a [u8]);
 
-impl<'a> Body<'a> {
+impl<'a> UnparsedBody<'a> {
     fn take<T: FromBytes + KnownLayout + Immutable>(&mut self) -> Option<&'a T> {
         let (taken, rest) = T::ref_from_prefix(self.0).ok()?;
         self.0 = rest;

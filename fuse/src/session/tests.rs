@@ -67,7 +67,7 @@ impl Orphaned {
             let name = format!("/proc/self/fd/{}/name", mount.as_fd().as_raw_fd());
             rustix::fs::stat(name).expect_err("there is no such file")
         });
-        let mut input = Input::new(0).expect("memory");
+        let mut input = InputBuffer::new(0).expect("memory");
         let length = read(&device, input.as_mut_bytes()).expect("a request");
         let number = Request::parse(&input.as_bytes()[..length]).expect("a request").number();
         Self { device, region, number, caller }
@@ -124,7 +124,7 @@ fn a_kernel_that_cannot_ask_again_ends_the_calls_with_an_error() {
         let orphaned = Orphaned::new();
         orphaned.region.in_flight().slot(0).take(orphaned.number);
         if resent_before && asks_again(&orphaned.device) {
-            let mut input = Input::new(0).expect("memory");
+            let mut input = InputBuffer::new(0).expect("memory");
             read(&orphaned.device, input.as_mut_bytes()).expect("the same request, with a mark");
         }
         let _told = run(orphaned.resume().without_resend());

@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use super::table;
 use crate::cli::exit::Failure;
+use crate::cli::render::say;
 use crate::cli::status::print;
 use crate::node::service::proto::MountedVolume;
 use crate::node::service::{AskError, DaemonClient};
@@ -17,6 +18,8 @@ use crate::node::{NodeState, PodEntry};
 
 /// How long to wait for a daemon that does not answer before the next try.
 const RETRY: Duration = Duration::from_millis(100);
+/// How long the daemon, or the pod, may be missing before a wait says so.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// What the daemon is asked for.
 #[derive(Subcommand)]
@@ -27,8 +30,9 @@ pub(super) enum AskCommand {
     Status(Show),
     /// Wait until the volumes of a pod are mounted, or unmounted.
     ///
-    /// Also waits for a daemon that does not run yet, and for a pod that the node does not have yet. If the time is over, the
-    /// command prints which volumes are not mounted and why, in the words of the kubelet, and its exit status is 1.
+    /// Also waits for a daemon that does not run yet, and for a pod that the node does not have yet, and says so on standard error
+    /// after a second. If the time is over, the command prints which volumes are not mounted and why, in the words of the kubelet,
+    /// and its exit status is 1.
     Wait(Wait),
     /// Show the volumes of a pod that are mounted, for an agent that binds them into containers.
     Volumes(OfPod),
@@ -108,7 +112,7 @@ impl AskCommand {
                 match output {
                     AskOutput::Table => print(&table::mounted(&volumes)),
                     AskOutput::Json => {
-                        print(&json(&Volumes { volumes: volumes.iter().map(AgentVolume::of).collect() })?)
+                        print(&json(&AgentVolumes { volumes: volumes.iter().map(AgentVolume::of).collect() })?)
                     }
                 }
             }
@@ -120,15 +124,44 @@ impl AskCommand {
 
 impl Wait {
     async fn ask(self, run_directory: &Path) -> Result<(), Failure> {
+        let waiting = self.answer(run_directory);
+        let telling = async {
+            sleep(GRACE).await;
+            if let Some(missing) = self.missing(run_directory).await {
+                say(&format!("{missing}; waiting for it, up to {} s", self.timeout));
+            }
+        };
+        tokio::pin!(waiting);
+        tokio::select! {
+            outcome = &mut waiting => outcome,
+            () = telling => waiting.await,
+        }
+    }
+
+    /// What a wait is for before it can be for volumes.
+    async fn missing(&self, run_directory: &Path) -> Option<String> {
+        let Pod { pod } = &self.pod;
+        match DaemonClient::connect(run_directory).await {
+            Err(absent @ AskError::Absent(_)) => Some(absent.to_string()),
+            // A pod that is not there has nothing mounted.
+            Ok(mut daemon) if !self.unmounted => match daemon.mounted_volumes(pod.clone()).await {
+                Err(AskError::Refused(_)) => Some(format!("pod {pod}: this node does not have it yet")),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    async fn answer(&self, run_directory: &Path) -> Result<(), Failure> {
         let Wait { pod: Pod { pod }, timeout, unmounted } = self;
-        let deadline = Instant::now() + Duration::from_secs(timeout.into());
+        let deadline = Instant::now() + Duration::from_secs((*timeout).into());
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             // Not less than the rest: so the daemon's own answer says why volumes are missing.
             let seconds = u32::try_from(left.as_millis().div_ceil(1000)).unwrap_or(u32::MAX);
             let answer = match DaemonClient::connect(run_directory).await {
                 Err(error) => Err(error),
-                Ok(mut daemon) if unmounted => daemon.wait_for_unmount(pod.clone(), Some(seconds)).await,
+                Ok(mut daemon) if *unmounted => daemon.wait_for_unmount(pod.clone(), Some(seconds)).await,
                 Ok(mut daemon) => daemon.wait_for_volumes(pod.clone(), Some(seconds)).await,
             };
             match answer {
@@ -184,7 +217,7 @@ impl<'a> DaemonReport<'a> {
 }
 
 #[derive(Serialize)]
-struct Volumes<'a> {
+struct AgentVolumes<'a> {
     volumes: Vec<AgentVolume<'a>>,
 }
 

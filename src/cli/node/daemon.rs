@@ -73,7 +73,7 @@ fn index(text: &str) -> Result<String, String> {
 
 /// What the daemon serves, and how.
 #[derive(Args)]
-pub(super) struct Options {
+pub(super) struct DaemonOptions {
     /// Serve the static pods of this directory, which has manifests of pods and of the objects that they refer to, in any
     /// number of files. A file that appears, changes or goes is a pod or an object that does.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
@@ -157,7 +157,7 @@ pub(super) struct Options {
     log_format: LogFormat,
 }
 
-impl Options {
+impl DaemonOptions {
     pub(super) fn execute(self, run_directory: PathBuf) -> Result<(), Failure> {
         self.log.start(self.log_format);
         let api = self.api()?;

@@ -56,7 +56,7 @@ pub(super) struct NodeCommand {
     #[command(subcommand)]
     command: Option<ask::AskCommand>,
     #[command(flatten)]
-    daemon: daemon::Options,
+    daemon: daemon::DaemonOptions,
     /// State that a reboot may erase: for each pod, the lock by which it has only one podfs, and its sockets; and node.sock, on
     /// which the daemon answers. Commands take the directory after their name.
     #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath, global = true)]

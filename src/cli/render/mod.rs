@@ -87,17 +87,22 @@ enum RenderOutput {
     Tar(Option<PathBuf>),
 }
 
-impl FromStr for RenderOutput {
-    type Err = String;
+/// A text is no output of a rendering.
+#[derive(Debug, thiserror::Error)]
+#[error("give tree, json, dir:DIR, tar or tar:FILE")]
+struct NoRenderOutput;
 
-    fn from_str(text: &str) -> Result<RenderOutput, String> {
+impl FromStr for RenderOutput {
+    type Err = NoRenderOutput;
+
+    fn from_str(text: &str) -> Result<RenderOutput, NoRenderOutput> {
         match text.split_once(':') {
             None if text == "tree" => Ok(RenderOutput::Tree),
             None if text == "json" => Ok(RenderOutput::Json),
             None if text == "tar" => Ok(RenderOutput::Tar(None)),
             Some(("tar", file)) if !file.is_empty() => Ok(RenderOutput::Tar(Some(file.into()))),
             Some(("dir", directory)) if !directory.is_empty() => Ok(RenderOutput::Directory(directory.into())),
-            _ => Err("give tree, json, dir:DIR, tar or tar:FILE".to_owned()),
+            _ => Err(NoRenderOutput),
         }
     }
 }

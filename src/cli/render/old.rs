@@ -15,7 +15,7 @@ use super::{say, settled};
 use crate::manifest::pod::{Pod, is_pod_or_template};
 use crate::manifest::{Document, parse_documents};
 use crate::source::{
-    Accepted, Access, ApiSource, FileSource, Plan, PodInput, PodName, Snapshot, Source, TokenPolicy, live_pod,
+    Accepted, Access, ApiPlan, ApiSource, FileSource, PodInput, PodName, Snapshot, Source, TokenPolicy, live_pod,
 };
 
 /// What admission adds to each pod with a service account; manifests do not have it.
@@ -69,7 +69,7 @@ fn of_files(path: &Path, new: &Arc<Pod>, snapshot: &Snapshot) -> Result<(Arc<Pod
 }
 
 fn of_cluster(access: Access, file: Option<&Path>, new: &Arc<Pod>) -> Result<Option<(Arc<Pod>, Snapshot)>, Failure> {
-    let Subject { api_version, kind, name } = Subject::of(file, new)?;
+    let PodOrWorkload { api_version, kind, name } = PodOrWorkload::of(file, new)?;
     let live = block_on(&[], async { Ok(live_pod(access.clone(), &api_version, &kind, &name).await?) })?;
     let Some(mut live) = live else {
         say(&format!("the API server has no {kind} {name}; everything is new"));
@@ -81,32 +81,32 @@ fn of_cluster(access: Access, file: Option<&Path>, new: &Arc<Pod>) -> Result<Opt
     let (no_files, empty) = FileSource::open(None, &[])?;
     let of_pod = Snapshot { pod: Some(Arc::clone(&live)), ..empty };
     let files = Some((no_files, of_pod));
-    let plan = Plan { access, pod: None, node: None, volumes: None, files, tokens: TokenPolicy::Empty };
+    let plan = ApiPlan { access, pod: None, node: None, volumes: None, files, tokens: TokenPolicy::Empty };
     let (api, snapshot) = ApiSource::open(plan)?;
     let snapshot = block_on(&[], async { Ok(settled(Source::Api(api), snapshot).await) })?;
     Ok(Some((live, snapshot)))
 }
 
 /// The pod or the workload of a manifest.
-struct Subject {
+struct PodOrWorkload {
     api_version: String,
     kind: String,
     name: PodName,
 }
 
-impl Subject {
+impl PodOrWorkload {
     /// That of the file; otherwise the pod itself.
-    fn of(file: Option<&Path>, pod: &Pod) -> Result<Subject, Failure> {
+    fn of(file: Option<&Path>, pod: &Pod) -> Result<PodOrWorkload, Failure> {
         let namespace = pod.identity.namespace.clone();
         let file = file.filter(|file| *file != Path::new("-"));
         let document = file.map(documents).transpose()?.and_then(|all| all.into_iter().find(is_pod_or_template));
         let Some(document) = document else {
             let name = PodName { namespace, name: pod.identity.name.clone() };
-            return Ok(Subject { api_version: "v1".to_owned(), kind: "Pod".to_owned(), name });
+            return Ok(PodOrWorkload { api_version: "v1".to_owned(), kind: "Pod".to_owned(), name });
         };
         let (api_version, kind) = (document.api_version.clone(), document.kind.clone());
         let name = document.name().unwrap_or(&pod.identity.name).to_owned();
-        Ok(Subject { api_version, kind, name: PodName { namespace, name } })
+        Ok(PodOrWorkload { api_version, kind, name: PodName { namespace, name } })
     }
 }
 

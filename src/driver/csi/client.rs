@@ -142,8 +142,8 @@ impl CsiClient {
             Ok(Err(status)) => {
                 let words: String = status.message().chars().filter(|c| !c.is_control()).take(MOST_WORDS).collect();
                 let sentence = at(&format!("failed ({:?}): {words}", status.code()));
-                let is_infeasible = is_infeasible(status.code());
-                Err(DriverError { sentence, is_uncertain: is_uncertain(&status), is_infeasible })
+                let (is_uncertain, is_infeasible) = (is_uncertain(&status), is_infeasible(status.code()));
+                Err(DriverError { is_uncertain, is_infeasible, ..DriverError::because(sentence, status) })
             }
             Err(_) => {
                 let seconds = DEADLINE.as_secs();
@@ -193,7 +193,7 @@ pub(super) async fn channel(socket: &Path) -> Result<Channel, tonic::transport::
 /// What runs the calls of one volume.
 pub(super) fn runtime() -> Result<Runtime, DriverError> {
     let built = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
-    built.map_err(|error| DriverError::refused(format!("cannot call a driver: {error}")))
+    built.map_err(|error| DriverError::because(format!("cannot call a driver: {error}"), error))
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ use tracing::info;
 use super::home::{make_directory, replace};
 use super::{DriverError, DriverHome, DriverRecord, LeaveError, NodeMount};
 use crate::host::device::BlockDevice;
-use crate::host::{Source, fs_group};
+use crate::host::{HostSource, fs_group};
 use crate::manifest::objects::{CsiDriver, DriverFsGroupPolicy, Secret};
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::Csi;
@@ -83,7 +83,7 @@ impl CsiMount<'_> {
     ///
     /// # Errors
     /// What went wrong. The home's record says what may have been done.
-    pub fn set_up(&self, home: &DriverHome) -> Result<Source, DriverError> {
+    pub fn set_up(&self, home: &DriverHome) -> Result<HostSource, DriverError> {
         let (source, can) = self.publish(home)?;
         if let Some(group) = self.facts.fs_group.filter(|_| !can.mount_group && self.is_for_group()) {
             fs_group::give(&source, group, self.facts.fs_group_policy, self.volume)?;
@@ -101,7 +101,7 @@ impl CsiMount<'_> {
         Ok(BlockDevice::open(&source)?)
     }
 
-    fn publish(&self, home: &DriverHome) -> Result<(Source, Capabilities), DriverError> {
+    fn publish(&self, home: &DriverHome) -> Result<(HostSource, Capabilities), DriverError> {
         let (client, can) = self.connect()?;
         let write = |record: &DriverRecord| write(home, record);
         let node_mount = self.node_mount(can);
@@ -129,7 +129,7 @@ impl CsiMount<'_> {
             }
             return Err(error);
         }
-        Ok((Source::of_driver(&home.target())?, can))
+        Ok((HostSource::of_driver(&home.target())?, can))
     }
 
     /// Has the driver grow the volume to what its PersistentVolume has, if volumes of this driver are grown on the node. Gives
@@ -204,7 +204,7 @@ impl CsiMount<'_> {
         node_mount: &NodeMount,
         path: &Path,
     ) -> Result<(), DriverError> {
-        let failed = |error: std::io::Error| DriverError::of_node("use", path, &error);
+        let failed = |error: std::io::Error| DriverError::of_node("use", path, error);
         make_directory(path).map_err(failed)?;
         let data = serde_json::json!({"driverName": self.csi.driver, "volumeHandle": self.handle()});
         replace(&node_mount.directory().join("vol_data.json"), data.to_string().as_bytes()).map_err(failed)?;
@@ -225,7 +225,7 @@ impl CsiMount<'_> {
 }
 
 fn write(home: &DriverHome, record: &DriverRecord) -> Result<(), DriverError> {
-    home.write(record).map_err(|error| DriverError::of_node("write the record in", home.path(), &error))
+    home.write(record).map_err(|error| DriverError::of_node("write the record in", home.path(), error))
 }
 
 /// Has the driver unpublish a volume, and unstage it if no other pod of the node uses it.

@@ -59,7 +59,9 @@ pub async fn node_driver(socket: &Path) -> Result<Option<NodeDriver>, DriverErro
     }
     let failed = |what: String| DriverError::refused(format!("CSI driver {name}: NodeGetInfo {what}"));
     let asked = async {
-        let node = channel(&endpoint).await.map_err(|error| failed(format!("failed: {error}")))?;
+        let node = channel(&endpoint).await;
+        let node = node
+            .map_err(|error| DriverError::because(format!("CSI driver {name}: NodeGetInfo failed: {error}"), error))?;
         let answer = NodeClient::new(node).node_get_info(NodeGetInfoRequest {}).await;
         answer.map_err(|status| failed(format!("failed ({:?}): {}", status.code(), words(status.message()))))
     };

@@ -18,7 +18,7 @@ use tracing::info;
 
 use super::home::make_directory;
 use super::{DriverError, DriverHome, DriverRecord, Drivers, LeaveError, NodeMount, UnmountError};
-use crate::host::{Source, fs_group};
+use crate::host::{HostSource, fs_group};
 use crate::manifest::objects::{Secret, Values};
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::Flex;
@@ -52,7 +52,7 @@ impl FlexMount<'_> {
     ///
     /// # Errors
     /// What went wrong. The home's record says what may have been done.
-    pub fn set_up(&self, home: &DriverHome) -> Result<Source, DriverError> {
+    pub fn set_up(&self, home: &DriverHome) -> Result<HostSource, DriverError> {
         let program = self.program()?;
         let capabilities = init(&program)?;
         let node_name = self.node_name();
@@ -71,7 +71,7 @@ impl FlexMount<'_> {
             ..DriverRecord::default()
         };
         let write = |record: &DriverRecord| {
-            home.write(record).map_err(|error| DriverError::of_node("write the record in", home.path(), &error))
+            home.write(record).map_err(|error| DriverError::of_node("write the record in", home.path(), error))
         };
         write(&record)?;
         let mut shown = None;
@@ -82,8 +82,8 @@ impl FlexMount<'_> {
             node_mount.enter(home, |path| self.mount_device(&program, path, &node_name))?;
             shown = Some(node_mount.path());
         }
-        let target = home.make_target().map_err(|error| DriverError::of_node("make", &home.target(), &error))?;
-        let is_mounted = |error: io::Error| DriverError::of_node("look at", &target, &error);
+        let target = home.make_target().map_err(|error| DriverError::of_node("make", &home.target(), error))?;
+        let is_mounted = |error: io::Error| DriverError::of_node("look at", &target, error);
         if !home.is_mounted().map_err(is_mounted)? {
             record.published = true;
             write(&record)?;
@@ -110,7 +110,7 @@ impl FlexMount<'_> {
             }
         }
         let path = if record.published { target } else { shown.unwrap_or(target) };
-        let source = Source::of_driver(&path)?;
+        let source = HostSource::of_driver(&path)?;
         if let (Some(group), true, false) = (self.facts.fs_group, capabilities.fs_group, self.read_only) {
             fs_group::give(&source, group, self.facts.fs_group_policy, self.volume)?;
         }
@@ -164,8 +164,8 @@ impl FlexMount<'_> {
                 self.name
             )));
         }
-        make_directory(path).map_err(|error| DriverError::of_node("make", path, &error))?;
-        if super::home::is_mount(path).map_err(|error| DriverError::of_node("look at", path, &error))? {
+        make_directory(path).map_err(|error| DriverError::of_node("make", path, error))?;
+        if super::home::is_mount(path).map_err(|error| DriverError::of_node("look at", path, error))? {
             return Ok(());
         }
         let arguments = ["mountdevice", text(path)?, &device, &options];

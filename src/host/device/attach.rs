@@ -20,7 +20,7 @@ use rustix::mount::{
 use tracing::warn;
 
 use super::BlockDevice;
-use super::options::Options;
+use super::options::DeviceMountOptions;
 use crate::host::HostError;
 use crate::host::global_mount::Held;
 
@@ -35,7 +35,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub(super) fn mount(
     device: &BlockDevice,
     kind: &str,
-    options: &Options,
+    options: &DeviceMountOptions,
     read_only: bool,
     place: &Path,
 ) -> Result<(), HostError> {
@@ -46,12 +46,13 @@ pub(super) fn mount(
         .map_err(|errno| failed(errno.into()))
 }
 
-fn make(device: &BlockDevice, kind: &str, options: &Options, read_only: bool) -> Result<OwnedFd, HostError> {
+fn make(device: &BlockDevice, kind: &str, options: &DeviceMountOptions, read_only: bool) -> Result<OwnedFd, HostError> {
     let path = device.path();
     let refused = |problem: String| HostError::Refused(format!("cannot mount {}: {problem}", path.display()));
+    let failed = |errno: Errno| HostError::failed(format!("cannot mount {}", path.display()), errno);
     let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).map_err(|errno| match errno {
         Errno::NODEV => refused(format!("this kernel has no file system {kind}; load its module")),
-        errno => refused(format!("file system {kind}: {errno}")),
+        errno => HostError::failed(format!("cannot mount {}: file system {kind}", path.display()), errno),
     })?;
     let context = context.as_fd();
     for (key, value) in &options.parameters {
@@ -65,12 +66,12 @@ fn make(device: &BlockDevice, kind: &str, options: &Options, read_only: bool) ->
         })?;
     }
     if read_only {
-        fsconfig_set_flag(context, "ro").map_err(|errno| refused(errno.to_string()))?;
+        fsconfig_set_flag(context, "ro").map_err(failed)?;
     }
     if !device.is_at_path() {
         return Err(refused("its path leads to another device by now; podfs tries again".to_owned()));
     }
-    fsconfig_set_string(context, "source", path).map_err(|errno| refused(errno.to_string()))?;
+    fsconfig_set_string(context, "source", path).map_err(failed)?;
     fsconfig_create(context).map_err(|errno| match errno {
         Errno::BUSY => refused("the node uses it already; give the volume another device".to_owned()),
         Errno::INVAL => refused(format!(
@@ -83,11 +84,15 @@ fn make(device: &BlockDevice, kind: &str, options: &Options, read_only: bool) ->
         Errno::ROFS | Errno::ACCESS => refused(format!(
             "its {kind} file system would have to be written to first, and the device is read-only; make it writable"
         )),
-        errno => refused(format!("{errno}; see the kernel's log")),
+        errno => HostError::Failed {
+            what: format!("cannot mount {}", path.display()),
+            cause: errno.into(),
+            advice: "; see the kernel's log",
+        },
     })?;
     let mut attributes = options.attributes;
     attributes.set(rustix::mount::MountAttrFlags::MOUNT_ATTR_RDONLY, read_only);
-    fsmount(context, FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(|errno| refused(errno.to_string()))
+    fsmount(context, FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(failed)
 }
 
 /// Makes sure that what is mounted at `place` is this device.

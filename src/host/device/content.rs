@@ -46,8 +46,10 @@ pub(super) enum DeviceContent {
 /// When it cannot be read, or blkid is not installed or fails.
 pub(super) fn probe(device: &BlockDevice) -> Result<DeviceContent, HostError> {
     // blkid takes a device that it cannot read for an empty one.
-    let is_zero = is_zero(device).map_err(|cause| {
-        HostError::Refused(format!("{} cannot be read: {cause}; replace or repair the disk", device.path().display()))
+    let is_zero = is_zero(device).map_err(|cause| HostError::Failed {
+        what: format!("{} cannot be read", device.path().display()),
+        cause,
+        advice: "; replace or repair the disk",
     })?;
     let arguments = ["-p", "-o", "export"].map(OsStr::new);
     let arguments = [&arguments[..], &[device.path().as_os_str()]].concat();

@@ -42,7 +42,7 @@ use super::HostError;
 use super::global_mount::Held;
 use content::DeviceContent;
 use format::Marker;
-use options::Options;
+use options::DeviceMountOptions;
 
 /// What a device is mounted as.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +61,7 @@ pub struct DeviceMountRequest<'a> {
 /// # Errors
 /// One sentence: the device is in use, holds something else, cannot be formatted, checked or mounted.
 pub fn mount(device: &BlockDevice, request: DeviceMountRequest<'_>, held: &Held<'_>) -> Result<bool, HostError> {
-    let options = Options::parse(request.options)?;
+    let options = DeviceMountOptions::parse(request.options)?;
     let is_mounted = held.is_mounted().map_err(|cause| HostError::system("look at", held.place(), cause))?;
     if is_mounted {
         attach::check_mounted(device, held.place())?;

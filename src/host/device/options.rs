@@ -6,7 +6,7 @@ use crate::host::HostError;
 
 /// Options, sorted by the system call that takes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Options {
+pub(super) struct DeviceMountOptions {
     /// Nothing is written.
     pub(super) read_only: bool,
     /// What the mount does not allow, and how it keeps access times (`fsmount(2)`).
@@ -15,20 +15,20 @@ pub(super) struct Options {
     pub(super) parameters: Vec<(String, Option<String>)>,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options { read_only: false, attributes: MountAttrFlags::empty(), parameters: Vec::new() }
+impl Default for DeviceMountOptions {
+    fn default() -> DeviceMountOptions {
+        DeviceMountOptions { read_only: false, attributes: MountAttrFlags::empty(), parameters: Vec::new() }
     }
 }
 
-impl Options {
+impl DeviceMountOptions {
     /// Reads a list of options; an entry may have several, with commas between them. Of two that exclude each other, the
     /// last one counts.
     ///
     /// # Errors
     /// When an option has a quote without an end.
-    pub(super) fn parse(list: &[String]) -> Result<Options, HostError> {
-        let mut options = Options::default();
+    pub(super) fn parse(list: &[String]) -> Result<DeviceMountOptions, HostError> {
+        let mut options = DeviceMountOptions::default();
         for word in list.iter().map(|entry| split(entry)).collect::<Result<Vec<_>, _>>()?.into_iter().flatten() {
             options.add(&word);
         }
@@ -84,8 +84,8 @@ fn split(entry: &str) -> Result<Vec<String>, HostError> {
 mod tests {
     use super::*;
 
-    fn parse(list: &[&str]) -> Options {
-        Options::parse(&list.iter().map(|&word| word.to_owned()).collect::<Vec<_>>()).expect("options")
+    fn parse(list: &[&str]) -> DeviceMountOptions {
+        DeviceMountOptions::parse(&list.iter().map(|&word| word.to_owned()).collect::<Vec<_>>()).expect("options")
     }
 
     #[test]
@@ -99,10 +99,10 @@ mod tests {
 
     #[test]
     fn the_last_of_two_options_counts_and_quotes_keep_commas() {
-        assert_eq!(parse(&["ro", "rw", "nodev", "dev", ""]), Options::default());
+        assert_eq!(parse(&["ro", "rw", "nodev", "dev", ""]), DeviceMountOptions::default());
         let options = parse(&["context=\"system_u:object_r:tmp_t:s0:c1,c2\""]);
         let value = Some("system_u:object_r:tmp_t:s0:c1,c2".to_owned());
         assert_eq!(options.parameters, [("context".to_owned(), value)]);
-        assert!(Options::parse(&["context=\"open".to_owned()]).is_err());
+        assert!(DeviceMountOptions::parse(&["context=\"open".to_owned()]).is_err());
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, fstat, major, minor, stat};
 
-use crate::host::{FileKind, HostError, Source};
+use crate::host::{FileKind, HostError, HostSource};
 
 /// A block device that is held open for reading.
 #[derive(Debug)]
@@ -22,21 +22,21 @@ impl BlockDevice {
     ///
     /// # Errors
     /// When it is no block device, is gone, or its path leads to another device by now.
-    pub fn open(source: &Source) -> Result<BlockDevice, HostError> {
-        let refused = |path: &Path, cause: &dyn std::fmt::Display| {
-            HostError::Refused(format!("block device {} cannot be used: {cause}", path.display()))
-        };
-        let path = source.real_path().map_err(|cause| refused(Path::new("?"), &cause))?;
+    pub fn open(source: &HostSource) -> Result<BlockDevice, HostError> {
+        let unusable = |path: &Path| format!("block device {} cannot be used", path.display());
+        let refused = |path: &Path, cause: &str| HostError::Refused(format!("{}: {cause}", unusable(path)));
+        let failed = |path: &Path, cause: io::Error| HostError::failed(unusable(path), cause);
+        let path = source.real_path().map_err(|cause| failed(Path::new("?"), cause))?;
         if source.kind() != FileKind::BlockDevice {
-            return Err(refused(&path, &"it is no block device"));
+            return Err(refused(&path, "it is no block device"));
         }
         let number = |found: &rustix::fs::Stat| (major(found.st_rdev), minor(found.st_rdev));
-        let before = fstat(source).map_err(|errno| refused(&path, &errno))?;
-        let file = OpenOptions::new().read(true).open(&path).map_err(|cause| refused(&path, &cause))?;
-        let opened = fstat(&file).map_err(|errno| refused(&path, &errno))?;
+        let before = fstat(source).map_err(|errno| failed(&path, errno.into()))?;
+        let file = OpenOptions::new().read(true).open(&path).map_err(|cause| failed(&path, cause))?;
+        let opened = fstat(&file).map_err(|errno| failed(&path, errno.into()))?;
         let is_device = FileType::from_raw_mode(opened.st_mode) == FileType::BlockDevice;
         if !is_device || number(&opened) != number(&before) {
-            return Err(refused(&path, &"the path leads to another device by now; podfs tries again"));
+            return Err(refused(&path, "the path leads to another device by now; podfs tries again"));
         }
         Ok(BlockDevice { file, path, number: number(&opened) })
     }

@@ -43,7 +43,7 @@ pub(super) fn run(program: &str, arguments: &[&OsStr], held: Option<&Held<'_>>) 
     };
     let failed = |cause: io::Error| match cause.kind() {
         ErrorKind::NotFound => Obstacle::Missing,
-        _ => Obstacle::Failed(HostError::Refused(format!("cannot run {program}: {cause}"))),
+        _ => Obstacle::Failed(HostError::failed(format!("cannot run {program}"), cause)),
     };
     let (mut output, mut errors) = (memory_file().map_err(failed)?, memory_file().map_err(failed)?);
     let mut command = Command::new(program);

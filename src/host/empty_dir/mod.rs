@@ -19,9 +19,9 @@ use rustix::io::Errno;
 use tracing::warn;
 
 use super::delete::{Left, delete};
-use super::{HostError, Source, memory};
+use super::{HostError, HostSource, memory};
 
-pub use plan::{Backing, Plan, PlanError};
+pub use plan::{Backing, EmptyDirPlan, PlanError};
 
 const CONTENT: &CStr = c"content";
 const READY: &str = "ready";
@@ -31,7 +31,7 @@ const AGENT: &str = "agent";
 #[derive(Debug)]
 pub struct EmptyDirContent {
     home: PathBuf,
-    source: Source,
+    source: HostSource,
     is_new: bool,
 }
 
@@ -40,7 +40,7 @@ impl EmptyDirContent {
     ///
     /// # Errors
     /// When it cannot be made, or what is left of an earlier attempt cannot be deleted.
-    pub fn set_up(home: &Path, plan: &Plan) -> Result<EmptyDirContent, HostError> {
+    pub fn set_up(home: &Path, plan: &EmptyDirPlan) -> Result<EmptyDirContent, HostError> {
         let directory = File::open(home).map_err(|cause| HostError::system("open", home, cause))?;
         match fs::read_to_string(home.join(READY)) {
             Ok(backing) if backing == plan.backing.to_string() => match find(&directory, plan.backing) {
@@ -72,7 +72,7 @@ impl EmptyDirContent {
     }
 
     /// Where the files are.
-    pub fn source(&self) -> &Source {
+    pub fn source(&self) -> &HostSource {
         &self.source
     }
 
@@ -85,7 +85,7 @@ impl EmptyDirContent {
     ///
     /// # Errors
     /// When its files take more.
-    pub fn resize(&self, plan: &Plan) -> Result<(), HostError> {
+    pub fn resize(&self, plan: &EmptyDirPlan) -> Result<(), HostError> {
         match plan.backing {
             Backing::Memory { bytes } => memory::resize_tmpfs(&self.source, bytes, &content_path(&self.home)),
             Backing::Disk | Backing::HugePages { .. } => Ok(()),
@@ -145,14 +145,14 @@ fn clear(home: &Path, directory: &File) -> Result<Left, HostError> {
 }
 
 /// The content, if it is there as it should be.
-fn find(directory: &File, backing: Backing) -> Option<Source> {
+fn find(directory: &File, backing: Backing) -> Option<HostSource> {
     let found = match backing {
         Backing::Disk => open(directory, ResolveFlags::NO_XDEV).ok()?,
         Backing::Memory { .. } | Backing::HugePages { .. } => {
             mounted(directory).filter(|found| memory::is_memory(found))?
         }
     };
-    Source::of(found).ok()
+    HostSource::of(found).ok()
 }
 
 /// What is mounted on the content, if anything is.
@@ -168,7 +168,7 @@ fn open(directory: &File, resolve: ResolveFlags) -> Result<OwnedFd, Errno> {
     openat2(directory, CONTENT, flags, Mode::empty(), resolve | ResolveFlags::NO_SYMLINKS)
 }
 
-fn make(home: &Path, directory: &File, plan: &Plan) -> Result<Source, HostError> {
+fn make(home: &Path, directory: &File, plan: &EmptyDirPlan) -> Result<HostSource, HostError> {
     let path = content_path(home);
     let failed = |errno: Errno| HostError::system("make the directory", &path, errno);
     mkdirat(directory, CONTENT, Mode::RWXU).map_err(failed)?;
@@ -182,7 +182,7 @@ fn make(home: &Path, directory: &File, plan: &Plan) -> Result<Source, HostError>
     chownat(&content, c"", Some(Uid::ROOT), Some(Gid::from_raw(plan.gid)), AtFlags::EMPTY_PATH).map_err(failed)?;
     let by_descriptor = format!("/proc/self/fd/{}", content.as_raw_fd());
     chmod(by_descriptor, Mode::from_raw_mode(plan.mode.into())).map_err(failed)?;
-    Source::of(content).map_err(failed)
+    HostSource::of(content).map_err(failed)
 }
 
 fn content_path(home: &Path) -> PathBuf {

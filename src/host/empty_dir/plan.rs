@@ -11,7 +11,7 @@ use crate::volume::{EmptyDir, PageSize, Storage};
 
 /// How to make the content of an emptyDir.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct EmptyDirPlan {
     /// What its files are kept on.
     pub backing: Backing,
     /// Mode of its root, what the fsGroup adds included (ED-10).
@@ -60,12 +60,12 @@ pub enum PlanError {
     NoRequest(Storage),
 }
 
-impl Plan {
+impl EmptyDirPlan {
     /// Decides.
     ///
     /// # Errors
     /// Huge pages that the pod does not ask for.
-    pub fn new(source: &EmptyDir, facts: &PodFacts, node: Allocatable) -> Result<Plan, PlanError> {
+    pub fn new(source: &EmptyDir, facts: &PodFacts, node: Allocatable) -> Result<EmptyDirPlan, PlanError> {
         let limit = source.size_limit;
         let (backing, mode) = match source.medium {
             Storage::Disk => (Backing::Disk, 0o777),
@@ -78,7 +78,7 @@ impl Plan {
             }
         };
         let mode = source.mode.unwrap_or(mode);
-        Ok(Plan {
+        Ok(EmptyDirPlan {
             backing,
             mode: match facts.fs_group {
                 Some(_) => fs_group_mode(mode, OwnedEntry::Directory, Access::ReadWrite),
@@ -106,9 +106,9 @@ mod tests {
 
     const NODE: Allocatable = Allocatable { cpu_milli: 1, memory_bytes: 16 << 30, ephemeral_storage_bytes: 1 };
 
-    fn plan(medium: Storage, size_limit: Option<u64>, resources: PodResources) -> Result<Plan, PlanError> {
+    fn plan(medium: Storage, size_limit: Option<u64>, resources: PodResources) -> Result<EmptyDirPlan, PlanError> {
         let facts = PodFacts { resources, ..PodFacts::stand_in() };
-        Plan::new(&EmptyDir { medium, size_limit, mode: None }, &facts, NODE)
+        EmptyDirPlan::new(&EmptyDir { medium, size_limit, mode: None }, &facts, NODE)
     }
 
     #[test]
@@ -154,7 +154,7 @@ mod tests {
     fn ed_01_ed_10_ex_02_the_root_is_open_to_all_unless_the_manifest_says_otherwise() {
         let mode = |medium, mode, fs_group| {
             let facts = PodFacts { fs_group, ..PodFacts::stand_in() };
-            Plan::new(&EmptyDir { medium, size_limit: None, mode }, &facts, NODE).expect("a plan").mode
+            EmptyDirPlan::new(&EmptyDir { medium, size_limit: None, mode }, &facts, NODE).expect("a plan").mode
         };
         assert_eq!(mode(Storage::Disk, None, None), 0o777);
         assert_eq!(mode(Storage::Memory, None, None), 0o1777);

@@ -4,8 +4,8 @@ use std::os::unix::fs::MetadataExt;
 
 use super::*;
 
-const DISK: Plan = Plan { backing: Backing::Disk, mode: 0o777, gid: 0 };
-const MEMORY: Plan = Plan { backing: Backing::Memory { bytes: 1 << 20 }, mode: 0o1777, gid: 0 };
+const DISK: EmptyDirPlan = EmptyDirPlan { backing: Backing::Disk, mode: 0o777, gid: 0 };
+const MEMORY: EmptyDirPlan = EmptyDirPlan { backing: Backing::Memory { bytes: 1 << 20 }, mode: 0o1777, gid: 0 };
 
 /// A home that is unmounted at the end, also when a test fails.
 struct EmptyDirHome(tempfile::TempDir);
@@ -19,7 +19,7 @@ impl EmptyDirHome {
         content_path(self.0.path())
     }
 
-    fn set_up(&self, plan: &Plan) -> EmptyDirContent {
+    fn set_up(&self, plan: &EmptyDirPlan) -> EmptyDirContent {
         EmptyDirContent::set_up(self.0.path(), plan).expect("content")
     }
 
@@ -46,7 +46,7 @@ fn ed_01_ed_10_the_root_has_its_mode_and_group_whatever_the_umask() {
     assert_eq!(owned(&home.content()), (0o777, 0));
     assert!(content.delete().expect("deleted").is_empty());
     assert_eq!(home.entries(), 0);
-    home.set_up(&Plan { mode: 0o2777, gid: 4711, ..DISK });
+    home.set_up(&EmptyDirPlan { mode: 0o2777, gid: 4711, ..DISK });
     assert_eq!(owned(&home.content()), (0o2777, 4711));
 }
 
@@ -137,7 +137,7 @@ fn ed_08_a_foreign_mount_on_the_content_is_left_alone() {
 #[test]
 fn huge_pages_of_a_size_the_node_lacks_are_told() {
     let home = EmptyDirHome::new();
-    let plan = Plan { backing: Backing::HugePages { page_size: 3 << 20, limit: None }, ..DISK };
+    let plan = EmptyDirPlan { backing: Backing::HugePages { page_size: 3 << 20, limit: None }, ..DISK };
     let error = EmptyDirContent::set_up(home.0.path(), &plan).expect_err("there are no such pages").to_string();
     assert!(error.contains("no huge pages"), "{error}");
 }

@@ -26,8 +26,8 @@ use podfs_nfs::ExportAddress;
 use rustix::mount::{FsOpenFlags, fsopen};
 use serde::{Deserialize, Serialize};
 
-use super::{HostError, Source};
-use crate::volume::nfs_options::Version;
+use super::{HostError, HostSource};
+use crate::volume::nfs_options::NfsVersion;
 use crate::volume::{Nfs, NfsOptions};
 
 /// The subcommand that mounts, for the process that is started.
@@ -69,11 +69,11 @@ impl KernelMount {
     /// The export of a volume.
     pub fn new(source: &Nfs, options: &NfsOptions, read_only: bool) -> Self {
         let versions: &[&str] = match options.version {
-            Some(Version::V3) => &["3"],
-            Some(Version::V4(Some(0))) => &["4.0"],
-            Some(Version::V4(Some(1))) => &["4.1"],
-            Some(Version::V4(Some(_))) => &["4.2"],
-            Some(Version::V4(None)) => &["4.2", "4.1", "4.0"],
+            Some(NfsVersion::V3) => &["3"],
+            Some(NfsVersion::V4(Some(0))) => &["4.0"],
+            Some(NfsVersion::V4(Some(1))) => &["4.1"],
+            Some(NfsVersion::V4(Some(_))) => &["4.2"],
+            Some(NfsVersion::V4(None)) => &["4.2", "4.1", "4.0"],
             None => &["4.2", "4.1", "4.0", "3"],
         };
         Self {
@@ -115,50 +115,79 @@ fn is_for_the_kernel(word: &str) -> bool {
     !of_version.contains(&name) && !of_others.contains(&name)
 }
 
+/// Why an export is not mounted.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelNfsError {
+    /// The process that mounts cannot be started, or given its work.
+    #[error("no process to mount it with: {0}")]
+    NoProcess(#[source] io::Error),
+    /// The answer came without the mount.
+    #[error("the mount got lost")]
+    Lost,
+    /// The mount is made, and its file system does not answer.
+    #[error("the mount cannot be looked at: {0}")]
+    Mounted(#[source] io::Error),
+    /// What the process that mounts says.
+    #[error("{0}")]
+    Refused(String),
+    /// The server is silent.
+    #[error("the NFS server has not answered for {0} s; see that it runs and can be reached")]
+    Silent(u64),
+    /// The server, or what looks for a Kerberos ticket, is silent.
+    #[error(
+        "the NFS server, or rpc.gssd of this node, has not answered for {0} s; see that they run, and that server and KDC can \
+         be reached"
+    )]
+    SilentWithKerberos(u64),
+    /// The process that mounts has ended.
+    #[error("the process that mounts it has ended without an answer")]
+    NoAnswer(#[source] io::Error),
+}
+
 /// Mounts an export. The mount is attached nowhere, and the kernel drops it with the last descriptor of the source.
 ///
 /// # Errors
 /// One sentence, after `DEADLINE` at the latest.
-pub fn mount(export: &KernelMount) -> Result<Source, HostError> {
+pub fn mount(export: &KernelMount) -> Result<HostSource, HostError> {
     mount_within(export, DEADLINE)
 }
 
-fn mount_within(export: &KernelMount, deadline: Duration) -> Result<Source, HostError> {
-    let of = |problem: &str| HostError::Refused(format!("{}: {problem}", export.address));
-    let no_process = |cause: io::Error| of(&format!("no process to mount it with: {cause}"));
+fn mount_within(export: &KernelMount, deadline: Duration) -> Result<HostSource, HostError> {
+    let failed = |cause| HostError::KernelNfs { address: export.address.clone(), cause };
+    let no_process = |cause: io::Error| failed(KernelNfsError::NoProcess(cause));
     let (ours, theirs) = UnixStream::pair().map_err(no_process)?;
     let mut command = Command::new("/proc/self/exe");
     command.arg0("podfs").arg(SUBCOMMAND).stdin(OwnedFd::from(theirs));
-    let child = command.spawn().map(Mounting).map_err(no_process)?;
+    let child = command.spawn().map(MountProcess).map_err(no_process)?;
     // Its end is now the only one.
     drop(command);
     ours.set_read_timeout(Some(deadline)).map_err(no_process)?;
     send(&ours, export, &[]).map_err(no_process)?;
+    // An error comes as text: it is that of another process.
     let answer = receive::<Result<(), String>>(&ours);
     drop(child);
     match answer {
         Ok(Some((Ok(()), mut descriptors))) => {
-            let descriptor = descriptors.pop().ok_or_else(|| of("the mount got lost"))?;
-            Source::of(descriptor).map_err(|errno| of(&format!("the mount cannot be looked at: {errno}")))
+            let descriptor = descriptors.pop().ok_or_else(|| failed(KernelNfsError::Lost))?;
+            HostSource::of(descriptor).map_err(|errno| failed(KernelNfsError::Mounted(errno.into())))
         }
-        Ok(Some((Err(sentence), _))) => Err(of(&sentence)),
+        Ok(Some((Err(sentence), _))) => Err(failed(KernelNfsError::Refused(sentence))),
         Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
             let seconds = deadline.as_secs();
-            let (service, what) = if export.is_with_kerberos() {
-                ("the NFS server, or rpc.gssd of this node,", "they run, and that server and KDC")
-            } else {
-                ("the NFS server", "it runs and")
-            };
-            Err(of(&format!("{service} has not answered for {seconds} s; see that {what} can be reached")))
+            Err(failed(match export.is_with_kerberos() {
+                true => KernelNfsError::SilentWithKerberos(seconds),
+                false => KernelNfsError::Silent(seconds),
+            }))
         }
-        Ok(None) | Err(_) => Err(of("the process that mounts it has ended without an answer")),
+        Ok(None) => Err(failed(KernelNfsError::NoAnswer(io::ErrorKind::UnexpectedEof.into()))),
+        Err(error) => Err(failed(KernelNfsError::NoAnswer(error))),
     }
 }
 
 /// The process that mounts. When this is dropped, it is killed, and forgotten once it has ended.
-struct Mounting(Child);
+struct MountProcess(Child);
 
-impl Drop for Mounting {
+impl Drop for MountProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         if matches!(self.0.try_wait(), Ok(Some(_))) {

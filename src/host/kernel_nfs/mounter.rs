@@ -33,11 +33,32 @@ pub fn answer(socket: OwnedFd) -> io::Result<()> {
     let Some((export, _)) = receive::<KernelMount>(&socket)? else { return Ok(()) };
     match mount(&export) {
         Ok(mounted) => send(&socket, &Ok::<(), String>(()), &[mounted.as_fd()]),
-        Err(sentence) => send(&socket, &Err::<(), String>(sentence), &[]),
+        Err(error) => send(&socket, &Err::<(), String>(error.to_string()), &[]),
     }
 }
 
-fn mount(export: &KernelMount) -> Result<OwnedFd, String> {
+/// Why an export is not mounted, in one sentence.
+#[derive(Debug, thiserror::Error)]
+enum MounterError {
+    #[error("{host}: its address cannot be found: {cause}")]
+    Unresolved {
+        host: String,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("{0} has no address")]
+    NoAddress(String),
+    #[error("no version of NFS is asked for")]
+    NoVersion,
+    #[error("{sentence}")]
+    Kernel {
+        sentence: String,
+        #[source]
+        errno: Errno,
+    },
+}
+
+fn mount(export: &KernelMount) -> Result<OwnedFd, MounterError> {
     let address = reachable(&addresses(&export.address.server)?, export.port.unwrap_or(NFS_PORT));
     let mount_address = export.mount_host.as_deref().map(addresses).transpose()?;
     let mount_address = mount_address.and_then(|addresses| addresses.first().copied());
@@ -48,15 +69,15 @@ fn mount(export: &KernelMount) -> Result<OwnedFd, String> {
             Err(failure) if failure.may_be_the_version() => {
                 first = Some(first.map_or(failure.clone(), |f| f.or(failure)))
             }
-            Err(failure) => return Err(failure.sentence(export)),
+            Err(failure) => return Err(failure.into_error(export)),
         }
     }
-    Err(first.map_or_else(|| "no version of NFS is asked for".to_owned(), |failure| failure.sentence(export)))
+    Err(first.map_or(MounterError::NoVersion, |failure| failure.into_error(export)))
 }
 
-fn addresses(host: &str) -> Result<Vec<IpAddr>, String> {
-    let addresses = resolve(host).map_err(|error| format!("{host}: its address cannot be found: {error}"))?;
-    if addresses.is_empty() { Err(format!("{host} has no address")) } else { Ok(addresses) }
+fn addresses(host: &str) -> Result<Vec<IpAddr>, MounterError> {
+    let addresses = resolve(host).map_err(|cause| MounterError::Unresolved { host: host.to_owned(), cause })?;
+    if addresses.is_empty() { Err(MounterError::NoAddress(host.to_owned())) } else { Ok(addresses) }
 }
 
 /// The first address that takes a connection; the first of all if none does, or if there is only one.
@@ -155,6 +176,10 @@ impl KernelMountFailure {
     /// The one that says more: that a version is not spoken says least.
     fn or(self, later: KernelMountFailure) -> KernelMountFailure {
         if self.errno == Errno::PROTONOSUPPORT { later } else { self }
+    }
+
+    fn into_error(self, export: &KernelMount) -> MounterError {
+        MounterError::Kernel { sentence: self.sentence(export), errno: self.errno }
     }
 
     fn sentence(&self, export: &KernelMount) -> String {

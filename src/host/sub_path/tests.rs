@@ -22,12 +22,12 @@ fn base() -> TempDir {
     base
 }
 
-fn try_open(base: &Path, path: &str, missing: Missing) -> Result<OwnedFd, String> {
+fn try_open(base: &Path, path: &str, missing: IfMissing) -> Result<OwnedFd, String> {
     let root = File::open(base.join("volume")).expect("the volume");
     open(root.as_fd(), path, missing).map_err(|error| error.to_string())
 }
 
-fn opens(base: &TempDir, path: &str, missing: Missing, leads_to: &str) {
+fn opens(base: &TempDir, path: &str, missing: IfMissing, leads_to: &str) {
     let opened = try_open(base.path(), path, missing).expect(path);
     let (opened, there) =
         (fstat(&opened).expect("a status"), fs::metadata(base.path().join(leads_to)).expect(leads_to));
@@ -45,7 +45,7 @@ fn sp_01_directories_files_sockets_and_fifos_are_opened() {
     let _socket = UnixListener::bind(volume.join("socket")).expect("a socket");
     nix::unistd::mkfifo(&volume.join("fifo"), nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
     for path in ["dir", "dir/inner", "dir//./inner/", ".", "file", "socket", "fifo"] {
-        opens(&base, path, Missing::Make, &format!("volume/{path}"));
+        opens(&base, path, IfMissing::Make, &format!("volume/{path}"));
     }
 }
 
@@ -55,8 +55,8 @@ fn sp_02_missing_directories_have_the_mode_of_the_root() {
         let base = base();
         let volume = base.path().join("volume");
         fs::set_permissions(&volume, Permissions::from_mode(bits)).expect("a mode");
-        opens(&base, "new/deep/er", Missing::Make, "volume/new/deep/er");
-        opens(&base, "dir/more", Missing::Make, "volume/dir/more");
+        opens(&base, "new/deep/er", IfMissing::Make, "volume/new/deep/er");
+        opens(&base, "dir/more", IfMissing::Make, "volume/dir/more");
         for made in ["new", "new/deep", "new/deep/er", "dir/more"] {
             assert_eq!(mode(&volume.join(made)), bits, "{made}");
         }
@@ -70,10 +70,10 @@ fn sp_03_links_that_stay_inside_are_followed() {
     let volume = base.path().join("volume");
     symlink("dir", volume.join("link")).expect("a link");
     symlink("../../file", volume.join("dir/inner/up")).expect("a link");
-    opens(&base, "link", Missing::Refuse, "volume/dir");
-    opens(&base, "link/inner", Missing::Refuse, "volume/dir/inner");
-    opens(&base, "dir/inner/up", Missing::Refuse, "volume/file");
-    opens(&base, "link/new", Missing::Make, "volume/dir/new");
+    opens(&base, "link", IfMissing::Refuse, "volume/dir");
+    opens(&base, "link/inner", IfMissing::Refuse, "volume/dir/inner");
+    opens(&base, "dir/inner/up", IfMissing::Refuse, "volume/file");
+    opens(&base, "link/new", IfMissing::Make, "volume/dir/new");
 }
 
 #[test]
@@ -109,11 +109,11 @@ fn sp_03_whatever_leads_outside_is_refused_and_nothing_is_made_there() {
         ("file/new/deep", "leads through a file; only a directory has something in it"),
     ];
     for (path, reason) in rows {
-        let refused = try_open(base.path(), path, Missing::Make).expect_err(path);
+        let refused = try_open(base.path(), path, IfMissing::Make).expect_err(path);
         assert_eq!(refused, format!("{path:?} {reason}"));
     }
     let long = "x".repeat(300);
-    let refused = try_open(base.path(), &long, Missing::Make).expect_err("too long");
+    let refused = try_open(base.path(), &long, IfMissing::Make).expect_err("too long");
     assert!(refused.ends_with("is too long for the volume's file system"), "{refused}");
     let left: Vec<_> =
         fs::read_dir(&outside).expect("a listing").map(|entry| entry.expect("an entry").file_name()).collect();
@@ -124,7 +124,7 @@ fn sp_03_whatever_leads_outside_is_refused_and_nothing_is_made_there() {
 #[test]
 fn sp_08_what_may_come_later_is_waited_for_by_name() {
     let base = base();
-    let refused = try_open(base.path(), "key", Missing::Refuse).expect_err("missing");
+    let refused = try_open(base.path(), "key", IfMissing::Refuse).expect_err("missing");
     assert_eq!(refused, "the volume has no \"key\" yet");
     assert!(!base.path().join("volume/key").exists());
 }
@@ -164,7 +164,7 @@ fn sp_04_a_directory_that_is_swapped_with_a_link_leads_nowhere_else() {
     let (opened, refused) = (Cell::new(0), Cell::new(0));
     while_swapped(base.path(), 100_000, |round| {
         let path = if round % 2 == 0 { "swapped".to_owned() } else { format!("swapped/made/{}", round % 64) };
-        match try_open(swapped, &path, Missing::Make) {
+        match try_open(swapped, &path, IfMissing::Make) {
             Ok(found) => {
                 assert_ne!(fstat(&found).expect("a status").st_ino, outside);
                 opened.set(opened.get() + 1);

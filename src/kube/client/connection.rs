@@ -14,7 +14,7 @@ use crate::kube::exec::{self, ProgramCredential};
 use crate::kube::settings::{Access, Bearer, Settings, SettingsError};
 
 /// What requests are made with. Nothing in it shows a secret.
-pub(super) struct Connection {
+pub(super) struct ApiConnection {
     pub(super) lanes: Arc<Lanes>,
     /// The address that requests begin with.
     pub(super) server: Url,
@@ -26,13 +26,13 @@ pub(super) struct Connection {
     made: AtomicBool,
 }
 
-impl Connection {
+impl ApiConnection {
     /// Reads the settings. Of the connection before, what is still good is kept: TCP connections, and what a program has issued
     /// if so wished.
     pub(super) async fn open(
         access: &Access,
-        before: Option<(&Connection, bool)>,
-    ) -> Result<Connection, SettingsError> {
+        before: Option<(&ApiConnection, bool)>,
+    ) -> Result<ApiConnection, SettingsError> {
         let settings = Settings::read(access)?;
         let failed = |problem: ConnectionError| match access {
             Access::Kubeconfig(path) => SettingsError::Invalid { path: path.clone(), problem: problem.into() },
@@ -40,7 +40,9 @@ impl Connection {
             Access::AsPod(..) => SettingsError::PodToken(problem.into()),
         };
         let issued = match (&settings.user.bearer, before) {
-            (Some(Bearer::Program(_)), Some((Connection { issued: Some(issued), .. }, true))) => Some(issued.clone()),
+            (Some(Bearer::Program(_)), Some((ApiConnection { issued: Some(issued), .. }, true))) => {
+                Some(issued.clone())
+            }
             (Some(Bearer::Program(program)), _) => {
                 Some(exec::issue(program).await.map_err(|error| failed(error.into()))?)
             }
@@ -57,7 +59,7 @@ impl Connection {
             Some((before, _)) if before.lanes.are_of(&party) => (Arc::clone(&before.lanes), before.is_made()),
             _ => (Arc::new(Lanes::new(party).map_err(&failed)?), false),
         };
-        Ok(Connection { lanes, server, authorization, expires, issued, made: AtomicBool::new(made) })
+        Ok(ApiConnection { lanes, server, authorization, expires, issued, made: AtomicBool::new(made) })
     }
 
     /// Whether a request finds a connection to make use of.
@@ -71,7 +73,7 @@ impl Connection {
     }
 
     /// Whether the server would take podfs for the same one.
-    pub(super) fn same_credentials(&self, other: &Connection) -> bool {
+    pub(super) fn same_credentials(&self, other: &ApiConnection) -> bool {
         Arc::ptr_eq(&self.lanes, &other.lanes) && self.authorization == other.authorization
     }
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
-use super::connection::Connection;
+use super::connection::ApiConnection;
 use super::lanes::Room;
 use super::{ApiClient, Doubt, QUEUE};
 use crate::kube::error::{ApiError, Class};
@@ -74,7 +74,7 @@ impl ApiClient {
 
     async fn answer_on<'a>(
         &self,
-        connection: &Connection,
+        connection: &ApiConnection,
         asked: &str,
         lasts: Lasts,
         accept: &'static str,
@@ -130,7 +130,7 @@ impl ApiClient {
 
     /// The connection, with credentials that are as new as their files. Those that were good remain where new ones cannot
     /// be read.
-    async fn connection(&self) -> Arc<Connection> {
+    async fn connection(&self) -> Arc<ApiConnection> {
         let mut current = self.0.connection.lock().await;
         let expired = current.connection.expires.is_some_and(|at| at <= SystemTime::now());
         if current.doubt == Doubt::No && !expired && current.read.elapsed() < FRESH {
@@ -139,7 +139,7 @@ impl ApiClient {
         // podfs does not run a program every minute, and not because the server is unreachable.
         let keeps_issued = !expired && current.doubt != Doubt::Identity;
         let before = Arc::clone(&current.connection);
-        match Connection::open(&self.0.access, Some((&before, keeps_issued))).await {
+        match ApiConnection::open(&self.0.access, Some((&before, keeps_issued))).await {
             Ok(connection) => {
                 current.connection = Arc::new(connection);
                 current.complaint = None;
@@ -158,7 +158,7 @@ impl ApiClient {
     }
 
     /// Whatever was read after this connection is not in doubt: others have met the same trouble.
-    async fn doubt_what_was(&self, connection: &Arc<Connection>, doubt: Doubt) {
+    async fn doubt_what_was(&self, connection: &Arc<ApiConnection>, doubt: Doubt) {
         let mut current = self.0.connection.lock().await;
         if Arc::ptr_eq(&current.connection, connection) {
             current.doubt = current.doubt.max(doubt);

@@ -26,7 +26,7 @@ use super::address::{Collection, Part, Resource, Since, path};
 use super::error::{ApiError, Class};
 use super::retry::Outage;
 use super::settings::{Access, SettingsError};
-use connection::Connection;
+use connection::ApiConnection;
 use exchange::Lasts;
 
 pub(crate) use watch::{Watch, WatchChange};
@@ -88,7 +88,7 @@ impl Drop for Trying<'_> {
 }
 
 struct Current {
-    connection: Arc<Connection>,
+    connection: Arc<ApiConnection>,
     read: Instant,
     doubt: Doubt,
     /// What is wrong with the settings since they were read.
@@ -119,7 +119,7 @@ impl ApiClient {
     /// # Errors
     /// Settings that cannot be used.
     pub(crate) async fn open(access: Access) -> Result<ApiClient, SettingsError> {
-        let connection = Arc::new(Connection::open(&access, None).await?);
+        let connection = Arc::new(ApiConnection::open(&access, None).await?);
         let current = Current { connection, read: Instant::now(), doubt: Doubt::No, complaint: None };
         Ok(ApiClient(Arc::new(SharedClient {
             access,

@@ -22,7 +22,7 @@ pub use template::{from_template, is_pod_or_template};
 
 use super::{Document, ManifestError, Origin};
 use crate::types::InvalidField;
-use crate::volume::{Containers, Fields, Preferences, Volume};
+use crate::volume::{Fields, Preferences, Volume, VolumeUses};
 
 /// A pod and its volumes. While a pod runs, only its facts may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,12 +124,12 @@ fn volumes(spec: &core::PodSpec, fields: &[Fields]) -> Result<Vec<Volume>, Inval
 }
 
 /// What the containers do with volumes, of all three kinds.
-fn containers(spec: &core::PodSpec) -> Containers<'_> {
+fn containers(spec: &core::PodSpec) -> VolumeUses<'_> {
     let init = spec.init_containers.iter().flatten().map(|one| (&one.volume_mounts, &one.volume_devices));
     let regular = spec.containers.iter().map(|one| (&one.volume_mounts, &one.volume_devices));
     let ephemeral = spec.ephemeral_containers.iter().flatten().map(|one| (&one.volume_mounts, &one.volume_devices));
     let (mounts, devices): (Vec<_>, Vec<_>) = init.chain(regular).chain(ephemeral).unzip();
-    Containers {
+    VolumeUses {
         mounts: mounts.into_iter().flatten().map(Vec::as_slice).collect(),
         devices: devices.into_iter().flatten().map(Vec::as_slice).collect(),
     }

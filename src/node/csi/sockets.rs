@@ -44,6 +44,7 @@ pub enum CsiError {
         /// The path.
         path: PathBuf,
         /// What the kernel said.
+        #[source]
         cause: io::Error,
     },
     /// The services cannot be served.

@@ -46,6 +46,7 @@ pub enum TargetError {
         /// With which path.
         path: PathBuf,
         /// What the kernel said.
+        #[source]
         cause: io::Error,
     },
 }
@@ -70,8 +71,8 @@ pub struct NoKubelet {
 
 #[derive(Debug, thiserror::Error)]
 enum NoKubeletReason {
-    #[error(transparent)]
-    Path(io::Error),
+    #[error("{0}")]
+    Path(#[source] io::Error),
     #[error("it has no directory pods")]
     NoPods,
 }

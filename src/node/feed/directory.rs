@@ -37,7 +37,7 @@ pub(super) struct DirectorySum {
 }
 
 /// The pods and objects of one file.
-pub(super) struct Contents {
+pub(super) struct ManifestFile {
     pods: Vec<(Origin, NodePod)>,
     objects: Vec<Arc<WholeObject>>,
 }
@@ -58,7 +58,7 @@ impl DirectorySum {
         Ok((origin, NodePod { pod, manifest, origin: PodOrigin::File(file.to_owned()), stage: PodStage::Desired }))
     }
 
-    fn pods(&mut self, files: Files<'_, Contents>) -> Vec<NodePod> {
+    fn pods(&mut self, files: Files<'_, ManifestFile>) -> Vec<NodePod> {
         let mut by_uid: BTreeMap<&PodUid, &Origin> = BTreeMap::new();
         let mut by_name: BTreeMap<String, &Origin> = BTreeMap::new();
         let mut pods = Vec::new();
@@ -91,7 +91,7 @@ impl DirectorySum {
         pods
     }
 
-    fn objects(&mut self, files: Files<'_, Contents>) -> FileObjects {
+    fn objects(&mut self, files: Files<'_, ManifestFile>) -> FileObjects {
         let mut objects = FileObjects::new();
         for object in files.iter().flat_map(|(_, contents)| &contents.objects) {
             let (key, origin) = (object.key(), &object.parsed.origin);
@@ -119,12 +119,12 @@ impl DirectorySum {
 }
 
 impl Sum for DirectorySum {
-    type Contents = Contents;
+    type Contents = ManifestFile;
     type Whole = Directory;
     const NAMES_COUNT: bool = true;
 
-    fn parse(&self, _: Role, file: &Path, bytes: &[u8]) -> Result<Contents, ManifestError> {
-        let mut contents = Contents { pods: Vec::new(), objects: Vec::new() };
+    fn parse(&self, _: Role, file: &Path, bytes: &[u8]) -> Result<ManifestFile, ManifestError> {
+        let mut contents = ManifestFile { pods: Vec::new(), objects: Vec::new() };
         for document in parse_documents(file, bytes)? {
             match (document.api_version.as_str(), document.kind.as_str()) {
                 ("v1", "Pod") => contents.pods.push(self.pod(file, document)?),
@@ -134,7 +134,7 @@ impl Sum for DirectorySum {
         Ok(contents)
     }
 
-    fn add_up(&mut self, files: Files<'_, Contents>) -> Result<Directory, ManifestError> {
+    fn add_up(&mut self, files: Files<'_, ManifestFile>) -> Result<Directory, ManifestError> {
         self.problems.clear();
         let pods = self.pods(files);
         self.objects = Arc::new(self.objects(files));

@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use super::registry::{Registry, Want};
-use super::update::View;
+use super::update::PodReferences;
 use crate::binding::{Further, further};
 use crate::manifest::objects::{ObjectKey, ObjectKind, Objects};
 use crate::manifest::pod::Pod;
@@ -20,7 +20,7 @@ use crate::manifest::tokens::Token;
 use crate::manifest::{References, references};
 use crate::node::backing::{Backing, Growing, backings, growing};
 use crate::node::pod::{NodePod, PodOrigin};
-use crate::source::{IssuedCredentials, ObjectReport, ObjectRequest, Push};
+use crate::source::{FollowedObject, IssuedCredentials, ObjectRequest, Push};
 use crate::volume::{BundleKey, CredentialKey, Volume, VolumeSource};
 
 /// How long the first push waits for objects, so that volumes need not come up one by one (the kubelet: 1 s, MG-07).
@@ -43,7 +43,7 @@ pub struct ObjectFollower {
     /// When the pod began to refer to what it refers to.
     began: Instant,
     /// What the supervisor was sent.
-    sent: Option<View>,
+    sent: Option<PodReferences>,
 }
 
 impl ObjectFollower {
@@ -124,10 +124,10 @@ impl ObjectFollower {
     }
 
     /// Everything that is known at this moment.
-    fn look(&mut self) -> (View, Waits) {
+    fn look(&mut self) -> (PodReferences, FollowerDeadlines) {
         self.subscribe();
-        let (mut waits, mut is_answered) = (Waits { first: None, settles: None }, true);
-        let mut view = View {
+        let (mut waits, mut is_answered) = (FollowerDeadlines { first: None, settles: None }, true);
+        let mut view = PodReferences {
             pod: Arc::clone(&self.pod.manifest),
             objects: BTreeMap::new(),
             tokens: BTreeMap::new(),
@@ -172,7 +172,7 @@ impl ObjectFollower {
         }
     }
 
-    fn take_token(&mut self, key: &CredentialKey, told: ObjectReport<Token>) {
+    fn take_token(&mut self, key: &CredentialKey, told: FollowedObject<Token>) {
         if let Some(tokens) = &mut self.tokens {
             self.registry.note_token(&title(tokens, key, &self.pod), &told);
             tokens.take(key, told);
@@ -220,7 +220,7 @@ impl Drop for ObjectFollower {
 }
 
 /// How long to wait, unless something changes.
-struct Waits {
+struct FollowerDeadlines {
     /// For objects about which the source has not answered, before the first push.
     first: Option<Instant>,
     /// Until what is unknown is a problem.

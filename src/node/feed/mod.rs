@@ -114,9 +114,9 @@ pub enum FeedError {
 
 /// The pods of the node.
 pub struct Feed {
-    inputs: UnboundedReceiver<Input>,
+    inputs: UnboundedReceiver<FeedInput>,
     /// Keeps the channel open when there is no source.
-    input: UnboundedSender<Input>,
+    input: UnboundedSender<FeedInput>,
     merge: Merge,
     events: VecDeque<FeedEvent>,
     static_pods: StaticPods,
@@ -138,7 +138,7 @@ pub struct PodObjects {
 }
 
 /// What came in.
-enum Input {
+enum FeedInput {
     Files { pods: Option<Vec<NodePod>>, problems: BTreeSet<String>, unread: BTreeSet<PathBuf>, is_found: bool },
     Api { change: Option<PodChange>, trouble: Option<Vec<String>> },
     Kubelet(KubeletChange),
@@ -217,7 +217,7 @@ impl Feed {
     ) -> impl Fn(KubeletChange) -> bool + Send + Sync + 'static {
         self.events.push_back(self.kubelet.get_or_insert_default().publish(publications));
         let input = self.input.clone();
-        move |change| input.send(Input::Kubelet(change)).is_ok()
+        move |change| input.send(FeedInput::Kubelet(change)).is_ok()
     }
 
     /// From now on pods are served only if they are chosen for the runtime's containers, or the kubelet has published volumes of
@@ -238,7 +238,7 @@ impl Feed {
         }
         self.events.push_back(pods);
         let input = self.input.clone();
-        move |change| input.send(Input::Runtime(change)).is_ok()
+        move |change| input.send(FeedInput::Runtime(change)).is_ok()
     }
 
     /// The objects of the pods.
@@ -253,17 +253,19 @@ impl Feed {
                 return event;
             }
             match self.inputs.recv().await.expect("an end to send is kept here, too") {
-                Input::Files { pods, problems, unread, is_found } => self.take_files(pods, problems, &unread, is_found),
-                Input::Api { change, trouble } => self.take_api(change, trouble),
-                Input::Kubelet(change) => {
+                FeedInput::Files { pods, problems, unread, is_found } => {
+                    self.take_files(pods, problems, &unread, is_found)
+                }
+                FeedInput::Api { change, trouble } => self.take_api(change, trouble),
+                FeedInput::Kubelet(change) => {
                     let event = self.kubelet.as_mut().and_then(|kubelet| kubelet.change(change));
                     self.events.extend(event);
                 }
-                Input::Namespaces(names) => {
+                FeedInput::Namespaces(names) => {
                     let kubelet = self.kubelet.as_mut();
                     self.events.extend(kubelet.map(|kubelet| kubelet.take_namespaces(names)).unwrap_or_default());
                 }
-                Input::Runtime(change) => {
+                FeedInput::Runtime(change) => {
                     let kubelet = self.kubelet.as_mut();
                     self.events.extend(kubelet.map(|kubelet| kubelet.change_runtime(change)).unwrap_or_default());
                 }
@@ -322,7 +324,7 @@ fn open_files(
     path: PathBuf,
     node: Option<String>,
     registry: Arc<Registry>,
-    input: UnboundedSender<Input>,
+    input: UnboundedSender<FeedInput>,
 ) -> Result<SummedFiles, SourceError> {
     SummedFiles::open(DirectorySum::new(node), path, move |scanned| {
         let Scanned { whole, problems, unread, is_found, .. } = scanned;
@@ -333,6 +335,6 @@ fn open_files(
             pods
         });
         // Fails only when the feed is gone, and this thread about to end.
-        let _ = input.send(Input::Files { pods, problems, unread, is_found });
+        let _ = input.send(FeedInput::Files { pods, problems, unread, is_found });
     })
 }

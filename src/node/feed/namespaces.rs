@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::sync::mpsc::UnboundedSender;
 use tracing::{debug, info};
 
-use super::Input;
+use super::FeedInput;
 use crate::kube::address::Collection;
 use crate::kube::client::ApiClient;
 use crate::kube::error::Class;
@@ -16,7 +16,7 @@ use crate::kube::follower::{Follower, FollowerEvent};
 use crate::volume::MARK;
 
 /// Sends the names of the namespaces after each change, until the feed is dropped.
-pub(super) async fn follow(client: ApiClient, input: UnboundedSender<Input>) {
+pub(super) async fn follow(client: ApiClient, input: UnboundedSender<FeedInput>) {
     let mut follower = Follower::new(client, Collection::of_namespaces(format!("{MARK}=true")));
     let (mut names, mut was_refused) = (BTreeSet::new(), false);
     loop {
@@ -40,7 +40,7 @@ pub(super) async fn follow(client: ApiClient, input: UnboundedSender<Input>) {
             }
         }
         was_refused = false;
-        if input.send(Input::Namespaces(names.clone())).is_err() {
+        if input.send(FeedInput::Namespaces(names.clone())).is_err() {
             return;
         }
     }

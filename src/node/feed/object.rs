@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::manifest::objects::{NamedObject, ObjectKey, parse_object};
 use crate::manifest::{Document, ManifestError};
-use crate::source::Served;
+use crate::source::ServedObject;
 
 /// An object that volumes can show.
 pub(crate) struct WholeObject {
@@ -38,7 +38,7 @@ impl WholeObject {
 }
 
 /// An object of the API server.
-impl Served for WholeObject {
+impl ServedObject for WholeObject {
     fn parse(mut object: Value, title: &str) -> Result<WholeObject, ManifestError> {
         strip(&mut object);
         let parsed = Arc::new(NamedObject::parse(object.clone(), title)?);

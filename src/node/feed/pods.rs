@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
-use super::Input;
+use super::FeedInput;
 use super::object::strip;
 use crate::kube::address::Collection;
 use crate::kube::client::ApiClient;
@@ -29,7 +29,7 @@ pub(super) enum PodChange {
 }
 
 /// Sends all changes of the node's pods, until the feed is dropped.
-pub(super) async fn follow(client: ApiClient, node: String, contacts: Contacts, input: UnboundedSender<Input>) {
+pub(super) async fn follow(client: ApiClient, node: String, contacts: Contacts, input: UnboundedSender<FeedInput>) {
     let collection = Collection::of_node(&node);
     let title = collection.title();
     let mut follower = Follower::new(client, collection);
@@ -42,7 +42,7 @@ pub(super) async fn follow(client: ApiClient, node: String, contacts: Contacts, 
         }
         let change = pods.take(news, Instant::now());
         let trouble = pods.take_trouble();
-        if (change.is_some() || trouble.is_some()) && input.send(Input::Api { change, trouble }).is_err() {
+        if (change.is_some() || trouble.is_some()) && input.send(FeedInput::Api { change, trouble }).is_err() {
             return;
         }
     }

@@ -22,7 +22,7 @@ const LATER: &str = "podfs node sends it in a moment";
 
 /// Everything that the volumes of a pod refer to, at one moment.
 #[derive(Clone)]
-pub(super) struct View {
+pub(super) struct PodReferences {
     /// The pod as JSON, for its labels and annotations.
     pub(super) pod: Arc<Value>,
     pub(super) objects: BTreeMap<ObjectKey, Arc<WholeObject>>,
@@ -34,9 +34,9 @@ pub(super) struct View {
     pub(super) settling: bool,
 }
 
-impl View {
+impl PodReferences {
     /// A sent object stays as long as it is unknown whether it still exists (MG-06).
-    pub(super) fn keep_what_became_unknown(&mut self, before: &View) {
+    pub(super) fn keep_what_became_unknown(&mut self, before: &PodReferences) {
         self.missing.retain(|missing, _| {
             let Missing::Object(key) = missing else { return true };
             let kept = before.objects.get(key);
@@ -47,7 +47,7 @@ impl View {
 
     /// Leaves out objects that would make the push too large. They are not known until the next push, or are what they were
     /// before.
-    pub(super) fn limit(&mut self, before: Option<&View>) {
+    pub(super) fn limit(&mut self, before: Option<&PodReferences>) {
         let mut room = ROOM;
         let mut later = Vec::new();
         for (key, object) in &self.objects {
@@ -87,7 +87,7 @@ impl View {
     }
 
     /// What is different from before; nothing if nothing is.
-    pub(super) fn since(&self, before: &View) -> Option<Push> {
+    pub(super) fn since(&self, before: &PodReferences) -> Option<Push> {
         let is_new_object = |(key, object): &(&ObjectKey, &Arc<WholeObject>)| {
             before.objects.get(key).is_none_or(|sent| !Arc::ptr_eq(sent, object))
         };
@@ -171,9 +171,9 @@ mod tests {
     use super::super::object::tests::objects;
     use super::*;
 
-    fn view(yaml: &str) -> View {
+    fn view(yaml: &str) -> PodReferences {
         let objects = objects(yaml).into_iter().map(|object| (object.key().clone(), object)).collect();
-        View {
+        PodReferences {
             pod: Arc::new(json!({"kind": "Pod"})),
             objects,
             tokens: BTreeMap::new(),

@@ -14,13 +14,13 @@ pub struct LocalVolumeMetrics(Arc<Mutex<Numbers>>);
 
 #[derive(Debug, Default)]
 struct Numbers {
-    counts: Counts,
+    counts: LocalVolumeCounts,
     cleanings: BTreeMap<String, Arc<CleaningProgress>>,
 }
 
 /// How many there are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
+pub(super) struct LocalVolumeCounts {
     /// Offered, and no claim has them.
     pub(super) free: usize,
     /// A claim has them.
@@ -34,7 +34,7 @@ pub(super) struct Counts {
 }
 
 impl LocalVolumeMetrics {
-    pub(super) fn set(&self, counts: Counts) {
+    pub(super) fn set(&self, counts: LocalVolumeCounts) {
         self.numbers().counts = counts;
     }
 
@@ -50,7 +50,7 @@ impl LocalVolumeMetrics {
     /// Adds the present values to a reading.
     pub fn tell(&self, reading: &mut Reading) {
         let numbers = self.numbers();
-        let Counts { free, bound, released, unfit, failing } = numbers.counts;
+        let LocalVolumeCounts { free, bound, released, unfit, failing } = numbers.counts;
         let states = [("free", free), ("bound", bound), ("released", released), ("unfit", unfit), ("failing", failing)];
         for (state, count) in states {
             reading.tell(&LOCAL_VOLUMES, &[state], count as f64);

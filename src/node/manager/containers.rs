@@ -9,9 +9,9 @@ use crate::node::state::ContainerEntry;
 
 /// The containers of each pod that has any.
 #[derive(Debug, Default)]
-pub(super) struct Containers(BTreeMap<PodUid, Vec<ContainerEntry>>);
+pub(super) struct PodContainers(BTreeMap<PodUid, Vec<ContainerEntry>>);
 
-impl Containers {
+impl PodContainers {
     /// These are all containers of the pod now.
     pub(super) fn take(&mut self, pod: &PodIdentity, containers: Vec<ContainerEntry>, events: &mut Events) {
         let before = self.of(&pod.uid);

@@ -1,6 +1,8 @@
 //! Claims whose volumes are about to grow on this node: before a supervisor hears of the larger PersistentVolume, the claim's status
 //! says that the node is at it (`NodeResizeInProgress`). Its user can ask for less only while no node is at it.
 //!
+//! Of a volume that the pod has read-only, events say that it does not grow, as the kubelet's do.
+//!
 //! A server that does not take that in time delays no volume: the supervisor grows it all the same.
 
 use std::collections::BTreeSet;
@@ -13,7 +15,9 @@ use tracing::debug;
 use crate::kube::address::{Collection, Resource};
 use crate::kube::client::ApiClient;
 use crate::kube::error::{ApiError, Class};
+use crate::manifest::pod::{Pod, PodIdentity};
 use crate::node::backing::Growing;
+use crate::source::post_read_only;
 use crate::types::Quantity;
 
 /// The longest that the pod's volumes wait for the status of its claims.
@@ -26,24 +30,26 @@ const PENDING: &str = "FileSystemResizePending";
 /// Says which claims are being grown, for the volumes of one pod.
 pub(super) struct Announcer {
     client: ApiClient,
-    namespace: String,
+    pod: PodIdentity,
+    node: String,
     told: BTreeSet<Growing>,
 }
 
 impl Announcer {
-    pub(super) fn new(client: ApiClient, namespace: String) -> Announcer {
-        Announcer { client, namespace, told: BTreeSet::new() }
+    pub(super) fn new(client: ApiClient, pod: &Pod) -> Announcer {
+        let node = pod.facts.node_name.clone().unwrap_or_default();
+        Announcer { client, pod: pod.identity.clone(), node, told: BTreeSet::new() }
     }
 
-    /// Says once that these claims are being grown.
+    /// Says once that these claims are being grown, or that they are not.
     pub(super) async fn announce(&mut self, growing: BTreeSet<Growing>) {
-        let namespace = &self.namespace;
+        let namespace = &self.pod.namespace;
         let marks = async {
             for claim in growing.difference(&self.told) {
-                let marked = self.mark(claim).await;
+                let told = if claim.is_read_only { self.refuse(claim).await } else { self.mark(claim).await };
                 let name = &claim.claim;
-                marked.unwrap_or_else(|error| {
-                    debug!("claim {namespace}/{name} does not say that its volume grows: {error}");
+                told.unwrap_or_else(|error| {
+                    debug!("claim {namespace}/{name} does not say whether its volume grows: {error}");
                 });
             }
         };
@@ -54,17 +60,26 @@ impl Announcer {
     }
 
     async fn mark(&self, growing: &Growing) -> Result<(), ApiError> {
-        let collection = Collection::only(Resource::PERSISTENT_VOLUME_CLAIM, Some(&self.namespace), &growing.claim);
+        let collection = self.address(growing);
         loop {
             let Some(claim) = self.client.get(&collection).await? else { return Ok(()) };
             let Some(change) = change(&claim, growing) else { return Ok(()) };
             let (resource, path) = (Resource::PERSISTENT_VOLUME_CLAIM, [growing.claim.as_str(), "status"]);
-            match self.client.patch(resource, Some(&self.namespace), &path, &change).await {
+            match self.client.patch(resource, Some(&self.pod.namespace), &path, &change).await {
                 // Another client was faster: the claim is read again.
                 Err(error) if error.class == Class::Conflict => {}
                 outcome => return outcome.map(drop),
             }
         }
+    }
+
+    async fn refuse(&self, growing: &Growing) -> Result<(), ApiError> {
+        let Some(claim) = self.client.get(&self.address(growing)).await? else { return Ok(()) };
+        post_read_only(&self.client, &self.pod, &claim, (&growing.volume, growing.bytes), &self.node).await
+    }
+
+    fn address(&self, growing: &Growing) -> Collection {
+        Collection::only(Resource::PERSISTENT_VOLUME_CLAIM, Some(&self.pod.namespace), &growing.claim)
     }
 }
 
@@ -91,7 +106,8 @@ mod tests {
     use super::*;
 
     fn growing(by_controller: bool) -> Growing {
-        Growing { claim: "data".to_owned(), bytes: 16 << 30, by_controller }
+        let (claim, volume) = ("data".to_owned(), "v".to_owned());
+        Growing { claim, volume, bytes: 16 << 30, by_controller, is_read_only: false }
     }
 
     fn claim(capacity: &str, state: Option<&str>) -> Value {

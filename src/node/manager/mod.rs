@@ -45,7 +45,7 @@ use tracing::{debug, info, warn};
 
 use super::backing::Backing;
 use super::feed::{Feed, FeedEvent, PodSource};
-use super::handle::{ManagerCommand, NodeHandle, Refusal};
+use super::handle::{CommandError, ManagerCommand, NodeHandle};
 use super::metrics::Recorder;
 use super::operation::Executor;
 use super::orphans::Orphans;
@@ -59,7 +59,7 @@ use super::world::desired::{DesiredPod, DesiredWorld};
 use crate::manifest::pod::{Pod, PodUid};
 use crate::supervisor::status::{PodStatus, VolumeState, VolumeStatus};
 use claims::Claims;
-use containers::Containers;
+use containers::PodContainers;
 use events::Events;
 use housekeeping::{HOUSEKEEPING, Housekeeping};
 use operations::Ended;
@@ -88,7 +88,7 @@ pub struct Manager {
     found: mpsc::UnboundedReceiver<Backings>,
     events: Events,
     claims: Claims,
-    containers: Containers,
+    containers: PodContainers,
     unmounts: Unmounts,
     without_volumes: WithoutVolumes,
     housekeeping: Housekeeping,
@@ -149,7 +149,7 @@ impl Manager {
             without_volumes: WithoutVolumes::default(),
             events: Events::new(feed.client(), settings.node.clone()),
             claims: Claims::new(feed.client(), settings.node),
-            containers: Containers::default(),
+            containers: PodContainers::default(),
             housekeeping: Housekeeping::new(orphans),
             recorder,
             wanted_since: BTreeMap::new(),
@@ -345,7 +345,7 @@ impl Manager {
     }
 
     /// Records a release before the agent gets its answer: after a SIGKILL of the daemon, the agent does not release again.
-    fn remember_release(&self, uid: &PodUid, answer: oneshot::Sender<Result<(), Refusal>>) {
+    fn remember_release(&self, uid: &PodUid, answer: oneshot::Sender<Result<(), CommandError>>) {
         let (supervisors, uid) = (self.supervisors.clone(), uid.clone());
         tokio::spawn(async move {
             if let Err(error) = supervisors.set_released(&uid, true).await {

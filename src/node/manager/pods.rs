@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::manifest::pod::PodUid;
 use crate::node::feed::PodSource;
-use crate::node::handle::Refusal;
+use crate::node::handle::CommandError;
 use crate::node::pod::{NodePod, PodOrigin, PodStage};
 
 /// The source that described a pod.
@@ -130,10 +130,10 @@ impl Pods {
     ///
     /// # Errors
     /// When the node does not have it, or when it is to run.
-    pub fn release(&mut self, uid: &PodUid) -> Result<(), Refusal> {
-        let known = self.pods.get_mut(uid).ok_or_else(|| Refusal::Unknown(uid.to_string()))?;
+    pub fn release(&mut self, uid: &PodUid) -> Result<(), CommandError> {
+        let known = self.pods.get_mut(uid).ok_or_else(|| CommandError::Unknown(uid.to_string()))?;
         if known.is_wanted() {
-            return Err(Refusal::Wanted(known.pod.pod.identity.to_string()));
+            return Err(CommandError::Wanted(known.pod.pod.identity.to_string()));
         }
         known.released = true;
         Ok(())

@@ -66,7 +66,7 @@ impl Pushers {
         let (objects, supervisor, backings) =
             (self.objects.clone(), self.supervisors.push_path(&uid), self.backings.clone());
         let client = self.client.clone().filter(|_| pod.origin == PodOrigin::Api);
-        let announcer = client.map(|client| Announcer::new(client, pod.pod.identity.namespace.clone()));
+        let announcer = client.map(|client| Announcer::new(client, &pod.pod));
         let task = tokio::spawn(push(uid.clone(), objects, supervisor, backings, announcer, descriptions));
         self.pushers.insert(uid, Pusher { task, described });
     }

@@ -27,11 +27,11 @@ const PAUSE: DoublingPause = DoublingPause::new(FIRST_PAUSE, LONGEST_PAUSE);
 #[derive(Default)]
 pub(super) struct WithoutVolumes {
     pods: BTreeMap<PodUid, Service>,
-    starts: JoinSet<Started>,
+    starts: JoinSet<StartOutcome>,
 }
 
 /// The end of a start.
-pub(super) struct Started {
+pub(super) struct StartOutcome {
     uid: PodUid,
     outcome: Result<(), MountFailure>,
 }
@@ -67,7 +67,7 @@ impl WithoutVolumes {
     }
 
     /// The next start that has ended; never, if there is none. Cancel-safe.
-    pub(super) async fn next(&mut self) -> Started {
+    pub(super) async fn next(&mut self) -> StartOutcome {
         match self.starts.join_next().await {
             Some(started) => started.expect("a task that panics ends the process"),
             None => std::future::pending().await,
@@ -95,11 +95,11 @@ impl WithoutVolumes {
     fn start(&mut self, pod: NodePod, failures: u32, supervisors: Supervisors) {
         let uid = pod.pod.identity.uid.clone();
         self.pods.insert(uid.clone(), Service::Starting { failures });
-        self.starts.spawn(async move { Started { uid, outcome: supervisors.serve(&pod, MOUNT).await } });
+        self.starts.spawn(async move { StartOutcome { uid, outcome: supervisors.serve(&pod, MOUNT).await } });
     }
 
     /// Takes the end of a start. Gives why it failed, and how long the pause is.
-    fn take(&mut self, started: Started) -> Option<(String, Duration)> {
+    fn take(&mut self, started: StartOutcome) -> Option<(String, Duration)> {
         let service = self.pods.get_mut(&started.uid)?;
         let Service::Starting { failures } = *service else { return None };
         match started.outcome {
@@ -132,7 +132,7 @@ impl Manager {
         }
     }
 
-    pub(super) fn take_start(&mut self, started: Started) {
+    pub(super) fn take_start(&mut self, started: StartOutcome) {
         let uid = started.uid.clone();
         self.touch(&uid);
         if let Some((reason, pause)) = self.without_volumes.take(started) {

@@ -199,7 +199,7 @@ impl NriAnswers {
         }
         // A part may be one of a volume of another kind; and a pod that only has CSI volumes of podfs is not chosen.
         let known = self.entry(&uid);
-        let is_left = |place: &super::places::SourcePlace| {
+        let is_left = |place: &super::places::PodVolumePath| {
             known.as_ref().is_some_and(|pod| {
                 let is_unknown = pod.volumes.iter().all(|one| one.name != place.volume);
                 is_unknown && (place.is_part || pod.origin == Some(PodOrigin::Kubelet))

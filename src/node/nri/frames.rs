@@ -33,7 +33,7 @@ pub enum MessageType {
 
 /// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
+pub struct TtrpcMessage {
     /// The connection that it is of.
     pub connection: u32,
     /// Which request it is, or answers.
@@ -75,7 +75,7 @@ impl FrameReader {
     ///
     /// # Errors
     /// When the bytes are garbage: nothing after them can be understood.
-    pub fn message(&mut self) -> Result<Option<Message>, FrameError> {
+    pub fn message(&mut self) -> Result<Option<TtrpcMessage>, FrameError> {
         self.take_frames()?;
         for (connection, bytes) in &mut self.connections {
             let Some(([length, stream], [kind, _flags])) = header(bytes) else { continue };
@@ -93,7 +93,7 @@ impl FrameReader {
             }
             let body = bytes[MESSAGE_HEADER..MESSAGE_HEADER + length].to_vec();
             bytes.drain(..MESSAGE_HEADER + length);
-            return Ok(Some(Message { connection: *connection, stream, kind, body }));
+            return Ok(Some(TtrpcMessage { connection: *connection, stream, kind, body }));
         }
         Ok(None)
     }
@@ -127,7 +127,7 @@ fn numbers(bytes: &[u8; FRAME_HEADER]) -> [u32; 2] {
     [u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([e, f, g, h])]
 }
 
-impl Message {
+impl TtrpcMessage {
     /// Its bytes on the socket, in frames that a runtime takes.
     pub fn frames(&self) -> Vec<u8> {
         let mut message = Vec::with_capacity(MESSAGE_HEADER + self.body.len());
@@ -157,12 +157,12 @@ fn length(bytes: &[u8]) -> [u8; 4] {
 mod tests {
     use super::*;
 
-    fn message(connection: u32, stream: u32, length: usize) -> Message {
+    fn message(connection: u32, stream: u32, length: usize) -> TtrpcMessage {
         let body = (0..length).map(|index| (index % 251) as u8).collect();
-        Message { connection, stream, kind: MessageType::Response, body }
+        TtrpcMessage { connection, stream, kind: MessageType::Response, body }
     }
 
-    fn all(reader: &mut FrameReader) -> Vec<Message> {
+    fn all(reader: &mut FrameReader) -> Vec<TtrpcMessage> {
         std::iter::from_fn(|| reader.message().expect("no garbage")).collect()
     }
 

@@ -17,7 +17,7 @@ pub struct Roots(Vec<PathBuf>);
 
 /// What the source of a mount is to the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SourcePlace {
+pub struct PodVolumePath {
     /// The uid of the pod.
     pub pod: String,
     /// The name of the volume.
@@ -34,11 +34,14 @@ impl Roots {
     }
 
     /// What a source is, if a volume that podfs may serve or a part of any volume.
-    pub fn place(&self, source: &str) -> Option<SourcePlace> {
+    pub fn place(&self, source: &str) -> Option<PodVolumePath> {
         let below = self.0.iter().find_map(|root| Path::new(source).strip_prefix(root.join("pods")).ok())?;
         let names: Vec<&str> = below.iter().map(|name| name.to_str()).collect::<Option<_>>()?;
-        let place =
-            |pod: &str, volume: &str, is_part| SourcePlace { pod: pod.to_owned(), volume: volume.to_owned(), is_part };
+        let place = |pod: &str, volume: &str, is_part| PodVolumePath {
+            pod: pod.to_owned(),
+            volume: volume.to_owned(),
+            is_part,
+        };
         match names[..] {
             [pod, "volumes", plugin, volume] if PLUGINS.contains(&plugin) => Some(place(pod, volume, false)),
             [pod, "volume-subpaths", volume, _container, _index] => Some(place(pod, volume, true)),
@@ -78,12 +81,12 @@ mod tests {
         std::os::unix::fs::symlink(&real, &literal).expect("a link");
         let roots = Roots::of(&literal);
         let place = |root: &Path, rest: &str| roots.place(&format!("{}/pods/{rest}", root.display()));
-        let config = Some(SourcePlace { pod: "u".to_owned(), volume: "app".to_owned(), is_part: false });
+        let config = Some(PodVolumePath { pod: "u".to_owned(), volume: "app".to_owned(), is_part: false });
         for root in [&real.canonicalize().expect("a path"), &literal] {
             for kind in ["configmap", "secret", "downward-api", "projected"] {
                 assert_eq!(place(root, &format!("u/volumes/kubernetes.io~{kind}/app")), config, "{kind}");
             }
-            let part = Some(SourcePlace { is_part: true, ..config.clone().expect("a place") });
+            let part = Some(PodVolumePath { is_part: true, ..config.clone().expect("a place") });
             assert_eq!(place(root, "u/volume-subpaths/app/c/0"), part);
             for other in [
                 "u/volumes/kubernetes.io~empty-dir/app",

@@ -18,7 +18,7 @@ use tracing::info;
 
 use super::answers::{Answered, NriAnswers};
 use super::chosen::RuntimeChange;
-use super::frames::{FrameError, FrameReader, Message, MessageType, TO_PLUGIN, TO_RUNTIME};
+use super::frames::{FrameError, FrameReader, MessageType, TO_PLUGIN, TO_RUNTIME, TtrpcMessage};
 use super::messages::nri::RegisterPluginRequest;
 use super::messages::ttrpc::{Request, Response, Status};
 use super::{NriSettings, PLUGIN};
@@ -231,10 +231,10 @@ impl Session {
             timeout_nano: 0,
         };
         let body = request.encode_to_vec();
-        self.send(&Message { connection: TO_RUNTIME, stream: 1, kind: MessageType::Request, body }).await
+        self.send(&TtrpcMessage { connection: TO_RUNTIME, stream: 1, kind: MessageType::Request, body }).await
     }
 
-    async fn answer(&mut self, message: &Message, answers: &mut NriAnswers) -> Result<(), ConnectionEnd> {
+    async fn answer(&mut self, message: &TtrpcMessage, answers: &mut NriAnswers) -> Result<(), ConnectionEnd> {
         let response = match Request::decode(message.body.as_slice()) {
             Ok(request) => match answers.answer(&request.method, &request.payload).await {
                 Answered::Message(payload, is_last_list) => {
@@ -249,10 +249,11 @@ impl Session {
             Err(_) => Response::default(),
         };
         let body = response.encode_to_vec();
-        self.send(&Message { connection: TO_PLUGIN, stream: message.stream, kind: MessageType::Response, body }).await
+        self.send(&TtrpcMessage { connection: TO_PLUGIN, stream: message.stream, kind: MessageType::Response, body })
+            .await
     }
 
-    async fn receive(&mut self) -> Result<Message, ConnectionEnd> {
+    async fn receive(&mut self) -> Result<TtrpcMessage, ConnectionEnd> {
         let mut bytes = [0; 16 << 10];
         loop {
             if let Some(message) = self.reader.message()? {
@@ -265,7 +266,7 @@ impl Session {
         }
     }
 
-    async fn send(&mut self, message: &Message) -> Result<(), ConnectionEnd> {
+    async fn send(&mut self, message: &TtrpcMessage) -> Result<(), ConnectionEnd> {
         let frames = message.frames();
         timeout(WRITE, self.stream.write_all(&frames))
             .await

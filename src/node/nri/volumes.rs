@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout_at};
 use tracing::debug;
 
 use super::messages::nri::Container;
-use super::places::SourcePlace;
+use super::places::PodVolumePath;
 use crate::manifest::pod::PodUid;
 use crate::mounts::{Environment, MountSource};
 use crate::node::NodeHandle;
@@ -66,7 +66,7 @@ pub(super) type Sources = BTreeMap<String, Result<String, Reason>>;
 #[derive(Clone, Debug)]
 pub(super) struct WantedMount {
     pub(super) destination: String,
-    pub(super) place: SourcePlace,
+    pub(super) place: PodVolumePath,
 }
 
 /// Finds the sources of a container's mounts. Waits until `until` for volumes that are not there, if it may.

@@ -64,6 +64,7 @@ pub enum OnHostError {
         /// The directory of the node.
         directory: PathBuf,
         /// What the kernel said.
+        #[source]
         cause: io::Error,
     },
     /// The copy does not start.
@@ -75,6 +76,7 @@ pub enum OnHostError {
         /// The program on the node.
         program: PathBuf,
         /// What the kernel said.
+        #[source]
         cause: io::Error,
     },
 }

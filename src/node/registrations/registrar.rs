@@ -28,7 +28,7 @@ const CONFLICTS: usize = 20;
 pub(in crate::node) async fn serve(client: ApiClient, node: String, root: &Path) {
     let (input, inputs) = unbounded_channel();
     let looks = input.clone();
-    let tell = move |sockets| looks.send(Input::Sockets(sockets)).is_ok();
+    let tell = move |sockets| looks.send(RegistrarInput::Sockets(sockets)).is_ok();
     if let Err(error) = registry::watch(root.join(REGISTRY), tell) {
         warn!("no CSI driver is registered: {} cannot be watched: {error}", root.join(REGISTRY).display());
         return;
@@ -39,7 +39,7 @@ pub(in crate::node) async fn serve(client: ApiClient, node: String, root: &Path)
 }
 
 /// Something new.
-enum Input {
+enum RegistrarInput {
     Sockets(BTreeMap<PathBuf, SocketId>),
     Asked(PathBuf, SocketId, Result<Option<NodeDriver>, DriverError>),
 }
@@ -47,8 +47,8 @@ enum Input {
 struct Registrar {
     client: ApiClient,
     node: String,
-    input: UnboundedSender<Input>,
-    inputs: UnboundedReceiver<Input>,
+    input: UnboundedSender<RegistrarInput>,
+    inputs: UnboundedReceiver<RegistrarInput>,
     /// The sockets of the registry.
     sockets: BTreeMap<PathBuf, Registration>,
     /// The drivers that have gone, and that the cluster has still.
@@ -125,10 +125,10 @@ impl Registrar {
         }
     }
 
-    fn take(&mut self, input: Input) {
+    fn take(&mut self, input: RegistrarInput) {
         match input {
-            Input::Sockets(found) => self.see(&found),
-            Input::Asked(path, id, asked) => {
+            RegistrarInput::Sockets(found) => self.see(&found),
+            RegistrarInput::Asked(path, id, asked) => {
                 let Some(registration) = self.sockets.get_mut(&path).filter(|known| known.id == id) else { return };
                 match asked {
                     Ok(None) => registration.stage = Stage::Foreign,
@@ -182,7 +182,7 @@ impl Registrar {
         tokio::spawn(async move {
             let asked = node_driver(&path).await;
             // Fails only while the daemon ends.
-            let _ = input.send(Input::Asked(path, id, asked));
+            let _ = input.send(RegistrarInput::Asked(path, id, asked));
         });
     }
 

@@ -17,7 +17,7 @@ use super::proto::*;
 use super::wait::{self, WaitError};
 use super::{containers, convert, volumes_in_use};
 use crate::manifest::pod::PodUid;
-use crate::node::{NodeHandle, NodeState, PodEntry, Refusal};
+use crate::node::{CommandError, NodeHandle, NodeState, PodEntry};
 use crate::supervisor::control::{self as supervisor, ControlQuestion};
 
 /// Events that wait for a client of Watch; the stream waits with the next one.
@@ -216,13 +216,13 @@ impl From<WaitError> for Status {
     }
 }
 
-impl From<Refusal> for Status {
-    fn from(refusal: Refusal) -> Status {
+impl From<CommandError> for Status {
+    fn from(refusal: CommandError) -> Status {
         let text = refusal.to_string();
         match refusal {
-            Refusal::Unknown(_) => Status::not_found(text),
-            Refusal::Wanted(_) => Status::failed_precondition(text),
-            Refusal::Ending => Status::unavailable(text),
+            CommandError::Unknown(_) => Status::not_found(text),
+            CommandError::Wanted(_) => Status::failed_precondition(text),
+            CommandError::Ending => Status::unavailable(text),
         }
     }
 }

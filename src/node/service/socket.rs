@@ -56,6 +56,7 @@ pub enum DaemonError {
         /// The file.
         path: PathBuf,
         /// What the kernel said.
+        #[source]
         cause: io::Error,
     },
 }

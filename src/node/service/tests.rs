@@ -10,7 +10,7 @@ use super::fabricated::{Fabricated, UID, node, pod, volume};
 use super::proto::watch_response::Event;
 use super::proto::{MountedVolume, WatchResponse};
 use super::*;
-use crate::node::{ManagerCommand, PodStage, Refusal};
+use crate::node::{CommandError, ManagerCommand, PodStage};
 use VolumeMount::{Mounted, NotMounted};
 
 /// A daemon without a manager.
@@ -90,7 +90,10 @@ async fn an_agent_takes_a_pod_through_its_life() {
     assert!(matches!(daemon.fabricated.commands.recv().await, Some(ManagerCommand::RemountRequired(_))));
 
     for (verdict, told) in [
-        (Err(Refusal::Wanted("default/web".to_owned())), "pod default/web is to run on this node: delete it first"),
+        (
+            Err(CommandError::Wanted("default/web".to_owned())),
+            "pod default/web is to run on this node: delete it first",
+        ),
         (Ok(()), ""),
     ] {
         let mut releasing = daemon.client().await;

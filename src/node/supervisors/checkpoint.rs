@@ -36,6 +36,25 @@ const CHECKPOINT: &str = "checkpoint.json";
 /// The version of the format. A daemon does not use a checkpoint of another version.
 const VERSION: u32 = 1;
 
+/// A checkpoint that a daemon cannot use.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {problem}", path.display())]
+struct UnreadableCheckpoint {
+    path: PathBuf,
+    #[source]
+    problem: CheckpointProblem,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum CheckpointProblem {
+    #[error(transparent)]
+    Read(#[from] io::Error),
+    #[error(transparent)]
+    Parse(#[from] serde_json::Error),
+    #[error("it has version {0}, and this podfs reads version {VERSION}")]
+    Version(u32),
+}
+
 /// What is known of a pod without its source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -125,18 +144,17 @@ impl Checkpoints {
     /// When the file cannot be read, or is not a checkpoint of this version.
     pub fn read(&self, uid: &PodUid) -> io::Result<Option<Checkpoint>> {
         let path = self.pod(uid).join(CHECKPOINT);
-        let failed = |cause: String| io::Error::other(format!("{}: {cause}", path.display()));
+        let failed =
+            |problem: CheckpointProblem| io::Error::other(UnreadableCheckpoint { path: path.clone(), problem });
         let mut bytes = Vec::new();
         match trust::open(OpenOptions::new().read(true), &path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            opened => {
-                opened.and_then(|mut file| file.read_to_end(&mut bytes)).map_err(|error| failed(error.to_string()))?
-            }
+            opened => opened.and_then(|mut file| file.read_to_end(&mut bytes)).map_err(|error| failed(error.into()))?,
         };
-        let read: Checkpoint = serde_json::from_slice(&bytes).map_err(|error| failed(error.to_string()))?;
+        let read: Checkpoint = serde_json::from_slice(&bytes).map_err(|error| failed(error.into()))?;
         match read.version {
             VERSION => Ok(Some(read)),
-            other => Err(failed(format!("it has version {other}, and this podfs reads version {VERSION}"))),
+            other => Err(failed(CheckpointProblem::Version(other))),
         }
     }
 

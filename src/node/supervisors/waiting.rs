@@ -11,13 +11,13 @@ use crate::supervisor::status::{PodStatus, VolumeState};
 /// What waits.
 #[derive(Default)]
 pub(super) struct Waiting {
-    mounts: Vec<Mounting>,
+    mounts: Vec<WaitingMount>,
     unmounts: Vec<Unmounting>,
     ends: Vec<oneshot::Sender<Result<(), OperationError>>>,
 }
 
 /// A mount that waits for its volume to be there, or for the supervisor itself.
-struct Mounting {
+struct WaitingMount {
     volume: Option<String>,
     limit: Duration,
     deadline: Instant,
@@ -57,7 +57,7 @@ impl Waiting {
         limit: Duration,
         answer: oneshot::Sender<Result<(), MountFailure>>,
     ) {
-        self.mounts.push(Mounting { volume, limit, deadline: Instant::now() + limit, answer });
+        self.mounts.push(WaitingMount { volume, limit, deadline: Instant::now() + limit, answer });
     }
 
     /// The supervisor has been started: the limits of mounts count from now on.

@@ -9,7 +9,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::contacts::Contacts;
 use super::question::ObjectRequest;
-use super::single::{ObjectReport, Served, Task, note};
+use super::single::{FollowedObject, ServedObject, Task, note};
 use crate::kube::address::Collection;
 use crate::kube::client::ApiClient;
 use crate::kube::error::{ApiError, Class};
@@ -27,8 +27,8 @@ pub(super) struct Signers {
     client: ApiClient,
     contacts: Contacts,
     signers: BTreeMap<String, Signer>,
-    tell: Sender<(String, ObjectReport<Bundles>)>,
-    told: Receiver<(String, ObjectReport<Bundles>)>,
+    tell: Sender<(String, FollowedObject<Bundles>)>,
+    told: Receiver<(String, FollowedObject<Bundles>)>,
 }
 
 struct Signer {
@@ -58,26 +58,26 @@ impl Signers {
     }
 
     /// The next news. Cancel-safe.
-    pub(super) async fn next(&mut self) -> (String, ObjectReport<Bundles>) {
+    pub(super) async fn next(&mut self) -> (String, FollowedObject<Bundles>) {
         self.told.recv().await.expect("an end to tell is kept here, too")
     }
 
     /// Takes news of a signer. Gives whether the bundles have changed.
-    pub(super) fn take(&mut self, signer: &str, told: ObjectReport<Bundles>) -> bool {
+    pub(super) fn take(&mut self, signer: &str, told: FollowedObject<Bundles>) -> bool {
         let Some(followed) = self.signers.get_mut(signer) else { return false };
         let unknown = followed.bundles.is_none();
         match told {
-            ObjectReport::Is(bundles) => {
+            FollowedObject::Is(bundles) => {
                 followed.question.trouble = None;
                 let same = followed.bundles.as_ref() == Some(&bundles);
                 followed.bundles = Some(bundles);
                 !same
             }
-            ObjectReport::Absent | ObjectReport::Alive => {
+            FollowedObject::Absent | FollowedObject::Alive => {
                 followed.question.trouble = None;
                 false
             }
-            ObjectReport::Trouble(error) => {
+            FollowedObject::Trouble(error) => {
                 followed.question.trouble = Some(error);
                 unknown
             }
@@ -112,7 +112,12 @@ pub(crate) fn title_of_signer(signer: &str) -> String {
 }
 
 /// Sends the bundles of a signer, until the receiver is gone.
-async fn follow(client: ApiClient, signer: String, contacts: Contacts, tell: Sender<(String, ObjectReport<Bundles>)>) {
+async fn follow(
+    client: ApiClient,
+    signer: String,
+    contacts: Contacts,
+    tell: Sender<(String, FollowedObject<Bundles>)>,
+) {
     let mut teller = SignerTeller::new(client, &signer, contacts);
     loop {
         let told = teller.next().await;
@@ -130,17 +135,17 @@ pub(crate) struct SignerTeller<T> {
     bundles: Bundles<T>,
 }
 
-impl<T: Served> SignerTeller<T> {
+impl<T: ServedObject> SignerTeller<T> {
     pub(crate) fn new(client: ApiClient, signer: &str, contacts: Contacts) -> SignerTeller<T> {
         let follower = Follower::new(client, Collection::of_signer(signer));
         SignerTeller { follower, title: title_of_signer(signer), contacts, bundles: Bundles::new() }
     }
 
     /// All bundles of the signer, after a change. Not cancel-safe: received changes would be lost.
-    pub(crate) async fn next(&mut self) -> ObjectReport<Bundles<T>> {
+    pub(crate) async fn next(&mut self) -> FollowedObject<Bundles<T>> {
         let told = match change(&mut self.bundles, self.follower.next().await, &self.title) {
             Ok(told) => told,
-            Err(error) => ObjectReport::Trouble(ApiError::new(Class::Refused, error.to_string())),
+            Err(error) => FollowedObject::Trouble(ApiError::new(Class::Refused, error.to_string())),
         };
         note(&self.contacts, &self.title, self.follower.doing(), self.follower.version(), &told);
         told
@@ -148,11 +153,11 @@ impl<T: Served> SignerTeller<T> {
 }
 
 /// Takes in what is new of a signer's bundles. One that cannot be used leaves those that are known.
-fn change<T: Served>(
+fn change<T: ServedObject>(
     bundles: &mut Bundles<T>,
     news: FollowerEvent,
     title: &str,
-) -> Result<ObjectReport<Bundles<T>>, ManifestError> {
+) -> Result<FollowedObject<Bundles<T>>, ManifestError> {
     let named = |bundle: Value| {
         let bundle = T::parse(bundle, title)?;
         Ok::<_, ManifestError>((bundle.named().key.name.clone(), Arc::new(bundle)))
@@ -167,8 +172,8 @@ fn change<T: Served>(
             let name = bundle.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
             bundles.remove(name);
         }
-        FollowerEvent::Alive => return Ok(ObjectReport::Alive),
-        FollowerEvent::Trouble(error) => return Ok(ObjectReport::Trouble(error)),
+        FollowerEvent::Alive => return Ok(FollowedObject::Alive),
+        FollowerEvent::Trouble(error) => return Ok(FollowedObject::Trouble(error)),
     }
-    Ok(ObjectReport::Is(Arc::new(bundles.clone())))
+    Ok(FollowedObject::Is(Arc::new(bundles.clone())))
 }

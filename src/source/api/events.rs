@@ -205,6 +205,17 @@ impl KubeletEvent {
         self.about(&pod, node, name)
     }
 
+    /// The event about a claim.
+    fn about_claim(&self, claim: &Value, node: &str, number: u64) -> Value {
+        let field = |name: &str| claim["metadata"][name].as_str().unwrap_or_default();
+        let name = field("name");
+        let involved = json!({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim",
+            "namespace": field("namespace"), "name": name, "uid": field("uid"),
+        });
+        self.about(&involved, node, &format!("{}.{number:016x}", &name[..name.len().min(236)]))
+    }
+
     /// The event about this object.
     fn about(&self, involved: &Value, node: &str, name: &str) -> Value {
         let now = now();
@@ -232,14 +243,38 @@ impl KubeletEvent {
 /// When the server does not take the event.
 pub(crate) async fn post_growth(client: &ApiClient, claim: &Value, volume: &str, node: &str) -> Result<(), ApiError> {
     let event = KubeletEvent::of(volume, &Condition::Resized(grown(volume)));
-    let field = |name: &str| claim["metadata"][name].as_str().unwrap_or_default();
-    let (namespace, name) = (field("namespace"), field("name"));
-    let involved = json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": namespace, "name": name, "uid": field("uid"),
-    });
-    let name = format!("{}.{:016x}", &name[..name.len().min(236)], fastrand::u64(..));
-    let object = event.about(&involved, node, &name);
-    client.create(Resource::EVENT, Some(namespace), &[], &object).await.map(drop)
+    let object = event.about_claim(claim, node, fastrand::u64(..));
+    let namespace = object["metadata"]["namespace"].as_str();
+    client.create(Resource::EVENT, namespace, &[], &object).await.map(drop)
+}
+
+/// Posts once, for a pod and for a claim of it, that the pod's volume does not grow to so many bytes, because the pod has it
+/// read-only.
+///
+/// # Errors
+/// When the server does not take an event.
+pub(crate) async fn post_read_only(
+    client: &ApiClient,
+    pod: &PodIdentity,
+    claim: &Value,
+    (volume, bytes): (&str, u64),
+    node: &str,
+) -> Result<(), ApiError> {
+    let message = format!("MountVolume.NodeExpandVolume failed for volume {volume:?} requested read-only file system");
+    let event = KubeletEvent { kind: "Warning", reason: "FileSystemResizeFailed", message };
+    // The same after a restart.
+    let text = format!("{}\0{}\0{bytes}", pod.uid.as_str(), event.message);
+    let (number, _) = Uuid::new_v5(&Uuid::NAMESPACE_OID, text.as_bytes()).as_u64_pair();
+    let of_pod = event.object(pod, node, &nth_name(pod, number));
+    // The pod may have the name of the claim.
+    let of_claim = event.about_claim(claim, node, number.wrapping_add(1));
+    for object in [of_pod, of_claim] {
+        match client.create(Resource::EVENT, Some(&pod.namespace), &[], &object).await {
+            Err(error) if error.class == Class::Conflict => debug!("an event was posted before: {error}"),
+            outcome => drop(outcome?),
+        }
+    }
+    Ok(())
 }
 
 /// That a volume has grown, in the kubelet's words.

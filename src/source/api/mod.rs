@@ -48,16 +48,16 @@ pub use crate::kube::settings::Access;
 pub(crate) use bundles::{SignerTeller, title_of_signer};
 pub(crate) use complaints::{Journal, SETTLE};
 pub use contacts::{Contact, Contacts, Unreachable};
-pub(crate) use events::{Conditions, grown, post, post_growth};
+pub(crate) use events::{Conditions, grown, post, post_growth, post_read_only};
 pub use live::live_pod;
 pub use notices::Condition;
 pub(crate) use question::ObjectRequest;
-pub(crate) use single::{ObjectReport, ObjectTeller, Served, Task, origin};
+pub(crate) use single::{FollowedObject, ObjectTeller, ServedObject, Task, origin};
 pub use start::{PodName, StartError};
 pub(crate) use tokens::IssuedCredentials;
 
 /// What to ask a server for.
-pub struct Plan {
+pub struct ApiPlan {
     /// How to reach it.
     pub access: Access,
     /// The pod, if it is the server that knows it.
@@ -102,7 +102,7 @@ impl ApiSource {
     ///
     /// # Errors
     /// Settings that cannot be used, and a pod that cannot be read.
-    pub fn open(plan: Plan) -> Result<(ApiSource, Snapshot), StartError> {
+    pub fn open(plan: ApiPlan) -> Result<(ApiSource, Snapshot), StartError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
@@ -154,7 +154,7 @@ impl ApiSource {
     }
 }
 
-async fn begin(plan: Plan, contacts: Contacts) -> Result<Begun, StartError> {
+async fn begin(plan: ApiPlan, contacts: Contacts) -> Result<Begun, StartError> {
     let client = ApiClient::open(plan.access).await?;
     let pod = match &plan.pod {
         Some(name) => Some(start::pod(&client, name, plan.node.as_deref()).await?),

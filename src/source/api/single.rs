@@ -24,7 +24,7 @@ use crate::manifest::{Document, ManifestError, Origin};
 
 /// News of a task about the object that it follows.
 #[derive(Debug)]
-pub(crate) enum ObjectReport<T> {
+pub(crate) enum FollowedObject<T> {
     /// This is the object now.
     Is(Arc<T>),
     /// There is no such object.
@@ -56,7 +56,7 @@ impl Task {
 }
 
 /// What is made of an object of the server.
-pub(crate) trait Served: Sized + Send + Sync + 'static {
+pub(crate) trait ServedObject: Sized + Send + Sync + 'static {
     /// Parses what the server gave. `title` is what it goes by in errors.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ pub(crate) trait Served: Sized + Send + Sync + 'static {
     fn named(&self) -> &NamedObject;
 }
 
-impl Served for NamedObject {
+impl ServedObject for NamedObject {
     fn parse(object: Value, title: &str) -> Result<NamedObject, ManifestError> {
         let origin = origin(title);
         let unknown = || ManifestError::invalid(&origin, "kind", "is not what was asked for");
@@ -94,7 +94,7 @@ pub(crate) struct ObjectTeller<T> {
     _of: PhantomData<fn() -> T>,
 }
 
-impl<T: Served> ObjectTeller<T> {
+impl<T: ServedObject> ObjectTeller<T> {
     pub(crate) fn new(client: ApiClient, key: &ObjectKey, contacts: Contacts) -> ObjectTeller<T> {
         let teller = Teller::new(client, Collection::of(key));
         let (is_settled, may_grow) = (false, false);
@@ -102,40 +102,40 @@ impl<T: Served> ObjectTeller<T> {
     }
 
     /// The next news; nothing when the object cannot change any more. Not cancel-safe: received changes would be lost.
-    pub(crate) async fn next(&mut self) -> Option<ObjectReport<T>> {
+    pub(crate) async fn next(&mut self) -> Option<FollowedObject<T>> {
         if self.is_settled {
             return if self.may_grow { Some(self.next_size().await) } else { None };
         }
         let (news, uid) = self.teller.next().await;
         let told = interpret(news, |object| T::parse(object, &self.title));
-        if let (ObjectReport::Is(object), Some(uid)) = (&told, uid)
+        if let (FollowedObject::Is(object), Some(uid)) = (&told, uid)
             && object.named().is_immutable()
         {
             self.teller.settle(uid);
         }
-        self.is_settled = matches!(&told, ObjectReport::Is(object) if is_bound(object.named()));
-        self.may_grow = matches!(&told, ObjectReport::Is(object) if may_grow(object.named()));
+        self.is_settled = matches!(&told, FollowedObject::Is(object) if is_bound(object.named()));
+        self.may_grow = matches!(&told, FollowedObject::Is(object) if may_grow(object.named()));
         let doing = if self.is_settled { "settled" } else { self.teller.doing() };
         note(&self.contacts, &self.title, doing, self.teller.version(), &told);
         Some(told)
     }
 }
 
-impl<T: Served> ObjectTeller<T> {
+impl<T: ServedObject> ObjectTeller<T> {
     /// Whether the object is as its pod needs it.
     pub(crate) fn is_settled(&self) -> bool {
         self.is_settled
     }
 
     /// The object with another size. What is mounted does not depend on it in any other way, nor on whether the server answers.
-    async fn next_size(&mut self) -> ObjectReport<T> {
+    async fn next_size(&mut self) -> FollowedObject<T> {
         loop {
             sleep(Duration::from_secs(fastrand::u64(GROWTH))).await;
             if let (news @ FollowerEvent::Put(_), _) = self.teller.next().await
-                && let ObjectReport::Is(object) = interpret(news, |object| T::parse(object, &self.title))
+                && let FollowedObject::Is(object) = interpret(news, |object| T::parse(object, &self.title))
                 && is_bound(object.named())
             {
-                let told = ObjectReport::Is(object);
+                let told = FollowedObject::Is(object);
                 note(&self.contacts, &self.title, "settled", self.teller.version(), &told);
                 return told;
             }
@@ -148,7 +148,7 @@ pub(super) async fn follow_object(
     client: ApiClient,
     key: ObjectKey,
     contacts: Contacts,
-    tell: Sender<(ObjectKey, ObjectReport<NamedObject>)>,
+    tell: Sender<(ObjectKey, FollowedObject<NamedObject>)>,
 ) {
     let mut teller = ObjectTeller::new(client, &key, contacts);
     while let Some(told) = teller.next().await {
@@ -235,7 +235,7 @@ pub(super) async fn follow_pod(
     uid: String,
     title: String,
     contacts: Contacts,
-    tell: Sender<ObjectReport<Pod>>,
+    tell: Sender<FollowedObject<Pod>>,
 ) {
     loop {
         let news = match follower.next().await {
@@ -265,20 +265,20 @@ pub(super) fn parse_pod(pod: Value, title: &str) -> Result<Pod, ManifestError> {
     Pod::parse(Document::of_server(origin(title), pod)?)
 }
 
-fn interpret<T>(news: FollowerEvent, parse: impl Fn(Value) -> Result<T, ManifestError>) -> ObjectReport<T> {
+fn interpret<T>(news: FollowerEvent, parse: impl Fn(Value) -> Result<T, ManifestError>) -> FollowedObject<T> {
     let object = match news {
         FollowerEvent::Listed(mut objects) => match objects.pop() {
             Some(object) => object,
-            None => return ObjectReport::Absent,
+            None => return FollowedObject::Absent,
         },
         FollowerEvent::Put(object) => object,
-        FollowerEvent::Deleted(_) => return ObjectReport::Absent,
-        FollowerEvent::Alive => return ObjectReport::Alive,
-        FollowerEvent::Trouble(error) => return ObjectReport::Trouble(error),
+        FollowerEvent::Deleted(_) => return FollowedObject::Absent,
+        FollowerEvent::Alive => return FollowedObject::Alive,
+        FollowerEvent::Trouble(error) => return FollowedObject::Trouble(error),
     };
     match parse(object) {
-        Ok(object) => ObjectReport::Is(Arc::new(object)),
-        Err(error) => ObjectReport::Trouble(ApiError::new(Class::Refused, error.to_string())),
+        Ok(object) => FollowedObject::Is(Arc::new(object)),
+        Err(error) => FollowedObject::Trouble(ApiError::new(Class::Refused, error.to_string())),
     }
 }
 
@@ -306,11 +306,11 @@ pub(super) fn note<T>(
     title: &str,
     doing: &'static str,
     version: Option<&str>,
-    told: &ObjectReport<T>,
+    told: &FollowedObject<T>,
 ) {
     match told {
-        ObjectReport::Trouble(error) => contacts.trouble(title, doing, error),
-        ObjectReport::Is(_) | ObjectReport::Absent | ObjectReport::Alive => contacts.heard(title, doing, version),
+        FollowedObject::Trouble(error) => contacts.trouble(title, doing, error),
+        FollowedObject::Is(_) | FollowedObject::Absent | FollowedObject::Alive => contacts.heard(title, doing, version),
     }
 }
 

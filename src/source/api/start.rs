@@ -33,15 +33,20 @@ pub struct PodName {
     pub name: String,
 }
 
-impl FromStr for PodName {
-    type Err = String;
+/// A text is no name of a pod.
+#[derive(Debug, thiserror::Error)]
+#[error("give a namespace and a name, such as default/web")]
+pub struct NoPodName;
 
-    fn from_str(text: &str) -> Result<PodName, String> {
+impl FromStr for PodName {
+    type Err = NoPodName;
+
+    fn from_str(text: &str) -> Result<PodName, NoPodName> {
         match text.split('/').collect::<Vec<_>>().as_slice() {
             [namespace, name] if !namespace.is_empty() && !name.is_empty() => {
                 Ok(PodName { namespace: (*namespace).to_owned(), name: (*name).to_owned() })
             }
-            _ => Err("give a namespace and a name, such as default/web".to_owned()),
+            _ => Err(NoPodName),
         }
     }
 }
@@ -94,7 +99,7 @@ pub enum StartError {
 pub(super) async fn pod(client: &ApiClient, name: &PodName, node: Option<&str>) -> Result<(Pod, Follower), StartError> {
     let mut follower = Follower::new(client.clone(), pods(&name.namespace, &name.name));
     let started = Instant::now();
-    let mut refusal: Option<Refusal> = None;
+    let mut refusal: Option<RefusingServer> = None;
     let mut told = None;
     loop {
         let news = match &refusal {
@@ -115,7 +120,7 @@ pub(super) async fn pod(client: &ApiClient, name: &PodName, node: Option<&str>) 
                     warn!("podfs waits for pod {name}: {error}");
                     told = Some(error.sentence.clone());
                 }
-                refusal = Refusal::after(before, error);
+                refusal = RefusingServer::after(before, error);
             }
             (Ok(FollowerEvent::Put(_) | FollowerEvent::Deleted(_) | FollowerEvent::Alive), before) => refusal = before,
             (Err(_), Some(refusal)) => return Err(refusal.into_error(name)),
@@ -125,18 +130,18 @@ pub(super) async fn pod(client: &ApiClient, name: &PodName, node: Option<&str>) 
 }
 
 /// A server that answers and does not give the pod.
-struct Refusal {
+struct RefusingServer {
     error: ApiError,
     since: Instant,
 }
 
-impl Refusal {
+impl RefusingServer {
     /// What comes of an error after what came before it. Another reason has its own time; an error that passes ends the
     /// refusal.
-    fn after(before: Option<Refusal>, error: ApiError) -> Option<Refusal> {
+    fn after(before: Option<RefusingServer>, error: ApiError) -> Option<RefusingServer> {
         let same = before.filter(|before| before.error.class == error.class);
         let since = same.map_or_else(Instant::now, |before| before.since);
-        Some(Refusal { error, since }).filter(|refusal| !refusal.error.class.passes())
+        Some(RefusingServer { error, since }).filter(|refusal| !refusal.error.class.passes())
     }
 
     /// When podfs gives up.
@@ -180,7 +185,7 @@ mod tests {
     #[test]
     fn a_refusal_is_over_after_its_time_and_begins_anew_for_another_reason() {
         let error = |class| ApiError::new(class, "no");
-        let after = |before, class| Refusal::after(before, error(class));
+        let after = |before, class| RefusingServer::after(before, error(class));
         let first = after(None, Class::Unauthorized).expect("a refusal");
         let (since, ends) = (first.since, first.ends());
         assert_eq!(ends - since, TIMEOUT);

@@ -22,6 +22,7 @@ pub enum SourceError {
         /// The path, as the user named it.
         path: PathBuf,
         /// The kernel's reason.
+        #[source]
         reason: io::Error,
     },
 

@@ -25,14 +25,14 @@ pub(crate) enum Role {
 }
 
 /// A configured path.
-pub(super) struct Root {
+pub(super) struct ConfiguredPath {
     path: PathBuf,
     role: Role,
     /// The directory it was when it was listed last.
     directory: Option<FileId>,
 }
 
-impl Root {
+impl ConfiguredPath {
     pub(super) fn pod(path: PathBuf) -> Self {
         Self { path, role: Role::Pod, directory: None }
     }
@@ -52,7 +52,7 @@ impl Root {
 }
 
 /// A file to read.
-pub(super) struct Target {
+pub(super) struct FileToRead {
     /// The path as configured, with the entry's name when a directory was.
     pub(super) path: PathBuf,
     /// Where it leads: the path that events carry.
@@ -64,7 +64,7 @@ pub(super) struct Target {
     pub(super) listed: bool,
 }
 
-impl Target {
+impl FileToRead {
     /// The directory the file is, or was, in.
     pub(super) fn directory(&self) -> &Path {
         match self.path.parent() {
@@ -78,7 +78,7 @@ impl Target {
 #[derive(Default)]
 pub(super) struct FoundFiles {
     /// The files, in the order of the configured paths and by name.
-    pub(super) targets: Vec<Target>,
+    pub(super) targets: Vec<FileToRead>,
     /// Configured paths that cannot be looked at now; their files stay as they were.
     pub(super) kept: HashSet<usize>,
     pub(super) problems: Vec<SourceError>,
@@ -87,7 +87,7 @@ pub(super) struct FoundFiles {
 impl FoundFiles {
     /// Looks at the configured paths and watches the way to what was found. Nothing found has escaped the watches: when
     /// a watch is new, everything is looked at again.
-    pub(super) fn look(roots: &mut [Root], watcher: &mut Watcher) -> Self {
+    pub(super) fn look(roots: &mut [ConfiguredPath], watcher: &mut Watcher) -> Self {
         let mut attempt = 0;
         loop {
             attempt += 1;
@@ -105,7 +105,7 @@ impl FoundFiles {
         }
     }
 
-    fn add(&mut self, number: usize, root: &mut Root, route: &mut Route) {
+    fn add(&mut self, number: usize, root: &mut ConfiguredPath, route: &mut Route) {
         let real = route.follow(&root.path).unwrap_or_else(|| root.path.clone());
         match fs::metadata(&root.path) {
             Ok(metadata) if metadata.is_dir() && root.role == Role::Objects => {
@@ -119,7 +119,7 @@ impl FoundFiles {
                 self.kept.insert(number);
             }
             // Whether it can be read shows when it is.
-            _ => self.targets.push(Target {
+            _ => self.targets.push(FileToRead {
                 path: root.path.clone(),
                 real,
                 root: number,
@@ -132,7 +132,7 @@ impl FoundFiles {
     fn add_directory(
         &mut self,
         number: usize,
-        root: &mut Root,
+        root: &mut ConfiguredPath,
         real: &Path,
         metadata: &Metadata,
         route: &mut Route,
@@ -146,7 +146,7 @@ impl FoundFiles {
             return Err(SourceError::DirectoryGone(root.path.clone()));
         }
         root.directory = Some(directory);
-        self.targets.extend(names.into_iter().map(|name| Target {
+        self.targets.extend(names.into_iter().map(|name| FileToRead {
             path: root.path.join(&name),
             real: route.enter(real, &name).unwrap_or_else(|| real.join(&name)),
             root: number,

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 
 use super::SourceError;
-use super::find::{Role, Target};
+use super::find::{FileToRead, Role};
 use super::read::{FileId, Reading, Stamp};
 use super::settle::{Activity, Rest, Rested};
 
@@ -42,7 +42,7 @@ impl<'a> Judge<'a> {
     /// Judges one reading. `before` is the stamp of the last one.
     pub(super) fn judge(
         &mut self,
-        target: &Target,
+        target: &FileToRead,
         reading: Result<Reading, SourceError>,
         before: Option<Stamp>,
     ) -> Result<Verdict, Trouble> {
@@ -75,7 +75,7 @@ impl<'a> Judge<'a> {
 
     /// The event of a write comes after the write. So a file changed in place is at rest only after an event or a time that
     /// shows it; and one that has become empty is about to be filled, unless it stays so for a while.
-    fn is_at_rest(&self, target: &Target, stamp: Stamp, before: Option<Stamp>) -> bool {
+    fn is_at_rest(&self, target: &FileToRead, stamp: Stamp, before: Option<Stamp>) -> bool {
         let rest = self.rested.get(&target.real);
         let Some(before) = before else { return true };
         let emptied = stamp.len == 0 && before.len > 0;
@@ -87,7 +87,7 @@ impl<'a> Judge<'a> {
     }
 }
 
-fn judge_failure(target: &Target, problem: SourceError, known: bool) -> Result<Verdict, Trouble> {
+fn judge_failure(target: &FileToRead, problem: SourceError, known: bool) -> Result<Verdict, Trouble> {
     let path = || target.path.clone();
     match problem {
         // Other entries of a directory do not matter.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::SourceError;
-use super::find::{FoundFiles, Role, Root, Target};
+use super::find::{ConfiguredPath, FileToRead, FoundFiles, Role};
 use super::judge::{Judge, Verdict};
 use super::read::{Stamp, read};
 use super::watch::Watcher;
@@ -50,10 +50,10 @@ pub(crate) type Files<'a, C> = &'a [(&'a Path, &'a C)];
 /// The configured paths and what was read from them.
 pub(super) struct Ledger<S: Sum> {
     sum: S,
-    roots: Vec<Root>,
+    roots: Vec<ConfiguredPath>,
     files: BTreeMap<PathBuf, LedgerEntry<S::Contents>>,
     /// What was read before, once: its name and what it says.
-    fixed: Option<(PathBuf, Contents<S::Contents>)>,
+    fixed: Option<(PathBuf, Fingerprinted<S::Contents>)>,
     hasher: RandomState,
     published: Option<Vec<(PathBuf, Fingerprint)>>,
     told: BTreeSet<String>,
@@ -67,11 +67,11 @@ struct LedgerEntry<C> {
     stamp: Stamp,
     /// Whether the contents are those of the stamp, and not older ones.
     current: bool,
-    contents: Option<Contents<C>>,
+    contents: Option<Fingerprinted<C>>,
 }
 
 /// The good documents of a file.
-struct Contents<C> {
+struct Fingerprinted<C> {
     fingerprint: Fingerprint,
     documents: C,
 }
@@ -94,7 +94,11 @@ impl<S: Sum> Ledger<S> {
     /// # Errors
     ///
     /// A malformed manifest among these bytes.
-    pub(super) fn new(sum: S, fixed: Option<(PathBuf, Vec<u8>)>, roots: Vec<Root>) -> Result<Self, ManifestError> {
+    pub(super) fn new(
+        sum: S,
+        fixed: Option<(PathBuf, Vec<u8>)>,
+        roots: Vec<ConfiguredPath>,
+    ) -> Result<Self, ManifestError> {
         let mut ledger = Self {
             sum,
             roots,
@@ -108,7 +112,7 @@ impl<S: Sum> Ledger<S> {
         if let Some((name, bytes)) = fixed {
             let fingerprint = ledger.fingerprint(Role::Pod, &bytes);
             let documents = ledger.sum.parse(Role::Pod, &name, &bytes)?;
-            ledger.fixed = Some((name, Contents { fingerprint, documents }));
+            ledger.fixed = Some((name, Fingerprinted { fingerprint, documents }));
         }
         Ok(ledger)
     }
@@ -241,7 +245,7 @@ impl<S: Sum> Ledger<S> {
     /// The entry of a file that was just read. Bad bytes leave the old contents in place.
     fn entry(
         &self,
-        target: &Target,
+        target: &FileToRead,
         stamp: Stamp,
         bytes: &[u8],
         old: Option<LedgerEntry<S::Contents>>,
@@ -252,7 +256,7 @@ impl<S: Sum> Ledger<S> {
         let (current, contents) = match old {
             Some(old) if old.fingerprint == fingerprint => (true, Some(old)),
             old => match self.sum.parse(target.role, &target.path, bytes) {
-                Ok(documents) => (true, Some(Contents { fingerprint, documents })),
+                Ok(documents) => (true, Some(Fingerprinted { fingerprint, documents })),
                 Err(problem) => {
                     problems.push(problem.into());
                     (false, old)

@@ -34,7 +34,7 @@ use std::thread;
 use tokio::sync::watch::{Receiver, channel};
 
 use super::Snapshot;
-use find::Root;
+use find::ConfiguredPath;
 use ledger::STDIN;
 use ledger::{Ledger, Scan};
 use pod_and_objects::PodAndObjects;
@@ -97,10 +97,10 @@ impl FileSource {
         let (fixed, pod) = match pod {
             Some(PodInput::Stdin(bytes)) => (Some((PathBuf::from(STDIN), bytes)), None),
             Some(PodInput::Once(path)) => (Some(read_once(path)?), None),
-            Some(PodInput::File(path)) => (None, Some(Root::pod(path))),
+            Some(PodInput::File(path)) => (None, Some(ConfiguredPath::pod(path))),
             None => (None, None),
         };
-        let roots: Vec<_> = pod.into_iter().chain(objects.iter().cloned().map(Root::objects)).collect();
+        let roots: Vec<_> = pod.into_iter().chain(objects.iter().cloned().map(ConfiguredPath::objects)).collect();
         let watches_nothing = roots.is_empty();
         let mut ledger = Ledger::new(PodAndObjects::new(accepted), fixed, roots)?;
         if watches_nothing {
@@ -179,7 +179,7 @@ impl SummedFiles {
         mut publish: impl FnMut(Scanned<S::Whole>) + Send + 'static,
     ) -> Result<Self, SourceError> {
         let (mut watcher, stop) = Watcher::new()?;
-        let mut ledger = Ledger::new(sum, None, vec![Root::objects(path)])?;
+        let mut ledger = Ledger::new(sum, None, vec![ConfiguredPath::objects(path)])?;
         spawn(move || {
             let first = ledger.first_scan_of_what_is_good(&mut watcher);
             publish(scanned(&ledger, first));

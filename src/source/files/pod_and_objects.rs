@@ -24,7 +24,7 @@ pub(super) struct PodAndObjects {
 }
 
 /// The good documents of a file.
-pub(super) struct Contents {
+pub(super) struct FileDocuments {
     pod: Option<Arc<Pod>>,
     objects: Vec<Arc<NamedObject>>,
 }
@@ -36,11 +36,11 @@ impl PodAndObjects {
 }
 
 impl Sum for PodAndObjects {
-    type Contents = Contents;
+    type Contents = FileDocuments;
     type Whole = Snapshot;
     const NAMES_COUNT: bool = false;
 
-    fn parse(&self, role: Role, file: &Path, bytes: &[u8]) -> Result<Contents, ManifestError> {
+    fn parse(&self, role: Role, file: &Path, bytes: &[u8]) -> Result<FileDocuments, ManifestError> {
         let mut documents = parse_documents(file, bytes)?;
         let (pod, others) = match role {
             Role::Pod => {
@@ -54,12 +54,12 @@ impl Sum for PodAndObjects {
         };
         let objects = others.into_iter().filter_map(|document| parse_object(document).transpose());
         let objects = objects.map(|object| object.map(Arc::new)).collect::<Result<_, _>>()?;
-        Ok(Contents { pod, objects })
+        Ok(FileDocuments { pod, objects })
     }
 
     /// # Errors
     /// An object in two documents.
-    fn add_up(&mut self, files: Files<'_, Contents>) -> Result<Snapshot, ManifestError> {
+    fn add_up(&mut self, files: Files<'_, FileDocuments>) -> Result<Snapshot, ManifestError> {
         let objects = Objects::collect(files.iter().flat_map(|(_, contents)| &contents.objects).cloned())?;
         let (objects, refused) = objects.keep_immutable(&self.objects);
         let pod = files.iter().find_map(|(_, contents)| contents.pod.clone());

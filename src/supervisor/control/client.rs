@@ -63,6 +63,7 @@ pub enum AskError {
         /// The socket.
         path: PathBuf,
         /// What the kernel said.
+        #[source]
         cause: io::Error,
     },
 }

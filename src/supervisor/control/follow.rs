@@ -49,13 +49,15 @@ impl Followers {
         self.gone.notified().await;
     }
 
-    /// From now on sends each change of the pod's status to the program at the other end.
+    /// From now on sends each change of the pod's status to the program at the other end. Gives an answer for it instead, if it
+    /// is one too many.
     ///
     /// # Errors
-    /// Why it cannot follow the pod.
-    pub(super) fn add(&self, stream: &net::UnixStream, store: &StatusStore) -> io::Result<Result<(), String>> {
+    /// When the socket does not work.
+    pub(super) fn add(&self, stream: &net::UnixStream, store: &StatusStore) -> io::Result<Option<ControlAnswer>> {
         let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() else {
-            return Ok(Err(format!("{MAX_FOLLOWERS} programs follow the pod already; end one of them")));
+            let sentence = format!("{MAX_FOLLOWERS} programs follow the pod already; end one of them");
+            return Ok(Some(ControlAnswer::Busy(sentence)));
         };
         let stream = stream.try_clone()?;
         stream.set_nonblocking(true)?;
@@ -64,7 +66,7 @@ impl Followers {
             tell(stream, store, permit).await;
             gone.notify_one();
         });
-        Ok(Ok(()))
+        Ok(None)
     }
 }
 

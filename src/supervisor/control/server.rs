@@ -255,12 +255,12 @@ fn serve(stream: &UnixStream, desk: &Desk) -> io::Result<Attention> {
                 errand::ask(&desk.desks.errands, Task::Release(container))
             }
             ControlQuestion::Upgrade => match desk.hand_over_upgrade(stream)? {
-                Ok(()) => return Ok(Attention::HandedOver),
-                Err(reason) => ControlAnswer::Upgrade(Upgrade::Refused { reason }),
+                None => return Ok(Attention::HandedOver),
+                Some(answer) => answer,
             },
             ControlQuestion::Follow => match desk.followers.add(stream, &desk.store)? {
-                Ok(()) => return Ok(Attention::HandedOver),
-                Err(reason) => ControlAnswer::Busy(reason),
+                None => return Ok(Attention::HandedOver),
+                Some(answer) => answer,
             },
             ControlQuestion::Publish(Publish { manifest }) => match parse(manifest) {
                 Ok(pod) => match desk.hand_over(RequestedChange::Publish(Arc::new(pod)), stream)? {
@@ -318,23 +318,25 @@ impl Desk {
         let Some(pipe) = pipe else { return ControlAnswer::Refused("the question came without a pipe".to_owned()) };
         let watch = match self.store.watch(volume) {
             Ok(watch) => watch,
-            Err(reason) => return ControlAnswer::Refused(reason),
+            Err(error) => return ControlAnswer::Refused(error.to_string()),
         };
-        let attach = move || watch.trace(pipe.as_fd()).map_err(|error| error.to_string());
+        let attach = move || watch.trace(pipe.as_fd());
         match self.questions.ask(SERVER_TIMEOUT, attach) {
             Some(Ok(())) => ControlAnswer::Tracing,
-            Some(Err(reason)) => ControlAnswer::Refused(reason),
+            Some(Err(error)) => ControlAnswer::Refused(error.to_string()),
             None => ControlAnswer::Busy("the server does not answer".to_owned()),
         }
     }
 
-    /// Gives the client to the supervisor's task, or the reason why that does not take it.
-    fn hand_over_upgrade(&self, stream: &UnixStream) -> io::Result<Result<(), String>> {
+    /// Gives the client to the supervisor's task, or an answer if that does not take it.
+    fn hand_over_upgrade(&self, stream: &UnixStream) -> io::Result<Option<ControlAnswer>> {
         let caller = Caller { connection: stream.try_clone()? };
-        Ok(self.desks.upgrades.try_send(caller).map_err(|error| match error {
+        let reason = |error| match error {
             TrySendError::Full(_) => "another upgrade has begun; wait for its end".to_owned(),
             TrySendError::Closed(_) => ENDING.to_owned(),
-        }))
+        };
+        let refused = self.desks.upgrades.try_send(caller).err();
+        Ok(refused.map(|error| ControlAnswer::Upgrade(Upgrade::Refused { reason: reason(error) })))
     }
 
     /// Gives a change and its client to the supervisor's task, or an answer if that does not take it.

@@ -42,6 +42,7 @@ pub enum ProgramError {
         /// Where it is.
         path: PathBuf,
         /// What the kernel said.
+        #[source]
         cause: io::Error,
     },
     /// This podfs does not know where it is itself.

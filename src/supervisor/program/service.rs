@@ -10,11 +10,11 @@ use super::machine::block_on;
 use super::options::{DriverOptions, GenerationOptions, MemoryOptions, SubPathOptions, TransportOptions};
 use crate::manifest::pod::Pod;
 use crate::source::{Snapshot, Source};
-use crate::supervisor::run_dir::claim::Claim;
+use crate::supervisor::run_dir::claim::PodClaim;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::server::program::ServerProgram;
-use crate::supervisor::status::report::{Audience, Report, Subject};
+use crate::supervisor::status::report::{Audience, Report, ReportScope};
 use crate::supervisor::{self, Assignment};
 
 /// How a pod is served.
@@ -45,8 +45,8 @@ impl PodService {
     /// Serves the pod until a signal, or the source, ends it.
     pub(crate) fn run(self, pod: &Arc<Pod>, source: Source, snapshot: Snapshot) -> Result<(), Failure> {
         trust::check(&self.root_dir).map_err(Failure::input)?;
-        let (claim, inheritance) = Claim::take(&self.run_dir, &self.root_dir, &pod.identity)?;
-        let report = Report::new(Subject::Pod, pod.identity.clone(), &pod.volumes, self.audience, self.ready_fd);
+        let (claim, inheritance) = PodClaim::take(&self.run_dir, &self.root_dir, &pod.identity)?;
+        let report = Report::new(ReportScope::Pod, pod.identity.clone(), &pod.volumes, self.audience, self.ready_fd);
         let assignment = Assignment {
             identity: pod.identity.clone(),
             facts: pod.facts.clone(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use podfs_fuse::mount::MountError;
 
 use crate::manifest::pod::{PodFacts, PodIdentity};
-use crate::supervisor::run_dir::claim::{Claim, Inheritance};
+use crate::supervisor::run_dir::claim::{ClaimLeftovers, PodClaim};
 use crate::supervisor::run_dir::mount_points::MountPointsError;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::server::program::ServerProgram;
@@ -24,9 +24,9 @@ pub struct Assignment {
     /// Where they are to be seen.
     pub site: Site,
     /// The right to serve them, if other supervisors could serve the pod too.
-    pub claim: Option<Claim>,
+    pub claim: Option<PodClaim>,
     /// What is left of a podfs that served the pod before.
-    pub inheritance: Inheritance,
+    pub inheritance: ClaimLeftovers,
     /// The program of its servers.
     pub server_program: ServerProgram,
     /// Where FlexVolume drivers are.
@@ -58,6 +58,7 @@ pub enum SupervisorError {
         /// Its name.
         volume: String,
         /// Why.
+        #[source]
         cause: MountError,
     },
     /// The server could not be started.
@@ -72,6 +73,7 @@ pub enum SupervisorError {
         /// Where.
         path: PathBuf,
         /// What the kernel said.
+        #[source]
         cause: std::io::Error,
     },
     /// The process cannot listen for signals.

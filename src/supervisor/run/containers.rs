@@ -21,7 +21,7 @@ use super::work::{Done, WorkOutcome};
 use crate::manifest::pod::Pod;
 use crate::mounts::hosts;
 use crate::mounts::{
-    ContainerMount, Environment, Features, Inputs, MountSource, MountedVolume, MountsError, PlannedMount,
+    ContainerMount, Environment, Features, Inputs, MountSource, MountedVolume, MountsError, NotMounted, PlannedMount,
     PlannedSource, Propagation, plan,
 };
 use crate::supervisor::control::{ContainerRequest, ControlAnswer, Errand, Task};
@@ -38,7 +38,7 @@ use crate::volume::{Volume, VolumeSource};
 const HOSTS: &str = "/etc/hosts";
 
 /// The errands of a supervisor.
-pub(super) struct Containers {
+pub(super) struct ContainerErrands {
     /// The pod as its source describes it now; none of a volume that is served without its pod.
     pub(super) pod: Option<Arc<Pod>>,
     pub(super) site: Site,
@@ -130,7 +130,7 @@ pub(super) struct Filed {
     answer: ControlAnswer,
 }
 
-impl Containers {
+impl ContainerErrands {
     pub(super) fn new(
         pod: Option<Arc<Pod>>,
         site: Site,
@@ -295,7 +295,7 @@ impl Supervisor {
     }
 
     /// The pod's volumes as the last refresh has left them.
-    fn mounted_volumes(&self) -> BTreeMap<String, Result<MountedVolume, String>> {
+    fn mounted_volumes(&self) -> BTreeMap<String, Result<MountedVolume, NotMounted>> {
         let store = self.report.store();
         let known = store.known();
         let volume = |(place, report): (&usize, &VolumeReport)| {
@@ -308,11 +308,12 @@ impl Supervisor {
 }
 
 /// What a container can mount of a volume.
-fn mounted(report: &VolumeReport, is_empty_dir: bool) -> Result<MountedVolume, String> {
+fn mounted(report: &VolumeReport, is_empty_dir: bool) -> Result<MountedVolume, NotMounted> {
     let (VolumeLife::Live(shown) | VolumeLife::Behind(shown, _)) = &report.state else {
-        return Err(report.state.reason().unwrap_or("it is not mounted").to_owned());
+        let reason = report.state.reason();
+        return Err(reason.map_or(NotMounted::NotYet, |reason| NotMounted::Waiting(reason.to_owned())));
     };
-    let path = report.path.clone().ok_or("its place is not known")?;
+    let path = report.path.clone().ok_or(NotMounted::NoPath)?;
     let path = std::path::absolute(&path).unwrap_or(path);
     let read_only = report.is_read_only;
     // A bind mount of the pod's own has no label of its own.

@@ -55,12 +55,12 @@ use crate::supervisor::volume::search::Searches;
 use crate::supervisor::volume::{PodEnd, PodVolume, Setting};
 use crate::volume::{Volume, VolumeSource};
 pub use assignment::{Assignment, SupervisorError};
-use containers::Containers;
+use containers::ContainerErrands;
 use heartbeat::Heartbeat;
 use orders::{Orders, SupervisorOrder};
 use publishing::{Departures, TakenAway};
 use sharing::Sharing;
-use start::{Prepared, Started};
+use start::{Prepared, StartedSupervisor};
 use unmount_watch::UnmountWatch;
 use work::{Done, RefreshTime};
 
@@ -93,7 +93,7 @@ async fn run_pod(
 ) -> Result<(), SupervisorError> {
     let mut orders = Orders::listen().map_err(SupervisorError::Signals)?;
     let prepared = Prepared::of(assignment, source, snapshot, report);
-    let Started { mut supervisor, mount_points, is_claimed } = prepared.adopt_or_start()?;
+    let StartedSupervisor { mut supervisor, mount_points, is_claimed } = prepared.adopt_or_start()?;
     let outcome = match supervisor.serve(&mut orders).await {
         // Without a claim, no other podfs would find the volumes.
         Ok(SupervisorOrder::Leave) if is_claimed => supervisor.leave().await,
@@ -140,7 +140,7 @@ struct Supervisor {
     /// NFS servers that are silent.
     searches: Searches,
     unmount_watch: Option<UnmountWatch>,
-    containers: Containers,
+    containers: ContainerErrands,
 }
 
 impl Supervisor {

@@ -88,7 +88,7 @@ impl Supervisor {
             )));
         }
         let added = self.new_volumes(&pod.volumes)?;
-        self.source.publish(pod).map_err(ControlAnswer::Refused)?;
+        self.source.publish(pod).map_err(|error| ControlAnswer::Refused(error.to_string()))?;
         let wider = profile(self.volumes.values().chain(&added), self.setting.io_uring);
         self.server.widen(wider).await.map_err(|error| ControlAnswer::Busy(error.to_string()))?;
         self.report_server();

@@ -84,12 +84,12 @@ mod tests {
 
     use super::*;
     use crate::manifest::parse_bare;
-    use crate::volume::{Containers, Fields};
+    use crate::volume::{Fields, VolumeUses};
 
     fn volume(name: &str, source: &str) -> Volume {
         let yaml = format!("{{name: {name}, {source}}}");
         let volume = parse_bare(Path::new("volume.yaml"), yaml.as_bytes()).expect(source);
-        Volume::parse(&volume, &Fields::default(), &Containers::default()).expect(source)
+        Volume::parse(&volume, &Fields::default(), &VolumeUses::default()).expect(source)
     }
 
     #[test]

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use tracing::warn;
 
 use super::adoption::{self, KeptVolume};
-use super::containers::Containers;
+use super::containers::ContainerErrands;
 use super::publishing::Departures;
 use super::sharing::Sharing;
 use super::unmount_watch::UnmountWatch;
@@ -32,7 +32,7 @@ use crate::metrics::{Exposition, exporter};
 use crate::source::{Inbox, Snapshot, Source};
 use crate::supervisor::control::{Caller, Control, Desks, Errand, RequestedChange};
 use crate::supervisor::run_dir::cgroup::{self, Cgroup};
-use crate::supervisor::run_dir::claim::{self, Claim, Inheritance};
+use crate::supervisor::run_dir::claim::{self, ClaimLeftovers, PodClaim};
 use crate::supervisor::run_dir::mount_points::{MountPoints, MountPointsError};
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::run_dir::socket;
@@ -54,8 +54,8 @@ pub(super) struct Prepared {
     identity: PodIdentity,
     volumes: Vec<Volume>,
     site: Site,
-    claim: Option<Claim>,
-    inheritance: Inheritance,
+    claim: Option<PodClaim>,
+    inheritance: ClaimLeftovers,
     server_program: Arc<ServerProgram>,
     cgroup: Option<Cgroup>,
     flex_volumes: PathBuf,
@@ -76,7 +76,7 @@ pub(super) struct Prepared {
 }
 
 /// A supervisor whose volumes are adopted or about to be mounted.
-pub(super) struct Started {
+pub(super) struct StartedSupervisor {
     pub(super) supervisor: Supervisor,
     /// What the supervisor's volumes stand on.
     pub(super) mount_points: Arc<Mutex<MountPoints>>,
@@ -144,7 +144,7 @@ impl Prepared {
     ///
     /// # Errors
     /// When no server can be started, or mount points cannot be made.
-    pub(super) fn adopt_or_start(self) -> Result<Started, SupervisorError> {
+    pub(super) fn adopt_or_start(self) -> Result<StartedSupervisor, SupervisorError> {
         let Prepared { identity, volumes, site, claim, inheritance, server_program, cgroup, .. } = self;
         let Prepared { trace, keep_old_generations, agent_watches_mounts, view, source, report, control, .. } = self;
         let Prepared { upgrades, changes, pod, errands, flex_volumes, sub_path, io_uring, keep_empty_dirs, .. } = self;
@@ -194,7 +194,7 @@ impl Prepared {
             (place, volume)
         });
         let idle = idle.collect();
-        let containers = Containers::new(pod, containers_site, Arc::clone(&mount_points), errands);
+        let containers = ContainerErrands::new(pod, containers_site, Arc::clone(&mount_points), errands);
         let mut supervisor = Supervisor {
             identity,
             source,
@@ -224,7 +224,7 @@ impl Prepared {
         if let Some(continuing) = continuing {
             continuing.complete();
         }
-        Ok(Started { supervisor, mount_points, is_claimed: directory.is_some() })
+        Ok(StartedSupervisor { supervisor, mount_points, is_claimed: directory.is_some() })
     }
 }
 
@@ -240,7 +240,7 @@ pub(super) fn profile<'a>(volumes: impl IntoIterator<Item = &'a Volume>, io_urin
 }
 
 /// A control socket that cannot be opened is only logged: the pod's volumes do not depend on it.
-fn listen(claim: &Claim, report: &Report, inbox: Option<Inbox>, desks: Desks) -> Option<Control> {
+fn listen(claim: &PodClaim, report: &Report, inbox: Option<Inbox>, desks: Desks) -> Option<Control> {
     let control = Control::open(claim.directory(), report.store(), inbox, desks);
     control.inspect_err(|error| warn!("podfs status cannot ask this process: {error}")).ok()
 }

@@ -39,6 +39,29 @@ const OF_SUPERVISOR: &str = "podfs-pod-";
 /// Processes enter by it, and are listed in it.
 const PROCESSES: &str = "cgroup.procs";
 
+/// Why a process has no cgroup of its own.
+#[derive(Debug, thiserror::Error)]
+enum CgroupError {
+    #[error("cannot make {}: {cause}", path.display())]
+    Make {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("cannot use {}: {cause}", path.display())]
+    Use {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+}
+
+impl From<CgroupError> for io::Error {
+    fn from(error: CgroupError) -> io::Error {
+        io::Error::other(error)
+    }
+}
+
 /// The cgroup of a pod's server, removed when dropped, unless a process is still in it.
 #[derive(Debug)]
 pub(in crate::supervisor) struct Cgroup {
@@ -74,16 +97,14 @@ impl Cgroup {
         let path = parent.join(format!("podfs-{}", uid.as_str()));
         match fs::create_dir(&path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                Err(io::Error::other(format!("cannot make {}: {error}", path.display())))
+                Err(CgroupError::Make { path, cause: error }.into())
             }
             _ => Self::open(&path),
         }
     }
 
     fn open(path: &Path) -> io::Result<Cgroup> {
-        let directory = File::open(path);
-        let directory =
-            directory.map_err(|error| io::Error::other(format!("cannot use {}: {error}", path.display())))?;
+        let directory = File::open(path).map_err(|cause| CgroupError::Use { path: path.to_owned(), cause })?;
         Ok(Cgroup { path: path.to_owned(), directory })
     }
 
@@ -120,7 +141,7 @@ pub(crate) fn of_supervisor(uid: &PodUid) -> io::Result<OwnedFd> {
     let path = path_of_supervisor(uid)?;
     match fs::create_dir(&path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            Err(io::Error::other(format!("cannot make {}: {error}", path.display())))
+            Err(CgroupError::Make { path, cause: error }.into())
         }
         _ => Ok(File::open(&path)?.into()),
     }

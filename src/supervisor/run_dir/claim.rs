@@ -72,13 +72,14 @@ pub enum ClaimError {
         /// The lock file.
         path: PathBuf,
         /// What the kernel said.
+        #[source]
         cause: io::Error,
     },
 }
 
 /// The right to serve a pod. Dropping it removes the lock file.
 #[derive(Debug)]
-pub struct Claim {
+pub struct PodClaim {
     pod: PodName,
     path: PathBuf,
     lock: Flock<File>,
@@ -92,7 +93,7 @@ pub struct Claim {
 
 /// What a podfs that ended too early has left for the next podfs that claims its pod.
 #[derive(Debug, Default)]
-pub struct Inheritance {
+pub struct ClaimLeftovers {
     /// Directories and files it had made for the pod.
     pub directories: Directories,
     /// Paths it had mounted on, or was about to.
@@ -152,7 +153,7 @@ pub fn is_held(directory: &Path) -> bool {
     matches!(Flock::lock(file, FlockArg::LockSharedNonblock), Err((_, Errno::EWOULDBLOCK)))
 }
 
-impl Claim {
+impl PodClaim {
     /// Claims the pod, whose volumes are below the root directory, and gives what a podfs that was killed has left of it there.
     ///
     /// # Errors
@@ -161,7 +162,7 @@ impl Claim {
         run_directory: &Path,
         root_directory: &Path,
         pod: &PodIdentity,
-    ) -> Result<(Self, Inheritance), ClaimError> {
+    ) -> Result<(Self, ClaimLeftovers), ClaimError> {
         let PodIdentity { namespace, name, uid } = pod;
         let directory = run_directory.join(uid.as_str());
         // Recorded paths must mean the same to a process with another working directory.
@@ -216,7 +217,7 @@ impl Claim {
                     Self { pod, path: path.clone(), lock, run, inherited_run, cgroup, leaves_record: false };
                 claim.record(&directories, &record.mounts, &record.written).map_err(failed)?;
                 let ClaimRecord { mounts, written, .. } = record;
-                return Ok((claim, Inheritance { directories, mounts, written }));
+                return Ok((claim, ClaimLeftovers { directories, mounts, written }));
             }
         }
     }
@@ -280,7 +281,7 @@ impl Claim {
     }
 
     /// Claims the pod again after another process has deleted its run directory. Nothing is written down then:
-    /// [`Claim::record`] has to follow.
+    /// [`PodClaim::record`] has to follow.
     ///
     /// # Errors
     /// When another podfs has claimed the pod meanwhile, or the run directory cannot be made.
@@ -323,7 +324,7 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for PodClaim {
     fn drop(&mut self) {
         if self.leaves_record {
             return;
@@ -368,12 +369,12 @@ mod tests {
     fn a_pod_has_one_supervisor_at_a_time() {
         let run = tempfile::tempdir().expect("a directory");
         let pod = PodIdentity::stand_in();
-        let (first, _) = Claim::take(run.path(), ROOT.as_ref(), &pod).expect("the pod is free");
-        let error = Claim::take(run.path(), ROOT.as_ref(), &pod).expect_err("the pod is taken").to_string();
+        let (first, _) = PodClaim::take(run.path(), ROOT.as_ref(), &pod).expect("the pod is free");
+        let error = PodClaim::take(run.path(), ROOT.as_ref(), &pod).expect_err("the pod is taken").to_string();
         assert!(error.contains(&format!("(pid {})", std::process::id())), "{error}");
         drop(first);
         assert_eq!(std::fs::read_dir(run.path()).expect("a listing").count(), 0, "nothing stays behind");
-        Claim::take(run.path(), ROOT.as_ref(), &pod).expect("the pod is free again");
+        PodClaim::take(run.path(), ROOT.as_ref(), &pod).expect("the pod is free again");
     }
 
     #[test]
@@ -387,7 +388,7 @@ mod tests {
         let record =
             ClaimRecord { pid: 1, run: vec![directory.clone()], directories: made.to_vec(), ..ClaimRecord::default() };
         std::fs::write(directory.join("lock"), serde_json::to_vec(&record).expect("JSON")).expect("written");
-        drop(Claim::take(run.path(), root.path(), &pod).expect("no process holds the lock"));
+        drop(PodClaim::take(run.path(), root.path(), &pod).expect("no process holds the lock"));
         for directory in [&run, &root] {
             assert_eq!(std::fs::read_dir(directory.path()).expect("a listing").count(), 0);
         }
@@ -400,10 +401,10 @@ mod tests {
         let directory = run.path().join(pod.uid.as_str());
         std::fs::create_dir(&directory).expect("a directory");
         std::fs::write(directory.join(LOCK), "").expect("written");
-        let (cleaner, _) = Claim::take_leftovers(&directory).expect("no process holds the lock");
+        let (cleaner, _) = PodClaim::take_leftovers(&directory).expect("no process holds the lock");
         assert!(is_held(&directory));
         std::thread::scope(|scope| {
-            let next = scope.spawn(|| Claim::take(run.path(), ROOT.as_ref(), &pod).map(drop));
+            let next = scope.spawn(|| PodClaim::take(run.path(), ROOT.as_ref(), &pod).map(drop));
             drop(cleaner);
             next.join().expect("no panic").expect("the pod is free by now");
         });
@@ -414,7 +415,7 @@ mod tests {
     fn a_claim_whose_directory_was_deleted_is_taken_again_unless_another_supervisor_has_the_pod() {
         let run = tempfile::tempdir().expect("a directory");
         let pod = PodIdentity::stand_in();
-        let (mut claim, _) = Claim::take(run.path(), ROOT.as_ref(), &pod).expect("the pod is free");
+        let (mut claim, _) = PodClaim::take(run.path(), ROOT.as_ref(), &pod).expect("the pod is free");
         let directory = claim.directory().to_owned();
         assert!(claim.is_in_place());
         std::fs::remove_dir_all(&directory).expect("deleted");
@@ -425,7 +426,7 @@ mod tests {
         assert_eq!(ClaimRecord::read(&directory).expect("a record").pid, std::process::id());
 
         std::fs::remove_dir_all(&directory).expect("deleted");
-        let (other, _) = Claim::take(run.path(), ROOT.as_ref(), &pod).expect("the lock file is another one");
+        let (other, _) = PodClaim::take(run.path(), ROOT.as_ref(), &pod).expect("the lock file is another one");
         let refused = claim.take_again().expect_err("the other one has it").to_string();
         assert!(refused.contains("is already served by podfs"), "{refused}");
         drop(other);
@@ -439,7 +440,7 @@ mod tests {
         let pod = PodIdentity::stand_in();
         let come_and_go = || {
             for _ in 0..200 {
-                match Claim::take(run.path(), ROOT.as_ref(), &pod) {
+                match PodClaim::take(run.path(), ROOT.as_ref(), &pod) {
                     Ok(claim) => drop(claim),
                     Err(ClaimError::Taken { .. }) => {}
                     Err(error) => panic!("{error}"),

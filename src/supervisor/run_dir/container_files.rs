@@ -33,6 +33,7 @@ pub enum ContainerFileError {
         /// Where.
         path: PathBuf,
         /// What the kernel said.
+        #[source]
         cause: io::Error,
     },
 }

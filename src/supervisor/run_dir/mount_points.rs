@@ -11,7 +11,7 @@ use podfs_fuse::mount::private::Shape;
 use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount, take_away, take_away_part};
 use tracing::warn;
 
-use super::claim::{Claim, ClaimError, Inheritance, LOCK};
+use super::claim::{ClaimError, ClaimLeftovers, LOCK, PodClaim};
 use super::site::SUB_PATHS;
 
 /// Why something could not be set up.
@@ -29,6 +29,7 @@ pub enum MountPointsError {
         /// Where it should be.
         parent: PathBuf,
         /// What the kernel said.
+        #[source]
         cause: io::Error,
     },
 }
@@ -57,13 +58,13 @@ pub struct MountPoints {
     /// Files that were written for containers, likewise.
     written: Vec<PathBuf>,
     homes: Vec<PathBuf>,
-    claim: Option<Claim>,
+    claim: Option<PodClaim>,
 }
 
 impl MountPoints {
     /// Begins with what a podfs that was killed has left.
-    pub fn new(claim: Option<Claim>, inheritance: Inheritance) -> MountPoints {
-        let Inheritance { directories, mounts, written } = inheritance;
+    pub fn new(claim: Option<PodClaim>, inheritance: ClaimLeftovers) -> MountPoints {
+        let ClaimLeftovers { directories, mounts, written } = inheritance;
         let (targets, left) = mounts.into_iter().partition(|path| is_target(path));
         MountPoints { directories, left, mounts: Vec::new(), targets, written, homes: Vec::new(), claim }
     }
@@ -280,7 +281,7 @@ impl MountPoints {
 
     /// The pod's run directory, where its supervisor has claimed the pod.
     pub fn run_directory(&self) -> Option<&Path> {
-        self.claim.as_ref().map(Claim::directory)
+        self.claim.as_ref().map(PodClaim::directory)
     }
 
     /// Claims the pod again and writes everything down anew, if another process has deleted the pod's run directory. Gives

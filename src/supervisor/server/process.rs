@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
-use podfs_fuse::client::{LastKeeper, Started};
+use podfs_fuse::client::{LastKeeper, StartedSuccessor};
 use podfs_fuse::confinement::Profile;
 use rustix::process::{
     Pid, PidfdFlags, Resource, Signal, getpgid, getrlimit, pidfd_open, pidfd_send_signal, prlimit, setpgid,
@@ -129,7 +129,9 @@ impl Process {
         if confined_to(pid) != Some(profile) {
             return Ok(None);
         }
-        let Some((Started { pid: started, pidfd }, control)) = keeper.start_successor()? else { return Ok(None) };
+        let Some((StartedSuccessor { pid: started, pidfd }, control)) = keeper.start_successor()? else {
+            return Ok(None);
+        };
         let mut process = Self::of(Pid::from_raw(started).ok_or(io::ErrorKind::InvalidData)?, pidfd)?;
         process.origin = getpgid(Some(process.pid)).ok();
         // A container that has taken the server over may have answered for the keeper.

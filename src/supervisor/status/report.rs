@@ -54,7 +54,7 @@ impl Audience {
 
 /// What is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Subject {
+pub enum ReportScope {
     /// The volumes of a pod.
     Pod,
     /// One volume, that a person looks at.
@@ -63,7 +63,7 @@ pub enum Subject {
 
 /// Collects the state of the volumes, and reports when it changes.
 pub struct Report {
-    subject: Subject,
+    subject: ReportScope,
     identity: PodIdentity,
     store: StatusStore,
     audience: Audience,
@@ -103,7 +103,7 @@ struct ReadyVolume<'a> {
 impl Report {
     /// Reports on these volumes.
     pub fn new(
-        subject: Subject,
+        subject: ReportScope,
         identity: PodIdentity,
         volumes: &[Volume],
         audience: Audience,
@@ -118,7 +118,7 @@ impl Report {
 
     /// The supervisor begins.
     pub(in crate::supervisor) fn started(&mut self) {
-        if self.subject == Subject::Pod {
+        if self.subject == ReportScope::Pod {
             info!("serving {} volume(s) of pod {}", self.store.known().volumes.len(), self.identity);
         }
     }
@@ -235,7 +235,7 @@ impl Report {
 
     fn show_progress(&mut self) {
         let known = self.store.known();
-        let pod = (self.subject == Subject::Pod).then_some(&self.identity);
+        let pod = (self.subject == ReportScope::Pod).then_some(&self.identity);
         let mut upcoming = Upcoming { pod, expected: known.volumes.len(), up: Vec::new(), waiting: Vec::new() };
         for volume in known.volumes.values().filter(|volume| volume.tried) {
             match &volume.state {
@@ -268,8 +268,8 @@ impl Report {
 
     fn tell_ready(&mut self) {
         let line = match self.subject {
-            Subject::Pod => format!("pod {} is ready: {}", self.identity, self.places()),
-            Subject::Volume => format!("{}; Ctrl-C unmounts it", self.volume_places()),
+            ReportScope::Pod => format!("pod {} is ready: {}", self.identity, self.places()),
+            ReportScope::Volume => format!("{}; Ctrl-C unmounts it", self.volume_places()),
         };
         match self.audience {
             // In one piece: a server may write there, too.

@@ -38,6 +38,17 @@ pub(in crate::supervisor) struct StatusStore {
     changed: Arc<watch::Sender<()>>,
 }
 
+/// Why the requests of a volume cannot be looked at.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::supervisor) enum WatchError {
+    #[error("pod {pod} has no volume {name:?}; it has {names}")]
+    NoVolume { pod: PodIdentity, name: String, names: String },
+    #[error("volume {name:?} is not mounted yet: {reason}")]
+    Waiting { name: String, reason: String },
+    #[error("volume {0:?} is a bind mount: its requests do not come to podfs")]
+    Bind(String),
+}
+
 /// What is known.
 pub(in crate::supervisor) struct StoredStatus {
     identity: PodIdentity,
@@ -142,17 +153,19 @@ impl StatusStore {
     ///
     /// # Errors
     /// Why there is none.
-    pub(in crate::supervisor) fn watch(&self, name: &str) -> Result<Watch, String> {
+    pub(in crate::supervisor) fn watch(&self, name: &str) -> Result<Watch, WatchError> {
         let known = self.known();
         let Some(volume) = known.volumes.values().find(|volume| volume.name == name) else {
             let names: Vec<_> = known.volumes.values().map(|volume| volume.name.as_str()).collect();
             let names = if names.is_empty() { "no volumes".to_owned() } else { names.join(", ") };
-            return Err(format!("pod {} has no volume {name:?}; it has {names}", known.identity));
+            return Err(WatchError::NoVolume { pod: known.identity.clone(), name: name.to_owned(), names });
         };
         match (&volume.watch, &volume.state) {
             (Some(watch), _) => Ok(watch.clone()),
-            (None, VolumeLife::Waiting(reason)) => Err(format!("volume {name:?} is not mounted yet: {reason}")),
-            (None, _) => Err(format!("volume {name:?} is a bind mount: its requests do not come to podfs")),
+            (None, VolumeLife::Waiting(reason)) => {
+                Err(WatchError::Waiting { name: name.to_owned(), reason: reason.clone() })
+            }
+            (None, _) => Err(WatchError::Bind(name.to_owned())),
         }
     }
 }

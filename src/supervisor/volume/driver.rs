@@ -21,7 +21,7 @@ use crate::binding::Bound;
 use crate::driver::csi::CsiMount;
 use crate::driver::flex::FlexMount;
 use crate::driver::{self, DriverError, DriverHome, Drivers, UndoError};
-use crate::host::Source;
+use crate::host::HostSource;
 use crate::host::device::BlockDevice;
 use crate::manifest::PodView;
 use crate::manifest::objects::{CsiDriver, ObjectKind, Secret, VolumeAttachment};
@@ -291,12 +291,12 @@ fn tokens(driver: &CsiDriver, pod: &PodView) -> Result<Option<String>, Trouble> 
 }
 
 /// What is served of a driver's mount.
-fn plan(spec: &Volume, path: PathBuf, source: Source, access: Access) -> Result<MountPlan, Trouble> {
+fn plan(spec: &Volume, path: PathBuf, source: HostSource, access: Access) -> Result<MountPlan, Trouble> {
     let served_by = spec.preferences.served_by.unwrap_or(ServedBy::Fuse);
     let source = match served_by {
         // Binding it makes a clone.
         ServedBy::Bind => source,
-        ServedBy::Fuse => Source::of_clone(bind(source.as_fd(), Access::ReadWrite).map_err(Trouble::of_mount)?)?,
+        ServedBy::Fuse => HostSource::of_clone(bind(source.as_fd(), Access::ReadWrite).map_err(Trouble::of_mount)?)?,
     };
     let content = Planned::Source { source, served_by, limit: None, remote: None };
     Ok(MountPlan { path, content, access, selinux_context: None, turn: None })

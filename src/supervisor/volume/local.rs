@@ -11,12 +11,12 @@ use super::{Setting, Trouble};
 use crate::binding::{Bound, BoundSource, Local};
 use crate::host::global_mount::User;
 use crate::host::local::{self, LocalSource};
-use crate::host::{HostError, Source, device};
+use crate::host::{HostError, HostSource, device};
 use crate::manifest::PodView;
 
 /// A local volume that can be shown.
 pub(super) struct Opened {
-    pub(super) source: Source,
+    pub(super) source: HostSource,
     /// Nothing can be written to it, whatever the claim says.
     pub(super) read_only: bool,
     /// Warnings about it, for the user.

@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use podfs_fuse::caller::credentials::ActAs;
 use podfs_fuse::mount::private::Access;
-use podfs_fuse::nfs::options::{Caching, LocalLocks, Lookups, Options, RetryPolicy, Search};
+use podfs_fuse::nfs::options::{Caching, ExportOptions, LocalLocks, Lookups, RetryPolicy, Search};
 use podfs_fuse::nfs::sockets::Sockets;
 use podfs_nfs::address::{self, ExportAddress};
-use podfs_nfs::mount::{self as reaching, Reached, reach};
+use podfs_nfs::mount::{MountRequest, Reached, reach};
 use podfs_nfs::rpc::Credential;
 use rustix::mount::MountAttrFlags;
 
 use super::{Setting, Trouble};
-use crate::host::{Source, kernel_nfs};
+use crate::host::{HostSource, kernel_nfs};
 use crate::manifest::PodView;
 use crate::volume::nfs_options::{Backend, LookupCache, Recovery, Security};
 use crate::volume::{Nfs, NfsOptions, Volume};
@@ -32,7 +32,7 @@ pub(super) fn backend(spec: &Volume, source: &Nfs, options: &NfsOptions) -> Resu
 }
 
 /// Mounts an export with the kernel's client.
-pub(super) fn mount_by_kernel(source: &Nfs, options: &NfsOptions, access: Access) -> Result<Source, Trouble> {
+pub(super) fn mount_by_kernel(source: &Nfs, options: &NfsOptions, access: Access) -> Result<HostSource, Trouble> {
     Ok(kernel_nfs::mount(&kernel_nfs::KernelMount::new(source, options, access == Access::ReadOnly))?)
 }
 
@@ -48,7 +48,7 @@ pub(super) fn callers(backend: Backend, options: &NfsOptions, pod: &PodView) -> 
 /// An export that was reached, and is to be served by podfs's own client.
 pub(super) struct ReachedExport {
     /// How.
-    pub(super) options: Options,
+    pub(super) options: ExportOptions,
     /// What the connections are made with.
     pub(super) sockets: Sockets,
     /// What the mount does not allow.
@@ -66,7 +66,7 @@ impl ReachedExport {
         pod: &PodView,
     ) -> Result<ReachedExport, Trouble> {
         let reached = reach_any(source, options)?;
-        let serving = Options {
+        let serving = ExportOptions {
             name: spec.name.to_string(),
             read_only: access == Access::ReadOnly,
             callers: callers(Backend::User, options, pod),
@@ -94,7 +94,7 @@ fn reach_any(source: &Nfs, options: &NfsOptions) -> Result<Reached, Trouble> {
     let budget = BUDGET / u32::try_from(addresses.len()).unwrap_or(u32::MAX);
     let mut last = Trouble::Passing(format!("NFS server {} has no address", source.address.server));
     for address in addresses {
-        let asked = reaching::Options {
+        let asked = MountRequest {
             rsize: options.rsize,
             wsize: options.wsize,
             credential: if options.security == Security::None { Credential::Nobody } else { Credential::root() },
@@ -115,13 +115,13 @@ pub(super) fn question(
     search: &Search,
     mount_address: Option<IpAddr>,
     budget: Duration,
-) -> reaching::Options {
-    reaching::Options {
+) -> MountRequest {
+    MountRequest {
         port: search.port,
         mount_address,
         mount_port: search.mount_port,
         reserved_port: search.reserved_port,
-        ..reaching::Options::new(&export.server, address, export.path.as_bytes(), budget)
+        ..MountRequest::new(export.clone(), address, budget)
     }
 }
 
@@ -152,10 +152,10 @@ pub(super) fn resolve(server: &str) -> Result<Vec<IpAddr>, Trouble> {
 }
 
 /// What the mount options come to for podfs's own client.
-fn serving(source: &Nfs, options: &NfsOptions, reached: &Reached) -> Options {
+fn serving(source: &Nfs, options: &NfsOptions, reached: &Reached) -> ExportOptions {
     let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
     let attributes = &options.attributes;
-    Options {
+    ExportOptions {
         mountd: Some(reached.mountd),
         // An address means the same machine for ever.
         search: (!source.address.is_numeric()).then(|| search(options)),
@@ -181,6 +181,6 @@ fn serving(source: &Nfs, options: &NfsOptions, reached: &Reached) -> Options {
         stable: options.sync,
         with_attributes: options.readdirplus,
         local_locks: LocalLocks { posix: options.locks.local_posix, flock: options.locks.local_flock },
-        ..Options::new(source.address.clone(), reached.nfs, reached.root.as_bytes(), reached.limits)
+        ..ExportOptions::new(source.address.clone(), reached.nfs, reached.root.as_bytes(), reached.limits)
     }
 }

@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 
 use podfs_fuse::caller::credentials::ActAs;
 use podfs_fuse::client::ServerClient;
-use podfs_fuse::nfs::options::{NfsAddress, Options, Search};
+use podfs_fuse::nfs::options::{ExportOptions, NfsAddress, Search};
 use podfs_fuse::protocol::VolumeId;
-use podfs_nfs::mount::{self as reaching, Reached, reach};
+use podfs_nfs::mount::{MountRequest, Reached, reach};
 use podfs_nfs::rpc::Credential;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tracing::{debug, info};
@@ -69,7 +69,7 @@ impl Searches {
 }
 
 /// Looks for the server of a volume once. If it is elsewhere, the volumes go on there.
-fn look(client: &ServerClient, volume: VolumeId, options: &Options, search: &Search) {
+fn look(client: &ServerClient, volume: VolumeId, options: &ExportOptions, search: &Search) {
     let server = &options.export.server;
     let Some(place) = find(options, search) else { return };
     match client.move_nfs(volume, place) {
@@ -80,7 +80,7 @@ fn look(client: &ServerClient, volume: VolumeId, options: &Options, search: &Sea
 }
 
 /// Another machine that the server's name means, if it has the export.
-fn find(options: &Options, search: &Search) -> Option<NfsAddress> {
+fn find(options: &ExportOptions, search: &Search) -> Option<NfsAddress> {
     let current = options.nfs.ip();
     let is_worth_it = |address: &IpAddr| *address != current && address.is_ipv4() == current.is_ipv4();
     let others: Vec<_> = resolve(&options.export.server).ok()?.into_iter().filter(is_worth_it).collect();
@@ -95,7 +95,7 @@ fn find(options: &Options, search: &Search) -> Option<NfsAddress> {
     };
     others.into_iter().find_map(|address| {
         let question = question(&options.export, address, search, mount_address, budget);
-        match reach(&reaching::Options { credential: credential.clone(), ..question }) {
+        match reach(&MountRequest { credential: credential.clone(), ..question }) {
             Ok(reached) if takes_as_much(&reached, options) => {
                 Some(NfsAddress { nfs: reached.nfs, mountd: reached.mountd })
             }
@@ -111,6 +111,6 @@ fn find(options: &Options, search: &Search) -> Option<NfsAddress> {
     })
 }
 
-fn takes_as_much(reached: &Reached, options: &Options) -> bool {
+fn takes_as_much(reached: &Reached, options: &ExportOptions) -> bool {
     reached.limits.read >= options.limits.read && reached.limits.write >= options.limits.write
 }

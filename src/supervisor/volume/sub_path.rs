@@ -24,7 +24,7 @@ use tracing::{debug, error};
 
 use super::left::{LeftCause, LeftError};
 use super::{PodVolume, Setting, VolumeLife};
-use crate::host::sub_path::{self, Missing, SubPathError};
+use crate::host::sub_path::{self, IfMissing, SubPathError};
 use crate::supervisor::run_dir::mount_points::MountPointsError;
 use crate::volume::{SubPathMode, VolumeSource};
 
@@ -121,8 +121,8 @@ impl PodVolume {
     fn mount_sub_path(&mut self, request: &SubPathRequest) -> Result<PathBuf, SubPathTrouble> {
         let reason = self.state.reason().map(str::to_owned);
         let missing = match self.spec.source {
-            VolumeSource::Projection(_) => Missing::Refuse,
-            _ => Missing::Make,
+            VolumeSource::Projection(_) => IfMissing::Refuse,
+            _ => IfMissing::Make,
         };
         if matches!(self.state, VolumeLife::Hidden(..)) {
             return Err(SubPathTrouble::NotThere(reason));

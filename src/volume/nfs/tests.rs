@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::NFSVolumeSource;
 use podfs_nfs::ExportAddress;
 
 use super::Nfs;
-use super::options::{Backend, Locks, LookupCache, NfsOptions, Recovery, Security, TransportSecurity, Version};
+use super::options::{Backend, Locks, LookupCache, NfsOptions, NfsVersion, Recovery, Security, TransportSecurity};
 
 fn parse(options: &str) -> NfsOptions {
     NfsOptions::parse([options]).unwrap_or_else(|error| panic!("{options}: {error}"))
@@ -42,11 +42,11 @@ fn without_options_it_is_as_linux_does() {
 
 #[test]
 fn options_are_honoured() {
-    assert_eq!(parse("nfsvers=3").version, Some(Version::V3));
-    assert_eq!(parse("vers=4.1").version, Some(Version::V4(Some(1))));
-    assert_eq!(parse("v4.2").version, Some(Version::V4(Some(2))));
-    assert_eq!(parse("nfsvers=4,minorversion=1").version, Some(Version::V4(Some(1))));
-    assert_eq!(parse("minorversion=1").version, Some(Version::V4(Some(1))));
+    assert_eq!(parse("nfsvers=3").version, Some(NfsVersion::V3));
+    assert_eq!(parse("vers=4.1").version, Some(NfsVersion::V4(Some(1))));
+    assert_eq!(parse("v4.2").version, Some(NfsVersion::V4(Some(2))));
+    assert_eq!(parse("nfsvers=4,minorversion=1").version, Some(NfsVersion::V4(Some(1))));
+    assert_eq!(parse("minorversion=1").version, Some(NfsVersion::V4(Some(1))));
     let soft = parse("softerr,timeo=50,retrans=3");
     assert_eq!((soft.recovery, soft.timeout, soft.retransmissions), (Recovery::SoftError, Duration::from_secs(5), 3));
     assert_eq!(parse("soft").recovery, Recovery::Soft);

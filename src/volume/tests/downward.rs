@@ -17,7 +17,7 @@ fn da_08_da_12_items_become_typed_facts() {
           - {path: pages, resourceFieldRef: {containerName: app, resource: limits.hugepages-2Mi, divisor: \"0\"}}
     ";
     let volume = projection(yaml);
-    let Source::DownwardApi(files) = &volume.sources[0] else { panic!("a downwardAPI source") };
+    let ProjectionSource::DownwardApi(files) = &volume.sources[0] else { panic!("a downwardAPI source") };
     let resource = |bound, resource: &str, divisor| {
         DownwardValue::Resource(ContainerResource {
             container: "app".into(),

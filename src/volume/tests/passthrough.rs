@@ -237,7 +237,7 @@ fn nm_02_directories_that_others_are_mounted_on_are_the_users() {
         ..core::VolumeMount::default()
     };
     let mounts = [mount("v", "/d"), mount("w", "/d/..data")];
-    let volume = Volume::parse(&volume, &Fields::default(), &Containers { mounts: vec![&mounts], devices: vec![] })
+    let volume = Volume::parse(&volume, &Fields::default(), &VolumeUses { mounts: vec![&mounts], devices: vec![] })
         .expect("a volume");
     assert_eq!(volume.nested, []);
 }

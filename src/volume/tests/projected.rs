@@ -73,7 +73,7 @@ fn tk_01_a_token_lives_an_hour_unless_the_source_says_otherwise() {
     };
     let key = |fields: &str| {
         let VolumeSource::Projection(projection) = token(fields).expect(fields).source else { panic!("a projection") };
-        let Source::ServiceAccountToken(file) = &projection.sources[0] else { panic!("a token") };
+        let ProjectionSource::ServiceAccountToken(file) = &projection.sources[0] else { panic!("a token") };
         (file.token.audience.clone(), file.token.expiration_seconds)
     };
     assert_eq!(key(""), (None, 3600));

@@ -35,8 +35,15 @@ const PODFS_FUSE: Layers = &[
     &["lib"],
 ];
 
-const PODFS_NFS: Layers =
-    &[&["xdr"], &["rpc"], &["v3"], &["error", "mountd", "portmap", "server"], &["export"], &["mount"], &["lib"]];
+const PODFS_NFS: Layers = &[
+    &["address", "xdr"],
+    &["rpc"],
+    &["v3"],
+    &["error", "mountd", "portmap", "server"],
+    &["export"],
+    &["mount"],
+    &["lib"],
+];
 
 fn layer(layers: Layers, module: &str) -> usize {
     let layer = layers.iter().position(|modules| modules.contains(&module));

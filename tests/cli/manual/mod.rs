@@ -7,6 +7,7 @@ mod help;
 mod inventory;
 mod layers;
 mod links;
+mod names;
 mod pages;
 mod retry;
 pub mod source;

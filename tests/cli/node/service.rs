@@ -76,6 +76,26 @@ fn vm_07_an_agent_waits_for_volumes_and_reads_the_kubelets_text() {
 }
 
 #[test]
+fn a_wait_says_whether_the_daemon_or_the_pod_is_missing_and_goes_on() {
+    let node = Node::new();
+    let wait = || {
+        let mut command = Command::new(PODFS);
+        command.args(["node", "wait", "default/web", "--timeout", "60"]).arg("--run-dir").arg(node.fixture.path("run"));
+        node.fixture.spawn(&mut command)
+    };
+    let mut first = wait();
+    first.wait_log("podfs: podfs node does not run here: ");
+    first.wait_log("start podfs-node; waiting for it, up to 60 s\n");
+    let _daemon = node.start();
+    let mut second = wait();
+    second.wait_log("podfs: pod default/web: this node does not have it yet; waiting for it, up to 60 s\n");
+    node.put("app.yaml", &config_map("app", &[("key", "value")]));
+    node.put("late.yaml", &secret("late", &[("password", "first")]));
+    node.put("web.yaml", WEB);
+    assert_eq!((first.wait().code(), second.wait().code()), (Some(0), Some(0)));
+}
+
+#[test]
 fn an_agent_learns_where_volumes_are_and_what_they_need() {
     let node = ready_node();
     let _daemon = node.start();

@@ -3,11 +3,11 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use podfs_nfs::mount::{Options, mount};
+use podfs_nfs::mount::{MountRequest, mount};
 use podfs_nfs::rpc::{Denial, Persistence, Policy, RpcError};
 use podfs_nfs::server::Servers;
 use podfs_nfs::v3::{Changes, Creation, FileHandle, NfsStatus, Stability};
-use podfs_nfs::{Error, Export, How};
+use podfs_nfs::{Error, Export, ExportAddress, How};
 use rustix::io::Errno;
 use tokio::time::timeout;
 
@@ -23,17 +23,14 @@ fn impatient() -> Policy {
 }
 
 /// How to mount what `server` exports.
-fn options(server: &Scripted) -> Options {
+fn request(server: &Scripted) -> MountRequest {
+    let export = ExportAddress::parse("bad-server", "/export").expect("an address");
     let port = server.address().port();
-    Options {
-        portmap_port: port,
-        policy: impatient(),
-        ..Options::new("bad-server", server.address().ip(), b"/export", BUDGET)
-    }
+    MountRequest { portmap_port: port, policy: impatient(), ..MountRequest::new(export, server.address().ip(), BUDGET) }
 }
 
 async fn export(server: &Scripted) -> Rc<Export> {
-    Rc::new(mount(&Servers::default(), &options(server)).await.expect("it is mounted"))
+    Rc::new(mount(&Servers::default(), &request(server)).await.expect("it is mounted"))
 }
 
 /// A new file with some data.
@@ -230,15 +227,15 @@ fn a_call_on_a_connection_that_stays_silent_is_sent_again() {
 fn a_call_that_the_server_was_doing_when_its_connection_was_lost_is_not_waited_for_long() {
     let server = Scripted::start();
     run(async {
-        let mut options = options(&server);
-        options.policy = Policy::default();
-        let export = mount(&Servers::default(), &options).await.expect("it is mounted");
+        let mut request = request(&server);
+        request.policy = Policy::default();
+        let export = mount(&Servers::default(), &request).await.expect("it is mounted");
         // Its answer goes to the old connection, and what comes on the new one is ignored meanwhile.
         server.rule(trouble::silent(GETATTR, 2));
         server.rule(trouble::instead(GETATTR, 1, |_| Reply::Close));
         let root = export.root();
         let asked = export.getattr(how(), &root);
-        timeout(options.policy.timeo / 2, asked).await.expect("sooner than after `timeo`").expect("attributes");
+        timeout(request.policy.timeo / 2, asked).await.expect("sooner than after `timeo`").expect("attributes");
         assert_eq!(server.asked(GETATTR), 4);
     });
 }

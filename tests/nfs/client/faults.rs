@@ -15,7 +15,7 @@ use podfs_nfs::{Error, Export, How};
 use rustix::io::Errno;
 use tokio::task::{JoinHandle, spawn_local};
 
-use crate::client::{export, export_with, how, options, run};
+use crate::client::{export, export_with, how, request, run};
 use crate::nfs_rig::proxy::{Direction, End};
 use crate::nfs_rig::{Ganesha, Proxy, TIMEOUT, eventually};
 
@@ -42,9 +42,9 @@ fn impatient() -> Policy {
 /// The export as it is seen through `proxy`.
 async fn through(proxy: &Proxy, server: &Ganesha, policy: Policy) -> Rc<Export> {
     let port = Some(proxy.address().port());
-    export_with(server, |options| {
-        options.port = port;
-        options.policy = policy;
+    export_with(server, |request| {
+        request.port = port;
+        request.policy = policy;
     })
     .await
     .expect("it is mounted")
@@ -68,7 +68,7 @@ fn data(seed: u64, length: usize) -> Slice {
 fn a_storm_of_calls_sees_no_error_when_the_server_is_killed_again_and_again() {
     let mut server = Ganesha::start();
     let done = AtomicUsize::new(0);
-    let (options, exported) = (options(&server), server.exported());
+    let (request, exported) = (request(&server), server.exported());
     thread::scope(|scope| {
         let done = &done;
         let killer = scope.spawn(move || {
@@ -86,7 +86,7 @@ fn a_storm_of_calls_sees_no_error_when_the_server_is_killed_again_and_again() {
         });
         run(async move {
             let servers = Servers::default();
-            let export = Rc::new(podfs_nfs::mount::mount(&servers, &options).await.expect("it is mounted"));
+            let export = Rc::new(podfs_nfs::mount::mount(&servers, &request).await.expect("it is mounted"));
             // A reference cannot outlive the scope, which a local task could.
             let count = Rc::new(Cell::new(0));
             let storm = (0..TASKS).map(|task| spawn_local(storm(Rc::clone(&export), task, Rc::clone(&count))));
@@ -140,7 +140,7 @@ fn is_made(outcome: Result<Created, Error>) {
 fn a_call_waits_for_a_server_that_is_stopped_and_goes_on_with_it() {
     let server = Ganesha::start();
     run(async {
-        let export = export_with(&server, |options| options.policy = impatient()).await.expect("it is mounted");
+        let export = export_with(&server, |request| request.policy = impatient()).await.expect("it is mounted");
         server.stop();
         let task = spawn_local({
             let export = Rc::clone(&export);
@@ -163,7 +163,7 @@ fn soft_calls_end_when_their_time_is_over() {
     let server = Ganesha::start();
     run(async {
         let soft = Policy { persistence: Persistence::Soft, timeo: Duration::from_millis(100), ..Policy::default() };
-        let export = export_with(&server, |options| options.policy = soft).await.expect("it is mounted");
+        let export = export_with(&server, |request| request.policy = soft).await.expect("it is mounted");
         server.stop();
         let began = std::time::Instant::now();
         assert_eq!(export.getattr(how(), &export.root()).await.expect_err("no answer").errno(), Errno::IO);
@@ -226,9 +226,9 @@ fn servers_are_reached_by_the_sixth_version_of_ip() {
     let (nfs, mountd) =
         [server.address(), server.mount_address()].map(|to| Proxy::start_at(Ipv6Addr::LOCALHOST.into(), to)).into();
     run(async {
-        let export = export_with(&server, |options| {
-            options.address = Ipv6Addr::LOCALHOST.into();
-            (options.port, options.mount_port) = (Some(nfs.address().port()), Some(mountd.address().port()));
+        let export = export_with(&server, |request| {
+            request.address = Ipv6Addr::LOCALHOST.into();
+            (request.port, request.mount_port) = (Some(nfs.address().port()), Some(mountd.address().port()));
         })
         .await
         .expect("it is mounted");

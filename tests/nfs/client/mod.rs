@@ -10,10 +10,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::nfs_rig::Ganesha;
-use podfs_nfs::mount::{MountError, Options, mount};
+use podfs_nfs::mount::{MountError, MountRequest, mount};
 use podfs_nfs::rpc::Credential;
 use podfs_nfs::server::Servers;
-use podfs_nfs::{Export, How};
+use podfs_nfs::{Export, ExportAddress, How};
 
 /// How long mounting may take.
 const BUDGET: Duration = Duration::from_secs(20);
@@ -32,19 +32,20 @@ fn run<T>(test: impl Future<Output = T>) -> T {
 }
 
 /// How to mount the first export of `server`.
-fn options(server: &Ganesha) -> Options {
-    Options {
+fn request(server: &Ganesha) -> MountRequest {
+    let export = ExportAddress::parse("the-server", "/export").expect("an address");
+    MountRequest {
         port: Some(server.address().port()),
         mount_port: Some(server.mount_address().port()),
-        ..Options::new("the-server", server.address().ip(), b"/export", BUDGET)
+        ..MountRequest::new(export, server.address().ip(), BUDGET)
     }
 }
 
-/// The first export of `server`, with options changed by `change`.
-async fn export_with(server: &Ganesha, change: impl FnOnce(&mut Options)) -> Result<Rc<Export>, MountError> {
-    let mut options = options(server);
-    change(&mut options);
-    mount(&Servers::default(), &options).await.map(Rc::new)
+/// The first export of `server`, with a request changed by `change`.
+async fn export_with(server: &Ganesha, change: impl FnOnce(&mut MountRequest)) -> Result<Rc<Export>, MountError> {
+    let mut request = request(server);
+    change(&mut request);
+    mount(&Servers::default(), &request).await.map(Rc::new)
 }
 
 /// The first export of `server`.

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
 
 use podfs_nfs::How;
-use podfs_nfs::mount::{Options, mount};
+use podfs_nfs::mount::{MountRequest, mount};
 use podfs_nfs::rpc::Credential;
 use podfs_nfs::server::Servers;
 use podfs_nfs::v3::{Changes, Creation};
@@ -21,13 +21,15 @@ const SHORT: Duration = Duration::from_secs(1);
 fn an_export_that_does_not_exist_is_refused() {
     let server = Ganesha::start();
     run(async {
-        let error = export_with(&server, |options| options.path = b"/nothing".to_vec()).await.expect_err("refused");
+        let error =
+            export_with(&server, |request| request.export.path = "/nothing".to_owned()).await.expect_err("refused");
         assert_eq!(
             error.to_string(),
             "NFS server the-server refuses to mount /nothing: \
              the server has no such export, or does not export it to this machine"
         );
-        let error = export_with(&server, |options| options.path = b"relative".to_vec()).await.expect_err("refused");
+        let error =
+            export_with(&server, |request| request.export.path = "relative".to_owned()).await.expect_err("refused");
         assert_eq!(error.to_string(), "the path of an NFS export begins with a slash and has at most 1024 bytes");
     });
 }
@@ -37,10 +39,10 @@ fn ports_where_nothing_listens_are_named() {
     let server = Ganesha::start();
     let nobody = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|free| free.local_addr()).expect("a free port");
     run(async {
-        let refused = async |change: &dyn Fn(&mut Options)| {
-            export_with(&server, |options| {
-                options.budget = SHORT;
-                change(options);
+        let refused = async |change: &dyn Fn(&mut MountRequest)| {
+            export_with(&server, |request| {
+                request.budget = SHORT;
+                change(request);
             })
             .await
             .expect_err("nothing listens there")
@@ -48,9 +50,9 @@ fn ports_where_nothing_listens_are_named() {
         };
         let what =
             |service| format!("{service} of NFS server the-server ({nobody}): Connection refused (os error 111)");
-        assert_eq!(refused(&|options| options.mount_port = Some(nobody.port())).await, what("the mountd"));
-        assert_eq!(refused(&|options| options.port = Some(nobody.port())).await, what("NFS"));
-        let unasked = |options: &mut Options| (options.mount_port, options.portmap_port) = (None, nobody.port());
+        assert_eq!(refused(&|request| request.mount_port = Some(nobody.port())).await, what("the mountd"));
+        assert_eq!(refused(&|request| request.port = Some(nobody.port())).await, what("NFS"));
+        let unasked = |request: &mut MountRequest| (request.mount_port, request.portmap_port) = (None, nobody.port());
         assert_eq!(refused(&unasked).await, what("the portmapper"));
     });
 }
@@ -60,7 +62,7 @@ fn another_service_on_the_port_is_told_apart() {
     let server = Ganesha::start();
     run(async {
         let nfs = server.address().port();
-        let error = export_with(&server, |options| options.mount_port = Some(nfs)).await.expect_err("refused");
+        let error = export_with(&server, |request| request.mount_port = Some(nfs)).await.expect_err("refused");
         let begins =
             format!("the mountd of NFS server the-server ({}): the server has no such service", server.address());
         assert!(error.to_string().starts_with(&begins), "{error}");
@@ -72,14 +74,14 @@ fn a_server_that_does_not_answer_ends_the_mount_and_not_the_next_one() {
     let server = Ganesha::start();
     run(async {
         let servers = Servers::default();
-        let mut options = crate::client::options(&server);
+        let mut request = crate::client::request(&server);
         server.stop();
-        options.budget = SHORT;
-        let error = mount(&servers, &options).await.expect_err("no answer").to_string();
+        request.budget = SHORT;
+        let error = mount(&servers, &request).await.expect_err("no answer").to_string();
         assert!(error.ends_with("the server does not answer in time"), "{error}");
         server.cont();
-        options.budget = BUDGET;
-        mount(&servers, &options).await.expect("it is mounted");
+        request.budget = BUDGET;
+        mount(&servers, &request).await.expect("it is mounted");
     });
 }
 
@@ -88,10 +90,10 @@ fn exports_of_a_server_share_its_connections_and_files_keep_to_theirs() {
     let server = Ganesha::start();
     run(async {
         let servers = Servers::default();
-        let mut options = crate::client::options(&server);
-        let first = mount(&servers, &options).await.expect("it is mounted");
-        options.connections = 4;
-        let second = mount(&servers, &options).await.expect("it is mounted");
+        let mut request = crate::client::request(&server);
+        let first = mount(&servers, &request).await.expect("it is mounted");
+        request.connections = 4;
+        let second = mount(&servers, &request).await.expect("it is mounted");
         assert!(std::rc::Rc::ptr_eq(first.server(), second.server()));
         for index in 0..50 {
             let creation = Creation::Unchecked(Changes::default());
@@ -146,7 +148,7 @@ fn a_process_that_may_not_use_low_ports_uses_others() {
 fn ports_above_1023_are_used_where_the_volume_says_so() {
     let server = Ganesha::start();
     run(async {
-        let export = export_with(&server, |options| options.reserved_port = false).await.expect("it is mounted");
+        let export = export_with(&server, |request| request.reserved_port = false).await.expect("it is mounted");
         assert!(export.server().local_ports()[0] > 1023);
     });
 }

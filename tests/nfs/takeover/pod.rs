@@ -6,7 +6,7 @@ use podfs_fuse::client::MountedVolume;
 use podfs_fuse::client::ServerClient;
 use podfs_fuse::mount::private::{Access, MountOptions};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount, detach};
-use podfs_fuse::nfs::options::Options;
+use podfs_fuse::nfs::options::ExportOptions;
 use podfs_fuse::protocol::Greeting;
 use rustix::mount::MountAttrFlags;
 use serde_json::Value;
@@ -26,7 +26,7 @@ pub struct Pod {
 
 impl Pod {
     /// With the export of `options`.
-    pub fn new(options: &Options) -> Self {
+    pub fn new(options: &ExportOptions) -> Self {
         let (process, control) = Process::server();
         let server = Arc::new(ServerClient::new(control, Greeting::new("test", POD)).expect("a server"));
         let sockets = server.nfs_sockets().join(options, 1, false).expect("sockets");

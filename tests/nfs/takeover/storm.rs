@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use podfs_fuse::nfs::options::Options;
+use podfs_fuse::nfs::options::ExportOptions;
 
 use crate::mounted::options;
 use crate::nfs_rig::proxy::End;
@@ -20,7 +20,7 @@ fn storm(work: Work, disturb: impl FnOnce(&Pod, &mut Ganesha, &mut Workers)) {
 fn storm_with(
     work: Work,
     mut server: Ganesha,
-    options: &Options,
+    options: &ExportOptions,
     disturb: impl FnOnce(&Pod, &mut Ganesha, &mut Workers),
 ) {
     let pod = Pod::new(options);

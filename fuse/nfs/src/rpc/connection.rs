@@ -26,7 +26,7 @@ use tokio::task::{AbortHandle, spawn_local};
 
 use super::dial::{Dialer, Stream};
 use super::failure::RpcError;
-use super::message::Message;
+use super::message::RpcCall;
 use super::peer::Peer;
 use super::policy::Policy;
 use super::pool::Pool;
@@ -95,7 +95,7 @@ pub(super) struct PendingCall {
     xid: u32,
     /// Later calls have greater ones.
     order: u64,
-    message: Message,
+    message: RpcCall,
     pub(super) policy: Policy,
     /// How often it has been written as a whole, or begun to be on a connection that was lost.
     sent: Cell<u32>,
@@ -193,7 +193,7 @@ impl Connection {
     ///
     /// # Panics
     /// When the xid [is in use](Self::is_in_use).
-    pub fn call(&self, xid: u32, message: Message, policy: Policy, again: bool) -> PendingReply<'_> {
+    pub fn call(&self, xid: u32, message: RpcCall, policy: Policy, again: bool) -> PendingReply<'_> {
         let shared = &self.shared;
         let now = Instant::now();
         let order = shared.next_order.get();

@@ -28,12 +28,12 @@ pub struct Procedure {
 
 /// A call as it is sent, a record of one fragment.
 #[derive(Debug)]
-pub struct Message {
+pub struct RpcCall {
     head: Vec<u8>,
     payload: Option<Slice>,
 }
 
-impl Message {
+impl RpcCall {
     /// A call. `arguments` writes the arguments. The bytes depend on nothing but what is given here.
     pub fn call(
         xid: u32,

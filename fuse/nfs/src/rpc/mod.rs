@@ -36,7 +36,7 @@ pub mod slice;
 pub use connection::{Connection, Reply};
 pub use credential::Credential;
 pub use failure::{Denial, RpcError};
-pub use message::{Message, Procedure};
+pub use message::{Procedure, RpcCall};
 pub use peer::{Health, Peer, SilenceObserver};
 pub use policy::{Backoff, Persistence, Policy};
 pub use pool::Pool;

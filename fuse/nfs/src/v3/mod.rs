@@ -22,7 +22,7 @@ pub use arguments::{Creation, Device, Stability};
 pub use attributes::{Around, Attributes, Before, Changes, FileType, Time, TimeChange};
 pub use handle::FileHandle;
 pub use listing::{DirectoryPage, ListedEntry};
-pub use results::{Accessed, Committed, Created, FsInfo, FsStat, Link, Linked, Looked, PathConf, Read, Written};
+pub use results::{Accessed, Committed, Created, FsInfo, FsStat, LinkTarget, Linked, Looked, PathConf, Read, Written};
 pub use status::NfsStatus;
 
 /// The number of the program.

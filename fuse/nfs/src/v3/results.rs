@@ -30,7 +30,7 @@ pub struct Accessed {
 
 /// Of READLINK.
 #[derive(Clone, Debug)]
-pub struct Link {
+pub struct LinkTarget {
     /// What the link points to.
     pub target: Slice,
     /// The link's attributes.
@@ -164,9 +164,9 @@ pub fn access(reader: &mut XdrReader<'_>) -> Result<Accessed, Malformed> {
 pub fn readlink(
     reader: &mut XdrReader<'_>,
     part: impl FnOnce(std::ops::Range<usize>) -> Slice,
-) -> Result<Link, Malformed> {
+) -> Result<LinkTarget, Malformed> {
     let attributes = Attributes::read_optional(reader)?;
-    Ok(Link { target: part(reader.opaque_range(super::MAX_LINK)?), attributes })
+    Ok(LinkTarget { target: part(reader.opaque_range(super::MAX_LINK)?), attributes })
 }
 
 /// Of READ, of which at most `most` bytes are taken. Servers have sent more than they say, or more than was asked for.

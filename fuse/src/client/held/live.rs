@@ -9,7 +9,7 @@ use super::{HeldKind, Replica, broken, images};
 use crate::live::tree::{LiveTree, SavedLiveTree};
 use crate::mount::private::PROJECTION_SOURCE;
 use crate::projection::Image;
-use crate::protocol::{Body, VolumeId};
+use crate::protocol::{VolumeBody, VolumeId};
 use crate::region::VolumeKind;
 
 /// Live parts of a projection.
@@ -49,8 +49,8 @@ impl HeldKind for HeldLive {
         PROJECTION_SOURCE
     }
 
-    fn describe(&self) -> (Body, Vec<Arc<Image>>) {
+    fn describe(&self) -> (VolumeBody, Vec<Arc<Image>>) {
         let (tree, images) = self.tree.lock().save();
-        (Body::Live { of: self.of, tree: Box::new(tree) }, images)
+        (VolumeBody::Live { of: self.of, tree: Box::new(tree) }, images)
     }
 }

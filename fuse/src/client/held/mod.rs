@@ -29,7 +29,7 @@ use crate::mount::MountError;
 use crate::mount::private::PrivateMount;
 use crate::nfs::sockets::SocketSets;
 use crate::projection::Image;
-use crate::protocol::{Body, Description, Reporting, VolumeId};
+use crate::protocol::{Description, Reporting, VolumeBody, VolumeId};
 use crate::region::{Region, VolumeKind};
 use crate::session::uring::RingMemory;
 
@@ -50,7 +50,7 @@ pub(crate) trait HeldKind: Any + Send + Sync {
     }
 
     /// What a successor needs to know, and the images that belong to it.
-    fn describe(&self) -> (Body, Vec<Arc<Image>>);
+    fn describe(&self) -> (VolumeBody, Vec<Arc<Image>>);
 
     /// Which of its requests are reported, for a projection.
     fn reporting(&self) -> Option<&Reporting> {
@@ -65,12 +65,12 @@ pub(crate) trait HeldKind: Any + Send + Sync {
 
 /// What the supervisor holds of a volume that a server has described. Its sockets, if it has some, go to `nfs_sockets`. The
 /// registry of kinds: a new one has a line here.
-fn restore(body: Body, descriptors: Vec<OwnedFd>, nfs_sockets: &SocketSets) -> io::Result<Box<dyn HeldKind>> {
+fn restore(body: VolumeBody, descriptors: Vec<OwnedFd>, nfs_sockets: &SocketSets) -> io::Result<Box<dyn HeldKind>> {
     Ok(match body {
-        Body::Projection { tree, reporting } => Box::new(HeldProjection::restore(*tree, reporting, descriptors)?),
-        Body::Live { of, tree } => Box::new(HeldLive::restore(of, *tree, descriptors)?),
-        Body::Passthrough { options } => Box::new(HeldPassthrough::restore(options, descriptors)?),
-        Body::Nfs { options } => Box::new(nfs::HeldExport::restore(options, descriptors, nfs_sockets)?),
+        VolumeBody::Projection { tree, reporting } => Box::new(HeldProjection::restore(*tree, reporting, descriptors)?),
+        VolumeBody::Live { of, tree } => Box::new(HeldLive::restore(of, *tree, descriptors)?),
+        VolumeBody::Passthrough { options } => Box::new(HeldPassthrough::restore(options, descriptors)?),
+        VolumeBody::Nfs { options } => Box::new(nfs::HeldExport::restore(options, descriptors, nfs_sockets)?),
     })
 }
 

@@ -12,11 +12,11 @@ use super::{HeldKind, broken};
 use crate::client::{MountedVolume, ServerClient};
 use crate::mount::MountError;
 use crate::mount::private::{MountOptions, NFS_SOURCE, PrivateMount, open_device};
-use crate::nfs::options::{NfsAddress, Options};
+use crate::nfs::options::{ExportOptions, NfsAddress};
 use crate::nfs::sockets::{SocketSets, Sockets};
 use crate::nfs::writeback::log::Log;
 use crate::projection::Image;
-use crate::protocol::{Body, ServerRequest, VolumeId};
+use crate::protocol::{ServerRequest, VolumeBody, VolumeId};
 use crate::region::VolumeKind;
 
 /// What a volume may have accepted that the server has not on disk, in MiB.
@@ -31,12 +31,12 @@ pub(super) struct HeldExport {
     /// Those of its connections.
     sockets: Sockets,
     /// How it is served, as far as [`Sockets::current`] does not say otherwise.
-    options: Box<Options>,
+    options: Box<ExportOptions>,
 }
 
 impl HeldExport {
     pub(super) fn restore(
-        options: Box<Options>,
+        options: Box<ExportOptions>,
         descriptors: Vec<OwnedFd>,
         nfs_sockets: &SocketSets,
     ) -> io::Result<Self> {
@@ -62,8 +62,8 @@ impl HeldKind for HeldExport {
         Ok(descriptors)
     }
 
-    fn describe(&self) -> (Body, Vec<Arc<Image>>) {
-        (Body::Nfs { options: Box::new(self.sockets.current(&self.options)) }, Vec::new())
+    fn describe(&self) -> (VolumeBody, Vec<Arc<Image>>) {
+        (VolumeBody::Nfs { options: Box::new(self.sockets.current(&self.options)) }, Vec::new())
     }
 }
 
@@ -77,7 +77,7 @@ impl MountedVolume {
     pub fn of_export(
         server: &Arc<ServerClient>,
         sockets: Sockets,
-        options: &Options,
+        options: &ExportOptions,
         attributes: MountAttrFlags,
         mount: &MountOptions,
         about: Value,
@@ -102,7 +102,7 @@ impl MountedVolume {
 impl ServerClient {
     /// NFS servers that were asked something and have said nothing for `limit`: of each, one of the volumes that share
     /// it, and how that is served.
-    pub fn silent_exports(&self, limit: Duration) -> Vec<(VolumeId, Options)> {
+    pub fn silent_exports(&self, limit: Duration) -> Vec<(VolumeId, ExportOptions)> {
         let mut found: Vec<(VolumeId, &HeldExport)> = Vec::new();
         let volumes = self.volumes();
         for (volume, held) in volumes.iter() {

@@ -13,9 +13,9 @@ use crate::mount::MountError;
 use crate::mount::enclosed::Enclosed;
 use crate::mount::private::{MountOptions, PASSTHROUGH_SOURCE, PrivateMount, open_device};
 use crate::mount::table::MountTable;
-use crate::passthrough::Options;
+use crate::passthrough::PassthroughOptions;
 use crate::projection::Image;
-use crate::protocol::{Body, ServerReply, ServerRequest};
+use crate::protocol::{ServerReply, ServerRequest, VolumeBody};
 use crate::region::VolumeKind;
 use crate::session::uring::{self, RingMemory};
 
@@ -24,13 +24,13 @@ pub(in crate::client) struct HeldPassthrough {
     source: OwnedFd,
     /// The mounts that it is among.
     table: MountTable,
-    options: Options,
+    options: PassthroughOptions,
     /// The memory of rings, if requests may come over io_uring.
     rings: Option<RingMemory>,
 }
 
 impl HeldPassthrough {
-    pub(super) fn restore(options: Options, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
+    pub(super) fn restore(options: PassthroughOptions, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
         let mut descriptors = descriptors.into_iter();
         let mut next = || descriptors.next().ok_or_else(broken);
         let (source, table) = (next()?, next()?.into());
@@ -49,7 +49,7 @@ impl HeldPassthrough {
     }
 
     /// How it is served.
-    pub(in crate::client) fn options(&self) -> &Options {
+    pub(in crate::client) fn options(&self) -> &PassthroughOptions {
         &self.options
     }
 }
@@ -68,8 +68,8 @@ impl HeldKind for HeldPassthrough {
         all.into_iter().flatten().map(|one| one.try_clone_to_owned()).collect()
     }
 
-    fn describe(&self) -> (Body, Vec<Arc<Image>>) {
-        (Body::Passthrough { options: self.options.clone() }, Vec::new())
+    fn describe(&self) -> (VolumeBody, Vec<Arc<Image>>) {
+        (VolumeBody::Passthrough { options: self.options.clone() }, Vec::new())
     }
 
     fn has_open_files(&self) -> bool {
@@ -87,7 +87,7 @@ impl MountedVolume {
     pub fn of_source(
         server: &Arc<ServerClient>,
         source: BorrowedFd<'_>,
-        options: &Options,
+        options: &PassthroughOptions,
         mount: &MountOptions,
         about: Value,
     ) -> Result<Self, MountError> {
@@ -101,7 +101,7 @@ impl MountedVolume {
         };
         let Enclosed { source, table } = source.map_err(failed)?;
         let rings = if options.io_uring { rings() } else { None };
-        let options = &Options { io_uring: rings.is_some(), ..options.clone() };
+        let options = &PassthroughOptions { io_uring: rings.is_some(), ..options.clone() };
         let kind = HeldPassthrough { source, table, options: options.clone(), rings };
         let request = |volume, about| ServerRequest::Pass { volume, about, options: options.clone() };
         match server.begin(device, mount, about, kind, request).map_err(failed)? {

@@ -10,7 +10,7 @@ use crate::mount::private::PROJECTION_SOURCE;
 use crate::projection::Image;
 use crate::projection::tree::saved::SavedTree;
 use crate::projection::tree::{Root, Tree};
-use crate::protocol::{Body, Reporting};
+use crate::protocol::{Reporting, VolumeBody};
 use crate::region::VolumeKind;
 
 /// Generations of files.
@@ -45,12 +45,12 @@ impl HeldKind for HeldProjection {
         PROJECTION_SOURCE
     }
 
-    fn describe(&self) -> (Body, Vec<Arc<Image>>) {
+    fn describe(&self) -> (VolumeBody, Vec<Arc<Image>>) {
         let mut tree = self.tree.lock();
         // No successor can serve the generations that the dead server has zeroed.
         tree.prune_generations();
         let (tree, images) = tree.save();
-        (Body::Projection { tree: Box::new(tree), reporting: self.reporting.clone() }, images)
+        (VolumeBody::Projection { tree: Box::new(tree), reporting: self.reporting.clone() }, images)
     }
 
     fn reporting(&self) -> Option<&Reporting> {

@@ -84,7 +84,7 @@ pub struct LiveTree {
 struct LiveNode {
     parent: NodeId,
     name: String,
-    body: Body,
+    body: LiveContent,
     mode: u16,
     uid: u32,
     gid: u32,
@@ -96,7 +96,7 @@ struct LiveNode {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-enum Body {
+enum LiveContent {
     /// The range is one of the image's bytes.
     File {
         image: u64,
@@ -113,7 +113,7 @@ impl LiveTree {
         let root = LiveNode {
             parent: NodeId::ROOT,
             name: String::new(),
-            body: Body::Directory { children: BTreeMap::new() },
+            body: LiveContent::Directory { children: BTreeMap::new() },
             mode: 0o755,
             uid: 0,
             gid: 0,
@@ -236,12 +236,12 @@ impl LiveTree {
         let wanted = find_in(image, path).unwrap_or(0);
         let ImageNode { kind, mode, uid, gid } = image.node(wanted).ok_or(Errno::EROFS)?;
         let body = match kind {
-            ImageNodeKind::File { content } => Body::File { image: number, content },
-            ImageNodeKind::Directory { .. } => Body::Directory { children: BTreeMap::new() },
+            ImageNodeKind::File { content } => LiveContent::File { image: number, content },
+            ImageNodeKind::Directory { .. } => LiveContent::Directory { children: BTreeMap::new() },
         };
         let (id, time) = (self.next, self.time);
         let above = self.nodes.get_mut(&parent).ok_or(Errno::ENOENT)?;
-        let Body::Directory { children } = &mut above.body else { return Err(Errno::ENOTDIR) };
+        let LiveContent::Directory { children } = &mut above.body else { return Err(Errno::ENOTDIR) };
         if children.contains_key(name) {
             return Err(Errno::EEXIST);
         }
@@ -261,7 +261,9 @@ impl LiveTree {
             return Err(Errno::ENOTEMPTY);
         }
         let time = self.time;
-        if let Some(LiveNode { body: Body::Directory { children }, time: changed, .. }) = self.nodes.get_mut(&parent) {
+        if let Some(LiveNode { body: LiveContent::Directory { children }, time: changed, .. }) =
+            self.nodes.get_mut(&parent)
+        {
             children.remove(name);
             *changed = time;
         }
@@ -280,10 +282,10 @@ impl LiveTree {
         let ImageNode { kind, mode, uid, gid } = image.node(wanted).ok_or(Errno::EROFS)?;
         let node = self.nodes.get_mut(&id).ok_or(Errno::ENOENT)?;
         match (&mut node.body, kind) {
-            (Body::File { image, content: shown }, ImageNodeKind::File { content }) => {
+            (LiveContent::File { image, content: shown }, ImageNodeKind::File { content }) => {
                 (*image, *shown) = (number, content)
             }
-            (Body::Directory { .. }, ImageNodeKind::Directory { .. }) => {}
+            (LiveContent::Directory { .. }, ImageNodeKind::Directory { .. }) => {}
             _ => return Err(Errno::EROFS),
         }
         (node.mode, node.uid, node.gid) = (mode, uid, gid);
@@ -336,8 +338,8 @@ impl LiveTree {
     /// The numbers of the images that nodes show bytes of, and of the one that the last update leads to.
     pub fn needed_images(&self) -> BTreeSet<u64> {
         let shown = self.nodes.values().filter_map(|node| match &node.body {
-            Body::File { image, .. } => Some(*image),
-            Body::Directory { .. } => None,
+            LiveContent::File { image, .. } => Some(*image),
+            LiveContent::Directory { .. } => None,
         });
         shown.chain(self.newest).collect()
     }
@@ -350,7 +352,7 @@ impl LiveTree {
 
 impl LiveNode {
     fn is_linked_file(&self) -> bool {
-        !self.unlinked && matches!(self.body, Body::File { .. })
+        !self.unlinked && matches!(self.body, LiveContent::File { .. })
     }
 }
 

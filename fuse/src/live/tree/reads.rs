@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 
-use super::{Body, LiveNode, LiveTree};
+use super::{LiveContent, LiveNode, LiveTree};
 use crate::projection::image::{Image, Index};
 use crate::projection::tree::{Attributes, FIRST_COOKIE, Listed, NodeKind, PARENT_COOKIE, SELF_COOKIE};
 use crate::session::NodeId;
@@ -18,8 +18,8 @@ impl LiveTree {
     /// `ENOENT`, `ENOTDIR`, or `ESTALE` for a node that is gone.
     pub fn look(&self, parent: NodeId, name: &str) -> Result<NodeId, Errno> {
         match &self.node(parent)?.body {
-            Body::Directory { children } => children.get(name).copied().ok_or(Errno::ENOENT),
-            Body::File { .. } => Err(Errno::ENOTDIR),
+            LiveContent::Directory { children } => children.get(name).copied().ok_or(Errno::ENOENT),
+            LiveContent::File { .. } => Err(Errno::ENOTDIR),
         }
     }
 
@@ -30,8 +30,8 @@ impl LiveTree {
     pub fn attributes(&self, id: NodeId) -> Result<Attributes, Errno> {
         let node = self.node(id)?;
         let (kind, size, links) = match &node.body {
-            Body::File { content, .. } => (NodeKind::File, content.len() as u64, u32::from(!node.unlinked)),
-            Body::Directory { children } => {
+            LiveContent::File { content, .. } => (NodeKind::File, content.len() as u64, u32::from(!node.unlinked)),
+            LiveContent::Directory { children } => {
                 let directories = children.values().filter(|child| self.is_directory(**child)).count();
                 (NodeKind::Directory, 0, if node.unlinked { 0 } else { 2 + directories as u32 })
             }
@@ -46,10 +46,10 @@ impl LiveTree {
     /// `EISDIR`, or `ESTALE` for a node that is gone.
     pub fn content(&self, id: NodeId) -> Result<(Arc<Image>, Range<usize>), Errno> {
         match &self.node(id)?.body {
-            Body::File { image, content } => {
+            LiveContent::File { image, content } => {
                 Ok((Arc::clone(self.images.get(image).ok_or(Errno::ESTALE)?), content.clone()))
             }
-            Body::Directory { .. } => Err(Errno::EISDIR),
+            LiveContent::Directory { .. } => Err(Errno::EISDIR),
         }
     }
 
@@ -60,7 +60,7 @@ impl LiveTree {
     /// `ENOTDIR`, or `ESTALE` for a node that is gone.
     pub fn list(&self, id: NodeId, cookie: u64, mut emit: impl FnMut(Listed<'_>) -> bool) -> Result<(), Errno> {
         let node = self.node(id)?;
-        let Body::Directory { children } = &node.body else { return Err(Errno::ENOTDIR) };
+        let LiveContent::Directory { children } = &node.body else { return Err(Errno::ENOTDIR) };
         for (dot, at, to) in [(".", SELF_COOKIE, id), ("..", PARENT_COOKIE, node.parent)] {
             if cookie < at && emit((to, at, NodeKind::Directory, dot)) {
                 return Ok(());
@@ -80,8 +80,8 @@ impl LiveTree {
     /// Bytes in files, and the number of nodes.
     pub fn usage(&self) -> (u64, u64) {
         let bytes = self.nodes.values().map(|node| match &node.body {
-            Body::File { content, .. } => content.len() as u64,
-            Body::Directory { .. } => 0,
+            LiveContent::File { content, .. } => content.len() as u64,
+            LiveContent::Directory { .. } => 0,
         });
         (bytes.sum(), self.nodes.len() as u64)
     }
@@ -112,13 +112,13 @@ impl LiveTree {
     /// The names in a directory.
     pub(in crate::live) fn children(&self, id: NodeId) -> Vec<String> {
         match self.nodes.get(&id).map(|node| &node.body) {
-            Some(Body::Directory { children }) => children.keys().cloned().collect(),
+            Some(LiveContent::Directory { children }) => children.keys().cloned().collect(),
             _ => Vec::new(),
         }
     }
 
     pub(in crate::live) fn is_directory(&self, id: NodeId) -> bool {
-        matches!(self.nodes.get(&id), Some(LiveNode { body: Body::Directory { .. }, .. }))
+        matches!(self.nodes.get(&id), Some(LiveNode { body: LiveContent::Directory { .. }, .. }))
     }
 
     /// Whether these are the bytes of a file.

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Body, LiveNode, LiveTree, Slot};
+use super::{LiveContent, LiveNode, LiveTree, Slot};
 use crate::live::steps::LiveStep;
 use crate::projection::image::Image;
 use crate::session::NodeId;
@@ -59,19 +59,19 @@ impl LiveTree {
         let fits = |(id, node): (&NodeId, &LiveNode)| {
             let above = nodes.get(&node.parent).map(|parent| &parent.body);
             // Parents are older than their children, so no path is a circle.
-            let is_in_one = node.unlinked || matches!(above, Some(Body::Directory { .. }));
+            let is_in_one = node.unlinked || matches!(above, Some(LiveContent::Directory { .. }));
             let is_below = *id == NodeId::ROOT || (node.parent < *id && is_in_one);
             let is_whole = match &node.body {
-                Body::File { image, content } => {
+                LiveContent::File { image, content } => {
                     images.get(image).is_some_and(|image| image.bytes().get(content.clone()).is_some())
                 }
-                Body::Directory { children } => children
+                LiveContent::Directory { children } => children
                     .iter()
                     .all(|(name, child)| nodes.get(child).is_some_and(|node| node.parent == *id && node.name == *name)),
             };
             is_below && is_whole && *id < next
         };
-        let is_whole = nodes.get(&NodeId::ROOT).is_some_and(|root| matches!(root.body, Body::Directory { .. }))
+        let is_whole = nodes.get(&NodeId::ROOT).is_some_and(|root| matches!(root.body, LiveContent::Directory { .. }))
             && nodes.iter().all(fits);
         let (announced, asked_before) = (announced.into(), None);
         let (changing, disturbed) = (HashSet::new(), false);

@@ -14,7 +14,7 @@ use podfs_nfs::v3::FileType;
 use super::ClientState;
 use super::calls::Calls;
 use super::name::{LONGEST_NAME, Name};
-use super::node::{FoundFile, Inherited, NfsNode, Nodes};
+use super::node::{Inherited, NewNfsNode, NfsNode, Nodes};
 use super::open_files::{OpenFile, OpenFiles};
 use super::state::{CallCell, KNOWN, NameCell, NodeCell, OpenCell, RootCell};
 use crate::region::Region;
@@ -22,7 +22,7 @@ use crate::region::cells::{CellContent, CellId, OwnedCell};
 use crate::session::{HandleId, NodeId};
 
 /// What was read of a region.
-pub struct Inheritance {
+pub struct InheritedState {
     /// What is known.
     pub known: ClientState,
     /// Cells that hold nothing usable.
@@ -33,7 +33,7 @@ pub struct Inheritance {
     pub silly: Vec<Rc<NfsNode>>,
 }
 
-impl Inheritance {
+impl InheritedState {
     /// Reads it; none if it has no root. Nothing outside this process changes.
     pub fn read(region: &Arc<Region>) -> Option<Self> {
         region.look_again().ok()?;
@@ -91,7 +91,7 @@ impl<'a> RegionReader<'a> {
         let mut handles = HashSet::new();
         nodes
             .into_values()
-            .filter(|Inherited { found: FoundFile { handle, .. }, .. }| handles.insert(*handle))
+            .filter(|Inherited { found: NewNfsNode { handle, .. }, .. }| handles.insert(*handle))
             .collect()
     }
 

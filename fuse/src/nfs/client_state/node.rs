@@ -41,7 +41,7 @@ pub struct NfsNode {
 
 /// What a node begins with.
 #[derive(Clone, Copy, Debug)]
-pub struct FoundFile {
+pub struct NewNfsNode {
     /// What the server calls it.
     pub handle: FileHandle,
     /// As in [`NfsNode`].
@@ -51,8 +51,8 @@ pub struct FoundFile {
 }
 
 impl NfsNode {
-    fn new(id: NodeId, found: FoundFile, record: OwnedCell<NodeCell>, name: Option<Rc<Name>>) -> Self {
-        let FoundFile { handle, kind, fileid } = found;
+    fn new(id: NodeId, found: NewNfsNode, record: OwnedCell<NodeCell>, name: Option<Rc<Name>>) -> Self {
+        let NewNfsNode { handle, kind, fileid } = found;
         let (handle, record, name) = (Cell::new(handle), RefCell::new(record), RefCell::new(name));
         let (freshness, remover, opens) = (RefCell::default(), RefCell::default(), Cell::new(0));
         Self { id, kind, fileid, freshness, remover, handle, record, name, opens }
@@ -100,7 +100,7 @@ impl NfsNode {
     }
 
     /// As the server's answers tell what kind of file it is, and how its handle begins.
-    fn fill(cell: &NodeCell, id: NodeId, lookups: u64, found: &FoundFile, name: u64, flags: u64) {
+    fn fill(cell: &NodeCell, id: NodeId, lookups: u64, found: &NewNfsNode, name: u64, flags: u64) {
         let handle = found.handle.as_bytes();
         cell.form.store(file_type(found.kind) | handle.len() as u32, Relaxed);
         cell.id.store(id.0, Relaxed);
@@ -112,10 +112,10 @@ impl NfsNode {
     }
 
     /// What a cell says of a node; none if no server can have written it.
-    pub fn read(cell: &NodeCell) -> Option<(NodeId, FoundFile)> {
+    pub fn read(cell: &NodeCell) -> Option<(NodeId, NewNfsNode)> {
         let form = cell.form.load(Relaxed);
         let handle = FileHandle::new(&read_bytes(&cell.handle, (form & HANDLE_LENGTH) as usize))?;
-        let found = FoundFile { handle, kind: kind_of(form & !HANDLE_LENGTH)?, fileid: cell.fileid.load(Relaxed) };
+        let found = NewNfsNode { handle, kind: kind_of(form & !HANDLE_LENGTH)?, fileid: cell.fileid.load(Relaxed) };
         Some((NodeId(cell.id.load(Relaxed)), found))
     }
 }
@@ -141,7 +141,7 @@ pub struct Inherited {
     /// Its number.
     pub id: NodeId,
     /// What it was found as.
-    pub found: FoundFile,
+    pub found: NewNfsNode,
     /// Its cell.
     pub record: OwnedCell<NodeCell>,
     /// Its name.
@@ -153,7 +153,7 @@ impl Nodes {
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn new(region: Arc<Region>, root: FoundFile) -> Result<Self, Errno> {
+    pub fn new(region: Arc<Region>, root: NewNfsNode) -> Result<Self, Errno> {
         region.header().counters.next_node.store(NodeId::ROOT.0, Release);
         let nodes = Self { region, table: RefCell::default() };
         // The kernel never forgets it.
@@ -207,7 +207,7 @@ impl Nodes {
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn enter(&self, found: FoundFile, at: Option<(NodeId, &[u8])>) -> Result<Rc<NfsNode>, Errno> {
+    pub fn enter(&self, found: NewNfsNode, at: Option<(NodeId, &[u8])>) -> Result<Rc<NfsNode>, Errno> {
         let known = self.find(&found.handle).filter(|node| node.kind == found.kind);
         let node = match known {
             Some(node) => {
@@ -223,7 +223,7 @@ impl Nodes {
         Ok(node)
     }
 
-    fn insert(&self, found: FoundFile, at: Option<(NodeId, &[u8])>) -> Result<Rc<NfsNode>, Errno> {
+    fn insert(&self, found: NewNfsNode, at: Option<(NodeId, &[u8])>) -> Result<Rc<NfsNode>, Errno> {
         let next = &self.region.header().counters.next_node;
         let id = NodeId(next.load(Acquire));
         // Also if this server dies now, the number is not used again.
@@ -271,7 +271,7 @@ impl Nodes {
     /// # Errors
     /// When there is no memory.
     pub fn set_handle(&self, node: &Rc<NfsNode>, handle: FileHandle) -> Result<(), Errno> {
-        let found = FoundFile { handle, kind: node.kind, fileid: node.fileid };
+        let found = NewNfsNode { handle, kind: node.kind, fileid: node.fileid };
         let (lookups, name, flags) = {
             let record = node.record.borrow();
             (record.lookups.load(Relaxed), record.name.load(Relaxed), record.flags.load(Relaxed))

@@ -11,14 +11,14 @@ use rustix::fs::{FallocateFlags, fallocate, fstat};
 use rustix::io::{pread, pwrite};
 
 use super::*;
-use crate::nfs::client_state::inherit::Inheritance;
-use crate::nfs::client_state::node::FoundFile;
+use crate::nfs::client_state::inherit::InheritedState;
+use crate::nfs::client_state::node::NewNfsNode;
 use crate::region::{self, Region};
 use crate::session::NodeId;
 
-fn found(number: u8, kind: FileType) -> FoundFile {
+fn found(number: u8, kind: FileType) -> NewNfsNode {
     let handle = FileHandle::new(&[number; 28]).expect("a handle");
-    FoundFile { handle, kind, fileid: u64::from(number) + 1000 }
+    NewNfsNode { handle, kind, fileid: u64::from(number) + 1000 }
 }
 
 fn somebody() -> Credential {
@@ -70,7 +70,7 @@ fn a_successor_knows_all_of_it() {
     call.announce(99);
     let dead = bytes_of(&region);
 
-    let Inheritance { known: next, .. } = Inheritance::read(&region_of(&dead)).expect("a root");
+    let InheritedState { known: next, .. } = InheritedState::read(&region_of(&dead)).expect("a root");
     assert_eq!(next.nodes.all().len(), 59);
     assert!(next.nodes.get(NodeId(30)).is_err());
     for old in known.nodes.all() {
@@ -112,7 +112,7 @@ fn what_has_ended_leaves_nothing() {
 #[test]
 fn a_region_without_a_root_is_refused() {
     let region = Arc::new(Region::create(region::VolumeKind::Nfs).expect("a region"));
-    assert!(Inheritance::read(&region).is_none());
+    assert!(InheritedState::read(&region).is_none());
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn cells_of_any_content_are_harmless() {
         changes.iter().for_each(|(at, byte)| bytes[*at] = *byte);
         // Tags that mean something, so that what follows is looked at.
         (cells..bytes.len()).step_by(128).for_each(|at| bytes[at] = if bytes[at] == 0 { tag } else { bytes[at] });
-        if let Some(Inheritance { known, .. }) = Inheritance::read(&region_of(&bytes)) {
+        if let Some(InheritedState { known, .. }) = InheritedState::read(&region_of(&bytes)) {
             for node in known.nodes.all() {
                 prop_assert!(node.name().is_none_or(|name| inherit::is_name(&name.name)));
             }

@@ -44,7 +44,7 @@ pub struct Freshness {
     /// Changes of its content that are under way.
     changing: u32,
     /// The content that the kernel's pages are of.
-    content: Option<Version>,
+    content: Option<FileVersion>,
     rights: Vec<Right>,
     /// Of the connection by which something was written last.
     epoch: u64,
@@ -52,7 +52,7 @@ pub struct Freshness {
 
 /// A state of a file: another content has another version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Version {
+struct FileVersion {
     size: u64,
     mtime: Time,
     ctime: Time,
@@ -96,8 +96,8 @@ impl Freshness {
         if asked < self.changed || asked < self.asked {
             return AttributeChange::Outdated;
         }
-        let version = Version::of(found);
-        let known = self.attributes.as_ref().map(Version::of);
+        let version = FileVersion::of(found);
+        let known = self.attributes.as_ref().map(FileVersion::of);
         self.keep(found, asked, now, caching, known == Some(version));
         if self.changing > 0 {
             return AttributeChange::None;
@@ -117,7 +117,7 @@ impl Freshness {
 
     /// The kernel's pages are of this content from now on; returns whether they were before.
     pub fn opened(&mut self, found: &Attributes) -> bool {
-        let version = Version::of(found);
+        let version = FileVersion::of(found);
         let same = self.changing > 0 || self.content.is_some_and(|content| !content.differs(&version));
         self.content = Some(version);
         same
@@ -154,8 +154,9 @@ impl Freshness {
         now: Instant,
         caching: &Caching,
     ) -> AttributeChange {
-        let by_another =
-            |before: &Before| alone && self.content.is_some_and(|content| content.differs(&Version::before(before)));
+        let by_another = |before: &Before| {
+            alone && self.content.is_some_and(|content| content.differs(&FileVersion::before(before)))
+        };
         let news = match &around.before {
             Some(before) if by_another(before) => AttributeChange::Changed,
             _ => AttributeChange::None,
@@ -164,7 +165,7 @@ impl Freshness {
         match &around.after {
             Some(after) => {
                 self.keep(after, place, now, caching, false);
-                self.content = self.content.filter(|_| news == AttributeChange::None).map(|_| Version::of(after));
+                self.content = self.content.filter(|_| news == AttributeChange::None).map(|_| FileVersion::of(after));
             }
             // The attributes after the change are unknown and have to be requested.
             None => self.at = None,
@@ -209,7 +210,7 @@ impl Freshness {
     }
 }
 
-impl Version {
+impl FileVersion {
     fn of(found: &Attributes) -> Self {
         Self { size: found.size, mtime: found.mtime, ctime: found.ctime }
     }

@@ -57,9 +57,9 @@ use rustix::io::Errno;
 
 use super::client_state::ClientState;
 use super::client_state::calls::seed;
-use super::client_state::node::{FoundFile, NfsNode};
+use super::client_state::node::{NewNfsNode, NfsNode};
 use super::client_state::state::{RootCell, no_memory};
-use super::options::Options;
+use super::options::ExportOptions;
 use super::writeback::log::{Inherited, Log};
 use super::writeback::{Manner, Writeback};
 use crate::caller::credentials::{ActAs, Credentials};
@@ -91,7 +91,7 @@ impl From<Answer> for Answered {
 
 /// The file system of one export.
 pub struct NfsFilesystem {
-    options: Options,
+    options: ExportOptions,
     export: Export,
     /// Where the server's mountd is.
     mountd: Cell<Option<SocketAddr>>,
@@ -116,7 +116,7 @@ pub struct NfsFilesystem {
 }
 
 /// What a session with such a file system asks the kernel for.
-pub fn wanted(options: &Options) -> WantedFeatures {
+pub fn wanted(options: &ExportOptions) -> WantedFeatures {
     let mut flags = init::ASYNC_READ
         | init::ASYNC_DIO
         | init::PARALLEL_DIROPS
@@ -143,9 +143,9 @@ pub fn wanted(options: &Options) -> WantedFeatures {
 }
 
 /// What a file system begins with.
-pub struct Beginning {
+pub struct NfsFilesystemSetup {
     /// How the export is served.
-    pub options: Options,
+    pub options: ExportOptions,
     /// The export.
     pub export: Export,
     /// The volume's region.
@@ -163,8 +163,8 @@ impl NfsFilesystem {
     ///
     /// # Errors
     /// When no thread can be started.
-    pub fn start(beginning: Beginning, log: Log, inherited: Vec<Inherited>) -> io::Result<Rc<Self>> {
-        let Beginning { options, export, region, known, root, notifier } = beginning;
+    pub fn start(beginning: NfsFilesystemSetup, log: Log, inherited: Vec<Inherited>) -> io::Result<Rc<Self>> {
+        let NfsFilesystemSetup { options, export, region, known, root, notifier } = beginning;
         let manner = Manner { wsize: export.limits().write as usize, stable: options.stable };
         let filesystem = Rc::new(Self {
             shown: Shown { fsid: root.get().fsid, block: export.limits().write.next_power_of_two() },
@@ -270,7 +270,7 @@ impl NfsFilesystem {
     }
 
     /// How the volume is served.
-    pub fn options(&self) -> &Options {
+    pub fn options(&self) -> &ExportOptions {
         &self.options
     }
 
@@ -404,8 +404,8 @@ impl NfsFilesystem {
 }
 
 /// What attributes tell of what a file is.
-fn found(handle: podfs_nfs::v3::FileHandle, attributes: &Attributes) -> FoundFile {
-    FoundFile { handle, kind: attributes.kind, fileid: attributes.fileid }
+fn found(handle: podfs_nfs::v3::FileHandle, attributes: &Attributes) -> NewNfsNode {
+    NewNfsNode { handle, kind: attributes.kind, fileid: attributes.fileid }
 }
 
 /// A cell for what is known of the root.

@@ -90,7 +90,7 @@ pub struct RecordId {
 
 /// Where data belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct WriteTarget {
     /// The file.
     pub node: NodeId,
     /// The open file it was written through.
@@ -105,7 +105,7 @@ pub struct Inherited {
     /// Its place.
     pub id: RecordId,
     /// Where it belongs.
-    pub target: Target,
+    pub target: WriteTarget,
     /// Bytes; none when writing them failed, for this reason.
     pub length: Result<u32, Errno>,
     /// Larger in what was accepted later.
@@ -202,7 +202,7 @@ impl Log {
     }
 
     /// Accepts data of [`SEGMENT`] bytes at most; gives its place and its number in the order. None without room.
-    pub fn append(&self, target: Target, data: &[u8]) -> Option<(RecordId, u64)> {
+    pub fn append(&self, target: WriteTarget, data: &[u8]) -> Option<(RecordId, u64)> {
         let (segment, index, place) = self.allot(data.len())?;
         let id = RecordId { segment: segment as u32, index: index as u32 };
         self.fill(id, place, data);
@@ -362,7 +362,7 @@ fn parse(id: RecordId, cell: &RecordCell) -> Option<Inherited> {
         FAILED => Err(Errno::from_raw_os_error(i32::try_from(offset).ok().filter(|error| (1..4096).contains(error))?)),
         _ => return None,
     };
-    let target = Target {
+    let target = WriteTarget {
         node: NodeId(cell.node.load(Relaxed)),
         open: HandleId(cell.open.load(Relaxed)),
         offset: if length.is_ok() { offset } else { 0 },

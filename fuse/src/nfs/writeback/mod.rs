@@ -40,7 +40,7 @@ use tokio::time::sleep;
 
 use crate::session::{HandleId, NodeId};
 use file::{File, Next, PendingWrite, WriteOutcome};
-use log::{Inherited, Log, Piece, SEGMENT, Target};
+use log::{Inherited, Log, Piece, SEGMENT, WriteTarget};
 
 /// What a server gives with each answer, and changes when it is started anew (RFC 1813, `writeverf3`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,7 +157,7 @@ impl<S: Store> Writeback<S> {
         let mut done = 0;
         while done < data.len() {
             let part = &data[done..data.len().min(done + inner.manner.wsize)];
-            let target = Target { node: file.node, open: file.open, offset: offset + done as u64 };
+            let target = WriteTarget { node: file.node, open: file.open, offset: offset + done as u64 };
             while !inner.accept(target, part) {
                 let freed = inner.room.notified();
                 inner.commit_all();
@@ -264,7 +264,7 @@ impl Until {
 
 impl<S: Store> Inner<S> {
     /// Puts data into the log. False without room.
-    fn accept(&self, target: Target, data: &[u8]) -> bool {
+    fn accept(&self, target: WriteTarget, data: &[u8]) -> bool {
         let mut state = self.state.borrow_mut();
         let file = state.files.entry(target.node).or_default();
         let (key, length) = (FileKey { node: target.node, open: target.open }, data.len() as u64);

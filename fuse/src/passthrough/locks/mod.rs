@@ -51,7 +51,7 @@ use crate::session::{HandleId, LockOwner, NodeId};
 use locked::Locked;
 
 pub use locked::Holder;
-pub use waits::{Waits, catch_wake_signal};
+pub use waits::{LockWaits, catch_wake_signal};
 pub use wish::{Wish, conflict};
 
 /// The locks of one node.

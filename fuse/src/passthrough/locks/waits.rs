@@ -1,5 +1,5 @@
 //! Callers that wait for a lock: one thread each, which waits in the kernel. The wait ends with the lock, or when the kernel
-//! interrupts the caller: [`Waits::interrupt`] sends the thread signals until it has noticed.
+//! interrupts the caller: [`LockWaits::interrupt`] sends the thread signals until it has noticed.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -23,7 +23,7 @@ const REMEMBERED: usize = 64;
 
 /// The waits of a volume.
 #[derive(Default)]
-pub struct Waits {
+pub struct LockWaits {
     table: Mutex<LockTable>,
 }
 
@@ -49,7 +49,7 @@ struct WaitProgress {
     ended: bool,
 }
 
-impl Waits {
+impl LockWaits {
     /// Waits for a lock on a thread of its own, has `record` record it, and answers from there.
     ///
     /// # Errors

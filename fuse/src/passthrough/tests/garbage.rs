@@ -36,7 +36,11 @@ fn region_of(bytes: &[u8]) -> Arc<Region> {
 }
 
 /// Goes on with `region`, when no process has any of its descriptors.
-fn load_alone(region: &Arc<Region>, source: Option<OwnedFd>, options: &Options) -> Result<Loaded, TakeoverError> {
+fn load_alone(
+    region: &Arc<Region>,
+    source: Option<OwnedFd>,
+    options: &PassthroughOptions,
+) -> Result<Loaded, TakeoverError> {
     // No descriptor of this process may be taken for one that was inherited.
     forget_descriptors(region, &descriptors(region).expect("read"));
     load(Arc::clone(region), None, source, own_table(), options.clone(), Arc::default())
@@ -60,9 +64,9 @@ fn a_volume_without_its_source_is_refused_and_left_as_it_was() {
     let refused = load_alone(&region, Some(other.into()), &rig.options);
     assert!(matches!(refused, Err(TakeoverError::OtherSource)));
     let empty = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
-    assert!(matches!(load_alone(&empty, None, &Options::default()), Err(TakeoverError::NotServed)));
+    assert!(matches!(load_alone(&empty, None, &PassthroughOptions::default()), Err(TakeoverError::NotServed)));
     let projection = Arc::new(Region::create(VolumeKind::Projection).expect("a region"));
-    assert!(matches!(load_alone(&projection, None, &Options::default()), Err(TakeoverError::OtherKind)));
+    assert!(matches!(load_alone(&projection, None, &PassthroughOptions::default()), Err(TakeoverError::OtherKind)));
     assert_eq!(region.cells().tagged().count(), cells, "nothing was erased");
 }
 

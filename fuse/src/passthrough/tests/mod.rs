@@ -27,7 +27,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A mounted directory whose server can be killed.
 struct Rig {
-    options: Options,
+    options: PassthroughOptions,
     region: Arc<Region>,
     source: PathBuf,
     mount: PrivateMount,
@@ -47,7 +47,7 @@ struct TestServer {
 }
 
 impl Rig {
-    fn new(options: Options) -> Self {
+    fn new(options: PassthroughOptions) -> Self {
         let base = tempfile::tempdir().expect("a directory");
         let source = base.path().join("source");
         std::fs::create_dir(&source).expect("a directory");
@@ -72,12 +72,12 @@ impl Rig {
 
     /// Whose data goes through the server, with so many bytes to fill.
     fn limited(limit: u64) -> Self {
-        Self::new(Options { limit: Some(limit), cache: Cache::Always, ..Options::default() })
+        Self::new(PassthroughOptions { limit: Some(limit), cache: Cache::Always, ..PassthroughOptions::default() })
     }
 
     /// Whose data goes through the kernel, if it can.
     fn unlimited() -> Self {
-        Self::new(Options { cache: Cache::Always, ..Options::default() })
+        Self::new(PassthroughOptions { cache: Cache::Always, ..PassthroughOptions::default() })
     }
 
     /// What is shown under that name.
@@ -120,7 +120,7 @@ impl Rig {
 
 impl TestServer {
     /// Starts one, which waits.
-    fn start(options: &Options, keeper: Option<i32>, descriptors: [BorrowedFd<'_>; 3]) -> Self {
+    fn start(options: &PassthroughOptions, keeper: Option<i32>, descriptors: [BorrowedFd<'_>; 3]) -> Self {
         let (process, channel) = Process::start(&ServerTask { keeper, options: options.clone() }, descriptors);
         channel.set_read_timeout(Some(TIMEOUT)).expect("a socket");
         Self { process, channel, keeper: 0 }

@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
-use crate::passthrough::Options;
+use crate::passthrough::PassthroughOptions;
 use crate::protocol::{receive, send};
 
 /// Tells this program that it starts servers.
@@ -35,7 +35,7 @@ pub struct ServerTask {
     /// The process that keeps its predecessor's descriptors, if there was one.
     pub keeper: Option<i32>,
     /// How the volume is served.
-    pub options: Options,
+    pub options: PassthroughOptions,
 }
 
 impl ServerTask {

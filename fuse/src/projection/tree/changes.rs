@@ -11,7 +11,7 @@ use nix::errno::Errno;
 
 use super::super::image::Index;
 use super::super::steps::{DATA, DATA_TMP, ProjectionStep};
-use super::{Attached, Attributes, Link, Lookups, NodeId, NodeKind, NodePlace, Staged, Tree};
+use super::{Attached, Attributes, Lookups, NodeId, NodeKind, NodePlace, Staged, Tree, TreeLink};
 
 impl Tree {
     /// From now on these steps are accepted, in this order; what was announced before is void.
@@ -187,8 +187,14 @@ impl Tree {
                 self.next += 1;
                 self.entries.insert(name, node, NodeKind::Link);
                 let (name, target) = (name.to_owned(), target.to_owned());
-                let link =
-                    Link { name, target, uid: *uid, time: self.time, lookups: Lookups::Counted(1), unlinked: false };
+                let link = TreeLink {
+                    name,
+                    target,
+                    uid: *uid,
+                    time: self.time,
+                    lookups: Lookups::Counted(1),
+                    unlinked: false,
+                };
                 self.links.insert(node, link);
             }
             ProjectionStep::Switch => {

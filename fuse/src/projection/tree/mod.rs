@@ -109,7 +109,7 @@ pub struct Tree {
     root: Root,
     fixed: Vec<Fixed>,
     entries: Entries,
-    links: HashMap<NodeId, Link>,
+    links: HashMap<NodeId, TreeLink>,
     generations: BTreeMap<u64, Attached>,
     staged: Option<Staged>,
     announced: VecDeque<ProjectionStep>,
@@ -129,7 +129,7 @@ struct Fixed {
     children: BTreeMap<String, NodeId>,
 }
 
-struct Link {
+struct TreeLink {
     name: String,
     target: String,
     uid: u32,
@@ -331,7 +331,7 @@ impl Tree {
 enum NodePlace<'a> {
     Root,
     Fixed(&'a Fixed),
-    Link(&'a Link),
+    Link(&'a TreeLink),
     Generation(&'a Attached, Index),
 }
 

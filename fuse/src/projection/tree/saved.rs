@@ -13,7 +13,7 @@ use super::super::generation::GenerationName;
 use super::super::image::Image;
 use super::super::steps::{DATA, DATA_TMP, ProjectionStep};
 use super::attached::{Attached, SavedGeneration};
-use super::{Link, Lookups, NodeId, NodeKind, Root, Staged, Tree};
+use super::{Lookups, NodeId, NodeKind, Root, Staged, Tree, TreeLink};
 
 /// A tree without its images.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -95,7 +95,7 @@ impl Tree {
         for link in links {
             let SavedLink { node, name, target, uid, time, unlinked } = link;
             taken.insert(node.0, 1);
-            tree.links.insert(node, Link { name, target, uid, time, lookups: Lookups::Unknown, unlinked });
+            tree.links.insert(node, TreeLink { name, target, uid, time, lookups: Lookups::Unknown, unlinked });
         }
         if taken.len() != tree.generations.len() + tree.links.len() || !fits(&taken, first, next) {
             return None;

@@ -5,11 +5,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::{Common, ServedKind, ServerResources, Volumes, broken, copies, images};
+use super::{Common, ServedKind, ServedVolumes, ServerResources, broken, copies, images};
 use crate::live::filesystem::{LiveFilesystem, SharedLiveTree, wanted};
 use crate::live::tree::{LiveTree, SavedLiveTree, Update};
 use crate::projection::undo::Undo;
-use crate::protocol::{Body, ServerReply, VolumeId};
+use crate::protocol::{ServerReply, VolumeBody, VolumeId};
 use crate::region::VolumeKind;
 use crate::session::{NodeId, Notifier, Session};
 
@@ -67,13 +67,13 @@ impl ServedKind for LiveParts {
         self.run(Session::resume(volume.device.try_clone()?, Arc::clone(&volume.region))?, volume)
     }
 
-    fn describe(&self) -> io::Result<(Body, Vec<OwnedFd>)> {
+    fn describe(&self) -> io::Result<(VolumeBody, Vec<OwnedFd>)> {
         let (tree, images) = self.tree.lock().save();
-        Ok((Body::Live { of: self.of, tree: Box::new(tree) }, copies(images)?))
+        Ok((VolumeBody::Live { of: self.of, tree: Box::new(tree) }, copies(images)?))
     }
 }
 
-impl Volumes {
+impl ServedVolumes {
     /// Announces the next steps to the tree of live parts. Returns its unlinked nodes that the kernel knows.
     pub(in crate::server) fn update(&self, number: VolumeId, update: Update) -> io::Result<Vec<NodeId>> {
         let (_, live) = self.of_kind::<LiveParts>(number)?;

@@ -25,13 +25,13 @@ use serde_json::Value;
 pub(super) use live::LiveParts;
 pub(super) use nfs::NfsExport;
 pub(super) use passthrough::Passthrough;
-pub(super) use projection::Projection;
+pub(super) use projection::ServedProjection;
 
 use super::process::VolumeDescriptors;
 use crate::audit::output::AuditOutput;
 use crate::nfs::thread::NfsThread;
 use crate::projection::Image;
-use crate::protocol::{Body, Description, ServerReply, VolumeId};
+use crate::protocol::{Description, ServerReply, VolumeBody, VolumeId};
 use crate::region::{Region, VolumeKind};
 use crate::trace::Trace;
 
@@ -68,16 +68,18 @@ pub(super) trait ServedKind: Any {
     ///
     /// # Errors
     /// When there are no descriptors left.
-    fn describe(&self) -> io::Result<(Body, Vec<OwnedFd>)>;
+    fn describe(&self) -> io::Result<(VolumeBody, Vec<OwnedFd>)>;
 }
 
 /// The kind of the volume that a dead server has left. The registry of kinds: a new one has a line here.
-fn restore(body: Body, descriptors: Vec<OwnedFd>) -> io::Result<Box<dyn ServedKind>> {
+fn restore(body: VolumeBody, descriptors: Vec<OwnedFd>) -> io::Result<Box<dyn ServedKind>> {
     Ok(match body {
-        Body::Projection { tree, reporting } => Box::new(Projection::restore(*tree, reporting, descriptors)?),
-        Body::Passthrough { options } => Box::new(Passthrough::restore(options, descriptors)?),
-        Body::Nfs { options } => Box::new(NfsExport::new(options, descriptors)),
-        Body::Live { of, tree } => Box::new(LiveParts::restore(of, *tree, descriptors)?),
+        VolumeBody::Projection { tree, reporting } => {
+            Box::new(ServedProjection::restore(*tree, reporting, descriptors)?)
+        }
+        VolumeBody::Passthrough { options } => Box::new(Passthrough::restore(options, descriptors)?),
+        VolumeBody::Nfs { options } => Box::new(NfsExport::new(options, descriptors)),
+        VolumeBody::Live { of, tree } => Box::new(LiveParts::restore(of, *tree, descriptors)?),
     })
 }
 
@@ -131,14 +133,14 @@ impl ServedVolume {
 }
 
 /// All volumes, by their numbers.
-pub(super) struct Volumes {
+pub(super) struct ServedVolumes {
     volumes: BTreeMap<VolumeId, ServedVolume>,
     /// Those to resume.
     loaded: BTreeMap<VolumeId, ServedVolume>,
     shared: ServerResources,
 }
 
-impl Volumes {
+impl ServedVolumes {
     /// None yet. The lines of audited ones will go to `output`.
     pub(super) fn new(output: AuditOutput) -> Self {
         let shared = ServerResources { output: Arc::new(output), nfs: None };

@@ -6,29 +6,29 @@ use std::sync::Arc;
 
 use podfs_nfs::rpc::dial::inode;
 
-use super::{Common, ServedKind, ServerResources, Volumes, broken};
+use super::{Common, ServedKind, ServedVolumes, ServerResources, broken};
 use crate::nfs;
-use crate::nfs::options::{NfsAddress, Options};
-use crate::nfs::thread::{NfsThread, Served};
-use crate::protocol::{Body, ServerReply, VolumeId};
+use crate::nfs::options::{ExportOptions, NfsAddress};
+use crate::nfs::thread::{NfsThread, ServedExport};
+use crate::protocol::{ServerReply, VolumeBody, VolumeId};
 use crate::region::VolumeKind;
 
 /// An export of an NFS server.
 pub(in crate::server) struct NfsExport {
     log_and_sockets: Vec<OwnedFd>,
-    options: Box<Options>,
+    options: Box<ExportOptions>,
 }
 
 impl NfsExport {
     /// `log_and_sockets` begins with the file of its log.
-    pub(in crate::server) fn new(options: Box<Options>, log_and_sockets: Vec<OwnedFd>) -> Self {
+    pub(in crate::server) fn new(options: Box<ExportOptions>, log_and_sockets: Vec<OwnedFd>) -> Self {
         Self { log_and_sockets, options }
     }
 
     /// What the thread of NFS volumes needs.
-    fn to_serve(&self, volume: &Common) -> io::Result<Served> {
+    fn to_serve(&self, volume: &Common) -> io::Result<ServedExport> {
         let mut own = copies(&self.log_and_sockets)?.into_iter();
-        Ok(Served {
+        Ok(ServedExport {
             device: volume.device.try_clone()?,
             region: Arc::clone(&volume.region),
             log: own.next().ok_or_else(broken)?,
@@ -68,8 +68,8 @@ impl ServedKind for NfsExport {
         shared.nfs()?.resume(served)
     }
 
-    fn describe(&self) -> io::Result<(Body, Vec<OwnedFd>)> {
-        Ok((Body::Nfs { options: self.options.clone() }, copies(&self.log_and_sockets)?))
+    fn describe(&self) -> io::Result<(VolumeBody, Vec<OwnedFd>)> {
+        Ok((VolumeBody::Nfs { options: self.options.clone() }, copies(&self.log_and_sockets)?))
     }
 }
 
@@ -84,7 +84,7 @@ impl ServerResources {
     }
 }
 
-impl Volumes {
+impl ServedVolumes {
     /// The NFS server of a volume is at another place, for all volumes that share its sockets.
     pub(in crate::server) fn move_nfs(&mut self, number: VolumeId, place: NfsAddress) -> io::Result<()> {
         let (_, export) = self.of_kind::<NfsExport>(number)?;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::{Common, ServedKind, ServerResources, broken};
 use crate::mount::enclosed::Enclosed;
 use crate::mount::table::MountTable;
-use crate::passthrough::{self, Loaded, Options};
-use crate::protocol::{Body, ServerReply};
+use crate::passthrough::{self, Loaded, PassthroughOptions};
+use crate::protocol::{ServerReply, VolumeBody};
 use crate::region::VolumeKind;
 use crate::session::uring::RingMemory;
 
@@ -17,7 +17,7 @@ pub(in crate::server) struct Passthrough {
     source: OwnedFd,
     /// The mounts that the source is among.
     table: Arc<MountTable>,
-    options: Options,
+    options: PassthroughOptions,
     /// The memory of rings, if requests may come over io_uring.
     rings: Option<OwnedFd>,
     /// What a dead server has left, until this one answers.
@@ -28,7 +28,7 @@ impl Passthrough {
     /// `rest` are the descriptors that come after those of the source.
     pub(in crate::server) fn new(
         source: Enclosed,
-        options: Options,
+        options: PassthroughOptions,
         mut rest: impl Iterator<Item = OwnedFd>,
     ) -> io::Result<Self> {
         let Enclosed { source, table } = source;
@@ -36,7 +36,7 @@ impl Passthrough {
         Ok(Self { source, table: Arc::new(table), options, rings, loaded: None })
     }
 
-    pub(super) fn restore(options: Options, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
+    pub(super) fn restore(options: PassthroughOptions, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
         let mut descriptors = descriptors.into_iter();
         let source = descriptors.next().ok_or_else(broken)?;
         let table = MountTable::from(descriptors.next().ok_or_else(broken)?);
@@ -86,9 +86,9 @@ impl ServedKind for Passthrough {
         loaded.start(volume.device.try_clone()?, Some(volume.mount.as_fd())).map(drop)
     }
 
-    fn describe(&self) -> io::Result<(Body, Vec<OwnedFd>)> {
+    fn describe(&self) -> io::Result<(VolumeBody, Vec<OwnedFd>)> {
         let mut descriptors = vec![self.source.try_clone()?, self.table.as_fd().try_clone_to_owned()?];
         descriptors.extend(self.rings.as_ref().map(OwnedFd::try_clone).transpose()?);
-        Ok((Body::Passthrough { options: self.options.clone() }, descriptors))
+        Ok((VolumeBody::Passthrough { options: self.options.clone() }, descriptors))
     }
 }

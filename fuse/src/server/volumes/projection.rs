@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::{Common, ServedKind, ServerResources, Volumes, broken, copies, images};
+use super::{Common, ServedKind, ServedVolumes, ServerResources, broken, copies, images};
 use crate::audit::Audit;
 use crate::projection::filesystem::{self, ProjectionFilesystem, SharedTree};
 use crate::projection::steps::ProjectionStep;
@@ -13,17 +13,17 @@ use crate::projection::tree::saved::SavedTree;
 use crate::projection::tree::{Root, Staged, Tree};
 use crate::projection::undo::Undo;
 use crate::projection::{GenerationName, Image};
-use crate::protocol::{Body, Reporting, ServerReply, VolumeId};
+use crate::protocol::{Reporting, ServerReply, VolumeBody, VolumeId};
 use crate::region::VolumeKind;
 use crate::session::Session;
 
 /// Generations of files.
-pub(in crate::server) struct Projection {
+pub(in crate::server) struct ServedProjection {
     tree: SharedTree,
     reporting: Reporting,
 }
 
-impl Projection {
+impl ServedProjection {
     /// An empty one.
     pub(in crate::server) fn new(root: Root, reporting: Reporting) -> Self {
         Self { tree: SharedTree::new(Tree::new(root, SystemTime::now())), reporting }
@@ -46,7 +46,7 @@ impl Projection {
     }
 }
 
-impl ServedKind for Projection {
+impl ServedKind for ServedProjection {
     fn region_kind(&self) -> VolumeKind {
         VolumeKind::Projection
     }
@@ -70,13 +70,13 @@ impl ServedKind for Projection {
         self.run(Session::resume(volume.device.try_clone()?, Arc::clone(&volume.region))?, volume, shared)
     }
 
-    fn describe(&self) -> io::Result<(Body, Vec<OwnedFd>)> {
+    fn describe(&self) -> io::Result<(VolumeBody, Vec<OwnedFd>)> {
         let (tree, images) = self.tree.lock().save();
-        Ok((Body::Projection { tree: Box::new(tree), reporting: self.reporting.clone() }, copies(images)?))
+        Ok((VolumeBody::Projection { tree: Box::new(tree), reporting: self.reporting.clone() }, copies(images)?))
     }
 }
 
-impl Volumes {
+impl ServedVolumes {
     /// Announces the next steps to a tree. Returns the thread that answers for it.
     pub(in crate::server) fn announce(
         &self,
@@ -87,14 +87,14 @@ impl Volumes {
     ) -> io::Result<Option<i32>> {
         let stage = |(name, image)| io::Result::Ok(Staged { name, image: Arc::new(Image::adopt(image)?) });
         let staged = staged.map(stage).transpose()?;
-        let (volume, projection) = self.of_kind::<Projection>(number)?;
+        let (volume, projection) = self.of_kind::<ServedProjection>(number)?;
         projection.tree.lock().announce(steps, staged, time);
         Ok(volume.region.session_thread())
     }
 
     /// Closes a generation. Returns which of its nodes the kernel knows.
     pub(in crate::server) fn close(&self, number: VolumeId, generation: &GenerationName) -> io::Result<Vec<u32>> {
-        let (_, projection) = self.of_kind::<Projection>(number)?;
+        let (_, projection) = self.of_kind::<ServedProjection>(number)?;
         Ok(projection.tree.lock().close_generation(generation.as_str())?)
     }
 }

@@ -54,7 +54,7 @@ pub(super) use inbox::RingReply;
 pub(super) use layout::PAYLOAD;
 pub use memory::RingMemory;
 pub(super) use memory::RingState;
-use serve::{Duty, IdleRing, Served};
+use serve::{Duty, IdleRing, RingVolume};
 use wake::Waker;
 use workers::Workers;
 
@@ -64,7 +64,7 @@ use crate::region::Region;
 /// Threads with rings, for one volume.
 pub(super) struct Rings {
     memory: Arc<RingMemory>,
-    threads: Vec<Sender<Arc<Served>>>,
+    threads: Vec<Sender<Arc<RingVolume>>>,
     begun: Receiver<io::Result<()>>,
     /// The CPUs that they run on.
     cpus: Vec<usize>,
@@ -113,7 +113,7 @@ impl Rings {
     ) -> io::Result<bool> {
         let waker = mount.map(|mount| mount.try_clone_to_owned().and_then(Waker::new)).transpose()?;
         let is_resumed = self.memory.in_use().next().is_some();
-        let served = Arc::new(Served {
+        let served = Arc::new(RingVolume {
             memory: Arc::clone(&self.memory),
             device: Arc::clone(device),
             region: Arc::clone(region),

@@ -33,7 +33,7 @@ const ANSWERS: u64 = u64::MAX - 1;
 const ENOUGH: usize = 2;
 
 /// What the threads of a volume share.
-pub(super) struct Served {
+pub(super) struct RingVolume {
     pub(super) memory: Arc<RingMemory>,
     pub(super) device: Arc<OwnedFd>,
     pub(super) region: Arc<Region>,
@@ -42,7 +42,7 @@ pub(super) struct Served {
     pub(super) waker: Option<Waker>,
 }
 
-impl Served {
+impl RingVolume {
     /// Makes the kernel look into the queues of these CPUs.
     pub(super) fn wake(&self, cpus: &[usize]) {
         let woken = self.waker.as_ref().map_or(Ok(()), |waker| waker.wake(cpus));
@@ -106,7 +106,7 @@ impl IdleRing {
     }
 
     /// Waits for a volume, tells whether the kernel takes its entries, and serves it.
-    pub(super) fn serve(self, volume: &Receiver<Arc<Served>>, begun: &Sender<io::Result<()>>) {
+    pub(super) fn serve(self, volume: &Receiver<Arc<RingVolume>>, begun: &Sender<io::Result<()>>) {
         let Ok(served) = volume.recv() else { return };
         served.service.begin_thread();
         let Self { duty, ring, inbox } = self;
@@ -135,7 +135,7 @@ impl IdleRing {
 /// The thread of a ring.
 struct RingThread {
     thread: i32,
-    served: Arc<Served>,
+    served: Arc<RingVolume>,
     ring: Ring,
     inbox: Arc<Inbox>,
     /// For each queue, how many of its entries can take a request.
@@ -338,7 +338,7 @@ impl RingThread {
 
 impl Job {
     /// Has the service answer the request.
-    pub(super) fn execute(self, served: &Served, buffer: &mut Vec<u8>) {
+    pub(super) fn execute(self, served: &RingVolume, buffer: &mut Vec<u8>) {
         let Self { reply, is_left, earlier, .. } = self;
         let (memory, entry) = (&served.memory, reply.entry);
         let number = memory.commit_id(entry);

@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::serve::{Job, Served};
+use super::serve::{Job, RingVolume};
 
 /// Most of these threads.
 const MOST: usize = crate::region::SLOTS - 2;
@@ -54,7 +54,7 @@ impl Workers {
     }
 
     /// Lets another thread execute a request. Gives it back when there is none.
-    pub(super) fn take(served: &Arc<Served>, job: Job) -> Result<(), Job> {
+    pub(super) fn take(served: &Arc<RingVolume>, job: Job) -> Result<(), Job> {
         let mut state = served.workers.lock();
         if state.idle <= state.jobs.len() {
             if state.running == MOST {
@@ -77,7 +77,7 @@ impl Workers {
         self.changed.notify_all();
     }
 
-    fn work(served: &Arc<Served>) {
+    fn work(served: &Arc<RingVolume>) {
         served.service.begin_thread();
         let mut buffer = Vec::new();
         while let Some(job) = served.workers.next() {

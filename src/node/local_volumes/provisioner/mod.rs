@@ -18,7 +18,7 @@ use super::clean::{Cleaned, CleaningProgress};
 use super::entries::Scan;
 use super::error::InspectionError;
 use super::inspection::Fit;
-use super::metrics::Counts;
+use super::metrics::LocalVolumeCounts;
 use super::plan::{Class, DiskStep, World, plan, remarks};
 use super::record::{CleaningRecord, Records};
 use super::volume::{HOSTNAME, LocalVolume, NodeNames, Phase, Reclaim};
@@ -218,13 +218,13 @@ impl Provisioner {
         steps
     }
 
-    fn counts(&self) -> Counts {
+    fn counts(&self) -> LocalVolumeCounts {
         let own = |phase: Phase| {
             let volumes = self.volumes.iter().flat_map(BTreeMap::values);
             volumes.filter(|volume| volume.own.is_some() && volume.is_here && volume.phase == phase).count()
         };
         let entries = self.scan.iter().flat_map(|scan| scan.entries.values());
-        Counts {
+        LocalVolumeCounts {
             free: own(Phase::Free),
             bound: own(Phase::Other),
             released: own(Phase::Released),

@@ -49,7 +49,7 @@ fn vm_11_volumes_of_a_pod_that_is_gone_stay_until_it_is_released() {
     assert!(needs(&pods, "u"), "its containers may still run");
     pods.release(&uid).expect("it is gone");
     assert!(!needs(&pods, "u"));
-    assert_eq!(pods.release(&sample::uid("x")), Err(Refusal::Unknown("x".to_owned())));
+    assert_eq!(pods.release(&sample::uid("x")), Err(CommandError::Unknown("x".to_owned())));
 }
 
 #[test]

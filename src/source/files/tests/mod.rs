@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::find::Root;
+use super::find::ConfiguredPath;
 use super::ledger::Ledger;
 use super::pod_and_objects::PodAndObjects;
 use super::watch::{Signal, Watcher};
@@ -80,7 +80,7 @@ impl ManifestHome {
 
     /// The same without the thread, scan by scan.
     fn step_by_step(&self, objects: &[&str]) -> Steps {
-        let roots = objects.iter().map(|name| Root::objects(self.path(name))).collect();
+        let roots = objects.iter().map(|name| ConfiguredPath::objects(self.path(name))).collect();
         let (mut watcher, signals) = Watcher::new().expect("a watcher");
         let mut ledger = Ledger::new(PodAndObjects::new(Accepted::Pods), None, roots).expect("a ledger");
         ledger.first_scan(&mut watcher).expect("good manifests");

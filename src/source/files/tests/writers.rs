@@ -116,8 +116,9 @@ fn a_change_in_place_counts_only_when_it_was_heard_to_end() {
 fn a_file_that_is_being_written_at_the_start_is_waited_for() {
     let home = ManifestHome::with_objects(&[("app", "1")]);
     let (mut watcher, _signals) = Watcher::new().expect("a watcher");
-    let mut ledger = Ledger::new(PodAndObjects::new(Accepted::Pods), None, vec![Root::objects(home.path("objects"))])
-        .expect("a ledger");
+    let mut ledger =
+        Ledger::new(PodAndObjects::new(Accepted::Pods), None, vec![ConfiguredPath::objects(home.path("objects"))])
+            .expect("a ledger");
     watcher.activity.write(&home.path("objects/app.yaml").canonicalize().expect("a path"));
     let snapshot = ledger.first_scan(&mut watcher).expect("good manifests");
     assert_eq!(value(&snapshot, "app"), Some("1"));

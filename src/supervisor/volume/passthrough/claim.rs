@@ -10,7 +10,7 @@ use super::{Access, Common, MountPlan, PassthroughSource, PodEnd, Setting, Troub
 use crate::binding::{self, Bound, BoundSource};
 use crate::host::device::BlockDevice;
 use crate::host::neighbours::{self, NeighbourLock};
-use crate::host::{HostError, Source, fs_group};
+use crate::host::{HostError, HostSource, fs_group};
 use crate::manifest::PodView;
 use crate::supervisor::volume::driver::{self, Republication, expand_csi};
 use crate::supervisor::volume::growth::{Expansion, Growth};
@@ -162,7 +162,7 @@ fn turn(setting: &Setting, path: &Path, is_exclusive: bool) -> Result<Option<Nei
 }
 
 /// The first pod on the node gives a PersistentVolume to its group; for the others it stays as it is (LP-03).
-fn give(source: &Source, group: u32, shared: bool, bound: &Bound, pod: &PodView) -> Result<(), HostError> {
+fn give(source: &HostSource, group: u32, shared: bool, bound: &Bound, pod: &PodView) -> Result<(), HostError> {
     let name = &bound.name;
     if !shared {
         return fs_group::give(source, group, pod.facts.fs_group_policy, name);

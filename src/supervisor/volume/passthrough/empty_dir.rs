@@ -3,7 +3,7 @@
 use tracing::warn;
 
 use super::{Access, Common, MountPlan, PassthroughSource, Planned, PodEnd, Trouble};
-use crate::host::empty_dir::{Backing, EmptyDirContent, Plan};
+use crate::host::empty_dir::{Backing, EmptyDirContent, EmptyDirPlan};
 use crate::manifest::PodView;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::volume::selinux_context;
@@ -87,13 +87,13 @@ fn source(spec: &Volume) -> Option<EmptyDir> {
     }
 }
 
-fn plan(spec: &Volume, pod: &PodView) -> Result<Plan, Trouble> {
+fn plan(spec: &Volume, pod: &PodView) -> Result<EmptyDirPlan, Trouble> {
     let source = source(spec).ok_or_else(|| Trouble::Manifests("the volume is no emptyDir".to_owned()))?;
-    let plan = Plan::new(&source, &pod.facts, pod.allocatable());
+    let plan = EmptyDirPlan::new(&source, &pod.facts, pod.allocatable());
     plan.map_err(|error| Trouble::Manifests(error.to_string()))
 }
 
-fn set_up(volume: &Common, spec: &Volume, plan: &Plan) -> Result<EmptyDirContent, Trouble> {
+fn set_up(volume: &Common, spec: &Volume, plan: &EmptyDirPlan) -> Result<EmptyDirContent, Trouble> {
     let setting = &volume.setting;
     let home = setting.mount_points().make_home(setting.site.home(spec.name.as_str()));
     let content = EmptyDirContent::set_up(&home.map_err(|error| Trouble::Passing(error.to_string()))?, plan)?;

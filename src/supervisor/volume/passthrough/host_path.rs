@@ -8,7 +8,7 @@ use tracing::warn;
 use super::{Common, MountPlan, PassthroughSource, PodEnd, Setting, Trouble};
 use crate::host::device::BlockDevice;
 use crate::host::disks::PodDisks;
-use crate::host::{FileKind, Source, host_path};
+use crate::host::{FileKind, HostSource, host_path};
 use crate::manifest::PodView;
 use crate::supervisor::run_dir::claim::DISKS;
 use crate::volume::{HostPath, Volume};
@@ -43,7 +43,7 @@ impl PassthroughSource for HostPathSource {
 
 /// A path of the node that is open, and so is the disk that it names.
 pub(super) struct Opened {
-    pub(super) source: Source,
+    pub(super) source: HostSource,
     pub(super) device: Option<BlockDevice>,
 }
 

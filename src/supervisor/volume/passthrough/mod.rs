@@ -28,7 +28,7 @@ use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::bind::bind;
 use podfs_fuse::mount::private::{Access, MountOptions, Shape};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
-use podfs_fuse::passthrough::{Cache, DataPath, Options};
+use podfs_fuse::passthrough::{Cache, DataPath, PassthroughOptions};
 use podfs_fuse::region::VolumeKind;
 use serde_json::Value;
 
@@ -37,7 +37,7 @@ use super::mounter::Mounter;
 use super::nfs::ReachedExport;
 use super::{PodEnd, Setting, Shown, Trouble};
 use crate::host::neighbours::NeighbourLock;
-use crate::host::{HostError, Source, serve};
+use crate::host::{HostError, HostSource, serve};
 use crate::manifest::PodView;
 use crate::supervisor::run::adoption::KeptVolume;
 use crate::volume::nfs_options::Backend;
@@ -156,7 +156,7 @@ pub(super) struct MountPlan {
 
 impl MountPlan {
     /// For a source of the host, which FUSE or the kernel alone serves.
-    fn of_host(spec: &Volume, path: PathBuf, source: Source, access: Access) -> Result<MountPlan, Trouble> {
+    fn of_host(spec: &Volume, path: PathBuf, source: HostSource, access: Access) -> Result<MountPlan, Trouble> {
         let served_by = serve::choose(&source, spec.preferences.served_by, &path)?;
         let content = Planned::Source { source, served_by, limit: None, remote: None };
         Ok(MountPlan { path, content, access, selinux_context: None, turn: None })
@@ -166,7 +166,7 @@ impl MountPlan {
 /// What is to be seen.
 pub(super) enum Planned {
     /// A source on this node, or an export that the kernel has mounted: then calls are made as `remote` says.
-    Source { source: Source, served_by: ServedBy, limit: Option<u64>, remote: Option<ActAs> },
+    Source { source: HostSource, served_by: ServedBy, limit: Option<u64>, remote: Option<ActAs> },
     /// An export, by podfs's own client.
     Export(Box<ReachedExport>),
 }
@@ -338,14 +338,14 @@ impl PassthroughVolume {
         Setting::about(spec, point.path(), self.common.group, access)
     }
 
-    fn passthrough_options(&self, spec: &Volume, limit: Option<u64>, remote: Option<ActAs>) -> Options {
+    fn passthrough_options(&self, spec: &Volume, limit: Option<u64>, remote: Option<ActAs>) -> PassthroughOptions {
         let name = spec.name.to_string();
         // Sockets in a source of the pod were made through it, and the listeners at sockets of an export are on other machines.
         let advice = (!self.source.is_of_pod() && remote.is_none())
             .then(|| format!("to reach it, give the pod the annotation podfs.io/host-path.{name}: bind"));
         // Of content that was there before, containers may still have files open through an earlier mount.
         let nothing_else_changes = self.source.is_of_pod() && self.source.is_new() && self.outdated.is_none();
-        Options {
+        PassthroughOptions {
             name,
             cache: match spec.preferences.cache {
                 Cache::Auto if nothing_else_changes && limit.is_none() => Cache::Always,

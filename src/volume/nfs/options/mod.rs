@@ -16,7 +16,7 @@ pub struct NfsOptions {
     /// The NFS client; podfs chooses if there is none.
     pub backend: Option<Backend>,
     /// The version of the protocol; podfs chooses if there is none.
-    pub version: Option<Version>,
+    pub version: Option<NfsVersion>,
     /// The authentication of callers.
     pub security: Security,
     /// Whether the connection is encrypted (`xprtsec`, Linux 6.5).
@@ -78,7 +78,7 @@ pub enum Backend {
 
 /// A version of NFS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Version {
+pub enum NfsVersion {
     /// RFC 1813.
     V3,
     /// Of version 4, this one, or the highest that both sides know.
@@ -217,8 +217,8 @@ impl NfsOptions {
     /// What only the kernel's client can do.
     fn needs_kernel(&self) -> Option<String> {
         match (&self.version, &self.security, self.transport_security) {
-            (Some(Version::V4(None)), ..) => Some("nfsvers=4".to_owned()),
-            (Some(Version::V4(Some(minor))), ..) => Some(format!("nfsvers=4.{minor}")),
+            (Some(NfsVersion::V4(None)), ..) => Some("nfsvers=4".to_owned()),
+            (Some(NfsVersion::V4(Some(minor))), ..) => Some(format!("nfsvers=4.{minor}")),
             (_, Security::Flavors(flavors), _) => Some(format!("sec={flavors}")),
             (.., TransportSecurity::Tls) => Some("xprtsec=tls".to_owned()),
             (.., TransportSecurity::MutualTls) => Some("xprtsec=mtls".to_owned()),

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{
-    AttributeCache, Backend, Locks, LookupCache, NfsOptions, NfsOptionsError, OptionProblem, Recovery, Security,
-    TransportSecurity, Version,
+    AttributeCache, Backend, Locks, LookupCache, NfsOptions, NfsOptionsError, NfsVersion, OptionProblem, Recovery,
+    Security, TransportSecurity,
 };
 
 /// Options of mount(8), and of no NFS client, that change nothing here: what they ask for is so anyway, or there is
@@ -243,8 +243,8 @@ impl Parser {
     fn finish(self) -> Result<NfsOptions, NfsOptionsError> {
         let Parser { mut options, minor, no_attributes, said } = self;
         match (options.version, minor) {
-            (Some(Version::V4(None)) | None, Some(minor)) => options.version = Some(Version::V4(Some(minor))),
-            (Some(version), Some(minor)) if version != Version::V4(Some(minor)) => {
+            (Some(NfsVersion::V4(None)) | None, Some(minor)) => options.version = Some(NfsVersion::V4(Some(minor))),
+            (Some(version), Some(minor)) if version != NfsVersion::V4(Some(minor)) => {
                 let of = |topic: &str| said.get(topic).cloned().unwrap_or_default();
                 let (one, other) = (of("vers"), of("minorversion"));
                 return Err(NfsOptionsError::Contradiction { one, other });
@@ -267,13 +267,13 @@ fn is_of_mount(name: &str) -> bool {
     OF_MOUNT.contains(&name) || name == "comment" || name.starts_with("x-") || name.starts_with("X-")
 }
 
-fn version(value: &str) -> Result<Version, OptionProblem> {
+fn version(value: &str) -> Result<NfsVersion, OptionProblem> {
     match value {
-        "3" => Ok(Version::V3),
-        "4" => Ok(Version::V4(None)),
-        "4.0" => Ok(Version::V4(Some(0))),
-        "4.1" => Ok(Version::V4(Some(1))),
-        "4.2" => Ok(Version::V4(Some(2))),
+        "3" => Ok(NfsVersion::V3),
+        "4" => Ok(NfsVersion::V4(None)),
+        "4.0" => Ok(NfsVersion::V4(Some(0))),
+        "4.1" => Ok(NfsVersion::V4(Some(1))),
+        "4.2" => Ok(NfsVersion::V4(Some(2))),
         _ => Err(OptionProblem::Version),
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use podfs::node::nri::frames::{FrameReader, Message, MessageType, TO_PLUGIN, TO_RUNTIME};
+use podfs::node::nri::frames::{FrameReader, MessageType, TO_PLUGIN, TO_RUNTIME, TtrpcMessage};
 use podfs::node::nri::messages::nri::*;
 use podfs::node::nri::messages::ttrpc::{Request, Response};
 use prost::Message as _;
@@ -81,7 +81,7 @@ fn answer(stream: &mut UnixStream, reader: &mut FrameReader) -> Option<bool> {
 }
 
 fn send(stream: &mut UnixStream, connection: u32, number: u32, kind: MessageType, body: Vec<u8>) {
-    let frames = Message { connection, stream: number, kind, body }.frames();
+    let frames = TtrpcMessage { connection, stream: number, kind, body }.frames();
     stream.write_all(&frames).expect("the runtime reads");
 }
 

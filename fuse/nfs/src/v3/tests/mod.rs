@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::rpc::message::{Received, receive};
-use crate::rpc::{Credential, Denial, Message, Procedure, RpcError, Slice};
+use crate::rpc::{Credential, Denial, Procedure, RpcCall, RpcError, Slice};
 use crate::xdr::{Malformed, XdrReader, XdrWriter};
 use values::*;
 
@@ -32,7 +32,7 @@ proptest! {
         let arguments = |to: &mut XdrWriter| {
             super::arguments::write(to, &file, offset, data.len() as u32, Stability::DataSync);
         };
-        let message = Message::call_with(xid, procedure, &credential, arguments, Some(payload));
+        let message = RpcCall::call_with(xid, procedure, &credential, arguments, Some(payload));
         let sent: Vec<u8> = message.parts(0).flat_map(|part| part.to_vec()).collect();
 
         let cred = match &credential {

@@ -4,7 +4,7 @@ use rustix::io::pwrite;
 
 use super::*;
 
-const TARGET: Target = Target { node: NodeId(7), open: HandleId(1), offset: 0 };
+const TARGET: WriteTarget = WriteTarget { node: NodeId(7), open: HandleId(1), offset: 0 };
 
 #[test]
 fn memory_is_given_back_only_when_nothing_is_in_the_log() {
