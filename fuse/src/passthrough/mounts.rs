@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatVfsMountFlags, Statx, StatxFlags, fstatvfs, openat, statx};
 use rustix::io::Errno;
 
-use super::attributes::{attributes_of_name, kind};
+use super::attributes::attributes_of_name;
 use super::handle::FileHandle;
 use super::hashing::Key;
 use super::listing::SourceListing;
@@ -196,8 +196,8 @@ impl Mounts {
         Ok((identity, mount))
     }
 
-    /// Which file `name` leads to, with its attributes, if two system calls on the name tell that: if it is no directory, and on
-    /// the mount of `parent`. Otherwise it is to be opened.
+    /// Which file `name` leads to, with its attributes, if two system calls on the name tell that: if it is on the mount of
+    /// `parent`. Otherwise it is to be opened.
     ///
     /// Both calls found the same file if its number and its mount are the same. There is one exception: between the two calls, the
     /// name leads to a new file with the number of one that was just deleted. The handle is that of the deleted file then. The next
@@ -226,7 +226,14 @@ impl Mounts {
             && found.stx_mask & StatxFlags::MNT_ID.bits() != 0
             && found.stx_mnt_id == id;
         let identity = Identity::Handle { mount: parent.mount.index, handle };
-        Ok((is_same && kind(&found) != FileType::Directory).then_some((identity, found)))
+        Ok(is_same.then_some((identity, found)))
+    }
+
+    /// Which file `name` leads to, by one system call on the name: only if it is on the mount of `parent`.
+    pub fn identity_of_name(parent: &Node, directory: BorrowedFd<'_>, name: &CStr) -> Option<Identity> {
+        parent.handle()?;
+        let (handle, id) = FileHandle::of_name(directory, name).ok()?;
+        (id == parent.mount.id).then_some(Identity::Handle { mount: parent.mount.index, handle })
     }
 
     fn enter(
