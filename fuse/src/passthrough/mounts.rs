@@ -210,6 +210,16 @@ impl Mounts {
         directory: BorrowedFd<'_>,
         name: &CStr,
     ) -> Result<Option<(Identity, Statx)>, Errno> {
+        Self::identify_name_while(parent, directory, name, || {})
+    }
+
+    /// As [`Self::identify_name`]; `meanwhile` happens between the two calls.
+    fn identify_name_while(
+        parent: &Node,
+        directory: BorrowedFd<'_>,
+        name: &CStr,
+        meanwhile: impl FnOnce(),
+    ) -> Result<Option<(Identity, Statx)>, Errno> {
         if parent.handle().and_then(FileHandle::ino).is_none() {
             return Ok(None);
         }
@@ -221,6 +231,7 @@ impl Mounts {
         if id != parent.mount.id {
             return Ok(None);
         }
+        meanwhile();
         let Ok(found) = attributes_of_name(directory, name) else { return Ok(None) };
         let is_same = handle.ino().map(u64::from) == Some(found.stx_ino)
             && found.stx_mask & StatxFlags::MNT_ID.bits() != 0
@@ -326,3 +337,6 @@ fn restrictions_of(file: BorrowedFd<'_>) -> Result<Restrictions, Errno> {
         noexec: flags.contains(StatVfsMountFlags::NOEXEC),
     })
 }
+
+#[cfg(test)]
+mod tests;
