@@ -42,6 +42,7 @@ use rustix::io::Errno;
 
 use super::acting::{self, Identities};
 use super::attributes::{Validity, attr, attributes_of, bytes_taken, kind};
+use super::hashing::Key;
 use super::locks::LockWaits;
 use super::mounts::{Mounts, proc_path, reopen};
 use super::node::{Identity, Node};
@@ -79,7 +80,7 @@ pub struct PassthroughFilesystem {
     validity: Validity,
     mounts: Mounts,
     nodes: Nodes,
-    directories: Mutex<LruCache<NodeId, Arc<OwnedFd>>>,
+    directories: Mutex<LruCache<NodeId, OpenedDirectory, Key>>,
     files: OpenFiles,
     readdirplus: ReaddirplusPolicy,
     /// The kernel keeps locks by itself.
@@ -97,6 +98,12 @@ pub struct PassthroughFilesystem {
     /// What it said of itself last.
     status: Mutex<Kstatfs>,
     trace: Arc<Trace>,
+}
+
+/// A directory that stays open, with its node, which is not made anew for each request then.
+struct OpenedDirectory {
+    file: Arc<OwnedFd>,
+    _node: Arc<Node>,
 }
 
 /// What a session with such a file system asks the kernel for.
@@ -158,7 +165,7 @@ impl PassthroughFilesystem {
             is_reopening: AtomicBool::new(!files.to_be_reopened().is_empty()),
             nodes,
             mounts,
-            directories: Mutex::new(LruCache::new(OPEN_DIRECTORIES)),
+            directories: Mutex::new(LruCache::with_hasher(OPEN_DIRECTORIES, Key::default())),
             files,
             readdirplus: ReaddirplusPolicy::default(),
             kernel_keeps_locks: session.accepted() & LOCKS == 0,
@@ -209,9 +216,9 @@ impl PassthroughFilesystem {
             Operation::Unlink { name } => self.unlink(node, name, exchange),
             Operation::RmDir { name } => self.remove_directory(node, name, exchange),
             Operation::Rename { name, new_parent, new_name, flags } => {
-                self.rename((node, name), (&*self.node(new_parent)?, new_name), flags, exchange)
+                self.rename((node, name), (&self.node(new_parent)?, new_name), flags, exchange)
             }
-            Operation::Link { node: old, name } => self.link(&*self.node(old)?, node, name, exchange),
+            Operation::Link { node: old, name } => self.link(&self.node(old)?, node, name, exchange),
             Operation::SetXattr { name, value, arguments } => self.set_xattr(node, name, value, arguments, exchange),
             Operation::RemoveXattr { name } => self.remove_xattr(node, name, exchange),
 
@@ -247,12 +254,12 @@ impl PassthroughFilesystem {
 
     fn forget(&self, node: NodeId, lookups: u64) {
         if self.nodes.forget(node, lookups) {
-            self.open_directories().pop(&node);
+            let _gone = self.open_directories().pop(&node);
         }
     }
 
     /// A descriptor of the node, `O_PATH` or better.
-    fn descriptor(&self, node: &Node) -> Result<Arc<OwnedFd>, Errno> {
+    fn descriptor(&self, node: &Arc<Node>) -> Result<Arc<OwnedFd>, Errno> {
         if let Some(held) = node.held() {
             return Ok(held);
         }
@@ -263,11 +270,18 @@ impl PassthroughFilesystem {
             return node.reopen(OFlags::PATH).map(Arc::new);
         }
         if let Some(directory) = self.open_directories().get(&node.id) {
-            return Ok(Arc::clone(directory));
+            return Ok(Arc::clone(&directory.file));
         }
         let directory = Arc::new(node.reopen(OFlags::PATH)?);
-        self.open_directories().put(node.id, Arc::clone(&directory));
+        self.keep_directory(node, Arc::clone(&directory));
         Ok(directory)
+    }
+
+    /// Keeps a directory open, for what is going to be looked up there.
+    fn keep_directory(&self, node: &Arc<Node>, file: Arc<OwnedFd>) {
+        let opened = OpenedDirectory { file, _node: Arc::clone(node) };
+        // What this takes the place of is dropped when the directories are not locked any more.
+        let _before = self.open_directories().push(node.id, opened);
     }
 
     /// A descriptor that is better than `O_PATH`, if callers have the file open.
@@ -276,7 +290,7 @@ impl PassthroughFilesystem {
     }
 
     /// A descriptor of a directory, to find a name in.
-    fn directory(&self, node: &Node) -> Result<Arc<OwnedFd>, Errno> {
+    fn directory(&self, node: &Arc<Node>) -> Result<Arc<OwnedFd>, Errno> {
         if node.kind == FileType::Directory { self.descriptor(node) } else { Err(Errno::NOTDIR) }
     }
 
@@ -296,7 +310,7 @@ impl PassthroughFilesystem {
     fn enter(&self, file: OwnedFd, parent: &Node, made: bool) -> Result<(Arc<Node>, EntryOut), Errno> {
         let (node, found) = self.enter_open(&file, parent, made)?;
         if node.kind == FileType::Directory {
-            self.open_directories().put(node.id, Arc::new(file));
+            self.keep_directory(&node, Arc::new(file));
         } else {
             self.keep_open(&node, || Ok(file))?;
         }
@@ -315,6 +329,11 @@ impl PassthroughFilesystem {
         let charge = if made { 0 } else { bytes_taken(found) };
         let node =
             self.nodes.enter(NewNode { identity, mount: Arc::clone(&parent.mount), kind: kind(found), charge })?;
+        if node.kind == FileType::Directory {
+            // It is opened while it has its name: a caller may have it as working directory when it is removed. If it cannot be
+            // opened, the next request about it says why.
+            let _open = self.descriptor(&node);
+        }
         let entry = self.validity.for_node(&node, found).entry(node.id, attr(found, &node.mount));
         Ok((node, entry))
     }
@@ -360,7 +379,7 @@ impl PassthroughFilesystem {
         }
     }
 
-    fn open_directories(&self) -> std::sync::MutexGuard<'_, LruCache<NodeId, Arc<OwnedFd>>> {
+    fn open_directories(&self) -> std::sync::MutexGuard<'_, LruCache<NodeId, OpenedDirectory, Key>> {
         self.directories.lock().expect("a thread that panics ends the process")
     }
 

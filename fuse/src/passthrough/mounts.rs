@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatVfsMountFlags, Statx, StatxFlags, fstatvfs, openat, statx};
 use rustix::io::Errno;
 
-use super::attributes::{attributes_of_name, kind};
+use super::attributes::attributes_of_name;
 use super::handle::FileHandle;
 use super::hashing::Key;
 use super::listing::SourceListing;
@@ -200,8 +200,8 @@ impl Mounts {
         Ok((identity, mount))
     }
 
-    /// Which file `name` leads to, with its attributes, if two system calls on the name tell that: if it is no directory, and on
-    /// the mount of `parent`. Otherwise it is to be opened.
+    /// Which file `name` leads to, with its attributes, if two system calls on the name tell that: if it is on the mount of
+    /// `parent`. Otherwise it is to be opened.
     ///
     /// Both calls found the same file if its number and its mount are the same. There is one exception: between the two calls, the
     /// name leads to a new file with the number of one that was just deleted. The handle is that of the deleted file then. The next
@@ -214,6 +214,16 @@ impl Mounts {
         directory: BorrowedFd<'_>,
         name: &CStr,
     ) -> Result<Option<(Identity, Statx)>, Errno> {
+        Self::identify_name_while(parent, directory, name, || {})
+    }
+
+    /// As [`Self::identify_name`]; `meanwhile` happens between the two calls.
+    fn identify_name_while(
+        parent: &Node,
+        directory: BorrowedFd<'_>,
+        name: &CStr,
+        meanwhile: impl FnOnce(),
+    ) -> Result<Option<(Identity, Statx)>, Errno> {
         if parent.handle().and_then(FileHandle::ino).is_none() {
             return Ok(None);
         }
@@ -225,12 +235,20 @@ impl Mounts {
         if id != parent.mount.id {
             return Ok(None);
         }
+        meanwhile();
         let Ok(found) = attributes_of_name(directory, name) else { return Ok(None) };
         let is_same = handle.ino().map(u64::from) == Some(found.stx_ino)
             && found.stx_mask & StatxFlags::MNT_ID.bits() != 0
             && found.stx_mnt_id == id;
         let identity = Identity::Handle { mount: parent.mount.index, handle };
-        Ok((is_same && kind(&found) != FileType::Directory).then_some((identity, found)))
+        Ok(is_same.then_some((identity, found)))
+    }
+
+    /// Which file `name` leads to, by one system call on the name: only if it is on the mount of `parent`.
+    pub fn identity_of_name(parent: &Node, directory: BorrowedFd<'_>, name: &CStr) -> Option<Identity> {
+        parent.handle()?;
+        let (handle, id) = FileHandle::of_name(directory, name).ok()?;
+        (id == parent.mount.id).then_some(Identity::Handle { mount: parent.mount.index, handle })
     }
 
     fn enter(
@@ -324,3 +342,6 @@ fn restrictions_of(file: BorrowedFd<'_>) -> Result<Restrictions, Errno> {
         noexec: flags.contains(StatVfsMountFlags::NOEXEC),
     })
 }
+
+#[cfg(test)]
+mod tests;

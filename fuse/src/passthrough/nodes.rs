@@ -57,9 +57,9 @@ pub struct SharedNodes {
 struct Tables {
     by_id: HashTable<CellId>,
     by_identity: HashTable<CellId>,
-    in_use: HashMap<CellId, Weak<Node>>,
+    in_use: HashMap<CellId, Weak<Node>, Key>,
     /// Forgotten nodes; the one that the kernel has known last is the last to go.
-    forgotten: LruCache<CellId, ()>,
+    forgotten: LruCache<CellId, (), Key>,
     /// By the volume's number for each, with the number of nodes on it that are not forgotten.
     mounts: HashMap<u64, (Arc<SourceMount>, usize), Key>,
 }
@@ -69,8 +69,8 @@ impl Default for Tables {
         Self {
             by_id: HashTable::new(),
             by_identity: HashTable::new(),
-            in_use: HashMap::new(),
-            forgotten: LruCache::unbounded(),
+            in_use: HashMap::default(),
+            forgotten: LruCache::unbounded_with_hasher(Key::default()),
             mounts: HashMap::default(),
         }
     }

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use super::hashing::Key;
 use super::listing::SourceListing;
 use super::node::Node;
 use super::share::Taken;
@@ -141,8 +142,8 @@ pub struct OpenFiles {
 
 #[derive(Default)]
 struct OpenTable {
-    files: HashMap<HandleId, Arc<OpenFile>>,
-    directories: HashMap<HandleId, Arc<OpenDirectory>>,
+    files: HashMap<HandleId, Arc<OpenFile>, Key>,
+    directories: HashMap<HandleId, Arc<OpenDirectory>, Key>,
 }
 
 impl OpenFiles {
@@ -154,8 +155,8 @@ impl OpenFiles {
     /// Those that a dead server left; `unanswered` has, by request, what was opened without a known answer.
     pub fn inherit(
         region: Arc<Region>,
-        files: HashMap<HandleId, Arc<OpenFile>>,
-        directories: HashMap<HandleId, Arc<OpenDirectory>>,
+        files: HashMap<HandleId, Arc<OpenFile>, Key>,
+        directories: HashMap<HandleId, Arc<OpenDirectory>, Key>,
         unanswered: HashMap<u64, HandleId>,
     ) -> Self {
         Self { region, table: Mutex::new(OpenTable { files, directories }), unanswered }

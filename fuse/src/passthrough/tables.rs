@@ -265,7 +265,7 @@ impl<'a> RegionReader<'a> {
 
     fn open_files(&mut self, asked: Vec<u64>, nodes: &Nodes, share: &Share) -> OpenFiles {
         let asked_again: HashSet<u64> = self.region.in_flight().unanswered().chain(asked).collect();
-        let (mut files, mut directories) = (HashMap::new(), HashMap::new());
+        let (mut files, mut directories) = (HashMap::default(), HashMap::default());
         let mut unanswered = HashMap::new();
         for record in self.records::<OpenCell>() {
             let (cell, unique) = (record.id(), record.unique.load(Relaxed));

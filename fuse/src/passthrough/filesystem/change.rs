@@ -1,7 +1,8 @@
 //! Changing: what makes, removes or changes names and attributes.
 
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::thread::sleep;
 
@@ -14,14 +15,14 @@ use rustix::io::Errno;
 
 use super::super::acting::acting_for;
 use super::super::attributes::{attr, attributes_of, bytes_taken, kind};
-use super::super::mounts::{proc_path, reopen};
+use super::super::mounts::{Mounts, proc_path, reopen};
 use super::super::node::Node;
 use super::super::usage::{Account, QuotaUsage};
 use super::look::attribute_name;
 use super::{PassthroughFilesystem, component, outcome, silly};
 use crate::caller::privileges::is_in_group;
 use crate::session::abi::{MkdirIn, MknodIn, SETXATTR_ACL_KILL_SGID, SetattrIn, SetxattrIn, fattr};
-use crate::session::{Answer, Caller, Exchange, NodeId};
+use crate::session::{Answer, Caller, Exchange, NodeId, Service};
 
 const SETUID: u32 = 0o4000;
 const SETGID: u32 = 0o2000;
@@ -32,7 +33,7 @@ const CHANGES: u32 = fattr::MODE | fattr::UID | fattr::GID | fattr::SIZE | fattr
 impl PassthroughFilesystem {
     pub(super) fn make_directory(
         &self,
-        parent: &Node,
+        parent: &Arc<Node>,
         name: &OsStr,
         arguments: &MkdirIn,
         caller: Caller,
@@ -46,7 +47,7 @@ impl PassthroughFilesystem {
 
     pub(super) fn make_node(
         &self,
-        parent: &Node,
+        parent: &Arc<Node>,
         name: &OsStr,
         arguments: &MknodIn,
         caller: Caller,
@@ -61,7 +62,7 @@ impl PassthroughFilesystem {
 
     pub(super) fn make_link(
         &self,
-        parent: &Node,
+        parent: &Arc<Node>,
         name: &OsStr,
         target: &OsStr,
         caller: Caller,
@@ -76,8 +77,8 @@ impl PassthroughFilesystem {
 
     pub(super) fn link(
         &self,
-        old: &Node,
-        parent: &Node,
+        old: &Arc<Node>,
+        parent: &Arc<Node>,
         name: &OsStr,
         exchange: &Exchange<'_>,
     ) -> Result<Answer, Errno> {
@@ -92,7 +93,7 @@ impl PassthroughFilesystem {
         self.find(parent, name, false).map(|(_, entry)| Answer::Entry(entry))
     }
 
-    pub(super) fn unlink(&self, parent: &Node, name: &OsStr, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
+    pub(super) fn unlink(&self, parent: &Arc<Node>, name: &OsStr, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
         let directory = self.directory(parent)?;
         let name = component(name)?;
         self.reopen_before_removal(&directory, parent, name);
@@ -107,7 +108,7 @@ impl PassthroughFilesystem {
 
     pub(super) fn remove_directory(
         &self,
-        parent: &Node,
+        parent: &Arc<Node>,
         name: &OsStr,
         exchange: &Exchange<'_>,
     ) -> Result<Answer, Errno> {
@@ -129,19 +130,31 @@ impl PassthroughFilesystem {
     }
 
     /// Keeps a descriptor of a directory whose name is about to go; returns its node, if the node had none before.
-    fn hold_directory(&self, directory: &OwnedFd, parent: &Node, name: &OsStr) -> Option<Arc<Node>> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let removed = openat(directory, name, flags, Mode::empty()).ok()?;
-        let (identity, _) = self.mounts.identify(removed.as_fd(), Some(parent)).ok()?;
-        let node = self.nodes.find(&identity).filter(|node| node.held().is_none())?;
+    fn hold_directory(&self, directory: &OwnedFd, parent: &Arc<Node>, name: &OsStr) -> Option<Arc<Node>> {
+        let known = || {
+            let name = CString::new(name.as_bytes()).ok()?;
+            let node = self.nodes.find(&Mounts::identity_of_name(parent, directory.as_fd(), &name)?)?;
+            let opened = self.open_directories().pop(&node.id)?;
+            Some((node, Arc::into_inner(opened.file)?))
+        };
+        let named = || {
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let removed = openat(directory, name, flags, Mode::empty()).ok()?;
+            let (identity, _) = self.mounts.identify(removed.as_fd(), Some(parent)).ok()?;
+            Some((self.nodes.find(&identity)?, removed))
+        };
+        let (node, removed) = if self.is_remote() { named() } else { known().or_else(named) }?;
+        if node.kind != FileType::Directory || node.held().is_some() {
+            return None;
+        }
         node.hold(removed, self.descriptors.take().ok()?);
         Some(node)
     }
 
     pub(super) fn rename(
         &self,
-        (parent, name): (&Node, &OsStr),
-        (new_parent, new_name): (&Node, &OsStr),
+        (parent, name): (&Arc<Node>, &OsStr),
+        (new_parent, new_name): (&Arc<Node>, &OsStr),
         flags: u32,
         exchange: &Exchange<'_>,
     ) -> Result<Answer, Errno> {
@@ -176,7 +189,12 @@ impl PassthroughFilesystem {
         Ok(Answer::Done)
     }
 
-    pub(super) fn set_attributes(&self, node: &Node, arguments: &SetattrIn, caller: Caller) -> Result<Answer, Errno> {
+    pub(super) fn set_attributes(
+        &self,
+        node: &Arc<Node>,
+        arguments: &SetattrIn,
+        caller: Caller,
+    ) -> Result<Answer, Errno> {
         let valid = arguments.valid;
         let file = self.descriptor(node)?;
         // A SETATTR that changes nothing comes before a write that the kernel does by itself.
@@ -210,7 +228,7 @@ impl PassthroughFilesystem {
         Ok(Answer::Attributes(self.validity.for_node(node, &found).attributes(attr(&found, &node.mount))))
     }
 
-    fn truncate(&self, node: &Node, file: &OwnedFd, arguments: &SetattrIn) -> Result<(), Errno> {
+    fn truncate(&self, node: &Arc<Node>, file: &OwnedFd, arguments: &SetattrIn) -> Result<(), Errno> {
         let open = if arguments.valid & fattr::FH != 0 { self.files.get(arguments.fh).ok() } else { None };
         let own = || {
             Self::open_file_again(node, OFlags::WRONLY | OFlags::NONBLOCK)
@@ -225,7 +243,7 @@ impl PassthroughFilesystem {
 
     pub(super) fn set_xattr(
         &self,
-        node: &Node,
+        node: &Arc<Node>,
         name: &OsStr,
         value: &[u8],
         arguments: &SetxattrIn,
@@ -259,7 +277,12 @@ impl PassthroughFilesystem {
         Ok(Answer::Done)
     }
 
-    pub(super) fn remove_xattr(&self, node: &Node, name: &OsStr, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
+    pub(super) fn remove_xattr(
+        &self,
+        node: &Arc<Node>,
+        name: &OsStr,
+        exchange: &Exchange<'_>,
+    ) -> Result<Answer, Errno> {
         let file = self.descriptor(node)?;
         exchange.begin(0);
         let removed = removexattr(proc_path(file.as_fd()), attribute_name(name)?);
@@ -272,7 +295,7 @@ impl PassthroughFilesystem {
     /// be made.
     fn make(
         &self,
-        parent: &Node,
+        parent: &Arc<Node>,
         name: &OsStr,
         (caller, umask): (Caller, u32),
         exchange: &Exchange<'_>,
@@ -299,7 +322,7 @@ impl PassthroughFilesystem {
     }
 
     /// Charges a node with what it takes now, where that is counted.
-    pub(super) fn settle(&self, node: &Node, file: BorrowedFd<'_>) {
+    pub(super) fn settle(&self, node: &Arc<Node>, file: BorrowedFd<'_>) {
         if let Some(usage) = &self.usage {
             usage.lock().settle(node, file);
         }
@@ -339,7 +362,7 @@ impl PassthroughFilesystem {
     }
 
     /// What is no longer taken once `name` is gone, where that is counted.
-    fn going(&self, directory: &OwnedFd, parent: &Node, name: &OsStr) -> Option<Going> {
+    fn going(&self, directory: &OwnedFd, parent: &Arc<Node>, name: &OsStr) -> Option<Going> {
         self.usage.as_ref()?;
         let found = self.last_name_of(directory, name)?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;

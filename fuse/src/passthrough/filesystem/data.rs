@@ -65,7 +65,7 @@ impl PassthroughFilesystem {
 
     pub(super) fn create(
         &self,
-        parent: &Node,
+        parent: &Arc<Node>,
         name: &OsStr,
         arguments: &CreateIn,
         caller: Caller,
@@ -97,7 +97,7 @@ impl PassthroughFilesystem {
 
     pub(super) fn create_unnamed(
         &self,
-        parent: &Node,
+        parent: &Arc<Node>,
         arguments: &CreateIn,
         caller: Caller,
         exchange: &Exchange<'_>,
@@ -121,7 +121,7 @@ impl PassthroughFilesystem {
 
     fn created(
         &self,
-        parent: &Node,
+        parent: &Arc<Node>,
         file: OwnedFd,
         taken: Taken,
         flags: u32,
@@ -294,7 +294,7 @@ impl PassthroughFilesystem {
 
     /// Once a node that is not open any more has no mapping either, the kernel may believe its attributes again: those that
     /// come with its next lookup.
-    pub(super) fn prune(&self, node: &Node) {
+    pub(super) fn prune(&self, node: &Arc<Node>) {
         if node.is_mappable() && node.open().is_none() {
             self.pruner.prune_soon(node.id);
         }

@@ -37,7 +37,7 @@ impl PassthroughFilesystem {
     }
 
     /// Answers with the directory that the directory `node` is in.
-    pub(super) fn look_up_parent(&self, node: &Node) -> Result<Answer, Errno> {
+    pub(super) fn look_up_parent(&self, node: &Arc<Node>) -> Result<Answer, Errno> {
         if node.id == NodeId::ROOT {
             return Err(Errno::STALE);
         }

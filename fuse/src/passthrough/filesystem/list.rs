@@ -108,7 +108,12 @@ impl PassthroughFilesystem {
         Ok(Answer::Done)
     }
 
-    fn look_up_listed(&self, parent: &Node, directory: BorrowedFd<'_>, entry: DirectoryEntry<'_>) -> Option<EntryOut> {
+    fn look_up_listed(
+        &self,
+        parent: &Arc<Node>,
+        directory: BorrowedFd<'_>,
+        entry: DirectoryEntry<'_>,
+    ) -> Option<EntryOut> {
         let (node, found) = self.find_in(directory, parent, entry.name, false).ok()?;
         self.warn_of_socket(&node, parent, entry.name);
         Some(found)

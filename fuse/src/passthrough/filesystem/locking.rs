@@ -15,7 +15,7 @@ use crate::session::{Answer, Exchange};
 
 impl PassthroughFilesystem {
     /// A process has closed a descriptor of the file: it has no `fcntl` locks there any more.
-    pub(super) fn flush(&self, node: &Node, arguments: &FlushIn) -> Result<Answer, Errno> {
+    pub(super) fn flush(&self, node: &Arc<Node>, arguments: &FlushIn) -> Result<Answer, Errno> {
         let given_up = node.open().as_mut().map_or(Ok(()), |open| open.locks.give_up(arguments.lock_owner));
         if self.options.remote.is_some() {
             // The next open of the file, on any machine, must find what was written, and the close must return write errors.
@@ -26,7 +26,7 @@ impl PassthroughFilesystem {
         given_up.map(|()| Answer::Done)
     }
 
-    pub(super) fn find_lock(&self, node: &Node, arguments: &LkIn) -> Result<Answer, Errno> {
+    pub(super) fn find_lock(&self, node: &Arc<Node>, arguments: &LkIn) -> Result<Answer, Errno> {
         let owner = arguments.owner;
         let (description, file) = {
             let mut open = node.open();

@@ -24,7 +24,7 @@ use crate::session::{Answer, Caller, HandleId, NodeId, RootQuestion, Service};
 const CAPABILITY: &CStr = c"security.capability";
 
 impl PassthroughFilesystem {
-    pub(super) fn lookup(&self, parent: &Node, name: &OsStr) -> Result<Answer, Errno> {
+    pub(super) fn lookup(&self, parent: &Arc<Node>, name: &OsStr) -> Result<Answer, Errno> {
         let (node, entry) = self.find(parent, name, false)?;
         self.readdirplus.looked_up();
         self.warn_of_socket(&node, parent, name);
@@ -32,7 +32,7 @@ impl PassthroughFilesystem {
     }
 
     /// Finds a name, and answers with its node. What was just `made` is charged with nothing yet.
-    pub(super) fn find(&self, parent: &Node, name: &OsStr, made: bool) -> Result<(Arc<Node>, EntryOut), Errno> {
+    pub(super) fn find(&self, parent: &Arc<Node>, name: &OsStr, made: bool) -> Result<(Arc<Node>, EntryOut), Errno> {
         self.find_in(self.directory(parent)?.as_fd(), parent, component(name)?, made)
     }
 
@@ -40,7 +40,7 @@ impl PassthroughFilesystem {
     pub(super) fn find_in(
         &self,
         directory: BorrowedFd<'_>,
-        parent: &Node,
+        parent: &Arc<Node>,
         name: &OsStr,
         made: bool,
     ) -> Result<(Arc<Node>, EntryOut), Errno> {
@@ -55,17 +55,17 @@ impl PassthroughFilesystem {
         self.enter(openat(directory, name, flags, Mode::empty())?, parent, made)
     }
 
-    pub(super) fn attributes(&self, node: &Node, handle: Option<HandleId>) -> Result<Answer, Errno> {
+    pub(super) fn attributes(&self, node: &Arc<Node>, handle: Option<HandleId>) -> Result<Answer, Errno> {
         let found = self.stat(node, handle)?;
         Ok(Answer::Attributes(self.validity.for_node(node, &found).attributes(attr(&found, &node.mount))))
     }
 
-    pub(super) fn statx(&self, node: &Node, handle: Option<HandleId>) -> Result<Answer, Errno> {
+    pub(super) fn statx(&self, node: &Arc<Node>, handle: Option<HandleId>) -> Result<Answer, Errno> {
         let found = self.stat(node, handle)?;
         Ok(Answer::Statx(Box::new(self.validity.for_node(node, &found).statx(statx_attr(&found, &node.mount)))))
     }
 
-    fn stat(&self, node: &Node, handle: Option<HandleId>) -> Result<rustix::fs::Statx, Errno> {
+    fn stat(&self, node: &Arc<Node>, handle: Option<HandleId>) -> Result<rustix::fs::Statx, Errno> {
         let file = match handle.and_then(|handle| self.files.get(handle).ok()) {
             Some(open) => open.file()?,
             None => self.descriptor(node)?,
@@ -79,13 +79,13 @@ impl PassthroughFilesystem {
         Ok(found)
     }
 
-    pub(super) fn read_link(&self, node: &Node, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
+    pub(super) fn read_link(&self, node: &Arc<Node>, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
         let target = readlinkat(&*self.descriptor(node)?, c"", Vec::new())?;
         buffer.extend_from_slice(target.to_bytes());
         Ok(Answer::Buffer)
     }
 
-    pub(super) fn status(&self, node: &Node) -> Result<Answer, Errno> {
+    pub(super) fn status(&self, node: &Arc<Node>) -> Result<Answer, Errno> {
         let whole = whole(self.descriptor(node)?.as_fd())?;
         *self.last_status() = whole;
         Ok(Answer::FileSystem(match &self.usage {
@@ -112,7 +112,13 @@ impl PassthroughFilesystem {
         self.status.lock().expect("a thread that panics ends the process")
     }
 
-    pub(super) fn xattr(&self, node: &Node, name: &OsStr, size: u32, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
+    pub(super) fn xattr(
+        &self,
+        node: &Arc<Node>,
+        name: &OsStr,
+        size: u32,
+        buffer: &mut Vec<u8>,
+    ) -> Result<Answer, Errno> {
         let name = attribute_name(name)?;
         if node.mount.restrictions().nosuid && name.as_c_str() == CAPABILITY {
             return Err(Errno::NODATA);
@@ -137,7 +143,7 @@ impl PassthroughFilesystem {
 
     pub(super) fn xattr_names(
         &self,
-        node: &Node,
+        node: &Arc<Node>,
         size: u32,
         caller: Caller,
         buffer: &mut Vec<u8>,
