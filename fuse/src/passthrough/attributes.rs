@@ -1,6 +1,6 @@
 //! Attributes: from the source's `statx(2)` to the attributes that the kernel gets.
 //!
-//! The kernel decides by attributes what a file can do, so they include the [restrictions](Mount::restrictions) of the file's
+//! The kernel decides by attributes what a file can do, so they include the [restrictions](SourceMount::restrictions) of the file's
 //! mount:
 //!
 //! 1. On a `nosuid` mount a regular file has neither setuid nor setgid. (A file has no `security.capability` either.)
