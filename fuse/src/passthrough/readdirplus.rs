@@ -3,7 +3,7 @@
 //! The kernel asks for both at the beginning of a directory (`FUSE_READDIRPLUS_AUTO`: about 200 entries), and takes names
 //! alone. Finding attributes costs the server ten times what a
 //! name costs, and saves a message for each entry that is looked at next: `ls -l` wants them, `find -name` does not.
-//! The requests after the last listings show which it is.
+//! The requests after the last listings show which it is. Directories do not count: each walk looks them up, to enter them.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -13,28 +13,28 @@ const TRUST: u32 = 32;
 /// What a volume's callers did after listing a directory.
 #[derive(Debug, Default)]
 pub struct ReaddirplusPolicy {
-    /// Names given alone since the last directory was opened.
+    /// Names of files given alone since the last directory was opened.
     listed: AtomicU32,
-    /// Names looked up since then.
+    /// Files looked up since then.
     looked_up: AtomicU32,
     trust: AtomicU32,
 }
 
 impl ReaddirplusPolicy {
-    /// A name was given alone.
-    pub fn listed(&self) {
-        self.listed.fetch_add(1, Ordering::Relaxed);
+    /// A name was given alone, of a directory or of another file.
+    pub fn listed(&self, is_directory: bool) {
+        self.listed.fetch_add(u32::from(!is_directory), Ordering::Relaxed);
     }
 
-    /// A name was looked up.
-    pub fn looked_up(&self) {
-        self.looked_up.fetch_add(1, Ordering::Relaxed);
+    /// A name was looked up, of a directory or of another file.
+    pub fn looked_up(&self, is_directory: bool) {
+        self.looked_up.fetch_add(u32::from(!is_directory), Ordering::Relaxed);
     }
 
     /// A directory is opened: predicts whether its entries are going to be looked at.
     pub fn directory_opened(&self) -> bool {
         let (listed, looked_up) = (self.listed.swap(0, Ordering::Relaxed), self.looked_up.swap(0, Ordering::Relaxed));
-        if listed > 0 && looked_up >= listed / 2 {
+        if listed > 0 && looked_up >= listed.div_ceil(2) {
             self.trust.store(TRUST, Ordering::Relaxed);
         }
         let less = |trust: u32| trust.checked_sub(1);
@@ -49,8 +49,8 @@ mod tests {
     fn list(readdirplus: &ReaddirplusPolicy, names: u32, looks: u32) -> bool {
         let attributes = readdirplus.directory_opened();
         if !attributes {
-            (0..names).for_each(|_| readdirplus.listed());
-            (0..looks).for_each(|_| readdirplus.looked_up());
+            (0..names).for_each(|_| readdirplus.listed(false));
+            (0..looks).for_each(|_| readdirplus.looked_up(false));
         }
         attributes
     }
@@ -67,5 +67,18 @@ mod tests {
     fn who_wants_names_gets_names() {
         let readdirplus = ReaddirplusPolicy::default();
         assert_eq!((0..100).filter(|_| list(&readdirplus, 50, 3)).count(), 0);
+        assert_eq!((0..100).filter(|_| list(&readdirplus, 1, 0)).count(), 0, "one name that nothing looked at");
+    }
+
+    #[test]
+    fn a_walk_that_enters_directories_gets_names() {
+        let readdirplus = ReaddirplusPolicy::default();
+        let walk = || {
+            let attributes = readdirplus.directory_opened();
+            (0..50).for_each(|_| readdirplus.listed(true));
+            (0..50).for_each(|_| readdirplus.looked_up(true));
+            (0..50).filter(|_| list(&readdirplus, 100, 0)).count() + usize::from(attributes)
+        };
+        assert_eq!((0..3).map(|_| walk()).sum::<usize>(), 0);
     }
 }

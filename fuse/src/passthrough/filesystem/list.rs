@@ -65,7 +65,7 @@ impl PassthroughFilesystem {
                     false if open.with_attributes => self.look_up_listed(&open.node, directory, entry),
                     dot => {
                         if !dot {
-                            self.readdirplus.listed();
+                            self.readdirplus.listed(entry.kind == libc::DT_DIR);
                         }
                         None
                     }

@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, MutexGuard};
 
 use rustix::fs::{
-    AtFlags, Mode, OFlags, StatxFlags, fgetxattr, fgetxattr_query, getxattr, getxattr_query, listxattr, openat,
-    readlinkat, statx,
+    AtFlags, FileType, Mode, OFlags, StatxFlags, fgetxattr, fgetxattr_query, getxattr, getxattr_query, listxattr,
+    openat, readlinkat, statx,
 };
 use rustix::io::Errno;
 
@@ -26,7 +26,7 @@ const CAPABILITY: &CStr = c"security.capability";
 impl PassthroughFilesystem {
     pub(super) fn lookup(&self, parent: &Arc<Node>, name: &OsStr) -> Result<Answer, Errno> {
         let (node, entry) = self.find(parent, name, false)?;
-        self.readdirplus.looked_up();
+        self.readdirplus.looked_up(node.kind == FileType::Directory);
         self.warn_of_socket(&node, parent, name);
         Ok(Answer::Entry(entry))
     }
