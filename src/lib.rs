@@ -1,10 +1,10 @@
 //! podfs: the volumes of a Kubernetes pod as FUSE mounts.
 //!
-//! Follow a ConfigMap through the house; each room is entered once, in this order:
+//! The modules, in the order in which a ConfigMap passes through them:
 //!
-//! | room | what happens there |
+//! | module | owns |
 //! |---|---|
-//! | [`source`] | hears of objects and their changes |
+//! | [`source`] | where objects come from, and how podfs learns of changes |
 //! | [`manifest`] | pods and objects: typed, validated, defaulted |
 //! | [`types`] | values that several of the others share |
 //! | [`volume`] | one file per kind of volume: what is to be mounted |
@@ -15,6 +15,7 @@
 //! | [`binding`] | a claim leads to its PersistentVolume |
 //! | [`host`] | directories and files of the node: opened, made, given to a group, deleted |
 //! | `kube` | a client of the Kubernetes API |
+//! | [`driver`] | CSI and FlexVolume drivers of other vendors: called, and undone |
 //! | [`csi`] | messages and services of the Container Storage Interface |
 //! | [`supervisor`] | the life of one pod's volumes: mounts, commits, readiness |
 //! | [`node`] | the volume manager of a node: its pods, and what has to be mounted for them |

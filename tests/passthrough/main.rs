@@ -22,6 +22,7 @@ mod escape;
 mod failing_disks;
 mod file_handles;
 mod flex_volume;
+mod fuser_gaps;
 mod host_path;
 mod identity;
 mod io_uring;
