@@ -22,7 +22,7 @@ use podfs_fuse::mount::table::{FS_TYPE, MountTableEntry, mounts};
 use podfs_fuse::mount::visible::detach;
 use uuid::Uuid;
 
-use super::leftovers::{Fate, HOMES, Leftovers, remove_if_empty};
+use super::leftovers::{HOMES, Leftovers, RemovalOutcome, remove_if_empty};
 use super::probe::{Pulse, pulse};
 use crate::driver::{self, DriverHome};
 use crate::host::{HostError, block, empty_dir, local};
@@ -138,8 +138,8 @@ impl<'a> Cleanup<'a> {
                 self.block_devices(&directory);
                 let all = self.unknown_mounts(&pod)? && self.contents(&pod) && self.drivers(&pod);
                 let all = self.devices(uid.as_str()) && all;
-                let fate = remove_if_empty(&directory, self.dry_run);
-                Ok(self.settle(&directory, fate) && all)
+                let outcome = remove_if_empty(&directory, self.dry_run);
+                Ok(self.settle(&directory, outcome) && all)
             }
         }
     }
@@ -217,21 +217,21 @@ impl<'a> Cleanup<'a> {
         }
         let mut leftovers = Leftovers::new(&record.directories, &unmounted, self.dry_run);
         for file in &record.files {
-            let fate = leftovers.remove_file(file);
-            all &= self.settle(file, fate);
+            let outcome = leftovers.remove_file(file);
+            all &= self.settle(file, outcome);
         }
         for file in &record.written {
-            let fate = leftovers.remove_written(file);
-            all &= self.settle(file, fate);
+            let outcome = leftovers.remove_written(file);
+            all &= self.settle(file, outcome);
         }
         let mut in_use: Vec<&Path> = Vec::new();
         for directory in record.directories.iter().rev() {
-            let fate = leftovers.remove_directory(directory);
-            let goes = matches!(fate, Fate::Removed | Fate::Absent);
+            let outcome = leftovers.remove_directory(directory);
+            let goes = matches!(outcome, RemovalOutcome::Removed | RemovalOutcome::Absent);
             // Only the innermost directory, or the mount on it, gets the reason; those above it stay for the same one.
             let told = in_use.iter().any(|inner| inner.starts_with(directory)) || self.told.contains(directory);
             if goes || !told {
-                all &= self.settle(directory, fate);
+                all &= self.settle(directory, outcome);
             }
             if !goes {
                 in_use.push(directory);
@@ -384,18 +384,18 @@ impl<'a> Cleanup<'a> {
     }
 
     /// Reports the outcome for a path. Gives whether the next podfs does not need its record.
-    fn settle(&mut self, path: &Path, fate: Fate) -> bool {
-        match fate {
-            Fate::Absent => true,
-            Fate::Removed => {
+    fn settle(&mut self, path: &Path, outcome: RemovalOutcome) -> bool {
+        match outcome {
+            RemovalOutcome::Absent => true,
+            RemovalOutcome::Removed => {
                 (self.tell)(&Deed::Removed(path.to_owned()));
                 true
             }
-            Fate::InUse(reason) => {
+            RemovalOutcome::InUse(reason) => {
                 self.leave(path, &reason);
                 true
             }
-            Fate::Kept(reason) => {
+            RemovalOutcome::Kept(reason) => {
                 self.leave(path, &reason);
                 false
             }

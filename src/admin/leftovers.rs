@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 /// What becomes of a path.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum RemovalOutcome {
     /// It is gone, or would be.
     Removed,
     /// It was gone before.
@@ -47,33 +47,33 @@ impl<'a> Leftovers<'a> {
     }
 
     /// Removes a file that is as it was made.
-    pub(super) fn remove_file(&mut self, path: &Path) -> Fate {
-        let fate = self.judge(path, |parent, name| {
+    pub(super) fn remove_file(&mut self, path: &Path) -> RemovalOutcome {
+        let outcome = self.judge(path, |parent, name| {
             if self.is_unmounted_later(path) {
                 // What is below the mount was empty when it was mounted on.
                 return Ok(None);
             }
             let found = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
             let as_made = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile && found.st_size == 0;
-            Ok((!as_made).then(|| Fate::InUse("it is not the empty file that podfs made".to_owned())))
+            Ok((!as_made).then(|| RemovalOutcome::InUse("it is not the empty file that podfs made".to_owned())))
         });
-        self.carry_out(path, fate, AtFlags::empty())
+        self.carry_out(path, outcome, AtFlags::empty())
     }
 
     /// Removes a file that was written for containers, whatever they have made of its content.
-    pub(super) fn remove_written(&mut self, path: &Path) -> Fate {
-        let fate = self.judge(path, |parent, name| {
+    pub(super) fn remove_written(&mut self, path: &Path) -> RemovalOutcome {
+        let outcome = self.judge(path, |parent, name| {
             let found = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
             let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
-            Ok((!is_file).then(|| Fate::InUse("it is not the file that podfs wrote".to_owned())))
+            Ok((!is_file).then(|| RemovalOutcome::InUse("it is not the file that podfs wrote".to_owned())))
         });
-        self.carry_out(path, fate, AtFlags::empty())
+        self.carry_out(path, outcome, AtFlags::empty())
     }
 
     /// Removes a directory that is empty.
-    pub(super) fn remove_directory(&mut self, path: &Path) -> Fate {
+    pub(super) fn remove_directory(&mut self, path: &Path) -> RemovalOutcome {
         let gone = &self.gone;
-        let fate = self.judge(path, |parent, name| {
+        let outcome = self.judge(path, |parent, name| {
             if self.is_unmounted_later(path) {
                 return Ok(None);
             }
@@ -82,15 +82,15 @@ impl<'a> Leftovers<'a> {
             let other = entries(directory)?.into_iter().find(|entry| !gone.contains(&path.join(entry)));
             Ok(other.map(|entry| held_by(path, &entry)))
         });
-        self.carry_out(path, fate, AtFlags::REMOVEDIR)
+        self.carry_out(path, outcome, AtFlags::REMOVEDIR)
     }
 
     /// Opens the parent of a path and calls `look`, which gives the reason if the path stays.
     fn judge(
         &self,
         path: &Path,
-        look: impl FnOnce(&OwnedFd, &OsStr) -> Result<Option<Fate>, Errno>,
-    ) -> Result<(OwnedFd, Option<Fate>), Errno> {
+        look: impl FnOnce(&OwnedFd, &OsStr) -> Result<Option<RemovalOutcome>, Errno>,
+    ) -> Result<(OwnedFd, Option<RemovalOutcome>), Errno> {
         let outermost =
             self.directories.iter().filter(|made| path.starts_with(made)).min_by_key(|made| made.as_os_str().len());
         let base = outermost.map_or(path, PathBuf::as_path).parent().ok_or(Errno::INVAL)?;
@@ -114,35 +114,42 @@ impl<'a> Leftovers<'a> {
         self.dry_run && real().is_some_and(|path| self.unmounted.contains(&path))
     }
 
-    fn carry_out(&mut self, path: &Path, judged: Result<(OwnedFd, Option<Fate>), Errno>, flags: AtFlags) -> Fate {
+    fn carry_out(
+        &mut self,
+        path: &Path,
+        judged: Result<(OwnedFd, Option<RemovalOutcome>), Errno>,
+        flags: AtFlags,
+    ) -> RemovalOutcome {
         let removed = judged.and_then(|(parent, stays)| match stays {
-            Some(fate) => Ok(fate),
-            None if self.dry_run => Ok(Fate::Removed),
-            None => unlinkat(&parent, path.file_name().unwrap_or_default(), flags).map(|()| Fate::Removed),
+            Some(outcome) => Ok(outcome),
+            None if self.dry_run => Ok(RemovalOutcome::Removed),
+            None => unlinkat(&parent, path.file_name().unwrap_or_default(), flags).map(|()| RemovalOutcome::Removed),
         });
-        let fate = removed.unwrap_or_else(explain);
-        if matches!(fate, Fate::Removed | Fate::Absent) {
+        let outcome = removed.unwrap_or_else(explain);
+        if matches!(outcome, RemovalOutcome::Removed | RemovalOutcome::Absent) {
             self.gone.push(path.to_owned());
         }
-        fate
+        outcome
     }
 }
 
-fn explain(errno: Errno) -> Fate {
+fn explain(errno: Errno) -> RemovalOutcome {
     match errno {
-        Errno::NOENT => Fate::Absent,
-        Errno::XDEV | Errno::BUSY => Fate::Kept("something is mounted on it or above it".to_owned()),
-        Errno::NOTEMPTY | Errno::EXIST => Fate::InUse("it is not empty".to_owned()),
-        Errno::NOTDIR | Errno::LOOP => Fate::InUse("it is not what podfs made".to_owned()),
-        other => Fate::Kept(std::io::Error::from(other).to_string()),
+        Errno::NOENT => RemovalOutcome::Absent,
+        Errno::XDEV | Errno::BUSY => RemovalOutcome::Kept("something is mounted on it or above it".to_owned()),
+        Errno::NOTEMPTY | Errno::EXIST => RemovalOutcome::InUse("it is not empty".to_owned()),
+        Errno::NOTDIR | Errno::LOOP => RemovalOutcome::InUse("it is not what podfs made".to_owned()),
+        other => RemovalOutcome::Kept(std::io::Error::from(other).to_string()),
     }
 }
 
-fn held_by(directory: &Path, entry: &OsStr) -> Fate {
+fn held_by(directory: &Path, entry: &OsStr) -> RemovalOutcome {
     if directory.parent().is_some_and(|parent| parent.ends_with(HOMES)) {
-        return Fate::Kept("it holds the content of an emptyDir, which the next podfs run of the pod finds".to_owned());
+        return RemovalOutcome::Kept(
+            "it holds the content of an emptyDir, which the next podfs run of the pod finds".to_owned(),
+        );
     }
-    Fate::InUse(format!("it is not empty, {:?} is in it", entry.to_string_lossy()))
+    RemovalOutcome::InUse(format!("it is not empty, {:?} is in it", entry.to_string_lossy()))
 }
 
 fn entries(directory: OwnedFd) -> Result<Vec<OsString>, Errno> {
@@ -152,17 +159,17 @@ fn entries(directory: OwnedFd) -> Result<Vec<OsString>, Errno> {
 }
 
 /// Removes an empty directory that is no mount point.
-pub(super) fn remove_if_empty(path: &Path, dry_run: bool) -> Fate {
+pub(super) fn remove_if_empty(path: &Path, dry_run: bool) -> RemovalOutcome {
     if dry_run {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let found = open(path, flags, Mode::empty()).and_then(entries);
         return match found {
-            Ok(found) if found.is_empty() => Fate::Removed,
+            Ok(found) if found.is_empty() => RemovalOutcome::Removed,
             Ok(_) => explain(Errno::NOTEMPTY),
             Err(errno) => explain(errno),
         };
     }
-    unlinkat(CWD, path, AtFlags::REMOVEDIR).map_or_else(explain, |()| Fate::Removed)
+    unlinkat(CWD, path, AtFlags::REMOVEDIR).map_or_else(explain, |()| RemovalOutcome::Removed)
 }
 
 #[cfg(test)]
@@ -188,10 +195,13 @@ mod tests {
         let planned = judged(true);
         assert!(point.exists() && made.iter().all(|directory| directory.is_dir()), "a dry run changes nothing");
         assert_eq!(judged(false), planned);
-        let kinds = planned.iter().map(|fate| matches!(fate, Fate::Removed)).collect::<Vec<_>>();
+        let kinds = planned.iter().map(|outcome| matches!(outcome, RemovalOutcome::Removed)).collect::<Vec<_>>();
         assert_eq!(kinds, [true, false, true, true, false, false]);
-        assert!(matches!(&planned[4], Fate::InUse(reason) if reason.contains(r#""used" is in it"#)), "{planned:?}");
-        assert_eq!(judged(false)[0], Fate::Absent);
+        assert!(
+            matches!(&planned[4], RemovalOutcome::InUse(reason) if reason.contains(r#""used" is in it"#)),
+            "{planned:?}"
+        );
+        assert_eq!(judged(false)[0], RemovalOutcome::Absent);
     }
 
     #[test]
@@ -200,8 +210,8 @@ mod tests {
         let home = base.path().join(HOMES).join("scratch");
         fs::create_dir_all(home.join("content")).expect("a directory");
         let made = [home.clone()];
-        let fate = Leftovers::new(&made, &[], false).remove_directory(&home);
-        assert!(matches!(&fate, Fate::Kept(reason) if reason.contains("emptyDir")), "{fate:?}");
+        let outcome = Leftovers::new(&made, &[], false).remove_directory(&home);
+        assert!(matches!(&outcome, RemovalOutcome::Kept(reason) if reason.contains("emptyDir")), "{outcome:?}");
     }
 
     #[test]
@@ -211,7 +221,7 @@ mod tests {
         let made = [base.path().join("a"), base.path().join("a/b")];
         std::os::unix::fs::symlink(other.path(), &made[0]).expect("a link");
         let mut leftovers = Leftovers::new(&made, &[], false);
-        assert!(made.iter().rev().all(|path| matches!(leftovers.remove_directory(path), Fate::InUse(_))));
+        assert!(made.iter().rev().all(|path| matches!(leftovers.remove_directory(path), RemovalOutcome::InUse(_))));
         assert!(other.path().join("b").is_dir());
     }
 }

@@ -197,7 +197,7 @@ pub fn disk_directory() -> TempDir {
 
 /// What `call` gives. It fails when the call hangs, which nothing a mount does may do.
 #[track_caller]
-pub fn within_patience<T: Send + 'static>(what: &str, call: impl FnOnce() -> T + Send + 'static) -> T {
+pub fn within_timeout<T: Send + 'static>(what: &str, call: impl FnOnce() -> T + Send + 'static) -> T {
     let (result, came) = channel();
     thread::spawn(move || {
         let _ = result.send(call());

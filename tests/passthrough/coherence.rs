@@ -12,7 +12,7 @@ use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 
 use crate::common::caller::in_thread;
 use crate::common::kernel_is_at_least;
-use crate::common::passthrough::{Mounted, disk_directory, within_patience};
+use crate::common::passthrough::{Mounted, disk_directory, within_timeout};
 use crate::common::twins::names;
 use crate::common::undisturbed::undisturbed;
 use crate::common::{eventually, wait_content};
@@ -198,7 +198,7 @@ fn a_source_that_is_removed_is_an_error_and_no_hang() {
     assert!(path.join("sub/file").exists());
     fs::remove_dir_all(&source).expect("removed");
 
-    within_patience("use of a mount whose source is gone", move || {
+    within_timeout("use of a mount whose source is gone", move || {
         let is_gone = |what: &str, result: std::io::Result<()>| {
             let error = result.expect_err(what).raw_os_error();
             assert!([Some(libc::ENOENT), Some(libc::ESTALE)].contains(&error), "{what}: {error:?}");

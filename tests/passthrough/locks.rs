@@ -8,7 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::common::locker::Locker;
-use crate::common::passthrough::{Mounted, within_patience};
+use crate::common::passthrough::{Mounted, within_timeout};
 
 const PLACES: [&str; 3] = ["the first mount", "the second mount", "the host"];
 
@@ -185,7 +185,7 @@ fn many_waiting_locks_hold_up_nobody_else() {
             locker.waits_in(&format!("lock f {kind} shared wait"));
         }
         let root = places.first.path().to_owned();
-        within_patience("use of a mount in which locks wait", move || use_the_mount(&root));
+        within_timeout("use of a mount in which locks wait", move || use_the_mount(&root));
         // Another lock in the same file as well.
         let mut other = Locker::with(&file);
         if *kind != "flock" {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::common::namespace::on_a_host_that_shares_mounts;
-use crate::common::passthrough::{Mounted, disk_directory, within_patience};
+use crate::common::passthrough::{Mounted, disk_directory, within_timeout};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use podfs_fuse::mount::enclosed::Enclosed;
@@ -282,7 +282,7 @@ fn a_volume_is_not_shown_inside_itself_or_another_and_nothing_hangs() {
     // The volume itself, seen below its own source, as with the host's root as source.
     let _inside = Below::bind(mounted.path(), &inner, MsFlags::empty());
     let shown = mounted.path().to_owned();
-    within_patience("a walk", move || {
+    within_timeout("a walk", move || {
         let refused = fs::metadata(shown.join("inner")).expect_err("it would lead back here");
         assert_eq!(refused.raw_os_error(), Some(libc::ELOOP));
         let names: HashSet<_> =

@@ -13,7 +13,7 @@ use crate::common::limit::limit_files;
 use crate::common::locker::Locker;
 use crate::common::namespace::{Container, Propagation, change_mount, mount_tmpfs};
 use crate::common::outcome::finish;
-use crate::common::passthrough::{disk_directory, within_patience};
+use crate::common::passthrough::{disk_directory, within_timeout};
 use crate::common::scratch::Scratch;
 use crate::common::watch::Watcher;
 use crate::common::*;
@@ -309,7 +309,7 @@ fn a_socket_that_speaks_nonsense_is_no_server() {
             connection.read_to_end(&mut Vec::new())
         });
         let mut running = pod.fixture.run();
-        within_patience("podfs does not stay with a stranger", move || drop(stranger.join()));
+        within_timeout("podfs does not stay with a stranger", move || drop(stranger.join()));
         wait_content(&config.join("a"), "1");
         assert!(running.stop().success());
         pod.fixture.assert_nothing_left();
@@ -375,7 +375,7 @@ fn a_server_that_cannot_be_followed_for_a_while_takes_no_mount_with_it() {
         move || fs::write(host.join("new"), "written when there is a server again")
     });
     limit_files(running.pid(), all);
-    within_patience("the write ends", move || waiting.join().expect("no panic")).expect("written");
+    within_timeout("the write ends", move || waiting.join().expect("no panic")).expect("written");
     assert_eq!(identity(&config), before.0);
     assert_eq!(identity(&host).mount, before.1.mount, "nothing was mounted anew");
     assert!(running.stop().success());

@@ -10,7 +10,7 @@ use std::thread;
 
 use crate::common::limit::limit_files;
 use crate::common::outcome::finish;
-use crate::common::passthrough::within_patience;
+use crate::common::passthrough::within_timeout;
 use crate::common::*;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -459,7 +459,7 @@ fn so_many_callers_of_a_volume_wait_for_locks_and_no_more() {
         eventually("all of them wait", || waiting() == WAITS);
         for _ in 0..3 {
             let file = open();
-            let refused = within_patience("one more", move || Flock::lock(file, FlockArg::LockExclusive).map(drop));
+            let refused = within_timeout("one more", move || Flock::lock(file, FlockArg::LockExclusive).map(drop));
             assert_eq!(refused.map_err(|(_, errno)| errno), Err(Errno::ENOLCK));
         }
         assert_eq!(fs::read_to_string(&file).expect("nothing else is refused"), "1");

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::common::builds::{Builds, VERSION, upgrade};
 use crate::common::identity::{Identity, identity};
 use crate::common::outcome::Outcome;
-use crate::common::passthrough::{disk_directory, within_patience};
+use crate::common::passthrough::{disk_directory, within_timeout};
 use crate::common::*;
 use nix::sys::signal::{Signal, kill};
 use tempfile::TempDir;
@@ -208,7 +208,7 @@ fn a_supervisor_that_cannot_adopt_becomes_the_program_before_again() {
     });
     let outcome = upgrade(&pod.fixture);
     pod.is_not_upgraded(&outcome, &["default/web: started, rolled back: "]);
-    within_patience("the stranger was asked", move || restored.join().expect("no panic")).expect("restored");
+    within_timeout("the stranger was asked", move || restored.join().expect("no panic")).expect("restored");
     assert_eq!((pod.identity(), pod.running.pid()), (before, supervisor));
     pod.ends_well();
 }

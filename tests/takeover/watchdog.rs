@@ -5,7 +5,7 @@ use std::io::Write;
 use std::sync::mpsc::channel;
 use std::thread;
 
-use crate::common::passthrough::within_patience;
+use crate::common::passthrough::within_timeout;
 use crate::common::stoppable::Stoppable;
 use crate::common::watch::Watcher;
 use crate::common::*;
@@ -37,7 +37,7 @@ fn a_server_that_is_stopped_is_replaced_and_nobody_gets_an_error() {
     let mut running = fixture.run();
     let (config, host, server) = (running.volume("config"), running.volume("host"), running.server());
     kill(server, Signal::SIGSTOP).expect("it is there");
-    within_patience("the write ends", move || fs::write(host.join("file"), "1")).expect("another server answers");
+    within_timeout("the write ends", move || fs::write(host.join("file"), "1")).expect("another server answers");
     assert_ne!(running.server(), server);
     running.wait_log("hangs: it is stopped");
     assert_eq!(fs::read_to_string(config.join("a")).expect("read"), "1");
@@ -183,7 +183,7 @@ fn a_source_that_does_not_answer_holds_up_its_own_volume_only() {
     assert!(came.try_recv().is_err(), "a process that uses the volume waits");
 
     source.signal(Signal::SIGCONT);
-    let both = within_patience("the calls end", move || [came.recv(), came.recv()].map(|it| it.expect("a result")));
+    let both = within_timeout("the calls end", move || [came.recv(), came.recv()].map(|it| it.expect("a result")));
     assert!(both.contains(&Some("1".to_owned())) && both.contains(&None), "{both:?}");
     eventually("status says so", || the_pod(&fixture)["state"] == "running");
     assert!(running.stop().success());

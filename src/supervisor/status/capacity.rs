@@ -75,7 +75,7 @@ pub(in crate::supervisor) fn look(mut looks: Vec<Look>) -> HashMap<usize, Driver
             }
         };
         // Without a single thread, all volumes count as ones that do not answer.
-        let _none = thread::Builder::new().name("room".to_owned()).spawn(work);
+        let _none = thread::Builder::new().name("capacity".to_owned()).spawn(work);
     }
     drop(found);
     let mut usages = HashMap::new();

@@ -14,7 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::minor;
 
 use super::host;
-use crate::common::passthrough::within_patience;
+use crate::common::passthrough::within_timeout;
 use crate::common::*;
 
 #[test]
@@ -50,7 +50,7 @@ fn a_request_in_flight_ends_with_an_error_when_the_server_is_killed() {
         eventually("a request waits", || stopped(server.as_raw()) && waiting(connection) > 0);
         kill(server, Signal::SIGKILL).expect("the server is there");
         let mine = Arc::clone(&file);
-        within_patience("its successor answers", move || mine.read_at(&mut [0], 0)).expect("read");
+        within_timeout("its successor answers", move || mine.read_at(&mut [0], 0)).expect("read");
         // A server that had just answered had no request in hand; its successor is the next one to be killed.
         if let Ok(error) = told.try_recv() {
             break error;
