@@ -1,4 +1,5 @@
-//! Passthrough volumes beside the native directory, bindfs, and libfuse's example `passthrough_hp`, in one run.
+//! Passthrough volumes beside the native directory, bindfs, a file system of the crate `fuser`, and libfuse's example
+//! `passthrough_hp`, in one run.
 //!
 //! `cargo bench -p podfs-fuse --bench passthrough [-- data|names|programs|trees|threads]...` prints tables: for each place the
 //! median of rounds in which the places take turns, and half of the distance between the quartiles in percent. `row=TEXT`
@@ -10,6 +11,7 @@
 //! |---|---|
 //! | [`choice`] | what the arguments choose |
 //! | [`disk`] | the file system that it is measured on |
+//! | [`fuser_peer`] | a file system of the crate `fuser` |
 //! | [`data`] | reading and writing a cached file with fio |
 //! | [`names`] | create, stat, open, rename, unlink, one call after the other |
 //! | [`programs`] | git, find, tar, rm, SQLite |
@@ -19,6 +21,7 @@
 mod choice;
 mod data;
 mod disk;
+mod fuser_peer;
 mod names;
 mod programs;
 mod rig;

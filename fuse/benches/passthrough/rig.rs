@@ -25,7 +25,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::choice::Choice;
-use super::disk;
+use super::{disk, fuser_peer};
 
 /// The argument that makes this program the server.
 pub const SERVE: &str = "--serve";
@@ -54,6 +54,7 @@ pub struct Place {
 enum Serving {
     Podfs { _visible: VisibleMount, _volume: MountedVolume, _server: Killed },
     Peer { at: PathBuf, _server: Killed },
+    Fuser { _session: fuser::BackgroundSession },
 }
 
 impl Place {
@@ -127,6 +128,13 @@ impl Place {
         Self::peer("bindfs", Command::new("bindfs").arg("-f"))
     }
 
+    /// A directory of the disk, shown by a file system of the crate `fuser` in this process.
+    pub fn fuser() -> Self {
+        let (base, source, shown) = directories();
+        let serving = Serving::Fuser { _session: fuser_peer::show(&source, &shown) };
+        Self { name: "fuser", shown, source, _server: Some(serving), _base: base }
+    }
+
     /// A directory of the disk, shown by libfuse's example `passthrough_hp` (`fuse/benches/passthrough/libfuse` builds it).
     pub fn hp() -> Self {
         Self::peer("hp", Command::new(hp_program()).arg("--foreground"))
@@ -166,11 +174,12 @@ impl Place {
     pub fn all() -> Vec<Self> {
         type Start = fn() -> Place;
         let (has_rings, has_hp) = (Path::new(ENABLE_URING).exists(), hp_program().exists());
-        let known: [(&str, bool, Start); 8] = [
+        let known: [(&str, bool, Start); 9] = [
             ("native", true, Self::native),
             ("auto", true, Self::auto),
             ("emptyDir", true, Self::empty_dir),
             ("bindfs", true, Self::bindfs),
+            ("fuser", true, Self::fuser),
             ("auto-uring", has_rings, Self::auto_uring),
             ("emptyDir-uring", has_rings, Self::empty_dir_uring),
             ("hp", has_hp, Self::hp),
