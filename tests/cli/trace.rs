@@ -40,6 +40,7 @@ impl Tracing {
         let (out, err) = (directory.path().join("out"), directory.path().join("err"));
         let mut command = command(fixture, running, volume);
         command.stdout(File::create(&out).expect("a file")).stderr(File::create(&err).expect("a file"));
+        fixture.mark(&mut command);
         let tracing = Self { child: command.spawn().expect("podfs starts"), out, err, _directory: directory };
         eventually("the volume is traced", || tracing.said().contains("Ctrl-C ends this"));
         tracing
