@@ -1,8 +1,7 @@
 //! The server's log: lines on standard error, in the form of the supervisor's lines.
 //!
 //! The supervisor logs with the crate tracing-subscriber. Its filters bring a compiler for regular expressions and a table of
-//! 32 KiB into each process. The server needs neither: its code has no spans, and its
-//! events name their volume in a field.
+//! 32 KiB into each process. The server needs neither: its code has no spans, and an event about a volume names it in a field.
 //!
 //! | module | owns |
 //! |---|---|

@@ -373,6 +373,7 @@ impl PassthroughFilesystem {
         if node.kind == FileType::Socket && node.is_new() && !self.socket_met.swap(true, Ordering::Relaxed) {
             let (volume, path) = (&self.options.name, self.host_path(parent.id, Some(name)));
             tracing::warn!(
+                volume,
                 "volume {volume:?}: connect(2) through FUSE cannot reach the socket {}; {advice}",
                 path.escape_debug()
             );

@@ -67,6 +67,7 @@ impl Share {
         }
         if !self.met.swap(true, Ordering::Relaxed) {
             tracing::warn!(
+                volume = self.volume,
                 "volume {:?}: its {most} descriptors are all in use, so no more files are opened until some are closed; \
                  raise the limit of open files (LimitNOFILE= of podfs' unit) if that is too few",
                 self.volume

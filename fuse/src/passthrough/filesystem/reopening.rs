@@ -44,6 +44,7 @@ impl PassthroughFilesystem {
         if gone > 0 {
             let volume = &self.options.name;
             tracing::warn!(
+                volume,
                 "volume {volume:?}: {gone} open files without a name went with the server and its keeper; calls with them \
                  fail with ESTALE"
             );
@@ -73,6 +74,7 @@ impl PassthroughFilesystem {
         if lost > 0 {
             let volume = &self.options.name;
             tracing::warn!(
+                volume,
                 "volume {volume:?}: {lost} open files lost their locks with the server and its keeper, because other \
                  processes locked the same meanwhile; calls with them fail with EIO until they are closed"
             );

@@ -65,7 +65,8 @@ impl ServedKind for Passthrough {
         let table = Arc::clone(&self.table);
         // Without them, requests come through the device.
         let rings = self.rings().unwrap_or_else(|error| {
-            tracing::warn!("there is no place for rings ({error}); requests come through /dev/fuse");
+            let volume = &self.options.name;
+            tracing::warn!(volume, "there is no place for rings ({error}); requests come through /dev/fuse");
             None
         });
         let mount = Some(volume.mount.as_fd());
