@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, FileTimes, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{
-    DirBuilderExt, FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink,
+    DirBuilderExt, DirEntryExt, FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink,
 };
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,18 +14,21 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use fuser::{
-    BackgroundSession, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
-    INodeNo, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty,
-    ReplyEntry, ReplyOpen, ReplyWrite, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
+    LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
+    ReplyOpen, ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
 
 const BELIEVED: Duration = Duration::from_secs(1);
 
-/// Shows `source` at `shown` until the session is dropped.
-pub fn show(source: &Path, shown: &Path) -> BackgroundSession {
+/// The argument that makes this program serve such a file system.
+pub const SERVE: &str = "--serve-by-fuser";
+
+/// Shows `source` at `shown` until it is unmounted.
+pub fn serve(source: &Path, shown: &Path) {
     let root = (INodeNo::ROOT.0, source.to_owned());
     let filesystem = PathFs { paths: Mutex::new([root].into()), files: Mutex::default(), next: AtomicU64::new(1) };
-    fuser::spawn_mount(filesystem, shown, &Config::default()).expect("a mount")
+    fuser::mount(filesystem, shown, &Config::default()).expect("a mount");
 }
 
 struct PathFs {
@@ -104,7 +107,7 @@ impl PathFs {
         for (place, entry) in fs::read_dir(self.path(node)?)?.enumerate().skip(skipped) {
             let entry = entry?;
             let kind = kind(entry.file_type()?);
-            if reply.add(INodeNo(fs::DirEntry::metadata(&entry)?.ino()), place as u64 + 1, kind, entry.file_name()) {
+            if reply.add(INodeNo(entry.ino()), place as u64 + 1, kind, entry.file_name()) {
                 break;
             }
         }

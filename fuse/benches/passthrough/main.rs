@@ -33,6 +33,13 @@ fn main() {
         rig::serve();
         return;
     }
+    let arguments: Vec<_> = std::env::args_os().collect();
+    if let [_, serve, source, shown] = &*arguments
+        && serve == fuser_peer::SERVE
+    {
+        fuser_peer::serve(source.as_ref(), shown.as_ref());
+        return;
+    }
     let _disk = disk::begin();
     let choice = choice::Choice::of_arguments();
     let groups: [(&str, fn()); 5] = [

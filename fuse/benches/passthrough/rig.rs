@@ -54,7 +54,6 @@ pub struct Place {
 enum Serving {
     Podfs { _visible: VisibleMount, _volume: MountedVolume, _server: Killed },
     Peer { at: PathBuf, _server: Killed },
-    Fuser { _session: fuser::BackgroundSession },
 }
 
 impl Place {
@@ -128,11 +127,9 @@ impl Place {
         Self::peer("bindfs", Command::new("bindfs").arg("-f"))
     }
 
-    /// A directory of the disk, shown by a file system of the crate `fuser` in this process.
+    /// A directory of the disk, shown by a file system of the crate `fuser`.
     pub fn fuser() -> Self {
-        let (base, source, shown) = directories();
-        let serving = Serving::Fuser { _session: fuser_peer::show(&source, &shown) };
-        Self { name: "fuser", shown, source, _server: Some(serving), _base: base }
+        Self::peer("fuser", Command::new("/proc/self/exe").arg(fuser_peer::SERVE))
     }
 
     /// A directory of the disk, shown by libfuse's example `passthrough_hp` (`fuse/benches/passthrough/libfuse` builds it).
