@@ -227,28 +227,29 @@ impl Mounts {
         if parent.handle().and_then(FileHandle::ino).is_none() {
             return Ok(None);
         }
-        let (handle, id) = match FileHandle::of_name(directory, name) {
-            Ok(found) => found,
-            Err(Errno::NOENT) => return Err(Errno::NOENT),
-            Err(_) => return Ok(None),
-        };
-        if id != parent.mount.id {
-            return Ok(None);
-        }
+        let Some(handle) = Self::handle_of_name(parent, directory, name)? else { return Ok(None) };
         meanwhile();
         let Ok(found) = attributes_of_name(directory, name) else { return Ok(None) };
         let is_same = handle.ino().map(u64::from) == Some(found.stx_ino)
             && found.stx_mask & StatxFlags::MNT_ID.bits() != 0
-            && found.stx_mnt_id == id;
-        let identity = Identity::Handle { mount: parent.mount.index, handle };
-        Ok(is_same.then_some((identity, found)))
+            && found.stx_mnt_id == parent.mount.id;
+        Ok(is_same.then_some((Identity::Handle { mount: parent.mount.index, handle }, found)))
     }
 
     /// Which file `name` leads to, by one system call on the name: only if it is on the mount of `parent`.
     pub fn identity_of_name(parent: &Node, directory: BorrowedFd<'_>, name: &CStr) -> Option<Identity> {
         parent.handle()?;
-        let (handle, id) = FileHandle::of_name(directory, name).ok()?;
-        (id == parent.mount.id).then_some(Identity::Handle { mount: parent.mount.index, handle })
+        let handle = Self::handle_of_name(parent, directory, name).ok()??;
+        Some(Identity::Handle { mount: parent.mount.index, handle })
+    }
+
+    /// The handle of the file that `name` leads to, if the file is on the mount of `parent`.
+    fn handle_of_name(parent: &Node, directory: BorrowedFd<'_>, name: &CStr) -> Result<Option<FileHandle>, Errno> {
+        match FileHandle::of_name(directory, name) {
+            Ok((handle, id)) => Ok((id == parent.mount.id).then_some(handle)),
+            Err(Errno::NOENT) => Err(Errno::NOENT),
+            Err(_) => Ok(None),
+        }
     }
 
     fn enter(

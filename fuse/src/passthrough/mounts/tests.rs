@@ -66,7 +66,7 @@ fn a_name_leads_to_the_node_that_its_open_file_has() {
         (c"symlink", FileType::Symlink),
         (c"directory", FileType::Directory),
     ] {
-        let (identity, found) = rig.by_name(name, || {}).expect("there is one").expect("it is told");
+        let (identity, found) = rig.by_name(name, || {}).expect("there is one").expect("two calls tell it");
         assert_eq!(identity, rig.by_descriptor(name), "{name:?}");
         assert_eq!(Mounts::identity_of_name(&rig.root(), rig.directory.as_fd(), name), Some(identity), "{name:?}");
         assert_eq!(kind(&found), kind_of_it, "{name:?}");
@@ -109,7 +109,10 @@ fn a_new_file_with_the_number_of_the_old_one_is_never_opened_as_the_old_one() {
         let opened = handle.open(rig.directory.as_fd(), OFlags::PATH);
         assert_eq!(opened.err(), Some(Errno::STALE));
     }
-    assert_eq!(rig.by_name(c"file", || {}).expect("there is one").expect("told").0, rig.by_descriptor(c"file"));
+    assert_eq!(
+        rig.by_name(c"file", || {}).expect("there is one").expect("two calls tell it").0,
+        rig.by_descriptor(c"file")
+    );
 }
 
 #[test]
