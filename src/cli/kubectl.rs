@@ -33,20 +33,20 @@ pub(super) fn words() -> Vec<OsString> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PodReference(pub(super) String);
 
-/// A text is no pod as kubectl calls it.
+/// A text does not name a pod as kubectl does.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("give pod/NAME; a workload is shown from its manifest, with --pod")]
-pub(super) struct NoPodReference;
+pub(super) struct InvalidPodReference;
 
 impl FromStr for PodReference {
-    type Err = NoPodReference;
+    type Err = InvalidPodReference;
 
-    fn from_str(text: &str) -> Result<PodReference, NoPodReference> {
+    fn from_str(text: &str) -> Result<PodReference, InvalidPodReference> {
         match text.split_once('/') {
             Some(("pod" | "pods" | "po", name)) if !name.is_empty() && !name.contains('/') => {
                 Ok(PodReference(name.to_owned()))
             }
-            _ => Err(NoPodReference),
+            _ => Err(InvalidPodReference),
         }
     }
 }

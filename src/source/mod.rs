@@ -25,7 +25,7 @@ pub use api::{
     Access, ApiPlan, ApiSource, Condition, Contact, Contacts, PodName, StartError, TokenPolicy, Unreachable, live_pod,
 };
 pub(crate) use api::{
-    Conditions, FollowedObject, IssuedCredentials, Journal, ObjectRequest, ObjectTeller, SETTLE, ServedObject,
+    Conditions, IssuedCredentials, Journal, ObjectRequest, ObjectTeller, ObjectUpdate, SETTLE, ServedObject,
     SignerTeller, Task, grown, origin, post as post_events, post_growth, post_read_only, title_of_signer,
 };
 pub use files::{Accepted, FileSource, PodInput, SourceError};

@@ -36,7 +36,7 @@ const UNIQUE: u64 = 7;
 const NODE_ID: usize = 0;
 const INODE: usize = 40;
 
-/// What the file system is asked, as it is told.
+/// A request, as `fuser` passes it to the file system.
 #[derive(Debug, PartialEq)]
 enum Asked {
     Lock { start: u64, end: u64, kind: i32, waits: bool },

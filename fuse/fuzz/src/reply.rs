@@ -115,7 +115,7 @@ fn call(data: &mut XdrReader<'_>) -> Result<(), Malformed> {
     assert_eq!(reader.u32(), Ok(credential.flavor()));
     let body = reader.opaque(400).expect("it is a credential");
     match &credential {
-        Credential::Nobody => assert!(body.is_empty()),
+        Credential::Anonymous => assert!(body.is_empty()),
         Credential::User { uid, gid, groups } => is_user(body, *uid, *gid, groups).expect("it is a user's"),
     }
     assert_eq!((reader.u32(), reader.u32()), (Ok(0), Ok(0)), "the verifier is none");

@@ -22,7 +22,7 @@ pub async fn port_of(
 ) -> Result<Option<u16>, RpcError> {
     let xid = connection.next_xid();
     let procedure = Procedure { program: PROGRAM, version: VERSION, number: GETPORT };
-    let message = RpcCall::call(xid, procedure, &Credential::Nobody, |arguments| {
+    let message = RpcCall::call(xid, procedure, &Credential::Anonymous, |arguments| {
         arguments.u32(program).u32(version).u32(TCP).u32(0);
     });
     let reply = connection.call(xid, message, policy, false).await?;

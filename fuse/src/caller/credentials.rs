@@ -62,7 +62,7 @@ impl Credentials {
     /// The credential of a call for `caller`. A caller that cannot be looked at has no groups but the one the kernel tells.
     pub fn of(&self, caller: Caller) -> Credential {
         if self.act_as == ActAs::Nobody {
-            return Credential::Nobody;
+            return Credential::Anonymous;
         }
         let plain = || Credential::User { uid: told(caller.uid), gid: told(caller.gid), groups: Vec::new() };
         if caller.pid == 0 {
@@ -95,7 +95,7 @@ impl Credentials {
     fn as_told(&self, status: &ThreadStatus, caller: Caller) -> Credential {
         let groups = status.numbers("Groups").take(MAX_GROUPS).collect();
         match self.act_as {
-            ActAs::Nobody => Credential::Nobody,
+            ActAs::Nobody => Credential::Anonymous,
             ActAs::Caller => Credential::User { uid: caller.uid, gid: caller.gid, groups },
             ActAs::CallerInItsNamespace => {
                 let ids = self.ids(caller.pid);

@@ -64,7 +64,7 @@ impl Identities {
         let credential = self.0.lock().expect("a thread that panics ends the process").of(caller);
         let (uid, gid, groups) = match credential {
             Credential::User { uid, gid, groups } => (uid, gid, groups),
-            Credential::Nobody => (caller.uid, caller.gid, Vec::new()),
+            Credential::Anonymous => (caller.uid, caller.gid, Vec::new()),
         };
         set_groups(groups);
         Borrowed::of(uid, gid)

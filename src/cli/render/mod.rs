@@ -87,22 +87,22 @@ enum RenderOutput {
     Tar(Option<PathBuf>),
 }
 
-/// A text is no output of a rendering.
+/// A text does not name an output of a rendering.
 #[derive(Debug, thiserror::Error)]
 #[error("give tree, json, dir:DIR, tar or tar:FILE")]
-struct NoRenderOutput;
+struct InvalidRenderOutput;
 
 impl FromStr for RenderOutput {
-    type Err = NoRenderOutput;
+    type Err = InvalidRenderOutput;
 
-    fn from_str(text: &str) -> Result<RenderOutput, NoRenderOutput> {
+    fn from_str(text: &str) -> Result<RenderOutput, InvalidRenderOutput> {
         match text.split_once(':') {
             None if text == "tree" => Ok(RenderOutput::Tree),
             None if text == "json" => Ok(RenderOutput::Json),
             None if text == "tar" => Ok(RenderOutput::Tar(None)),
             Some(("tar", file)) if !file.is_empty() => Ok(RenderOutput::Tar(Some(file.into()))),
             Some(("dir", directory)) if !directory.is_empty() => Ok(RenderOutput::Directory(directory.into())),
-            _ => Err(NoRenderOutput),
+            _ => Err(InvalidRenderOutput),
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::manifest::tokens::Token;
 use crate::manifest::{References, references};
 use crate::node::backing::{Backing, Growing, backings, growing};
 use crate::node::pod::{NodePod, PodOrigin};
-use crate::source::{FollowedObject, IssuedCredentials, ObjectRequest, Push};
+use crate::source::{IssuedCredentials, ObjectRequest, ObjectUpdate, Push};
 use crate::volume::{BundleKey, CredentialKey, Volume, VolumeSource};
 
 /// How long the first push waits for objects, so that volumes need not come up one by one (the kubelet: 1 s, MG-07).
@@ -172,7 +172,7 @@ impl ObjectFollower {
         }
     }
 
-    fn take_token(&mut self, key: &CredentialKey, told: FollowedObject<Token>) {
+    fn take_token(&mut self, key: &CredentialKey, told: ObjectUpdate<Token>) {
         if let Some(tokens) = &mut self.tokens {
             self.registry.note_token(&title(tokens, key, &self.pod), &told);
             tokens.take(key, told);

@@ -6,7 +6,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use crate::manifest::tokens::Token;
-use crate::source::{FollowedObject, Journal, Task};
+use crate::source::{Journal, ObjectUpdate, Task};
 
 /// One journal for all tasks that follow objects.
 pub(super) struct SharedJournal {
@@ -30,12 +30,12 @@ impl SharedJournal {
     }
 
     /// Logs what is wrong with an object, or that it is over.
-    pub(super) fn note<T>(&self, title: &str, told: &FollowedObject<T>) {
+    pub(super) fn note<T>(&self, title: &str, told: &ObjectUpdate<T>) {
         self.write(|journal| journal.note(title, told));
     }
 
     /// Logs what is wrong with a token, or that it is over.
-    pub(super) fn note_token(&self, title: &str, told: &FollowedObject<Token>) {
+    pub(super) fn note_token(&self, title: &str, told: &ObjectUpdate<Token>) {
         self.write(|journal| journal.note_token(title, told));
     }
 

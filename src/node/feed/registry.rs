@@ -28,7 +28,7 @@ use super::server::{Asked, ObjectServer, Said};
 use crate::manifest::objects::{Missing, ObjectKey, ObjectKind};
 use crate::manifest::pod::PodUid;
 use crate::manifest::tokens::Token;
-use crate::source::{FollowedObject, IssuedCredentials, SETTLE};
+use crate::source::{IssuedCredentials, ObjectUpdate, SETTLE};
 
 /// What a pod refers to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -187,7 +187,7 @@ impl Registry {
     }
 
     /// Logs a problem of a token, or its end.
-    pub(super) fn note_token(&self, title: &str, told: &FollowedObject<Token>) {
+    pub(super) fn note_token(&self, title: &str, told: &ObjectUpdate<Token>) {
         if let Some(server) = &self.server {
             server.note_token(title, told);
         }

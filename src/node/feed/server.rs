@@ -16,7 +16,7 @@ use crate::kube::settings::SettingsError;
 use crate::manifest::objects::ObjectKey;
 use crate::manifest::tokens::Token;
 use crate::source::{
-    Contacts, FollowedObject, IssuedCredentials, ObjectRequest, ObjectTeller, SignerTeller, Task, title_of_signer,
+    Contacts, IssuedCredentials, ObjectRequest, ObjectTeller, ObjectUpdate, SignerTeller, Task, title_of_signer,
 };
 
 /// The API server that objects are followed at.
@@ -79,12 +79,12 @@ impl ObjectServer {
     }
 
     /// Logs what was said.
-    pub(super) fn note<T>(&self, title: &str, told: &FollowedObject<T>) {
+    pub(super) fn note<T>(&self, title: &str, told: &ObjectUpdate<T>) {
         self.journal.note(title, told);
     }
 
     /// Logs what was said about a token.
-    pub(super) fn note_token(&self, title: &str, told: &FollowedObject<Token>) {
+    pub(super) fn note_token(&self, title: &str, told: &ObjectUpdate<Token>) {
         self.journal.note_token(title, told);
     }
 
@@ -144,16 +144,16 @@ impl Asked {
         };
         let (had_trouble, was_answered) = (self.question.trouble.take().is_some(), self.is_answered);
         match told {
-            FollowedObject::Is(objects) => {
+            ObjectUpdate::Is(objects) => {
                 self.is_answered = true;
                 !self.replace(&objects) || !was_answered
             }
-            FollowedObject::Absent => {
+            ObjectUpdate::Absent => {
                 self.is_answered = true;
                 !self.replace(&[]) || !was_answered
             }
-            FollowedObject::Alive => self.known.is_none() && had_trouble,
-            FollowedObject::Trouble(error) => {
+            ObjectUpdate::Alive => self.known.is_none() && had_trouble,
+            ObjectUpdate::Trouble(error) => {
                 self.is_answered = true;
                 self.question.trouble = Some(error);
                 self.known.is_none() || !was_answered
@@ -175,7 +175,7 @@ impl Asked {
 
 /// A message of a task.
 pub(super) enum Said {
-    Told(FollowedObject<Vec<Arc<WholeObject>>>),
+    Told(ObjectUpdate<Vec<Arc<WholeObject>>>),
     /// It has ended: the object cannot change any more.
     Settled,
 }
@@ -214,7 +214,7 @@ async fn follow_object(mut teller: ObjectTeller<WholeObject>, answers: FeedAnswe
 async fn follow_as_pod(reader: Arc<PodReader>, key: ObjectKey, answers: FeedAnswers) {
     let tell = |error: &SettingsError| {
         let trouble = ApiError::new(Class::Unauthorized, format!("{key}: {error}"));
-        answers.say(Said::Told(FollowedObject::Trouble(trouble)));
+        answers.say(Said::Told(ObjectUpdate::Trouble(trouble)));
     };
     let client = reader.client(tell).await;
     // Other pods may read the same object, each with its own outcome.
@@ -225,12 +225,12 @@ async fn follow_signer(mut teller: SignerTeller<WholeObject>, answers: FeedAnswe
     while answers.say(Said::Told(map(teller.next().await, |bundles| bundles.values().cloned().collect()))) {}
 }
 
-fn map<A, B>(told: FollowedObject<A>, to: impl FnOnce(Arc<A>) -> B) -> FollowedObject<B> {
+fn map<A, B>(told: ObjectUpdate<A>, to: impl FnOnce(Arc<A>) -> B) -> ObjectUpdate<B> {
     match told {
-        FollowedObject::Is(object) => FollowedObject::Is(Arc::new(to(object))),
-        FollowedObject::Absent => FollowedObject::Absent,
-        FollowedObject::Alive => FollowedObject::Alive,
-        FollowedObject::Trouble(error) => FollowedObject::Trouble(error),
+        ObjectUpdate::Is(object) => ObjectUpdate::Is(Arc::new(to(object))),
+        ObjectUpdate::Absent => ObjectUpdate::Absent,
+        ObjectUpdate::Alive => ObjectUpdate::Alive,
+        ObjectUpdate::Trouble(error) => ObjectUpdate::Trouble(error),
     }
 }
 
@@ -258,11 +258,11 @@ mod tests {
 
     fn config_map(value: &str) -> Said {
         let text = format!("{{apiVersion: v1, kind: ConfigMap, metadata: {{name: app}}, data: {{k: {value:?}}}}}");
-        Said::Told(FollowedObject::Is(Arc::new(objects(&text))))
+        Said::Told(ObjectUpdate::Is(Arc::new(objects(&text))))
     }
 
     fn trouble(class: Class) -> Said {
-        Said::Told(FollowedObject::Trouble(ApiError::new(class, "no")))
+        Said::Told(ObjectUpdate::Trouble(ApiError::new(class, "no")))
     }
 
     #[tokio::test]
@@ -277,7 +277,7 @@ mod tests {
         assert!(!asked.take(config_map("1")), "the same again is no change");
         assert!(Arc::ptr_eq(&first, &asked.objects()[0]));
         assert!(asked.take(config_map("2")));
-        assert!(asked.take(Said::Told(FollowedObject::Absent)));
+        assert!(asked.take(Said::Told(ObjectUpdate::Absent)));
         assert!(asked.objects().is_empty() && asked.absence(&Want::OnlyNode).is_none());
     }
 

@@ -9,7 +9,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::contacts::Contacts;
 use super::question::ObjectRequest;
-use super::single::{FollowedObject, ServedObject, Task, note};
+use super::single::{ObjectUpdate, ServedObject, Task, note};
 use crate::kube::address::Collection;
 use crate::kube::client::ApiClient;
 use crate::kube::error::{ApiError, Class};
@@ -27,8 +27,8 @@ pub(super) struct Signers {
     client: ApiClient,
     contacts: Contacts,
     signers: BTreeMap<String, Signer>,
-    tell: Sender<(String, FollowedObject<Bundles>)>,
-    told: Receiver<(String, FollowedObject<Bundles>)>,
+    tell: Sender<(String, ObjectUpdate<Bundles>)>,
+    told: Receiver<(String, ObjectUpdate<Bundles>)>,
 }
 
 struct Signer {
@@ -58,26 +58,26 @@ impl Signers {
     }
 
     /// The next news. Cancel-safe.
-    pub(super) async fn next(&mut self) -> (String, FollowedObject<Bundles>) {
+    pub(super) async fn next(&mut self) -> (String, ObjectUpdate<Bundles>) {
         self.told.recv().await.expect("an end to tell is kept here, too")
     }
 
     /// Takes news of a signer. Gives whether the bundles have changed.
-    pub(super) fn take(&mut self, signer: &str, told: FollowedObject<Bundles>) -> bool {
+    pub(super) fn take(&mut self, signer: &str, told: ObjectUpdate<Bundles>) -> bool {
         let Some(followed) = self.signers.get_mut(signer) else { return false };
         let unknown = followed.bundles.is_none();
         match told {
-            FollowedObject::Is(bundles) => {
+            ObjectUpdate::Is(bundles) => {
                 followed.question.trouble = None;
                 let same = followed.bundles.as_ref() == Some(&bundles);
                 followed.bundles = Some(bundles);
                 !same
             }
-            FollowedObject::Absent | FollowedObject::Alive => {
+            ObjectUpdate::Absent | ObjectUpdate::Alive => {
                 followed.question.trouble = None;
                 false
             }
-            FollowedObject::Trouble(error) => {
+            ObjectUpdate::Trouble(error) => {
                 followed.question.trouble = Some(error);
                 unknown
             }
@@ -112,12 +112,7 @@ pub(crate) fn title_of_signer(signer: &str) -> String {
 }
 
 /// Sends the bundles of a signer, until the receiver is gone.
-async fn follow(
-    client: ApiClient,
-    signer: String,
-    contacts: Contacts,
-    tell: Sender<(String, FollowedObject<Bundles>)>,
-) {
+async fn follow(client: ApiClient, signer: String, contacts: Contacts, tell: Sender<(String, ObjectUpdate<Bundles>)>) {
     let mut teller = SignerTeller::new(client, &signer, contacts);
     loop {
         let told = teller.next().await;
@@ -142,10 +137,10 @@ impl<T: ServedObject> SignerTeller<T> {
     }
 
     /// All bundles of the signer, after a change. Not cancel-safe: received changes would be lost.
-    pub(crate) async fn next(&mut self) -> FollowedObject<Bundles<T>> {
+    pub(crate) async fn next(&mut self) -> ObjectUpdate<Bundles<T>> {
         let told = match change(&mut self.bundles, self.follower.next().await, &self.title) {
             Ok(told) => told,
-            Err(error) => FollowedObject::Trouble(ApiError::new(Class::Refused, error.to_string())),
+            Err(error) => ObjectUpdate::Trouble(ApiError::new(Class::Refused, error.to_string())),
         };
         note(&self.contacts, &self.title, self.follower.doing(), self.follower.version(), &told);
         told
@@ -157,7 +152,7 @@ fn change<T: ServedObject>(
     bundles: &mut Bundles<T>,
     news: FollowerEvent,
     title: &str,
-) -> Result<FollowedObject<Bundles<T>>, ManifestError> {
+) -> Result<ObjectUpdate<Bundles<T>>, ManifestError> {
     let named = |bundle: Value| {
         let bundle = T::parse(bundle, title)?;
         Ok::<_, ManifestError>((bundle.named().key.name.clone(), Arc::new(bundle)))
@@ -172,8 +167,8 @@ fn change<T: ServedObject>(
             let name = bundle.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
             bundles.remove(name);
         }
-        FollowerEvent::Alive => return Ok(FollowedObject::Alive),
-        FollowerEvent::Trouble(error) => return Ok(FollowedObject::Trouble(error)),
+        FollowerEvent::Alive => return Ok(ObjectUpdate::Alive),
+        FollowerEvent::Trouble(error) => return Ok(ObjectUpdate::Trouble(error)),
     }
-    Ok(FollowedObject::Is(Arc::new(bundles.clone())))
+    Ok(ObjectUpdate::Is(Arc::new(bundles.clone())))
 }

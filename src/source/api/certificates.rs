@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc::Sender;
 
 use super::contacts::Contacts;
-use super::single::FollowedObject;
+use super::single::ObjectUpdate;
 use super::tokens::{Life, Owner};
 use crate::kube::address::{Collection, Resource};
 use crate::kube::client::ApiClient;
@@ -48,7 +48,7 @@ pub(super) async fn keep_certified(
     owner: Owner,
     key: CertificateKey,
     contacts: Contacts,
-    tell: Sender<(CredentialKey, FollowedObject<Token>)>,
+    tell: Sender<(CredentialKey, ObjectUpdate<Token>)>,
 ) {
     let credential = CredentialKey::Certificate(key.clone());
     let teller = Teller { title: owner.title(&credential), credential, contacts, tell };
@@ -80,7 +80,7 @@ pub(super) async fn keep_certified(
                     error.sentence = format!("the certificate has expired and refresh failed: {}", error.sentence);
                 }
                 // The reason first, so that a missing certificate always has one.
-                if !teller.waits(error).await || is_over && !teller.send(FollowedObject::Absent).await {
+                if !teller.waits(error).await || is_over && !teller.send(ObjectUpdate::Absent).await {
                     return;
                 }
                 retry.wait(&pause).await;
@@ -94,21 +94,21 @@ struct Teller {
     credential: CredentialKey,
     title: String,
     contacts: Contacts,
-    tell: Sender<(CredentialKey, FollowedObject<Token>)>,
+    tell: Sender<(CredentialKey, ObjectUpdate<Token>)>,
 }
 
 impl Teller {
     async fn issued(&self, token: Token) -> bool {
         self.contacts.heard(&self.title, "issued", None);
-        self.send(FollowedObject::Is(token.into())).await
+        self.send(ObjectUpdate::Is(token.into())).await
     }
 
     async fn waits(&self, error: ApiError) -> bool {
         self.contacts.trouble(&self.title, "waiting", &error);
-        self.send(FollowedObject::Trouble(error)).await
+        self.send(ObjectUpdate::Trouble(error)).await
     }
 
-    async fn send(&self, told: FollowedObject<Token>) -> bool {
+    async fn send(&self, told: ObjectUpdate<Token>) -> bool {
         self.tell.send((self.credential.clone(), told)).await.is_ok()
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::single::FollowedObject;
+use super::single::ObjectUpdate;
 use crate::kube::error::{ApiError, Class};
 use crate::manifest::tokens::Token;
 
@@ -29,19 +29,19 @@ pub(crate) struct Journal {
 
 impl Journal {
     /// Logs what is wrong with an object: an outage once, and not for each object.
-    pub(crate) fn note<T>(&mut self, title: &str, told: &FollowedObject<T>) {
+    pub(crate) fn note<T>(&mut self, title: &str, told: &ObjectUpdate<T>) {
         match told {
-            FollowedObject::Trouble(error) => self.complaints.trouble(title, error, Instant::now()),
-            FollowedObject::Is(_) | FollowedObject::Absent | FollowedObject::Alive => {
+            ObjectUpdate::Trouble(error) => self.complaints.trouble(title, error, Instant::now()),
+            ObjectUpdate::Is(_) | ObjectUpdate::Absent | ObjectUpdate::Alive => {
                 self.complaints.over(title, Instant::now())
             }
         }
         match told {
-            FollowedObject::Trouble(ApiError { class: Class::Unreachable, sentence, .. }) if !self.away => {
+            ObjectUpdate::Trouble(ApiError { class: Class::Unreachable, sentence, .. }) if !self.away => {
                 warn!("the API server is away, and volumes stay as they are: {sentence}");
                 self.away = true;
             }
-            FollowedObject::Is(_) | FollowedObject::Absent | FollowedObject::Alive if self.away => {
+            ObjectUpdate::Is(_) | ObjectUpdate::Absent | ObjectUpdate::Alive if self.away => {
                 info!("the API server answers again");
                 self.away = false;
             }
@@ -50,8 +50,8 @@ impl Journal {
     }
 
     /// Logs what is wrong with a token. That one has expired ends no trouble.
-    pub(crate) fn note_token(&mut self, title: &str, told: &FollowedObject<Token>) {
-        if !matches!(told, FollowedObject::Absent) {
+    pub(crate) fn note_token(&mut self, title: &str, told: &ObjectUpdate<Token>) {
+        if !matches!(told, ObjectUpdate::Absent) {
             self.note(title, told);
         }
     }

@@ -18,7 +18,7 @@ use super::bundles::{Bundles, Signers, title_of_signer};
 use super::complaints::Journal;
 use super::contacts::Contacts;
 use super::question::ObjectRequest;
-use super::single::{FollowedObject, Task, follow_object, follow_pod};
+use super::single::{ObjectUpdate, Task, follow_object, follow_pod};
 use super::tokens::IssuedCredentials;
 use crate::binding::{Further, further};
 use crate::kube::client::ApiClient;
@@ -50,9 +50,9 @@ pub(super) struct Follow {
     token_policy: TokenPolicy,
     contacts: Contacts,
     /// Where the tasks send their news.
-    tell: Sender<(ObjectKey, FollowedObject<NamedObject>)>,
-    told: Receiver<(ObjectKey, FollowedObject<NamedObject>)>,
-    pods: Option<(Receiver<FollowedObject<Pod>>, Task)>,
+    tell: Sender<(ObjectKey, ObjectUpdate<NamedObject>)>,
+    told: Receiver<(ObjectKey, ObjectUpdate<NamedObject>)>,
+    pods: Option<(Receiver<ObjectUpdate<Pod>>, Task)>,
     /// Objects for which the log has said that they come from files.
     of_files: BTreeSet<ObjectKey>,
     journal: Journal,
@@ -73,10 +73,10 @@ enum KnownObject {
 /// What came in.
 enum ObjectNews {
     Files(Snapshot),
-    Pod(FollowedObject<Pod>),
-    Object(ObjectKey, FollowedObject<NamedObject>),
-    Signer(String, FollowedObject<Bundles>),
-    Token(CredentialKey, FollowedObject<Token>),
+    Pod(ObjectUpdate<Pod>),
+    Object(ObjectKey, ObjectUpdate<NamedObject>),
+    Signer(String, ObjectUpdate<Bundles>),
+    Token(CredentialKey, ObjectUpdate<Token>),
     /// What the server has not answered is a problem from now on.
     Settled,
     /// A line of the log is due.
@@ -240,26 +240,26 @@ impl Follow {
         true
     }
 
-    fn take_pod(&mut self, told: FollowedObject<Pod>) -> bool {
+    fn take_pod(&mut self, told: ObjectUpdate<Pod>) -> bool {
         let title = self.pod.as_ref().map_or_else(String::new, |pod| format!("Pod {}", pod.identity));
         self.journal.note(&title, &told);
         match told {
-            FollowedObject::Is(pod) => {
+            ObjectUpdate::Is(pod) => {
                 self.contacts.pod_is_there(true);
                 let differs = self.pod.as_ref() != Some(&pod);
                 self.pod = Some(pod);
                 differs
             }
-            FollowedObject::Absent => {
+            ObjectUpdate::Absent => {
                 self.contacts.pod_is_there(false);
                 info!("the pod is gone from the API server; its volumes stay as they are until podfs is stopped");
                 false
             }
-            FollowedObject::Alive | FollowedObject::Trouble(_) => false,
+            ObjectUpdate::Alive | ObjectUpdate::Trouble(_) => false,
         }
     }
 
-    fn take_object(&mut self, key: &ObjectKey, told: FollowedObject<NamedObject>) -> bool {
+    fn take_object(&mut self, key: &ObjectKey, told: ObjectUpdate<NamedObject>) -> bool {
         // A task that was ended may have sent news before that.
         if !self.objects.contains_key(key) {
             return false;
@@ -269,12 +269,12 @@ impl Follow {
         let had_trouble = followed.question.trouble.take().is_some();
         let unknown = matches!(followed.known, KnownObject::NotYet);
         match told {
-            FollowedObject::Is(object) => {
+            ObjectUpdate::Is(object) => {
                 let same = matches!(&followed.known, KnownObject::Is(known) if *known == object);
                 followed.known = KnownObject::Is(object);
                 !same
             }
-            FollowedObject::Absent => {
+            ObjectUpdate::Absent => {
                 let same = matches!(followed.known, KnownObject::Absent);
                 if matches!(followed.known, KnownObject::Is(_)) {
                     info!("{key} was deleted");
@@ -282,8 +282,8 @@ impl Follow {
                 followed.known = KnownObject::Absent;
                 !same
             }
-            FollowedObject::Alive => unknown && had_trouble,
-            FollowedObject::Trouble(error) => {
+            ObjectUpdate::Alive => unknown && had_trouble,
+            ObjectUpdate::Trouble(error) => {
                 followed.question.trouble = Some(error);
                 unknown
             }

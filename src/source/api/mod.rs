@@ -52,7 +52,7 @@ pub(crate) use events::{Conditions, grown, post, post_growth, post_read_only};
 pub use live::live_pod;
 pub use notices::Condition;
 pub(crate) use question::ObjectRequest;
-pub(crate) use single::{FollowedObject, ObjectTeller, ServedObject, Task, origin};
+pub(crate) use single::{ObjectTeller, ObjectUpdate, ServedObject, Task, origin};
 pub use start::{PodName, StartError};
 pub(crate) use tokens::IssuedCredentials;
 

@@ -24,7 +24,7 @@ use crate::manifest::{Document, ManifestError, Origin};
 
 /// News of a task about the object that it follows.
 #[derive(Debug)]
-pub(crate) enum FollowedObject<T> {
+pub(crate) enum ObjectUpdate<T> {
     /// This is the object now.
     Is(Arc<T>),
     /// There is no such object.
@@ -102,19 +102,19 @@ impl<T: ServedObject> ObjectTeller<T> {
     }
 
     /// The next news; nothing when the object cannot change any more. Not cancel-safe: received changes would be lost.
-    pub(crate) async fn next(&mut self) -> Option<FollowedObject<T>> {
+    pub(crate) async fn next(&mut self) -> Option<ObjectUpdate<T>> {
         if self.is_settled {
             return if self.may_grow { Some(self.next_size().await) } else { None };
         }
         let (news, uid) = self.teller.next().await;
         let told = interpret(news, |object| T::parse(object, &self.title));
-        if let (FollowedObject::Is(object), Some(uid)) = (&told, uid)
+        if let (ObjectUpdate::Is(object), Some(uid)) = (&told, uid)
             && object.named().is_immutable()
         {
             self.teller.settle(uid);
         }
-        self.is_settled = matches!(&told, FollowedObject::Is(object) if is_bound(object.named()));
-        self.may_grow = matches!(&told, FollowedObject::Is(object) if may_grow(object.named()));
+        self.is_settled = matches!(&told, ObjectUpdate::Is(object) if is_bound(object.named()));
+        self.may_grow = matches!(&told, ObjectUpdate::Is(object) if may_grow(object.named()));
         let doing = if self.is_settled { "settled" } else { self.teller.doing() };
         note(&self.contacts, &self.title, doing, self.teller.version(), &told);
         Some(told)
@@ -128,14 +128,14 @@ impl<T: ServedObject> ObjectTeller<T> {
     }
 
     /// The object with another size. What is mounted does not depend on it in any other way, nor on whether the server answers.
-    async fn next_size(&mut self) -> FollowedObject<T> {
+    async fn next_size(&mut self) -> ObjectUpdate<T> {
         loop {
             sleep(Duration::from_secs(fastrand::u64(GROWTH))).await;
             if let (news @ FollowerEvent::Put(_), _) = self.teller.next().await
-                && let FollowedObject::Is(object) = interpret(news, |object| T::parse(object, &self.title))
+                && let ObjectUpdate::Is(object) = interpret(news, |object| T::parse(object, &self.title))
                 && is_bound(object.named())
             {
-                let told = FollowedObject::Is(object);
+                let told = ObjectUpdate::Is(object);
                 note(&self.contacts, &self.title, "settled", self.teller.version(), &told);
                 return told;
             }
@@ -148,7 +148,7 @@ pub(super) async fn follow_object(
     client: ApiClient,
     key: ObjectKey,
     contacts: Contacts,
-    tell: Sender<(ObjectKey, FollowedObject<NamedObject>)>,
+    tell: Sender<(ObjectKey, ObjectUpdate<NamedObject>)>,
 ) {
     let mut teller = ObjectTeller::new(client, &key, contacts);
     while let Some(told) = teller.next().await {
@@ -235,7 +235,7 @@ pub(super) async fn follow_pod(
     uid: String,
     title: String,
     contacts: Contacts,
-    tell: Sender<FollowedObject<Pod>>,
+    tell: Sender<ObjectUpdate<Pod>>,
 ) {
     loop {
         let news = match follower.next().await {
@@ -265,20 +265,20 @@ pub(super) fn parse_pod(pod: Value, title: &str) -> Result<Pod, ManifestError> {
     Pod::parse(Document::of_server(origin(title), pod)?)
 }
 
-fn interpret<T>(news: FollowerEvent, parse: impl Fn(Value) -> Result<T, ManifestError>) -> FollowedObject<T> {
+fn interpret<T>(news: FollowerEvent, parse: impl Fn(Value) -> Result<T, ManifestError>) -> ObjectUpdate<T> {
     let object = match news {
         FollowerEvent::Listed(mut objects) => match objects.pop() {
             Some(object) => object,
-            None => return FollowedObject::Absent,
+            None => return ObjectUpdate::Absent,
         },
         FollowerEvent::Put(object) => object,
-        FollowerEvent::Deleted(_) => return FollowedObject::Absent,
-        FollowerEvent::Alive => return FollowedObject::Alive,
-        FollowerEvent::Trouble(error) => return FollowedObject::Trouble(error),
+        FollowerEvent::Deleted(_) => return ObjectUpdate::Absent,
+        FollowerEvent::Alive => return ObjectUpdate::Alive,
+        FollowerEvent::Trouble(error) => return ObjectUpdate::Trouble(error),
     };
     match parse(object) {
-        Ok(object) => FollowedObject::Is(Arc::new(object)),
-        Err(error) => FollowedObject::Trouble(ApiError::new(Class::Refused, error.to_string())),
+        Ok(object) => ObjectUpdate::Is(Arc::new(object)),
+        Err(error) => ObjectUpdate::Trouble(ApiError::new(Class::Refused, error.to_string())),
     }
 }
 
@@ -306,11 +306,11 @@ pub(super) fn note<T>(
     title: &str,
     doing: &'static str,
     version: Option<&str>,
-    told: &FollowedObject<T>,
+    told: &ObjectUpdate<T>,
 ) {
     match told {
-        FollowedObject::Trouble(error) => contacts.trouble(title, doing, error),
-        FollowedObject::Is(_) | FollowedObject::Absent | FollowedObject::Alive => contacts.heard(title, doing, version),
+        ObjectUpdate::Trouble(error) => contacts.trouble(title, doing, error),
+        ObjectUpdate::Is(_) | ObjectUpdate::Absent | ObjectUpdate::Alive => contacts.heard(title, doing, version),
     }
 }
 

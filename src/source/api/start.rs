@@ -33,20 +33,20 @@ pub struct PodName {
     pub name: String,
 }
 
-/// A text is no name of a pod.
+/// A text does not name a pod.
 #[derive(Debug, thiserror::Error)]
 #[error("give a namespace and a name, such as default/web")]
-pub struct NoPodName;
+pub struct InvalidPodName;
 
 impl FromStr for PodName {
-    type Err = NoPodName;
+    type Err = InvalidPodName;
 
-    fn from_str(text: &str) -> Result<PodName, NoPodName> {
+    fn from_str(text: &str) -> Result<PodName, InvalidPodName> {
         match text.split('/').collect::<Vec<_>>().as_slice() {
             [namespace, name] if !namespace.is_empty() && !name.is_empty() => {
                 Ok(PodName { namespace: (*namespace).to_owned(), name: (*name).to_owned() })
             }
-            _ => Err(NoPodName),
+            _ => Err(InvalidPodName),
         }
     }
 }

@@ -18,7 +18,7 @@ use tracing::{debug, warn};
 use super::certificates::keep_certified;
 use super::contacts::Contacts;
 use super::question::ObjectRequest;
-use super::single::{FollowedObject, Task};
+use super::single::{ObjectUpdate, Task};
 use crate::kube::address::Resource;
 use crate::kube::client::ApiClient;
 use crate::kube::error::{ApiError, Class};
@@ -48,8 +48,8 @@ pub(crate) struct IssuedCredentials {
     contacts: Contacts,
     owner: Option<Owner>,
     tokens: BTreeMap<CredentialKey, WantedCredentials>,
-    tell: Sender<(CredentialKey, FollowedObject<Token>)>,
-    told: Receiver<(CredentialKey, FollowedObject<Token>)>,
+    tell: Sender<(CredentialKey, ObjectUpdate<Token>)>,
+    told: Receiver<(CredentialKey, ObjectUpdate<Token>)>,
 }
 
 /// The pod and service account of tokens. Those of another pod or another service account are of no use (TK-07).
@@ -100,22 +100,22 @@ impl IssuedCredentials {
     }
 
     /// The next news. Cancel-safe.
-    pub(crate) async fn next(&mut self) -> (CredentialKey, FollowedObject<Token>) {
+    pub(crate) async fn next(&mut self) -> (CredentialKey, ObjectUpdate<Token>) {
         self.told.recv().await.expect("an end to tell is kept here, too")
     }
 
     /// Takes news of a token. Gives whether the tokens have changed.
-    pub(crate) fn take(&mut self, key: &CredentialKey, told: FollowedObject<Token>) -> bool {
+    pub(crate) fn take(&mut self, key: &CredentialKey, told: ObjectUpdate<Token>) -> bool {
         let Some(wanted) = self.tokens.get_mut(key) else { return false };
         match told {
-            FollowedObject::Is(token) => {
+            ObjectUpdate::Is(token) => {
                 wanted.token = Some(token);
                 wanted.question.trouble = None;
                 true
             }
-            FollowedObject::Absent => wanted.token.take().is_some(),
-            FollowedObject::Alive => false,
-            FollowedObject::Trouble(error) => {
+            ObjectUpdate::Absent => wanted.token.take().is_some(),
+            ObjectUpdate::Alive => false,
+            ObjectUpdate::Trouble(error) => {
                 wanted.question.trouble = Some(error);
                 wanted.token.is_none()
             }
@@ -188,7 +188,7 @@ async fn keep_issued(
     owner: Owner,
     key: TokenKey,
     contacts: Contacts,
-    tell: Sender<(CredentialKey, FollowedObject<Token>)>,
+    tell: Sender<(CredentialKey, ObjectUpdate<Token>)>,
 ) {
     let request = owner.request(&key);
     let key = CredentialKey::Token(key);
@@ -209,7 +209,7 @@ async fn keep_issued(
                     );
                 }
                 contacts.heard(&title, "issued", None);
-                if tell.send((key.clone(), FollowedObject::Is(token.into()))).await.is_err() {
+                if tell.send((key.clone(), ObjectUpdate::Is(token.into()))).await.is_err() {
                     return;
                 }
                 granted.until_due().await;
@@ -222,11 +222,11 @@ async fn keep_issued(
                 if is_over {
                     error.sentence = format!("the token has expired and refresh failed: {}", error.sentence);
                 }
-                if tell.send((key.clone(), FollowedObject::Trouble(error))).await.is_err() {
+                if tell.send((key.clone(), ObjectUpdate::Trouble(error))).await.is_err() {
                     return;
                 }
                 // The reason first, so that a missing token always has one.
-                if is_over && tell.send((key.clone(), FollowedObject::Absent)).await.is_err() {
+                if is_over && tell.send((key.clone(), ObjectUpdate::Absent)).await.is_err() {
                     return;
                 }
                 retry.wait(&pause).await;

@@ -97,7 +97,7 @@ fn reach_any(source: &Nfs, options: &NfsOptions) -> Result<Reached, Trouble> {
         let asked = MountRequest {
             rsize: options.rsize,
             wsize: options.wsize,
-            credential: if options.security == Security::None { Credential::Nobody } else { Credential::root() },
+            credential: if options.security == Security::None { Credential::Anonymous } else { Credential::root() },
             ..question(&source.address, address, &search, mount_address, budget)
         };
         match reach(&asked) {

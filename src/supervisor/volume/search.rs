@@ -90,7 +90,7 @@ fn find(options: &ExportOptions, search: &Search) -> Option<NfsAddress> {
     let mount_address = mount_address(search).ok()?;
     let budget = BUDGET / u32::try_from(others.len()).unwrap_or(u32::MAX);
     let credential = match options.callers {
-        ActAs::Nobody => Credential::Nobody,
+        ActAs::Nobody => Credential::Anonymous,
         ActAs::Caller | ActAs::CallerInItsNamespace => Credential::root(),
     };
     others.into_iter().find_map(|address| {

@@ -37,7 +37,7 @@ fn an_export_that_does_not_exist_is_refused() {
 #[test]
 fn ports_where_nothing_listens_are_named() {
     let server = Ganesha::start();
-    let nobody = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|free| free.local_addr()).expect("a free port");
+    let closed = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|free| free.local_addr()).expect("a free port");
     run(async {
         let refused = async |change: &dyn Fn(&mut MountRequest)| {
             export_with(&server, |request| {
@@ -49,10 +49,10 @@ fn ports_where_nothing_listens_are_named() {
             .to_string()
         };
         let what =
-            |service| format!("{service} of NFS server the-server ({nobody}): Connection refused (os error 111)");
-        assert_eq!(refused(&|request| request.mount_port = Some(nobody.port())).await, what("the mountd"));
-        assert_eq!(refused(&|request| request.port = Some(nobody.port())).await, what("NFS"));
-        let unasked = |request: &mut MountRequest| (request.mount_port, request.portmap_port) = (None, nobody.port());
+            |service| format!("{service} of NFS server the-server ({closed}): Connection refused (os error 111)");
+        assert_eq!(refused(&|request| request.mount_port = Some(closed.port())).await, what("the mountd"));
+        assert_eq!(refused(&|request| request.port = Some(closed.port())).await, what("NFS"));
+        let unasked = |request: &mut MountRequest| (request.mount_port, request.portmap_port) = (None, closed.port());
         assert_eq!(refused(&unasked).await, what("the portmapper"));
     });
 }

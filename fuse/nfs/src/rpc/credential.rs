@@ -15,7 +15,7 @@ const AUTH_SYS: u32 = 1;
 pub enum Credential {
     /// No user (AUTH_NONE).
     #[default]
-    Nobody,
+    Anonymous,
     /// As a user of this machine (AUTH_SYS).
     User {
         /// The user's id.
@@ -36,7 +36,7 @@ impl Credential {
     /// The number by which a server names this kind in the list of what it takes.
     pub fn flavor(&self) -> u32 {
         match self {
-            Self::Nobody => AUTH_NONE,
+            Self::Anonymous => AUTH_NONE,
             Self::User { .. } => AUTH_SYS,
         }
     }
@@ -45,7 +45,7 @@ impl Credential {
     pub(super) fn write(&self, writer: &mut XdrWriter) {
         writer.u32(self.flavor());
         match self {
-            Self::Nobody => {
+            Self::Anonymous => {
                 writer.length(0);
             }
             Self::User { uid, gid, groups } => {

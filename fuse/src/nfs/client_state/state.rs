@@ -145,7 +145,7 @@ impl IdentityRecord {
     /// What was recorded.
     pub fn get(&self) -> Credential {
         match self.count.load(Relaxed) {
-            NOBODY => Credential::Nobody,
+            NOBODY => Credential::Anonymous,
             count => {
                 let groups = self.groups.iter().take(count as usize).map(|group| group.load(Relaxed)).collect();
                 Credential::User { uid: self.uid.load(Relaxed), gid: self.gid.load(Relaxed), groups }

@@ -87,10 +87,10 @@ fn a_successor_knows_all_of_it() {
         let Credential::User { uid: 7, gid: 8, groups } = &new.credential else { panic!("{:?}", new.credential) };
         assert_eq!(*groups, (0..16).collect::<Vec<_>>(), "as many as are sent");
     }
-    let again = next.calls.begin(4711, 1, &Credential::Nobody).expect("memory");
+    let again = next.calls.begin(4711, 1, &Credential::Anonymous).expect("memory");
     assert_eq!(again.xid(), Some(99));
     assert!(matches!(again.credential(), Credential::User { uid: 7, gid: 8, .. }));
-    assert_eq!(next.calls.begin(4711, 1, &Credential::Nobody).expect("memory").xid(), None, "it was taken up once");
+    assert_eq!(next.calls.begin(4711, 1, &Credential::Anonymous).expect("memory").xid(), None, "it was taken up once");
 }
 
 #[test]

@@ -36,7 +36,7 @@ proptest! {
         let sent: Vec<u8> = message.parts(0).flat_map(|part| part.to_vec()).collect();
 
         let cred = match &credential {
-            Credential::Nobody => rpc::opaque_auth::default(),
+            Credential::Anonymous => rpc::opaque_auth::default(),
             Credential::User { uid, gid, groups } => rpc::opaque_auth::auth_unix(&rpc::auth_unix {
                 stamp: 0,
                 machinename: Opaque::owned(b"podfs".to_vec()),

@@ -152,7 +152,7 @@ pub(super) fn around() -> impl Strategy<Value = Around> {
 
 pub(super) fn credential() -> impl Strategy<Value = Credential> {
     let user = (any::<u32>(), any::<u32>(), prop::collection::vec(any::<u32>(), 0..20));
-    prop_oneof![Just(Credential::Nobody), user.prop_map(|(uid, gid, groups)| Credential::User { uid, gid, groups }),]
+    prop_oneof![Just(Credential::Anonymous), user.prop_map(|(uid, gid, groups)| Credential::User { uid, gid, groups }),]
 }
 
 /// Cuts out of `bytes`, as out of a reply.
