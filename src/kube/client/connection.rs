@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use reqwest::Url;
 use reqwest::header::HeaderValue;
 use secrecy::{ExposeSecret, SecretString};
+use tokio::task::{JoinError, spawn_blocking};
 
 use super::lanes::{Lanes, Party};
 use crate::kube::error::ConnectionError;
@@ -27,13 +28,14 @@ pub(super) struct ApiConnection {
 }
 
 impl ApiConnection {
-    /// Reads the settings. Of the connection before, what is still good is kept: TCP connections, and what a program has issued
-    /// if so wished.
+    /// Reads the settings, on a thread for blocking calls. Of the connection before, what is still good is kept: TCP connections,
+    /// and what a program has issued if so wished.
     pub(super) async fn open(
         access: &Access,
         before: Option<(&ApiConnection, bool)>,
     ) -> Result<ApiConnection, SettingsError> {
-        let settings = Settings::read(access)?;
+        let to_read = access.clone();
+        let settings = joined(spawn_blocking(move || Settings::read(&to_read)).await)?;
         let failed = |problem: ConnectionError| match access {
             Access::Kubeconfig(path) => SettingsError::Invalid { path: path.clone(), problem: problem.into() },
             Access::InCluster => SettingsError::InCluster(problem.into()),
@@ -57,7 +59,11 @@ impl ApiConnection {
         let server = party.address().map_err(&failed)?;
         let (lanes, made) = match before {
             Some((before, _)) if before.lanes.are_of(&party) => (Arc::clone(&before.lanes), before.is_made()),
-            _ => (Arc::new(Lanes::new(party).map_err(&failed)?), false),
+            _ => {
+                // Reads the certificates that this machine trusts.
+                let lanes = joined(spawn_blocking(move || Lanes::new(party)).await);
+                (Arc::new(lanes.map_err(&failed)?), false)
+            }
         };
         Ok(ApiConnection { lanes, server, authorization, expires, issued, made: AtomicBool::new(made) })
     }
@@ -76,6 +82,11 @@ impl ApiConnection {
     pub(super) fn same_credentials(&self, other: &ApiConnection) -> bool {
         Arc::ptr_eq(&self.lanes, &other.lanes) && self.authorization == other.authorization
     }
+}
+
+/// The result of a call on a thread for blocking calls.
+fn joined<T>(result: Result<T, JoinError>) -> T {
+    result.expect("reading settings and certificates does not panic")
 }
 
 fn authorization(
