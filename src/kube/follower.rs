@@ -417,7 +417,7 @@ impl Follower {
     /// The answer to a watch breaks off, or has an error.
     async fn break_off(&mut self, error: ApiError) -> Option<FollowerEvent> {
         if error.class == Class::Unreachable {
-            self.client.broke().await;
+            self.client.broke();
         }
         self.lose(error.in_answer())
     }

@@ -1,24 +1,22 @@
 //! One request: over the connection of the moment, with credentials that are up to date, a deadline and a limit.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use reqwest::{Method, Request, Response, StatusCode, Url};
 use serde_json::Value;
 use tokio::time::timeout;
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::connection::ApiConnection;
 use super::lanes::Room;
-use super::{ApiClient, Doubt, QUEUE};
+use super::renewal::Doubt;
+use super::{ApiClient, QUEUE};
 use crate::kube::error::{ApiError, Class};
 
 /// How long an answer may take to begin, and then to end, unless it is that to a watch.
 const DEADLINE: Duration = Duration::from_secs(15);
-/// How old credentials may be before their files are looked at again.
-const FRESH: Duration = Duration::from_secs(60);
 
 /// How long the answer to a request goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +37,7 @@ impl ApiClient {
         let (answer, _) = self.answer(asked, Lasts::Moment, accept, &request).await?;
         let body = timeout(DEADLINE, body(asked, answer, limit)).await.unwrap_or_else(|_| Err(late(asked)));
         if body.as_ref().is_err_and(|error| error.class == Class::Unreachable) {
-            self.broke().await;
+            self.broke();
         }
         body.map_err(ApiError::in_answer)
     }
@@ -55,7 +53,7 @@ impl ApiClient {
         let connection = self.connection().await;
         match self.answer_on(&connection, asked, lasts, accept, request).await {
             Err(error) if error.class == Class::Unauthorized => {
-                self.doubt_what_was(&connection, Doubt::Identity).await;
+                self.doubt_what_was(&connection, Doubt::Identity);
                 let fresh = self.connection().await;
                 if fresh.same_credentials(&connection) {
                     return Err(error);
@@ -64,7 +62,7 @@ impl ApiClient {
             }
             Err(error) => {
                 if matches!(error.class, Class::Unreachable | Class::Untrusted) {
-                    self.doubt_what_was(&connection, Doubt::Connection).await;
+                    self.doubt_what_was(&connection, Doubt::Connection);
                 }
                 Err(error)
             }
@@ -126,43 +124,6 @@ impl ApiClient {
         let retry_after = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let body = timeout(DEADLINE, body_of_error(answer, code)).await.unwrap_or_default();
         Err(ApiError::answered(asked, code, retry_after.as_deref(), &body))
-    }
-
-    /// The connection, with credentials that are as new as their files. Those that were good remain where new ones cannot
-    /// be read.
-    async fn connection(&self) -> Arc<ApiConnection> {
-        let mut current = self.0.connection.lock().await;
-        let expired = current.connection.expires.is_some_and(|at| at <= SystemTime::now());
-        if current.doubt == Doubt::No && !expired && current.read.elapsed() < FRESH {
-            return Arc::clone(&current.connection);
-        }
-        // podfs does not run a program every minute, and not because the server is unreachable.
-        let keeps_issued = !expired && current.doubt != Doubt::Identity;
-        let before = Arc::clone(&current.connection);
-        match ApiConnection::open(&self.0.access, Some((&before, keeps_issued))).await {
-            Ok(connection) => {
-                current.connection = Arc::new(connection);
-                current.complaint = None;
-            }
-            Err(error) => {
-                let complaint = format!("{error}; podfs goes on with the credentials it has");
-                if current.complaint.as_ref() != Some(&complaint) {
-                    warn!("{complaint}");
-                    current.complaint = Some(complaint);
-                }
-            }
-        }
-        current.read = Instant::now();
-        current.doubt = Doubt::No;
-        Arc::clone(&current.connection)
-    }
-
-    /// Whatever was read after this connection is not in doubt: others have met the same trouble.
-    async fn doubt_what_was(&self, connection: &Arc<ApiConnection>, doubt: Doubt) {
-        let mut current = self.0.connection.lock().await;
-        if Arc::ptr_eq(&current.connection, connection) {
-            current.doubt = current.doubt.max(doubt);
-        }
     }
 }
 

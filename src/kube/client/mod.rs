@@ -1,8 +1,8 @@
 //! The client: requests to the API server, over one HTTP/2 connection, with credentials that are up to date.
 //!
-//! - The client reads the settings again when the server answers 401 or takes no connection, when the credentials of a program
-//!   expire, and otherwise before a request, at most once a minute, because files change. It keeps the connection unless the
-//!   certificates have changed.
+//! - The client reads the settings again when the server answers 401 or takes no connection, before the credentials of a program
+//!   expire, and otherwise at a request, at most once a minute, because files change. It keeps the connection unless the
+//!   certificates have changed. Requests do not wait for that while the credentials they have are good (`renewal`).
 //! - Requests have deadlines and answers have limits; the follower that reads a watch ends it. While a watch is quiet, only
 //!   pings show that the server is gone.
 //! - Redirects are not followed: an API server sends none, and credentials are for it alone.
@@ -10,6 +10,7 @@
 mod connection;
 mod exchange;
 mod lanes;
+mod renewal;
 mod watch;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,6 +29,7 @@ use super::retry::Outage;
 use super::settings::{Access, SettingsError};
 use connection::ApiConnection;
 use exchange::Lasts;
+use renewal::Current;
 
 pub(crate) use watch::{Watch, WatchChange};
 
@@ -50,7 +52,10 @@ pub(crate) struct ApiClient(Arc<SharedClient>);
 
 struct SharedClient {
     access: Access,
-    connection: Mutex<Current>,
+    /// Locked for moments only.
+    current: StdMutex<Current>,
+    /// Held by the task that opens the next connection.
+    opening: Arc<Mutex<()>>,
     /// Held by the request that makes the connection, so that others find it made.
     first: Mutex<()>,
     /// Held by the request that is the next to try a server that cannot be reached.
@@ -87,25 +92,6 @@ impl Drop for Trying<'_> {
     }
 }
 
-struct Current {
-    connection: Arc<ApiConnection>,
-    read: Instant,
-    doubt: Doubt,
-    /// What is wrong with the settings since they were read.
-    complaint: Option<String>,
-}
-
-/// Why credentials should be read again before their time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Doubt {
-    /// There is no reason.
-    No,
-    /// The server takes no connection: perhaps because of a certificate.
-    Connection,
-    /// The server rejects the credentials.
-    Identity,
-}
-
 /// The content of a list.
 pub(crate) struct List {
     /// The version that changes are asked for from.
@@ -119,11 +105,11 @@ impl ApiClient {
     /// # Errors
     /// Settings that cannot be used.
     pub(crate) async fn open(access: Access) -> Result<ApiClient, SettingsError> {
-        let connection = Arc::new(ApiConnection::open(&access, None).await?);
-        let current = Current { connection, read: Instant::now(), doubt: Doubt::No, complaint: None };
+        let current = Current::new(ApiConnection::open(&access, None).await?);
         Ok(ApiClient(Arc::new(SharedClient {
             access,
-            connection: Mutex::new(current),
+            current: StdMutex::new(current),
+            opening: Arc::new(Mutex::new(())),
             first: Mutex::new(()),
             turn: Mutex::new(()),
             reach: StdMutex::new(Reach {
@@ -193,13 +179,6 @@ impl ApiClient {
         let request = |server: &Url| (Method::GET, collection.watch(server, since, seconds), None);
         let (answer, room) = self.answer(&asked, Lasts::Long, part.accept(), &request).await?;
         Ok(Watch::new(asked, answer, room, MAX_OBJECT))
-    }
-
-    /// An answer has broken off, perhaps with the connection.
-    pub(crate) async fn broke(&self) {
-        let mut current = self.0.connection.lock().await;
-        current.connection.note(false);
-        current.doubt = current.doubt.max(Doubt::Connection);
     }
 
     /// Creates an object, or asks for what an object has below it (`below` is `[NAME, "token"]` then). Gives the answer.
