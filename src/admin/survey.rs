@@ -128,13 +128,13 @@ fn ask<T>(
             Ok(taken) => return Some(Ok(taken)),
             Err(error) => not_answering(directory, None, error.to_string()),
         },
-        Err(AskError::NobodyListens(_)) => nobody_listens(directory, &record),
+        Err(AskError::NotListening(_)) => not_listening(directory, &record),
         Err(error) => {
             let pid = match &error {
                 AskError::Silent { pid, .. } | AskError::Nonsense { pid, .. } | AskError::Refused { pid, .. } => {
                     Some(*pid)
                 }
-                AskError::NobodyListens(_) | AskError::OtherUser { .. } | AskError::Failed { .. } => None,
+                AskError::NotListening(_) | AskError::OtherUser { .. } | AskError::Failed { .. } => None,
             };
             not_answering(directory, pid, error.to_string())
         }
@@ -152,7 +152,7 @@ fn named(status: PodStatus, record: ClaimRecord) -> PodStatus {
 }
 
 /// The lock shows whether there is a supervisor: another process may have the recorded process id by now.
-fn nobody_listens(directory: &Path, record: &ClaimRecord) -> PodStatus {
+fn not_listening(directory: &Path, record: &ClaimRecord) -> PodStatus {
     if claim::is_held(directory) {
         let reason = "its supervisor does not listen: it starts or ends just now, or could not make its control socket";
         return not_answering(directory, Some(record.pid).filter(|pid| *pid != 0), reason.to_owned());

@@ -75,7 +75,7 @@ fn upgrade(directory: &Path) -> bool {
         Ok(Upgrade::Refused { reason }) => (format!("refused: {reason}"), false),
         Ok(Upgrade::RolledBack { reason }) => (format!("rolled back: {reason}"), false),
         Ok(Upgrade::Started) => ("failed: its end is not known".to_owned(), false),
-        Err(AskError::NobodyListens(_)) => {
+        Err(AskError::NotListening(_)) => {
             ("refused: it has no supervisor; podfs run of the pod takes it over".to_owned(), false)
         }
         Err(error) => (format!("failed: {error}"), false),

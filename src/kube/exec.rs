@@ -79,7 +79,7 @@ pub enum ExecProblem {
     Timeout(Duration),
     #[error("cannot be read: {0}")]
     Read(#[source] io::Error),
-    #[error("cannot be waited for: {0}")]
+    #[error("has ended, and its exit status cannot be read: {0}")]
     Wait(#[source] io::Error),
     #[error("failed ({0}); what it says of that is above")]
     Failed(ExitStatus),

@@ -63,7 +63,7 @@ pub(crate) fn config(authority: &Authority, certificate: Option<&Certificate>) -
             Arc::new(OrItself { verifier: verifier.map_err(TlsError::Verifier)?, certificates })
         }
         Authority::System => Arc::new(rustls_platform_verifier::Verifier::new(provider).map_err(TlsError::Machine)?),
-        Authority::Nobody => Arc::new(Gullible(provider.signature_verification_algorithms)),
+        Authority::Unchecked => Arc::new(AcceptsAnyCertificate(provider.signature_verification_algorithms)),
     };
     let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
     let mut config = match certificate {
@@ -148,9 +148,9 @@ pub(crate) fn is_authority_itself(error: &Error) -> bool {
 
 /// Takes any certificate, as `insecure-skip-tls-verify` wants it. That the server has the key is checked all the same.
 #[derive(Debug)]
-struct Gullible(WebPkiSupportedAlgorithms);
+struct AcceptsAnyCertificate(WebPkiSupportedAlgorithms);
 
-impl ServerCertVerifier for Gullible {
+impl ServerCertVerifier for AcceptsAnyCertificate {
     fn verify_server_cert(
         &self,
         _end_entity: &CertificateDer<'_>,

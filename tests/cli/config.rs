@@ -175,7 +175,7 @@ fn a_value_is_checked_as_that_of_the_flag() {
     Settings::new("log = \"podfs=loud\"\n").refused(&[":1: log: error parsing level filter"]);
     Settings::new("node-name = \"\"\n").refused(&[":1: node-name is empty; give a value, or remove the line"]);
     Settings::new("node-name = \"a\\u0000\"\n").refused(&[":1: node-name has a NUL character; remove it"]);
-    Settings::new("root-dir = \"srv\"\n").refused(&[":1: root-dir must be an absolute path; \"srv\" is"]);
+    Settings::new("root-dir = \"srv\"\n").refused(&[":1: root-dir must be an absolute path; \"srv\" depends on"]);
     let excluding = Settings::new("kubeconfig = \"/k\"\nin-cluster = true\n");
     finish(&mut excluding.podfs(&["run", "--pod", "pod.yaml"]))
         .says(2, &["/podfs.toml:2: in-cluster and kubeconfig (", "/podfs.toml:1) exclude each other; remove one"]);

@@ -55,7 +55,7 @@ pub(super) enum ValueProblem {
     Nul,
     #[error("is empty; give a value, or remove the line")]
     Empty,
-    #[error("must be an absolute path; {0:?} is another place for everybody who reads it")]
+    #[error("must be an absolute path; {0:?} depends on the working directory of the process")]
     RelativePath(String),
     #[error("must be a string in quotes, such as {example}")]
     NoString { example: String },

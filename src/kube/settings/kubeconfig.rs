@@ -37,7 +37,7 @@ pub(super) fn read(path: &Path) -> Result<Settings, SettingsError> {
         Some(name) => {
             let found = file.auth_infos.iter().find(|user| user.name == name);
             let found = found.ok_or_else(|| {
-                invalid(format!("context {current:?} is of user {name:?}, who is not among its users"))
+                invalid(format!("context {current:?} is of user {name:?}, which is not among its users"))
             })?;
             let reader = KubeconfigReader { path, of: format!("user {name:?}") };
             found.auth_info.as_ref().map_or(Ok(User::default()), |user| reader.user(user))?
@@ -109,7 +109,7 @@ impl KubeconfigReader<'_> {
             cluster.certificate_authority_data.as_deref(),
         )?;
         let authority = match (authority, cluster.insecure_skip_tls_verify.unwrap_or(false)) {
-            (None, true) => Authority::Nobody,
+            (None, true) => Authority::Unchecked,
             (None, false) => Authority::System,
             (Some(pem), false) => Authority::Pem(pem),
             (Some(_), true) => {

@@ -70,7 +70,7 @@ pub(super) enum Authority {
     /// One that this machine trusts.
     System,
     /// It need not be signed at all.
-    Nobody,
+    Unchecked,
 }
 
 /// podfs's credentials for the server.

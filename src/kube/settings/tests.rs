@@ -69,7 +69,7 @@ fn what_is_wrong_is_one_sentence() {
             GOOD.replace("cluster: k,", "cluster: z,"),
             "config: context \"c\" is of cluster \"z\", which is not among its clusters",
         ),
-        (GOOD.replace("user: u}", "user: z}"), "config: context \"c\" is of user \"z\", who is not among its users"),
+        (GOOD.replace("user: u}", "user: z}"), "config: context \"c\" is of user \"z\", which is not among its users"),
         (
             GOOD.replace("https://", "http://"),
             "config: cluster \"k\": its server is reached by http, and podfs sends no credentials in the clear, unless it is \

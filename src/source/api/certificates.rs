@@ -66,7 +66,7 @@ pub(super) async fn keep_certified(
                 granted.until_due().await;
                 life = Some(granted);
             }
-            Err(Ended::Nobody) => return,
+            Err(Ended::Unneeded) => return,
             Err(Ended::Refused(sentence)) => {
                 if !teller.waits(ApiError::new(Class::Refused, sentence)).await {
                     return;
@@ -115,8 +115,8 @@ impl Teller {
 
 /// Why there is no certificate.
 enum Ended {
-    /// The task that asks for it has ended.
-    Nobody,
+    /// No task receives it any more.
+    Unneeded,
     /// There will be none for this pod.
     Refused(String),
     /// Another request may succeed.
@@ -155,7 +155,7 @@ impl CertificateRequest {
                         was_told = true;
                         // It may be a problem of the pod's own signer, so it is not one of the server.
                         if !teller.waits(ApiError::new(Class::Busy, NOT_ISSUED)).await {
-                            return Err(Ended::Nobody);
+                            return Err(Ended::Unneeded);
                         }
                     }
                 },
@@ -172,7 +172,7 @@ impl CertificateRequest {
                 }
                 FollowerEvent::Trouble(error) => {
                     if !teller.waits(error).await {
-                        return Err(Ended::Nobody);
+                        return Err(Ended::Unneeded);
                     }
                 }
             }

@@ -21,7 +21,7 @@ use crate::supervisor::run_dir::socket;
 pub enum AskError {
     /// No process listens.
     #[error("no supervisor listens on {}", .0.display())]
-    NobodyListens(PathBuf),
+    NotListening(PathBuf),
     /// A process listens, but does not answer in time, or closes the connection.
     #[error("the supervisor (pid {pid}) does not answer: {reason}")]
     Silent {
@@ -131,7 +131,7 @@ impl Asked {
         let stream = match call(directory, CONTROL) {
             Ok(stream) => stream,
             Err(cause) if matches!(cause.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
-                return Err(AskError::NobodyListens(path));
+                return Err(AskError::NotListening(path));
             }
             Err(cause) => return Err(AskError::Failed { path, cause }),
         };
