@@ -30,7 +30,9 @@ use crate::manifest::pod::PodUid;
 use crate::supervisor::control::{call, peer};
 use crate::supervisor::run_dir::bounds::{Bounds, OUTSIDE, is_there};
 use crate::supervisor::run_dir::cgroup;
-use crate::supervisor::run_dir::claim::{CONTROL, COUNTS, ClaimError, ClaimRecord, DISKS, LOCK, PodClaim, SERVER};
+use crate::supervisor::run_dir::claim::{
+    CONTROL, COUNTS, ClaimError, ClaimRecord, DISKS, LOCK, NEXT_COUNTS, PodClaim, SERVER,
+};
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::server::kill_server;
 
@@ -300,7 +302,8 @@ impl<'a> Cleanup<'a> {
         if !run.iter().any(|made| made == directory) {
             run.push(directory.to_owned());
         }
-        let mut gone: Vec<_> = [LOCK, CONTROL, COUNTS, DISKS, SERVER].iter().map(|name| directory.join(name)).collect();
+        let mut gone: Vec<_> =
+            [LOCK, CONTROL, COUNTS, NEXT_COUNTS, DISKS, SERVER].iter().map(|name| directory.join(name)).collect();
         if self.dry_run {
             claim.leave_record();
         } else {

@@ -68,6 +68,7 @@ fn a_lock_file_that_is_a_link_or_a_fifo_is_refused_at_once() {
     fs::remove_file(&lock).expect("removed");
     // What is counted is not written through a link either.
     symlink(&victim, fixture.path("run/u1/counts.json")).expect("a link");
+    symlink(&victim, fixture.path("run/u1/counts.json.new")).expect("a link");
     let mut running = fixture.run();
     assert_eq!(running.stop().code(), Some(0));
     assert_eq!(fs::read_to_string(&victim).expect("read"), "kept");

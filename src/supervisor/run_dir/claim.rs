@@ -31,6 +31,8 @@ pub const CONTROL: &str = "control.sock";
 pub const SERVER: &str = "server.sock";
 /// The file there with what was counted, for the next supervisor.
 pub const COUNTS: &str = "counts.json";
+/// The file there that takes its place once it is written.
+pub const NEXT_COUNTS: &str = "counts.json.new";
 /// The file there with which disks the pod's hostPath volumes are, likewise.
 pub const DISKS: &str = "disks.json";
 
@@ -332,6 +334,7 @@ impl Drop for PodClaim {
         let _ = std::fs::remove_file(self.directory().join(SERVER));
         let _ = std::fs::remove_file(self.directory().join(CONTROL));
         let _ = std::fs::remove_file(self.directory().join(COUNTS));
+        let _ = std::fs::remove_file(self.directory().join(NEXT_COUNTS));
         let _ = std::fs::remove_file(self.directory().join(DISKS));
         // Removed while it is still locked, so that no process locks the file that goes.
         let _ = std::fs::remove_file(&self.path);

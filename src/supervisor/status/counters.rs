@@ -2,7 +2,7 @@
 //! another supervisor goes on with the pod. Little is counted here, and seldom; the counters of volumes are in their regions.
 
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
+use std::fs::{OpenOptions, rename};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -11,7 +11,7 @@ use podfs_fuse::region::Distribution;
 use serde::{Deserialize, Serialize};
 use tracing::debug;
 
-use crate::supervisor::run_dir::claim::COUNTS;
+use crate::supervisor::run_dir::claim::{COUNTS, NEXT_COUNTS};
 use crate::supervisor::run_dir::trust;
 
 /// The kubelet's groups for how long an operation took, in seconds.
@@ -89,11 +89,14 @@ impl Counters {
         self.keep();
     }
 
+    /// Writes it whole beside its place first: a supervisor that is killed meanwhile leaves the counts before.
     fn keep(&self) {
         let Some(file) = &self.file else { return };
         let write = |text: Vec<u8>| {
-            let mut kept = trust::open(OpenOptions::new().write(true).create(true).truncate(true), file)?;
-            kept.write_all(&text)
+            let next = file.with_file_name(NEXT_COUNTS);
+            let mut kept = trust::open(OpenOptions::new().write(true).create(true).truncate(true), &next)?;
+            kept.write_all(&text)?;
+            rename(next, file)
         };
         let kept = serde_json::to_vec(self).map_err(Into::into).and_then(write);
         if let Err(error) = kept {
@@ -125,5 +128,18 @@ mod tests {
         assert_eq!(next.refresh_errors["config"].count, 1);
         fs::write(directory.path().join(COUNTS), "{").expect("written");
         assert_eq!(Counters::of(directory.path()).server_restarts, 0);
+    }
+
+    #[test]
+    fn whenever_a_supervisor_is_killed_the_next_one_finds_whole_counts() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut counters = Counters::of(directory.path());
+        counters.restarted(1);
+        std::thread::scope(|scope| {
+            let counts = scope.spawn(|| (0..2000).for_each(|_| counters.failed("config")));
+            while !counts.is_finished() {
+                assert_eq!(Counters::of(directory.path()).server_restarts, 1);
+            }
+        });
     }
 }
