@@ -19,7 +19,7 @@ use crate::supervisor::program::machine::check_machine;
 use crate::supervisor::program::options::{FLEX_VOLUMES, GenerationOptions, TransportOptions};
 use crate::supervisor::run_dir::claim::ClaimLeftovers;
 use crate::supervisor::run_dir::site::Site;
-use crate::supervisor::status::report::{Audience, Report, ReportScope};
+use crate::supervisor::status::report::{Report, ReportScope};
 use crate::supervisor::{self, Assignment};
 use crate::volume::{Claim, ClaimReference, Fields, Projection, SubPathMode, Volume, VolumeSource, VolumeUses};
 
@@ -115,7 +115,7 @@ impl Mount {
         }
         volume.preferences.audit |= self.audit;
         let volumes = vec![volume];
-        let report = Report::new(ReportScope::Volume, identity.clone(), &volumes, Audience::People, None);
+        let report = Report::new(ReportScope::Volume, identity.clone(), &volumes, LogFormat::Text, None);
         let assignment = Assignment {
             identity,
             facts,

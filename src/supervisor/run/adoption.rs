@@ -3,53 +3,31 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use nix::sys::socket::{getsockopt, sockopt};
 use podfs_fuse::client::AdoptedVolume;
 use podfs_fuse::confinement::Profile;
 use podfs_fuse::mount::MountError;
-use podfs_fuse::mount::visible::{MountPoint, VisibleMount, take_away};
+use podfs_fuse::mount::visible::{MountPoint, take_away};
 use podfs_fuse::region::VolumeKind;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use tracing::{info, warn};
 
 use crate::manifest::pod::PodIdentity;
+use crate::supervisor::log_format::LogFormat;
 use crate::supervisor::run_dir::claim::SERVER;
 use crate::supervisor::run_dir::mount_points::MountPoints;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::run_dir::socket;
 use crate::supervisor::server::program::ServerProgram;
 use crate::supervisor::server::{PodServer, kill_server};
-use crate::supervisor::status::report::Audience;
+use crate::supervisor::volume::adopted::{About, KeptVolume};
 use crate::volume::{Volume, VolumeSource};
-
-/// What a supervisor says of a volume to the one that adopts it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in crate::supervisor) struct About {
-    /// Its name.
-    pub(in crate::supervisor) volume: String,
-    /// Where it is to be seen.
-    pub(in crate::supervisor) path: PathBuf,
-    /// A group that containers need to use it.
-    #[serde(default)]
-    pub(in crate::supervisor) group: Option<u32>,
-    /// Whether it is to be seen read-only. A podfs of an earlier version does not say it.
-    #[serde(default)]
-    pub(in crate::supervisor) read_only: Option<bool>,
-}
 
 /// Volumes that are served already, by their names.
 pub(in crate::supervisor) struct Adoption(HashMap<String, (About, AdoptedVolume)>);
-
-/// A volume that is served and seen already.
-pub(in crate::supervisor) struct KeptVolume {
-    pub(in crate::supervisor) about: About,
-    pub(in crate::supervisor) served: AdoptedVolume,
-    pub(in crate::supervisor) point: MountPoint,
-    pub(in crate::supervisor) visible: VisibleMount,
-}
 
 impl Adoption {
     /// Finds those of `volumes` that are served already where they should be, by their places in the manifest. The others are
@@ -115,14 +93,14 @@ pub(in crate::supervisor) fn find(
     program: &Arc<ServerProgram>,
     pod: &PodIdentity,
     profile: Profile,
-    audience: Audience,
+    log_format: LogFormat,
     refused: impl FnOnce(&str),
 ) -> Option<(PodServer, Adoption)> {
     let control = socket::stream().ok()?;
     socket::connect_to(&control, directory, SERVER).ok()?;
     let control = UnixStream::from(control);
     let pid = getsockopt(&control, sockopt::PeerCredentials).ok()?.pid();
-    match adopt(control, pid, program, pod, profile, audience) {
+    match adopt(control, pid, program, pod, profile, log_format) {
         Ok((server, adoption)) => {
             info!("the volumes of the pod are served by pid {pid}; podfs takes them over");
             Some((server, adoption))
@@ -142,9 +120,9 @@ fn adopt(
     program: &Arc<ServerProgram>,
     pod: &PodIdentity,
     profile: Profile,
-    audience: Audience,
+    log_format: LogFormat,
 ) -> io::Result<(PodServer, Adoption)> {
-    let (server, volumes) = PodServer::adopt(control, pid, program, pod, profile, audience)?;
+    let (server, volumes) = PodServer::adopt(control, pid, program, pod, profile, log_format)?;
     let mut adoption = HashMap::new();
     for served in volumes {
         let about = About::deserialize(served.about())?;

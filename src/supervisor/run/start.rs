@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tracing::warn;
 
-use super::adoption::{self, KeptVolume};
+use super::adoption;
 use super::containers::ContainerErrands;
 use super::publishing::Departures;
 use super::sharing::Sharing;
@@ -40,6 +40,7 @@ use crate::supervisor::server::program::ServerProgram;
 use crate::supervisor::server::{PodServer, oom};
 use crate::supervisor::status::metrics;
 use crate::supervisor::status::report::Report;
+use crate::supervisor::volume::adopted::KeptVolume;
 use crate::supervisor::volume::search::Searches;
 use crate::supervisor::volume::{PodVolume, Setting};
 use crate::volume::{SubPathMode, Volume, VolumeSource};
@@ -154,7 +155,7 @@ impl Prepared {
         let continuing = Continuing::find();
         let found = directory.as_deref().and_then(|directory| {
             let refused = |reason: &str| continuing.iter().for_each(|continuing| continuing.give_back(reason));
-            adoption::find(directory, &server_program, &identity, profile, report.audience(), refused)
+            adoption::find(directory, &server_program, &identity, profile, report.log_format(), refused)
         });
         let (server, adoption) = found.unzip();
         let mut mount_points = MountPoints::new(claim, inheritance);
@@ -163,7 +164,7 @@ impl Prepared {
         let points = prepare_mount_points(&mounted, &kept, &site, &mut mount_points)?;
         let server = match server {
             Some(server) => server.with_cgroup(cgroup),
-            None => PodServer::start(&server_program, &identity, profile, report.audience(), cgroup)
+            None => PodServer::start(&server_program, &identity, profile, report.log_format(), cgroup)
                 .map_err(SupervisorError::Start)?,
         };
         if let Some(directory) = &directory {

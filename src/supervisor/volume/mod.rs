@@ -7,6 +7,7 @@
 //! | `passthrough` | volumes that show something as it is, in one file for each kind |
 //! | `device` | volumes that containers get as block devices |
 //! | `growth` | volumes whose PersistentVolume has grown |
+//! | `adopted` | a volume that a supervisor before has mounted |
 //! | `driver` | volumes that a driver of another vendor mounts |
 //! | `hidden` | volumes that another process has unmounted or covered |
 //! | `state` | where a volume is in its life |
@@ -15,6 +16,7 @@
 //! | `sub_path` | parts of the volume that are mounted for containers |
 //! | [`search`] | finding a server again that has moved |
 
+pub(in crate::supervisor) mod adopted;
 mod device;
 pub(in crate::supervisor) mod driver;
 mod growth;
@@ -43,7 +45,7 @@ use serde_json::Value;
 use tracing::span::EnteredSpan;
 use tracing::{Span, error_span, field, info, warn};
 
-use super::run::adoption::{About, KeptVolume};
+use self::adopted::{About, KeptVolume};
 use super::run_dir::mount_points::{MountPoints, MountPointsError};
 use super::run_dir::site::Site;
 use crate::host::empty_dir;

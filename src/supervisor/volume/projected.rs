@@ -22,7 +22,7 @@ use super::{PodEnd, Setting, Shown, Trouble, selinux_context};
 use crate::manifest::PodView;
 use crate::manifest::pod::PodIdentity;
 use crate::payload::{Assembled, Ownership, Payload, PayloadError};
-use crate::supervisor::run::adoption::KeptVolume;
+use crate::supervisor::volume::adopted::KeptVolume;
 use crate::volume::{self, Volume};
 
 /// The mount of a projection, once its first payload was complete.

@@ -39,7 +39,7 @@ use super::{PodEnd, Setting, Shown, Trouble};
 use crate::host::neighbours::NeighbourLock;
 use crate::host::{HostError, HostSource, serve};
 use crate::manifest::PodView;
-use crate::supervisor::run::adoption::KeptVolume;
+use crate::supervisor::volume::adopted::KeptVolume;
 use crate::volume::nfs_options::Backend;
 use crate::volume::{ServedBy, Volume};
 
