@@ -20,7 +20,7 @@ mod projection;
 mod server_client;
 mod succession;
 
-pub use crate::server::successor::StartedSuccessor;
+pub use crate::server::fd_keeper::successor::StartedSuccessor;
 pub use live::LivePartError;
 pub use mounted::MountedVolume;
 pub use projection::{Commit, CommitError, Projection};

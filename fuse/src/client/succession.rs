@@ -46,7 +46,7 @@ use crate::nfs::sockets::SocketSets;
 use crate::protocol::{Greeting, ServerReply, ServerRequest, VolumeId};
 use crate::region::VolumeKind;
 use crate::server::fd_keeper::dismiss;
-use crate::server::successor::{self, StartedSuccessor};
+use crate::server::fd_keeper::successor::{self, StartedSuccessor};
 
 /// What became of a server's death.
 #[derive(Debug, Default)]
