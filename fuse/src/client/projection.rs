@@ -26,6 +26,7 @@ use rustix::fs::{
     unlinkat,
 };
 
+use crate::client::commit_error::CommitError;
 use crate::client::held::{HeldProjection, Replica};
 use crate::client::live::{Live, LivePartError};
 use crate::client::mounted::MountedVolume;
@@ -40,26 +41,6 @@ use crate::projection::old::{OldGenerations, OldUsage};
 use crate::projection::steps::{self, DATA, DATA_TMP, ProjectionStep, ShownGeneration};
 use crate::projection::tree::{Root, Staged, Tree};
 use crate::protocol::{Reporting, ServerRequest};
-
-/// Why a commit did not happen.
-#[derive(Debug, thiserror::Error)]
-pub enum CommitError {
-    /// Memory for the generation could not be had.
-    #[error("cannot hold the new generation in memory: {0}")]
-    Memory(#[source] io::Error),
-    /// The server did not take the generation.
-    #[error("the server did not take the new generation: {0}")]
-    Server(#[source] io::Error),
-    /// A system call on the private mount failed.
-    #[error("cannot commit: {call} failed: {cause}")]
-    Step {
-        /// The call and the name it was for.
-        call: String,
-        /// What the kernel said.
-        #[source]
-        cause: io::Error,
-    },
-}
 
 /// What a commit came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,7 +93,7 @@ impl Projection {
         let tree = kind.tree();
         let (root, reporting) = (root.clone(), reporting.clone());
         let request = |volume, about| ServerRequest::Serve { volume, about, root, reporting };
-        let begun = server.begin(device, mount, about, kind, request);
+        let begun = MountedVolume::begin(server, device, mount, about, kind, request);
         let failed = |cause| MountError::Failed { what: "the server did not take the volume".to_owned(), cause };
         let (mounted, _) = begun.map_err(failed)?;
         Ok(Self::of(mounted, tree, None))

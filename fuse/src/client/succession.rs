@@ -36,12 +36,13 @@ use std::sync::atomic::Ordering;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 
+use super::connection::unexpected;
 use super::connection::{KeeperLink, ServerConnection};
 use super::held::HeldVolume;
 use super::live::Live;
 use super::mounted::MountedVolume;
 use super::projection::Projection;
-use super::server_client::{ServerClient, unexpected};
+use super::server_client::ServerClient;
 use crate::nfs::sockets::SocketSets;
 use crate::protocol::{Greeting, ServerReply, ServerRequest, VolumeId};
 use crate::region::VolumeKind;

@@ -26,7 +26,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use clap::Parser;
 use podfs_fuse::memory_lock;
 use podfs_fuse::program::NAME as SERVER;
@@ -96,10 +96,7 @@ pub(crate) fn become_server(arguments: impl Iterator<Item = OsString>) -> Failur
     };
     let mut command = Command::new(program.executable());
     command.arg0(SERVER).arg("server").args(arguments).arg(this_podfs().argument());
-    match Err::<(), _>(anyhow!(command.exec())).context(format!("{SERVER} cannot be executed")) {
-        Ok(()) => unreachable!("exec returns only errors"),
-        Err(error) => Failure::machine(error),
-    }
+    Failure::machine(anyhow!(command.exec()).context(format!("{SERVER} cannot be executed")))
 }
 
 /// Becomes podfs-supervisor if these are the arguments of a supervisor that an earlier `podfs node` started as `podfs run`. They stay
