@@ -11,6 +11,7 @@
 //! | `server_client` | the requests to a server, and their answers |
 //! | `held` | what the supervisor holds of a volume, in one file for each kind |
 //! | `connection` | one connection to one server process |
+//! | `identity` | the name of a volume, and what else the supervisor says of it |
 //! | `commit_error` | why the files of a projection are not shown |
 //! | `affinity` | letting a commit and its answers share a CPU |
 
@@ -18,6 +19,7 @@ mod affinity;
 mod commit_error;
 mod connection;
 mod held;
+mod identity;
 mod live;
 mod mounted;
 mod nfs;
@@ -28,6 +30,7 @@ mod succession;
 
 pub use crate::server::fd_keeper::successor::StartedSuccessor;
 pub use commit_error::CommitError;
+pub use identity::VolumeIdentity;
 pub use live::LivePartError;
 pub use mounted::MountedVolume;
 pub use projection::{Commit, Projection};

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::mount::MountAttrFlags;
-use serde_json::Value;
 
 use super::held::HeldExport;
+use super::identity::VolumeIdentity;
 use super::{MountedVolume, ServerClient};
 use crate::mount::MountError;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
@@ -24,8 +24,8 @@ const READ_AHEAD: u32 = 4096;
 
 impl MountedVolume {
     /// Mounts the export that `options` name, and lets `server`, which has the `sockets`, answer for it. It is not visible before
-    /// [`show`](Self::show). `attributes` are what the mount's options say of it, such as `nosuid`. `about` is for the supervisor
-    /// that adopts the volume if this one is killed.
+    /// [`show`](Self::show). `attributes` are what the mount's options say of it, such as `nosuid`. `identity` names the
+    /// volume.
     ///
     /// # Errors
     /// When it cannot be mounted, or the server does not take it: the NFS server does not answer, perhaps.
@@ -35,20 +35,23 @@ impl MountedVolume {
         options: &ExportOptions,
         attributes: MountAttrFlags,
         mount: &MountOptions,
-        about: Value,
+        identity: &VolumeIdentity,
     ) -> Result<Self, MountError> {
         let failed = |cause| MountError::Failed { what: "the server did not take the volume".to_owned(), cause };
         let device = open_device()?;
         let mount = PrivateMount::of_export(device.as_fd(), attributes, mount)?;
+        let options = &ExportOptions { name: identity.label(), ..options.clone() };
         let log = Log::create(LOG).and_then(|log| log.as_fd().try_clone_to_owned()).map_err(failed)?;
         let kind = HeldExport::new(log, sockets.clone(), options.clone());
         // Until here, the NFS server may have moved.
         let request =
             |volume, about| ServerRequest::Export { volume, about, options: Box::new(sockets.current(options)) };
-        let (volume, _) = MountedVolume::begin(server, device, mount, about, kind, request).map_err(failed)?;
+        let (volume, _) =
+            MountedVolume::begin(server, device, mount, identity.about(), kind, request).map_err(failed)?;
         // Without it, reading is slower.
         if let Err(error) = volume.held.mount.set_read_ahead(READ_AHEAD) {
-            tracing::debug!(volume = options.name, "volume {:?}: read-ahead stays what it is: {error}", options.name);
+            let volume = identity.name();
+            tracing::debug!(volume, "volume {volume:?}: read-ahead stays what it is: {error}");
         }
         Ok(volume)
     }

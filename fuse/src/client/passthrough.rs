@@ -3,10 +3,9 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Once};
 
-use serde_json::Value;
-
 use super::connection::unexpected;
 use super::held::HeldPassthrough;
+use super::identity::VolumeIdentity;
 use super::{MountedVolume, ServerClient};
 use crate::mount::MountError;
 use crate::mount::enclosed::Enclosed;
@@ -17,8 +16,8 @@ use crate::session::uring::{self, RingMemory};
 
 impl MountedVolume {
     /// Mounts what `source` is open on, and lets `server` answer for it. It is not visible before [`show`](Self::show). `source`
-    /// may be opened with `O_PATH`; it must be a directory or a regular file. `about` is for the supervisor that adopts the
-    /// volume if this one is killed.
+    /// may be opened with `O_PATH`; it must be a directory or a regular file. `identity` names the
+    /// volume.
     ///
     /// # Errors
     /// When it cannot be mounted, or the server does not take it.
@@ -27,7 +26,7 @@ impl MountedVolume {
         source: BorrowedFd<'_>,
         options: &PassthroughOptions,
         mount: &MountOptions,
-        about: Value,
+        identity: &VolumeIdentity,
     ) -> Result<Self, MountError> {
         let failed = |cause| MountError::Failed { what: "the server did not take the volume".to_owned(), cause };
         let device = open_device()?;
@@ -35,14 +34,14 @@ impl MountedVolume {
         let source = match options.remote {
             // It is attached nowhere, so nothing is above it.
             Some(_) => Enclosed::open(source),
-            None => Enclosed::of(source, &options.name),
+            None => Enclosed::of(source, identity.name()),
         };
         let source = source.map_err(failed)?;
         let rings = if options.io_uring { rings() } else { None };
-        let options = &PassthroughOptions { io_uring: rings.is_some(), ..options.clone() };
+        let options = &PassthroughOptions { name: identity.label(), io_uring: rings.is_some(), ..options.clone() };
         let kind = HeldPassthrough::new(source, options.clone(), rings);
         let request = |volume, about| ServerRequest::Pass { volume, about, options: options.clone() };
-        match MountedVolume::begin(server, device, mount, about, kind, request).map_err(failed)? {
+        match MountedVolume::begin(server, device, mount, identity.about(), kind, request).map_err(failed)? {
             (volume, ServerReply::Passing(_)) => Ok(volume),
             (_, other) => Err(failed(unexpected(&other))),
         }

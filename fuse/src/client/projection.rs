@@ -19,8 +19,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use serde_json::Value;
-
 use rustix::fs::{
     AtFlags, Dir, Mode, OFlags, ResolveFlags, StatxFlags, chmodat, mkdirat, openat2, renameat, statx, symlinkat,
     unlinkat,
@@ -28,6 +26,7 @@ use rustix::fs::{
 
 use crate::client::commit_error::CommitError;
 use crate::client::held::{HeldProjection, Replica};
+use crate::client::identity::VolumeIdentity;
 use crate::client::live::{Live, LivePartError};
 use crate::client::mounted::MountedVolume;
 use crate::client::server_client::Answering;
@@ -75,8 +74,8 @@ pub struct Projection {
 }
 
 impl Projection {
-    /// Mounts an empty projection and lets `server` answer for it. It is not visible before [`show`](Self::show). `about` is for
-    /// the supervisor that adopts it if this one is killed.
+    /// Mounts an empty projection and lets `server` answer for it. It is not visible before [`show`](Self::show). `identity`
+    /// names it.
     ///
     /// # Errors
     /// When it cannot be mounted, or the server does not take it.
@@ -84,16 +83,17 @@ impl Projection {
         server: &Arc<ServerClient>,
         root: &Root,
         options: &MountOptions,
-        about: Value,
+        identity: &VolumeIdentity,
         reporting: &Reporting,
     ) -> Result<Self, MountError> {
         let device = open_device()?;
         let mount = PrivateMount::new(device.as_fd(), options)?;
+        let reporting = identity.reporting(reporting);
         let kind = HeldProjection::new(root.clone(), reporting.clone());
         let tree = kind.tree();
-        let (root, reporting) = (root.clone(), reporting.clone());
+        let root = root.clone();
         let request = |volume, about| ServerRequest::Serve { volume, about, root, reporting };
-        let begun = MountedVolume::begin(server, device, mount, about, kind, request);
+        let begun = MountedVolume::begin(server, device, mount, identity.about(), kind, request);
         let failed = |cause| MountError::Failed { what: "the server did not take the volume".to_owned(), cause };
         let (mounted, _) = begun.map_err(failed)?;
         Ok(Self::of(mounted, tree, None))

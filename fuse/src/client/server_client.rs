@@ -9,11 +9,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, SystemTime};
 
 use rustix::thread::Pid;
-use serde_json::Value;
 
 use super::affinity::{Affinity, Together};
 use super::connection::{KeeperLink, ServerConnection, unexpected};
 use super::held::{HeldPassthrough, HeldVolume};
+use super::identity::name_in;
 use crate::live::tree::Update;
 use crate::nfs::sockets::SocketSets;
 use crate::passthrough::Room;
@@ -128,8 +128,8 @@ pub(super) enum ServerLink {
 /// What a volume is doing at one moment, from shared memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Doing {
-    /// What the supervisor said of it.
-    pub about: Value,
+    /// Its name.
+    pub volume: String,
     /// How many requests were read so far.
     pub requests: u64,
     /// The threads that answer one, each with its number.
@@ -323,7 +323,7 @@ impl ServerClient {
     /// What each volume is doing at this moment.
     pub fn doings(&self) -> Vec<Doing> {
         let doing = |held: &Arc<HeldVolume>| Doing {
-            about: held.about.clone(),
+            volume: name_in(&held.about).unwrap_or_default().to_owned(),
             requests: held.region.requests(),
             busy: held.busy(),
             waits: held.region.waits().all().count(),

@@ -39,6 +39,7 @@ use serde_json::Value;
 use super::connection::unexpected;
 use super::connection::{KeeperLink, ServerConnection};
 use super::held::HeldVolume;
+use super::identity::name_in;
 use super::live::Live;
 use super::mounted::MountedVolume;
 use super::projection::Projection;
@@ -102,6 +103,11 @@ pub struct AdoptedVolume {
 }
 
 impl AdoptedVolume {
+    /// Its name, if the supervisor before said it.
+    pub fn name(&self) -> Option<&str> {
+        name_in(self.about())
+    }
+
     /// What the supervisor before said of it.
     pub fn about(&self) -> &Value {
         &self.mounted.held.about

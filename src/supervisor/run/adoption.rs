@@ -53,18 +53,18 @@ impl Adoption {
             if there && audited != volume.preferences.audit {
                 warn!(
                     "volume {:?} is {} audited, as it was mounted; its annotation takes effect when the pod is started anew",
-                    about.volume,
+                    volume.name.as_str(),
                     if audited { "still" } else { "not" }
                 );
             }
             let place_of = |device: String| mount_points.keep_served(&about.path, &device).transpose();
             match served.device().filter(|_| there).and_then(place_of).transpose()? {
                 Some((point, visible)) => drop(kept.insert(*place, KeptVolume { about, served, point, visible })),
-                None => discard(&about, served, &site),
+                None => discard(volume.name.as_str(), &about, served, &site),
             }
         }
-        for (about, served) in served.into_values() {
-            discard(&about, served, &site);
+        for (name, (about, served)) in served {
+            discard(&name, &about, served, &site);
             if about.path.starts_with(site.path()) {
                 mount_points.forget(&about.path, None, site.path()).unwrap_or_else(|error| warn!("{error}"));
             }
@@ -74,8 +74,8 @@ impl Adoption {
 }
 
 /// Takes a volume away, from its path only if that is the pod's: the path is what the server says.
-fn discard(about: &About, served: AdoptedVolume, site: &MountPoint) {
-    warn!(volume = about.volume, "volume {:?} of the podfs before is not wanted any more", about.volume);
+fn discard(volume: &str, about: &About, served: AdoptedVolume, site: &MountPoint) {
+    warn!(volume, "volume {volume:?} of the podfs before is not wanted any more");
     let taken_away = match about.path.starts_with(site.path()) {
         true => take_away(&about.path).map_err(|error| error.to_string()),
         false => Err(format!("{} is not below {}", about.path.display(), site.path().display())),
@@ -126,7 +126,8 @@ fn adopt(
     let mut adoption = HashMap::new();
     for served in volumes {
         let about = About::deserialize(served.about())?;
-        adoption.insert(about.volume.clone(), (about, served));
+        let name = served.name().ok_or_else(|| io::Error::other("the server has a volume without a name"))?.to_owned();
+        adoption.insert(name, (about, served));
     }
     Ok((server, Adoption(adoption)))
 }

@@ -7,11 +7,9 @@ use podfs_fuse::client::AdoptedVolume;
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
 use serde::{Deserialize, Serialize};
 
-/// What a supervisor says of a volume to the one that adopts it.
+/// What a supervisor says of a volume to the one that adopts it, beside its name.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(in crate::supervisor) struct About {
-    /// Its name.
-    pub(in crate::supervisor) volume: String,
     /// Where it is to be seen.
     pub(in crate::supervisor) path: PathBuf,
     /// A group that containers need to use it.

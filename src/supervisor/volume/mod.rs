@@ -36,12 +36,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use podfs_fuse::DoublingPause;
-use podfs_fuse::client::{ServerClient, Watch};
+use podfs_fuse::client::{ServerClient, VolumeIdentity, Watch};
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::private::{Access, Shape};
 use podfs_fuse::mount::visible::MountPoint;
 use podfs_fuse::projection::old::OldUsage;
-use serde_json::Value;
 use tracing::span::EnteredSpan;
 use tracing::{Span, error_span, field, info, warn};
 
@@ -104,12 +103,12 @@ impl Setting {
         Ok(point)
     }
 
-    /// What another supervisor has to know of a volume to adopt it.
-    fn about(volume: &Volume, path: &Path, group: Option<u32>, access: Access) -> Value {
+    /// The name of a volume, and what another supervisor has to know of it to adopt it.
+    fn identity(volume: &Volume, path: &Path, group: Option<u32>, access: Access) -> VolumeIdentity {
         let read_only = Some(access == Access::ReadOnly);
-        let about = About { volume: volume.name.to_string(), path: path.to_owned(), group, read_only };
+        let about = About { path: path.to_owned(), group, read_only };
         // JSON cannot hold a path that is not UTF-8: such a volume is mounted anew.
-        serde_json::to_value(about).unwrap_or_default()
+        VolumeIdentity::new(volume.name.as_str(), serde_json::to_value(about).unwrap_or_default())
     }
 }
 
