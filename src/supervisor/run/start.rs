@@ -100,8 +100,8 @@ impl Prepared {
         });
         let machine = machine::allocatable(site.path());
         let facts = snapshot.pod.as_ref().map_or(facts, |pod| pod.facts.clone());
-        let Snapshot { pod, objects, tokens, is_settling, .. } = snapshot;
-        let view = PodView { identity: identity.clone(), facts, objects, tokens, machine, is_settling };
+        let Snapshot { pod, known, .. } = snapshot;
+        let view = PodView { identity: identity.clone(), facts, known, machine };
         if let Some(claim) = &claim {
             report.count_in(claim.directory());
         }
@@ -109,7 +109,7 @@ impl Prepared {
             serve_metrics(listener, &report);
         }
         report.contacts(source.contacts());
-        report.tokens(view.tokens.clone());
+        report.tokens(view.known.tokens.clone());
         let (wishes, upgrades) = mpsc::channel(1);
         let ((publish, changes), (asks, errands)) = (mpsc::channel(MAX_CHANGES), mpsc::channel(MAX_ERRANDS));
         let desks = Desks { upgrades: wishes, changes: publish, errands: asks };

@@ -317,7 +317,7 @@ impl PodVolume {
             Err(Trouble::Manifests(reason)) => {
                 // There is nothing to be seen of it; what puts it right is another change.
                 self.heard = None;
-                match (pod.is_settling, &self.state) {
+                match (pod.known.is_settling, &self.state) {
                     // It was a problem before, and is the same one still.
                     (true, VolumeLife::Waiting(known)) if *known == reason && !self.is_settling => {}
                     (true, VolumeLife::Waiting(_)) => self.settle(reason),
