@@ -12,6 +12,7 @@ use nix::mount::{MntFlags, umount2};
 use podfs_fuse::audit::output::AuditOutput;
 use podfs_fuse::client::MountedVolume;
 use podfs_fuse::client::ServerClient;
+use podfs_fuse::client::VolumeIdentity;
 use podfs_fuse::confinement::{Profile, confine};
 use podfs_fuse::log::Lines;
 use podfs_fuse::memory_lock;
@@ -22,7 +23,6 @@ use podfs_fuse::passthrough::{Cache, PassthroughOptions};
 use podfs_fuse::protocol::Greeting;
 use podfs_fuse::server::process;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use serde_json::Value;
 use tempfile::TempDir;
 
 use super::choice::Choice;
@@ -105,15 +105,16 @@ impl Place {
         let (ours, theirs) = UnixStream::pair().expect("a socket pair");
         let server = Command::new("/proc/self/exe").arg(SERVE).stdin(Stdio::from(OwnedFd::from(theirs))).spawn();
         let server = Killed(server.expect("this program can be started again"));
-        let options = PassthroughOptions {
-            name: "bench".to_owned(),
-            threads: options.threads.or_else(chosen_threads),
-            ..options
-        };
+        let options = PassthroughOptions { threads: options.threads.or_else(chosen_threads), ..options };
         let directory = File::open(&source).expect("a directory");
         let client = Arc::new(ServerClient::new(ours, Greeting::new("bench", "bench")).expect("the server answers"));
-        let volume =
-            MountedVolume::of_source(&client, directory.as_fd(), &options, &MountOptions::default(), Value::Null);
+        let volume = MountedVolume::of_source(
+            &client,
+            directory.as_fd(),
+            &options,
+            &MountOptions::default(),
+            &VolumeIdentity::default(),
+        );
         let volume = volume.expect("a mount");
         assert_eq!(volume.is_over_io_uring(), options.io_uring, "the transport is the chosen one");
         let mut made = Directories::default();

@@ -37,7 +37,7 @@ use super::questions::Questions;
 use crate::manifest::pod::Pod;
 use crate::manifest::{Document, ManifestError, Origin};
 use crate::source::{Inbox, Push};
-use crate::supervisor::run::upgrade;
+use crate::supervisor::exec_state;
 use crate::supervisor::run_dir::claim::CONTROL;
 use crate::supervisor::run_dir::socket;
 use crate::supervisor::status::metrics;
@@ -77,7 +77,7 @@ impl Caller {
     /// Nothing else in this process may own the descriptor.
     pub unsafe fn inherited(number: RawFd) -> io::Result<Caller> {
         // SAFETY: the caller says that nothing else owns it.
-        let connection = UnixStream::from(unsafe { upgrade::inherited(number) }?);
+        let connection = UnixStream::from(unsafe { exec_state::inherited(number) }?);
         getsockopt(&connection, PeerCredentials)?;
         Ok(Caller { connection })
     }
