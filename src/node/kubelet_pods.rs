@@ -17,6 +17,7 @@ use super::csi::Publication;
 use super::feed::{FeedEvent, PodSource};
 use super::nri::chosen::{Chosen, RuntimeChange, with_payload_volumes};
 use super::pod::{NodePod, PodOrigin, PodStage};
+use super::spans;
 use crate::manifest::pod::{Pod, PodUid};
 use crate::manifest::{Document, Origin};
 use crate::volume::{forget_other_volumes, set_mount_options};
@@ -243,6 +244,7 @@ impl KubeletPods {
                 Some(NodePod { pod, manifest, origin, stage: PodStage::Desired })
             }
             Err(error) => {
+                let _span = spans::of_uid(uid, described.map(|pod| &pod.pod.identity)).entered();
                 warn!("pod {uid}: its volumes stay as they are: {error}");
                 None
             }

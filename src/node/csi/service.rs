@@ -6,7 +6,7 @@ use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::Instant;
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
-use tracing::{debug, info, warn};
+use tracing::{Instrument, debug, info, warn};
 
 use super::operations::{Operations, Stats};
 use super::request::{parse, required, target, token};
@@ -22,6 +22,7 @@ use crate::node::NodeHandle;
 use crate::node::feed::Feed;
 use crate::node::metrics::Recorder;
 use crate::node::service::clients;
+use crate::node::spans;
 
 /// What the driver can do besides publishing.
 const CAPABILITIES: [rpc::Type; 3] =
@@ -108,7 +109,9 @@ impl CsiAnswers {
         answer: impl Future<Output = Result<T, Status>>,
     ) -> Result<Response<T>, Status> {
         let started = Instant::now();
-        let answer = answer.await;
+        let span = spans::of_call();
+        let answer = answer.instrument(span.clone()).await;
+        let _span = span.entered();
         let code = answer.as_ref().map_or_else(Status::code, |_| Code::Ok);
         self.recorder.csi(method, &word(code), started);
         if let Err(status) = &answer {

@@ -136,6 +136,7 @@ impl Manager {
         let uid = started.uid.clone();
         self.touch(&uid);
         if let Some((reason, pause)) = self.without_volumes.take(started) {
+            let _span = self.pod_span(&uid).entered();
             warn!("pod {uid}: its supervisor is not there: {reason}; podfs tries again in {pause:?}");
         }
     }

@@ -33,6 +33,7 @@ use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::spawn_blocking;
+use tracing::{Instrument, Span};
 
 use self::checkpoint::Checkpoints;
 pub use self::control::{PushFailure, PushPath};
@@ -41,6 +42,7 @@ use self::launch::Launcher;
 use self::pod::{PodOperation, PodTask};
 use super::pod::NodePod;
 use super::reconstruct::Reconstructed;
+use super::spans;
 use crate::manifest::pod::PodUid;
 use crate::supervisor::status::PodStatus;
 
@@ -294,7 +296,8 @@ impl SharedSupervisors {
                 let (requests, received) = mpsc::unbounded_channel();
                 let _ = requests.send(request);
                 free.insert(requests);
-                tokio::spawn(Arc::clone(self).follow(pod.clone(), received));
+                let follow = Arc::clone(self).follow(pod.clone(), received);
+                tokio::spawn(follow.instrument(spans::of_uid(pod, None)));
             }
         }
     }
@@ -311,9 +314,10 @@ impl SharedSupervisors {
     }
 }
 
-/// Runs a call that may block on a blocking thread.
+/// Runs a call that may block on a blocking thread. Its lines are about the same pod.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match spawn_blocking(work).await {
+    let span = Span::current();
+    match spawn_blocking(move || span.in_scope(work)).await {
         Ok(done) => done,
         // The daemon ends, and this task with it.
         Err(_cancelled) => std::future::pending().await,

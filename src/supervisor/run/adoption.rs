@@ -74,6 +74,7 @@ impl Adoption {
             let audited = served.is_audited();
             if there && audited != volume.preferences.audit {
                 warn!(
+                    volume = about.volume,
                     "volume {:?} is {} audited, as it was mounted; its annotation takes effect when the pod is started anew",
                     about.volume,
                     if audited { "still" } else { "not" }
@@ -103,7 +104,7 @@ fn discard(about: &About, served: AdoptedVolume, site: &MountPoint) {
         false => Err(format!("{} is not below {}", about.path.display(), site.path().display())),
     };
     if let Err(reason) = taken_away {
-        warn!("a mount of an earlier podfs stays: {reason}");
+        warn!(volume = about.volume, "a mount of an earlier podfs stays: {reason}");
     }
     drop(served);
 }

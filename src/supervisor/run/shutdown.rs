@@ -138,10 +138,11 @@ impl Unmounted {
 /// Makes the drivers undo what they have done for the pod. A driver that hangs delays no other.
 async fn undo_drivers(setting: &Setting) {
     let mut undoing: JoinSet<()> =
-        homes(&setting.site).into_iter().map(|(home, _)| undo_until_done(setting.clone(), home)).collect();
+        homes(&setting.site).into_iter().map(|home| undo_until_done(setting.clone(), home)).collect();
     if timeout(DRIVERS, async { while undoing.join_next().await.is_some() {} }).await.is_err() {
         for (home, volume) in homes(&setting.site) {
             warn!(
+                volume,
                 "volume {volume:?}: the driver has not unmounted {}; the next podfs of the pod, or podfs cleanup, calls it again",
                 home.target().display()
             );
@@ -150,7 +151,7 @@ async fn undo_drivers(setting: &Setting) {
 }
 
 /// Calls a driver until it has unmounted the volume.
-async fn undo_until_done(setting: Setting, home: DriverHome) {
+async fn undo_until_done(setting: Setting, (home, volume): (DriverHome, String)) {
     let mut told = None;
     loop {
         let (setting, home) = (setting.clone(), home.clone());
@@ -159,7 +160,7 @@ async fn undo_until_done(setting: Setting, home: DriverHome) {
             Ok(()) => return,
             Err(error) if told.as_ref() == Some(&error.to_string()) => {}
             Err(error) => {
-                warn!("{error}; the driver is called again");
+                warn!(volume, "{error}; the driver is called again");
                 told = Some(error.to_string());
             }
         }

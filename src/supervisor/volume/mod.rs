@@ -41,7 +41,7 @@ use podfs_fuse::mount::visible::MountPoint;
 use podfs_fuse::projection::old::OldUsage;
 use serde_json::Value;
 use tracing::span::EnteredSpan;
-use tracing::{Span, error_span, field, info, warn};
+use tracing::{error_span, field, info, warn};
 
 use super::run::adoption::{About, KeptVolume};
 use super::run_dir::mount_points::{MountPoints, MountPointsError};
@@ -170,8 +170,6 @@ pub struct PodVolume {
     last_error: Option<String>,
     /// When podfs saw the oldest change that is not shown yet.
     heard: Option<Instant>,
-    /// The span of its pod, which the threads that work on the volume are not in.
-    pod: Span,
 }
 
 impl PodVolume {
@@ -189,7 +187,6 @@ impl PodVolume {
             failures: 0,
             last_error: None,
             heard: None,
-            pod: Span::current(),
         }
     }
 
@@ -209,11 +206,12 @@ impl PodVolume {
         volume
     }
 
-    /// Until what this gives is dropped, the fields of each event on this thread name the pod, the volume, and the generation
-    /// that it shows now.
+    /// Until what this gives is dropped, the fields of each event on this thread name the volume, and the generation that it
+    /// shows now.
     fn enter_span(&self) -> EnteredSpan {
         let (volume, generation) = (self.spec.name.as_str(), self.state.generation().map(field::display));
-        error_span!(parent: &self.pod, "volume", volume, generation).entered()
+        // An error's span, so that every event has its fields, whatever --log lets through.
+        error_span!("volume", volume, generation).entered()
     }
 
     /// The volume, as the manifest describes it.
