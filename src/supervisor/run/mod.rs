@@ -184,7 +184,8 @@ impl Supervisor {
     }
 
     fn report_server(&mut self) {
-        self.report.server(self.server.history(), self.server.version());
+        let restarts = self.server.take_restarts();
+        self.report.server(self.server.history(), restarts, self.server.version());
     }
 
     /// Reports each volume before its first refresh: where it is, and, of one that shows something of the host, that it waits for

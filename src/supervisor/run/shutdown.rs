@@ -41,6 +41,7 @@ impl Supervisor {
         let _ = timeout(TIMEOUT, self.finish_all()).await;
         info!("podfs ends; the volumes are served on until the next podfs of the pod takes them over");
         self.report.leaving();
+        self.report.store().counters().finish().await;
         std::process::exit(0)
     }
 
@@ -64,6 +65,8 @@ impl Supervisor {
         if end == PodEnd::Clean {
             undo_drivers(&self.setting).await;
         }
+        // The run directory is removed next.
+        self.report.store().counters().finish().await;
     }
 
     /// Gives up devices that an earlier podfs of the pod has mounted or linked, and that the pod's manifest does not have any
