@@ -1,4 +1,7 @@
 //! The pods of a run directory, each asked how it is. A pod that does not answer delays no other.
+//!
+//! The threads that ask are not those of a runtime: `spawn_blocking` panics when no thread can be started, and a panic would end
+//! `podfs node`. Here such a pod counts as one that does not answer.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
