@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use podfs_fuse::mount::table::mounts;
+use podfs_fuse::{Backoff, DoublingPause};
 use rustix::fs::{AtFlags, FileType, statat, unlinkat};
 use rustix::io::Errno;
 use tracing::{debug, info};
@@ -35,8 +36,7 @@ use crate::supervisor::run_dir::claim::{LOCK, SERVER};
 
 /// How long a directory that stays is left alone, unless it changes. The pause doubles with each look that finds it as it was: a
 /// mount that goes does not change it, and what keeps it for longer is there for days.
-const FIRST_PAUSE: Duration = Duration::from_secs(2);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const PAUSE: DoublingPause = DoublingPause::new(Duration::from_secs(2), Duration::from_secs(30));
 /// In a pod's directory, the volumes' directories.
 const VOLUMES: &str = "volumes";
 /// Likewise, where containers' subPaths are mounted.
@@ -61,6 +61,7 @@ struct KeptDirectory {
     looked: Instant,
     /// How long to leave it alone from then on.
     pause: Duration,
+    backoff: Backoff,
 }
 
 /// `st_mtime`.
@@ -121,8 +122,9 @@ impl Orphans {
                         has_changed |= earlier.is_none_or(|earlier| earlier.reason != reason);
                         let changed = changed(&pods.join(uid.as_str()));
                         let same = earlier.filter(|earlier| earlier.changed == changed);
-                        let pause = same.map_or(FIRST_PAUSE, |same| (same.pause * 2).min(LONGEST_PAUSE));
-                        self.kept.insert(uid, KeptDirectory { reason, changed, looked: Instant::now(), pause });
+                        let mut backoff = same.map_or(PAUSE.backoff(), |same| same.backoff);
+                        let (looked, pause) = (Instant::now(), backoff.fail());
+                        self.kept.insert(uid, KeptDirectory { reason, changed, looked, pause, backoff });
                     }
                 }
             }

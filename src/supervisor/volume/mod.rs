@@ -33,12 +33,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use podfs_fuse::DoublingPause;
 use podfs_fuse::client::{ServerClient, Watch};
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::private::{Access, Shape};
 use podfs_fuse::mount::visible::MountPoint;
 use podfs_fuse::projection::old::OldUsage;
+use podfs_fuse::{Backoff, DoublingPause};
 use serde_json::Value;
 use tracing::span::EnteredSpan;
 use tracing::{error_span, field, info, warn};
@@ -166,7 +166,7 @@ pub struct PodVolume {
     unmounts: Unmounts,
     /// Whether it waits for an object that was requested only seconds ago, which is no problem yet.
     is_settling: bool,
-    failures: u32,
+    backoff: Backoff,
     last_error: Option<String>,
     /// When podfs saw the oldest change that is not shown yet.
     heard: Option<Instant>,
@@ -184,7 +184,7 @@ impl PodVolume {
             hidden: None,
             unmounts: Unmounts::default(),
             is_settling: false,
-            failures: 0,
+            backoff: RETRY.backoff(),
             last_error: None,
             heard: None,
         }
@@ -293,7 +293,7 @@ impl PodVolume {
                 self.heard = None;
                 match self.hidden.clone() {
                     None => {
-                        self.failures = 0;
+                        self.backoff.reset();
                         self.enter(VolumeLife::Live(shown));
                         self.mounter.republish_in().map_or(Attempt::Settled, Attempt::RetryIn)
                     }
@@ -384,7 +384,7 @@ impl PodVolume {
 
     /// Makes the next try of the volume not wait any longer.
     pub fn hurry(&mut self) {
-        self.failures = 0;
+        self.backoff.reset();
         self.unmounts = Unmounts::default();
     }
 
@@ -405,9 +405,7 @@ impl PodVolume {
     }
 
     fn retry(&mut self) -> Attempt {
-        let delay = RETRY.after(self.failures);
-        self.failures = self.failures.saturating_add(1);
-        Attempt::RetryIn(delay)
+        Attempt::RetryIn(self.backoff.fail())
     }
 
     /// Logs every change of state once, in the kubelet's words where it has some (ME-02).

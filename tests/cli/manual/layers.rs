@@ -36,7 +36,7 @@ const PODFS_FUSE: Layers = &[
 ];
 
 const PODFS_NFS: Layers = &[
-    &["address", "xdr"],
+    &["address", "backoff", "xdr"],
     &["rpc"],
     &["v3"],
     &["error", "mountd", "portmap", "server"],
