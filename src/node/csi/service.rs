@@ -57,7 +57,7 @@ impl Driver {
         node: NodeHandle,
         recorder: Recorder,
     ) -> Result<Driver, CsiError> {
-        let (known, trouble) = written.read_all().map_err(|cause| CsiError::Service(cause.to_string()))?;
+        let (known, trouble) = written.read_all().map_err(CsiError::Service)?;
         trouble.iter().for_each(|sentence| warn!("a CSI volume of an earlier podfs node is lost: {sentence}"));
         if !known.is_empty() {
             info!("{} CSI volumes of an earlier podfs node are known", known.len());
@@ -83,8 +83,7 @@ impl Driver {
 /// When a socket cannot be served.
 pub async fn serve(driver: Driver) -> Result<(), CsiError> {
     let Driver { operations, sockets: Sockets { driver, registration, endpoint, .. }, service } = driver;
-    let failed = |error: String| CsiError::Service(error);
-    let clients = clients(driver).map_err(|error| failed(error.to_string()))?;
+    let clients = clients(driver).map_err(CsiError::Service)?;
     let services =
         Server::builder().add_service(IdentityServer::new(service.clone())).add_service(NodeServer::new(service));
     info!("the kubelet finds the CSI driver {DRIVER} at {}", endpoint.display());
@@ -95,7 +94,7 @@ pub async fn serve(driver: Driver) -> Result<(), CsiError> {
         }
     };
     tokio::select! {
-        served = services.serve_with_incoming(clients) => served.map_err(|error| failed(error.to_string())),
+        served = services.serve_with_incoming(clients) => served.map_err(CsiError::Connection),
         registered = registering => registered,
         () = operations.retire_gone_pods() => Ok(()),
     }
