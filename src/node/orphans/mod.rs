@@ -32,6 +32,7 @@ use crate::admin::leftovers::HOMES;
 use crate::host::empty_dir;
 use crate::host::walk::{Crossing, EntryPlace, Visitor, WalkEntry, enter, walk};
 use crate::manifest::pod::PodUid;
+use crate::node::spans;
 use crate::supervisor::run_dir::claim::{LOCK, SERVER};
 
 /// How long a directory that stays is left alone, unless it changes. The pause doubles with each look that finds it as it was: a
@@ -112,6 +113,7 @@ impl Orphans {
             let mounted = mounted_below(&pods)?;
             let directory = File::open(&pods)?;
             for uid in due {
+                let _span = spans::of_uid(&uid, None).entered();
                 match remove(&pods, directory.as_fd(), &uid, &mounted)? {
                     None => {
                         has_changed |= self.kept.remove(&uid).is_some();
@@ -197,12 +199,13 @@ fn delete_kept_content(pod: &Path) {
     let homes = pod.join(HOMES).read_dir().into_iter().flatten().flatten();
     let homes = homes.filter(|home| home.file_type().is_ok_and(|kind| kind.is_dir())).map(|home| home.path());
     for home in homes.filter(|home| empty_dir::is_left_to_agent(home)) {
+        let volume = home.file_name().and_then(OsStr::to_str);
         match empty_dir::remove(&home) {
             Ok(left) if left.is_empty() => {
-                info!("{}: the content of the emptyDir is deleted with its pod", home.display())
+                info!(volume, "{}: the content of the emptyDir is deleted with its pod", home.display())
             }
-            Ok(left) => debug!("{}: what is left of its content are {left}", home.display()),
-            Err(error) => debug!("{}: {error}", home.display()),
+            Ok(left) => debug!(volume, "{}: what is left of its content are {left}", home.display()),
+            Err(error) => debug!(volume, "{}: {error}", home.display()),
         }
     }
 }
