@@ -50,4 +50,4 @@ pub mod session;
 pub mod trace;
 mod utc;
 
-pub use podfs_nfs::DoublingPause;
+pub use podfs_nfs::{Backoff, DoublingPause};

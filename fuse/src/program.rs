@@ -169,6 +169,7 @@ impl ServerArguments {
         // SAFETY: a process that has only read its arguments has nothing open.
         unsafe { close_strangers() };
         log::start(lines);
+        log::set_pod(&pod, &uid);
         if let Some(Err(error)) = started_by.map(|podfs| podfs.check(version(), &own_path())) {
             process::refuse(&error.to_string());
             return Err(error.into());

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 
 use super::survey;
 use crate::metrics::Reading;
+use crate::supervisor::status::PodStatus;
 use crate::supervisor::status::metrics::unspoken;
 
 /// Takes readings of pods.
@@ -17,14 +18,14 @@ pub struct Readings {
 
 impl Readings {
     /// The metrics of the pods of these directories. `complain` gets one sentence when a pod stops to answer.
-    pub fn take(&self, directories: &[PathBuf], complain: impl Fn(&str)) -> Vec<Reading> {
+    pub fn take(&self, directories: &[PathBuf], complain: impl Fn(&PodStatus, &str)) -> Vec<Reading> {
         let mut told = self.silent.lock().expect("a panic ends the process");
         let mut silent = BTreeSet::new();
         let readings = survey::metrics_of(directories).into_iter().map(|read| {
             read.unwrap_or_else(|status| {
                 if !told.contains(&status.uid) {
                     let reason = status.reason.as_deref().unwrap_or_default();
-                    complain(&format!("there are no metrics of pod {}: {reason}", status.title()));
+                    complain(&status, &format!("there are no metrics of pod {}: {reason}", status.title()));
                 }
                 silent.insert(status.uid.clone());
                 unspoken(&status)

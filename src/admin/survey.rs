@@ -1,4 +1,7 @@
 //! The pods of a run directory, each asked how it is. A pod that does not answer delays no other.
+//!
+//! The threads that ask are not those of a runtime: `spawn_blocking` panics when no thread can be started, and a panic would end
+//! `podfs node`. Here such a pod counts as one that does not answer.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -12,7 +15,7 @@ use crate::metrics::Reading;
 use crate::supervisor::control::{self, AskError, ControlAnswer, ControlQuestion};
 use crate::supervisor::run_dir::claim::{self, ClaimRecord, SERVER};
 use crate::supervisor::run_dir::trust;
-use crate::supervisor::status::{PodState, PodStatus, ProcessStatus, ServerStatus};
+use crate::supervisor::status::{PodState, PodStatus, ProcessStatus, ServerStatus, kept_restarts};
 
 /// How long pods may take that are asked at the same time. Asking one takes two seconds at most.
 const TIMEOUT: Duration = Duration::from_millis(2500);
@@ -161,7 +164,7 @@ fn not_listening(directory: &Path, record: &ClaimRecord) -> PodStatus {
         Ok(stream) => {
             let reason = "the volumes are served but not refreshed; podfs run of the pod takes them over";
             let process = control::peer(&stream).map(|pid| ProcessStatus { pid, version: None });
-            let server = process.map(|process| ServerStatus { process, restarts: 0 });
+            let server = process.map(|process| ServerStatus { process, restarts: kept_restarts(directory) });
             PodStatus { server, ..PodStatus::unspoken(uid(directory), PodState::NoSupervisor, reason) }
         }
         Err(_) => {

@@ -103,5 +103,5 @@ fn serve(address: SocketAddr, run_directory: PathBuf) -> Result<(), Failure> {
 
 /// The numbers of these pods.
 fn read(directories: &[PathBuf], readings: &Readings) -> Exposition {
-    Exposition::of(readings.take(directories, |sentence| eprintln!("podfs: {sentence}")))
+    Exposition::of(readings.take(directories, |_, sentence| eprintln!("podfs: {sentence}")))
 }

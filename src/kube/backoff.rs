@@ -9,11 +9,11 @@ const FIRST: Duration = Duration::from_millis(100);
 
 /// The failures in a row.
 #[derive(Debug, Default)]
-pub(crate) struct Backoff {
+pub(crate) struct JitteredBackoff {
     failures: u32,
 }
 
-impl Backoff {
+impl JitteredBackoff {
     /// The longest pause, unless the caller names another.
     pub(crate) const LONGEST: Duration = Duration::from_secs(30);
 
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn pauses_grow_up_to_a_limit_and_start_over_after_a_success() {
-        let mut backoff = Backoff::default();
+        let mut backoff = JitteredBackoff::default();
         for full in [100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600, 30000, 30000] {
             let pause = backoff.fail().as_millis();
             assert!((full / 2..=full).contains(&pause), "{pause} of {full}");

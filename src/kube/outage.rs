@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::backoff::Backoff;
+use super::backoff::JitteredBackoff;
 
 /// The longest pause between two tries to reach the server, in the first minutes of an outage and after that. A try costs a
 /// refused connection; after some minutes of outage, a few seconds more do not matter.
@@ -15,7 +15,7 @@ const FIRST_MINUTES: Duration = Duration::from_secs(120);
 #[derive(Debug, Default)]
 pub(crate) struct Outage {
     since: Option<Instant>,
-    backoff: Backoff,
+    backoff: JitteredBackoff,
 }
 
 impl Outage {

@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::address::Collection;
-use super::backoff::Backoff;
+use super::backoff::JitteredBackoff;
 use super::client::ApiClient;
 use super::follower::{FollowerEvent, version_of};
 use super::retry::{Pause, Retry};
@@ -20,7 +20,7 @@ const LONGEST: Duration = Duration::from_secs(5);
 pub(crate) struct Poller {
     client: ApiClient,
     object: Collection,
-    pace: Backoff,
+    pace: JitteredBackoff,
     retry: Retry,
     /// When to ask again.
     pause: Pause,
@@ -46,7 +46,7 @@ impl Poller {
     /// `object` is one object.
     pub(crate) fn new(client: ApiClient, object: Collection) -> Self {
         let (retry, pause) = (Retry::new(client.clone()), Pause::Until(Instant::now()));
-        Self { client, object, pace: Backoff::default(), retry, pause, version: None, last: Last::None }
+        Self { client, object, pace: JitteredBackoff::default(), retry, pause, version: None, last: Last::None }
     }
 
     /// The version of the object.

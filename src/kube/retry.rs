@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::backoff::Backoff;
+use super::backoff::JitteredBackoff;
 use super::client::ApiClient;
 use super::error::{ApiError, Class};
 
@@ -29,7 +29,7 @@ const SPREAD: Duration = Duration::from_millis(50);
 /// The failures of one request that is made again and again.
 pub(crate) struct Retry {
     client: ApiClient,
-    backoff: Backoff,
+    backoff: JitteredBackoff,
 }
 
 /// What to wait for before the request is made again.
@@ -45,7 +45,7 @@ pub(crate) enum Pause {
 
 impl Retry {
     pub(crate) fn new(client: ApiClient) -> Retry {
-        Retry { client, backoff: Backoff::default() }
+        Retry { client, backoff: JitteredBackoff::default() }
     }
 
     /// The request succeeded.
@@ -61,7 +61,7 @@ impl Retry {
         }
         let longest = match error.class {
             Class::Forbidden | Class::Busy => longest_pause(self.client.connected_for()),
-            _ => Backoff::LONGEST,
+            _ => JitteredBackoff::LONGEST,
         };
         let pause = self.backoff.fail_within(longest);
         let asked = error.retry_after.unwrap_or_default().min(LONGEST_ASKED);
@@ -111,7 +111,7 @@ fn longest_pause(connected_for: Duration) -> Duration {
     match connected_for {
         age if age < NEW.0 => NEW.1,
         age if age < YOUNG.0 => YOUNG.1,
-        _ => Backoff::LONGEST,
+        _ => JitteredBackoff::LONGEST,
     }
 }
 
@@ -130,6 +130,6 @@ mod tests {
     #[test]
     fn a_new_connection_has_short_pauses() {
         let of = |seconds| longest_pause(Duration::from_secs(seconds));
-        assert_eq!((of(0), of(9), of(29), of(31)), (NEW.1, NEW.1, YOUNG.1, Backoff::LONGEST));
+        assert_eq!((of(0), of(9), of(29), of(31)), (NEW.1, NEW.1, YOUNG.1, JitteredBackoff::LONGEST));
     }
 }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::manifest::pod::PodUid;
+use crate::manifest::pod::{DEFAULT_NAMESPACE, PodUid};
 use crate::node::pod::PodOrigin;
 use crate::supervisor::run_dir::trust;
 use crate::volume::forget_other_volumes;
@@ -78,6 +78,12 @@ impl Checkpoint {
     /// Of a pod whose supervisor is to serve these volumes.
     pub fn new(origin: PodOrigin, manifest: Arc<Value>, volumes: BTreeSet<String>, released: bool) -> Checkpoint {
         Checkpoint { version: VERSION, origin, released, volumes, without_volumes: false, manifest }
+    }
+
+    /// The namespace and the name of the pod, if the manifest has them.
+    pub(in crate::node) fn pod_name(&self) -> Option<(&str, &str)> {
+        let metadata = &self.manifest["metadata"];
+        Some((metadata["namespace"].as_str().unwrap_or(DEFAULT_NAMESPACE), metadata["name"].as_str()?))
     }
 
     /// The manifest for the supervisor: with the volumes that it is to serve, and with images, which runtimes mount, and no

@@ -12,7 +12,7 @@ use tracing::warn;
 
 use super::local_volumes::LocalVolumeMetrics;
 use super::publication::DRIVER;
-use super::{NodeHandle, NodeState, VolumeEntry, VolumeMount};
+use super::{NodeHandle, NodeState, VolumeEntry, VolumeMount, spans};
 use crate::admin::readings::Readings;
 use crate::admin::survey;
 use crate::metrics::families::{
@@ -156,7 +156,7 @@ pub fn serve(listener: TcpListener, run_directory: PathBuf, node: NodeHandle, re
             warn!("there are no metrics of pods: cannot read {}: {error}", run_directory.display());
             Vec::new()
         });
-        let pods = readings.take(&directories, |sentence| warn!("{sentence}"));
+        let pods = readings.take(&directories, |pod, sentence| spans::of_status(pod).in_scope(|| warn!("{sentence}")));
         // The node has this metric for all pods together.
         let pods = pods.into_iter().map(|reading| reading.without(&STORAGE_OPERATIONS));
         Exposition::of(pods.chain([recorder.reading(&node.state())]).collect())

@@ -26,6 +26,7 @@
 //! | `registrations` | the CSI drivers of the node, in the CSINode and the Node object |
 //! | [`metrics`] | the daemon's own metrics, and its port for Prometheus |
 //! | [`on_host`] | leaving a container: daemon and supervisors run on the node |
+//! | `spans` | the pod and the volume that a line of the log is about |
 //! | [`service`] | gRPC for agents on `RUN/node.sock`, and its client |
 //!
 //! The daemon owns no mount but the clones at the targets of CSI volumes, and no FUSE descriptor: each pod has a supervisor of its
@@ -56,6 +57,7 @@ mod run_directory;
 #[cfg(test)]
 mod sample;
 pub mod service;
+mod spans;
 pub mod state;
 pub mod supervisors;
 pub mod world;

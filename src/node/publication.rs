@@ -11,9 +11,11 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tracing::Span;
 use uuid::Uuid;
 
-use crate::manifest::pod::PodUid;
+use crate::manifest::pod::{PodIdentity, PodUid};
+use crate::node::spans;
 use crate::supervisor::run_dir::trust;
 
 /// The name of the CSI driver whose publications they are.
@@ -86,6 +88,21 @@ impl Publication {
             group: None,
             mount_options: Vec::new(),
         }
+    }
+
+    /// The span of lines about its volume.
+    pub(super) fn span(&self) -> Span {
+        spans::of_volume(&self.uid(), Some(&self.identity()), &self.name)
+    }
+
+    /// Makes the lines of the current call lines about its volume.
+    pub(super) fn name_in_span(&self) {
+        spans::set_volume(&self.identity(), &self.name);
+    }
+
+    fn identity(&self) -> PodIdentity {
+        let PublishedPod { namespace, name, .. } = &self.pod;
+        PodIdentity { namespace: namespace.clone(), name: name.clone(), uid: self.uid() }
     }
 
     /// The uid of its pod, which was checked.

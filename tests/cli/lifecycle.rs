@@ -204,6 +204,9 @@ fn with_json_logs_every_line_on_standard_error_is_json() {
     running.wait_log("SetUp failed");
     fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
     running.wait_ready();
+    // The thread that reads the manifests says so.
+    fixture.write("objects/broken.json", "{");
+    running.wait_log("broken.json");
     running.stop();
     let log = running.log();
     let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
@@ -216,6 +219,7 @@ fn with_json_logs_every_line_on_standard_error_is_json() {
     assert_eq!(about("SetUp failed"), ["default/web", "config"]);
     assert_eq!(about("volume is current"), ["default/web", "config"]);
     assert_eq!(about("unmounting"), ["default/web", ""]);
+    assert_eq!(about("broken.json"), ["default/web", ""]);
     assert!(find("volume is current")["fields"]["generation"].as_str().expect("text").starts_with("..20"), "{log}");
     assert_eq!(find("volume is current")["target"], "podfs::supervisor::volume");
 }

@@ -6,8 +6,9 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
+use crate::backoff::Backoff;
 use crate::error::Error;
-use crate::rpc::{Backoff, Connection, Credential, Persistence, Policy, Procedure, Reply, RpcCall, RpcError, Slice};
+use crate::rpc::{Connection, Credential, Persistence, Policy, Procedure, RETRY, Reply, RpcCall, RpcError, Slice};
 use crate::server::NfsServer;
 use crate::v3::{
     self, Accessed, Around, Attributes, Changes, Committed, Created, Creation, Device, DirectoryPage, FileHandle,
@@ -453,8 +454,8 @@ impl Export {
             match NfsStatus(reader.u32().map_err(RpcError::from)?) {
                 NfsStatus::OK => return Ok(results(&mut reader, &reply).map_err(RpcError::from)?),
                 NfsStatus::JUKEBOX => {
-                    let (since, backoff) = delay.get_or_insert_with(|| (Instant::now(), Backoff::default()));
-                    let pause = backoff.pause();
+                    let (since, backoff) = delay.get_or_insert_with(|| (Instant::now(), RETRY.backoff()));
+                    let pause = backoff.fail();
                     match policy.persistence {
                         Persistence::Hard => {}
                         _ if since.elapsed() + pause <= policy.budget() => {}

@@ -12,7 +12,7 @@
 //! | [`mountd`], [`portmap`] | the two services that mounting needs |
 //! | [`rpc`] | calls and replies over connections that are made again when they are lost |
 //! | [`xdr`] | numbers and bytes in messages |
-//! | `doubling_pause` | pauses between attempts |
+//! | `backoff` | pauses between attempts |
 //!
 //! Whether a call waits for a server that does not answer depends on its [`Policy`](rpc::Policy), which comes from the mount's
 //! options.
@@ -48,7 +48,7 @@
 //! [`Export`]: export::Export
 
 pub mod address;
-mod doubling_pause;
+mod backoff;
 pub mod error;
 pub mod export;
 pub mod mount;
@@ -60,6 +60,6 @@ pub mod v3;
 pub mod xdr;
 
 pub use address::ExportAddress;
-pub use doubling_pause::DoublingPause;
+pub use backoff::{Backoff, DoublingPause};
 pub use error::Error;
 pub use export::{Export, How, Limits};

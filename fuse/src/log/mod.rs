@@ -13,8 +13,10 @@ pub mod line;
 
 use std::env;
 use std::io::{self, Write};
+use std::sync::OnceLock;
 use std::time::SystemTime;
 
+use serde_json::{Map, Value};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{Interest, Subscriber, set_global_default};
 use tracing::{Event, Metadata};
@@ -24,6 +26,20 @@ use filter::Filter;
 
 /// The environment variable that says which events are logged.
 const FILTER: &str = "RUST_LOG";
+
+/// The pod of this process, as fields, once it is known.
+static PROCESS_FIELDS: OnceLock<Map<String, Value>> = OnceLock::new();
+
+/// Each JSON line of this process names this pod from now on, whichever thread it comes from. Later calls change nothing.
+pub fn set_pod(pod: &str, uid: &str) {
+    let fields = [("pod", pod), ("uid", uid)].map(|(name, value)| (name.to_owned(), value.into()));
+    let _is_set = PROCESS_FIELDS.set(fields.into_iter().collect());
+}
+
+/// The fields of each JSON line of this process.
+pub fn process_fields() -> Map<String, Value> {
+    PROCESS_FIELDS.get().cloned().unwrap_or_default()
+}
 
 /// How log lines on standard error look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +115,7 @@ impl Subscriber for Logger {
         let now = SystemTime::now();
         let line = match self.lines {
             Lines::Text => line::text(event, now, self.coloured),
-            Lines::Json => line::json(event, now, serde_json::Map::new()),
+            Lines::Json => line::json(event, now, process_fields()),
         };
         let _never_fails = StandardError.write(line.as_bytes());
     }

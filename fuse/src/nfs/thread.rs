@@ -149,14 +149,14 @@ impl NfsThread {
 /// # Errors
 /// Why not.
 pub fn can_resume(region: &Arc<Region>, log: &OwnedFd) -> io::Result<()> {
-    let broken = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+    let broken = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what);
     if region.kind() != VolumeKind::Nfs {
-        return Err(broken("the state is that of another kind of volume; start the volume anew".to_owned()));
+        return Err(broken("the state is that of another kind of volume; start the volume anew"));
     }
     if InheritedState::read(region).is_none() {
-        return Err(broken("the state of the volume is damaged: it has no root; start the volume anew".to_owned()));
+        return Err(broken("the state of the volume is damaged: it has no root; start the volume anew"));
     }
-    Log::adopt(log.try_clone()?).map(drop).map_err(|error| broken(error.to_string()))
+    Log::adopt(log.try_clone()?).map(drop).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
 /// What all volumes of the thread use.
@@ -251,13 +251,27 @@ impl ThreadState {
 async fn look_at_root(export: &Export, options: &ExportOptions) -> io::Result<Attributes> {
     let anybody = Credential::root();
     let how = How { policy: Some(Policy::within(ROOT_BUDGET)), ..How::new(&anybody) };
-    let failed = |why: String| {
-        let ExportAddress { server, path } = &options.export;
-        io::Error::other(format!("the root of {path} of NFS server {server} cannot be looked at: {why}"))
-    };
     let root = export.root();
     let asked = timeout(ROOT_BUDGET, export.getattr(how, &root)).await;
-    asked.map_err(|_| failed("it does not answer".to_owned()))?.map_err(|error| failed(error.to_string()))
+    let found = asked.map_err(|_| RootProblem::NoAnswer).and_then(|answer| Ok(answer?));
+    found.map_err(|cause| io::Error::other(RootError { export: options.export.clone(), cause }))
+}
+
+/// The root of an export cannot be looked at.
+#[derive(Debug, thiserror::Error)]
+#[error("the root of {} of NFS server {} cannot be looked at: {cause}", export.path, export.server)]
+struct RootError {
+    export: ExportAddress,
+    #[source]
+    cause: RootProblem,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum RootProblem {
+    #[error("it does not answer")]
+    NoAnswer,
+    #[error(transparent)]
+    Failed(#[from] podfs_nfs::error::Error),
 }
 
 /// Of a volume whose server process died before it had an answer.

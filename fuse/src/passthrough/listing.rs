@@ -2,6 +2,9 @@
 //!
 //! The kernel's offsets are the source's own (`d_off`), so `telldir(3)` and `seekdir(3)` mean what they mean there,
 //! whatever is added or removed meanwhile.
+//!
+//! rustix's `RawDir` borrows its buffer, so it could not keep what one READDIR has left of a chunk for the next: each would seek
+//! and read again.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::generation::GenerationName;
 use super::image::Image;
+use crate::Backoff;
 use crate::DoublingPause;
 
 /// The most generations that are kept after their switch.
@@ -26,8 +27,8 @@ pub(crate) struct Old {
     pub(crate) image: Arc<Image>,
     /// When it is to be removed.
     until: Instant,
-    /// How often its removal failed.
-    failures: u32,
+    /// The pauses after removals that failed.
+    backoff: Backoff,
 }
 
 /// What the old generations of a volume take.
@@ -55,7 +56,7 @@ impl OldGenerations {
     }
 
     pub(crate) fn push(&mut self, name: GenerationName, image: Arc<Image>) {
-        self.all.push(Old { name, image, until: Instant::now() + self.keep_for, failures: 0 });
+        self.all.push(Old { name, image, until: Instant::now() + self.keep_for, backoff: RETRY.backoff() });
     }
 
     pub(crate) fn contains(&self, name: &str) -> bool {
@@ -79,7 +80,7 @@ impl OldGenerations {
         let due = newest_first.filter(|(age, old)| {
             let fits = room > 0 && old.image.memory() <= bytes;
             (room, bytes) = if fits { (room - 1, bytes - old.image.memory()) } else { (0, 0) };
-            old.until <= now || (!fits && *age > 0 && old.failures == 0)
+            old.until <= now || (!fits && *age > 0 && old.backoff.failures() == 0)
         });
         let mut due: Vec<_> = due.map(|(_, old)| old.clone()).collect();
         due.reverse();
@@ -89,7 +90,7 @@ impl OldGenerations {
     /// Tries those again at once that could not be removed.
     pub(crate) fn retry_now(&mut self) {
         let now = Instant::now();
-        self.all.iter_mut().filter(|old| old.failures > 0).for_each(|old| old.until = now);
+        self.all.iter_mut().filter(|old| old.backoff.failures() > 0).for_each(|old| old.until = now);
     }
 
     pub(crate) fn removed(&mut self, name: &GenerationName) {
@@ -99,9 +100,8 @@ impl OldGenerations {
     /// The removal failed: it is tried again later. Whether that is the first time.
     pub(crate) fn failed(&mut self, name: &GenerationName) -> bool {
         let Some(old) = self.all.iter_mut().find(|old| old.name == *name) else { return false };
-        old.until = Instant::now() + RETRY.after(old.failures);
-        old.failures = old.failures.saturating_add(1);
-        old.failures == 1
+        old.until = Instant::now() + old.backoff.fail();
+        old.backoff.failures() == 1
     }
 }
 

@@ -96,11 +96,12 @@ pub(super) fn format(device: &BlockDevice, kind: &str, marker: &Path, held: &Hel
     if !matches!(kind, "ext3" | "ext4" | "xfs") {
         return Err(refused(format!("podfs makes ext4, ext3 and xfs; make the file system with mkfs.{kind}")));
     }
-    if device.is_in_use().map_err(|cause| refused(cause.to_string()))? {
+    let failed = |cause| HostError::system("format", path, cause);
+    if device.is_in_use().map_err(failed)? {
         return Err(refused("the node uses it already; give the volume another device".to_owned()));
     }
-    let uuid = fs::read_to_string(RANDOM_UUID).map_err(|cause| refused(cause.to_string()))?.trim().to_owned();
-    let size = device.size().map_err(|cause| refused(cause.to_string()))?;
+    let uuid = fs::read_to_string(RANDOM_UUID).map_err(failed)?.trim().to_owned();
+    let size = device.size().map_err(failed)?;
     Marker { device: path.to_owned(), size, kind: kind.to_owned(), uuid: uuid.clone() }.write(marker)?;
     let begun = std::time::Instant::now();
     make(device, kind, &uuid, held)?;

@@ -18,7 +18,7 @@ const NAMESPACE_RULE: &str = "must be a DNS label: lower-case letters, digits an
 const UID_RULE: &str = "must be letters, digits and '-', with no '-' at the beginning, and at most 255 characters; leave it \
                         out to have one derived from namespace and name";
 /// The namespace of objects that name none.
-const DEFAULT_NAMESPACE: &str = "default";
+pub const DEFAULT_NAMESPACE: &str = "default";
 
 /// Namespace, name and uid of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]

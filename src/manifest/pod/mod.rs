@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1 as core;
 use serde_json::{Map, Value};
 
 pub use facts::{Container, FsGroupPolicy, PodFacts};
-pub use identity::{PodIdentity, PodUid};
+pub use identity::{DEFAULT_NAMESPACE, PodIdentity, PodUid};
 pub use mounts::{ContainerMounts, Device, Mount, SubPath};
 pub use network::{HostAlias, PodNetwork};
 pub use resources::PodResources;

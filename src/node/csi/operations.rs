@@ -11,7 +11,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout, timeout_at};
 use tonic::Status;
-use tracing::{info, warn};
+use tracing::{Instrument, info, warn};
 
 use super::target::{KubeletRoot, TargetError, TargetUsage};
 use crate::manifest::pod::PodUid;
@@ -88,6 +88,7 @@ impl Operations {
 
     /// Mounts the volume at its target. A repeated call checks that it is still mounted. The token is that of the pod.
     pub(super) async fn publish(&self, publication: Publication, token: Option<SecretString>) -> Result<(), Status> {
+        publication.name_in_span();
         let turn = self.turn(&publication.target)?;
         self.shared.take_token(&publication, token)?;
         let shared = Arc::clone(&self.shared);
@@ -102,6 +103,7 @@ impl Operations {
     pub(super) async fn unpublish(&self, volume_id: &str, target: PathBuf) -> Result<(), Status> {
         let turn = self.turn(&target)?;
         let known = self.shared.known().get(&target).cloned();
+        known.iter().for_each(Publication::name_in_span);
         if let Some(known) = known.filter(|known| known.volume_id != volume_id) {
             return Err(Status::not_found(format!(
                 "at {} is the volume {:?}, not {volume_id:?}",
@@ -124,6 +126,7 @@ impl Operations {
             let sentence = format!("the volume {volume_id:?} is not published at {}", path.display());
             return Err(Status::not_found(sentence));
         };
+        publication.name_in_span();
         let turn = self.turn(path)?;
         let (shared, target) = (Arc::clone(&self.shared), path.to_owned());
         // The thread keeps the turn: a volume that hangs takes one thread, not one for each call.
@@ -164,17 +167,21 @@ impl Operations {
             let gone = spawn_blocking(move || {
                 known.into_iter().filter(|known| root.has_lost_pod(&known.target, &known.pod.uid)).collect::<Vec<_>>()
             });
-            for Publication { volume_id, target, pod, .. } in gone.await.unwrap_or_default() {
-                info!(
-                    "pod {}/{}: the kubelet has removed its directory; podfs unmounts its volume at {}",
-                    pod.namespace,
-                    pod.name,
-                    target.display()
-                );
-                if let Err(status) = self.unpublish(&volume_id, target).await {
-                    warn!("{}", status.message());
-                }
+            for publication in gone.await.unwrap_or_default() {
+                self.retire(&publication).instrument(publication.span()).await;
             }
+        }
+    }
+
+    async fn retire(&self, Publication { volume_id, target, pod, .. }: &Publication) {
+        info!(
+            "pod {}/{}: the kubelet has removed its directory; podfs unmounts its volume at {}",
+            pod.namespace,
+            pod.name,
+            target.display()
+        );
+        if let Err(status) = self.unpublish(volume_id, target.clone()).await {
+            warn!("{}", status.message());
         }
     }
 
@@ -190,12 +197,14 @@ impl Operations {
             if !self.shared.known().contains_key(&publication.target) {
                 continue;
             }
-            let shared = Arc::clone(&self.shared);
+            let (shared, span) = (Arc::clone(&self.shared), publication.span());
             let written = spawn_blocking(move || {
                 let _turn = turn;
                 shared.written.write(&publication)
             });
-            match written.await {
+            let written = written.await;
+            let _span = span.entered();
+            match written {
                 Ok(Ok(())) => info!("a CSI volume was not written down any more; it is again"),
                 Ok(Err(error)) => warn!("a CSI volume cannot be written down for the next podfs node: {error}"),
                 Err(_) => {}

@@ -6,7 +6,7 @@ use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::Instant;
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
-use tracing::{debug, info, warn};
+use tracing::{Instrument, debug, info, warn};
 
 use super::CsiSettings;
 use super::operations::{Operations, Stats};
@@ -23,6 +23,7 @@ use crate::node::feed::Feed;
 use crate::node::metrics::Recorder;
 use crate::node::publication::{DRIVER, Publications};
 use crate::node::service::clients;
+use crate::node::spans;
 
 /// What the driver can do besides publishing.
 const CAPABILITIES: [rpc::Type; 3] =
@@ -57,7 +58,7 @@ impl Driver {
         node: NodeHandle,
         recorder: Recorder,
     ) -> Result<Driver, CsiError> {
-        let (known, trouble) = written.read_all().map_err(|cause| CsiError::Service(cause.to_string()))?;
+        let (known, trouble) = written.read_all().map_err(CsiError::Service)?;
         trouble.iter().for_each(|sentence| warn!("a CSI volume of an earlier podfs node is lost: {sentence}"));
         if !known.is_empty() {
             info!("{} CSI volumes of an earlier podfs node are known", known.len());
@@ -83,8 +84,7 @@ impl Driver {
 /// When a socket cannot be served.
 pub async fn serve(driver: Driver) -> Result<(), CsiError> {
     let Driver { operations, sockets: Sockets { driver, registration, endpoint, .. }, service } = driver;
-    let failed = |error: String| CsiError::Service(error);
-    let clients = clients(driver).map_err(|error| failed(error.to_string()))?;
+    let clients = clients(driver).map_err(CsiError::Service)?;
     let services =
         Server::builder().add_service(IdentityServer::new(service.clone())).add_service(NodeServer::new(service));
     info!("the kubelet finds the CSI driver {DRIVER} at {}", endpoint.display());
@@ -95,7 +95,7 @@ pub async fn serve(driver: Driver) -> Result<(), CsiError> {
         }
     };
     tokio::select! {
-        served = services.serve_with_incoming(clients) => served.map_err(|error| failed(error.to_string())),
+        served = services.serve_with_incoming(clients) => served.map_err(CsiError::Connection),
         registered = registering => registered,
         () = operations.retire_gone_pods() => Ok(()),
     }
@@ -109,7 +109,9 @@ impl CsiAnswers {
         answer: impl Future<Output = Result<T, Status>>,
     ) -> Result<Response<T>, Status> {
         let started = Instant::now();
-        let answer = answer.await;
+        let span = spans::of_call();
+        let answer = answer.instrument(span.clone()).await;
+        let _span = span.entered();
         let code = answer.as_ref().map_or_else(Status::code, |_| Code::Ok);
         self.recorder.csi(method, &word(code), started);
         if let Err(status) = &answer {

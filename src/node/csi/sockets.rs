@@ -50,7 +50,10 @@ pub enum CsiError {
     },
     /// The services cannot be served.
     #[error("cannot serve the kubelet: {0}")]
-    Service(String),
+    Service(#[source] io::Error),
+    /// A connection of the kubelet cannot be served.
+    #[error("cannot serve the kubelet: {0}")]
+    Connection(#[source] tonic::transport::Error),
 }
 
 /// The sockets, which listen.
@@ -107,11 +110,10 @@ fn open(path: &Path) -> Result<UnixListener, CsiError> {
 
 /// Answers the kubelet's questions about the endpoint, until it is dropped.
 pub(super) async fn register(listener: UnixListener, endpoint: &Path) -> Result<(), CsiError> {
-    let failed = |error: String| CsiError::Service(error);
-    let clients = clients(listener).map_err(|error| failed(error.to_string()))?;
+    let clients = clients(listener).map_err(CsiError::Service)?;
     let service = RegistrationServer::new(SocketAnswers { endpoint: endpoint.to_string_lossy().into_owned() });
     let served = Server::builder().add_service(service).serve_with_incoming(clients).await;
-    served.map_err(|error| failed(error.to_string()))
+    served.map_err(CsiError::Connection)
 }
 
 struct SocketAnswers {

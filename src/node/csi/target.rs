@@ -149,7 +149,7 @@ impl KubeletRoot {
         })?;
         let volume = open(source, flags, Mode::empty()).map_err(|errno| failed("open", source)(errno.into()))?;
         let clone = bind_alone(volume.as_fd(), access, Propagation::Slave)
-            .map_err(|error| failed("mount", target)(io::Error::other(error.to_string())))?;
+            .map_err(|error| failed("mount", target)(io::Error::other(error)))?;
         let how = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
         move_mount(&clone, c"", &at, c"", how).map_err(|errno| failed("mount on", target)(errno.into()))
     }

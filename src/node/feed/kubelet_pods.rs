@@ -19,6 +19,7 @@ use crate::manifest::pod::{Pod, PodUid};
 use crate::manifest::{Document, Origin};
 use crate::node::pod::{NodePod, PodOrigin, PodStage};
 use crate::node::publication::Publication;
+use crate::node::spans;
 use crate::volume::{forget_other_volumes, set_mount_options};
 
 /// The pods of a node with a kubelet.
@@ -243,6 +244,7 @@ impl KubeletPods {
                 Some(NodePod { pod, manifest, origin, stage: PodStage::Desired })
             }
             Err(error) => {
+                let _span = spans::of_uid(uid, described.map(|pod| &pod.pod.identity)).entered();
                 warn!("pod {uid}: its volumes stay as they are: {error}");
                 None
             }

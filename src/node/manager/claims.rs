@@ -9,13 +9,14 @@ use std::collections::HashMap;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
-use tracing::{debug, info, warn};
+use tracing::{Instrument, debug, info, warn};
 
 use crate::kube::address::{Collection, Resource};
 use crate::kube::client::ApiClient;
 use crate::kube::error::{ApiError, Class};
 use crate::kube::retry::Retry;
 use crate::manifest::pod::{PodIdentity, PodUid};
+use crate::node::spans;
 use crate::source::post_growth;
 use crate::supervisor::status::ExpansionStatus;
 use crate::types::Quantity;
@@ -70,7 +71,8 @@ impl Claims {
             node: self.node.clone(),
             expansion: expansion.clone(),
         };
-        let writer = Writer { expansion: expansion.clone(), task: tokio::spawn(grown.write(client)) };
+        let write = grown.write(client).instrument(spans::of_volume(&pod.uid, Some(pod), volume));
+        let writer = Writer { expansion: expansion.clone(), task: tokio::spawn(write) };
         if let Some(before) = self.writers.insert(key, writer) {
             before.task.abort();
         }

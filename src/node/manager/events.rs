@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 
 use tokio::task::JoinHandle;
+use tracing::Instrument;
 
 use crate::kube::client::ApiClient;
 use crate::manifest::pod::{PodIdentity, PodUid};
+use crate::node::spans;
 use crate::source::{Condition, Conditions, grown, post_events};
 use crate::supervisor::status::{ExpansionStatus, VolumeState, VolumeStatus};
 
@@ -62,7 +64,7 @@ impl Events {
     fn post(&mut self, client: ApiClient, pod: &PodIdentity, about: &str, condition: Condition) {
         let poster = self.posters.entry(pod.uid.clone()).or_insert_with(|| {
             let (conditions, posting) = post_events(client, pod.clone(), self.node.clone());
-            Poster { conditions, task: tokio::spawn(posting) }
+            Poster { conditions, task: tokio::spawn(posting.instrument(spans::of_pod(pod))) }
         });
         poster.conditions.tell(about, condition);
     }

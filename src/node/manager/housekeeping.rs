@@ -9,6 +9,7 @@ use tracing::{info, warn};
 
 use crate::manifest::pod::PodUid;
 use crate::node::orphans::Orphans;
+use crate::node::spans;
 
 /// How often (the kubelet's housekeeping, 5.8).
 pub(super) const HOUSEKEEPING: Duration = Duration::from_secs(2);
@@ -28,7 +29,10 @@ impl Housekeeping {
             let Ok(mut orphans) = orphans.try_lock() else { return };
             match orphans.pass(|uid| known.contains(uid)) {
                 Ok(pass) => {
-                    pass.removed.iter().for_each(|uid| info!("pod {uid}: its directories are removed"));
+                    pass.removed.iter().for_each(|uid| {
+                        let _span = spans::of_uid(uid, None).entered();
+                        info!("pod {uid}: its directories are removed");
+                    });
                     if let Some(report) = pass.report {
                         warn!("{report}");
                     }

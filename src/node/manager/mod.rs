@@ -41,7 +41,7 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
-use tracing::{debug, info, warn};
+use tracing::{Instrument, Span, info, warn};
 
 use super::backing::Backing;
 use super::feed::{Feed, FeedEvent, PodSource};
@@ -51,6 +51,7 @@ use super::operation::Executor;
 use super::orphans::Orphans;
 use super::plugin::Registry;
 use super::pod::PodOrigin;
+use super::spans;
 use super::state::{NodeState, VolumeMount};
 use super::supervisors::{SupervisorReport, Supervisors};
 use super::world::VolumeId;
@@ -261,6 +262,7 @@ impl Manager {
     }
 
     fn take_report(&mut self, uid: &PodUid, report: SupervisorReport) {
+        let _span = self.pod_span(uid).entered();
         self.touch(uid);
         match report {
             SupervisorReport::Up(pid) => self.know_supervisor(uid, pid),
@@ -332,6 +334,7 @@ impl Manager {
                 self.actual.require_remount(&uid);
             }
             ManagerCommand::Release(uid, answer) => {
+                let _span = self.pod_span(&uid).entered();
                 if let Err(refusal) = self.pods.release(&uid) {
                     // The client may have gone.
                     let _ = answer.send(Err(refusal));
@@ -346,8 +349,8 @@ impl Manager {
 
     /// Records a release before the agent gets its answer: after a SIGKILL of the daemon, the agent does not release again.
     fn remember_release(&self, uid: &PodUid, answer: oneshot::Sender<Result<(), CommandError>>) {
-        let (supervisors, uid) = (self.supervisors.clone(), uid.clone());
-        tokio::spawn(async move {
+        let (supervisors, uid, span) = (self.supervisors.clone(), uid.clone(), self.pod_span(uid));
+        let remember = async move {
             if let Err(error) = supervisors.set_released(&uid, true).await {
                 warn!(
                     "pod {uid}: cannot record its release: {error}; if podfs node is killed now, release the pod again"
@@ -355,7 +358,8 @@ impl Manager {
             }
             // The client may have gone.
             let _ = answer.send(Ok(()));
-        });
+        };
+        tokio::spawn(remember.instrument(span));
     }
 
     /// Forgets pods that need no volumes and have none.
@@ -386,7 +390,7 @@ impl Manager {
         let mounted = self.actual.volumes().filter(|(_, volume)| volume.mount == VolumeMount::Mounted);
         let mounted = mounted.filter_map(|(id, volume)| Some((id, volume.seen.path.as_deref()?)));
         for id in self.unmounts.look(mounted) {
-            debug!("{id}: its mounts have changed");
+            self.log_detail(&id, &"its mounts have changed");
             self.touch(&id.pod);
             self.actual.require_remount_of(&id);
         }
@@ -396,6 +400,7 @@ impl Manager {
     fn retire_lost_pods(&mut self) {
         for uid in std::mem::take(&mut self.lost) {
             if self.pods.get(&uid).is_none() {
+                let _span = self.pod_span(&uid).entered();
                 info!("pod {uid}: no source describes it, and podfs removes what an earlier daemon left of it");
                 self.retire(&uid);
             }
@@ -404,12 +409,13 @@ impl Manager {
 
     /// Removes what the supervisor of a pod may have left.
     fn retire(&self, uid: &PodUid) {
-        let (supervisors, uid) = (self.supervisors.clone(), uid.clone());
-        tokio::spawn(async move {
+        let (supervisors, uid, span) = (self.supervisors.clone(), uid.clone(), self.pod_span(uid));
+        let retire = async move {
             if let Err(reason) = supervisors.retire(&uid).await {
                 warn!("pod {uid}: something of it stays: {reason}");
             }
-        });
+        };
+        tokio::spawn(retire.instrument(span));
     }
 
     fn remove_orphans(&mut self) {
@@ -425,6 +431,17 @@ impl Manager {
         forgotten.iter().for_each(|id| self.touch(&id.pod));
         let (desired, actual) = (&self.desired, &self.actual);
         self.backings.retain(|id, _| desired.volume(id).is_some() || actual.volume(id).is_some());
+    }
+
+    /// The span of lines about a pod.
+    fn pod_span(&self, uid: &PodUid) -> Span {
+        spans::of_uid(uid, self.pods.get(uid).map(|known| &known.pod.pod.identity))
+    }
+
+    /// The span of lines about a volume.
+    fn volume_span(&self, id: &VolumeId) -> Span {
+        let known = self.pods.get(&id.pod);
+        spans::of_volume(&id.pod, known.map(|known| &known.pod.pod.identity), &id.volume)
     }
 }
 

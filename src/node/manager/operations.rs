@@ -1,9 +1,10 @@
 //! The operations of the manager: each runs on a task of its own, and its end comes back to the manager as an event.
 
+use std::fmt;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tracing::{debug, warn};
+use tracing::{Instrument, Level, Span, debug, enabled, warn};
 
 use super::Manager;
 use crate::node::reconciler::{Action, Operation, reconcile};
@@ -19,6 +20,7 @@ pub(super) const MOUNT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Ended {
     operation: Operation,
+    span: Span,
     started: Instant,
     outcome: OperationOutcome,
     error: Option<String>,
@@ -31,10 +33,10 @@ impl Manager {
         let operations = reconcile(&self.desired, &self.actual, &self.executor.running(), ready);
         for operation in operations {
             if let Err(not_now) = self.executor.begin(&operation.id, operation.action.name()) {
-                debug!("{}: {not_now}", operation.id);
+                self.log_detail(&operation.id, &not_now);
                 continue;
             }
-            debug!("{}: {} begins", operation.id, operation.action.name());
+            self.log_detail(&operation.id, &format_args!("{} begins", operation.action.name()));
             self.start(operation);
         }
         self.serve_pods_without_volumes();
@@ -52,7 +54,9 @@ impl Manager {
         let (supervisors, ended) = (self.supervisors.clone(), self.ended.clone());
         let pod = self.desired.pod(&operation.id.pod).map(|wanted| wanted.pod.clone());
         let is_served = self.pids.contains_key(&operation.id.pod);
-        tokio::spawn(async move {
+        let span = self.volume_span(&operation.id);
+        let about = span.clone();
+        let run = async move {
             let started = Instant::now();
             let VolumeId { pod: uid, volume } = &operation.id;
             let done = match (operation.action, pod) {
@@ -76,11 +80,13 @@ impl Manager {
                 Err((outcome, reason)) => (outcome, Some(reason)),
             };
             // Fails only while the daemon ends.
-            let _ = ended.send(Ended { operation, started, outcome, error });
-        });
+            let _ = ended.send(Ended { operation, span, started, outcome, error });
+        };
+        tokio::spawn(run.instrument(about));
     }
 
-    pub(super) fn take_end(&mut self, Ended { operation, started, outcome, error }: Ended) {
+    pub(super) fn take_end(&mut self, Ended { operation, span, started, outcome, error }: Ended) {
+        let _span = span.entered();
         let Operation { id, action } = operation;
         self.touch(&id.pod);
         if let Some(error) = &error {
@@ -106,6 +112,14 @@ impl Manager {
         let is_mounted = self.actual.volume(id).is_some_and(|volume| volume.mount == VolumeMount::Mounted);
         if is_mounted && let Some(since) = self.wanted_since.remove(id) {
             self.recorder.mounted(&self.plugin(id), since);
+        }
+    }
+
+    /// Logs what is worth a line only for a search for errors. Most pauses of thousands of volumes end without one.
+    pub(super) fn log_detail(&self, id: &VolumeId, detail: &dyn fmt::Display) {
+        if enabled!(Level::DEBUG) {
+            let _span = self.volume_span(id).entered();
+            debug!("{id}: {detail}");
         }
     }
 

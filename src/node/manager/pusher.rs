@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
-use tracing::debug;
+use tracing::{Instrument, debug};
 
 use super::growing::Announcer;
 use crate::kube::client::ApiClient;
@@ -18,6 +18,7 @@ use crate::manifest::pod::PodUid;
 use crate::node::backing::Backing;
 use crate::node::feed::PodObjects;
 use crate::node::pod::{NodePod, PodOrigin};
+use crate::node::spans;
 use crate::node::supervisors::{PushFailure, PushPath, Supervisors};
 
 /// How long to wait after a supervisor did not take a push.
@@ -67,7 +68,8 @@ impl Pushers {
             (self.objects.clone(), self.supervisors.push_path(&uid), self.backings.clone());
         let client = self.client.clone().filter(|_| pod.origin == PodOrigin::Api);
         let announcer = client.map(|client| Announcer::new(client, &pod.pod));
-        let task = tokio::spawn(push(uid.clone(), objects, supervisor, backings, announcer, descriptions));
+        let push = push(uid.clone(), objects, supervisor, backings, announcer, descriptions);
+        let task = tokio::spawn(push.instrument(spans::of_pod(&pod.pod.identity)));
         self.pushers.insert(uid, Pusher { task, described });
     }
 

@@ -10,6 +10,7 @@ use crate::node::checkpoint::Checkpoint;
 use crate::node::metrics::Recorder;
 use crate::node::pod::{NodePod, PodStage};
 use crate::node::reconstruct::{FoundSupervisor, Reconstructed};
+use crate::node::spans;
 
 /// A pod that an earlier daemon served.
 pub struct Recovered {
@@ -37,6 +38,7 @@ pub enum RecoveredPod {
 /// served.
 pub fn recover(found: Reconstructed, recorder: &Recorder) -> RecoveredPod {
     let Reconstructed { uid, checkpoint, trouble, supervisor, .. } = found;
+    let _span = spans::of_uid(&uid, None).entered();
     if let Some(trouble) = trouble {
         recorder.reconstructed(false);
         warn!(
@@ -62,6 +64,7 @@ pub fn recover(found: Reconstructed, recorder: &Recorder) -> RecoveredPod {
         FoundSupervisor::Alive(pid) => format!("with its supervisor (pid {pid})"),
         FoundSupervisor::Dead => "without a supervisor".to_owned(),
     };
+    spans::set_pod(&pod.identity.namespace, &pod.identity.name);
     info!("pod {}: found {state}", pod.identity);
     let pod = NodePod {
         pod: Arc::new(pod),

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use podfs_fuse::DoublingPause;
+use podfs_fuse::Backoff;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::warn;
@@ -14,14 +14,11 @@ use tracing::warn;
 use super::Manager;
 use super::operations::MOUNT;
 use crate::manifest::pod::PodUid;
-use crate::node::operation::{FIRST_PAUSE, LONGEST_PAUSE};
+use crate::node::operation::PAUSE;
 use crate::node::pod::{NodePod, PodOrigin};
 use crate::node::state::PodEntry;
 use crate::node::supervisors::{MountFailure, Supervisors};
 use crate::node::world::desired::DesiredPod;
-
-/// The pause after a start that failed.
-const PAUSE: DoublingPause = DoublingPause::new(FIRST_PAUSE, LONGEST_PAUSE);
 
 /// The pods without volumes, and the starts of their supervisors.
 #[derive(Default)]
@@ -40,12 +37,12 @@ pub(super) struct StartOutcome {
 enum Service {
     /// An earlier daemon has started it. It is started now if it is gone.
     Recovered,
-    /// It is being started, after so many failures in a row.
-    Starting { failures: u32 },
+    /// It is being started, after the failures that this knows.
+    Starting { backoff: Backoff },
     /// It answers. When it ends by itself, it is started again.
     Up,
     /// It did not start.
-    Failed { reason: String, failures: u32, retry_at: Instant },
+    Failed { reason: String, backoff: Backoff, retry_at: Instant },
 }
 
 impl WithoutVolumes {
@@ -83,33 +80,33 @@ impl WithoutVolumes {
         pauses.filter(|retry_at| *retry_at > before).min()
     }
 
-    /// How many starts have failed in a row, if the pod needs one now.
-    fn due(&self, uid: &PodUid, now: Instant) -> Option<u32> {
+    /// The pauses after starts that failed, if the pod needs one now.
+    fn due(&self, uid: &PodUid, now: Instant) -> Option<Backoff> {
         match self.pods.get(uid) {
-            None | Some(Service::Recovered) => Some(0),
-            Some(Service::Failed { failures, retry_at, .. }) if *retry_at <= now => Some(*failures),
+            None | Some(Service::Recovered) => Some(PAUSE.backoff()),
+            Some(Service::Failed { backoff, retry_at, .. }) if *retry_at <= now => Some(*backoff),
             Some(Service::Starting { .. } | Service::Up | Service::Failed { .. }) => None,
         }
     }
 
-    fn start(&mut self, pod: NodePod, failures: u32, supervisors: Supervisors) {
+    fn start(&mut self, pod: NodePod, backoff: Backoff, supervisors: Supervisors) {
         let uid = pod.pod.identity.uid.clone();
-        self.pods.insert(uid.clone(), Service::Starting { failures });
+        self.pods.insert(uid.clone(), Service::Starting { backoff });
         self.starts.spawn(async move { StartOutcome { uid, outcome: supervisors.serve(&pod, MOUNT).await } });
     }
 
     /// Takes the end of a start. Gives why it failed, and how long the pause is.
     fn take(&mut self, started: StartOutcome) -> Option<(String, Duration)> {
         let service = self.pods.get_mut(&started.uid)?;
-        let Service::Starting { failures } = *service else { return None };
+        let Service::Starting { mut backoff } = *service else { return None };
         match started.outcome {
             Ok(()) => {
                 *service = Service::Up;
                 None
             }
             Err(MountFailure { reason, .. }) => {
-                let (pause, failures) = (PAUSE.after(failures), failures.saturating_add(1));
-                *service = Service::Failed { reason: reason.clone(), failures, retry_at: Instant::now() + pause };
+                let pause = backoff.fail();
+                *service = Service::Failed { reason: reason.clone(), backoff, retry_at: Instant::now() + pause };
                 Some((reason, pause))
             }
         }
@@ -126,9 +123,9 @@ impl Manager {
             .filter(|(_, wanted)| needs_only_a_supervisor(wanted))
             .filter_map(|(uid, wanted)| Some((wanted.pod.clone(), self.without_volumes.due(uid, now)?)));
         let lacking: Vec<_> = lacking.collect();
-        for (pod, failures) in lacking {
+        for (pod, backoff) in lacking {
             self.touch(&pod.pod.identity.uid);
-            self.without_volumes.start(pod, failures, self.supervisors.clone());
+            self.without_volumes.start(pod, backoff, self.supervisors.clone());
         }
     }
 
@@ -136,6 +133,7 @@ impl Manager {
         let uid = started.uid.clone();
         self.touch(&uid);
         if let Some((reason, pause)) = self.without_volumes.take(started) {
+            let _span = self.pod_span(&uid).entered();
             warn!("pod {uid}: its supervisor is not there: {reason}; podfs tries again in {pause:?}");
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use prost::Message;
 use tokio::time::Instant;
-use tracing::{debug, info, warn};
+use tracing::{Instrument, Span, debug, info, warn};
 
 use super::NriSettings;
 use super::messages::nri::*;
@@ -17,6 +17,7 @@ use crate::node::NodeHandle;
 use crate::node::feed::{Choice, RuntimeChange};
 use crate::node::metrics::Recorder;
 use crate::node::pod::PodOrigin;
+use crate::node::spans;
 use crate::node::state::{ContainerEntry, KeptMount, PodEntry};
 use crate::volume::MARK;
 
@@ -213,12 +214,15 @@ impl NriAnswers {
             .collect();
         let until = started + self.allowed;
         let may_wait = !self.late.contains(&uid);
-        let mut sources = find(&self.node, &self.run_directory, &uid, &container, &wanted, until, may_wait).await;
+        let find = find(&self.node, &self.run_directory, &uid, &container, &wanted, until, may_wait);
+        let mut sources = find.instrument(spans::of_uid(&uid, identity(&pod).as_ref())).await;
         sources.extend(bound.iter().map(|(mount, _)| (mount.destination.clone(), Err(Reason::Options))));
         if Instant::now() >= until {
             self.late.insert(uid);
         }
-        self.note(&pod, &container, &sources);
+        let mounts = free.iter().chain(&bound);
+        let volumes = mounts.map(|(mount, place)| (mount.destination.as_str(), place.volume.as_str())).collect();
+        self.note(&pod, &container, &sources, &volumes);
         let replaced = free.iter().filter_map(|(mount, _)| {
             let source = sources.get(&mount.destination)?.clone().ok()?;
             Some(with_source(mount, source))
@@ -226,9 +230,13 @@ impl NriAnswers {
         CreateContainerResponse { adjust: Some(ContainerAdjustment { mounts: replaced.collect() }) }
     }
 
-    /// Counts and logs where a container has its volumes from.
-    fn note(&mut self, pod: &PodSandbox, container: &Container, sources: &Sources) {
+    /// Counts and logs where a container has its volumes from. They are named by their destinations.
+    fn note(&mut self, pod: &PodSandbox, container: &Container, sources: &Sources, volumes: &BTreeMap<&str, &str>) {
+        let known = identity(pod);
         for (destination, source) in sources {
+            let volume = volumes.get(destination.as_str());
+            let span = known.as_ref().zip(volume).map(|(pod, volume)| spans::of_volume(&pod.uid, Some(pod), volume));
+            let _span = span.as_ref().map(Span::enter);
             match source {
                 Ok(source) => {
                     self.recorder.nri_mount(PODFS, "");
@@ -246,7 +254,7 @@ impl NriAnswers {
                 }
             }
         }
-        let Some(pod) = identity(pod).filter(|_| !sources.is_empty()) else { return };
+        let Some(pod) = known.filter(|_| !sources.is_empty()) else { return };
         let mut entry = ContainerEntry { id: container.id.clone(), name: container.name.clone(), ..Default::default() };
         for (destination, source) in sources {
             match source {

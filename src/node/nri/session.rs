@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::fcntl::{Flock, FlockArg};
+use podfs_fuse::DoublingPause;
 use prost::Message as _;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -35,7 +36,8 @@ const BEGIN: Duration = Duration::from_secs(30);
 /// How long a runtime may take to read an answer.
 const WRITE: Duration = Duration::from_secs(2);
 /// The pauses between attempts to connect: each is twice the one before.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const PAUSE: DoublingPause = DoublingPause::new(FIRST_PAUSE, Duration::from_secs(2));
 /// How often podfs looks for directories of pods while it is not connected.
 const LOOK: Duration = Duration::from_secs(10);
 /// How long another podfs node that ends may take.
@@ -88,7 +90,7 @@ impl Plugin {
             match lock(&settings.socket) {
                 Some(Ok(right)) => return Ok(Plugin { settings, right: Some(right) }),
                 Some(Err(())) if Instant::now() > until => return Err(NriError::InUse(settings.socket)),
-                Some(Err(())) => sleep(PAUSES.0).await,
+                Some(Err(())) => sleep(FIRST_PAUSE).await,
                 None => return Ok(Plugin { settings, right: None }),
             }
         }
@@ -120,7 +122,7 @@ pub async fn serve(
     let socket = settings.socket.clone();
     let index = settings.index.clone();
     let mut answers = NriAnswers::new(settings, own, run_directory, node, recorder.clone(), changes);
-    let (mut pause, mut told, mut look) = (PAUSES.0, None, Instant::now() + LOOK);
+    let (mut backoff, mut told, mut look) = (PAUSE.backoff(), None, Instant::now() + LOOK);
     loop {
         if right.is_none() {
             right = lock(&socket).and_then(Result::ok);
@@ -131,7 +133,7 @@ pub async fn serve(
             Ok(stream) => {
                 let mut session = Session { stream, reader: FrameReader::default(), is_synchronized: false };
                 let end = session.run(&index, &mut answers, || {
-                    pause = PAUSES.0;
+                    backoff.reset();
                     recorder.nri_connected(true);
                     if told.take().is_some() {
                         info!("the container runtime at {} is connected again", socket.display());
@@ -154,8 +156,7 @@ pub async fn serve(
             answers.without_directory().into_iter().for_each(|uid| answers.tell(RuntimeChange::NoDirectory(uid)));
             look = Instant::now() + LOOK;
         }
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSES.1);
+        sleep(backoff.fail()).await;
     }
 }
 

@@ -9,15 +9,14 @@ use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
+use podfs_fuse::{Backoff, DoublingPause};
 use tokio::time::Instant;
 
 use super::world::VolumeId;
 use crate::manifest::pod::PodUid;
 
-/// The pause after the first failure.
-pub const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// The longest pause.
-pub const LONGEST_PAUSE: Duration = Duration::from_secs(122);
+/// The pauses after failures.
+pub const PAUSE: DoublingPause = DoublingPause::new(Duration::from_millis(500), Duration::from_secs(122));
 
 /// What is being done, and what failed last. The manager's task alone changes it.
 #[derive(Debug, Default)]
@@ -34,6 +33,7 @@ struct OperationRecord {
 /// The last failure of an operation.
 #[derive(Clone, Debug)]
 struct LastFailure {
+    backoff: Backoff,
     pause: Duration,
     at: Instant,
     /// The same moment for people.
@@ -90,7 +90,7 @@ impl Executor {
                 }
                 if known.name != name {
                     known.failure = None;
-                } else if let Some(LastFailure { pause, at, time, error }) = &known.failure
+                } else if let Some(LastFailure { pause, at, time, error, .. }) = &known.failure
                     && at.elapsed() < *pause
                 {
                     return Err(NotNow::Pausing { until: *time + *pause, pause: *pause, error: error.clone() });
@@ -107,10 +107,10 @@ impl Executor {
             None => drop(self.0.remove(id)),
             Some(error) => {
                 if let Some(known) = self.0.get_mut(id) {
-                    let pause = known.failure.as_ref().map(|failure| (failure.pause * 2).min(LONGEST_PAUSE));
-                    let pause = pause.unwrap_or(FIRST_PAUSE);
+                    let mut backoff = known.failure.as_ref().map_or(PAUSE.backoff(), |failure| failure.backoff);
+                    let (pause, at, time) = (backoff.fail(), Instant::now(), SystemTime::now());
                     known.is_running = false;
-                    known.failure = Some(LastFailure { pause, at: Instant::now(), time: SystemTime::now(), error });
+                    known.failure = Some(LastFailure { backoff, pause, at, time, error });
                 }
             }
         }

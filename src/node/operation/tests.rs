@@ -44,17 +44,17 @@ async fn vm_05_another_operation_starts_the_pause_anew() {
     for _ in 0..3 {
         executor.begin(&id("a"), "volume_mount").expect("the pause is over");
         executor.end(&id("a"), Some("no".to_owned()));
-        tokio::time::advance(LONGEST_PAUSE).await;
+        tokio::time::advance(PAUSE.longest()).await;
     }
     executor.begin(&id("a"), "volume_unmount").expect("another name");
     executor.end(&id("a"), Some("busy".to_owned()));
     let NotNow::Pausing { pause, .. } = executor.begin(&id("a"), "volume_unmount").expect_err("it pauses") else {
         panic!("nothing runs")
     };
-    assert_eq!(pause, FIRST_PAUSE);
+    assert_eq!(pause, PAUSE.after(0));
     let now = tokio::time::Instant::now();
-    assert_eq!(executor.next_retry(now), Some(now + FIRST_PAUSE));
-    assert_eq!(executor.next_retry(now + FIRST_PAUSE), None, "nothing wakes for a pause that is over");
+    assert_eq!(executor.next_retry(now), Some(now + PAUSE.after(0)));
+    assert_eq!(executor.next_retry(now + PAUSE.after(0)), None, "nothing wakes for a pause that is over");
     executor.forget(&id("a"));
     executor.begin(&id("a"), "volume_unmount").expect("forgotten");
 }

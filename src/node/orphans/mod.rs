@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use podfs_fuse::mount::table::mounts;
+use podfs_fuse::{Backoff, DoublingPause};
 use rustix::fs::{AtFlags, FileType, statat, unlinkat};
 use rustix::io::Errno;
 use tracing::{debug, info};
@@ -31,12 +32,12 @@ use crate::admin::leftovers::HOMES;
 use crate::host::empty_dir;
 use crate::host::walk::{Crossing, EntryPlace, Visitor, WalkEntry, enter, walk};
 use crate::manifest::pod::PodUid;
+use crate::node::spans;
 use crate::supervisor::run_dir::claim::{LOCK, SERVER};
 
 /// How long a directory that stays is left alone, unless it changes. The pause doubles with each look that finds it as it was: a
 /// mount that goes does not change it, and what keeps it for longer is there for days.
-const FIRST_PAUSE: Duration = Duration::from_secs(2);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const PAUSE: DoublingPause = DoublingPause::new(Duration::from_secs(2), Duration::from_secs(30));
 /// In a pod's directory, the volumes' directories.
 const VOLUMES: &str = "volumes";
 /// Likewise, where containers' subPaths are mounted.
@@ -61,6 +62,7 @@ struct KeptDirectory {
     looked: Instant,
     /// How long to leave it alone from then on.
     pause: Duration,
+    backoff: Backoff,
 }
 
 /// `st_mtime`.
@@ -111,6 +113,7 @@ impl Orphans {
             let mounted = mounted_below(&pods)?;
             let directory = File::open(&pods)?;
             for uid in due {
+                let _span = spans::of_uid(&uid, None).entered();
                 match remove(&pods, directory.as_fd(), &uid, &mounted)? {
                     None => {
                         has_changed |= self.kept.remove(&uid).is_some();
@@ -121,8 +124,9 @@ impl Orphans {
                         has_changed |= earlier.is_none_or(|earlier| earlier.reason != reason);
                         let changed = changed(&pods.join(uid.as_str()));
                         let same = earlier.filter(|earlier| earlier.changed == changed);
-                        let pause = same.map_or(FIRST_PAUSE, |same| (same.pause * 2).min(LONGEST_PAUSE));
-                        self.kept.insert(uid, KeptDirectory { reason, changed, looked: Instant::now(), pause });
+                        let mut backoff = same.map_or(PAUSE.backoff(), |same| same.backoff);
+                        let (looked, pause) = (Instant::now(), backoff.fail());
+                        self.kept.insert(uid, KeptDirectory { reason, changed, looked, pause, backoff });
                     }
                 }
             }
@@ -195,12 +199,13 @@ fn delete_kept_content(pod: &Path) {
     let homes = pod.join(HOMES).read_dir().into_iter().flatten().flatten();
     let homes = homes.filter(|home| home.file_type().is_ok_and(|kind| kind.is_dir())).map(|home| home.path());
     for home in homes.filter(|home| empty_dir::is_left_to_agent(home)) {
+        let volume = home.file_name().and_then(OsStr::to_str);
         match empty_dir::remove(&home) {
             Ok(left) if left.is_empty() => {
-                info!("{}: the content of the emptyDir is deleted with its pod", home.display())
+                info!(volume, "{}: the content of the emptyDir is deleted with its pod", home.display())
             }
-            Ok(left) => debug!("{}: what is left of its content are {left}", home.display()),
-            Err(error) => debug!("{}: {error}", home.display()),
+            Ok(left) => debug!(volume, "{}: what is left of its content are {left}", home.display()),
+            Err(error) => debug!(volume, "{}: {error}", home.display()),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use podfs_fuse::{Backoff, DoublingPause};
 use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, sleep_until};
@@ -20,7 +21,7 @@ use crate::kube::error::{ApiError, Class};
 use crate::kube::retry::{Pause, Retry};
 
 /// Pauses before a registration that failed is tried again: the first, and the longest (the kubelet's).
-const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(120));
+const PAUSE: DoublingPause = DoublingPause::new(Duration::from_millis(500), Duration::from_secs(120));
 /// How often in a row another client may be faster before podfs takes it for a failure.
 const CONFLICTS: usize = 20;
 
@@ -64,7 +65,7 @@ struct Registrar {
 struct Registration {
     id: SocketId,
     stage: Stage,
-    failures: u32,
+    backoff: Backoff,
     /// The driver whose entries the cluster may have.
     driver: Option<String>,
 }
@@ -157,7 +158,8 @@ impl Registrar {
         }
         for (path, id) in found {
             if !self.sockets.contains_key(path) {
-                let registration = Registration { id: *id, stage: Stage::Asked, failures: 0, driver: None };
+                let registration =
+                    Registration { id: *id, stage: Stage::Asked, backoff: PAUSE.backoff(), driver: None };
                 self.sockets.insert(path.clone(), registration);
                 self.ask(path.clone(), *id);
             }
@@ -189,13 +191,10 @@ impl Registrar {
     /// The driver's registration failed: the driver learns why, and podfs asks it again later.
     fn refuse(&mut self, path: &Path, sentence: &str) {
         let Some(registration) = self.sockets.get_mut(path) else { return };
-        let (first, longest) = PAUSES;
-        let pause = first.saturating_mul(1 << registration.failures.min(10)).min(longest);
-        registration.stage = Stage::Failed(Instant::now() + pause);
-        if registration.failures == 0 {
+        registration.stage = Stage::Failed(Instant::now() + registration.backoff.fail());
+        if registration.backoff.failures() == 1 {
             warn!("{} registers no driver: {sentence}; podfs asks again", path.display());
         }
-        registration.failures += 1;
         let (path, sentence) = (path.to_owned(), sentence.to_owned());
         // A driver that is gone does not take it.
         tokio::spawn(async move { answer(&path, Some(&sentence)).await });
@@ -246,7 +245,7 @@ impl Registrar {
                 info!("CSI driver {} is registered: it calls this node {:?}", driver.name, driver.node_id);
                 if let Some(registration) = self.sockets.get_mut(&path) {
                     registration.stage = Stage::Registered;
-                    registration.failures = 0;
+                    registration.backoff.reset();
                 }
                 tokio::spawn(async move { answer(&path, None).await });
             }

@@ -43,12 +43,13 @@ pub enum AskError {
         uid: u32,
     },
     /// The daemon cannot be asked.
-    #[error("cannot ask podfs node at {}: {reason}", .path.display())]
+    #[error("cannot ask podfs node at {}: {cause}", .path.display())]
     Failed {
         /// The socket.
         path: PathBuf,
         /// Why.
-        reason: String,
+        #[source]
+        cause: AskFailure,
     },
     /// What was given can be the name of no pod.
     #[error("{0}")]
@@ -56,6 +57,23 @@ pub enum AskError {
     /// The daemon has another answer than the one that was asked for.
     #[error("{0}")]
     Refused(String),
+}
+
+/// Why a daemon that listens cannot be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum AskFailure {
+    /// The socket cannot be used.
+    #[error(transparent)]
+    Socket(#[from] io::Error),
+    /// The connection fails.
+    #[error("{}", sentence(.0))]
+    Connection(#[from] tonic::transport::Error),
+    /// The daemon does not know the question.
+    #[error("it is of another version and does not know the question")]
+    OtherVersion,
+    /// The daemon, or this side of the connection, reports an error.
+    #[error("{}", sentence(.0.as_ref()))]
+    Status(#[source] Box<Status>),
 }
 
 /// A connection to the daemon of a run directory.
@@ -77,15 +95,15 @@ impl DaemonClient {
         }
         let stream = match call(run_directory, SOCKET) {
             Err(error) if is_absent(&error) => return Err(AskError::Absent(path)),
-            Err(error) => return Err(AskError::Failed { path, reason: error.to_string() }),
+            Err(error) => return Err(AskError::Failed { path, cause: error.into() }),
             Ok(stream) => stream,
         };
         if let Some(uid) = peer_user(&stream).filter(|uid| *uid != 0 && *uid != rustix::process::geteuid().as_raw()) {
             return Err(AskError::OtherUser { path, uid });
         }
-        let failed = |reason: String| AskError::Failed { path: path.clone(), reason };
+        let failed = |cause: AskFailure| AskError::Failed { path: path.clone(), cause };
         let adopted = stream.set_nonblocking(true).and_then(|()| UnixStream::from_std(stream));
-        let mut stream = Some(adopted.map_err(|error| failed(error.to_string()))?);
+        let mut stream = Some(adopted.map_err(|error| failed(error.into()))?);
         // A connection that ends is not made again: the client asks once.
         let connector = service_fn(move |_: Uri| {
             let stream = stream.take().map(TokioIo::new);
@@ -93,7 +111,7 @@ impl DaemonClient {
         });
         let endpoint = Endpoint::from_static("http://podfs.node").connect_timeout(ANSWER_TIMEOUT);
         let connected = endpoint.connect_with_connector(connector).await;
-        let channel = connected.map_err(|error| failed(sentence(&error)))?;
+        let channel = connected.map_err(|error| failed(error.into()))?;
         let service = VolumeManagerClient::new(channel).max_decoding_message_size(LONGEST_ANSWER);
         Ok(DaemonClient { path, service })
     }
@@ -183,16 +201,16 @@ impl DaemonClient {
     }
 
     fn taken<T>(&self, answer: Result<tonic::Response<T>, Status>) -> Result<T, AskError> {
-        let failed = |reason: String| AskError::Failed { path: self.path.clone(), reason };
+        let failed = |cause| AskError::Failed { path: self.path.clone(), cause };
         answer.map(tonic::Response::into_inner).map_err(|status| match status.code() {
             Code::InvalidArgument => AskError::NoPod(status.message().to_owned()),
             Code::NotFound | Code::DeadlineExceeded | Code::FailedPrecondition => {
                 AskError::Refused(status.message().to_owned())
             }
-            Code::Unimplemented => failed("it is of another version and does not know the question".to_owned()),
+            Code::Unimplemented => failed(AskFailure::OtherVersion),
             // Said by the daemon, or by this side of a connection that was cut.
             Code::Unavailable => AskError::Ends(self.path.clone()),
-            _ => failed(sentence(&status)),
+            _ => failed(AskFailure::Status(Box::new(status))),
         })
     }
 }

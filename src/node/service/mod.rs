@@ -34,7 +34,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::transport::Server;
 
-pub use client::{AskError, DaemonClient};
+pub use client::{AskError, AskFailure, DaemonClient};
 pub use socket::{DaemonError, DaemonLock};
 
 use super::{NodeHandle, NodeState, VolumeEntry, VolumeMount};

@@ -31,6 +31,7 @@ use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::spawn_blocking;
+use tracing::{Instrument, Span};
 
 pub use self::control::{PushFailure, PushPath};
 pub use self::error::OperationError;
@@ -39,6 +40,7 @@ use self::pod::{PodOperation, PodTask};
 use super::checkpoint::Checkpoints;
 use super::pod::NodePod;
 use super::reconstruct::Reconstructed;
+use super::spans;
 use crate::manifest::pod::PodUid;
 use crate::supervisor::status::PodStatus;
 
@@ -292,7 +294,8 @@ impl SharedSupervisors {
                 let (requests, received) = mpsc::unbounded_channel();
                 let _ = requests.send(request);
                 free.insert(requests);
-                tokio::spawn(Arc::clone(self).follow(pod.clone(), received));
+                let follow = Arc::clone(self).follow(pod.clone(), received);
+                tokio::spawn(follow.instrument(spans::of_uid(pod, None)));
             }
         }
     }
@@ -309,9 +312,10 @@ impl SharedSupervisors {
     }
 }
 
-/// Runs a call that may block on a blocking thread.
+/// Runs a call that may block on a blocking thread. Its lines are about the same pod.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match spawn_blocking(work).await {
+    let span = Span::current();
+    match spawn_blocking(move || span.in_scope(work)).await {
         Ok(done) => done,
         // The daemon ends, and this task with it.
         Err(_cancelled) => std::future::pending().await,

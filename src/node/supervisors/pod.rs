@@ -17,7 +17,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, sleep_until};
-use tracing::{debug, warn};
+use tracing::{Instrument, debug, warn};
 
 pub(super) use operation::PodOperation;
 
@@ -31,6 +31,7 @@ use crate::manifest::pod::PodUid;
 use crate::node::checkpoint::Checkpoint;
 use crate::node::pod::NodePod;
 use crate::node::reconstruct::{self, FoundSupervisor};
+use crate::node::spans;
 use crate::supervisor::run_dir::cgroup;
 use crate::supervisor::server::Process;
 use crate::supervisor::status::{PodState, PodStatus};
@@ -122,7 +123,12 @@ impl PodTask {
         let found = blocking(move || (checkpoints.read(&uid), reconstruct::supervisor(&directory))).await;
         let mut is_of_daemon = false;
         match found.0 {
-            Ok(checkpoint) => self.wanted = checkpoint,
+            Ok(checkpoint) => {
+                if let Some((namespace, name)) = checkpoint.as_ref().and_then(Checkpoint::pod_name) {
+                    spans::set_pod(namespace, name);
+                }
+                self.wanted = checkpoint;
+            }
             Err(error) => {
                 warn!("the checkpoint of pod {} is lost: {error}", self.uid);
                 let manifest = self.shared.checkpoints.manifest_path(&self.uid);
@@ -192,7 +198,10 @@ impl PodTask {
 
     /// What is wanted of the pod, as it is described now.
     fn want(&mut self, pod: NodePod) -> &mut Checkpoint {
-        let NodePod { origin, manifest, .. } = pod;
+        let NodePod { pod, origin, manifest, .. } = pod;
+        if self.wanted.is_none() {
+            spans::set_pod(&pod.identity.namespace, &pod.identity.name);
+        }
         let new = Checkpoint::new(origin.clone(), Arc::clone(&manifest), BTreeSet::new(), false);
         let wanted = self.wanted.get_or_insert(new);
         (wanted.origin, wanted.manifest) = (origin, manifest);
@@ -438,12 +447,13 @@ impl PodTask {
         self.told = Some(told);
         let directory = self.directory.clone();
         let manifest = wanted.served_manifest();
-        let change = tokio::spawn(async move {
+        let change = async move {
             if !gone.is_empty() {
                 control::unpublish(&directory, gone).await?;
             }
             control::publish(&directory, manifest).await
-        });
+        };
+        let change = tokio::spawn(change.in_current_span());
         if let Life::Up(up) = &mut self.life {
             up.change = Some(PublicationChange { wanted, told: change });
         }

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::time::{Instant, sleep};
-use tracing::{debug, warn};
+use tracing::{Instrument, debug, warn};
 
 use super::certificates::keep_certified;
 use super::contacts::Contacts;
@@ -88,9 +88,11 @@ impl IssuedCredentials {
             debug!("{} is asked for", owner.title(key));
             let (client, contacts, tell) = (self.client.clone(), self.contacts.clone(), self.tell.clone());
             let task = match key.clone() {
-                CredentialKey::Token(key) => Task::spawn(keep_issued(client, owner.clone(), key, contacts, tell)),
+                CredentialKey::Token(key) => {
+                    Task::spawn(keep_issued(client, owner.clone(), key, contacts, tell).in_current_span())
+                }
                 CredentialKey::Certificate(key) => {
-                    Task::spawn(keep_certified(client, owner.clone(), key, contacts, tell))
+                    Task::spawn(keep_certified(client, owner.clone(), key, contacts, tell).in_current_span())
                 }
             };
             let question = ObjectRequest::new();

@@ -1,5 +1,6 @@
 //! Logging, to standard error. Events and their lines are those of the crate tracing; what an event belongs to (a pod, a volume)
-//! is in spans around it, and a JSON line has their fields among its own.
+//! is in spans around it, and a JSON line has their fields among its own. A supervisor serves one pod, so each of its lines names
+//! that pod ([`set_pod`](podfs_fuse::log::set_pod)), also those of threads without a span.
 
 use std::env;
 use std::ffi::OsString;
@@ -7,8 +8,8 @@ use std::fmt;
 use std::time::SystemTime;
 
 use clap::Args;
-use podfs_fuse::log::{line, may_be_coloured};
-use serde_json::{Map, Value};
+use podfs_fuse::log::{line, may_be_coloured, process_fields};
+use serde_json::Value;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, JsonFields, Writer};
@@ -95,7 +96,7 @@ where
         mut to: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        let mut fields = Map::new();
+        let mut fields = process_fields();
         for span in context.event_scope().into_iter().flat_map(Scope::from_root) {
             let extensions = span.extensions();
             let of_span = extensions.get::<FormattedFields<JsonFields>>();

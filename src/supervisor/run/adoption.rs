@@ -52,6 +52,7 @@ impl Adoption {
             let audited = served.is_audited();
             if there && audited != volume.preferences.audit {
                 warn!(
+                    volume = volume.name.as_str(),
                     "volume {:?} is {} audited, as it was mounted; its annotation takes effect when the pod is started anew",
                     volume.name.as_str(),
                     if audited { "still" } else { "not" }
@@ -81,7 +82,7 @@ fn discard(volume: &str, about: &About, served: AdoptedVolume, site: &MountPoint
         false => Err(format!("{} is not below {}", about.path.display(), site.path().display())),
     };
     if let Err(reason) = taken_away {
-        warn!("a mount of an earlier podfs stays: {reason}");
+        warn!(volume, "a mount of an earlier podfs stays: {reason}");
     }
     drop(served);
 }

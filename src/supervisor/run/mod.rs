@@ -39,11 +39,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use podfs_fuse::memory_lock;
+use podfs_fuse::{log, memory_lock};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
-use tracing::{Instrument, debug, error_span, info, warn};
+use tracing::{debug, info, warn};
 
 use crate::manifest::PodView;
 use crate::manifest::pod::{Pod, PodIdentity};
@@ -80,17 +80,7 @@ pub async fn run(
     snapshot: Snapshot,
     report: Report,
 ) -> Result<(), SupervisorError> {
-    // An error's span, so that every event has its fields, whatever --log lets through.
-    let span = error_span!("pod", pod = %assignment.identity);
-    run_pod(assignment, source, snapshot, report).instrument(span).await
-}
-
-async fn run_pod(
-    assignment: Assignment,
-    source: Source,
-    snapshot: Snapshot,
-    report: Report,
-) -> Result<(), SupervisorError> {
+    log::set_pod(&assignment.identity.to_string(), assignment.identity.uid.as_str());
     let mut orders = Orders::listen().map_err(SupervisorError::Signals)?;
     let prepared = Prepared::of(assignment, source, snapshot, report);
     let StartedSupervisor { mut supervisor, mount_points, is_claimed } = prepared.adopt_or_start()?;
@@ -194,7 +184,8 @@ impl Supervisor {
     }
 
     fn report_server(&mut self) {
-        self.report.server(self.server.history(), self.server.version());
+        let restarts = self.server.take_restarts();
+        self.report.server(self.server.history(), restarts, self.server.version());
     }
 
     /// Reports each volume before its first refresh: where it is, and, of one that shows something of the host, that it waits for

@@ -41,6 +41,7 @@ impl Supervisor {
         let _ = timeout(TIMEOUT, self.finish_all()).await;
         info!("podfs ends; the volumes are served on until the next podfs of the pod takes them over");
         self.report.leaving();
+        self.report.store().counters().finish().await;
         std::process::exit(0)
     }
 
@@ -64,6 +65,8 @@ impl Supervisor {
         if end == PodEnd::Clean {
             undo_drivers(&self.setting).await;
         }
+        // The run directory is removed next.
+        self.report.store().counters().finish().await;
     }
 
     /// Gives up devices that an earlier podfs of the pod has mounted or linked, and that the pod's manifest does not have any
@@ -138,10 +141,11 @@ impl Unmounted {
 /// Makes the drivers undo what they have done for the pod. A driver that hangs delays no other.
 async fn undo_drivers(setting: &Setting) {
     let mut undoing: JoinSet<()> =
-        homes(&setting.site).into_iter().map(|(home, _)| undo_until_done(setting.clone(), home)).collect();
+        homes(&setting.site).into_iter().map(|home| undo_until_done(setting.clone(), home)).collect();
     if timeout(DRIVERS, async { while undoing.join_next().await.is_some() {} }).await.is_err() {
         for (home, volume) in homes(&setting.site) {
             warn!(
+                volume,
                 "volume {volume:?}: the driver has not unmounted {}; the next podfs of the pod, or podfs cleanup, calls it again",
                 home.target().display()
             );
@@ -150,7 +154,7 @@ async fn undo_drivers(setting: &Setting) {
 }
 
 /// Calls a driver until it has unmounted the volume.
-async fn undo_until_done(setting: Setting, home: DriverHome) {
+async fn undo_until_done(setting: Setting, (home, volume): (DriverHome, String)) {
     let mut told = None;
     loop {
         let (setting, home) = (setting.clone(), home.clone());
@@ -159,7 +163,7 @@ async fn undo_until_done(setting: Setting, home: DriverHome) {
             Ok(()) => return,
             Err(error) if told.as_ref() == Some(&error.to_string()) => {}
             Err(error) => {
-                warn!("{error}; the driver is called again");
+                warn!(volume, "{error}; the driver is called again");
                 told = Some(error.to_string());
             }
         }

@@ -51,6 +51,7 @@ impl Supervisor {
             }
         }
         let server_program = self.server.program();
+        self.report.store().counters().written().await;
         let reason = become_new(&path, &upgrading, &server_program).to_string();
         warn!("{} cannot be started: {reason}; podfs {} goes on", path.display(), VERSION);
         if let Err(error) = self.server.upgrade(Program::Own(&server_program)).await {

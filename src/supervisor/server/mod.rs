@@ -61,6 +61,8 @@ pub(super) struct PodServer {
     life: ServerLife,
     keeper: Keeper,
     history: ServerHistory,
+    /// How many servers have taken the place of another, and were not reported yet.
+    restarts: u32,
     /// Volumes were given up, and this was not reported yet.
     gave_up: bool,
     rounds: Rounds,
@@ -71,8 +73,6 @@ pub(super) struct PodServer {
 pub struct ServerHistory {
     /// The process that serves, if one does.
     pub pid: Option<i32>,
-    /// How many servers have been followed by another.
-    pub restarts: u32,
     /// How the last one ended.
     pub last_end: Option<String>,
     /// How many in a row have answered nothing.
@@ -163,6 +163,7 @@ impl PodServer {
             life,
             keeper: Keeper::Unknown,
             history,
+            restarts: 0,
             gave_up: false,
             rounds: Rounds::default(),
         };
@@ -189,6 +190,11 @@ impl PodServer {
     /// The history of the servers so far.
     pub(super) fn history(&self) -> &ServerHistory {
         &self.history
+    }
+
+    /// How many servers have taken the place of another since this was asked last.
+    pub(super) fn take_restarts(&mut self) -> u32 {
+        std::mem::take(&mut self.restarts)
     }
 
     /// The version of the server's program, while there is one.
@@ -340,7 +346,7 @@ impl PodServer {
                     self.gave_up = true;
                     error!("processes that use a volume have lost it, and podfs mounts it anew: {reason}");
                 }
-                self.history.restarts += 1;
+                self.restarts += 1;
                 self.history.pid = Some(process.pid());
                 let how = self.history.last_end.as_deref().unwrap_or("it is gone");
                 info!("the server ended ({how}); another one (pid {}) goes on", process.pid());

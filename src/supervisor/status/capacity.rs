@@ -1,6 +1,8 @@
 //! How much room there is in the volumes that show something of the host. statfs(2) on a source that does not answer blocks, as
 //! does a call of a driver that hangs. So a few threads look. One that hangs is left behind; until it returns, podfs does not look
 //! at that volume again. A scrape starts at most [`MOST_THREADS`], whatever earlier ones have left behind.
+//!
+//! They are not blocking threads of the runtime: one that hangs would be missing where volumes are mounted and refreshed.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -126,8 +128,10 @@ impl Earlier {
         }
         condition.clone_into(&mut before);
         match condition {
-            "" => info!("volume {volume:?}: its CSI driver finds nothing wrong with it any more"),
-            condition => warn!("volume {volume:?}: its CSI driver says that something is wrong with it: {condition}"),
+            "" => info!(volume, "volume {volume:?}: its CSI driver finds nothing wrong with it any more"),
+            condition => {
+                warn!(volume, "volume {volume:?}: its CSI driver says that something is wrong with it: {condition}");
+            }
         }
     }
 }

@@ -24,14 +24,14 @@ pub(in crate::supervisor) struct Health {
 }
 
 impl Health {
-    /// Takes in the history of the servers. Returns how many were replaced since the last time.
+    /// Takes in the history of the servers, and how many have replaced another one since the last time.
     pub(in crate::supervisor) fn note(
         &mut self,
         history: &ServerHistory,
+        restarts: u32,
         version: Option<String>,
         now: Instant,
-    ) -> u32 {
-        let restarts = history.restarts.saturating_sub(self.history.restarts);
+    ) {
         for _ in 0..restarts {
             self.restarted.push_back(now);
         }
@@ -40,19 +40,13 @@ impl Health {
         }
         self.history = history.clone();
         self.version = version;
-        restarts
     }
 
-    /// How many servers have taken the place of another one.
-    pub(in crate::supervisor) fn restarts(&self) -> u32 {
-        self.history.restarts
-    }
-
-    /// The process that serves, if one does.
-    pub(in crate::supervisor) fn status(&self) -> Option<ServerStatus> {
+    /// The process that serves, if one does, after so many restarts.
+    pub(in crate::supervisor) fn status(&self, restarts: u64) -> Option<ServerStatus> {
         let pid = self.history.pid.and_then(|pid| u32::try_from(pid).ok())?;
         let process = ProcessStatus { pid, version: self.version.clone() };
-        Some(ServerStatus { process, restarts: self.history.restarts })
+        Some(ServerStatus { process, restarts })
     }
 
     /// There is no server: how the last one ended, and how many have answered nothing.
@@ -64,21 +58,21 @@ impl Health {
         ))
     }
 
-    /// What is wrong with the servers, if anything is.
-    pub(in crate::supervisor) fn trouble(&self, now: Instant) -> Option<String> {
+    /// What is wrong with the servers after so many restarts, if anything is.
+    pub(in crate::supervisor) fn trouble(&self, restarts: u64, now: Instant) -> Option<String> {
         let is_recent = |at: &&Instant| now.duration_since(**at) < RECENT;
         let recent = self.restarted.iter().rev().take_while(is_recent).count();
-        let ServerHistory { restarts, last_end, in_vain, .. } = &self.history;
+        let ServerHistory { last_end, in_vain, .. } = &self.history;
         self.dead().or_else(|| {
             let few = recent < MANY && (recent == 0 || *in_vain == 0);
             let how = last_end.as_deref().unwrap_or("for an unknown reason");
-            let text = format!("the server does not stay up: {} so far, the last one ended ({how})", times(*restarts));
+            let text = format!("the server does not stay up: {} so far, the last one ended ({how})", times(restarts));
             (!few).then(|| text + &in_vain_words(*in_vain))
         })
     }
 }
 
-fn times(restarts: u32) -> String {
+fn times(restarts: u64) -> String {
     if restarts == 1 { "1 restart".to_owned() } else { format!("{restarts} restarts") }
 }
 
@@ -94,35 +88,35 @@ fn in_vain_words(in_vain: u32) -> String {
 mod tests {
     use super::*;
 
-    fn history(pid: Option<i32>, restarts: u32, in_vain: u32) -> ServerHistory {
-        let last_end = (restarts > 0 || pid.is_none()).then(|| "killed by SIGKILL".to_owned());
-        ServerHistory { pid, restarts, last_end, in_vain, silent_sources: Vec::new() }
+    fn history(pid: Option<i32>, in_vain: u32) -> ServerHistory {
+        let last_end = Some("killed by SIGKILL".to_owned());
+        ServerHistory { pid, last_end, in_vain, silent_sources: Vec::new() }
     }
 
     #[test]
     fn one_restart_is_no_trouble_and_many_are_for_a_minute() {
         let (mut health, now) = (Health::default(), Instant::now());
-        assert_eq!(health.note(&history(Some(1), 0, 0), None, now), 0);
-        assert_eq!(health.trouble(now), None);
-        assert_eq!(health.note(&history(Some(2), 2, 0), None, now), 2);
-        assert_eq!(health.trouble(now), None);
-        assert_eq!(health.note(&history(Some(3), 3, 0), None, now), 1);
-        let text = "the server does not stay up: 3 restarts so far, the last one ended (killed by SIGKILL)";
-        assert_eq!(health.trouble(now).as_deref(), Some(text));
-        assert_eq!(health.trouble(now + RECENT), None);
-        assert_eq!(health.status().expect("a server").restarts, 3);
+        health.note(&ServerHistory { last_end: None, ..history(Some(1), 0) }, 0, None, now);
+        assert_eq!(health.trouble(4, now), None, "those of earlier supervisors are long over");
+        health.note(&history(Some(2), 0), 2, None, now);
+        assert_eq!(health.trouble(6, now), None);
+        health.note(&history(Some(3), 0), 1, None, now);
+        let text = "the server does not stay up: 7 restarts so far, the last one ended (killed by SIGKILL)";
+        assert_eq!(health.trouble(7, now).as_deref(), Some(text));
+        assert_eq!(health.trouble(7, now + RECENT), None);
+        assert_eq!(health.status(7).expect("a server").restarts, 7);
     }
 
     #[test]
     fn a_server_that_answered_nothing_is_trouble_and_so_is_none() {
         let (mut health, now) = (Health::default(), Instant::now());
-        health.note(&history(None, 0, 2), None, now);
-        let text = health.trouble(now).expect("trouble");
+        health.note(&history(None, 2), 0, None, now);
+        let text = health.trouble(0, now).expect("trouble");
         assert!(text.starts_with("no server answers") && text.ends_with("2 in a row had answered nothing"), "{text}");
-        assert_eq!((health.dead(), health.status()), (Some(text), None));
-        health.note(&history(Some(2), 1, 1), None, now);
-        let text = health.trouble(now).expect("trouble");
+        assert_eq!((health.dead(), health.status(0)), (Some(text), None));
+        health.note(&history(Some(2), 1), 1, None, now);
+        let text = health.trouble(1, now).expect("trouble");
         assert!(text.contains("1 restart so far") && text.ends_with("had answered nothing"), "{text}");
-        assert_eq!((health.dead(), health.trouble(now + RECENT)), (None, None));
+        assert_eq!((health.dead(), health.trouble(1, now + RECENT)), (None, None));
     }
 }

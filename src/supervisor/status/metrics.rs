@@ -29,17 +29,20 @@ pub(in crate::supervisor) fn read(store: &StatusStore) -> Reading {
     let usages = look(looks);
     let mut reading = begun(&status);
     pod(&mut reading, &status);
-    let counters = store.counters();
-    counts(&mut reading, &counters);
     let known = store.known();
     reading.tell(&START_TIME, &[], since_1970(known.started));
     source(&mut reading, &known);
-    for (place, report) in &known.volumes {
-        volume(&mut reading, report, counters.refresh_errors.get(&report.name));
-        if looked_at.contains(place) {
-            host(&mut reading, report, usages.get(place));
+    store.counters().read(|counters| {
+        counts(&mut reading, counters);
+        for report in known.volumes.values() {
+            volume(&mut reading, report, counters.refresh_errors.get(&report.name));
         }
+    });
+    for (place, report) in known.volumes.iter().filter(|(place, _)| looked_at.contains(place)) {
+        host(&mut reading, report, usages.get(place));
     }
+    drop(known);
+    store.counters().wait_until_written();
     reading
 }
 

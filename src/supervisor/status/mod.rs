@@ -8,10 +8,12 @@
 //! | `progress` | what a terminal shows while volumes come up, below the log |
 //! | `health` | whether the history of the servers is trouble |
 //! | [`metrics`] | the status in numbers |
-//! | `counters` | what is counted, and kept for the next supervisor |
+//! | `counters` | what is counted |
+//! | `counter_store` | the counters, shared, and kept for the next supervisor |
 //! | `capacity` | how much room there is in volumes whose sources may not answer |
 
 mod capacity;
+mod counter_store;
 mod counters;
 mod health;
 pub mod metrics;
@@ -20,6 +22,7 @@ pub(crate) mod progress;
 pub mod report;
 pub(in crate::supervisor) mod store;
 
+pub use counter_store::kept_restarts;
 pub use counters::OPERATION_BOUNDS;
 pub use pod_status::{
     AuditStatus, ExpansionStatus, ObjectStatus, PodState, PodStatus, ProcessStatus, ServerStatus, VolumeState,

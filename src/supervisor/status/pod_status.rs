@@ -79,7 +79,7 @@ pub struct ServerStatus {
     #[serde(flatten)]
     pub process: ProcessStatus,
     /// How often another one had to take its place.
-    pub restarts: u32,
+    pub restarts: u64,
 }
 
 /// A volume of the pod.
@@ -135,7 +135,7 @@ pub struct VolumeStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expansion: Option<ExpansionStatus>,
     /// How many servers it has outlived.
-    pub restarts: u32,
+    pub restarts: u64,
     /// The last error, even if the volume has recovered since.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,

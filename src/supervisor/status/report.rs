@@ -20,7 +20,6 @@ use sd_notify::NotifyState;
 use serde::Serialize;
 use tracing::{info, warn};
 
-use super::counters::Counters;
 use super::progress::{StandardError, StandardErrorLines, Upcoming};
 use super::store::{StatusStore, StoredStatus, VolumeReport};
 use crate::manifest::Tokens;
@@ -113,11 +112,17 @@ impl Report {
     /// The volume at this place in the manifest was refreshed, as a part of `mounted`.
     pub(in crate::supervisor) fn volume(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
         self.store.known().refreshed(place, volume, mounted);
+        self.count_service(volume, mounted);
     }
 
     /// The volume at this place is a part of `mounted`, as it is before its next refresh.
     pub(in crate::supervisor) fn found(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
         self.store.known().found(place, volume, mounted);
+        self.count_service(volume, mounted);
+    }
+
+    fn count_service(&self, volume: &Volume, mounted: &PodVolume) {
+        self.store.counters().served(volume.name.as_str(), mounted.watch().is_some());
     }
 
     /// The pod has this volume at this place, too.
@@ -127,15 +132,15 @@ impl Report {
 
     /// The pod has no volume at this place any more.
     pub(in crate::supervisor) fn remove(&mut self, place: usize) {
-        self.store.known().remove(place);
+        let removed = self.store.known().remove(place);
+        removed.iter().for_each(|volume| self.store.counters().served(&volume.name, false));
     }
 
-    /// The history of the servers, and the version of the current one.
-    pub(in crate::supervisor) fn server(&mut self, history: &ServerHistory, version: Option<String>) {
-        let restarts = self.store.known().server(history, version);
-        if restarts > 0 {
-            self.store.counters().restarted(restarts);
-        }
+    /// The history of the servers, how many took the place of one that ended since the last time, and the version of the current
+    /// one.
+    pub(in crate::supervisor) fn server(&mut self, history: &ServerHistory, restarts: u32, version: Option<String>) {
+        self.store.known().server(history, restarts, version);
+        self.store.counters().restarted(restarts);
     }
 
     /// Where to look for what is known of the talk with an API server.
@@ -145,7 +150,7 @@ impl Report {
 
     /// Goes on counting where the supervisor before stopped, in the pod's run directory.
     pub(in crate::supervisor) fn count_in(&mut self, directory: &Path) {
-        *self.store.counters() = Counters::of(directory);
+        self.store.counters().keep_in(directory);
     }
 
     /// A volume could not be mounted or refreshed.

@@ -1,5 +1,5 @@
 //! The state of the pod at this moment. The supervisor's task writes it; the threads that answer status requests read it. The
-//! lock is held for moments, and never across a wait.
+//! lock is held for moments, and never across a wait; that of the counters is taken while it is held, never the other way round.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,6 +13,7 @@ use podfs_fuse::projection::old::OldUsage;
 use tokio::sync::watch;
 
 use super::capacity::Earlier;
+use super::counter_store::CounterStore;
 use super::counters::Counters;
 use super::health::Health;
 use super::pod_status::{
@@ -32,8 +33,7 @@ pub(in crate::supervisor) const VERSION: &str = env!("CARGO_PKG_VERSION");
 #[derive(Clone)]
 pub(in crate::supervisor) struct StatusStore {
     known: Arc<Mutex<StoredStatus>>,
-    /// What is counted. Locked while it is written down, too.
-    counters: Arc<Mutex<Counters>>,
+    counters: CounterStore,
     /// Announces changes to the tasks that follow the pod.
     changed: Arc<watch::Sender<()>>,
 }
@@ -81,8 +81,6 @@ pub(in crate::supervisor) struct VolumeReport {
     /// What the generations before take that it still keeps.
     pub(in crate::supervisor) old: OldUsage,
     last_error: Option<String>,
-    /// How many servers of the pod had taken the place of another one when this one was first served, once it is.
-    restarts_before: Option<u32>,
     /// Its source does not answer.
     pub(in crate::supervisor) source_is_silent: bool,
     pub(in crate::supervisor) watch: Option<Watch>,
@@ -107,7 +105,7 @@ impl StatusStore {
             tokens: Tokens::default(),
             volumes: waiting,
         };
-        Self { known: Arc::new(Mutex::new(known)), counters: Arc::default(), changed: Arc::default() }
+        Self { known: Arc::new(Mutex::new(known)), counters: CounterStore::default(), changed: Arc::default() }
     }
 
     /// What is known may have changed.
@@ -124,15 +122,18 @@ impl StatusStore {
         self.known.lock().expect("no thread panics while the store is locked")
     }
 
-    pub(in crate::supervisor) fn counters(&self) -> MutexGuard<'_, Counters> {
-        self.counters.lock().expect("no thread panics while it counts")
+    pub(in crate::supervisor) fn counters(&self) -> &CounterStore {
+        &self.counters
     }
 
     /// How the pod is, in the words of `podfs status`.
     pub(in crate::supervisor) fn status(&self) -> PodStatus {
         let known = self.known();
-        let volumes: Vec<_> = known.volumes.values().map(|volume| volume.status(known.health.restarts())).collect();
-        let trouble = known.trouble.clone().or_else(|| known.health.trouble(Instant::now()));
+        let (restarts, volumes) = self.counters.read(|counters| {
+            let volumes: Vec<_> = known.volumes.values().map(|volume| volume.status(counters)).collect();
+            (counters.server_restarts, volumes)
+        });
+        let trouble = known.trouble.clone().or_else(|| known.health.trouble(restarts, Instant::now()));
         let (state, reason, state_since) = with_source(&known.contacts, PodState::of(&volumes, trouble.as_deref()));
         let PodIdentity { namespace, name, uid } = &known.identity;
         PodStatus {
@@ -143,7 +144,7 @@ impl StatusStore {
             reason,
             state_since,
             supervisor: Some(ProcessStatus { pid: std::process::id(), version: Some(VERSION.to_owned()) }),
-            server: known.health.status(),
+            server: known.health.status(restarts),
             volumes,
             objects: known.contacts.all().into_iter().map(object).collect(),
         }
@@ -185,7 +186,6 @@ impl StoredStatus {
         let state = mounted.state().clone();
         let same = before.as_ref().filter(|before| before.generation() == state.generation());
         let tried = before.as_ref().is_some_and(|before| before.tried);
-        let restarts_before = before.as_ref().and_then(|before| before.restarts_before);
         let report = VolumeReport {
             name: volume.name.to_string(),
             kind: volume.word().to_owned(),
@@ -201,7 +201,6 @@ impl StoredStatus {
             old: mounted.old_generations(),
             source_is_silent: before.as_ref().is_some_and(|before| before.source_is_silent),
             last_error: mounted.last_error().map(str::to_owned),
-            restarts_before: restarts_before.or_else(|| mounted.watch().map(|_| self.health.restarts())),
             watch: mounted.watch(),
             claim: volume.claim_name(&self.identity.name),
             has_room: matches!(volume.source, VolumeSource::Claim(_) | VolumeSource::EmptyDir(_)),
@@ -218,18 +217,17 @@ impl StoredStatus {
     }
 
     /// The pod has no volume at this place any more.
-    pub(in crate::supervisor) fn remove(&mut self, place: usize) {
-        self.volumes.remove(&place);
+    pub(in crate::supervisor) fn remove(&mut self, place: usize) -> Option<VolumeReport> {
+        self.volumes.remove(&place)
     }
 
-    /// The history of the servers, and the version of the current one. Returns how many took the place of one that ended, since
-    /// the last time.
-    pub(in crate::supervisor) fn server(&mut self, history: &ServerHistory, version: Option<String>) -> u32 {
-        let restarts = self.health.note(history, version, Instant::now());
+    /// The history of the servers, how many took the place of one that ended since the last time, and the version of the current
+    /// one.
+    pub(in crate::supervisor) fn server(&mut self, history: &ServerHistory, restarts: u32, version: Option<String>) {
+        self.health.note(history, restarts, version, Instant::now());
         for volume in self.volumes.values_mut().filter(|volume| volume.watch.is_some()) {
             volume.source_is_silent = history.silent_sources.contains(&volume.name);
         }
-        restarts
     }
 
     /// That there is no server at this moment.
@@ -303,7 +301,6 @@ impl VolumeReport {
             since: Instant::now(),
             old: OldUsage::default(),
             last_error: None,
-            restarts_before: None,
             source_is_silent: false,
             watch: None,
             claim: volume.claim_name(&pod.name),
@@ -327,8 +324,7 @@ impl VolumeReport {
         }
     }
 
-    /// How the volume is, when so many servers of the pod have taken the place of another one.
-    fn status(&self, restarts: u32) -> VolumeStatus {
+    fn status(&self, counters: &Counters) -> VolumeStatus {
         let (state, shown) = (self.state(), self.state.shown());
         VolumeStatus {
             name: self.name.clone(),
@@ -351,7 +347,7 @@ impl VolumeReport {
             read_only: self.is_read_only,
             supplemental_group: self.group,
             expansion: self.expansion.clone().map(ExpansionStatus::of),
-            restarts: self.restarts_before.map_or(0, |before| restarts.saturating_sub(before)),
+            restarts: counters.restarts_of(&self.name),
             last_error: self.last_error.clone(),
         }
     }

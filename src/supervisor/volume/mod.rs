@@ -35,14 +35,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use podfs_fuse::DoublingPause;
 use podfs_fuse::client::{ServerClient, VolumeIdentity, Watch};
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::private::{Access, Shape};
 use podfs_fuse::mount::visible::MountPoint;
 use podfs_fuse::projection::old::OldUsage;
+use podfs_fuse::{Backoff, DoublingPause};
 use tracing::span::EnteredSpan;
-use tracing::{Span, error_span, field, info, warn};
+use tracing::{error_span, field, info, warn};
 
 use self::adopted::{About, KeptVolume};
 use super::run_dir::mount_points::{MountPoints, MountPointsError};
@@ -167,12 +167,10 @@ pub struct PodVolume {
     unmounts: Unmounts,
     /// Whether it waits for an object that was requested only seconds ago, which is no problem yet.
     is_settling: bool,
-    failures: u32,
+    backoff: Backoff,
     last_error: Option<String>,
     /// When podfs saw the oldest change that is not shown yet.
     heard: Option<Instant>,
-    /// The span of its pod, which the threads that work on the volume are not in.
-    pod: Span,
 }
 
 impl PodVolume {
@@ -187,10 +185,9 @@ impl PodVolume {
             hidden: None,
             unmounts: Unmounts::default(),
             is_settling: false,
-            failures: 0,
+            backoff: RETRY.backoff(),
             last_error: None,
             heard: None,
-            pod: Span::current(),
         }
     }
 
@@ -210,11 +207,12 @@ impl PodVolume {
         volume
     }
 
-    /// Until what this gives is dropped, the fields of each event on this thread name the pod, the volume, and the generation
-    /// that it shows now.
+    /// Until what this gives is dropped, the fields of each event on this thread name the volume, and the generation that it
+    /// shows now.
     fn enter_span(&self) -> EnteredSpan {
         let (volume, generation) = (self.spec.name.as_str(), self.state.generation().map(field::display));
-        error_span!(parent: &self.pod, "volume", volume, generation).entered()
+        // An error's span, so that every event has its fields, whatever --log lets through.
+        error_span!("volume", volume, generation).entered()
     }
 
     /// The volume, as the manifest describes it.
@@ -296,7 +294,7 @@ impl PodVolume {
                 self.heard = None;
                 match self.hidden.clone() {
                     None => {
-                        self.failures = 0;
+                        self.backoff.reset();
                         self.enter(VolumeLife::Live(shown));
                         self.mounter.republish_in().map_or(Attempt::Settled, Attempt::RetryIn)
                     }
@@ -387,7 +385,7 @@ impl PodVolume {
 
     /// Makes the next try of the volume not wait any longer.
     pub fn hurry(&mut self) {
-        self.failures = 0;
+        self.backoff.reset();
         self.unmounts = Unmounts::default();
     }
 
@@ -408,9 +406,7 @@ impl PodVolume {
     }
 
     fn retry(&mut self) -> Attempt {
-        let delay = RETRY.after(self.failures);
-        self.failures = self.failures.saturating_add(1);
-        Attempt::RetryIn(delay)
+        Attempt::RetryIn(self.backoff.fail())
     }
 
     /// Logs every change of state once, in the kubelet's words where it has some (ME-02).

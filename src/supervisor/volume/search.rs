@@ -19,6 +19,7 @@ use podfs_fuse::caller::credentials::ActAs;
 use podfs_fuse::client::ServerClient;
 use podfs_fuse::nfs::options::{ExportOptions, NfsAddress, Search};
 use podfs_fuse::protocol::VolumeId;
+use podfs_fuse::{Backoff, DoublingPause};
 use podfs_nfs::mount::{MountRequest, Reached, reach};
 use podfs_nfs::rpc::Credential;
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -28,9 +29,8 @@ use super::nfs::{BUDGET, mount_address, question, resolve};
 
 /// For so long a server may be silent.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// The first pause before the next search, and the longest.
-const FIRST_PAUSE: Duration = Duration::from_secs(5);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// The pauses between searches.
+const PAUSE: DoublingPause = DoublingPause::new(Duration::from_secs(5), Duration::from_secs(30));
 
 /// The servers that are looked for: of each, one of its volumes.
 #[derive(Default)]
@@ -41,6 +41,7 @@ struct RunningSearch {
     began: Instant,
     /// How long after that the next one is due.
     pause: Duration,
+    backoff: Backoff,
 }
 
 impl RunningSearch {
@@ -56,14 +57,14 @@ impl Searches {
         self.0.retain(|volume, _| silent.iter().any(|(other, _)| other == volume));
         for (volume, options) in silent {
             let Some(search) = options.search.clone() else { continue };
-            let pause = match self.0.get(&volume) {
-                None => FIRST_PAUSE,
-                Some(last) if last.is_due() => LONGEST_PAUSE.min(2 * last.pause),
+            let mut backoff = match self.0.get(&volume) {
+                None => PAUSE.backoff(),
+                Some(last) if last.is_due() => last.backoff,
                 Some(_) => continue,
             };
             let client = Arc::clone(client);
             let work = spawn_blocking(move || look(&client, volume, &options, &search));
-            self.0.insert(volume, RunningSearch { work, began: Instant::now(), pause });
+            self.0.insert(volume, RunningSearch { work, began: Instant::now(), pause: backoff.fail(), backoff });
         }
     }
 }

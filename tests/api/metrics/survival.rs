@@ -46,7 +46,14 @@ fn no_count_goes_back_when_another_supervisor_takes_the_pod_over() {
     let mut running = fixture.run();
     count_everything(&fixture, &running);
     let (before, began) = (fixture.scrape(), "podfs_supervisor_start_time_seconds");
+    let restarts = || {
+        let pod = &fixture.pods()[0];
+        [&pod["server"], &pod["volumes"][0]].map(|of| of["restarts"].as_f64())
+    };
+    let all = Some(before.get("podfs_server_restarts_total", &[]));
+    assert_eq!(restarts(), [all, all], "the status counts what the metrics count");
     fixture.kill_supervisor(&mut running);
+    assert_eq!(restarts(), [all, None]);
     let scrape = fixture.scrape();
     let gone = ("podfs_pod_state", [("state", "noSupervisor"), ("pod", "web"), ("namespace", "default")]);
     assert_eq!((scrape.get("podfs_up", &[]), scrape.get(gone.0, &gone.1)), (0.0, 1.0));
@@ -54,6 +61,7 @@ fn no_count_goes_back_when_another_supervisor_takes_the_pod_over() {
     let mut running = fixture.run();
     let after = fixture.scrape();
     assert_eq!(counts(&after), counts(&before));
+    assert_eq!(restarts(), [all, all], "the volume was mounted before");
     assert!(after.get(began, &[]) > before.get(began, &[]));
     assert!(running.stop().success());
     fixture.assert_nothing_left();

@@ -6,6 +6,7 @@ mod csi;
 mod daemon;
 mod faults;
 mod lifecycle;
+mod logs;
 mod nri;
 mod program;
 mod readme;

@@ -12,7 +12,7 @@ use tracing::debug;
 use super::connection::SharedConnection;
 use super::dial::Stream;
 use super::message::{Received, receive};
-use super::policy::Backoff;
+use super::policy::RETRY;
 use super::record::{Incoming, StreamError};
 use super::slice::Slice;
 
@@ -29,7 +29,7 @@ enum StreamEnd {
 
 /// Keeps the connection going for as long as it exists.
 pub(super) async fn drive(shared: Rc<SharedConnection>) {
-    let mut backoff = Backoff::default();
+    let mut backoff = RETRY.backoff();
     let mut again = false;
     loop {
         poll_fn(|context| {
@@ -39,9 +39,9 @@ pub(super) async fn drive(shared: Rc<SharedConnection>) {
         .await;
         let connected = async {
             if connect(&shared, &mut again).await {
-                backoff = Backoff::default();
+                backoff.reset();
             } else {
-                sleep(backoff.pause()).await;
+                sleep(backoff.fail()).await;
             }
         };
         tokio::select! {
@@ -49,7 +49,7 @@ pub(super) async fn drive(shared: Rc<SharedConnection>) {
             () = shared.cut.notified() => {}
         }
         // What went wrong elsewhere says nothing of the server where it is now.
-        backoff = Backoff::default();
+        backoff.reset();
         hang_up(&shared);
     }
 }

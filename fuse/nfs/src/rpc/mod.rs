@@ -38,6 +38,6 @@ pub use credential::Credential;
 pub use failure::{Denial, RpcError};
 pub use message::{Procedure, RpcCall};
 pub use peer::{Health, Peer, SilenceObserver};
-pub use policy::{Backoff, Persistence, Policy};
+pub use policy::{Persistence, Policy, RETRY};
 pub use pool::Pool;
 pub use slice::Slice;

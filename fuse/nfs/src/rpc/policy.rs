@@ -48,18 +48,4 @@ impl Policy {
 }
 
 /// Pauses between attempts of one connection or call.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Backoff {
-    failures: u32,
-}
-
-impl Backoff {
-    const PAUSE: DoublingPause = DoublingPause::new(Duration::from_millis(100), Duration::from_secs(5));
-
-    /// How long to pause now.
-    pub fn pause(&mut self) -> Duration {
-        let pause = Self::PAUSE.after(self.failures);
-        self.failures = self.failures.saturating_add(1);
-        pause
-    }
-}
+pub const RETRY: DoublingPause = DoublingPause::new(Duration::from_millis(100), Duration::from_secs(5));

@@ -191,7 +191,7 @@ impl RingMemory {
         if magic == MAGIC && layout == LAYOUT && fits { Ok(queues) } else { Err(damaged()) }
     }
 
-    /// Maps all of it at `place`, or else what stands before the entries anywhere.
+    /// Maps all of it at `place`, or else what stands before the entries anywhere. The crate memmap2 maps at no given address.
     fn map_part(file: OwnedFd, queues: usize, place: Option<usize>) -> io::Result<Self> {
         let journals = entries_begin(queues);
         let (length, address, flags) = match place {

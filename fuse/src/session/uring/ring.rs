@@ -7,12 +7,13 @@
 //! requests only while the thread is in there (`IORING_SETUP_DEFER_TASKRUN`).
 
 use std::io;
+use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use memmap2::{MmapOptions, MmapRaw};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 /// Entries that may be submitted at once.
 const ENTRIES: u32 = 64;
@@ -133,37 +134,25 @@ pub(super) struct Ring {
     params: Params,
     /// Pushed, and not submitted.
     pushed: u32,
+    _stays_on_its_thread: PhantomData<*mut ()>,
 }
 
 /// Memory that is shared with the kernel.
-struct Mapping {
-    start: *mut u8,
-    length: usize,
-}
+struct Mapping(MmapRaw);
 
 impl Mapping {
     fn new(file: &OwnedFd, offset: u64, length: usize) -> io::Result<Self> {
-        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::POPULATE);
-        // SAFETY: the kernel chooses addresses where nothing is.
-        let start = unsafe { mmap(std::ptr::null_mut(), length, prot, flags, file, offset) }?;
-        Ok(Self { start: start.cast(), length })
+        MmapOptions::new().offset(offset).len(length).populate().map_raw(file).map(Self)
     }
 
     /// A number at `offset`, which the kernel has given.
     fn number(&self, offset: u32) -> &AtomicU32 {
         assert!(
-            offset as usize + 4 <= self.length && offset.is_multiple_of(4),
+            offset as usize + 4 <= self.0.len() && offset.is_multiple_of(4),
             "the kernel's offsets are within its memory"
         );
         // SAFETY: it is within the mapping, aligned, and shared with the kernel as a number that both change atomically.
-        unsafe { &*self.start.add(offset as usize).cast() }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: nothing refers to it any more.
-        let _gone = unsafe { munmap(self.start.cast(), self.length) };
+        unsafe { &*self.0.as_ptr().add(offset as usize).cast() }
     }
 }
 
@@ -183,7 +172,7 @@ impl Ring {
         let completions = params.cq.cqes as usize + params.cq_entries as usize * 16;
         let rings = Mapping::new(&file, OFFSET_RINGS, submissions.max(completions))?;
         let entries = Mapping::new(&file, OFFSET_ENTRIES, params.sq_entries as usize * ENTRY)?;
-        Ok(Self { file, rings, entries, params, pushed: 0 })
+        Ok(Self { file, rings, entries, params, pushed: 0, _stays_on_its_thread: PhantomData })
     }
 
     /// Makes the kernel take the commands of this ring back when its thread is killed, and before the thread counts as exiting.
@@ -295,7 +284,7 @@ impl Ring {
         let next = tail.load(Ordering::Relaxed);
         let place = next & (self.params.sq_entries - 1);
         // SAFETY: the place is within the mapping, and the kernel reads it only after the tail is moved.
-        unsafe { self.entries.start.cast::<Submission>().add(place as usize).write(submission) };
+        unsafe { self.entries.0.as_mut_ptr().cast::<Submission>().add(place as usize).write(submission) };
         self.rings.number(self.params.sq.array + place * 4).store(place, Ordering::Relaxed);
         tail.store(next.wrapping_add(1), Ordering::Release);
         self.pushed += 1;

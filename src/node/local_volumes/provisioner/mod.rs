@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use podfs_fuse::{Backoff, DoublingPause};
 use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
@@ -32,7 +33,7 @@ use crate::node::NodeHandle;
 /// How many volumes are cleaned at a time.
 const CLEANINGS: usize = 4;
 /// Pauses before a step that failed is done again: the first, and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+const PAUSE: DoublingPause = DoublingPause::new(Duration::from_secs(1), Duration::from_secs(60));
 
 /// Where local volumes are offered, and what is asked before one is erased.
 pub(in crate::node) struct ProvisionerSettings {
@@ -70,7 +71,7 @@ struct Provisioner {
     /// Inspections that do not end.
     hanging: BTreeMap<PathBuf, JoinHandle<Result<Fit, InspectionError>>>,
     /// When the next step for a PersistentVolume may be done, after failures of this number.
-    pauses: BTreeMap<String, (Instant, u32)>,
+    pauses: BTreeMap<String, (Instant, Backoff)>,
     /// The remarks of the last plan.
     remarks: BTreeMap<String, String>,
     /// The last log line about each step, entry and followed object.
@@ -340,10 +341,9 @@ impl Provisioner {
 
     /// A step has failed: the next one for this PersistentVolume waits.
     fn pause(&mut self, name: &str, sentence: &str) {
-        let failures = self.pauses.get(name).map_or(0, |(_, failures)| *failures);
-        let (first, longest) = PAUSES;
-        let pause = first.saturating_mul(1 << failures.min(10)).min(longest);
-        self.pauses.insert(name.to_owned(), (Instant::now() + pause, failures + 1));
+        let mut backoff = self.pauses.get(name).map_or(PAUSE.backoff(), |(_, backoff)| *backoff);
+        let until = Instant::now() + backoff.fail();
+        self.pauses.insert(name.to_owned(), (until, backoff));
         self.say(&format!("step {name}"), &format!("{sentence}; podfs tries again"));
     }
 

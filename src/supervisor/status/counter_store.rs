@@ -1,0 +1,266 @@
+//! The counters of a pod, shared by the supervisor's task, which counts, and the threads that show them. They are kept in a file of
+//! the pod's run directory, so that no count goes back when another supervisor goes on with the pod.
+//!
+//! 1. A blocking thread writes the file, and the lock is not held meanwhile: a slow disk delays neither the supervisor's task nor
+//!    a status.
+//! 2. One thread writes at a time, and each time the newest counts: no older counts replace newer ones.
+//! 3. It writes them beside their place and renames them: a supervisor that is killed meanwhile leaves the counts before.
+//! 4. Metrics are shown when the counts in them are written ([`CounterStore::wait_until_written`]), so that none goes back when the
+//!    supervisor is killed after a scrape. A disk that is too slow for that delays the scrape by [`PATIENCE`].
+//! 5. A supervisor that ends, leaves or becomes another version waits likewise.
+
+use std::fs::{OpenOptions, rename};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+use tracing::debug;
+
+use super::counters::Counters;
+use crate::supervisor::run_dir::claim::{COUNTS, NEXT_COUNTS};
+use crate::supervisor::run_dir::trust;
+
+/// How long to wait for the disk.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The counters of a pod. Cheap to clone.
+#[derive(Clone)]
+pub(in crate::supervisor) struct CounterStore(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    /// Announces that a write has ended.
+    written: Condvar,
+    write: fn(&Path, &[u8]) -> io::Result<()>,
+}
+
+#[derive(Default)]
+struct State {
+    counters: Counters,
+    /// Where they are kept, if they are.
+    file: Option<PathBuf>,
+    /// How often they have changed.
+    changes: u64,
+    /// So many of the changes are in the file.
+    written: u64,
+    is_writing: bool,
+}
+
+impl Default for CounterStore {
+    fn default() -> CounterStore {
+        CounterStore::with(write)
+    }
+}
+
+impl CounterStore {
+    fn with(write: fn(&Path, &[u8]) -> io::Result<()>) -> CounterStore {
+        CounterStore(Arc::new(Shared { state: Mutex::default(), written: Condvar::new(), write }))
+    }
+
+    /// Goes on from the counts in this run directory, and keeps them there.
+    pub(in crate::supervisor) fn keep_in(&self, directory: &Path) {
+        let file = directory.join(COUNTS);
+        let counters = read(&file);
+        let mut state = self.0.lock();
+        (state.counters, state.file) = (counters, Some(file));
+    }
+
+    /// What these counters say.
+    pub(in crate::supervisor) fn read<T>(&self, read: impl FnOnce(&Counters) -> T) -> T {
+        read(&self.0.lock().counters)
+    }
+
+    /// So many servers replaced a dead one.
+    pub(in crate::supervisor) fn restarted(&self, servers: u32) {
+        if servers > 0 {
+            self.change(|counters| counters.server_restarts += u64::from(servers));
+        }
+    }
+
+    /// An operation on a volume came to its end.
+    pub(in crate::supervisor) fn operated(&self, name: &str, plugin: &str, succeeded: bool, took: Duration) {
+        self.change(|counters| counters.operated(name, plugin, succeeded, took));
+    }
+
+    /// A volume could not be mounted or refreshed.
+    pub(in crate::supervisor) fn failed(&self, volume: &str) {
+        self.change(|counters| counters.failed(volume));
+    }
+
+    /// Whether a server serves this volume now.
+    pub(in crate::supervisor) fn served(&self, volume: &str, is_served: bool) {
+        let mut state = self.0.lock();
+        if state.counters.served(volume, is_served) {
+            self.changed(state);
+        }
+    }
+
+    /// Blocks until what was counted so far is in the file, or for [`PATIENCE`].
+    pub(in crate::supervisor) fn wait_until_written(&self) {
+        let state = self.0.lock();
+        let counted = state.changes;
+        let is_missing = |state: &mut State| state.is_writing && state.written < counted;
+        let waited = self.0.written.wait_timeout_while(state, PATIENCE, is_missing);
+        drop(waited.expect("no thread panics while it counts"));
+    }
+
+    /// The same for a task, which this does not block.
+    pub(in crate::supervisor) async fn written(&self) {
+        let store = self.clone();
+        let wait = spawn_blocking(move || store.wait_until_written());
+        // All threads may be blocked by volumes.
+        let _late = timeout(PATIENCE, wait).await;
+    }
+
+    /// The same. From then on, nothing is written: the file may be removed.
+    pub(in crate::supervisor) async fn finish(&self) {
+        self.written().await;
+        self.0.lock().file = None;
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Counters)) {
+        let mut state = self.0.lock();
+        change(&mut state.counters);
+        self.changed(state);
+    }
+
+    fn changed(&self, mut state: MutexGuard<'_, State>) {
+        state.changes += 1;
+        if state.file.is_some() && !std::mem::replace(&mut state.is_writing, true) {
+            let shared = Arc::clone(&self.0);
+            spawn_blocking(move || shared.write_changes());
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no thread panics while it counts")
+    }
+
+    /// Writes until there is no change that is not written.
+    fn write_changes(&self) {
+        loop {
+            let mut state = self.lock();
+            let (changes, file) = (state.changes, state.file.clone());
+            let Some(file) = file.filter(|_| state.written < changes) else {
+                state.is_writing = false;
+                self.written.notify_all();
+                return;
+            };
+            let text = serde_json::to_vec(&state.counters);
+            drop(state);
+            if let Err(error) = text.map_err(Into::into).and_then(|text| (self.write)(&file, &text)) {
+                debug!("{} cannot be written: {error}; the next supervisor of the pod counts anew", file.display());
+            }
+            self.lock().written = changes;
+            self.written.notify_all();
+        }
+    }
+}
+
+/// How many servers of the pod with this run directory have replaced a dead one.
+pub fn kept_restarts(directory: &Path) -> u64 {
+    read(&directory.join(COUNTS)).server_restarts
+}
+
+/// What cannot be read is counted anew.
+fn read(file: &Path) -> Counters {
+    let mut text = Vec::new();
+    let read = trust::open(OpenOptions::new().read(true), file).and_then(|mut kept| kept.read_to_end(&mut text));
+    read.ok().and_then(|_| serde_json::from_slice(&text).ok()).unwrap_or_default()
+}
+
+fn write(file: &Path, text: &[u8]) -> io::Result<()> {
+    let next = file.with_file_name(NEXT_COUNTS);
+    let mut kept = trust::open(OpenOptions::new().write(true).create(true).truncate(true), &next)?;
+    kept.write_all(text)?;
+    rename(next, file)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// Held while the disk does not answer.
+    static DISK: Mutex<()> = Mutex::new(());
+
+    fn store_in(directory: &Path) -> CounterStore {
+        let store = CounterStore::default();
+        store.keep_in(directory);
+        store
+    }
+
+    #[tokio::test]
+    async fn the_next_supervisor_goes_on_counting_and_one_that_cannot_read_begins_anew() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = store_in(directory.path());
+        store.restarted(2);
+        store.failed("config");
+        store.operated("volume_mount", "kubernetes.io/secret", true, Duration::from_millis(1));
+        store.served("config", true);
+        store.restarted(1);
+        store.finish().await;
+        let next = store_in(directory.path());
+        assert_eq!(next.read(Counters::clone), store.read(Counters::clone));
+        assert_eq!(next.read(|counters| (counters.server_restarts, counters.restarts_of("config"))), (3, 1));
+        store.restarted(1);
+        store.finish().await;
+        assert_eq!(kept_restarts(directory.path()), 3, "the store is finished");
+        fs::write(directory.path().join(COUNTS), "{").expect("written");
+        assert_eq!(kept_restarts(directory.path()), 0);
+    }
+
+    #[tokio::test]
+    async fn counts_in_the_file_never_go_back_and_are_those_of_the_store_when_it_was_waited_for() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = store_in(directory.path());
+        let mut before = 0;
+        for count in 1..=500 {
+            store.restarted(1);
+            let kept = kept_restarts(directory.path());
+            assert!((before..=count).contains(&kept), "{kept} after {before}, of {count}");
+            before = kept;
+            if count % 100 == 0 {
+                store.wait_until_written();
+                assert_eq!(kept_restarts(directory.path()), count);
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_does_not_answer_delays_no_count_and_gets_the_newest_ones() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = CounterStore::with(|file, text| {
+            let _turn = DISK.lock().expect("no panic");
+            write(file, text)
+        });
+        store.keep_in(directory.path());
+        let stopped = DISK.lock().expect("no panic");
+        for _ in 0..100 {
+            store.restarted(1);
+        }
+        assert_eq!(store.read(|counters| counters.server_restarts), 100, "a status has them");
+        assert_eq!(kept_restarts(directory.path()), 0);
+        drop(stopped);
+        store.finish().await;
+        assert_eq!(kept_restarts(directory.path()), 100);
+    }
+
+    #[tokio::test]
+    async fn whenever_a_supervisor_is_killed_the_next_one_finds_whole_counts() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = store_in(directory.path());
+        store.restarted(1);
+        store.wait_until_written();
+        for _ in 0..2000 {
+            store.failed("config");
+            assert_eq!(kept_restarts(directory.path()), 1);
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! JSON logs of a node: the fields of a line say which pod and which volume it is about, whichever task or thread logs it.
+
+use nix::sys::signal::{Signal, kill};
+use serde_json::Value;
+
+use super::lifecycle::pod;
+use crate::common::eventually;
+use crate::common::node::Node;
+
+/// The fields of the first line of this module with these words.
+fn fields(log: &str, target: &str, words: &str) -> Value {
+    let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).expect(line));
+    let has = |line: &Value| {
+        line["target"] == target && line["fields"]["message"].as_str().is_some_and(|message| message.contains(words))
+    };
+    lines.into_iter().find(has).unwrap_or_else(|| panic!("{target} says {words:?}:\n{log}"))["fields"].clone()
+}
+
+#[test]
+fn every_line_about_a_volume_that_fails_names_its_pod_and_the_volume() {
+    let node = Node::new();
+    node.put("web.yaml", &pod("web", &["{name: config, configMap: {name: late}}"], &["config"]));
+    let mut command = node.command();
+    command.args(["--log-format", "json"]);
+    let daemon = node.start_command(command);
+    eventually("it has a supervisor", || node.pod("web").is_some_and(|pod| pod["supervisor"].is_number()));
+    kill(node.supervisor("web"), Signal::SIGKILL).expect("killed");
+    daemon.wait_log("MountVolume.SetUp failed");
+    daemon.wait_log("podfs starts another supervisor");
+    drop(daemon);
+    let log = node.log();
+    let about = |target: &str, words: &str| {
+        let fields = fields(&log, target, words);
+        ["pod", "uid", "volume"].map(|field| fields[field].as_str().unwrap_or_default().to_owned())
+    };
+    let (of_pod, of_volume) = (["default/web", "uid-web", ""], ["default/web", "uid-web", "config"]);
+    // The manager, a task of the pod, and a blocking thread of the supervisor.
+    assert_eq!(about("podfs::node::manager::operations", "MountVolume.SetUp failed"), of_volume);
+    assert_eq!(about("podfs::node::manager", "podfs starts another supervisor"), of_pod);
+    assert_eq!(about("podfs::node::supervisors::pod", "the supervisor of pod uid-web is gone"), of_pod);
+    assert_eq!(about("podfs::supervisor::volume", "late"), of_volume);
+}
+
+#[test]
+fn lines_of_a_daemon_that_finds_a_pod_name_it() {
+    let node = Node::new();
+    let start = || {
+        let mut command = node.command();
+        command.args(["--log-format", "json", "--log", "debug"]);
+        node.start_command(command)
+    };
+    node.put("web.yaml", &pod("web", &["{name: scratch, emptyDir: {}}"], &["scratch"]));
+    let daemon = start();
+    node.expect(&["wait", "default/web"]);
+    drop(daemon);
+    node.remove("web.yaml");
+    let daemon = start();
+    daemon.wait_log("every source has listed its pods");
+    node.expect(&["release", "default/web"]);
+    eventually("nothing of the pod is left", || node.is_clean("uid-web"));
+    drop(daemon);
+    let log = node.log();
+    for (target, words) in [
+        ("podfs::node::manager::recovery", "found with its supervisor"),
+        ("podfs::node::manager", "is released"),
+        // A later task of the pod, which knows its name from the checkpoint.
+        ("podfs::node::supervisors::pod", "has ended"),
+    ] {
+        let fields = fields(&log, target, words);
+        assert_eq!((&fields["pod"], &fields["uid"]), (&"default/web".into(), &"uid-web".into()), "{target}: {words}");
+    }
+}
