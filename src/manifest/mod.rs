@@ -9,6 +9,7 @@
 mod document;
 mod error;
 pub mod objects;
+mod origin;
 pub mod pod;
 mod pod_view;
 mod quantity;
@@ -19,8 +20,9 @@ mod tests;
 pub(crate) mod tokens;
 mod unique;
 
-pub use document::{Document, Origin, parse_bare, parse_documents};
+pub use document::{Document, parse_bare, parse_documents};
 pub use error::ManifestError;
+pub use origin::Origin;
 pub use pod_view::{KnownObjects, PodView};
 pub use references::{References, references};
 pub use tokens::Tokens;

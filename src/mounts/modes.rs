@@ -1,20 +1,19 @@
 //! How a mount behaves in the container: propagation, and read-only with everything below it.
 
 use super::Propagation;
-use super::plan::MountsError;
 use crate::manifest::pod::Mount;
 
 /// The propagation that a volumeMount asks for (MT-04).
 ///
 /// # Errors
 /// A word that is none, and `Bidirectional` without the privilege.
-pub(super) fn propagation(mount: &Mount, privileged: bool) -> Result<Propagation, MountsError> {
+pub(super) fn propagation(mount: &Mount, privileged: bool) -> Result<Propagation, PropagationError> {
     match mount.propagation.as_deref() {
         None | Some("None") => Ok(Propagation::Private),
         Some("HostToContainer") => Ok(Propagation::HostToContainer),
         Some("Bidirectional") if privileged => Ok(Propagation::Bidirectional),
-        Some("Bidirectional") => Err(MountsError::BidirectionalWithoutPrivilege(mount.volume.clone())),
-        Some(other) => Err(MountsError::UnknownPropagation(other.to_owned())),
+        Some("Bidirectional") => Err(PropagationError::WithoutPrivilege(mount.volume.clone())),
+        Some(other) => Err(PropagationError::Unknown(other.to_owned())),
     }
 }
 
@@ -40,6 +39,17 @@ pub(super) fn recursive_read_only(mount: &Mount, is_supported: bool) -> Result<b
         "Enabled" => Err(RecursiveReadOnlyError::Unsupported(volume())),
         other => Err(RecursiveReadOnlyError::Unknown(other.to_owned())),
     }
+}
+
+/// Why a mount cannot propagate as it is asked to.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PropagationError {
+    /// A word that is no mount propagation.
+    #[error("invalid MountPropagation mode: {0:?}")]
+    Unknown(String),
+    /// Mounts of the container would reach the host.
+    #[error("volumeMount {0:?}: Bidirectional mount propagation is available only to privileged containers")]
+    WithoutPrivilege(String),
 }
 
 /// Why the mounts below a mount cannot be made read-only, in the kubelet's words.

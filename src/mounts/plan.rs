@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::expansion::{MissingValues, expand};
-use super::modes::{self, RecursiveReadOnlyError};
+use super::modes::{self, PropagationError, RecursiveReadOnlyError};
 use super::{ContainerMount, DeviceNode, HOSTS_NAME, IdMapping, MountSource, Propagation, TERMINATION_LOG_NAME};
 use crate::manifest::pod::{ContainerMounts, Device, Mount, Pod, SubPath};
 
@@ -204,12 +204,9 @@ pub enum MountsError {
     /// A subPath that may lead out of the volume.
     #[error("unable to provision SubPath `{0}`: must not contain '..'")]
     Backsteps(String),
-    /// A word that is no mount propagation.
-    #[error("invalid MountPropagation mode: {0:?}")]
-    UnknownPropagation(String),
-    /// Mounts of the container would reach the host.
-    #[error("volumeMount {0:?}: Bidirectional mount propagation is available only to privileged containers")]
-    BidirectionalWithoutPrivilege(String),
+    /// The mount cannot propagate as it is asked to.
+    #[error(transparent)]
+    Propagation(#[from] PropagationError),
     /// Ids are mapped of a pod without a user namespace.
     #[error(
         "pod {0} shares the users of the node (hostUsers is not false), so no mount of it maps ids; leave the id mappings out"
