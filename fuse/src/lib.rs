@@ -7,6 +7,7 @@
 //! | `child` | children that share the process's descriptors |
 //! | [`client`] | the supervisor's side: mounts that a server answers for |
 //! | [`confinement`] | what the server gives up before it answers |
+//! | [`label`] | the name of a volume, as the server has it |
 //! | [`live`] | single paths of a payload that change in place, for containers that mount one of them |
 //! | [`log`] | the server's log, in the form of the supervisor's |
 //! | [`memory_lock`] | keeping a process's memory out of swap and core dumps, and zeros in memory that was freed |
@@ -32,6 +33,7 @@ pub mod caller;
 mod child;
 pub mod client;
 pub mod confinement;
+pub mod label;
 pub mod live;
 pub mod log;
 pub mod memory_lock;

@@ -19,7 +19,7 @@ use crate::supervisor::program::machine::check_machine;
 use crate::supervisor::program::options::{FLEX_VOLUMES, GenerationOptions, TransportOptions};
 use crate::supervisor::run_dir::claim::ClaimLeftovers;
 use crate::supervisor::run_dir::site::Site;
-use crate::supervisor::status::report::{Audience, Report, ReportScope};
+use crate::supervisor::status::report::{Report, ReportScope};
 use crate::supervisor::{self, Assignment};
 use crate::volume::{Claim, ClaimReference, Fields, Projection, SubPathMode, Volume, VolumeSource, VolumeUses};
 
@@ -115,7 +115,7 @@ impl Mount {
         }
         volume.preferences.audit |= self.audit;
         let volumes = vec![volume];
-        let report = Report::new(ReportScope::Volume, identity.clone(), &volumes, Audience::People, None);
+        let report = Report::new(ReportScope::Volume, identity.clone(), &volumes, LogFormat::Text, None);
         let assignment = Assignment {
             identity,
             facts,
@@ -156,9 +156,7 @@ impl Mount {
                 "a driver mounts {} volumes for a pod; use podfs run with the pod's manifest",
                 volume.word()
             ))),
-            VolumeSource::Unsupported(_) => {
-                unreachable!("such a volume is refused when it is read")
-            }
+            VolumeSource::Unsupported(_) => why_unsupported(&self.volume, volume).map_or(Ok(()), Err),
         }
     }
 
@@ -221,9 +219,12 @@ fn read_volume(path: &Path) -> Result<Volume, Failure> {
     let volume: core::Volume = parse_bare(path, &bytes)?;
     let invalid = |sentence: String| Failure::input(anyhow!("{}: {sentence}", path.display()));
     let volume = Volume::parse(&volume, &fields, &VolumeUses::default()).map_err(|error| invalid(error.to_string()))?;
-    match volume.unsupported_reason() {
-        // There is no other volume that could be served.
-        Some(reason) => Err(invalid(format!("volume {:?}: {reason}", volume.name.as_str()))),
-        None => Ok(volume),
-    }
+    // There is no other volume that could be served.
+    why_unsupported(path, &volume).map_or(Ok(volume), Err)
+}
+
+/// Why podfs does not serve the volume that is described at `path`, if it does not.
+fn why_unsupported(path: &Path, volume: &Volume) -> Option<Failure> {
+    let reason = volume.unsupported_reason()?;
+    Some(Failure::input(anyhow!("{}: volume {:?}: {reason}", path.display(), volume.name.as_str())))
 }

@@ -16,12 +16,12 @@ use super::metrics;
 use super::source::SourceOptions;
 use crate::manifest::pod::PodIdentity;
 use crate::source::{PodName, PushSource, Source};
+use crate::supervisor::exec_state;
 use crate::supervisor::program::machine::check_machine;
 use crate::supervisor::program::options::{
     DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRECTORY, RUN_DIRECTORY, SubPathOptions, TransportOptions,
 };
 use crate::supervisor::program::service::PodService;
-use crate::supervisor::run::upgrade;
 
 /// Mount the volumes of a pod, and keep them up to date until SIGTERM or SIGINT.
 ///
@@ -117,7 +117,7 @@ impl Run {
             generations: self.generations,
             sub_paths: self.sub_paths,
             transport: self.transport,
-            audience: self.log_format.audience(),
+            log_format: self.log_format,
             is_of_node: false,
             metrics,
             ready_fd,
@@ -144,7 +144,7 @@ fn listen_for_scrapers(address: SocketAddr) -> Result<Option<TcpListener>, Failu
             info!("metrics are served at http://{address}/metrics");
             Ok(Some(listener))
         }
-        Err(failure) if upgrade::is_under_way() => {
+        Err(failure) if exec_state::upgrade_is_under_way() => {
             warn!("{failure}; the pod is served without");
             Ok(None)
         }

@@ -140,7 +140,7 @@ impl ViewReports {
         let now = Instant::now();
         self.due = match self.reasons == self.told {
             true => None,
-            false if snapshot.is_settling => Some(self.due.unwrap_or(now + SETTLE)),
+            false if snapshot.known.is_settling => Some(self.due.unwrap_or(now + SETTLE)),
             false => Some(now),
         };
         Ok(reader.read(&rendering, before))

@@ -17,7 +17,7 @@ use tokio::io::AsyncReadExt;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use super::settings::Certificate;
+use super::tls::Certificate;
 
 /// How long the program may take, and how long if it may ask the user.
 const TIMEOUT: Duration = Duration::from_secs(60);

@@ -9,7 +9,7 @@
 //! | `client` | requests, answers and their limits; credentials that are up to date |
 //! | `address` | the URLs of objects |
 //! | `error` | errors, and whether waiting helps |
-//! | `retry`, `backoff` | pauses before a failed request is repeated |
+//! | `retry`, `outage`, `backoff` | pauses before a failed request is repeated |
 //! | `follower` | the objects of a collection and every change of them, whatever happens to the server |
 //! | `poller` | one object that may be got and not watched |
 //! | `version` | resource versions: which of two is newer |
@@ -20,6 +20,7 @@ pub(crate) mod client;
 pub(crate) mod error;
 mod exec;
 pub(crate) mod follower;
+mod outage;
 pub(crate) mod poller;
 pub(crate) mod retry;
 pub(crate) mod settings;

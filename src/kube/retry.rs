@@ -1,7 +1,7 @@
 //! When a request that failed is made again.
 //!
 //! 1. While the server cannot be reached, one request of this process at a time tries it, after a pause that stays below
-//!    a second ([`Outage`]). The first answer lets all requests that wait go on. So an outage costs no time after its
+//!    a second ([`outage`](super::outage)). The first answer lets all requests that wait go on. So an outage costs no time after its
 //!    end, however long it lasted, and however many objects are followed.
 //! 2. After an error that the server answers, the pause doubles with each such error in a row. An outage ends the row.
 //! 3. For some seconds after a connection was made, these pauses stay short: a server that has just started answers 403
@@ -20,10 +20,6 @@ use super::error::{ApiError, Class};
 
 /// The longest that a server can ask podfs to stay away.
 const LONGEST_ASKED: Duration = Duration::from_secs(60);
-/// The longest pause between two tries to reach the server, in the first minutes of an outage and after that. A try costs a
-/// refused connection; after some minutes of outage, a few seconds more do not matter.
-const LONGEST_OF_OUTAGE: (Duration, Duration) = (Duration::from_millis(800), Duration::from_secs(5));
-const FIRST_MINUTES: Duration = Duration::from_secs(120);
 /// How long a connection is new, and how long it is young, with the longest pause of each.
 const NEW: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(400));
 const YOUNG: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(2));
@@ -119,43 +115,9 @@ fn longest_pause(connected_for: Duration) -> Duration {
     }
 }
 
-/// The time in which the server cannot be reached.
-#[derive(Debug, Default)]
-pub(crate) struct Outage {
-    since: Option<Instant>,
-    backoff: JitteredBackoff,
-}
-
-impl Outage {
-    /// How long to pause before the next try.
-    pub(crate) fn pause(&mut self, now: Instant) -> Duration {
-        let lasted = now.saturating_duration_since(*self.since.get_or_insert(now));
-        let (first, later) = LONGEST_OF_OUTAGE;
-        self.backoff.fail_within(if lasted < FIRST_MINUTES { first } else { later })
-    }
-
-    /// The server answers.
-    pub(crate) fn end(&mut self) {
-        *self = Outage::default();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_server_that_was_away_for_minutes_is_tried_within_a_second() {
-        let begun = Instant::now();
-        let mut outage = Outage::default();
-        for second in 0..119 {
-            let pause = outage.pause(begun + Duration::from_secs(second));
-            assert!(pause <= LONGEST_OF_OUTAGE.0, "{pause:?} after {second} s");
-        }
-        assert!(outage.pause(begun + Duration::from_secs(600)) <= LONGEST_OF_OUTAGE.1);
-        outage.end();
-        assert!(outage.pause(begun + Duration::from_secs(601)) <= Duration::from_millis(100));
-    }
 
     #[test]
     fn a_server_that_is_still_busy_is_left_alone_for_longer() {

@@ -11,9 +11,25 @@ use rustls::server::ParsedCertificate;
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error, OtherError, RootCertStore, SignatureScheme,
 };
-use secrecy::ExposeSecret;
+use secrecy::{ExposeSecret, SecretString};
 
-use super::settings::{Authority, Certificate};
+/// What the server's certificate has to be signed by.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) enum Authority {
+    /// One of these certificates, in PEM.
+    Pem(Vec<u8>),
+    /// One that this machine trusts.
+    System,
+    /// It need not be signed at all.
+    Unchecked,
+}
+
+/// A client certificate and its key, in PEM.
+#[derive(Clone)]
+pub(super) struct Certificate {
+    pub(super) chain: Vec<u8>,
+    pub(super) key: SecretString,
+}
 
 /// Why the settings' certificates make no TLS. Each text goes on behind the name of the settings.
 #[derive(Debug, thiserror::Error)]

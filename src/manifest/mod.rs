@@ -21,6 +21,6 @@ mod unique;
 
 pub use document::{Document, Origin, parse_bare, parse_documents};
 pub use error::ManifestError;
-pub use pod_view::PodView;
+pub use pod_view::{KnownObjects, PodView};
 pub use references::{References, references};
 pub use tokens::Tokens;

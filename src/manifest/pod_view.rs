@@ -12,20 +12,27 @@ pub struct PodView {
     pub identity: PodIdentity,
     /// The rest of what the pod manifest says.
     pub facts: PodFacts,
-    /// The objects.
-    pub objects: Objects,
-    /// The tokens of the pod's service account.
-    pub tokens: Tokens,
+    /// What its source knows of its objects.
+    pub known: KnownObjects,
     /// What this machine offers to pods, where no Node object says it.
     pub machine: Allocatable,
-    /// Whether an object was requested only seconds ago and is not known yet.
+}
+
+/// What a source knows of the objects of a pod. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct KnownObjects {
+    /// The objects.
+    pub objects: Objects,
+    /// The tokens of the pod's service account that its volumes ask for.
+    pub tokens: Tokens,
+    /// Whether an object was requested only seconds ago and is not known yet, so that its absence is no problem yet.
     pub is_settling: bool,
 }
 
 impl PodView {
     /// What the pod's node offers: as its object says, else as this machine does.
     pub fn allocatable(&self) -> Allocatable {
-        let node = self.objects.node(self.facts.node_name.as_deref());
+        let node = self.known.objects.node(self.facts.node_name.as_deref());
         node.map_or(self.machine, |node| node.allocatable(self.machine))
     }
 }

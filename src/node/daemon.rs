@@ -4,27 +4,28 @@
 //! socket. So an agent that connects already sees the pods of an earlier daemon.
 
 use std::collections::BTreeSet;
-use std::io;
 use std::net::TcpListener;
 use std::path::PathBuf;
 
 use sd_notify::NotifyState;
 use tracing::warn;
 
-use super::csi::{self, CsiError, CsiSettings, Driver, Publications, Sockets};
-use super::feed::{Feed, FeedError, FeedSettings, PodSource};
+use super::csi::{self, CsiSettings, Driver, Sockets};
+use super::error::NodeError;
+use super::feed::{Chosen, Feed, FeedSettings, PodSource};
 use super::in_use;
 use super::local_volumes::{self, ClassDirectory, LocalVolumeMetrics, ProvisionerSettings};
 use super::manager::recovery::{RecoveredPod, recover};
 use super::manager::{Manager, ManagerSettings};
 use super::metrics::{self, Recorder};
-use super::nri::{self, Chosen, NriError, NriSettings, Plugin};
+use super::nri::{self, NriSettings, Plugin};
 use super::orphans::Orphans;
 use super::pod::{NodePod, PodOrigin};
+use super::publication::Publications;
 use super::reconstruct::reconstruct;
 use super::registrations;
 use super::run_directory;
-use super::service::{DaemonError, DaemonLock};
+use super::service::DaemonLock;
 use super::supervisors::{Settings, Supervisors};
 
 /// What a daemon is started with.
@@ -52,35 +53,6 @@ pub struct NodeOptions {
     /// How the plugin of the container runtime is started, if its containers have volumes of podfs in the place of the kubelet's.
     /// The runtime is one of the `sources` then.
     pub nri: Option<NriSettings>,
-}
-
-/// Why the daemon does not start.
-#[derive(Debug, thiserror::Error)]
-pub enum NodeError {
-    /// Another daemon serves the run directory, or its lock or socket cannot be used.
-    #[error(transparent)]
-    Daemon(#[from] DaemonError),
-    /// The sources cannot be read.
-    #[error(transparent)]
-    Feed(#[from] FeedError),
-    /// What earlier daemons left cannot be looked for.
-    #[error("cannot look for the volumes of an earlier daemon below {}: {cause}", .path.display())]
-    Reconstruct {
-        /// The root directory.
-        path: PathBuf,
-        /// What the kernel said.
-        #[source]
-        cause: io::Error,
-    },
-    /// The CSI driver cannot be served.
-    #[error(transparent)]
-    Csi(#[from] CsiError),
-    /// The plugin of the container runtime cannot be served.
-    #[error(transparent)]
-    Nri(#[from] NriError),
-    /// The socket for agents cannot be served.
-    #[error("cannot serve agents: {0}")]
-    Service(#[source] io::Error),
 }
 
 /// Serves the node until the future is dropped. Supervisors and volumes stay as they are then.

@@ -10,8 +10,8 @@ use podfs_fuse::region::Distribution;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::csi::DRIVER;
 use super::local_volumes::LocalVolumeMetrics;
+use super::publication::DRIVER;
 use super::{NodeHandle, NodeState, VolumeEntry, VolumeMount, spans};
 use crate::admin::readings::Readings;
 use crate::admin::survey;

@@ -6,10 +6,11 @@
 //! | [`manager`] | the one task that owns the state of the pods, decides what to mount and unmount, and publishes the state |
 //! | [`csi`] | the CSI driver: a kubelet publishes volumes |
 //! | [`nri`] | the plugin of a container runtime: volumes of podfs in the place of the kubelet's |
-//! | [`kubelet_pods`] | the pods of a node with a kubelet, and which of their volumes podfs serves |
 //! | [`feed`] | the pods of all sources, and the objects of their volumes |
 //! | [`pod`] | a pod of the node as its source describes it |
 //! | [`state`] | the published state of the node, for commands and agents |
+//! | [`publication`] | the records of the volumes that a kubelet publishes, for the next daemon |
+//! | [`checkpoint`] | the checkpoint of a pod, for the next daemon |
 //! | `backing` | what the claims of a pod lead to: names on the node, sizes, whether a controller attaches them |
 //! | [`plugin`] | volume plugins: the properties of a kind of volume that the manager needs |
 //! | [`world`] | the desired and the actual state of the world |
@@ -32,12 +33,13 @@
 //! own (`podfs run`), which goes on when the daemon is killed.
 
 mod backing;
+pub mod checkpoint;
 pub mod csi;
 pub mod daemon;
+mod error;
 pub mod feed;
 pub mod handle;
 mod in_use;
-pub mod kubelet_pods;
 pub mod local_volumes;
 pub mod manager;
 pub mod metrics;
@@ -47,6 +49,7 @@ pub mod operation;
 pub mod orphans;
 pub mod plugin;
 pub mod pod;
+pub mod publication;
 pub mod reconciler;
 pub mod reconstruct;
 mod registrations;
@@ -59,7 +62,8 @@ pub mod state;
 pub mod supervisors;
 pub mod world;
 
-pub use daemon::{NodeError, NodeOptions, run};
+pub use daemon::{NodeOptions, run};
+pub use error::NodeError;
 pub use handle::{CommandError, ManagerCommand, NodeHandle};
 pub use pod::{NodePod, PodOrigin, PodStage};
 pub use state::{ContainerEntry, KeptMount, NodeState, PodEntry, VolumeEntry, VolumeMount};

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use podfs_fuse::mount::table::mounts;
 
-use super::supervisors::checkpoint::{Checkpoint, Checkpoints};
+use super::checkpoint::{Checkpoint, Checkpoints};
 use crate::manifest::pod::PodUid;
 use crate::supervisor::run_dir::claim::{self, ClaimRecord};
 use crate::supervisor::run_dir::trust;

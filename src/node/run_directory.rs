@@ -14,7 +14,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{info, warn};
 
 use super::NodeHandle;
-use super::daemon::NodeError;
+use super::error::NodeError;
 use super::service::{self, DaemonError, DaemonLock};
 use super::supervisors::Supervisors;
 

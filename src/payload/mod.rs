@@ -20,8 +20,8 @@ pub use error::{PayloadError, Problem, Warning};
 pub use ownership::{OwnedEntry, Ownership, fs_group_mode};
 pub use resource::ContainerNotFound;
 
-use crate::manifest::PodView;
 use crate::manifest::objects::{ObjectKind, Values};
+use crate::manifest::{KnownObjects, PodView};
 use crate::types::PayloadPath;
 use crate::volume::{CertificateFiles, DownwardFile, DownwardValue, ObjectSource, Projection, ProjectionSource};
 use draft::{Draft, FileOrigin};
@@ -94,7 +94,7 @@ struct Assembly<'a> {
 
 impl<'a> Assembly<'a> {
     fn add(&mut self, source: &'a ProjectionSource) {
-        let PodView { identity, objects, tokens, .. } = self.pod;
+        let PodView { identity, known: KnownObjects { objects, tokens, .. }, .. } = self.pod;
         match source {
             ProjectionSource::ConfigMap(object) => {
                 let values = objects.config_map(&identity.namespace, &object.name);
@@ -124,7 +124,7 @@ impl<'a> Assembly<'a> {
         object: &'a ObjectSource,
         values: Option<&'a impl Values>,
     ) {
-        let PodView { identity, objects, .. } = self.pod;
+        let PodView { identity, known: KnownObjects { objects, .. }, .. } = self.pod;
         let files = match objects.why_absent(kind, &identity.namespace, &object.name) {
             Some(reason) => Err(vec![Problem::Unknown(reason.to_owned())]),
             None => object::files(kind, object, values),
@@ -158,7 +158,7 @@ impl<'a> Assembly<'a> {
     /// Why what the file shows of the pod's node is not known. A node that does not exist is another matter: it offers
     /// what this machine does.
     fn why_no_node(&self, file: &DownwardFile) -> Option<&'a str> {
-        let PodView { facts, objects, .. } = self.pod;
+        let PodView { facts, known: KnownObjects { objects, .. }, .. } = self.pod;
         let DownwardValue::Resource(field) = &file.value else { return None };
         let node = facts.node_name.as_deref().filter(|_| field.falls_back_to_node(facts))?;
         objects.why_absent(ObjectKind::Node, "", node)
@@ -166,7 +166,7 @@ impl<'a> Assembly<'a> {
 
     /// Adds the key and the chain, which always stand in one payload (PC-01).
     fn add_certificate(&mut self, source: &'a ProjectionSource, files: &'a CertificateFiles) {
-        match credential::certificate(source, files, &self.pod.tokens) {
+        match credential::certificate(source, files, &self.pod.known.tokens) {
             Ok(parts) => {
                 for (path, content) in parts {
                     self.add_credential(source, path, files.user, Ok(Cow::Borrowed(content)));

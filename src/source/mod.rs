@@ -16,8 +16,7 @@ mod push;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::manifest::Tokens;
-use crate::manifest::objects::Objects;
+use crate::manifest::KnownObjects;
 use crate::manifest::pod::Pod;
 use crate::volume::Volume;
 
@@ -114,12 +113,8 @@ pub struct ServerHasPod;
 pub struct Snapshot {
     /// The pod, when the source was asked for one.
     pub pod: Option<Arc<Pod>>,
-    /// All objects podfs can use.
-    pub objects: Objects,
-    /// The tokens its volumes ask for.
-    pub tokens: Tokens,
+    /// What the source knows of its objects.
+    pub known: KnownObjects,
     /// When podfs received the change that led to it; the first snapshot follows from no change.
     pub heard: Option<Instant>,
-    /// Whether a request began only seconds ago and has no answer, so that missing objects are no problem yet.
-    pub is_settling: bool,
 }

@@ -1,20 +1,28 @@
 //! The supervisor: the life of one pod's volumes, from the first mount to the last unmount.
 //!
+//! Each module imports only those below it:
+//!
 //! | module | owns |
 //! |---|---|
-//! | [`run`](mod@run) | the main loop: start or adoption, work on volumes, signals, upgrade, shutdown |
-//! | `server` | the server process: its start, its watch, its successors |
-//! | [`volume`] | one volume: waiting, live, or live with a refresh that failed |
-//! | [`status`] | the pod's status, readiness, counters, metrics |
-//! | [`control`] | the socket on which the supervisor answers |
 //! | [`program`] | `podfs-supervisor`, the program of supervisors that `podfs node` starts |
+//! | [`run`](mod@run) | the main loop: start or adoption, work on volumes, signals, upgrade, shutdown |
+//! | [`control`] | the socket on which the supervisor answers |
+//! | [`status`] | the pod's status, readiness, counters, metrics |
+//! | [`volume`] | one volume: waiting, live, or live with a refresh that failed |
+//! | `server` | the server process: its start, its watch, its successors |
 //! | [`run_dir`] | what the pod has on the node: its claim, its sockets, its mount points, its cgroup |
+//! | `exec_state` | what a program leaves for the one that it executes in an upgrade |
+//! | `installed` | where the programs of podfs are on disk |
+//! | [`log_format`] | the form of what is printed on standard error |
 //!
 //! One task runs the pod. It never blocks: whatever makes system calls on a mount (bringing a volume
 //! up, committing) runs on a blocking thread, one per volume at a time, and takes the volume with it.
 //! So a volume that hangs delays no other. Threads of its own answer on the control socket.
 
 pub mod control;
+pub(crate) mod exec_state;
+pub(crate) mod installed;
+pub mod log_format;
 pub mod program;
 pub mod run;
 pub mod run_dir;

@@ -8,14 +8,13 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
 
-use podfs_fuse::client::MountedVolume;
+use podfs_fuse::client::{MountedVolume, VolumeIdentity};
 use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::{Access, MountOptions};
 use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
 use podfs_fuse::passthrough::{Cache, DataPath, PassthroughOptions};
-use tempfile::TempDir;
-
 use serde_json::Value;
+use tempfile::TempDir;
 
 use super::io_uring;
 use super::served::end_connection;
@@ -114,17 +113,13 @@ impl Mounted {
     fn start(source: Source, options: PassthroughOptions, access: Access) -> Self {
         let (client, server) = start_server();
         let directory = File::open(source.path()).expect("the source opens");
-        let options = PassthroughOptions {
-            name: "data".to_owned(),
-            io_uring: io_uring::is_chosen() || options.io_uring,
-            ..options
-        };
+        let options = PassthroughOptions { io_uring: io_uring::is_chosen() || options.io_uring, ..options };
         let passthrough = MountedVolume::of_source(
             &Arc::new(client),
             directory.as_fd(),
             &options,
             &MountOptions::default(),
-            Value::Null,
+            &VolumeIdentity::new("data", Value::Null),
         )
         .expect("a mount");
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");

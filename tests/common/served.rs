@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use nix::mount::{MntFlags, umount2};
 use podfs_fuse::client::ServerClient;
-use podfs_fuse::client::{Commit, Projection};
+use podfs_fuse::client::{Commit, Projection, VolumeIdentity};
 use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::MountOptions;
 use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
@@ -18,7 +18,6 @@ use podfs_fuse::projection::tree::Root;
 use podfs_fuse::projection::{FileEntry, Layout};
 use podfs_fuse::protocol::Greeting;
 use podfs_fuse::protocol::Reporting;
-use serde_json::Value;
 use tempfile::TempDir;
 
 use super::{PODFS_FUSE, io_uring};
@@ -88,7 +87,7 @@ impl Served {
     pub fn new(root: &Root) -> Self {
         let (client, server) = start_server_command(&mut server_command("projection"));
         let (options, reporting) = (MountOptions::default(), Reporting::default());
-        let projection = Projection::start(&Arc::new(client), root, &options, Value::Null, &reporting);
+        let projection = Projection::start(&Arc::new(client), root, &options, &VolumeIdentity::default(), &reporting);
         let projection = projection.expect("a mount");
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
         let mut directories = Directories::default();

@@ -170,5 +170,5 @@ pub fn options(server: &impl Serves) -> ExportOptions {
     };
     let Reached { nfs, mountd, root, limits } = reach(&request).expect("it is reached");
     let named = ExportOptions::new(export, nfs, root.as_bytes(), limits);
-    ExportOptions { mountd: Some(mountd), name: "a-volume".to_owned(), ..named }
+    ExportOptions { mountd: Some(mountd), ..named }
 }

@@ -7,19 +7,19 @@ use std::sync::Arc;
 use crate::common::{DIRECTORIES, layout, plain_root, start_server, unmount_below};
 use nix::errno::Errno;
 use podfs_fuse::client::Projection;
+use podfs_fuse::client::VolumeIdentity;
 use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::{MountOptions, PrivateMount, Shape, open_device};
 use podfs_fuse::mount::table::mounts_at;
 use podfs_fuse::mount::visible::{Leftovers, MountPoint};
 use podfs_fuse::protocol::Reporting;
-use serde_json::Value;
 use tempfile::TempDir;
 
 #[test]
 fn before_linux_6_15_the_private_mount_is_cloned_in_a_namespace_of_its_own() {
     let (client, _server) = start_server();
     let (root, options, reporting) = (plain_root(), MountOptions::default(), Reporting::default());
-    let projection = Projection::start(&Arc::new(client), &root, &options, Value::Null, &reporting);
+    let projection = Projection::start(&Arc::new(client), &root, &options, &VolumeIdentity::default(), &reporting);
     let mut projection = projection.expect("a mount");
     let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
     let point = MountPoint::prepare(directory.path(), Leftovers::RemoveDead, &mut Directories::default());

@@ -1,4 +1,4 @@
-//! What the arguments choose: groups, rows, places and rounds. Without arguments, all of it.
+//! What the arguments choose: groups, rows, places, rounds and the callers' CPU. Without arguments, all of it.
 
 use std::sync::OnceLock;
 
@@ -9,6 +9,7 @@ pub struct Choice {
     rows: Vec<String>,
     places: Vec<String>,
     rounds: Option<usize>,
+    cpu: Option<usize>,
 }
 
 impl Choice {
@@ -26,7 +27,8 @@ impl Choice {
                 Some(("row", text)) => choice.rows.push(text.to_owned()),
                 Some(("place", name)) => choice.places.push(name.to_owned()),
                 Some(("rounds", count)) => choice.rounds = Some(count.parse().expect("rounds=N")),
-                Some(_) => panic!("{argument}: not one of row=TEXT, place=NAME, rounds=N"),
+                Some(("cpu", number)) => choice.cpu = Some(number.parse().expect("cpu=N")),
+                Some(_) => panic!("{argument}: not one of row=TEXT, place=NAME, rounds=N, cpu=N"),
                 None => choice.groups.push(argument),
             }
         }
@@ -51,5 +53,10 @@ impl Choice {
     /// How many rounds there are, where `usual` is the number for a table that is published.
     pub fn rounds(&self, usual: usize) -> usize {
         self.rounds.unwrap_or(usual)
+    }
+
+    /// The only CPU that callers run on.
+    pub fn cpu(&self) -> Option<usize> {
+        self.cpu
     }
 }

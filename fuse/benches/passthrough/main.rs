@@ -4,7 +4,8 @@
 //! `cargo bench -p podfs-fuse --bench passthrough [-- data|names|programs|trees|threads]...` prints tables: for each place the
 //! median of rounds in which the places take turns, and half of the distance between the quartiles in percent. `row=TEXT`
 //! chooses the rows with TEXT in their title, `place=NAME` chooses places, and `rounds=N` sets the number of rounds; each of the
-//! first two may stand there several times. The bench needs root, `/dev/fuse`, `bindfs`, `fio`, `git` and `sqlite3`;
+//! first two may stand there several times. `cpu=N` lets the callers run on one CPU alone: then no call wakes another CPU to let
+//! its caller go on, which takes longer than most calls and hides what a server costs. The bench needs root, `/dev/fuse`, `bindfs`, `fio`, `git` and `sqlite3`;
 //! `passthrough_hp` if `fuse/benches/passthrough/libfuse` has built it. `PODFS_THREADS` sets the number of podfs's session threads.
 //!
 //! | module | measures, or owns |

@@ -12,6 +12,7 @@ use nix::mount::{MntFlags, umount2};
 use podfs_fuse::audit::output::AuditOutput;
 use podfs_fuse::client::MountedVolume;
 use podfs_fuse::client::ServerClient;
+use podfs_fuse::client::VolumeIdentity;
 use podfs_fuse::confinement::{Profile, confine};
 use podfs_fuse::log::Lines;
 use podfs_fuse::memory_lock;
@@ -21,7 +22,7 @@ use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
 use podfs_fuse::passthrough::{Cache, PassthroughOptions};
 use podfs_fuse::protocol::Greeting;
 use podfs_fuse::server::process;
-use serde_json::Value;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tempfile::TempDir;
 
 use super::choice::Choice;
@@ -104,15 +105,16 @@ impl Place {
         let (ours, theirs) = UnixStream::pair().expect("a socket pair");
         let server = Command::new("/proc/self/exe").arg(SERVE).stdin(Stdio::from(OwnedFd::from(theirs))).spawn();
         let server = Killed(server.expect("this program can be started again"));
-        let options = PassthroughOptions {
-            name: "bench".to_owned(),
-            threads: options.threads.or_else(chosen_threads),
-            ..options
-        };
+        let options = PassthroughOptions { threads: options.threads.or_else(chosen_threads), ..options };
         let directory = File::open(&source).expect("a directory");
         let client = Arc::new(ServerClient::new(ours, Greeting::new("bench", "bench")).expect("the server answers"));
-        let volume =
-            MountedVolume::of_source(&client, directory.as_fd(), &options, &MountOptions::default(), Value::Null);
+        let volume = MountedVolume::of_source(
+            &client,
+            directory.as_fd(),
+            &options,
+            &MountOptions::default(),
+            &VolumeIdentity::default(),
+        );
         let volume = volume.expect("a mount");
         assert_eq!(volume.is_over_io_uring(), options.io_uring, "the transport is the chosen one");
         let mut made = Directories::default();
@@ -262,13 +264,25 @@ fn take_turns(places: &[Place], rounds: usize, measure: impl Fn(&Place) -> f64) 
     // The first round warms everything.
     for round in 0..=rounds {
         for (place, samples) in places.iter().zip(&mut samples) {
-            let sample = measure(place);
+            let sample = on_chosen_cpu(|| measure(place));
             if round > 0 {
                 samples.push(sample);
             }
         }
     }
     samples.into_iter().map(Figures::of).collect()
+}
+
+/// Calls `measure` on the chosen CPU, with the programs that it starts. Servers run where they like.
+fn on_chosen_cpu(measure: impl FnOnce() -> f64) -> f64 {
+    let Some(cpu) = Choice::of_arguments().cpu() else { return measure() };
+    let before = sched_getaffinity(None).expect("the CPUs of this thread");
+    let mut chosen = CpuSet::new();
+    chosen.set(cpu);
+    sched_setaffinity(None, &chosen).expect("this CPU may be used");
+    let sample = measure();
+    sched_setaffinity(None, &before).expect("they were allowed before");
+    sample
 }
 
 impl Figures {

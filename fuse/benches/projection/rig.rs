@@ -11,6 +11,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use podfs_fuse::audit::output::AuditOutput;
 use podfs_fuse::client::Projection;
 use podfs_fuse::client::ServerClient;
+use podfs_fuse::client::VolumeIdentity;
 use podfs_fuse::confinement::{Profile, confine};
 use podfs_fuse::log::Lines;
 use podfs_fuse::memory_lock;
@@ -23,7 +24,6 @@ use podfs_fuse::projection::{FileEntry, Layout};
 use podfs_fuse::protocol::Greeting;
 use podfs_fuse::protocol::Reporting;
 use podfs_fuse::server::process;
-use serde_json::Value;
 
 /// The argument that makes this program the server.
 pub const SERVE: &str = "--serve";
@@ -70,7 +70,7 @@ impl Mounted {
             &Arc::new(ServerClient::new(ours, Greeting::new("bench", "bench")).expect("the server answers")),
             &root,
             &MountOptions::default(),
-            Value::Null,
+            &VolumeIdentity::default(),
             &Reporting::default(),
         )
         .expect("a mount");

@@ -47,7 +47,7 @@ impl ServerConnection {
         let (reply, mut descriptors) = exchange(&control, &ServerRequest::Hello(greeting.clone()), &[])?;
         let ServerReply::Hello { greeting: theirs, keeper: pid, keeper_starts_successor: starts_successor } = reply
         else {
-            return Err(super::server_client::unexpected(&reply));
+            return Err(unexpected(&reply));
         };
         check(greeting, &theirs).map_err(io::Error::other)?;
         Ok(ServerConnection {
@@ -158,4 +158,8 @@ fn exchange(
         (ServerReply::Failed(reason), _) => Err(io::Error::other(reason)),
         answered => Ok(answered),
     }
+}
+
+pub(super) fn unexpected(reply: &ServerReply) -> io::Error {
+    io::Error::other(format!("the server gave an answer to another question: {reply:?}"))
 }

@@ -20,9 +20,9 @@ use rustix::fs::{
 use serde_json::Value;
 
 use super::ServerClient;
+use super::commit_error::CommitError;
 use super::held::{HeldLive, Replica};
 use super::mounted::MountedVolume;
-use super::projection::CommitError;
 use crate::live::steps::{LiveStep, bytes, children, plan, split};
 use crate::live::tree::{LiveTree, Shape, Slot, Update, find_in};
 use crate::mount::MountError;
@@ -75,7 +75,7 @@ impl Live {
         let kind = HeldLive::new(of);
         let tree = kind.tree();
         let request = |volume, about| ServerRequest::Mirror { volume, about, of, trace };
-        let (mounted, _) = server.begin(device, mount, about, kind, request).map_err(failed)?;
+        let (mounted, _) = MountedVolume::begin(server, device, mount, about, kind, request).map_err(failed)?;
         Ok(Self { mounted, tree, untidy: false })
     }
 

@@ -2,27 +2,37 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `server_client` | the requests to a server, and their answers |
-//! | `connection` | one connection to one server process |
-//! | `held` | what the supervisor holds of a volume, in one file for each kind |
-//! | `mounted` | a mounted volume of any kind |
 //! | `succession` | one server after another, one supervisor after another |
 //! | `projection` | one mounted projection and its commits |
 //! | `live` | the live parts of a projection, and their updates |
+//! | `passthrough` | mounting a directory or file of the host |
+//! | `nfs` | mounting an NFS export, and the place of its server |
+//! | `mounted` | a mounted volume of any kind |
+//! | `server_client` | the requests to a server, and their answers |
+//! | `held` | what the supervisor holds of a volume, in one file for each kind |
+//! | `connection` | one connection to one server process |
+//! | `identity` | the name of a volume, and what else the supervisor says of it |
+//! | `commit_error` | why the files of a projection are not shown |
 //! | `affinity` | letting a commit and its answers share a CPU |
 
 mod affinity;
+mod commit_error;
 mod connection;
 mod held;
+mod identity;
 mod live;
 mod mounted;
+mod nfs;
+mod passthrough;
 mod projection;
 mod server_client;
 mod succession;
 
-pub use crate::server::successor::StartedSuccessor;
+pub use crate::server::fd_keeper::successor::StartedSuccessor;
+pub use commit_error::CommitError;
+pub use identity::VolumeIdentity;
 pub use live::LivePartError;
 pub use mounted::MountedVolume;
-pub use projection::{Commit, CommitError, Projection};
+pub use projection::{Commit, Projection};
 pub use server_client::{Doing, ServerClient, Watch};
 pub use succession::{AdoptedVolume, LastKeeper, Succession, Successor};

@@ -1,15 +1,19 @@
 //! A mounted volume of any kind, as the supervisor has it.
 
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::held::{HeldPassthrough, HeldVolume};
+use serde_json::Value;
+
+use super::held::{HeldKind, HeldPassthrough, HeldVolume};
 use super::{ServerClient, Watch};
 use crate::mount::MountError;
 use crate::mount::private::{Access, PrivateMount, Shape};
 use crate::mount::visible::{MountPoint, VisibleMount};
 use crate::passthrough::DataPath;
-use crate::protocol::VolumeId;
+use crate::protocol::{ServerReply, ServerRequest, VolumeId};
 use crate::region::VolumeKind;
 use crate::session::uring::RingMemory;
 
@@ -21,6 +25,31 @@ pub struct MountedVolume {
 }
 
 impl MountedVolume {
+    /// Makes a volume of what is held of it, and lets the server answer for it. No successor has to know of the volume if the
+    /// server dies before it has answered: then the volume is made anew.
+    ///
+    /// # Errors
+    /// When the server is gone, the kernel's handshake fails, or the server cannot read the source.
+    pub(super) fn begin(
+        server: &Arc<ServerClient>,
+        device: OwnedFd,
+        mount: PrivateMount,
+        about: Value,
+        kind: impl HeldKind,
+        request: impl FnOnce(VolumeId, Value) -> ServerRequest,
+    ) -> io::Result<(MountedVolume, ServerReply)> {
+        let held = HeldVolume::new(about, device, mount, kind)?;
+        let connection = server.connection()?;
+        let _joining = server.joining.lock().expect("a thread that panics ends the process");
+        let volume = VolumeId(server.next.fetch_add(1, Ordering::Relaxed));
+        let descriptors = held.descriptors()?;
+        let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        let (reply, _) = connection.ask(&request(volume, held.about.clone()), &descriptors)?;
+        let held = Arc::new(held);
+        server.volumes().insert(volume, Arc::clone(&held));
+        Ok((MountedVolume { server: Arc::clone(server), volume, held }, reply))
+    }
+
     /// Which kind it is of.
     pub fn kind(&self) -> VolumeKind {
         self.held.region.kind()
@@ -79,8 +108,7 @@ impl MountedVolume {
 
     /// Whether requests come over io_uring, not through `/dev/fuse`.
     pub fn is_over_io_uring(&self) -> bool {
-        let rings = self.held.of_kind::<HeldPassthrough>().and_then(HeldPassthrough::rings);
-        rings.is_some_and(RingMemory::is_in_use)
+        self.held.kind().rings().is_some_and(RingMemory::is_in_use)
     }
 
     /// A way to look at the volume from elsewhere.

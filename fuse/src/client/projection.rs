@@ -19,14 +19,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use serde_json::Value;
-
 use rustix::fs::{
     AtFlags, Dir, Mode, OFlags, ResolveFlags, StatxFlags, chmodat, mkdirat, openat2, renameat, statx, symlinkat,
     unlinkat,
 };
 
+use crate::client::commit_error::CommitError;
 use crate::client::held::{HeldProjection, Replica};
+use crate::client::identity::VolumeIdentity;
 use crate::client::live::{Live, LivePartError};
 use crate::client::mounted::MountedVolume;
 use crate::client::server_client::Answering;
@@ -40,26 +40,6 @@ use crate::projection::old::{OldGenerations, OldUsage};
 use crate::projection::steps::{self, DATA, DATA_TMP, ProjectionStep, ShownGeneration};
 use crate::projection::tree::{Root, Staged, Tree};
 use crate::protocol::{Reporting, ServerRequest};
-
-/// Why a commit did not happen.
-#[derive(Debug, thiserror::Error)]
-pub enum CommitError {
-    /// Memory for the generation could not be had.
-    #[error("cannot hold the new generation in memory: {0}")]
-    Memory(#[source] io::Error),
-    /// The server did not take the generation.
-    #[error("the server did not take the new generation: {0}")]
-    Server(#[source] io::Error),
-    /// A system call on the private mount failed.
-    #[error("cannot commit: {call} failed: {cause}")]
-    Step {
-        /// The call and the name it was for.
-        call: String,
-        /// What the kernel said.
-        #[source]
-        cause: io::Error,
-    },
-}
 
 /// What a commit came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,8 +74,8 @@ pub struct Projection {
 }
 
 impl Projection {
-    /// Mounts an empty projection and lets `server` answer for it. It is not visible before [`show`](Self::show). `about` is for
-    /// the supervisor that adopts it if this one is killed.
+    /// Mounts an empty projection and lets `server` answer for it. It is not visible before [`show`](Self::show). `identity`
+    /// names it.
     ///
     /// # Errors
     /// When it cannot be mounted, or the server does not take it.
@@ -103,16 +83,17 @@ impl Projection {
         server: &Arc<ServerClient>,
         root: &Root,
         options: &MountOptions,
-        about: Value,
+        identity: &VolumeIdentity,
         reporting: &Reporting,
     ) -> Result<Self, MountError> {
         let device = open_device()?;
         let mount = PrivateMount::new(device.as_fd(), options)?;
+        let reporting = identity.reporting(reporting);
         let kind = HeldProjection::new(root.clone(), reporting.clone());
         let tree = kind.tree();
-        let (root, reporting) = (root.clone(), reporting.clone());
+        let root = root.clone();
         let request = |volume, about| ServerRequest::Serve { volume, about, root, reporting };
-        let begun = server.begin(device, mount, about, kind, request);
+        let begun = MountedVolume::begin(server, device, mount, identity.about(), kind, request);
         let failed = |cause| MountError::Failed { what: "the server did not take the volume".to_owned(), cause };
         let (mounted, _) = begun.map_err(failed)?;
         Ok(Self::of(mounted, tree, None))

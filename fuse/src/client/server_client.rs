@@ -4,19 +4,17 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, SystemTime};
 
 use rustix::thread::Pid;
-use serde_json::Value;
 
 use super::affinity::{Affinity, Together};
-use super::connection::{KeeperLink, ServerConnection};
-use super::held::{HeldKind, HeldPassthrough, HeldVolume};
-use super::mounted::MountedVolume;
+use super::connection::{KeeperLink, ServerConnection, unexpected};
+use super::held::{HeldPassthrough, HeldVolume};
+use super::identity::name_in;
 use crate::live::tree::Update;
-use crate::mount::private::PrivateMount;
 use crate::nfs::sockets::SocketSets;
 use crate::passthrough::Room;
 use crate::projection::steps::ProjectionStep;
@@ -130,8 +128,8 @@ pub(super) enum ServerLink {
 /// What a volume is doing at one moment, from shared memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Doing {
-    /// What the supervisor said of it.
-    pub about: Value,
+    /// Its name.
+    pub volume: String,
     /// How many requests were read so far.
     pub requests: u64,
     /// The threads that answer one, each with its number.
@@ -224,31 +222,6 @@ impl ServerClient {
     /// When the tree has no server any more, or another change is the next one.
     pub(crate) fn take(&self, volume: VolumeId, applied: u64) -> io::Result<()> {
         self.done(&ServerRequest::Take { volume, applied }, &[])
-    }
-
-    /// Makes a volume of what is held of it, and lets the server answer for it. No successor has to know of the volume if the
-    /// server dies before it has answered: then the volume is made anew.
-    ///
-    /// # Errors
-    /// When the server is gone, the kernel's handshake fails, or the server cannot read the source.
-    pub(super) fn begin(
-        self: &Arc<Self>,
-        device: OwnedFd,
-        mount: PrivateMount,
-        about: Value,
-        kind: impl HeldKind,
-        request: impl FnOnce(VolumeId, Value) -> ServerRequest,
-    ) -> io::Result<(MountedVolume, ServerReply)> {
-        let held = HeldVolume::new(about, device, mount, kind)?;
-        let connection = self.connection()?;
-        let _joining = self.joining.lock().expect("a thread that panics ends the process");
-        let volume = VolumeId(self.next.fetch_add(1, Ordering::Relaxed));
-        let descriptors = held.descriptors()?;
-        let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        let (reply, _) = connection.ask(&request(volume, held.about.clone()), &descriptors)?;
-        let held = Arc::new(held);
-        self.volumes().insert(volume, Arc::clone(&held));
-        Ok((MountedVolume { server: Arc::clone(self), volume, held }, reply))
     }
 
     /// Whether the server knows of live parts of projections.
@@ -350,7 +323,7 @@ impl ServerClient {
     /// What each volume is doing at this moment.
     pub fn doings(&self) -> Vec<Doing> {
         let doing = |held: &Arc<HeldVolume>| Doing {
-            about: held.about.clone(),
+            volume: name_in(&held.about).unwrap_or_default().to_owned(),
             requests: held.region.requests(),
             busy: held.busy(),
             waits: held.region.waits().all().count(),
@@ -406,7 +379,7 @@ impl ServerClient {
         }
     }
 
-    fn connection(&self) -> io::Result<Arc<ServerConnection>> {
+    pub(super) fn connection(&self) -> io::Result<Arc<ServerConnection>> {
         let mut link = self.link();
         loop {
             match &*link {
@@ -450,8 +423,4 @@ impl ServerClient {
     pub(super) fn volumes(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Arc<HeldVolume>>> {
         self.volumes.lock().expect("a thread that panics ends the process")
     }
-}
-
-pub(super) fn unexpected(reply: &ServerReply) -> io::Error {
-    io::Error::other(format!("the server gave an answer to another question: {reply:?}"))
 }

@@ -36,17 +36,19 @@ use std::sync::atomic::Ordering;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 
+use super::connection::unexpected;
 use super::connection::{KeeperLink, ServerConnection};
 use super::held::HeldVolume;
+use super::identity::name_in;
 use super::live::Live;
 use super::mounted::MountedVolume;
 use super::projection::Projection;
-use super::server_client::{ServerClient, unexpected};
+use super::server_client::ServerClient;
 use crate::nfs::sockets::SocketSets;
 use crate::protocol::{Greeting, ServerReply, ServerRequest, VolumeId};
 use crate::region::VolumeKind;
 use crate::server::fd_keeper::dismiss;
-use crate::server::successor::{self, StartedSuccessor};
+use crate::server::fd_keeper::successor::{self, StartedSuccessor};
 
 /// What became of a server's death.
 #[derive(Debug, Default)]
@@ -101,6 +103,11 @@ pub struct AdoptedVolume {
 }
 
 impl AdoptedVolume {
+    /// Its name, if the supervisor before said it.
+    pub fn name(&self) -> Option<&str> {
+        name_in(self.about())
+    }
+
     /// What the supervisor before said of it.
     pub fn about(&self) -> &Value {
         &self.mounted.held.about

@@ -10,12 +10,13 @@ use podfs_nfs::v3::FileType;
 use serde::{Deserialize, Serialize};
 
 use crate::caller::credentials::ActAs;
+use crate::label::VolumeLabel;
 
 /// How an export is served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportOptions {
     /// The volume's name, for log lines.
-    pub name: String,
+    pub name: VolumeLabel,
     /// The export, as the volume names it.
     #[serde(flatten)]
     pub export: ExportAddress,
@@ -151,7 +152,7 @@ impl ExportOptions {
     /// An export with the defaults of Linux' own client.
     pub fn new(export: ExportAddress, nfs: SocketAddr, root: &[u8], limits: Limits) -> Self {
         Self {
-            name: String::new(),
+            name: VolumeLabel::default(),
             export,
             nfs,
             mountd: None,

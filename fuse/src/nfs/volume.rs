@@ -187,7 +187,7 @@ impl NfsVolume {
         let is_done = timeout(LAST_WORDS, last_words).await.is_ok();
         let left = filesystem.writeback().uncommitted();
         if !is_done && left > 0 {
-            let (volume, server) = (&filesystem.options().name, &filesystem.options().export.server);
+            let (volume, server) = (filesystem.options().name.as_str(), &filesystem.options().export.server);
             tracing::error!(
                 volume,
                 "volume {volume:?} ends, and {left} bytes that were written to it are lost: NFS server {server} did not \

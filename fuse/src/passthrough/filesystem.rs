@@ -371,7 +371,7 @@ impl PassthroughFilesystem {
     fn warn_of_socket(&self, node: &Node, parent: &Node, name: &OsStr) {
         let Some(advice) = &self.options.socket_advice else { return };
         if node.kind == FileType::Socket && node.is_new() && !self.socket_met.swap(true, Ordering::Relaxed) {
-            let (volume, path) = (&self.options.name, self.host_path(parent.id, Some(name)));
+            let (volume, path) = (self.options.name.as_str(), self.host_path(parent.id, Some(name)));
             tracing::warn!(
                 volume,
                 "volume {volume:?}: connect(2) through FUSE cannot reach the socket {}; {advice}",

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::caller::credentials::ActAs;
+use crate::label::VolumeLabel;
 
 /// How long the kernel may cache names and attributes. What a file holds is always asked from the source when its data goes
 /// through the kernel.
@@ -30,7 +31,7 @@ pub enum DataPath {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassthroughOptions {
     /// The volume's name, for log lines.
-    pub name: String,
+    pub name: VolumeLabel,
     /// What the kernel may remember.
     pub cache: Cache,
     /// The source is read and written only through this mount.

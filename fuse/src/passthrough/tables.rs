@@ -78,7 +78,7 @@ impl Tables {
             _ => bytes_taken(&found),
         };
         let found = NewNode { identity, mount, kind: kind(&found), charge };
-        let share = Share::new(&options.name);
+        let share = Share::new(options.name.as_str());
         let nodes = Nodes::new(Arc::clone(region), found, source, &share)?;
         region.header().counters.data_path.store(data_path.to_word(), Release);
         Ok(Tables { data_path, mounts, nodes, files: OpenFiles::new(Arc::clone(region)), usage, share, status })
@@ -144,7 +144,7 @@ impl InheritedTables {
         let data_path = DataPath::recorded(region).ok_or(TakeoverError::NotServed)?;
         let mut reader = RegionReader::new(region);
         let known = reader.mounts(source.as_ref(), &table);
-        let share = Share::new(&options.name);
+        let share = Share::new(options.name.as_str());
         let nodes = reader.nodes(&known, &share);
         let root = nodes.get(NodeId::ROOT).ok_or(TakeoverError::NoRoot)?;
         keep_source(&root, source, &share)?;

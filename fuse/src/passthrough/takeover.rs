@@ -120,10 +120,10 @@ impl Loaded {
         if losses != Losses::default() {
             let Losses { files, locks, nodes } = losses;
             tracing::warn!(
-                volume = options.name,
+                volume = options.name.as_str(),
                 "volume {:?}: the server's successor lacks {nodes} nodes of file systems without file handles, {files} open \
                  files and {locks} locks, because their descriptors are gone; calls with them fail with ESTALE",
-                options.name
+                options.name.as_str()
             );
         }
         super::run(session, mount, region, tables, options, trace)

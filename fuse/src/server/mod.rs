@@ -12,10 +12,8 @@
 //! |---|---|
 //! | [`process`] | the server's own loop |
 //! | `volumes` | the server's volumes |
-//! | [`fd_keeper`] | the process that keeps the server's descriptors when it is killed |
-//! | `successor` | the start of the next server by that process |
+//! | [`fd_keeper`] | the process that keeps the server's descriptors when it is killed, and starts the next server |
 
 pub mod fd_keeper;
 pub mod process;
-pub(crate) mod successor;
 mod volumes;

@@ -15,7 +15,7 @@ use rustix::net::{RecvFlags, recv};
 use rustix::process::{Resource, getrlimit};
 
 use super::fd_keeper::{self, FAR_END, FIRST_FREE, Handover, Keeper, LISTENER};
-use super::volumes::{LiveParts, NfsExport, Passthrough, ServedProjection, ServedVolumes};
+use super::volumes::{LiveParts, NfsExport, Passthrough, ServedProjection, ServedVolumes, VolumeDescriptors};
 use crate::audit::output::AuditOutput;
 use crate::live::tree::Update;
 use crate::memory_lock;
@@ -324,13 +324,6 @@ fn control() -> BorrowedFd<'static> {
 
 /// The descriptors of a message, in their order.
 struct Descriptors(std::vec::IntoIter<OwnedFd>);
-
-/// What every volume comes with.
-pub(super) struct VolumeDescriptors {
-    pub(super) device: OwnedFd,
-    pub(super) mount: OwnedFd,
-    pub(super) region: OwnedFd,
-}
 
 impl Descriptors {
     fn next(&mut self) -> io::Result<OwnedFd> {

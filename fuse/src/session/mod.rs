@@ -295,11 +295,9 @@ impl Session {
             // A successor does not look for rings, either.
             self.region.set_accepted(self.accepted & !init::OVER_IO_URING);
         }
-        // Next to rings, only forgotten nodes and interrupts come through the device.
-        let threads = if over_rings { 1 } else { threads };
         let stall_guard = || StallGuard::start(&self.device, &self.region, &service);
         let stall_guard = service.is_remote().then(stall_guard).transpose()?;
-        Readers::new(self.device, self.region, service, stall_guard, threads).start()
+        Readers::new(self.device, self.region, service, stall_guard, threads, over_rings).start()
     }
 }
 

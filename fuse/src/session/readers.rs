@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use zerocopy::IntoBytes;
 
@@ -15,6 +16,9 @@ use crate::region::{Region, SLOTS};
 
 /// Most threads of a session, those for slow requests included.
 pub(super) const MAX_THREADS: usize = SLOTS;
+/// How long a thread that only gets forgotten nodes and interrupts leaves them to gather. The kernel wakes no thread meanwhile,
+/// and gives many forgotten nodes at once: `rm -r` forgets a node with each file.
+const GATHERING: Duration = Duration::from_millis(1);
 
 /// The threads of a session.
 pub(super) struct Readers {
@@ -25,6 +29,8 @@ pub(super) struct Readers {
     stall_guard: Option<Arc<StallGuard>>,
     /// How many there are when nothing is slow.
     wanted: usize,
+    /// Other requests come through rings.
+    beside_rings: bool,
     /// How many wait for a request.
     idle: AtomicUsize,
     /// How many there are.
@@ -34,20 +40,23 @@ pub(super) struct Readers {
 }
 
 impl Readers {
-    /// So many threads while no request is slow.
+    /// So many threads while no request is slow; one where requests come through rings, and forgotten nodes and interrupts alone
+    /// through the device.
     pub(super) fn new(
         device: Arc<OwnedFd>,
         region: Arc<Region>,
         service: Arc<dyn Service>,
         stall_guard: Option<Arc<StallGuard>>,
         wanted: usize,
+        beside_rings: bool,
     ) -> Arc<Self> {
         Arc::new(Self {
             device,
             region,
             service,
             stall_guard,
-            wanted: wanted.min(MAX_THREADS),
+            wanted: if beside_rings { 1 } else { wanted.min(MAX_THREADS) },
+            beside_rings,
             idle: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
             slots: AtomicU32::new(0),
@@ -102,6 +111,9 @@ impl Readers {
                     }
                     None => self.answer(&request, slot, &mut buffer),
                 },
+            }
+            if self.beside_rings {
+                thread::sleep(GATHERING);
             }
         }
     }

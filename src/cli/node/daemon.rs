@@ -14,21 +14,21 @@ use crate::cli::exit::Failure;
 use crate::cli::log::{LogFormat, LogOptions};
 use crate::cli::metrics;
 use crate::node::csi::{AllowList, CsiError, CsiSettings};
-use crate::node::feed::{FeedSettings, PodSource};
+use crate::node::feed::{Choice, FeedSettings, PodSource};
 use crate::node::local_volumes::ClassDirectory;
-use crate::node::nri::{Choice, NriError, NriSettings};
+use crate::node::nri::{NriError, NriSettings};
 use crate::node::service::DaemonError;
 use crate::node::supervisors::Settings;
 use crate::node::{self, NodeError, NodeOptions, on_host};
 use crate::source::Access;
-use crate::supervisor::program::find::supervisor_program;
+use crate::supervisor::exec_state;
+use crate::supervisor::installed::supervisor_program;
 use crate::supervisor::program::machine::check_machine;
 use crate::supervisor::program::options::{
     DriverOptions, GenerationOptions, IoUring, MemoryOptions, ROOT_DIRECTORY, SubPathOptions, TransportOptions,
 };
 use crate::supervisor::run::heartbeat::Heartbeat;
 use crate::supervisor::run::signals::StopSignals;
-use crate::supervisor::run::upgrade;
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::status::report::notify;
 
@@ -177,7 +177,7 @@ impl DaemonOptions {
         let arguments = self.arguments_of_supervisors();
         if let Some(directory) = self.on_host.as_ref().filter(|_| !on_host::has_left_container()) {
             // `config` has put the settings of the file into the environment.
-            return on_host::go_on(directory, upgrade::arguments(std::env::args_os())).map_err(Failure::machine);
+            return on_host::go_on(directory, exec_state::arguments(std::env::args_os())).map_err(Failure::machine);
         }
         check_machine()?;
         for directory in [&run_directory, &self.root_dir] {

@@ -210,17 +210,15 @@ pub(in crate::cli) fn view_of(pod: &Pod, snapshot: &Snapshot) -> PodView {
     PodView {
         identity: pod.identity.clone(),
         facts: pod.facts.clone(),
-        objects: snapshot.objects.clone(),
-        tokens: snapshot.tokens.clone(),
+        known: snapshot.known.clone(),
         machine: machine::allocatable(Path::new(ROOT_DIRECTORY)),
-        is_settling: snapshot.is_settling,
     }
 }
 
 /// What is known once nothing is on its way any more, or once the server had its time.
 async fn settled(mut source: Source, mut snapshot: Snapshot) -> Snapshot {
     let deadline = tokio::time::Instant::now() + ANSWER_TIMEOUT;
-    while snapshot.is_settling {
+    while snapshot.known.is_settling {
         match tokio::time::timeout_at(deadline, source.changed()).await {
             Ok(next) => snapshot = next,
             Err(_) => break,

@@ -13,7 +13,7 @@ use super::super::exit::Failure;
 use super::super::pod::PodOptions;
 use super::{say, settled};
 use crate::manifest::pod::{Pod, is_pod_or_template};
-use crate::manifest::{Document, parse_documents};
+use crate::manifest::{Document, KnownObjects, parse_documents};
 use crate::source::{
     Accepted, Access, ApiPlan, ApiSource, FileSource, PodInput, PodName, Snapshot, Source, TokenPolicy, live_pod,
 };
@@ -65,7 +65,10 @@ fn of_files(path: &Path, new: &Arc<Pod>, snapshot: &Snapshot) -> Result<(Arc<Pod
         false => FileSource::open(None, &[path.to_owned()])?,
     };
     let pod = old.pod.unwrap_or_else(|| Arc::clone(new));
-    Ok((pod, Snapshot { objects: old.objects, ..snapshot.clone() }))
+    Ok((
+        pod,
+        Snapshot { known: KnownObjects { objects: old.known.objects, ..snapshot.known.clone() }, ..snapshot.clone() },
+    ))
 }
 
 fn of_cluster(access: Access, file: Option<&Path>, new: &Arc<Pod>) -> Result<Option<(Arc<Pod>, Snapshot)>, Failure> {

@@ -90,7 +90,7 @@ impl GlobalMount {
     /// The names of a plugin's global mounts that have records: all, or those that the pod `uid` uses.
     pub fn names(root: &Path, plugin: &str, uid: Option<&str>) -> Vec<String> {
         let entries = fs::read_dir(root.join(RECORDS).join(plugin)).into_iter().flatten().flatten();
-        let used = |path: PathBuf| uid.is_none_or(|uid| path.join(USERS).join(uid).exists());
+        let used = |path: PathBuf| uid.is_none_or(|uid| user_files(&path, uid).iter().any(|file| file.exists()));
         entries.filter(|entry| used(entry.path())).filter_map(|entry| entry.file_name().into_string().ok()).collect()
     }
 
@@ -106,7 +106,7 @@ impl GlobalMount {
 
     /// Whether the pod is a recorded user.
     pub fn has_user(&self, uid: &str) -> bool {
-        self.records.join(USERS).join(uid).exists()
+        user_files(&self.records, uid).iter().any(|file| file.exists())
     }
 
     /// Whether there is no recorded user.
@@ -233,7 +233,8 @@ impl Held<'_> {
         Ok(input.into())
     }
 
-    /// The users that count, but `uid`. Files of those that do not count any more are removed.
+    /// The users that count, but `uid`. Files of those that do not count any more are removed, and those that a process was
+    /// writing when it was killed: nothing is mounted for its pod.
     ///
     /// # Errors
     /// When the records cannot be read.
@@ -242,14 +243,16 @@ impl Held<'_> {
         let failed = |cause: io::Error| HostError::system("read", &users, cause);
         let boot = boot_id().map_err(failed)?;
         let mut others = Vec::new();
+        let own = user_files(&self.mount.records, uid);
         for entry in fs::read_dir(&users).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
-            let Some(name) = path.file_name().and_then(|name| name.to_str()).filter(|name| *name != uid) else {
+            let Some(name) = path.file_name().and_then(|name| name.to_str()).filter(|_| !own.contains(&path)) else {
                 continue;
             };
             let record: Option<UserRecord> = fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
             // A file that says nothing was being written when the machine stopped.
-            if record.is_some_and(|record| record.boot == boot && record.claim.exists()) {
+            let counts = record.is_some_and(|record| record.boot == boot && record.claim.exists());
+            if counts && !is_unfinished(name) {
                 others.push(name.to_owned());
             } else {
                 fs::remove_file(&path).map_err(failed)?;
@@ -275,7 +278,9 @@ impl Held<'_> {
     /// The pod is no user any more.
     pub fn forget(&self, uid: &str) {
         // What is not there is forgotten already; a file that stays does not count once the pod's claim is gone.
-        let _ = fs::remove_file(self.mount.records.join(USERS).join(uid));
+        for file in user_files(&self.mount.records, uid) {
+            let _ = fs::remove_file(file);
+        }
     }
 
     /// Removes the records if no user is written down, and the directories above them as far as they are empty.
@@ -287,6 +292,14 @@ impl Held<'_> {
         let _ = fs::remove_file(records.join(LOCK));
         remove_upwards(records, self.mount.removed);
     }
+}
+
+/// The file of a user in these records, and the file that becomes it. A process that is killed between the two steps leaves the
+/// second one.
+fn user_files(records: &Path, uid: &str) -> [PathBuf; 2] {
+    let file = records.join(USERS).join(uid);
+    let unfinished = unfinished(&file);
+    [file, unfinished]
 }
 
 /// Removes a directory and those above it, so many in all, as far as they are empty. One that is gone already is passed over.
@@ -314,7 +327,7 @@ pub fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 fn replace(path: &Path, bytes: &[u8], is_synced: bool) -> io::Result<()> {
     let parent = path.parent().unwrap_or(Path::new("/"));
-    let new = parent.join(format!(".{}.new", path.file_name().unwrap_or_default().to_string_lossy()));
+    let new = unfinished(path);
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
     file.write_all(bytes)?;
     if is_synced {
@@ -322,6 +335,16 @@ fn replace(path: &Path, bytes: &[u8], is_synced: bool) -> io::Result<()> {
     }
     fs::rename(&new, path)?;
     if is_synced { File::open(parent)?.sync_all() } else { Ok(()) }
+}
+
+/// The file that [`replace`] writes, and renames to `path`.
+fn unfinished(path: &Path) -> PathBuf {
+    path.with_file_name(format!(".{}.new", path.file_name().unwrap_or_default().to_string_lossy()))
+}
+
+/// Whether [`unfinished`] gives such names.
+fn is_unfinished(name: &str) -> bool {
+    name.starts_with('.') && name.ends_with(".new")
 }
 
 /// The kernel's id of the time since the last boot.

@@ -69,6 +69,27 @@ fn the_last_user_takes_the_mount_away() {
 }
 
 #[test]
+fn a_process_that_is_killed_while_it_writes_the_file_of_its_pod_keeps_no_mount() {
+    let node = TestNode::new();
+    node.enter("a").expect("mounted");
+    let records = node.mount().records;
+    // As the kill leaves it: whole, and without its name.
+    fs::rename(&user_files(&records, "a")[0], &user_files(&records, "a")[1]).expect("renamed");
+    node.enter("b").expect("mounted");
+    node.leave("b");
+    assert!(!node.is_mounted());
+    node.assert_nothing_recorded();
+
+    node.enter("a").expect("mounted");
+    fs::rename(&user_files(&records, "a")[0], &user_files(&records, "a")[1]).expect("renamed");
+    assert_eq!(GlobalMount::names(node.root.path(), "kubernetes.io~local-volume", Some("a")), ["pv-1"]);
+    assert!(node.mount().has_user("a"), "its pod can leave");
+    node.leave("a");
+    assert!(!node.is_mounted());
+    node.assert_nothing_recorded();
+}
+
+#[test]
 fn a_user_that_is_gone_keeps_no_mount() {
     let node = TestNode::new();
     node.enter("a").expect("mounted");

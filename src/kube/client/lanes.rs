@@ -12,8 +12,9 @@ use reqwest::{Proxy, Url};
 use secrecy::ExposeSecret;
 
 use crate::kube::error::ConnectionError;
-use crate::kube::settings::{Authority, Certificate, Settings};
+use crate::kube::settings::Settings;
 use crate::kube::tls;
+use crate::kube::tls::{Authority, Certificate};
 
 /// The name of podfs in the server's logs.
 const USER_AGENT: &str = concat!("podfs/", env!("CARGO_PKG_VERSION"));

@@ -25,7 +25,7 @@ use tokio::time::sleep;
 
 use super::address::{Collection, Part, Resource, Since, path};
 use super::error::{ApiError, Class};
-use super::retry::Outage;
+use super::outage::Outage;
 use super::settings::{Access, SettingsError};
 use connection::ApiConnection;
 use exchange::Lasts;

@@ -19,6 +19,7 @@ use reqwest::Url;
 use secrecy::SecretString;
 
 use super::error::ConnectionError;
+use super::tls::{Authority, Certificate};
 use in_cluster::{HOST, PORT};
 
 pub(crate) use in_cluster::{DIRECTORY as SERVICE_ACCOUNT, VARIABLE as SERVICE_ACCOUNT_VARIABLE};
@@ -62,17 +63,6 @@ pub(super) struct Settings {
     pub(super) user: User,
 }
 
-/// What the server's certificate has to be signed by.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub(super) enum Authority {
-    /// One of these certificates, in PEM.
-    Pem(Vec<u8>),
-    /// One that this machine trusts.
-    System,
-    /// It need not be signed at all.
-    Unchecked,
-}
-
 /// podfs's credentials for the server.
 #[derive(Default)]
 pub(super) struct User {
@@ -80,13 +70,6 @@ pub(super) struct User {
     pub(super) certificate: Option<Certificate>,
     /// The bearer of something.
     pub(super) bearer: Option<Bearer>,
-}
-
-/// A client certificate and its key, in PEM.
-#[derive(Clone)]
-pub(super) struct Certificate {
-    pub(super) chain: Vec<u8>,
-    pub(super) key: SecretString,
 }
 
 /// What goes with every request.

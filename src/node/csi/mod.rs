@@ -4,7 +4,6 @@
 //! |---|---|
 //! | [`attributes`] | from `volumeAttributes` to a volume of a pod |
 //! | [`request`] | from a NodePublishVolume request to a publication |
-//! | [`publication`] | the records of published volumes, for the next daemon |
 //! | [`target`] | the directories of the kubelet that volumes appear at |
 //! | `service` | the services Identity and Node |
 //! | `operations` | publish, unpublish and the state of a volume |
@@ -21,7 +20,6 @@
 
 pub mod attributes;
 mod operations;
-pub mod publication;
 pub mod request;
 mod service;
 pub mod sockets;
@@ -29,12 +27,8 @@ pub mod target;
 
 use std::path::PathBuf;
 
-pub use publication::{Publication, Publications};
 pub use service::{Driver, serve};
 pub use sockets::{CsiError, Sockets};
-
-/// The name of the driver.
-pub const DRIVER: &str = "podfs.io";
 
 /// How the driver is started.
 #[derive(Clone, Debug)]

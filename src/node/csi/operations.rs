@@ -13,12 +13,11 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tonic::Status;
 use tracing::{Instrument, info, warn};
 
-use super::publication::{Publication, Publications};
 use super::target::{KubeletRoot, TargetError, TargetUsage};
 use crate::manifest::pod::PodUid;
 use crate::node::NodeHandle;
-use crate::node::feed::PodReaders;
-use crate::node::kubelet_pods::KubeletChange;
+use crate::node::feed::{KubeletChange, PodReaders};
+use crate::node::publication::{Publication, Publications};
 use crate::node::state::{NodeState, VolumeEntry, VolumeMount};
 
 /// How long a call waits for its volume. The kubelet waits for two minutes, and calls again.

@@ -8,14 +8,14 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tonic::Status;
 
+use super::AllowList;
 use super::attributes::{AttributesError, describe};
-use super::publication::{PublishedPod, name_of_target};
-use super::{AllowList, Publication};
 use crate::csi::v1::volume_capability::access_mode::Mode;
 use crate::csi::v1::volume_capability::{AccessMode, AccessType, MountVolume};
 use crate::csi::v1::{NodePublishVolumeRequest, VolumeCapability};
 use crate::manifest::pod::{Pod, PodUid};
 use crate::manifest::{Document, Origin};
+use crate::node::publication::{Publication, PublishedPod, name_of_target};
 use crate::types::is_dns_label;
 use crate::volume::NfsOptions;
 

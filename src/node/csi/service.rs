@@ -8,11 +8,11 @@ use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
 use tracing::{Instrument, debug, info, warn};
 
+use super::CsiSettings;
 use super::operations::{Operations, Stats};
 use super::request::{parse, required, target, token};
 use super::sockets::{CsiError, Sockets, register};
 use super::target::TargetUsage;
-use super::{CsiSettings, DRIVER, Publications};
 use crate::csi::v1::identity_server::{Identity, IdentityServer};
 use crate::csi::v1::node_server::{Node, NodeServer};
 use crate::csi::v1::node_service_capability::{Rpc, Type, rpc};
@@ -21,6 +21,7 @@ use crate::csi::v1::*;
 use crate::node::NodeHandle;
 use crate::node::feed::Feed;
 use crate::node::metrics::Recorder;
+use crate::node::publication::{DRIVER, Publications};
 use crate::node::service::clients;
 use crate::node::spans;
 

@@ -17,10 +17,11 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
+use super::CsiSettings;
 use super::target::{KubeletRoot, NoKubelet};
-use super::{CsiSettings, DRIVER};
 use crate::csi::registration::registration_server::{Registration, RegistrationServer};
 use crate::csi::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+use crate::node::publication::DRIVER;
 use crate::node::service::clients;
 use crate::supervisor::run_dir::socket;
 

@@ -5,6 +5,8 @@
 //! | `directory` | the manifest directory: static pods and objects |
 //! | `pods` | the pods that the API server has put on the node |
 //! | `namespaces` | the namespaces whose pods are chosen for the runtime's containers |
+//! | `kubelet_pods` | the pods of a node with a kubelet, and which of their volumes podfs serves |
+//! | `chosen` | the pods whose volumes podfs serves in the place of the kubelet's, and until when |
 //! | `merge` | the pods of all sources as one: which count, and what changed |
 //! | `object` | an object as it was written, and as podfs understands it |
 //! | `readers` | the pods that read the objects of their CSI volumes with tokens of their own |
@@ -17,9 +19,11 @@
 //! [`Feed::next`] gives the manager the changes of pods; [`PodObjects`] follows their objects. Callers may be slow: a pod or an
 //! object that changed several times meanwhile comes once, in its last state.
 
+mod chosen;
 mod directory;
 mod follower;
 mod journal;
+mod kubelet_pods;
 mod merge;
 mod namespaces;
 mod object;
@@ -37,22 +41,23 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::csi::Publication;
-use super::kubelet_pods::{KubeletChange, KubeletPods};
-use super::nri::chosen::{Chosen, RuntimeChange};
 use super::pod::NodePod;
+use super::publication::Publication;
 use super::state::ContainerEntry;
 use crate::kube::client::ApiClient;
 use crate::kube::settings::SettingsError;
 use crate::manifest::pod::{PodIdentity, PodUid};
 use crate::source::{Access, Contacts, Scanned, SourceError, SummedFiles, Task};
 use directory::{Directory, DirectorySum};
+use kubelet_pods::KubeletPods;
 use merge::Merge;
 use pods::PodChange;
 use registry::Registry;
 use server::ObjectServer;
 
+pub use chosen::{Choice, Chosen, RuntimeChange};
 pub use follower::ObjectFollower;
+pub use kubelet_pods::KubeletChange;
 pub(in crate::node) use readers::PodReaders;
 
 /// Where pods and objects come from.

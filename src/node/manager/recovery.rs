@@ -6,11 +6,11 @@ use tracing::{info, warn};
 
 use crate::manifest::pod::{Pod, PodUid};
 use crate::manifest::{Document, Origin};
+use crate::node::checkpoint::Checkpoint;
 use crate::node::metrics::Recorder;
 use crate::node::pod::{NodePod, PodStage};
 use crate::node::reconstruct::{FoundSupervisor, Reconstructed};
 use crate::node::spans;
-use crate::node::supervisors::checkpoint::Checkpoint;
 
 /// A pod that an earlier daemon served.
 pub struct Recovered {

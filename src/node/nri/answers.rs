@@ -9,12 +9,12 @@ use tokio::time::Instant;
 use tracing::{Instrument, Span, debug, info, warn};
 
 use super::NriSettings;
-use super::chosen::{Choice, RuntimeChange};
 use super::messages::nri::*;
 use super::places::{Roots, is_bound_to_its_source, with_source};
 use super::volumes::{Reason, Sources, WantedMount, find};
 use crate::manifest::pod::{PodIdentity, PodUid};
 use crate::node::NodeHandle;
+use crate::node::feed::{Choice, RuntimeChange};
 use crate::node::metrics::Recorder;
 use crate::node::pod::PodOrigin;
 use crate::node::spans;

@@ -5,7 +5,6 @@
 //! |---|---|
 //! | [`messages`] | the messages of NRI and of ttrpc |
 //! | [`frames`] | messages as bytes on the socket |
-//! | [`chosen`] | which pods are served, and until when |
 //! | [`places`] | which mounts of a container show the kubelet's volumes |
 //! | `volumes` | podfs's volumes that replace them |
 //! | `answers` | a request of the runtime and its answer |
@@ -20,7 +19,6 @@
 //! 4. podfs subscribes only to events that every version of the runtime has: an unknown one would end the connection.
 
 mod answers;
-pub mod chosen;
 pub mod frames;
 pub mod messages;
 pub mod places;
@@ -29,7 +27,7 @@ mod volumes;
 
 use std::path::PathBuf;
 
-pub use chosen::{Choice, Chosen, RuntimeChange};
+use super::feed::Choice;
 pub use session::{NriError, Plugin, serve};
 
 /// The name of the plugin.

@@ -18,13 +18,13 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::info;
 
 use super::answers::{Answered, NriAnswers};
-use super::chosen::RuntimeChange;
 use super::frames::{FrameError, FrameReader, MessageType, TO_PLUGIN, TO_RUNTIME, TtrpcMessage};
 use super::messages::nri::RegisterPluginRequest;
 use super::messages::ttrpc::{Request, Response, Status};
 use super::{NriSettings, PLUGIN};
 use crate::node::NodeHandle;
 use crate::node::csi::target::{KubeletRoot, NoKubelet};
+use crate::node::feed::RuntimeChange;
 use crate::node::metrics::Recorder;
 
 /// The service of the runtime.

@@ -13,9 +13,7 @@ use std::path::{Path, PathBuf};
 use podfs_fuse::program;
 use ring::digest::{Context, SHA256};
 
-use crate::supervisor::program::NAME;
-use crate::supervisor::program::find::supervisor_program;
-use crate::supervisor::run::upgrade::CURRENT;
+use crate::supervisor::installed::{CURRENT, SUPERVISOR, supervisor_program};
 use crate::supervisor::server::program::ServerProgram;
 
 /// The name of a copy that is not whole begins with this; the process id that makes it follows.
@@ -73,7 +71,7 @@ impl Programs {
     fn copy(&self, place: &Path) -> io::Result<()> {
         let _left = fs::remove_dir_all(place);
         DirBuilder::new().mode(0o755).create(place)?;
-        for (program, name) in [(&self.podfs, "podfs"), (&self.supervisor, NAME), (&self.server, program::NAME)] {
+        for (program, name) in [(&self.podfs, "podfs"), (&self.supervisor, SUPERVISOR), (&self.server, program::NAME)] {
             let mut program = program.try_clone()?;
             program.seek(SeekFrom::Start(0))?;
             let mut copy = OpenOptions::new().write(true).create_new(true).mode(0o700).open(place.join(name))?;

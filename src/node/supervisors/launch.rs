@@ -21,7 +21,8 @@ use tracing::debug;
 
 use crate::manifest::pod::PodUid;
 use crate::node::on_host;
-use crate::supervisor::program::{self, NAME};
+use crate::supervisor::installed::SUPERVISOR;
+use crate::supervisor::program;
 use crate::supervisor::run_dir::cgroup;
 use crate::supervisor::server::spawn::{Role, Start};
 
@@ -111,7 +112,7 @@ impl Launcher {
                 (None, Vec::new())
             }
         };
-        let words = [OsStr::new(NAME)].into_iter().map(OsStr::to_owned).chain(self.words(uid, manifest));
+        let words = [OsStr::new(SUPERVISOR)].into_iter().map(OsStr::to_owned).chain(self.words(uid, manifest));
         let words: Vec<OsString> = words.collect();
         let arguments: Vec<&OsStr> = words.iter().map(OsString::as_os_str).collect();
         let start = |input: OwnedFd| {

@@ -9,8 +9,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 use super::OperationError;
-use super::checkpoint::Checkpoint;
 use super::control::StatusWatch;
+use crate::node::checkpoint::Checkpoint;
 use crate::supervisor::control::AskError;
 use crate::supervisor::server::Process;
 use crate::supervisor::status::PodStatus;

@@ -7,14 +7,12 @@
 //! | `life` | the life of a supervisor, from its start to its end |
 //! | `launch` | starting one, as a unit of systemd or detached |
 //! | `control` | talking to one |
-//! | [`checkpoint`] | the checkpoint of a pod, for the next daemon |
 //! | `retire` | removing what is left of a pod without a supervisor |
 //! | `error` | why an operation on a pod does not succeed |
 //!
 //! The daemon finds a pod's supervisor by the lock in the run directory, not as its child: when the daemon is killed, its
 //! supervisors continue, and the next daemon adopts them ([`Supervisors::adopt`]).
 
-pub mod checkpoint;
 mod control;
 mod error;
 mod launch;
@@ -35,11 +33,11 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::spawn_blocking;
 use tracing::{Instrument, Span};
 
-use self::checkpoint::Checkpoints;
 pub use self::control::{PushFailure, PushPath};
 pub use self::error::OperationError;
 use self::launch::Launcher;
 use self::pod::{PodOperation, PodTask};
+use super::checkpoint::Checkpoints;
 use super::pod::NodePod;
 use super::reconstruct::Reconstructed;
 use super::spans;

@@ -21,7 +21,6 @@ use tracing::{Instrument, debug, warn};
 
 pub(super) use operation::PodOperation;
 
-use super::checkpoint::Checkpoint;
 use super::control::{self, StatusWatch};
 use super::launch::{Launched, is_started_with, stop_unit};
 use super::life::{Calling, Life, LifeEvent, PublicationChange, Up, process};
@@ -29,6 +28,7 @@ use super::retire::retire;
 use super::waiting::Waiting;
 use super::{FailureKind, OperationError, SharedSupervisors, SupervisorReport, blocking};
 use crate::manifest::pod::PodUid;
+use crate::node::checkpoint::Checkpoint;
 use crate::node::pod::NodePod;
 use crate::node::reconstruct::{self, FoundSupervisor};
 use crate::node::spans;

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use tracing::debug;
 
 use super::OperationError;
-use super::checkpoint::Checkpoints;
 use crate::admin::cleanup::{Cleanup, Deed, DeedLine};
 use crate::manifest::pod::PodUid;
+use crate::node::checkpoint::Checkpoints;
 use crate::node::orphans;
 use crate::supervisor::run_dir::cgroup;
 

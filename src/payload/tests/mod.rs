@@ -12,7 +12,7 @@ use super::*;
 use crate::manifest::Tokens;
 use crate::manifest::objects::{Objects, Values, parse_object};
 use crate::manifest::pod::Pod;
-use crate::manifest::{Document, parse_documents};
+use crate::manifest::{Document, KnownObjects, parse_documents};
 use crate::types::Allocatable;
 use crate::volume::VolumeSource;
 
@@ -41,10 +41,8 @@ fn view(pod: &Pod, objects: &Objects, tokens: &Tokens) -> PodView {
     PodView {
         identity: pod.identity.clone(),
         facts: pod.facts.clone(),
-        objects: objects.clone(),
-        tokens: tokens.clone(),
+        known: KnownObjects { objects: objects.clone(), tokens: tokens.clone(), is_settling: false },
         machine: MACHINE,
-        is_settling: false,
     }
 }
 

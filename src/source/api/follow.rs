@@ -25,7 +25,7 @@ use crate::kube::client::ApiClient;
 use crate::manifest::objects::{Missing, NamedObject, ObjectKey, ObjectKind, Objects};
 use crate::manifest::pod::{Pod, PodFacts, PodIdentity};
 use crate::manifest::tokens::Token;
-use crate::manifest::{References, references};
+use crate::manifest::{KnownObjects, References, references};
 use crate::source::Snapshot;
 use crate::source::files::FileSource;
 use crate::volume::{BundleKey, CredentialKey, Volume};
@@ -336,7 +336,7 @@ impl Follow {
             wanted.extend(facts.node_name.as_deref().map(|node| key(ObjectKind::Node, "", node)));
         }
         wanted.retain(|key| {
-            let in_files = self.files.as_ref().is_some_and(|(_, files)| files.objects.contains(key));
+            let in_files = self.files.as_ref().is_some_and(|(_, files)| files.known.objects.contains(key));
             if in_files && self.of_files.insert(key.clone()) {
                 info!("{key} is taken from the manifest files; the API server is not asked for it");
             }
@@ -346,7 +346,7 @@ impl Follow {
     }
 
     fn known(&self) -> Objects {
-        let of_files = self.files.as_ref().map(|(_, files)| files.objects.clone()).unwrap_or_default();
+        let of_files = self.files.as_ref().map(|(_, files)| files.known.objects.clone()).unwrap_or_default();
         let of_server = self.objects.values().filter_map(|object| match &object.known {
             KnownObject::Is(object) => Some(object),
             KnownObject::NotYet | KnownObject::Absent => None,
@@ -360,16 +360,15 @@ impl Follow {
             KnownObject::Absent | KnownObject::Is(_) => None,
         });
         let absences = absences.chain(self.signers.absences());
-        Snapshot {
-            pod: self.pod.clone(),
+        let known = KnownObjects {
             objects: self.known().with_absences(absences),
             tokens: match self.token_policy {
                 TokenPolicy::Issued => self.tokens.tokens(),
                 TokenPolicy::Empty => self.unissued.iter().map(|key| (key.clone(), Ok(Vec::new()))).collect(),
             },
-            heard: None,
             is_settling: self.settles().is_some(),
-        }
+        };
+        Snapshot { pod: self.pod.clone(), known, heard: None }
     }
 }
 

@@ -8,7 +8,7 @@ use super::find::Role;
 use super::ledger::{Files, Sum};
 use crate::manifest::objects::{NamedObject, Objects, parse_object};
 use crate::manifest::pod::{Pod, from_template, only_pod};
-use crate::manifest::{ManifestError, Origin, Tokens, parse_documents};
+use crate::manifest::{KnownObjects, ManifestError, Origin, parse_documents};
 use crate::source::Snapshot;
 
 /// What the API server says of new content for an immutable object, and what can be done.
@@ -65,7 +65,7 @@ impl Sum for PodAndObjects {
         let pod = files.iter().find_map(|(_, contents)| contents.pod.clone());
         self.refused = refused;
         self.objects = objects.clone();
-        Ok(Snapshot { pod, objects, tokens: Tokens::default(), heard: None, is_settling: false })
+        Ok(Snapshot { pod, known: KnownObjects { objects, ..KnownObjects::default() }, heard: None })
     }
 
     fn problems(&self) -> Vec<ManifestError> {

@@ -29,7 +29,7 @@ use crate::binding::further;
 use crate::manifest::Tokens;
 use crate::manifest::objects::{Missing, ObjectKey, ObjectKind};
 use crate::manifest::pod::{Pod, PodIdentity};
-use crate::manifest::{References, references};
+use crate::manifest::{KnownObjects, References, references};
 use crate::volume::{BundleKey, Volume};
 use inbox::PushedObjects;
 
@@ -114,7 +114,7 @@ impl PushSource {
             Arc::make_mut(&mut pod).facts = pushed.facts.clone();
         }
         let references = references(&self.volumes, &self.pod.identity, &pod.facts);
-        let objects = self.read.objects.clone().with(known.objects.values().cloned());
+        let objects = self.read.known.objects.clone().with(known.objects.values().cloned());
         let objects = match known.began {
             true => objects.with_absences(known.missing.iter().cloned()),
             false => objects.with_absences(unknown(&references, &pod.identity, pod.facts.node_name.as_deref())),
@@ -125,10 +125,12 @@ impl PushSource {
         let tokens: Tokens = references.tokens.iter().chain(&further).map(|key| (key.clone(), token(key))).collect();
         Snapshot {
             pod: Some(pod),
-            objects,
-            tokens,
+            known: KnownObjects {
+                objects,
+                tokens,
+                is_settling: known.settling || (!known.began && self.settles.is_some()),
+            },
             heard: None,
-            is_settling: known.settling || (!known.began && self.settles.is_some()),
         }
     }
 }

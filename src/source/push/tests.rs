@@ -52,7 +52,7 @@ impl Pushed {
 
     fn value(&self, name: &str) -> Option<String> {
         let snapshot = self.source.snapshot();
-        let value = snapshot.objects.config_map("default", name)?.value("k")?.to_vec();
+        let value = snapshot.known.objects.config_map("default", name)?.value("k")?.to_vec();
         Some(String::from_utf8(value).expect("text"))
     }
 }
@@ -61,8 +61,8 @@ impl Pushed {
 fn before_the_first_push_nothing_is_known_and_after_it_everything_is() {
     let pushed = start("");
     let why = |snapshot: &Snapshot| {
-        let object = snapshot.objects.why_absent(ObjectKind::ConfigMap, "default", "app").map(str::to_owned);
-        (object, snapshot.objects.why_no_bundles_of("x/y").map(str::to_owned))
+        let object = snapshot.known.objects.why_absent(ObjectKind::ConfigMap, "default", "app").map(str::to_owned);
+        (object, snapshot.known.objects.why_no_bundles_of("x/y").map(str::to_owned))
     };
     let expected = (
         Some("configmap \"app\" is not known yet: nothing was pushed".to_owned()),
@@ -79,7 +79,7 @@ async fn a_push_is_heard_of() {
     let taken = pushed.push(objects(&config_map("app", "one"))).expect("good");
     assert_eq!(taken, Taken { objects: 1, tokens: 0 });
     let snapshot = pushed.source.changed().await;
-    assert!(snapshot.objects.config_map("default", "app").is_some());
+    assert!(snapshot.known.objects.config_map("default", "app").is_some());
 }
 
 #[test]
@@ -118,15 +118,15 @@ fn cm_06_what_the_agent_cannot_tell_about_is_waited_for_until_it_can() {
     ];
     pushed.push(Push { unknown: unknown.clone(), settling: true, ..Push::default() }).expect("good");
     let snapshot = pushed.source.snapshot();
-    assert!(snapshot.is_settling);
-    assert_eq!(snapshot.objects.why_absent(ObjectKind::ConfigMap, "default", "app"), Some("no right to it"));
-    assert_eq!(snapshot.objects.why_no_bundles_of("x/y"), Some("no answer"));
-    assert_eq!(snapshot.tokens.get(&token), Some(Err("no account")));
+    assert!(snapshot.known.is_settling);
+    assert_eq!(snapshot.known.objects.why_absent(ObjectKind::ConfigMap, "default", "app"), Some("no right to it"));
+    assert_eq!(snapshot.known.objects.why_no_bundles_of("x/y"), Some("no answer"));
+    assert_eq!(snapshot.known.tokens.get(&token), Some(Err("no account")));
     pushed.push(Push { unknown: unknown[..1].to_vec(), ..objects(&config_map("app", "one")) }).expect("good");
     let snapshot = pushed.source.snapshot();
-    assert_eq!((pushed.value("app").as_deref(), snapshot.is_settling), (Some("one"), false));
-    assert_eq!(snapshot.objects.why_absent(ObjectKind::ConfigMap, "default", "app"), None);
-    assert_eq!(snapshot.objects.why_no_bundles_of("x/y"), None, "it has none");
+    assert_eq!((pushed.value("app").as_deref(), snapshot.known.is_settling), (Some("one"), false));
+    assert_eq!(snapshot.known.objects.why_absent(ObjectKind::ConfigMap, "default", "app"), None);
+    assert_eq!(snapshot.known.objects.why_no_bundles_of("x/y"), None, "it has none");
     let nameless = Unknown { name: None, ..unknown[0].clone() };
     let error = pushed.push(Push { unknown: vec![nameless], ..Push::default() }).expect_err("without a name");
     assert!(error.ends_with("the push has a ConfigMap without a name"), "{error}");
@@ -202,7 +202,7 @@ fn there_is_a_limit_to_what_is_kept() {
 fn tokens_are_pushed_as_the_api_server_answers() {
     let pushed = start("");
     let key = TokenKey::new(None, None);
-    let reason = pushed.first.tokens.get(&key).expect("it is asked for").expect_err("not there yet").to_owned();
+    let reason = pushed.first.known.tokens.get(&key).expect("it is asked for").expect_err("not there yet").to_owned();
     assert_eq!(reason, NO_TOKEN);
     let request = "{apiVersion: authentication.k8s.io/v1, kind: TokenRequest, metadata: {name: default}, \
                    spec: {audiences: [], expirationSeconds: 3600}, \
@@ -211,7 +211,7 @@ fn tokens_are_pushed_as_the_api_server_answers() {
     assert!(!format!("{push:?}").contains("hunter2"), "{push:?}");
     assert_eq!(pushed.push(push), Ok(Taken { objects: 0, tokens: 1 }));
     let snapshot = pushed.source.snapshot();
-    assert_eq!(snapshot.tokens.get(&key), Some(Ok(b"hunter2".as_slice())));
+    assert_eq!(snapshot.known.tokens.get(&key), Some(Ok(b"hunter2".as_slice())));
 }
 
 #[test]

@@ -54,12 +54,11 @@ impl Followers {
     ///
     /// # Errors
     /// When the socket does not work.
-    pub(super) fn add(&self, stream: &net::UnixStream, store: &StatusStore) -> io::Result<Option<ControlAnswer>> {
+    pub(super) fn add(&self, stream: net::UnixStream, store: &StatusStore) -> io::Result<Option<ControlAnswer>> {
         let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() else {
             let sentence = format!("{MAX_FOLLOWERS} programs follow the pod already; end one of them");
             return Ok(Some(ControlAnswer::Busy(sentence)));
         };
-        let stream = stream.try_clone()?;
         stream.set_nonblocking(true)?;
         let (store, gone) = (store.clone(), Arc::clone(&self.gone));
         self.runtime.spawn(async move {

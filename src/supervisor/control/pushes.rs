@@ -5,7 +5,6 @@
 //! 2. The task parses a push, which takes milliseconds for a megabyte, and hands it to the inbox. It never waits for volumes.
 //! 3. A program that sends something else than pushes, or does not take the answer within two seconds, is disconnected.
 
-use std::io;
 use std::os::unix::net;
 use std::sync::Arc;
 
@@ -36,13 +35,10 @@ impl PushTasks {
     }
 
     /// Takes more pushes from this connection. Gives whether there is room for another program.
-    ///
-    /// # Errors
-    /// When there are no descriptors left.
-    pub(super) fn add(&self, stream: &net::UnixStream, inbox: &Inbox) -> io::Result<bool> {
-        let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() else { return Ok(false) };
-        self.runtime.spawn(take_all(stream.try_clone()?, inbox.clone(), permit));
-        Ok(true)
+    pub(super) fn add(&self, stream: net::UnixStream, inbox: &Inbox) -> bool {
+        let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() else { return false };
+        self.runtime.spawn(take_all(stream, inbox.clone(), permit));
+        true
     }
 }
 

@@ -14,6 +14,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,7 @@ use super::questions::Questions;
 use crate::manifest::pod::Pod;
 use crate::manifest::{Document, ManifestError, Origin};
 use crate::source::{Inbox, Push};
-use crate::supervisor::run::upgrade;
+use crate::supervisor::exec_state;
 use crate::supervisor::run_dir::claim::CONTROL;
 use crate::supervisor::run_dir::socket;
 use crate::supervisor::status::metrics;
@@ -76,7 +77,7 @@ impl Caller {
     /// Nothing else in this process may own the descriptor.
     pub unsafe fn inherited(number: RawFd) -> io::Result<Caller> {
         // SAFETY: the caller says that nothing else owns it.
-        let connection = UnixStream::from(unsafe { upgrade::inherited(number) }?);
+        let connection = UnixStream::from(unsafe { exec_state::inherited(number) }?);
         getsockopt(&connection, PeerCredentials)?;
         Ok(Caller { connection })
     }
@@ -180,10 +181,29 @@ struct Desk {
     push_tasks: PushTasks,
 }
 
-/// A client that is being answered. Its thread holds the stream, too, until it is done.
+/// A client that is being answered. Its thread holds the connection, too, until it is done.
 struct ControlClient {
     since: Instant,
-    stream: Arc<UnixStream>,
+    connection: Arc<Connection>,
+}
+
+/// The connection of a client.
+struct Connection {
+    stream: UnixStream,
+    is_handed_over: AtomicBool,
+}
+
+impl Connection {
+    /// Whether its thread alone uses it, for too long.
+    fn is_late(&self, since: Instant) -> bool {
+        since.elapsed() > TIMEOUT + SERVER_TIMEOUT && !self.is_handed_over.load(Ordering::Acquire)
+    }
+
+    /// The stream for a task. It stays open from now on, also while the client's thread, on a busy machine, takes long to end.
+    fn hand_over(&self) -> io::Result<UnixStream> {
+        self.is_handed_over.store(true, Ordering::Release);
+        self.stream.try_clone()
+    }
 }
 
 impl Reception {
@@ -200,21 +220,23 @@ impl Reception {
     }
 
     fn receive(&mut self, stream: UnixStream) {
-        self.clients.retain(|client| Arc::strong_count(&client.stream) > 1);
+        self.clients.retain(|client| Arc::strong_count(&client.connection) > 1);
         let (late, present): (Vec<_>, Vec<_>) =
-            self.clients.iter().partition(|client| client.since.elapsed() > TIMEOUT + SERVER_TIMEOUT);
-        late.iter().for_each(|client| drop(client.stream.shutdown(Shutdown::Both)));
+            self.clients.iter().partition(|client| client.connection.is_late(client.since));
+        late.iter().for_each(|client| drop(client.connection.stream.shutdown(Shutdown::Both)));
         if present.len() >= MAX_CLIENTS || !is_of_this_user(&stream) {
             return;
         }
-        let client = ControlClient { since: Instant::now(), stream: Arc::new(stream) };
-        let (desk, stream) = (Arc::clone(&self.desk), Arc::clone(&client.stream));
+        let connection = Arc::new(Connection { stream, is_handed_over: AtomicBool::new(false) });
+        let client = ControlClient { since: Instant::now(), connection: Arc::clone(&connection) };
+        let desk = Arc::clone(&self.desk);
         let thread = thread::Builder::new().name("control-client".to_owned());
         let started = thread.spawn(move || {
             // A client that is gone, or that sent no valid question, gets no answer.
-            if serve(&stream, &desk).unwrap_or(Attention::Over) == Attention::Over {
-                let _ = stream.shutdown(Shutdown::Both);
+            if serve(&connection, &desk).unwrap_or(Attention::Over) == Attention::Over {
+                let _ = connection.stream.shutdown(Shutdown::Both);
             }
+            drop(connection);
             memory_lock::return_own_stack();
         });
         if started.is_ok() {
@@ -236,7 +258,8 @@ enum Attention {
     HandedOver,
 }
 
-fn serve(stream: &UnixStream, desk: &Desk) -> io::Result<Attention> {
+fn serve(connection: &Connection, desk: &Desk) -> io::Result<Attention> {
+    let stream = &connection.stream;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
     let asked = receive_at_most::<Envelope<Value>>(stream, desk.longest_question())?;
@@ -246,7 +269,7 @@ fn serve(stream: &UnixStream, desk: &Desk) -> io::Result<Attention> {
             ControlQuestion::Status => ControlAnswer::Status(Box::new(desk.store.status())),
             ControlQuestion::Trace { volume } => desk.trace(&volume, descriptors.pop()),
             ControlQuestion::Push(push) => match desk.push(push) {
-                taken @ ControlAnswer::Pushed(_) if stays => return desk.hand_over_pushes(stream, &taken),
+                taken @ ControlAnswer::Pushed(_) if stays => return desk.hand_over_pushes(connection, &taken),
                 answer => answer,
             },
             ControlQuestion::Metrics => ControlAnswer::Metrics(Box::new(metrics::read(&desk.store))),
@@ -254,29 +277,29 @@ fn serve(stream: &UnixStream, desk: &Desk) -> io::Result<Attention> {
             ControlQuestion::ReleaseContainer { container } => {
                 errand::ask(&desk.desks.errands, Task::Release(container))
             }
-            ControlQuestion::Upgrade => match desk.hand_over_upgrade(stream)? {
+            ControlQuestion::Upgrade => match desk.hand_over_upgrade(connection)? {
                 None => return Ok(Attention::HandedOver),
                 Some(answer) => answer,
             },
-            ControlQuestion::Follow => match desk.followers.add(stream, &desk.store)? {
+            ControlQuestion::Follow => match desk.followers.add(connection.hand_over()?, &desk.store)? {
                 None => return Ok(Attention::HandedOver),
                 Some(answer) => answer,
             },
             ControlQuestion::Publish(Publish { manifest }) => match parse(manifest) {
-                Ok(pod) => match desk.hand_over(RequestedChange::Publish(Arc::new(pod)), stream)? {
+                Ok(pod) => match desk.hand_over(RequestedChange::Publish(Arc::new(pod)), connection)? {
                     None => return Ok(Attention::HandedOver),
                     Some(answer) => answer,
                 },
                 Err(error) => ControlAnswer::Refused(error.to_string()),
             },
             ControlQuestion::Unpublish(VolumeNames { volumes }) => {
-                match desk.hand_over(RequestedChange::Unpublish(volumes), stream)? {
+                match desk.hand_over(RequestedChange::Unpublish(volumes), connection)? {
                     None => return Ok(Attention::HandedOver),
                     Some(answer) => answer,
                 }
             }
             ControlQuestion::Remount(VolumeNames { volumes }) => {
-                match desk.hand_over(RequestedChange::Remount(volumes), stream)? {
+                match desk.hand_over(RequestedChange::Remount(volumes), connection)? {
                     None => return Ok(Attention::HandedOver),
                     Some(answer) => answer,
                 }
@@ -308,10 +331,11 @@ impl Desk {
     }
 
     /// Answers a push, and takes the next ones on the same connection without this thread.
-    fn hand_over_pushes(&self, stream: &UnixStream, taken: &ControlAnswer) -> io::Result<Attention> {
-        put(stream, taken, None)?;
-        let stays = self.inbox.as_ref().map(|inbox| self.push_tasks.add(stream, inbox)).transpose()?;
-        Ok(if stays == Some(true) { Attention::HandedOver } else { Attention::Over })
+    fn hand_over_pushes(&self, connection: &Connection, taken: &ControlAnswer) -> io::Result<Attention> {
+        put(&connection.stream, taken, None)?;
+        let Some(inbox) = &self.inbox else { return Ok(Attention::Over) };
+        let stays = self.push_tasks.add(connection.hand_over()?, inbox);
+        Ok(if stays { Attention::HandedOver } else { Attention::Over })
     }
 
     fn trace(&self, volume: &str, pipe: Option<OwnedFd>) -> ControlAnswer {
@@ -329,8 +353,8 @@ impl Desk {
     }
 
     /// Gives the client to the supervisor's task, or an answer if that does not take it.
-    fn hand_over_upgrade(&self, stream: &UnixStream) -> io::Result<Option<ControlAnswer>> {
-        let caller = Caller { connection: stream.try_clone()? };
+    fn hand_over_upgrade(&self, connection: &Connection) -> io::Result<Option<ControlAnswer>> {
+        let caller = Caller { connection: connection.hand_over()? };
         let reason = |error| match error {
             TrySendError::Full(_) => "another upgrade has begun; wait for its end".to_owned(),
             TrySendError::Closed(_) => ENDING.to_owned(),
@@ -340,8 +364,8 @@ impl Desk {
     }
 
     /// Gives a change and its client to the supervisor's task, or an answer if that does not take it.
-    fn hand_over(&self, change: RequestedChange, stream: &UnixStream) -> io::Result<Option<ControlAnswer>> {
-        let caller = Caller { connection: stream.try_clone()? };
+    fn hand_over(&self, change: RequestedChange, connection: &Connection) -> io::Result<Option<ControlAnswer>> {
+        let caller = Caller { connection: connection.hand_over()? };
         Ok(self.desks.changes.try_send((change, caller)).err().map(|error| match error {
             TrySendError::Full(_) => {
                 ControlAnswer::Busy("other changes of the volumes wait for their turn; try again".to_owned())

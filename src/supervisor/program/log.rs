@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::time::SystemTime;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use podfs_fuse::log::{line, may_be_coloured, process_fields};
 use serde_json::Value;
 use tracing::{Event, Subscriber};
@@ -16,8 +16,8 @@ use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, JsonFields, Wri
 use tracing_subscriber::fmt::{FmtContext, FormattedFields};
 use tracing_subscriber::registry::{LookupSpan, Scope};
 
+pub(crate) use crate::supervisor::log_format::LogFormat;
 use crate::supervisor::status::progress::StandardError;
-use crate::supervisor::status::report::Audience;
 
 /// The variable from which the server of a pod, and the next version of podfs after an upgrade, take the filter.
 const FILTER: &str = "RUST_LOG";
@@ -56,16 +56,6 @@ fn filter(text: &str) -> Result<String, String> {
     EnvFilter::builder().parse(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
 
-/// How log lines look.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogFormat {
-    /// Lines for people.
-    #[default]
-    Text,
-    /// One JSON object per line.
-    Json,
-}
-
 impl LogFormat {
     /// Starts logging what the environment says; if it says nothing, `info` and above.
     pub(crate) fn start(self) {
@@ -74,21 +64,6 @@ impl LogFormat {
         match self {
             Self::Text => lines.event_format(TextLine { coloured: may_be_coloured() }).init(),
             Self::Json => lines.fmt_fields(JsonFields::new()).event_format(JsonLine).init(),
-        }
-    }
-
-    /// As an argument.
-    pub(crate) fn word(self) -> &'static str {
-        match self {
-            Self::Text => "text",
-            Self::Json => "json",
-        }
-    }
-
-    pub(crate) fn audience(self) -> Audience {
-        match self {
-            Self::Text => Audience::People,
-            Self::Json => Audience::Logs,
         }
     }
 }

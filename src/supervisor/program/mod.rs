@@ -3,7 +3,6 @@
 //! | module | owns |
 //! |---|---|
 //! | `arguments` | the command line of the program |
-//! | `find` | where the programs of podfs are on disk |
 //! | `options` | options that `podfs run` and `podfs node` have, too |
 //! | `service` | how both programs serve a pod, once they know it |
 //! | `machine` | what the machine has to have; the runtime of a supervisor |
@@ -16,7 +15,6 @@
 
 mod arguments;
 pub(crate) mod failure;
-pub(crate) mod find;
 pub(crate) mod log;
 pub(crate) mod machine;
 pub(crate) mod options;
@@ -28,7 +26,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use clap::Parser;
 use podfs_fuse::memory_lock;
 use podfs_fuse::program::NAME as SERVER;
@@ -38,11 +36,9 @@ use self::arguments::{Arguments, of_this_program};
 use self::failure::Failure;
 use self::machine::check_machine;
 use self::service::PodService;
+use super::installed::{SUPERVISOR, supervisor_program};
 use super::server::program::{ServerProgram, this_podfs};
 use crate::source::{Accepted, FileSource, PodInput, PushSource, Source};
-
-/// The name of the program.
-pub(crate) const NAME: &str = "podfs-supervisor";
 
 /// Runs the program with the arguments of this process.
 pub fn main() -> ExitCode {
@@ -80,7 +76,7 @@ fn serve(arguments: Arguments) -> Result<(), Failure> {
         generations: arguments.generations,
         sub_paths: arguments.sub_paths,
         transport: arguments.transport,
-        audience: arguments.log_format.audience(),
+        log_format: arguments.log_format,
         is_of_node: true,
         metrics: None,
         ready_fd: None,
@@ -100,10 +96,7 @@ pub(crate) fn become_server(arguments: impl Iterator<Item = OsString>) -> Failur
     };
     let mut command = Command::new(program.executable());
     command.arg0(SERVER).arg("server").args(arguments).arg(this_podfs().argument());
-    match Err::<(), _>(anyhow!(command.exec())).context(format!("{SERVER} cannot be executed")) {
-        Ok(()) => unreachable!("exec returns only errors"),
-        Err(error) => Failure::machine(error),
-    }
+    Failure::machine(anyhow!(command.exec()).context(format!("{SERVER} cannot be executed")))
 }
 
 /// Becomes podfs-supervisor if these are the arguments of a supervisor that an earlier `podfs node` started as `podfs run`. They stay
@@ -114,11 +107,11 @@ pub(crate) fn follow_earlier(arguments: impl Iterator<Item = OsString>) -> Optio
     if !is_of_daemon {
         return None;
     }
-    let path = match find::supervisor_program() {
+    let path = match supervisor_program() {
         Ok(path) => path,
         Err(error) => return Some(Failure::machine(error)),
     };
-    let cause = Command::new(&path).arg0(NAME).args(words.iter().skip(1).map(OsString::as_os_str)).exec();
+    let cause = Command::new(&path).arg0(SUPERVISOR).args(words.iter().skip(1).map(OsString::as_os_str)).exec();
     Some(Failure::machine(anyhow!("{} cannot be executed: {cause}", path.display())))
 }
 

@@ -10,11 +10,12 @@ use super::machine::block_on;
 use super::options::{DriverOptions, GenerationOptions, MemoryOptions, SubPathOptions, TransportOptions};
 use crate::manifest::pod::Pod;
 use crate::source::{Snapshot, Source};
+use crate::supervisor::log_format::LogFormat;
 use crate::supervisor::run_dir::claim::PodClaim;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::server::program::ServerProgram;
-use crate::supervisor::status::report::{Audience, Report, ReportScope};
+use crate::supervisor::status::report::{Report, ReportScope};
 use crate::supervisor::{self, Assignment};
 
 /// How a pod is served.
@@ -31,7 +32,7 @@ pub(crate) struct PodService {
     pub(crate) sub_paths: SubPathOptions,
     pub(crate) transport: TransportOptions,
     /// The form of what the process prints.
-    pub(crate) audience: Audience,
+    pub(crate) log_format: LogFormat,
     /// Whether `podfs node` has started the supervisor. It watches the mount table for all of its pods, and it deletes the
     /// content of emptyDirs when the pod is removed from the node, not when a signal ends the supervisor.
     pub(crate) is_of_node: bool,
@@ -46,7 +47,7 @@ impl PodService {
     pub(crate) fn run(self, pod: &Arc<Pod>, source: Source, snapshot: Snapshot) -> Result<(), Failure> {
         trust::check(&self.root_dir).map_err(Failure::input)?;
         let (claim, inheritance) = PodClaim::take(&self.run_dir, &self.root_dir, &pod.identity)?;
-        let report = Report::new(ReportScope::Pod, pod.identity.clone(), &pod.volumes, self.audience, self.ready_fd);
+        let report = Report::new(ReportScope::Pod, pod.identity.clone(), &pod.volumes, self.log_format, self.ready_fd);
         let assignment = Assignment {
             identity: pod.identity.clone(),
             facts: pod.facts.clone(),

@@ -3,53 +3,31 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use nix::sys::socket::{getsockopt, sockopt};
 use podfs_fuse::client::AdoptedVolume;
 use podfs_fuse::confinement::Profile;
 use podfs_fuse::mount::MountError;
-use podfs_fuse::mount::visible::{MountPoint, VisibleMount, take_away};
+use podfs_fuse::mount::visible::{MountPoint, take_away};
 use podfs_fuse::region::VolumeKind;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use tracing::{info, warn};
 
 use crate::manifest::pod::PodIdentity;
+use crate::supervisor::log_format::LogFormat;
 use crate::supervisor::run_dir::claim::SERVER;
 use crate::supervisor::run_dir::mount_points::MountPoints;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::run_dir::socket;
 use crate::supervisor::server::program::ServerProgram;
 use crate::supervisor::server::{PodServer, kill_server};
-use crate::supervisor::status::report::Audience;
+use crate::supervisor::volume::adopted::{About, KeptVolume};
 use crate::volume::{Volume, VolumeSource};
-
-/// What a supervisor says of a volume to the one that adopts it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in crate::supervisor) struct About {
-    /// Its name.
-    pub(in crate::supervisor) volume: String,
-    /// Where it is to be seen.
-    pub(in crate::supervisor) path: PathBuf,
-    /// A group that containers need to use it.
-    #[serde(default)]
-    pub(in crate::supervisor) group: Option<u32>,
-    /// Whether it is to be seen read-only. A podfs of an earlier version does not say it.
-    #[serde(default)]
-    pub(in crate::supervisor) read_only: Option<bool>,
-}
 
 /// Volumes that are served already, by their names.
 pub(in crate::supervisor) struct Adoption(HashMap<String, (About, AdoptedVolume)>);
-
-/// A volume that is served and seen already.
-pub(in crate::supervisor) struct KeptVolume {
-    pub(in crate::supervisor) about: About,
-    pub(in crate::supervisor) served: AdoptedVolume,
-    pub(in crate::supervisor) point: MountPoint,
-    pub(in crate::supervisor) visible: VisibleMount,
-}
 
 impl Adoption {
     /// Finds those of `volumes` that are served already where they should be, by their places in the manifest. The others are
@@ -74,20 +52,20 @@ impl Adoption {
             let audited = served.is_audited();
             if there && audited != volume.preferences.audit {
                 warn!(
-                    volume = about.volume,
+                    volume = volume.name.as_str(),
                     "volume {:?} is {} audited, as it was mounted; its annotation takes effect when the pod is started anew",
-                    about.volume,
+                    volume.name.as_str(),
                     if audited { "still" } else { "not" }
                 );
             }
             let place_of = |device: String| mount_points.keep_served(&about.path, &device).transpose();
             match served.device().filter(|_| there).and_then(place_of).transpose()? {
                 Some((point, visible)) => drop(kept.insert(*place, KeptVolume { about, served, point, visible })),
-                None => discard(&about, served, &site),
+                None => discard(volume.name.as_str(), &about, served, &site),
             }
         }
-        for (about, served) in served.into_values() {
-            discard(&about, served, &site);
+        for (name, (about, served)) in served {
+            discard(&name, &about, served, &site);
             if about.path.starts_with(site.path()) {
                 mount_points.forget(&about.path, None, site.path()).unwrap_or_else(|error| warn!("{error}"));
             }
@@ -97,14 +75,14 @@ impl Adoption {
 }
 
 /// Takes a volume away, from its path only if that is the pod's: the path is what the server says.
-fn discard(about: &About, served: AdoptedVolume, site: &MountPoint) {
-    warn!(volume = about.volume, "volume {:?} of the podfs before is not wanted any more", about.volume);
+fn discard(volume: &str, about: &About, served: AdoptedVolume, site: &MountPoint) {
+    warn!(volume, "volume {volume:?} of the podfs before is not wanted any more");
     let taken_away = match about.path.starts_with(site.path()) {
         true => take_away(&about.path).map_err(|error| error.to_string()),
         false => Err(format!("{} is not below {}", about.path.display(), site.path().display())),
     };
     if let Err(reason) = taken_away {
-        warn!(volume = about.volume, "a mount of an earlier podfs stays: {reason}");
+        warn!(volume, "a mount of an earlier podfs stays: {reason}");
     }
     drop(served);
 }
@@ -116,14 +94,14 @@ pub(in crate::supervisor) fn find(
     program: &Arc<ServerProgram>,
     pod: &PodIdentity,
     profile: Profile,
-    audience: Audience,
+    log_format: LogFormat,
     refused: impl FnOnce(&str),
 ) -> Option<(PodServer, Adoption)> {
     let control = socket::stream().ok()?;
     socket::connect_to(&control, directory, SERVER).ok()?;
     let control = UnixStream::from(control);
     let pid = getsockopt(&control, sockopt::PeerCredentials).ok()?.pid();
-    match adopt(control, pid, program, pod, profile, audience) {
+    match adopt(control, pid, program, pod, profile, log_format) {
         Ok((server, adoption)) => {
             info!("the volumes of the pod are served by pid {pid}; podfs takes them over");
             Some((server, adoption))
@@ -143,13 +121,14 @@ fn adopt(
     program: &Arc<ServerProgram>,
     pod: &PodIdentity,
     profile: Profile,
-    audience: Audience,
+    log_format: LogFormat,
 ) -> io::Result<(PodServer, Adoption)> {
-    let (server, volumes) = PodServer::adopt(control, pid, program, pod, profile, audience)?;
+    let (server, volumes) = PodServer::adopt(control, pid, program, pod, profile, log_format)?;
     let mut adoption = HashMap::new();
     for served in volumes {
         let about = About::deserialize(served.about())?;
-        adoption.insert(about.volume.clone(), (about, served));
+        let name = served.name().ok_or_else(|| io::Error::other("the server has a volume without a name"))?.to_owned();
+        adoption.insert(name, (about, served));
     }
     Ok((server, Adoption(adoption)))
 }

@@ -226,16 +226,10 @@ impl Supervisor {
         };
         debug!("the pod or its objects changed");
         self.turns.values_mut().for_each(|turn| turn.heard = turn.heard.or(snapshot.heard));
-        self.report.tokens(snapshot.tokens.clone());
+        self.report.tokens(snapshot.known.tokens.clone());
         let PodView { identity, machine, .. } = &*self.view;
-        self.view = Arc::new(PodView {
-            identity: identity.clone(),
-            machine: *machine,
-            facts,
-            objects: snapshot.objects,
-            tokens: snapshot.tokens,
-            is_settling: snapshot.is_settling,
-        });
+        let (identity, machine) = (identity.clone(), *machine);
+        self.view = Arc::new(PodView { identity, facts, known: snapshot.known, machine });
         self.version += 1;
     }
 

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tracing::warn;
 
-use super::adoption::{self, KeptVolume};
+use super::adoption;
 use super::containers::ContainerErrands;
 use super::publishing::Departures;
 use super::sharing::Sharing;
@@ -40,6 +40,7 @@ use crate::supervisor::server::program::ServerProgram;
 use crate::supervisor::server::{PodServer, oom};
 use crate::supervisor::status::metrics;
 use crate::supervisor::status::report::Report;
+use crate::supervisor::volume::adopted::KeptVolume;
 use crate::supervisor::volume::search::Searches;
 use crate::supervisor::volume::{PodVolume, Setting};
 use crate::volume::{SubPathMode, Volume, VolumeSource};
@@ -99,8 +100,8 @@ impl Prepared {
         });
         let machine = machine::allocatable(site.path());
         let facts = snapshot.pod.as_ref().map_or(facts, |pod| pod.facts.clone());
-        let Snapshot { pod, objects, tokens, is_settling, .. } = snapshot;
-        let view = PodView { identity: identity.clone(), facts, objects, tokens, machine, is_settling };
+        let Snapshot { pod, known, .. } = snapshot;
+        let view = PodView { identity: identity.clone(), facts, known, machine };
         if let Some(claim) = &claim {
             report.count_in(claim.directory());
         }
@@ -108,7 +109,7 @@ impl Prepared {
             serve_metrics(listener, &report);
         }
         report.contacts(source.contacts());
-        report.tokens(view.tokens.clone());
+        report.tokens(view.known.tokens.clone());
         let (wishes, upgrades) = mpsc::channel(1);
         let ((publish, changes), (asks, errands)) = (mpsc::channel(MAX_CHANGES), mpsc::channel(MAX_ERRANDS));
         let desks = Desks { upgrades: wishes, changes: publish, errands: asks };
@@ -154,7 +155,7 @@ impl Prepared {
         let continuing = Continuing::find();
         let found = directory.as_deref().and_then(|directory| {
             let refused = |reason: &str| continuing.iter().for_each(|continuing| continuing.give_back(reason));
-            adoption::find(directory, &server_program, &identity, profile, report.audience(), refused)
+            adoption::find(directory, &server_program, &identity, profile, report.log_format(), refused)
         });
         let (server, adoption) = found.unzip();
         let mut mount_points = MountPoints::new(claim, inheritance);
@@ -163,7 +164,7 @@ impl Prepared {
         let points = prepare_mount_points(&mounted, &kept, &site, &mut mount_points)?;
         let server = match server {
             Some(server) => server.with_cgroup(cgroup),
-            None => PodServer::start(&server_program, &identity, profile, report.audience(), cgroup)
+            None => PodServer::start(&server_program, &identity, profile, report.log_format(), cgroup)
                 .map_err(SupervisorError::Start)?,
         };
         if let Some(directory) = &directory {

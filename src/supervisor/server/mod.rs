@@ -32,8 +32,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{error, info, warn};
 
+use super::log_format::LogFormat;
 use super::run_dir::cgroup::Cgroup;
-use super::status::report::Audience;
 use crate::manifest::pod::PodIdentity;
 use keeper::{Keeper, KeeperChange};
 pub(super) use process::Program;
@@ -55,7 +55,7 @@ pub(super) struct PodServer {
     program: Arc<ServerProgram>,
     pod: PodIdentity,
     profile: Profile,
-    audience: Audience,
+    log_format: LogFormat,
     /// Where all servers of the pod are.
     cgroup: Option<Cgroup>,
     life: ServerLife,
@@ -110,13 +110,13 @@ impl PodServer {
         program: &Arc<ServerProgram>,
         pod: &PodIdentity,
         profile: Profile,
-        audience: Audience,
+        log_format: LogFormat,
         cgroup: Option<Cgroup>,
     ) -> io::Result<Self> {
         become_heir();
-        let (process, control) = Process::start(Program::Own(program), pod, profile, audience, cgroup.as_ref())?;
+        let (process, control) = Process::start(Program::Own(program), pod, profile, log_format, cgroup.as_ref())?;
         let client = ServerClient::new(control, greeting(pod)).inspect_err(|_| process.kill())?;
-        Ok(Self::over(Arc::new(client), process, program, pod, profile, audience).with_cgroup(cgroup))
+        Ok(Self::over(Arc::new(client), process, program, pod, profile, log_format).with_cgroup(cgroup))
     }
 
     /// Takes over a server that runs, at the other end of `control`, with its volumes, each with what was said about it.
@@ -129,7 +129,7 @@ impl PodServer {
         program: &Arc<ServerProgram>,
         pod: &PodIdentity,
         profile: Profile,
-        audience: Audience,
+        log_format: LogFormat,
     ) -> io::Result<(Self, Vec<AdoptedVolume>)> {
         become_heir();
         let process = Process::with_pid(pid)?;
@@ -140,7 +140,7 @@ impl PodServer {
         // A connection that uses rings uses them for ever, whatever the setting says by now.
         let has_rings = volumes.iter().any(|volume| volume.is_over_io_uring());
         let profile = if has_rings { profile.max(Profile::Rings) } else { profile };
-        Ok((Self::over(client, process, program, pod, profile, audience), volumes))
+        Ok((Self::over(client, process, program, pod, profile, log_format), volumes))
     }
 
     fn over(
@@ -149,7 +149,7 @@ impl PodServer {
         program: &Arc<ServerProgram>,
         pod: &PodIdentity,
         profile: Profile,
-        audience: Audience,
+        log_format: LogFormat,
     ) -> Self {
         let history = ServerHistory { pid: Some(process.pid()), ..ServerHistory::default() };
         let life = ServerLife::Serving { process, answered_before: client.requests() };
@@ -158,7 +158,7 @@ impl PodServer {
             program: Arc::clone(program),
             pod: pod.clone(),
             profile,
-            audience,
+            log_format,
             cgroup: None,
             life,
             keeper: Keeper::Unknown,
@@ -334,7 +334,7 @@ impl PodServer {
             }
         }
         let (program, cgroup) = (Program::Own(&self.program), self.cgroup.as_ref());
-        Process::start(program, &self.pod, self.profile, self.audience, cgroup)
+        Process::start(program, &self.pod, self.profile, self.log_format, cgroup)
     }
 
     fn settle(&mut self, (outcome, keeper): (io::Result<Succession>, LastKeeper)) {

@@ -25,9 +25,9 @@ use super::program::{ServerProgram, this_podfs};
 use super::spawn::{Role, Start};
 use super::unkillable;
 use crate::manifest::pod::PodIdentity;
+use crate::supervisor::log_format::LogFormat;
 use crate::supervisor::run_dir::cgroup::Cgroup;
 use crate::supervisor::server::oom;
-use crate::supervisor::status::report::Audience;
 
 /// How often podfs checks a process that was killed.
 const GLANCE: Duration = Duration::from_millis(50);
@@ -77,7 +77,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts a server that logs for this audience, in this cgroup. Gives the way to talk to it.
+    /// Starts a server that logs in this format, in this cgroup. Gives the way to talk to it.
     ///
     /// The new process has copies of what is open here, and closes them when it executes its program. Closing a file that
     /// was opened for writing through a volume asks the volume's server (FLUSH), and waits while that is dead. So the
@@ -89,7 +89,7 @@ impl Process {
         program: Program<'_>,
         pod: &PodIdentity,
         profile: Profile,
-        audience: Audience,
+        log_format: LogFormat,
         cgroup: Option<&Cgroup>,
     ) -> io::Result<(Self, UnixStream)> {
         let (ours, theirs) = UnixStream::pair()?;
@@ -101,8 +101,7 @@ impl Process {
         };
         // In one word with its option, no value can be taken for another option.
         let (pod_name, uid) = (format!("--pod={pod}"), format!("--uid={}", pod.uid));
-        let words =
-            [name, "server", &pod_name, &uid, "--profile", profile.name(), "--log-format", audience.log_format()];
+        let words = [name, "server", &pod_name, &uid, "--profile", profile.name(), "--log-format", log_format.word()];
         let words: Vec<_> = words.into_iter().chain(started_by).map(OsStr::new).collect();
         let cgroup = cgroup.map(Cgroup::directory);
         let start = Start {

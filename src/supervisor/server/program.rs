@@ -8,8 +8,8 @@ use std::path::PathBuf;
 
 use podfs_fuse::program::{StartedBy, version};
 
-use crate::supervisor::program::find::{ProgramError, find_server, own_path};
-use crate::supervisor::run::upgrade;
+use crate::supervisor::exec_state;
+use crate::supervisor::installed::{ProgramError, find_server, own_path};
 
 /// The program podfs-fuse of this podfs.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ impl ServerProgram {
     /// # Errors
     /// When there is none that can be executed.
     pub fn find() -> Result<Self, ProgramError> {
-        if let Some(left) = upgrade::server_program_left() {
+        if let Some(left) = exec_state::server_program_left() {
             return Ok(Self(left));
         }
         find_server().map(|(_, program)| Self(program))

@@ -139,7 +139,7 @@ impl Watchdog {
         self.listen(&doings);
         let mut seen = HashMap::new();
         for doing in doings {
-            let volume = name(&doing);
+            let volume = doing.volume.clone();
             if doing.busy.is_empty() && waiting(&doing).is_none_or(|waiting| waiting <= doing.waits) {
                 continue;
             }
@@ -164,7 +164,7 @@ impl Watchdog {
 
     /// Notices NFS servers that do not answer.
     fn listen(&mut self, doings: &[Doing]) {
-        let silence = |doing: &Doing| Some((name(doing), doing.silent_since?.elapsed()));
+        let silence = |doing: &Doing| Some((doing.volume.clone(), doing.silent_since?.elapsed()));
         let told = std::mem::take(&mut self.silences);
         for (volume, silence) in doings.iter().filter_map(silence) {
             let is_silent = silence >= TIMEOUT;
@@ -212,10 +212,6 @@ impl Stuck {
             WaitPlace::Server | WaitPlace::Source | WaitPlace::Nowhere => Verdict::Wait,
         }
     }
-}
-
-fn name(doing: &Doing) -> String {
-    doing.about["volume"].as_str().unwrap_or_default().to_owned()
 }
 
 /// Once for each silence.
@@ -290,14 +286,12 @@ fn waiting(doing: &Doing) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
 
     /// What looks come to that find a volume at these places, a second apart.
     fn looks(places: &[WaitPlace]) -> Vec<Verdict> {
         let doing = Doing {
-            about: Value::Null,
+            volume: String::new(),
             requests: 1,
             busy: vec![(1, 2)],
             waits: 0,

@@ -25,31 +25,13 @@ use super::store::{StatusStore, StoredStatus, VolumeReport};
 use crate::manifest::Tokens;
 use crate::manifest::pod::PodIdentity;
 use crate::source::Contacts;
+use crate::supervisor::log_format::LogFormat;
 use crate::supervisor::server::ServerHistory;
 use crate::supervisor::volume::{PodVolume, VolumeLife};
 use crate::volume::Volume;
 
 /// How long it may take to unmount one volume, as in the unit: the content of an emptyDir is deleted with it. Microseconds.
 const FOR_ONE_VOLUME: u32 = 5 * 60 * 1_000_000;
-
-/// The reader of standard error: a person at a terminal, or a program that reads logs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Audience {
-    /// Plain lines.
-    People,
-    /// Everything on standard error is a JSON log line.
-    Logs,
-}
-
-impl Audience {
-    /// The value of `--log-format` for it.
-    pub(in crate::supervisor) fn log_format(self) -> &'static str {
-        match self {
-            Audience::People => "text",
-            Audience::Logs => "json",
-        }
-    }
-}
 
 /// What is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +47,7 @@ pub struct Report {
     subject: ReportScope,
     identity: PodIdentity,
     store: StatusStore,
-    audience: Audience,
+    log_format: LogFormat,
     ready_fd: Option<OwnedFd>,
     ready: bool,
     status: String,
@@ -105,14 +87,14 @@ impl Report {
         subject: ReportScope,
         identity: PodIdentity,
         volumes: &[Volume],
-        audience: Audience,
+        log_format: LogFormat,
         ready_fd: Option<OwnedFd>,
     ) -> Self {
         let (store, status) = (StatusStore::new(identity.clone(), volumes), String::new());
         // A server that writes to the same terminal would be written over.
         let is_quiet = volumes.iter().all(|volume| !volume.preferences.audit);
-        let progress = StandardErrorLines::new(audience == Audience::People && is_quiet);
-        Self { subject, identity, store, audience, ready_fd, ready: false, status, progress }
+        let progress = StandardErrorLines::new(log_format == LogFormat::Text && is_quiet);
+        Self { subject, identity, store, log_format, ready_fd, ready: false, status, progress }
     }
 
     /// The supervisor begins.
@@ -122,9 +104,9 @@ impl Report {
         }
     }
 
-    /// The reader of standard error.
-    pub(in crate::supervisor) fn audience(&self) -> Audience {
-        self.audience
+    /// The form of what is printed on standard error.
+    pub(in crate::supervisor) fn log_format(&self) -> LogFormat {
+        self.log_format
     }
 
     /// The volume at this place in the manifest was refreshed, as a part of `mounted`.
@@ -276,10 +258,10 @@ impl Report {
             ReportScope::Pod => format!("pod {} is ready: {}", self.identity, self.places()),
             ReportScope::Volume => format!("{}; Ctrl-C unmounts it", self.volume_places()),
         };
-        match self.audience {
+        match self.log_format {
             // In one piece: a server may write there, too.
-            Audience::People => drop(StandardError.write_all(format!("podfs: {line}\n").as_bytes())),
-            Audience::Logs => info!("{line}"),
+            LogFormat::Text => drop(StandardError.write_all(format!("podfs: {line}\n").as_bytes())),
+            LogFormat::Json => info!("{line}"),
         }
         if let Some(descriptor) = self.ready_fd.take()
             && let Err(error) = self.write_ready(descriptor)

@@ -17,7 +17,7 @@ use crate::host::block::{self, BlockVolume};
 use crate::host::device::BlockDevice;
 use crate::host::neighbours;
 use crate::manifest::PodView;
-use crate::supervisor::run::adoption::KeptVolume;
+use crate::supervisor::volume::adopted::KeptVolume;
 use crate::volume::{Claim, Volume, VolumeSource};
 
 /// A block device of the pod, once its PersistentVolume was found.

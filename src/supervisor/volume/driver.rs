@@ -100,7 +100,7 @@ impl Republication {
         bound: Option<&Bound>,
         pod: &PodView,
     ) -> Result<(), Trouble> {
-        self.is_wanted = pod.objects.csi_driver(&csi.driver).is_some_and(|driver| driver.requires_republish);
+        self.is_wanted = pod.known.objects.csi_driver(&csi.driver).is_some_and(|driver| driver.requires_republish);
         if !self.is_wanted {
             return Ok(());
         }
@@ -185,7 +185,7 @@ impl<'a> CsiCall<'a> {
     fn of(csi: &Csi, pod: &'a PodView) -> Result<CsiCall<'a>, Trouble> {
         let mut csi = csi.clone();
         complete(&mut csi, &pod.identity.namespace);
-        let objects = &pod.objects;
+        let objects = &pod.known.objects;
         let driver = match objects.csi_driver(&csi.driver) {
             Some(driver) => driver.clone(),
             // Whether it has to be attached is not known.
@@ -252,12 +252,12 @@ fn attached(csi: &Csi, pod: &PodView) -> Result<BTreeMap<String, String>, Troubl
     let name = csi.attachment(Some(node)).unwrap_or_default();
     let failed =
         |what: &str| Trouble::Manifests(format!("volume {handle:?} is not attached to node {node:?} yet: {what}"));
-    match pod.objects.volume_attachment(&name) {
+    match pod.known.objects.volume_attachment(&name) {
         Some(attachment) if attachment.deleting => Err(failed(&format!("VolumeAttachment {name} is being deleted"))),
         Some(attachment) if attachment.attached => Ok(attachment.metadata.clone()),
         Some(VolumeAttachment { error: Some(error), .. }) => Err(failed(error)),
         Some(_) => Err(failed(&format!("VolumeAttachment {name} says so"))),
-        None => Err(failed(&match pod.objects.why_absent(ObjectKind::VolumeAttachment, "", &name) {
+        None => Err(failed(&match pod.known.objects.why_absent(ObjectKind::VolumeAttachment, "", &name) {
             Some(reason) => reason.to_owned(),
             None => format!("there is no VolumeAttachment {name}; a controller of the cluster makes it"),
         })),
@@ -272,7 +272,7 @@ fn tokens(driver: &CsiDriver, pod: &PodView) -> Result<Option<String>, Trouble> 
     let mut tokens = serde_json::Map::new();
     for request in &driver.token_requests {
         let key = TokenKey::new(Some(request.audience.clone()), request.expiration_seconds);
-        let token = match pod.tokens.get(&key) {
+        let token = match pod.known.tokens.get(&key) {
             Some(Ok(token)) => String::from_utf8_lossy(token).into_owned(),
             Some(Err(reason)) => return Err(Trouble::Manifests(format!("no token for the CSI driver: {reason}"))),
             None => {
@@ -282,7 +282,7 @@ fn tokens(driver: &CsiDriver, pod: &PodView) -> Result<Option<String>, Trouble> 
             }
         };
         let expires =
-            pod.tokens.expirations().find(|(of, _)| **of == key).and_then(|(_, at)| Timestamp::try_from(at).ok());
+            pod.known.tokens.expirations().find(|(of, _)| **of == key).and_then(|(_, at)| Timestamp::try_from(at).ok());
         let mut status = serde_json::Map::from_iter([("token".to_owned(), token.into())]);
         status.extend(expires.map(|at| ("expirationTimestamp".to_owned(), at.to_string().into())));
         tokens.insert(request.audience.clone(), status.into());
@@ -305,7 +305,7 @@ fn plan(spec: &Volume, path: PathBuf, source: HostSource, access: Access) -> Res
 /// The Secret that a volume names.
 pub(super) fn secret<'a>(reference: &SecretReference, pod: &'a PodView) -> Result<&'a Secret, Trouble> {
     let namespace = reference.namespace.as_deref().unwrap_or(&pod.identity.namespace);
-    let objects = &pod.objects;
+    let objects = &pod.known.objects;
     objects.secret(namespace, &reference.name).ok_or_else(|| {
         let unknown = objects.why_absent(ObjectKind::Secret, namespace, &reference.name).map(str::to_owned);
         let reason = unknown.unwrap_or_else(|| format!("secret {:?} not found", reference.name));

@@ -7,6 +7,7 @@
 //! | `passthrough` | volumes that show something as it is, in one file for each kind |
 //! | `device` | volumes that containers get as block devices |
 //! | `growth` | volumes whose PersistentVolume has grown |
+//! | `adopted` | a volume that a supervisor before has mounted |
 //! | `driver` | volumes that a driver of another vendor mounts |
 //! | `hidden` | volumes that another process has unmounted or covered |
 //! | `state` | where a volume is in its life |
@@ -15,6 +16,7 @@
 //! | `sub_path` | parts of the volume that are mounted for containers |
 //! | [`search`] | finding a server again that has moved |
 
+pub(in crate::supervisor) mod adopted;
 mod device;
 pub(in crate::supervisor) mod driver;
 mod growth;
@@ -33,17 +35,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use podfs_fuse::client::{ServerClient, Watch};
+use podfs_fuse::client::{ServerClient, VolumeIdentity, Watch};
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::private::{Access, Shape};
 use podfs_fuse::mount::visible::MountPoint;
 use podfs_fuse::projection::old::OldUsage;
 use podfs_fuse::{Backoff, DoublingPause};
-use serde_json::Value;
 use tracing::span::EnteredSpan;
 use tracing::{error_span, field, info, warn};
 
-use super::run::adoption::{About, KeptVolume};
+use self::adopted::{About, KeptVolume};
 use super::run_dir::mount_points::{MountPoints, MountPointsError};
 use super::run_dir::site::Site;
 use crate::host::empty_dir;
@@ -102,12 +103,12 @@ impl Setting {
         Ok(point)
     }
 
-    /// What another supervisor has to know of a volume to adopt it.
-    fn about(volume: &Volume, path: &Path, group: Option<u32>, access: Access) -> Value {
+    /// The name of a volume, and what another supervisor has to know of it to adopt it.
+    fn identity(volume: &Volume, path: &Path, group: Option<u32>, access: Access) -> VolumeIdentity {
         let read_only = Some(access == Access::ReadOnly);
-        let about = About { volume: volume.name.to_string(), path: path.to_owned(), group, read_only };
+        let about = About { path: path.to_owned(), group, read_only };
         // JSON cannot hold a path that is not UTF-8: such a volume is mounted anew.
-        serde_json::to_value(about).unwrap_or_default()
+        VolumeIdentity::new(volume.name.as_str(), serde_json::to_value(about).unwrap_or_default())
     }
 }
 
@@ -314,7 +315,7 @@ impl PodVolume {
             Err(Trouble::Manifests(reason)) => {
                 // There is nothing to be seen of it; what puts it right is another change.
                 self.heard = None;
-                match (pod.is_settling, &self.state) {
+                match (pod.known.is_settling, &self.state) {
                     // It was a problem before, and is the same one still.
                     (true, VolumeLife::Waiting(known)) if *known == reason && !self.is_settling => {}
                     (true, VolumeLife::Waiting(_)) => self.settle(reason),

@@ -21,7 +21,7 @@ use super::passthrough::{Common, MountPlan, PassthroughSource, PassthroughVolume
 use super::projected::ProjectedVolume;
 use super::{PodEnd, Setting, Shown, Trouble};
 use crate::manifest::PodView;
-use crate::supervisor::run::adoption::KeptVolume;
+use crate::supervisor::volume::adopted::KeptVolume;
 use crate::volume::{Volume, VolumeSource};
 
 /// Mounts one volume, and keeps what is mounted.

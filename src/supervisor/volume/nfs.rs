@@ -58,7 +58,6 @@ pub(super) struct ReachedExport {
 impl ReachedExport {
     /// Finds the server of a volume, and asks it for the export. Volumes of a pod with one server share its sockets.
     pub(super) fn find(
-        spec: &Volume,
         source: &Nfs,
         options: &NfsOptions,
         access: Access,
@@ -67,7 +66,6 @@ impl ReachedExport {
     ) -> Result<ReachedExport, Trouble> {
         let reached = reach_any(source, options)?;
         let serving = ExportOptions {
-            name: spec.name.to_string(),
             read_only: access == Access::ReadOnly,
             callers: callers(Backend::User, options, pod),
             trace: setting.trace,

@@ -22,7 +22,7 @@ use super::{PodEnd, Setting, Shown, Trouble, selinux_context};
 use crate::manifest::PodView;
 use crate::manifest::pod::PodIdentity;
 use crate::payload::{Assembled, Ownership, Payload, PayloadError};
-use crate::supervisor::run::adoption::KeptVolume;
+use crate::supervisor::volume::adopted::KeptVolume;
 use crate::volume::{self, Volume};
 
 /// The mount of a projection, once its first payload was complete.
@@ -198,10 +198,10 @@ impl ProjectedVolume {
         let root = Root { mode, gid: directories.gid, directories: nested };
         let options = MountOptions { selinux_context: selinux_context(pod), shape: Shape::Directory };
         let Setting { server, trace, .. } = &self.setting;
-        let about = Setting::about(spec, &self.path, None, Access::ReadOnly);
-        let audit = spec.preferences.audit.then(|| subject(&pod.identity, spec));
+        let identity = Setting::identity(spec, &self.path, None, Access::ReadOnly);
+        let audit = spec.preferences.audit.then(|| subject(&pod.identity));
         let reporting = Reporting { trace: *trace, audit };
-        let mut projection = Projection::start(server, &root, &options, about, &reporting)?;
+        let mut projection = Projection::start(server, &root, &options, &identity, &reporting)?;
         projection.keep_old_for(self.setting.keep_old_generations);
         projection.commit(layout, directories)?;
         let point = self.point.as_ref().expect("it was made before the first payload was assembled");
@@ -218,11 +218,11 @@ impl MountedProjection {
     }
 }
 
-/// Whose files they are, for each line of the access log.
-fn subject(pod: &PodIdentity, volume: &Volume) -> Subject {
+/// Whose files they are, for each line of the access log, which names the volume, too.
+fn subject(pod: &PodIdentity) -> Subject {
     let PodIdentity { namespace, name, uid } = pod;
     let pod = json!({"namespace": namespace, "name": name, "uid": uid.as_str()});
-    Subject([("pod".to_owned(), pod), ("volume".to_owned(), volume.name.as_str().into())].into_iter().collect())
+    Subject([("pod".to_owned(), pod)].into_iter().collect())
 }
 
 fn warn_of_left(volume: &str, projection: &mut Projection) {

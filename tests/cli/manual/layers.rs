@@ -1,12 +1,11 @@
 //! ARCHITECTURE's "arrows point down": a module imports only modules of the layers below its own.
 
 use std::fs;
-use std::path::Path;
 
 use crate::common::packages::top;
-use crate::manual::source::sources;
+use crate::manual::imports::Folder;
 
-/// The modules of a crate, layer by layer, the lowest first. Modules of one layer do not import each other.
+/// The modules of a folder, layer by layer, the lowest first. Modules of one layer do not import each other.
 type Layers = &'static [&'static [&'static str]];
 
 const PODFS: Layers = &[
@@ -24,7 +23,7 @@ const PODFS: Layers = &[
 ];
 
 const PODFS_FUSE: Layers = &[
-    &["caller", "child", "memory_lock", "mount", "printable", "region", "utc"],
+    &["caller", "child", "label", "memory_lock", "mount", "printable", "region", "utc"],
     &["log", "session"],
     &["audit", "trace"],
     &["nfs", "projection"],
@@ -45,66 +44,103 @@ const PODFS_NFS: Layers = &[
     &["lib"],
 ];
 
+/// `src/node`. Those of one layer do not import each other.
+const NODE: Layers = &[
+    &["backing", "on_host", "orphans", "pod", "publication"],
+    &["checkpoint", "sample", "state"],
+    &["feed", "handle", "plugin", "reconstruct"],
+    &["service", "supervisors", "world"],
+    &["in_use", "local_volumes", "operation", "reconciler", "registrations"],
+    &["metrics"],
+    &["csi", "manager"],
+    &["nri"],
+    &["error"],
+    &["run_directory"],
+    &["daemon"],
+];
+
+/// `src/supervisor`.
+const SUPERVISOR: Layers = &[
+    &["exec_state", "installed", "log_format", "run_dir"],
+    &["server"],
+    &["volume"],
+    &["status"],
+    &["control"],
+    &["run"],
+    &["program"],
+];
+
+/// Folders whose modules still import each other in a circle.
+const WITH_CYCLES: &[&str] = &[
+    "src/host",
+    "src/manifest",
+    "src/mounts",
+    "src/volume",
+    "fuse/src/live",
+    "fuse/src/nfs",
+    "fuse/src/passthrough",
+    "fuse/src/region",
+    "fuse/src/session",
+    "fuse/nfs/src/rpc",
+];
+
 fn layer(layers: Layers, module: &str) -> usize {
     let layer = layers.iter().position(|modules| modules.contains(&module));
     layer.unwrap_or_else(|| panic!("{module} has no layer: give it one here and in ARCHITECTURE.md"))
 }
 
-/// The folder or file in `sources` that a source file belongs to.
-fn module_of(sources: &Path, file: &Path) -> String {
-    let inside = file.strip_prefix(sources).expect("a file in it");
-    let first = inside.iter().next().expect("a name").to_str().expect("text");
-    first.trim_end_matches(".rs").to_owned()
-}
-
-/// The modules of podfs that a text names after `crate::`. A list of them in braces would be missed, and fails.
-fn imports(text: &str) -> Vec<&str> {
-    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-    let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
-    let after = lines.flat_map(|line| line.split("crate::").skip(1));
-    after
-        .map(|rest| {
-            assert!(!rest.starts_with('{'), "name one module after `crate::`, not a list: {rest}");
-            rest.split(|letter: char| !letter.is_ascii_lowercase() && !letter.is_ascii_digit() && letter != '_')
-                .next()
-                .unwrap_or_default()
-        })
-        .filter(|module| !module.is_empty())
-        .collect()
-}
-
-/// Fails if a module of the crate imports one that does not lie below it.
-fn assert_imports_point_down(directory: &str, layers: Layers, at_least: usize) {
-    let mut upwards = Vec::new();
-    let mut seen = 0;
-    let directory = top().join(directory);
-    for file in sources(&directory) {
-        let module = module_of(&directory, &file);
-        for import in imports(&fs::read_to_string(&file).expect("a source")) {
-            seen += 1;
-            if import != module && layer(layers, import) >= layer(layers, &module) {
-                upwards.push(format!("{} imports {import}", file.strip_prefix(top()).expect("below").display()));
-            }
-        }
-    }
-    assert!(seen > at_least, "these are not all: {seen}");
+/// Fails if a module of the folder imports one that does not lie below it.
+fn assert_imports_point_down(folder: &Folder, layers: Layers, at_least: usize) {
+    let imports = folder.imports();
+    assert!(imports.len() > at_least, "these are not all: {}", imports.len());
+    let is_upwards = |from: &str, to: &str| from != to && layer(layers, to) >= layer(layers, from);
+    let upwards: Vec<_> = imports.iter().filter(|import| is_upwards(&import.from, &import.to)).collect();
     assert!(upwards.is_empty(), "these imports do not point down: {upwards:#?}");
 }
 
 #[test]
 fn modules_of_podfs_import_only_what_lies_below_them() {
-    assert_imports_point_down("src", PODFS, 200);
+    assert_imports_point_down(&Folder::of_crate("src"), PODFS, 200);
 }
 
 #[test]
 fn modules_of_podfs_fuse_import_only_what_lies_below_them() {
-    assert_imports_point_down("fuse/src", PODFS_FUSE, 200);
+    assert_imports_point_down(&Folder::of_crate("fuse/src"), PODFS_FUSE, 200);
 }
 
 #[test]
 fn modules_of_podfs_nfs_import_only_what_lies_below_them_and_nothing_of_fuse() {
-    assert_imports_point_down("fuse/nfs/src", PODFS_NFS, 30);
+    assert_imports_point_down(&Folder::of_crate("fuse/nfs/src"), PODFS_NFS, 30);
     let manifest = fs::read_to_string(top().join("fuse/nfs/Cargo.toml")).expect("a manifest");
     let dependencies = manifest.split("[dependencies]").nth(1).and_then(|rest| rest.split("\n[").next());
     assert!(!dependencies.expect("dependencies").contains("podfs"), "the NFS client is no part of the others");
+}
+
+#[test]
+fn modules_of_podfs_node_import_only_what_lies_below_them() {
+    assert_imports_point_down(&Folder::in_crate("src", &["node"]), NODE, 100);
+}
+
+#[test]
+fn modules_of_the_supervisor_import_only_what_lies_below_them() {
+    assert_imports_point_down(&Folder::in_crate("src", &["supervisor"]), SUPERVISOR, 60);
+}
+
+#[test]
+fn modules_of_a_folder_do_not_import_each_other_in_a_circle() {
+    let folders = ["src", "fuse/src", "fuse/nfs/src"].map(Folder::of_crate).into_iter().flat_map(Folder::folders);
+    let mut seen = 0;
+    let with_cycles: Vec<_> = folders
+        .filter(|folder| {
+            seen += 1;
+            let cycle = folder.cycle();
+            if let Some(cycle) = &cycle {
+                println!("{}: {}", folder.name(), cycle.join(" -> "));
+            }
+            cycle.is_some()
+        })
+        .map(|folder| folder.name())
+        .collect();
+    assert!(seen > 30, "these are not all: {seen}");
+    assert_eq!(with_cycles, WITH_CYCLES, "a folder without a cycle any more leaves the list");
 }

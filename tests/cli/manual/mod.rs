@@ -4,6 +4,7 @@
 mod completions;
 mod guide;
 mod help;
+mod imports;
 mod inventory;
 mod layers;
 mod links;

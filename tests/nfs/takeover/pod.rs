@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use podfs_fuse::client::MountedVolume;
 use podfs_fuse::client::ServerClient;
+use podfs_fuse::client::VolumeIdentity;
 use podfs_fuse::mount::private::{Access, MountOptions};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount, detach};
 use podfs_fuse::nfs::options::ExportOptions;
@@ -31,7 +32,14 @@ impl Pod {
         let server = Arc::new(ServerClient::new(control, Greeting::new("test", POD)).expect("a server"));
         let sockets = server.nfs_sockets().join(options, 1, false).expect("sockets");
         let (attributes, mount) = (MountAttrFlags::empty(), MountOptions::default());
-        let volume = MountedVolume::of_export(&server, sockets, options, attributes, &mount, Value::Null);
+        let volume = MountedVolume::of_export(
+            &server,
+            sockets,
+            options,
+            attributes,
+            &mount,
+            &VolumeIdentity::new("a-volume", Value::Null),
+        );
         let volume = volume.expect("a volume");
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
         let point = MountPoint::of_mount(directory.path()).expect("a point");

@@ -6,8 +6,8 @@
 //! |---|---|
 //! | `projection` | the replica of a projection's tree |
 //! | `live` | the replica of the tree of live parts |
-//! | `passthrough` | a source of the host, and starting such a volume |
-//! | `nfs` | an NFS export: its log and sockets, and starting such a volume |
+//! | `passthrough` | a source of the host |
+//! | `nfs` | an NFS export: its log and sockets |
 
 mod live;
 mod nfs;
@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use serde_json::Value;
 
 pub(super) use live::HeldLive;
+pub(super) use nfs::HeldExport;
 pub(super) use passthrough::HeldPassthrough;
 pub(super) use projection::HeldProjection;
 
@@ -61,6 +62,11 @@ pub(crate) trait HeldKind: Any + Send + Sync {
     fn has_open_files(&self) -> bool {
         false
     }
+
+    /// The memory of its rings, if requests may come over io_uring.
+    fn rings(&self) -> Option<&RingMemory> {
+        None
+    }
 }
 
 /// What the supervisor holds of a volume that a server has described. Its sockets, if it has some, go to `nfs_sockets`. The
@@ -70,7 +76,7 @@ fn restore(body: VolumeBody, descriptors: Vec<OwnedFd>, nfs_sockets: &SocketSets
         VolumeBody::Projection { tree, reporting } => Box::new(HeldProjection::restore(*tree, reporting, descriptors)?),
         VolumeBody::Live { of, tree } => Box::new(HeldLive::restore(of, *tree, descriptors)?),
         VolumeBody::Passthrough { options } => Box::new(HeldPassthrough::restore(options, descriptors)?),
-        VolumeBody::Nfs { options } => Box::new(nfs::HeldExport::restore(options, descriptors, nfs_sockets)?),
+        VolumeBody::Nfs { options } => Box::new(HeldExport::restore(options, descriptors, nfs_sockets)?),
     })
 }
 
@@ -132,8 +138,8 @@ impl HeldVolume {
 
     /// The threads that answer a request at this moment, each with the request's number.
     pub(super) fn busy(&self) -> Vec<(i32, u64)> {
-        let rings = self.of_kind::<HeldPassthrough>().and_then(HeldPassthrough::rings);
-        self.region.in_flight().busy().chain(rings.into_iter().flat_map(RingMemory::busy)).collect()
+        let of_rings = self.kind.rings().into_iter().flat_map(RingMemory::busy);
+        self.region.in_flight().busy().chain(of_rings).collect()
     }
 
     /// What every message about the volume comes with, and what belongs to its kind.

@@ -193,7 +193,7 @@ impl NfsFilesystem {
     fn warn_of_loop(&self, directory: &NfsNode) {
         if !self.loops_met.replace(true) {
             let (volume, server, path) =
-                (&self.options.name, &self.options.export.server, self.path(directory.id, None));
+                (self.options.name.as_str(), &self.options.export.server, self.path(directory.id, None));
             tracing::warn!(
                 volume,
                 "volume {volume:?}: NFS server {server} lists the directory {path} without coming to an end; reading it \

@@ -19,7 +19,7 @@ impl NfsFilesystem {
     /// Says so once.
     pub(super) fn no_locks(&self) -> Errno {
         if !self.locks_met.replace(true) {
-            let (volume, server) = (&self.options.name, &self.options.export.server);
+            let (volume, server) = (self.options.name.as_str(), &self.options.export.server);
             tracing::warn!(
                 volume,
                 "volume {volume:?}: a program wants to lock a file of NFS server {server}, and gets ENOLCK: podfs locks \

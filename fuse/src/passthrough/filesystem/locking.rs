@@ -91,7 +91,7 @@ impl PassthroughFilesystem {
 
     fn tell_of_waits(&self) {
         if !self.waits_met.swap(true, Ordering::Relaxed) {
-            let volume = &self.options.name;
+            let volume = self.options.name.as_str();
             tracing::warn!(
                 volume,
                 "volume {volume:?}: {WAITS} callers wait for locks; more get ENOLCK until some have theirs"

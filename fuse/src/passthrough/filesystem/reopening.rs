@@ -42,7 +42,7 @@ impl PassthroughFilesystem {
         let gone = gone.map(|open| self.discharge_gone(&open.node)).count();
         self.is_reopening.store(false, Ordering::Relaxed);
         if gone > 0 {
-            let volume = &self.options.name;
+            let volume = self.options.name.as_str();
             tracing::warn!(
                 volume,
                 "volume {volume:?}: {gone} open files without a name went with the server and its keeper; calls with them \
@@ -72,7 +72,7 @@ impl PassthroughFilesystem {
 
     fn report(&self, lost: usize) {
         if lost > 0 {
-            let volume = &self.options.name;
+            let volume = self.options.name.as_str();
             tracing::warn!(
                 volume,
                 "volume {volume:?}: {lost} open files lost their locks with the server and its keeper, because other \

@@ -27,7 +27,6 @@ pub(super) use nfs::NfsExport;
 pub(super) use passthrough::Passthrough;
 pub(super) use projection::ServedProjection;
 
-use super::process::VolumeDescriptors;
 use crate::audit::output::AuditOutput;
 use crate::nfs::thread::NfsThread;
 use crate::projection::Image;
@@ -81,6 +80,13 @@ fn restore(body: VolumeBody, descriptors: Vec<OwnedFd>) -> io::Result<Box<dyn Se
         VolumeBody::Nfs { options } => Box::new(NfsExport::new(options, descriptors)),
         VolumeBody::Live { of, tree } => Box::new(LiveParts::restore(of, *tree, descriptors)?),
     })
+}
+
+/// What every volume comes with.
+pub(super) struct VolumeDescriptors {
+    pub(super) device: OwnedFd,
+    pub(super) mount: OwnedFd,
+    pub(super) region: OwnedFd,
 }
 
 /// What a server has of a volume of any kind.

@@ -65,7 +65,7 @@ impl ServedKind for Passthrough {
         let table = Arc::clone(&self.table);
         // Without them, requests come through the device.
         let rings = self.rings().unwrap_or_else(|error| {
-            let volume = &self.options.name;
+            let volume = self.options.name.as_str();
             tracing::warn!(volume, "there is no place for rings ({error}); requests come through /dev/fuse");
             None
         });

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use tracing::{debug, warn};
 
-use super::super::checkpoint::Checkpoint;
 use super::super::life::{Calling, Life, Up};
 use super::super::{OperationError, blocking, control};
 use super::PodTask;
+use crate::node::checkpoint::Checkpoint;
 use crate::supervisor::run_dir::cgroup;
 
 impl PodTask {

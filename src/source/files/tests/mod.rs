@@ -147,5 +147,5 @@ fn pod(label: &str) -> String {
 
 /// The value of a ConfigMap's one key.
 fn value<'a>(snapshot: &'a Snapshot, name: &str) -> Option<&'a str> {
-    snapshot.objects.config_map("default", name)?.data.get("key").map(String::as_str)
+    snapshot.known.objects.config_map("default", name)?.data.get("key").map(String::as_str)
 }

@@ -144,7 +144,7 @@ impl PassthroughSource for ClaimSource {
 
 /// The PersistentVolume of a volume.
 pub(in crate::supervisor::volume) fn resolve(spec: &Volume, claim: &Claim, pod: &PodView) -> Result<Bound, Trouble> {
-    let bound = binding::resolve(spec.name.as_str(), claim, &pod.identity, &pod.facts, &pod.objects);
+    let bound = binding::resolve(spec.name.as_str(), claim, &pod.identity, &pod.facts, &pod.known.objects);
     bound.map_err(|error| Trouble::Manifests(error.to_string()))
 }
 

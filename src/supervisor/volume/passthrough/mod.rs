@@ -23,14 +23,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use podfs_fuse::caller::credentials::ActAs;
-use podfs_fuse::client::{MountedVolume, Watch};
+use podfs_fuse::client::{MountedVolume, VolumeIdentity, Watch};
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::bind::bind;
 use podfs_fuse::mount::private::{Access, MountOptions, Shape};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
 use podfs_fuse::passthrough::{Cache, DataPath, PassthroughOptions};
 use podfs_fuse::region::VolumeKind;
-use serde_json::Value;
 
 use super::growth::Expansion;
 use super::mounter::Mounter;
@@ -39,7 +38,7 @@ use super::{PodEnd, Setting, Shown, Trouble};
 use crate::host::neighbours::NeighbourLock;
 use crate::host::{HostError, HostSource, serve};
 use crate::manifest::PodView;
-use crate::supervisor::run::adoption::KeptVolume;
+use crate::supervisor::volume::adopted::KeptVolume;
 use crate::volume::nfs_options::Backend;
 use crate::volume::{ServedBy, Volume};
 
@@ -317,16 +316,16 @@ impl PassthroughVolume {
             }
             Planned::Source { source, served_by: ServedBy::Fuse, limit, remote } => {
                 let options = self.passthrough_options(spec, limit, remote);
-                let (server, about) = (&self.common.setting.server, self.about(spec, &point, access));
-                let volume = MountedVolume::of_source(server, source.as_fd(), &options, &mount, about);
+                let (server, identity) = (&self.common.setting.server, self.identity(spec, &point, access));
+                let volume = MountedVolume::of_source(server, source.as_fd(), &options, &mount, &identity);
                 let volume = volume.map_err(Trouble::of_mount)?;
                 let visible = volume.show(&point, access).map_err(Trouble::of_mount)?;
                 Ok(VisibleVolume { visible, access, served: Some(volume) })
             }
             Planned::Export(export) => {
                 let ReachedExport { options, sockets, attributes, .. } = *export;
-                let (server, about) = (&self.common.setting.server, self.about(spec, &point, access));
-                let volume = MountedVolume::of_export(server, sockets, &options, attributes, &mount, about);
+                let (server, identity) = (&self.common.setting.server, self.identity(spec, &point, access));
+                let volume = MountedVolume::of_export(server, sockets, &options, attributes, &mount, &identity);
                 let volume = volume.map_err(Trouble::of_mount)?;
                 let visible = volume.show(&point, access).map_err(Trouble::of_mount)?;
                 Ok(VisibleVolume { visible, access, served: Some(volume) })
@@ -334,19 +333,18 @@ impl PassthroughVolume {
         }
     }
 
-    fn about(&self, spec: &Volume, point: &MountPoint, access: Access) -> Value {
-        Setting::about(spec, point.path(), self.common.group, access)
+    fn identity(&self, spec: &Volume, point: &MountPoint, access: Access) -> VolumeIdentity {
+        Setting::identity(spec, point.path(), self.common.group, access)
     }
 
     fn passthrough_options(&self, spec: &Volume, limit: Option<u64>, remote: Option<ActAs>) -> PassthroughOptions {
-        let name = spec.name.to_string();
         // Sockets in a source of the pod were made through it, and the listeners at sockets of an export are on other machines.
-        let advice = (!self.source.is_of_pod() && remote.is_none())
-            .then(|| format!("to reach it, give the pod the annotation podfs.io/host-path.{name}: bind"));
+        let advice = (!self.source.is_of_pod() && remote.is_none()).then(|| {
+            format!("to reach it, give the pod the annotation podfs.io/host-path.{}: bind", spec.name.as_str())
+        });
         // Of content that was there before, containers may still have files open through an earlier mount.
         let nothing_else_changes = self.source.is_of_pod() && self.source.is_new() && self.outdated.is_none();
         PassthroughOptions {
-            name,
             cache: match spec.preferences.cache {
                 Cache::Auto if nothing_else_changes && limit.is_none() => Cache::Always,
                 chosen => chosen,
@@ -355,9 +353,9 @@ impl PassthroughVolume {
             limit,
             trace: self.common.setting.trace,
             socket_advice: advice,
-            threads: None,
             remote,
             io_uring: self.common.setting.io_uring && remote.is_none(),
+            ..PassthroughOptions::default()
         }
     }
 }

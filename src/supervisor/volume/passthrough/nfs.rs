@@ -35,7 +35,7 @@ pub(super) fn plan(
     let selinux_context = options.selinux_context.clone();
     let content = match nfs::backend(spec, source, options)? {
         Backend::User => {
-            let export = ReachedExport::find(spec, source, options, access, setting, pod)?;
+            let export = ReachedExport::find(source, options, access, setting, pod)?;
             Planned::Export(Box::new(export))
         }
         Backend::Kernel => {

@@ -101,7 +101,7 @@ fn the_csi_driver_object_asks_the_kubelet_for_what_podfs_needs() {
     let drivers = plain().into_iter().filter(|object| object["kind"] == "CSIDriver");
     let drivers: Vec<CSIDriver> = drivers.map(|object| typed(&object)).collect();
     let [CSIDriver { metadata, spec }] = &drivers[..] else { panic!("there is one: {drivers:?}") };
-    assert_eq!(metadata.name.as_deref(), Some(podfs::node::csi::DRIVER));
+    assert_eq!(metadata.name.as_deref(), Some(podfs::node::publication::DRIVER));
     let label = metadata.labels.iter().flatten().find(|(key, _)| key.starts_with("security.openshift.io/"));
     assert_eq!(label.map(|(_, value)| value.as_str()), Some("restricted"));
     assert_eq!((spec.pod_info_on_mount, spec.attach_required), (Some(true), Some(false)));

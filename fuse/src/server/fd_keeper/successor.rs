@@ -28,9 +28,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
-use super::fd_keeper::{
-    CHANNEL, FIRST_FREE, HANDOVER, LISTENER, empty, put, reserve_numbers, reserved, send_descriptors,
-};
+use super::{CHANNEL, FIRST_FREE, HANDOVER, LISTENER, empty, put, reserve_numbers, reserved, send_descriptors};
 use crate::memory_lock;
 use crate::protocol::receive_descriptors;
 

@@ -16,6 +16,8 @@
 //! Numbers below [`FIRST_FREE`] are for what a server needs for itself, each of a fixed meaning or taken by a placeholder.
 //! So whatever the server opens for its volumes has a higher number, and a successor can have it at the same one.
 
+pub(crate) mod successor;
+
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::time::Duration;
@@ -24,7 +26,6 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, setsockopt, socketpair, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
-use super::successor;
 use crate::child;
 use crate::protocol::receive_descriptors;
 

@@ -18,6 +18,8 @@ use crate::manifest::pod::{PodIdentity, PodUid};
 use crate::node::spans;
 use crate::supervisor::run_dir::trust;
 
+/// The name of the CSI driver whose publications they are.
+pub const DRIVER: &str = "podfs.io";
 /// Where they are, in the run directory.
 const DIRECTORY: &str = "node/csi";
 /// The version of the format.
@@ -66,7 +68,7 @@ pub struct PublishedPod {
 }
 
 impl Publication {
-    /// A publication; its fields are checked by [`request`](super::request).
+    /// A publication; its fields are checked by [`request`](super::csi::request).
     pub(in crate::node) fn new(
         volume_id: String,
         target: PathBuf,
@@ -115,7 +117,7 @@ impl Publication {
 }
 
 /// The name of a target among files and volumes.
-pub(super) fn name_of_target(target: &Path) -> String {
+pub(in crate::node) fn name_of_target(target: &Path) -> String {
     format!("csi-{}", Uuid::new_v5(&Uuid::NAMESPACE_URL, target.as_os_str().as_encoded_bytes()).simple())
 }
 

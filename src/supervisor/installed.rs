@@ -1,13 +1,18 @@
-//! Where the programs of podfs are: beside each other, as in a build, or in `../libexec/podfs`, as in a package.
+//! Where the programs of podfs are: beside each other, as in a build, or in `../libexec/podfs`, as in a package; and where the
+//! podfs is that is on disk now, for an upgrade.
 
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, Mode, OFlags, access, open};
 
-use super::NAME;
-
+/// The program of the supervisors that `podfs node` starts.
+pub(crate) const SUPERVISOR: &str = "podfs-supervisor";
+/// Beside the directory of a podfs that a container has installed, the link to the directory of the last one.
+pub(crate) const CURRENT: &str = "current";
 /// Where a package has the programs, beside the directory of podfs.
 const IN_PACKAGE: &str = "libexec/podfs";
 
@@ -63,7 +68,7 @@ pub(crate) fn find_server() -> Result<(PathBuf, OwnedFd), ProgramError> {
 /// # Errors
 /// When there is none that can be executed.
 pub(crate) fn supervisor_program() -> Result<PathBuf, ProgramError> {
-    find(NAME, "the program that manages the volumes of a pod of podfs node").map(|(path, _)| path)
+    find(SUPERVISOR, "the program that manages the volumes of a pod of podfs node").map(|(path, _)| path)
 }
 
 fn find(name: &'static str, purpose: &'static str) -> Result<(PathBuf, OwnedFd), ProgramError> {
@@ -88,4 +93,29 @@ fn find(name: &'static str, purpose: &'static str) -> Result<(PathBuf, OwnedFd),
 /// Where this program was started from.
 pub(crate) fn own_path() -> io::Result<PathBuf> {
     std::fs::read_link("/proc/self/exe")
+}
+
+/// Why there is no program to go on as.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::supervisor) enum NoProgram {
+    #[error(transparent)]
+    Unknown(#[from] io::Error),
+    #[error("there is no podfs at {} any more", .0.display())]
+    Gone(PathBuf),
+}
+
+/// Where the program that runs here was started from, whatever is there now; or where a container has installed podfs on the node
+/// since then.
+///
+/// # Errors
+/// When there is nothing that could be started.
+pub(in crate::supervisor) fn program_on_disk() -> Result<PathBuf, NoProgram> {
+    const DELETED: &[u8] = b" (deleted)";
+    let path = std::fs::read_link("/proc/self/exe")?;
+    let bytes = path.as_os_str().as_bytes();
+    let path = PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(DELETED).unwrap_or(bytes)));
+    let name = path.file_name().unwrap_or_default().to_owned();
+    let installed = path.parent().and_then(Path::parent).map(|all| all.join(CURRENT).join(&name));
+    let path = installed.filter(|installed| installed.is_file()).unwrap_or(path);
+    if path.is_file() { Ok(path) } else { Err(NoProgram::Gone(path)) }
 }

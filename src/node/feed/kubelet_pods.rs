@@ -1,5 +1,5 @@
 //! The pods of a node with a kubelet. The sources, the API server or manifest files, describe the pods; the publications of the
-//! kubelet ([`csi`](super::csi)) and the choice of the operator ([`nri`](super::nri)) say which volumes of them podfs serves.
+//! kubelet ([`publication`](crate::node::publication)) and the choice of the operator ([`chosen`](super::chosen)) say which volumes of them podfs serves.
 //! Plain data.
 //!
 //! 1. podfs mounts volumes of a pod only while the pod has a publication or is chosen.
@@ -13,13 +13,13 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use tracing::warn;
 
-use super::csi::Publication;
-use super::feed::{FeedEvent, PodSource};
-use super::nri::chosen::{Chosen, RuntimeChange, with_payload_volumes};
-use super::pod::{NodePod, PodOrigin, PodStage};
-use super::spans;
+use super::chosen::{Chosen, RuntimeChange, with_payload_volumes};
+use super::{FeedEvent, PodSource};
 use crate::manifest::pod::{Pod, PodUid};
 use crate::manifest::{Document, Origin};
+use crate::node::pod::{NodePod, PodOrigin, PodStage};
+use crate::node::publication::Publication;
+use crate::node::spans;
 use crate::volume::{forget_other_volumes, set_mount_options};
 
 /// The pods of a node with a kubelet.
@@ -329,8 +329,8 @@ fn with_volumes(mut manifest: Value, uid: &PodUid, publications: &[&Publication]
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::csi::publication::PublishedPod;
-    use crate::node::nri::chosen::Choice;
+    use crate::node::feed::chosen::Choice;
+    use crate::node::publication::PublishedPod;
     use crate::node::sample;
 
     fn publication(volume: &str, needs_pod: bool) -> Publication {

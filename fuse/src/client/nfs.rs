@@ -1,0 +1,91 @@
+//! Mounting an NFS export, and the place of its server.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::mount::MountAttrFlags;
+
+use super::held::HeldExport;
+use super::identity::VolumeIdentity;
+use super::{MountedVolume, ServerClient};
+use crate::mount::MountError;
+use crate::mount::private::{MountOptions, PrivateMount, open_device};
+use crate::nfs::options::{ExportOptions, NfsAddress};
+use crate::nfs::sockets::Sockets;
+use crate::nfs::writeback::log::Log;
+use crate::protocol::{ServerRequest, VolumeId};
+
+/// What a volume may have accepted that the server has not on disk, in MiB.
+const LOG: usize = 64;
+/// What the kernel reads ahead, in KiB: four of its largest requests.
+const READ_AHEAD: u32 = 4096;
+
+impl MountedVolume {
+    /// Mounts the export that `options` name, and lets `server`, which has the `sockets`, answer for it. It is not visible before
+    /// [`show`](Self::show). `attributes` are what the mount's options say of it, such as `nosuid`. `identity` names the
+    /// volume.
+    ///
+    /// # Errors
+    /// When it cannot be mounted, or the server does not take it: the NFS server does not answer, perhaps.
+    pub fn of_export(
+        server: &Arc<ServerClient>,
+        sockets: Sockets,
+        options: &ExportOptions,
+        attributes: MountAttrFlags,
+        mount: &MountOptions,
+        identity: &VolumeIdentity,
+    ) -> Result<Self, MountError> {
+        let failed = |cause| MountError::Failed { what: "the server did not take the volume".to_owned(), cause };
+        let device = open_device()?;
+        let mount = PrivateMount::of_export(device.as_fd(), attributes, mount)?;
+        let options = &ExportOptions { name: identity.label(), ..options.clone() };
+        let log = Log::create(LOG).and_then(|log| log.as_fd().try_clone_to_owned()).map_err(failed)?;
+        let kind = HeldExport::new(log, sockets.clone(), options.clone());
+        // Until here, the NFS server may have moved.
+        let request =
+            |volume, about| ServerRequest::Export { volume, about, options: Box::new(sockets.current(options)) };
+        let (volume, _) =
+            MountedVolume::begin(server, device, mount, identity.about(), kind, request).map_err(failed)?;
+        // Without it, reading is slower.
+        if let Err(error) = volume.held.mount.set_read_ahead(READ_AHEAD) {
+            let volume = identity.name();
+            tracing::debug!(volume, "volume {volume:?}: read-ahead stays what it is: {error}");
+        }
+        Ok(volume)
+    }
+}
+
+impl ServerClient {
+    /// NFS servers that were asked something and have said nothing for `limit`: of each, one of the volumes that share
+    /// it, and how that is served.
+    pub fn silent_exports(&self, limit: Duration) -> Vec<(VolumeId, ExportOptions)> {
+        let mut found: Vec<(VolumeId, &HeldExport)> = Vec::new();
+        let volumes = self.volumes();
+        for (volume, held) in volumes.iter() {
+            let Some(export) = held.of_kind::<HeldExport>() else { continue };
+            let is_silent = held.region.silent_since().is_some_and(|since| since.elapsed() >= limit);
+            if is_silent && !found.iter().any(|(_, other)| export.sockets().is_shared_with(other.sockets())) {
+                found.push((*volume, export));
+            }
+        }
+        found.into_iter().map(|(volume, export)| (volume, export.options())).collect()
+    }
+
+    /// Tells the server the new place of a volume's NFS server, for all volumes that share it now or later.
+    ///
+    /// # Errors
+    /// When there is no such volume any more, or no server.
+    pub fn move_nfs(&self, volume: VolumeId, place: NfsAddress) -> io::Result<()> {
+        {
+            // A volume that is just starting is in the map already, or its request will carry the new place.
+            let _joining = self.joining.lock().expect("a thread that panics ends the process");
+            let volumes = self.volumes();
+            let export = volumes.get(&volume).and_then(|held| held.of_kind::<HeldExport>());
+            export.ok_or(io::ErrorKind::NotFound)?.sockets().move_to(place);
+        }
+        // A successor that is resumed meanwhile may have got the old place for some of them.
+        self.done(&ServerRequest::Move { volume, place }, &[])
+    }
+}

@@ -1,0 +1,38 @@
+//! Why the daemon of a node does not start, or ends.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::csi::CsiError;
+use super::feed::FeedError;
+use super::nri::NriError;
+use super::service::DaemonError;
+
+/// Why the daemon does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// Another daemon serves the run directory, or its lock or socket cannot be used.
+    #[error(transparent)]
+    Daemon(#[from] DaemonError),
+    /// The sources cannot be read.
+    #[error(transparent)]
+    Feed(#[from] FeedError),
+    /// What earlier daemons left cannot be looked for.
+    #[error("cannot look for the volumes of an earlier daemon below {}: {cause}", .path.display())]
+    Reconstruct {
+        /// The root directory.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        cause: io::Error,
+    },
+    /// The CSI driver cannot be served.
+    #[error(transparent)]
+    Csi(#[from] CsiError),
+    /// The plugin of the container runtime cannot be served.
+    #[error(transparent)]
+    Nri(#[from] NriError),
+    /// The socket for agents cannot be served.
+    #[error("cannot serve agents: {0}")]
+    Service(#[source] io::Error),
+}

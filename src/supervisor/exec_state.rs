@@ -1,0 +1,124 @@
+//! What a program of a supervisor leaves for the one that it executes in an upgrade: a variable with the numbers of descriptors
+//! that stay open over `execve(2)`, and the same arguments.
+
+use std::env;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use serde::{Deserialize, Serialize};
+
+/// The variable that holds the state.
+const VARIABLE: &str = "PODFS_UPGRADE";
+
+/// What one program leaves for the next.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct ExecState {
+    /// The client's connection, on which it waits for the answer.
+    pub(super) connection: RawFd,
+    /// The program before.
+    pub(super) before: Option<RawFd>,
+    /// The podfs-fuse of the program before.
+    #[serde(default)]
+    pub(super) before_server: Option<RawFd>,
+    /// The podfs-fuse of the program that reads this, if it is not the one on disk.
+    #[serde(default)]
+    pub(super) server: Option<RawFd>,
+    /// Why the program after this one has become this one again.
+    #[serde(default)]
+    pub(super) rolled_back: Option<String>,
+}
+
+impl ExecState {
+    /// What the program before has left, if this process was another version of podfs.
+    pub(super) fn of_before() -> Option<ExecState> {
+        serde_json::from_str(&env::var(VARIABLE).ok()?).ok()
+    }
+}
+
+/// Whether this process was another version of podfs, which left its state for this one.
+pub(crate) fn upgrade_is_under_way() -> bool {
+    env::var_os(VARIABLE).is_some()
+}
+
+/// The podfs-fuse that the program after this one has left, when this one goes on in its place. What is on disk is of another
+/// version.
+pub(super) fn server_program_left() -> Option<OwnedFd> {
+    let number = ExecState::of_before()?.server?;
+    // SAFETY: the program after this one has left the descriptor for it, and this is called once.
+    unsafe { inherited(number) }.ok()
+}
+
+/// Takes a descriptor that the program before has left open. No process that is started from here on gets it, too.
+///
+/// # Errors
+/// When nothing is open there.
+///
+/// # Safety
+/// No other code in this process owns the descriptor.
+pub(super) unsafe fn inherited(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: for a number that is no descriptor, fcntl(2) fails without any effect.
+    let set = unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
+    nix::errno::Errno::result(set)?;
+    // SAFETY: it is open, and the caller promises that no other code owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Becomes the program at `path`, with this state and these descriptors. Returns only why that failed.
+pub(super) fn become_program(path: &Path, state: &ExecState, left_open: &[BorrowedFd<'_>]) -> io::Error {
+    let set = |flags: FdFlag| {
+        left_open.iter().try_for_each(|descriptor| fcntl(descriptor, FcntlArg::F_SETFD(flags)).map(drop))
+    };
+    if let Err(errno) = set(FdFlag::empty()) {
+        return errno.into();
+    }
+    let state = match serde_json::to_string(state) {
+        Ok(state) => state,
+        Err(error) => return error.into(),
+    };
+    let name = env::args_os().next().unwrap_or_else(|| "podfs".into());
+    let cause = Command::new(path).arg0(name).args(arguments(env::args_os())).env(VARIABLE, state).exec();
+    // The process goes on after all: later children must not inherit them.
+    let _ = set(FdFlag::FD_CLOEXEC);
+    cause
+}
+
+/// The arguments of this process, without the descriptor that it has written to and closed, and without the file of settings,
+/// which are in the environment by now: a pod keeps those it was started with.
+pub(crate) fn arguments(all: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    const LEFT_OUT: [&[u8]; 2] = [b"--ready-fd", b"--config"];
+    let mut arguments = Vec::new();
+    let mut all = all.skip(1);
+    while let Some(argument) = all.next() {
+        match LEFT_OUT.iter().find_map(|option| argument.as_bytes().strip_prefix(*option)) {
+            Some(b"") => drop(all.next()),
+            Some([b'=', ..]) => {}
+            _ => arguments.push(argument),
+        }
+    }
+    arguments
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
+    use super::*;
+
+    #[test]
+    fn a_descriptor_that_was_written_to_and_settings_are_not_asked_for_again() {
+        let given = |words: &[&str]| {
+            arguments(words.iter().map(OsString::from)).into_iter().map(OsString::into_vec).collect::<Vec<_>>()
+        };
+        let expected: Vec<Vec<u8>> =
+            ["run", "--pod", "a", "--run-dir", "b"].map(|word| word.as_bytes().to_vec()).into();
+        assert_eq!(given(&["podfs", "run", "--ready-fd", "9", "--pod", "a", "--run-dir", "b"]), expected);
+        assert_eq!(given(&["podfs", "run", "--pod", "a", "--run-dir", "b", "--ready-fd=9"]), expected);
+        assert_eq!(given(&["podfs", "--config", "c", "run", "--pod", "a", "--run-dir", "b", "--config=c"]), expected);
+    }
+}

@@ -1,0 +1,29 @@
+//! A volume that a supervisor before has mounted, and what that supervisor says of it. The bytes of [`About`] are a format: other
+//! versions of podfs read them.
+
+use std::path::PathBuf;
+
+use podfs_fuse::client::AdoptedVolume;
+use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
+use serde::{Deserialize, Serialize};
+
+/// What a supervisor says of a volume to the one that adopts it, beside its name.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(in crate::supervisor) struct About {
+    /// Where it is to be seen.
+    pub(in crate::supervisor) path: PathBuf,
+    /// A group that containers need to use it.
+    #[serde(default)]
+    pub(in crate::supervisor) group: Option<u32>,
+    /// Whether it is to be seen read-only. A podfs of an earlier version does not say it.
+    #[serde(default)]
+    pub(in crate::supervisor) read_only: Option<bool>,
+}
+
+/// A volume that is served and seen already.
+pub(in crate::supervisor) struct KeptVolume {
+    pub(in crate::supervisor) about: About,
+    pub(in crate::supervisor) served: AdoptedVolume,
+    pub(in crate::supervisor) point: MountPoint,
+    pub(in crate::supervisor) visible: VisibleMount,
+}
