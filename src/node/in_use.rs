@@ -60,7 +60,7 @@ async fn reported_before(client: &ApiClient, node: &str, retry: &mut Retry) -> V
                 return names.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect();
             }
             Err(error) => {
-                warn!("which volumes were reported in use is not known: {error}; podfs reports none until it is");
+                warn!("cannot read which volumes the node reports in use: {error}; podfs changes nothing until it can");
                 let pause = retry.failed(&error);
                 retry.wait(&pause).await;
             }

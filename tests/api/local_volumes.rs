@@ -254,7 +254,7 @@ fn nothing_is_erased_that_is_in_use_or_another_file_system_by_now() {
     rig.set_phase(&replaced, "Released");
     let uid_inside = rig.set_phase(&inside, "Released");
     rig.wait_log("is in use: a pod has it at");
-    rig.wait_log("is not surely what it was when PersistentVolume");
+    rig.wait_log("may be another disk or file system than PersistentVolume");
     rig.wait_log("is not clean: podfs cannot delete 1 entry: inner is a mount point");
     for path in [&used, &replaced, &inner] {
         assert!(path.join("a/b/file").exists(), "{}", path.display());

@@ -197,8 +197,8 @@ impl Operations {
                 shared.written.write(&publication)
             });
             match written.await {
-                Ok(Ok(())) => info!("a CSI volume was not written down any more; it is again"),
-                Ok(Err(error)) => warn!("a CSI volume cannot be written down for the next podfs node: {error}"),
+                Ok(Ok(())) => info!("another process has deleted the record of a CSI volume; podfs writes it again"),
+                Ok(Err(error)) => warn!("cannot record a CSI volume for the next podfs node: {error}"),
                 Err(_) => {}
             }
         }

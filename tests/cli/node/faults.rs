@@ -141,11 +141,11 @@ fn a_full_run_directory_keeps_new_pods_waiting_and_running_ones_go_on_through_ev
     let reason = || node.volume("late", "config")?["reason"].as_str().map(str::to_owned);
     eventually("its volume says why it waits", || {
         reason().is_some_and(|reason| {
-            reason.starts_with("cannot write down below ") && reason.contains("No space left on device")
+            reason.starts_with("cannot record below ") && reason.contains("No space left on device")
         })
     });
     let status = String::from_utf8(node.ask(&["status"]).stdout).expect("text");
-    assert!(status.contains("config: cannot write down below "), "{status}");
+    assert!(status.contains("config: cannot record below "), "{status}");
     set(&node, "two");
     wait_content(&config.join("key"), "two");
 
