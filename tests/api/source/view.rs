@@ -293,7 +293,7 @@ fn a_program_for_credentials_may_ask_the_person_at_the_terminal() {
         command.env("PODFS_CONFIG", "/dev/null").stdin(Stdio::null());
         command
     };
-    finish(&mut render()).says(2, &["asks a person, and podfs has no terminal to ask at"]);
+    finish(&mut render()).says(2, &["asks for input, and podfs has no terminal"]);
     let mut terminal = Terminal::new(24, 80);
     let mut command = render();
     terminal.is_read_by(&mut command);
