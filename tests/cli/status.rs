@@ -233,7 +233,7 @@ fn a_socket_of_somebody_else_is_shown_as_such() {
     let outcome = fixture.status(&[]);
     answer.join().expect("podfs status asked");
     outcome.says(1, &["pod default/web is not answering"]);
-    let sentence = format!("what pid {} answers is not understood", std::process::id());
+    let sentence = format!("podfs does not understand the answer of pid {}", std::process::id());
     assert!(outcome.stdout.contains(&sentence), "{}", outcome.stdout);
 }
 
