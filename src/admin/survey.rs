@@ -104,7 +104,7 @@ enum AnswerError {
     OtherPod(String),
     #[error("{0}")]
     Refused(String),
-    #[error("the answer is one to another question")]
+    #[error("it answered another question")]
     OtherQuestion,
 }
 

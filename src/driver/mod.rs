@@ -130,7 +130,7 @@ pub enum LeaveError {
     #[error(transparent)]
     Host(#[from] HostError),
     /// The CSI driver says what is not so.
-    #[error("CSI driver {driver} says that it has unpublished the volume, and {} is mounted still", .target.display())]
+    #[error("CSI driver {driver} says that it has unpublished the volume, but {} is still mounted", .target.display())]
     StillPublished {
         /// The driver.
         driver: String,
@@ -138,7 +138,7 @@ pub enum LeaveError {
         target: PathBuf,
     },
     /// The FlexVolume driver says what is not so.
-    #[error("cannot unmount {}: the driver says that it did, and it is mounted still", .0.display())]
+    #[error("cannot unmount {}: the driver says that it has, but it is still mounted", .0.display())]
     StillMounted(PathBuf),
     /// The kernel does not unmount it.
     #[error("cannot unmount {}: {cause}", .target.display())]

@@ -62,7 +62,7 @@ impl HostSource {
     /// # Errors
     /// When its file system does not answer.
     pub fn of_clone(mount: OwnedFd) -> Result<HostSource, HostError> {
-        HostSource::of(mount).map_err(|errno| HostError::failed("the mount cannot be looked at", errno))
+        HostSource::of(mount).map_err(|errno| HostError::failed("cannot read the attributes of the mount", errno))
     }
 
     /// The source that is open already.

@@ -53,7 +53,7 @@ pub enum SubPathError {
     #[error("{0:?} is too long for the volume's file system")]
     TooLong(String),
     /// It cannot be made.
-    #[error("a missing directory cannot be made: {0}")]
+    #[error("podfs cannot make a missing directory: {0}")]
     Make(#[source] io::Error),
     /// Anything else.
     #[error("it cannot be opened: {0}")]

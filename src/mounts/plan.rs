@@ -56,7 +56,7 @@ pub enum NotMounted {
     #[error("it is not mounted")]
     NotYet,
     /// The mount has no path on the node.
-    #[error("its place is not known")]
+    #[error("its path is not known")]
     NoPath,
     /// It is to be passed as a device.
     #[error("it is no block device")]

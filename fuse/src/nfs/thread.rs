@@ -85,7 +85,7 @@ impl NfsThread {
             // As everywhere, what a request is read to has memory before it is read.
             let input = match InputBuffer::new(REQUEST_SIZE) {
                 Ok(input) => input,
-                Err(error) => return tracing::error!("no room for requests of NFS volumes: {error}"),
+                Err(error) => return tracing::error!("no memory for requests of NFS volumes: {error}"),
             };
             let tasks = LocalSet::new();
             let work = async move {

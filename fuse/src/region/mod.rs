@@ -97,7 +97,7 @@ pub enum RegionError {
     #[error("the state of the volume ends after {0} bytes, within its header; start the volume anew")]
     Truncated(usize),
     /// It begins with something else.
-    #[error("what should be the state of the volume is something else; start the volume anew")]
+    #[error("the file with the state of the volume is not one of podfs; start the volume anew")]
     Foreign,
     /// A later program wrote it.
     #[error(

@@ -183,7 +183,7 @@ fn judge(state: &NodeState) -> Result<(), Failure> {
     let waiting = state.pods.values().filter(|pod| !table::is_as_it_should_be(pod)).count();
     match (waiting, state.trouble.len()) {
         (0, 0) => Ok(()),
-        (0, _) => Err(Failure::general(anyhow!("a source of pods is in trouble: {}", state.trouble.join("; ")))),
+        (0, _) => Err(Failure::general(anyhow!("podfs cannot read a source of pods: {}", state.trouble.join("; ")))),
         (waiting, _) => {
             let all = state.pods.len();
             Err(Failure::general(anyhow!("{waiting} of {all} pods lack volumes; podfs node status says why")))

@@ -119,13 +119,13 @@ fn is_for_the_kernel(word: &str) -> bool {
 #[derive(Debug, thiserror::Error)]
 pub enum KernelNfsError {
     /// The process that mounts cannot be started, or given its work.
-    #[error("no process to mount it with: {0}")]
+    #[error("podfs cannot run the process that mounts it: {0}")]
     NoProcess(#[source] io::Error),
     /// The answer came without the mount.
-    #[error("the mount got lost")]
+    #[error("the process that mounts it has answered without the mount")]
     Lost,
     /// The mount is made, and its file system does not answer.
-    #[error("the mount cannot be looked at: {0}")]
+    #[error("cannot read the attributes of the mount: {0}")]
     Mounted(#[source] io::Error),
     /// What the process that mounts says.
     #[error("{0}")]
@@ -140,7 +140,7 @@ pub enum KernelNfsError {
     )]
     SilentWithKerberos(u64),
     /// The process that mounts has ended.
-    #[error("the process that mounts it has ended without an answer")]
+    #[error("the process that mounts it ended without an answer")]
     NoAnswer(#[source] io::Error),
 }
 

@@ -48,7 +48,7 @@ enum MounterError {
     },
     #[error("{0} has no address")]
     NoAddress(String),
-    #[error("no version of NFS is asked for")]
+    #[error("podfs knows no version of NFS to try")]
     NoVersion,
     #[error("{sentence}")]
     Kernel {

@@ -38,7 +38,7 @@ impl Journal {
         }
         match told {
             ObjectUpdate::Trouble(ApiError { class: Class::Unreachable, sentence, .. }) if !self.away => {
-                warn!("the API server is away, and volumes stay as they are: {sentence}");
+                warn!("the API server is unreachable, and volumes stay as they are: {sentence}");
                 self.away = true;
             }
             ObjectUpdate::Is(_) | ObjectUpdate::Absent | ObjectUpdate::Alive if self.away => {

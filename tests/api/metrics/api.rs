@@ -22,7 +22,7 @@ fn a_server_that_is_away_is_told_until_it_is_back() {
     let numbers = [CONNECTED, "podfs_source_objects", TROUBLED].map(|name| scrape.get(name, &[]));
     assert_eq!(numbers, [1.0, 2.0, 0.0]);
     rig.server.connections(Order::Refuse);
-    running.wait_log("the API server is away");
+    running.wait_log("the API server is unreachable");
     rig.fixture.scrape_until(CONNECTED, &[], |connected| connected == 0.0);
     rig.server.connections(Order::Serve);
     let scrape = rig.fixture.scrape_until(CONNECTED, &[], |connected| connected == 1.0);

@@ -73,7 +73,7 @@ fn mg_02_mg_03_an_immutable_object_is_read_once_and_again_when_it_was_deleted_an
     for _ in 0..2 {
         let before = by_metadata();
         rig.server.crash();
-        running.wait_log("is away");
+        running.wait_log("is unreachable");
         rig.server.boot();
         rig.server.become_ready();
         eventually("both are followed by their metadata", || by_metadata() >= before + 2);

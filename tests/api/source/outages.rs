@@ -21,21 +21,21 @@ fn a_server_that_is_away_leaves_volumes_as_they_are_and_is_gone_on_with_when_it_
     let (rig, running, file) = running();
     let lists = rig.server.lists("configmaps");
     rig.server.connections(Order::Refuse);
-    running.wait_log("the API server is away, and volumes stay as they are");
+    running.wait_log("the API server is unreachable, and volumes stay as they are");
     rig.put_config("2");
     assert_eq!(fs::read_to_string(&file).expect("a file"), "1");
     rig.server.connections(Order::Serve);
     wait_content(&file, "2");
     running.wait_log("the API server answers again");
     assert_eq!(rig.server.lists("configmaps"), lists, "the watch goes on from where it was");
-    assert_eq!(running.log().matches("is away").count(), 1, "{}", running.log());
+    assert_eq!(running.log().matches("is unreachable").count(), 1, "{}", running.log());
 }
 
 #[test]
 fn changes_that_the_server_has_forgotten_are_found_by_another_list() {
     let (rig, running, file) = running();
     rig.server.connections(Order::Refuse);
-    running.wait_log("is away");
+    running.wait_log("is unreachable");
     rig.put_config("2");
     rig.put_config("3");
     rig.server.compact();
@@ -68,7 +68,7 @@ fn a_server_that_has_just_started_is_asked_again_and_again_and_one_line_says_why
     let running = rig.run();
     (0..OBJECTS).for_each(|number| rig.wait_watched("ConfigMap", &format!("c{number}")));
     rig.server.crash();
-    running.wait_log("is away");
+    running.wait_log("is unreachable");
     put("2");
     rig.server.forget_requests();
     rig.server.boot();
@@ -222,7 +222,7 @@ fn the_status_tells_of_each_object_what_is_known_and_what_is_wrong() {
     assert!(object["contactAgeSeconds"].as_u64().is_some_and(|age| age < 20));
     assert!(rig.object("Pod default/web").is_some());
     rig.server.connections(Order::Refuse);
-    running.wait_log("is away");
+    running.wait_log("is unreachable");
     let trouble = || rig.object("ConfigMap default/app").expect("an object")["trouble"].to_string();
     eventually("the status says what is wrong", || trouble().contains("the server cannot be reached"));
     assert_eq!(rig.object("ConfigMap default/app").expect("an object")["resourceVersion"].as_str(), Some(&*version));

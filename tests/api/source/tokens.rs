@@ -169,7 +169,7 @@ fn a_token_is_asked_for_when_the_server_is_back() {
     let running = rig.run();
     let (file, first) = (token(&running), serial(&token(&running)));
     rig.server.connections(Order::Refuse);
-    running.wait_log("is away");
+    running.wait_log("is unreachable");
     rig.server.connections(Order::Serve);
     eventually("there is another token", || serial(&file) > first);
 }

@@ -74,10 +74,10 @@ shared! {
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// It cannot be mapped.
-    #[error("what was written to the volume cannot be mapped: {0}")]
+    #[error("the log of data written to the volume cannot be mapped: {0}")]
     Memory(#[from] io::Error),
     /// Another program wrote it, or it is damaged.
-    #[error("what was written to the volume cannot be read by this version of podfs; start the volume anew")]
+    #[error("this version of podfs cannot read the log of data written to the volume; start the volume anew")]
     Foreign,
 }
 
