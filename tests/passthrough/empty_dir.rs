@@ -169,7 +169,7 @@ fn content_that_is_gone_is_made_anew() {
         }
         fs::remove_dir_all(content(&volume)).expect("removed");
         let next = fixture.run();
-        eventually("it is made anew", || next.log().contains("is gone; it is made anew"));
+        eventually("it is made anew", || next.log().contains("is gone; podfs makes it anew"));
         eventually("it can be used", || fs::write(volume.join("file"), "1").is_ok());
         assert_eq!(fs::read_to_string(content(&volume).join("file")).expect("the content"), "1");
         assert_eq!(owned(&volume), (0o777, 0));
@@ -193,7 +193,7 @@ fn nothing_is_deleted_through_a_foreign_mount() {
     mount(Some(&outside), &at, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted");
     assert_eq!(running.stop().code(), Some(0));
     assert!(
-        running.log().contains("what is left of its content are 1 entry: mnt is a mount point"),
+        running.log().contains("podfs leaves of its content 1 entry: mnt is a mount point"),
         "{}",
         running.log()
     );

@@ -242,7 +242,7 @@ fn a_keeper_that_is_killed_after_an_adoption_is_replaced() {
     let mut running = pod.fixture.run();
     let [keeper] = running.keepers()[..] else { panic!("one keeper: {:?}", running.keepers()) };
     kill(keeper, Signal::SIGKILL).expect("it is there");
-    running.wait_log("the keeper of the server's open files ended; there is another one");
+    running.wait_log("the keeper of the server's open files ended; podfs has started another one");
     // What the server had open is kept by the new one.
     fs::remove_file(host.join("f")).expect("removed");
     kill(running.server(), Signal::SIGKILL).expect("it is there");
@@ -286,7 +286,7 @@ fn a_stopped_server_cannot_be_adopted_and_is_replaced() {
     kill_supervisor(&mut running);
     kill(server, Signal::SIGSTOP).expect("it is there");
     let mut running = pod.fixture.run();
-    running.wait_log("cannot be taken over");
+    running.wait_log("podfs cannot take over the server of the pod");
     assert_ne!(running.server(), server);
     wait_content(&config.join("a"), "1");
     assert!(running.stop().success());
@@ -332,7 +332,7 @@ fn the_server_of_another_pod_is_left_alone() {
     symlink(other.socket(), pod.socket()).expect("a link");
 
     let mut running = pod.fixture.run();
-    running.wait_log("cannot be taken over: it serves pod");
+    running.wait_log("): it serves pod");
     wait_content(&config.join("a"), "1");
     assert!(running.stop().success());
     pod.fixture.assert_nothing_left();

@@ -137,7 +137,7 @@ fn a_server_without_its_first_keeper_is_followed_by_one_that_is_executed() {
     let mut file = File::create(running.volume("host").join("f")).expect("a file");
     let [keeper] = running.keepers()[..] else { panic!("one keeper: {:?}", running.keepers()) };
     kill(keeper, Signal::SIGKILL).expect("it is there");
-    running.wait_log("the keeper of the server's open files ended; there is another one");
+    running.wait_log("the keeper of the server's open files ended; podfs has started another one");
     assert_eq!(follow(&running, Signal::SIGKILL).1, Start::Executed);
     assert_eq!(follow(&running, Signal::SIGKILL).1, Start::Cloned);
     let (before, stack) = (running.server(), start_of_stack(running.server()));

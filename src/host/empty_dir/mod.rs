@@ -45,9 +45,9 @@ impl EmptyDirContent {
         match fs::read_to_string(home.join(READY)) {
             Ok(backing) if backing == plan.backing.to_string() => match find(&directory, plan.backing) {
                 Some(source) => return Ok(EmptyDirContent { home: home.to_owned(), source, is_new: false }),
-                None => warn!("the content of {} is gone; it is made anew", home.display()),
+                None => warn!("the content of {} is gone; podfs makes it anew", home.display()),
             },
-            Ok(backing) => warn!("{} was kept on {backing}; it is made anew", home.display()),
+            Ok(backing) => warn!("the content of {} was on {backing}; podfs makes it anew", home.display()),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(cause) => return Err(HostError::system("read", &home.join(READY), cause)),
         }

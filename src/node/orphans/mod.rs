@@ -199,7 +199,7 @@ fn delete_kept_content(pod: &Path) {
             Ok(left) if left.is_empty() => {
                 info!("{}: the content of the emptyDir is deleted with its pod", home.display())
             }
-            Ok(left) => debug!("{}: what is left of its content are {left}", home.display()),
+            Ok(left) => debug!("{}: podfs leaves of its content {left}", home.display()),
             Err(error) => debug!("{}: {error}", home.display()),
         }
     }

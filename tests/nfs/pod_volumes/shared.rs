@@ -139,7 +139,7 @@ fn a_connection_outlives_the_volume_that_made_it() {
     assert_ne!(manifest, without);
     fixture.write("pod.yaml", &without);
     let mut running = fixture.run();
-    running.wait_log("volume \"a\" of the podfs before is not wanted any more");
+    running.wait_log("the pod no longer has volume \"a\" of the podfs before");
     assert_eq!(used(&running, &ganesha, &["b"]), first);
     assert_eq!(running.stop().code(), Some(0), "{}", running.log());
     fixture.assert_nothing_left();

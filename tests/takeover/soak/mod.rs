@@ -61,7 +61,7 @@ fn strike(random: &mut Random, pod: &mut Pod, running: &mut Running) -> usize {
         0 => kill_all(running.servers()),
         1 => {
             settled(running);
-            let told = "the keeper of the server's open files ended; there is another one";
+            let told = "the keeper of the server's open files ended; podfs has started another one";
             let before = running.log().matches(told).count();
             kill_all(running.keepers());
             running.wait_log_times(told, before + 1);
