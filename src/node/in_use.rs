@@ -36,7 +36,7 @@ pub(super) async fn report(client: ApiClient, node: String, handle: NodeHandle) 
                     reported = Some(names);
                 }
                 Err(error) => {
-                    warn!("the volumes in use are not reported: {error}");
+                    warn!("podfs cannot report the volumes in use: {error}");
                     let pause = retry.failed(&error);
                     retry.wait(&pause).await;
                     continue;

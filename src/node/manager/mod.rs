@@ -407,7 +407,7 @@ impl Manager {
         let (supervisors, uid) = (self.supervisors.clone(), uid.clone());
         tokio::spawn(async move {
             if let Err(reason) = supervisors.retire(&uid).await {
-                warn!("pod {uid}: something of it stays: {reason}");
+                warn!("pod {uid}: podfs cannot remove all of it: {reason}");
             }
         });
     }

@@ -124,7 +124,7 @@ impl PodTask {
         match found.0 {
             Ok(checkpoint) => self.wanted = checkpoint,
             Err(error) => {
-                warn!("the checkpoint of pod {} is lost: {error}", self.uid);
+                warn!("podfs cannot read the checkpoint of pod {}: {error}", self.uid);
                 let manifest = self.shared.checkpoints.manifest_path(&self.uid);
                 is_of_daemon = matches!(found.1, FoundSupervisor::Alive(pid) if is_started_with(pid, &manifest));
             }
