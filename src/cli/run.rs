@@ -145,7 +145,7 @@ fn listen_for_scrapers(address: SocketAddr) -> Result<Option<TcpListener>, Failu
             Ok(Some(listener))
         }
         Err(failure) if upgrade::is_under_way() => {
-            warn!("{failure}; the pod is served without");
+            warn!("{failure}; podfs serves the pod without it");
             Ok(None)
         }
         Err(failure) => Err(failure),

@@ -62,7 +62,7 @@ pub enum ViewError {
     #[error("{}: podfs view shows a pod there already; end it with fusermount3 -u, or give another directory", .0.display())]
     Occupied(PathBuf),
     /// A file system of another program is there, and that program has ended.
-    #[error("{}: the program that has mounted a file system there has ended; unmount it with fusermount3 -u", .0.display())]
+    #[error("{}: the program that mounted a file system there has ended; unmount it with fusermount3 -u", .0.display())]
     Dead(PathBuf),
     /// fusermount3 is not installed.
     #[error("there is no program fusermount3, which mounts for users; install the package fuse3")]

@@ -164,7 +164,7 @@ impl Complaints {
             }
             let is_over = complaint.objects.is_empty();
             if is_over && complaint.is_logged {
-                info!("over after {}: {}", complaint.extent(now), complaint.sentence);
+                info!("this problem is over after {}: {}", complaint.extent(now), complaint.sentence);
             }
             !is_over
         });

@@ -210,7 +210,7 @@ impl Peer {
     /// What it sent cannot be understood.
     pub(super) fn sends_garbage(&self, what: &str) {
         if !self.told_garbage.replace(true) {
-            warn!(server = self.name, "NFS server {}: {what}; the connection is made anew", self.name);
+            warn!(server = self.name, "NFS server {}: {what}; podfs connects again", self.name);
         }
     }
 

@@ -48,7 +48,7 @@ impl RingVolume {
         let woken = self.waker.as_ref().map_or(Ok(()), |waker| waker.wake(cpus));
         if let Err(error) = woken {
             tracing::warn!(
-                "calls that waited for the server may wait on until other calls come on their CPUs: {error}"
+                "calls that waited for the server may wait until other calls come on their CPUs: {error}"
             );
         }
     }
