@@ -177,7 +177,7 @@ podfs_up{namespace="shop",pod="db",uid="uid-db"} 1
 # UNIT podfs_resident_memory_bytes bytes
 podfs_resident_memory_bytes{namespace="shop",pod="web",uid="uid-web",process="server"} 4096
 podfs_resident_memory_bytes{namespace="shop",pod="db",uid="uid-db",process="server"} 4096
-# HELP podfs_commit_duration_seconds How long it took to switch to a new generation, from when its files were put together
+# HELP podfs_commit_duration_seconds Time from the assembled files of a new generation to the switch to it
 # TYPE podfs_commit_duration_seconds histogram
 # UNIT podfs_commit_duration_seconds seconds
 podfs_commit_duration_seconds_sum{namespace="shop",pod="web",uid="uid-web",volume="config"} 1.75
