@@ -71,10 +71,10 @@ pub(super) struct Mounts {
     /// Groups of the pod's user namespace, likewise.
     #[arg(long = "gid-map", value_name = "IDS", requires = "uid_maps")]
     gid_maps: Vec<IdMapping>,
-    /// The runtime cannot make a mount read-only together with what is mounted below it. Always so with docker and podman.
+    /// The runtime cannot make a mount and the mounts below it read-only. Always so with docker and podman.
     #[arg(long)]
     no_recursive_read_only: bool,
-    /// How the mounts are printed: oci is JSON for mounts in config.json (runc, crun); cri is JSON of Mount messages
+    /// The format of the output: oci is JSON for mounts in config.json (runc, crun); cri is JSON of Mount messages
     /// (runtime.v1); docker and podman are arguments of their run, one a line; json is everything that podfs knows.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
     output: MountsOutput,

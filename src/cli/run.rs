@@ -87,7 +87,7 @@ pub(super) struct Run {
     transport: TransportOptions,
     #[command(flatten)]
     log: LogOptions,
-    /// How log lines on standard error look.
+    /// The format of log lines on standard error.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
     log_format: LogFormat,
 }

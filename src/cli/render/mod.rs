@@ -40,7 +40,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// privilege is needed.
 ///
 /// If podfs would wait with a volume, render prints the kubelet's reason and exits with 1, so one command checks manifests.
-/// The contents of Secrets and tokens are shown with --reveal only.
+/// It shows the contents of Secrets and tokens only with --reveal.
 #[derive(Args)]
 #[command(after_help = "\
 EXIT STATUS:
