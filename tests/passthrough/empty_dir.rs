@@ -192,11 +192,7 @@ fn nothing_is_deleted_through_a_foreign_mount() {
     let at = content(&volume).join("mnt");
     mount(Some(&outside), &at, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted");
     assert_eq!(running.stop().code(), Some(0));
-    assert!(
-        running.log().contains("podfs leaves of its content 1 entry: mnt is a mount point"),
-        "{}",
-        running.log()
-    );
+    assert!(running.log().contains("podfs leaves of its content 1 entry: mnt is a mount point"), "{}", running.log());
     assert!(outside.join("keep").exists());
     assert!(!content(&volume).join("mine").exists());
     umount2(&at, MntFlags::MNT_DETACH).expect("unmounted");

@@ -140,7 +140,10 @@ pub fn unmount(held: &Held<'_>, top: &Path) -> Result<(), HostError> {
             Ok(()) => {}
             Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(PAUSE),
             Err(Errno::BUSY) => {
-                warn!("a process of the node still uses {}; the kernel unmounts it when that process ends", place.display());
+                warn!(
+                    "a process of the node still uses {}; the kernel unmounts it when that process ends",
+                    place.display()
+                );
                 umount(place, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).map_err(|errno| failed(errno.into()))?;
             }
             Err(errno) => return Err(failed(errno.into())),

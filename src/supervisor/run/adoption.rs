@@ -97,7 +97,10 @@ impl Adoption {
 
 /// Takes a volume away, from its path only if that is the pod's: the path is what the server says.
 fn discard(about: &About, served: AdoptedVolume, site: &MountPoint) {
-    warn!(volume = about.volume, "the pod no longer has volume {:?} of the podfs before; podfs unmounts it", about.volume);
+    warn!(
+        volume = about.volume,
+        "the pod no longer has volume {:?} of the podfs before; podfs unmounts it", about.volume
+    );
     let taken_away = match about.path.starts_with(site.path()) {
         true => take_away(&about.path).map_err(|error| error.to_string()),
         false => Err(format!("{} is not below {}", about.path.display(), site.path().display())),

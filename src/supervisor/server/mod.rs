@@ -232,7 +232,9 @@ impl PodServer {
                 }
                 if keeper::is_gone(keeper).await {
                     keeper.let_go();
-                    warn!("the server and its keeper ended; podfs reopens the open files of containers, as far as it can");
+                    warn!(
+                        "the server and its keeper ended; podfs reopens the open files of containers, as far as it can"
+                    );
                 }
                 self.follow();
             }

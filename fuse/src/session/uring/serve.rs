@@ -47,9 +47,7 @@ impl RingVolume {
     pub(super) fn wake(&self, cpus: &[usize]) {
         let woken = self.waker.as_ref().map_or(Ok(()), |waker| waker.wake(cpus));
         if let Err(error) = woken {
-            tracing::warn!(
-                "calls that waited for the server may wait until other calls come on their CPUs: {error}"
-            );
+            tracing::warn!("calls that waited for the server may wait until other calls come on their CPUs: {error}");
         }
     }
 }
