@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_acts_on_a_terminal_is_escaped() {
+    fn control_characters_are_escaped() {
         assert_eq!(printable("plain ü\n\tline"), "plain ü\n\tline");
         assert_eq!(printable("\x1b[2J\r\u{7f}\u{9b}31m"), "\\u001b[2J\\u000d\\u007f\\u009b31m");
         assert_eq!(printable("\u{202e}gpj.exe\u{2066}\u{2028}"), "\\u202egpj.exe\\u2066\\u2028");

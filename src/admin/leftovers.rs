@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_made_goes_and_what_others_put_there_stays() {
+    fn cleanup_removes_podfs_files_and_leaves_others() {
         let base = tempfile::tempdir().expect("a directory");
         let made: Vec<_> = ["a", "a/b", "a/b/c", "a/d"].iter().map(|name| base.path().join(name)).collect();
         made.iter().for_each(|directory| fs::create_dir(directory).expect("a directory"));

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn ed_08_what_is_mounted_inside_is_left_and_told() {
+    fn ed_08_mounts_inside_are_left_and_reported() {
         let base = tempfile::tempdir().expect("a directory");
         let (tree, outside) = (base.path().join("tree"), base.path().join("outside"));
         fs::create_dir_all(tree.join("a/mnt")).expect("directories");

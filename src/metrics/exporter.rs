@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_asks_gets_the_format_it_likes_best_of_those_there_are() {
+    fn a_client_gets_the_available_format_that_it_prefers() {
         let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;\
                           q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
         for accept in [prometheus, "application/openmetrics-text", "Application/OpenMetrics-Text; version=\"1.0.0\""] {

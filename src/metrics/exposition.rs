@@ -200,7 +200,7 @@ podfs_fuse_requests_total{namespace="shop",pod="web",uid="uid-web",volume="confi
     }
 
     #[test]
-    fn whatever_a_label_is_it_stays_one_label() {
+    fn any_text_stays_one_label() {
         let mut hostile = reading("a\"b\\c\n# EOF\npodfs_up 1");
         hostile.tell(&FUSE_REQUESTS, &["", "\n"], 1.0);
         let text = Exposition::of(vec![hostile]).text(Format::Prometheus);
@@ -211,7 +211,7 @@ podfs_fuse_requests_total{namespace="shop",pod="web",uid="uid-web",volume="confi
     }
 
     #[test]
-    fn what_another_version_tells_is_left_out_if_it_does_not_fit() {
+    fn unknown_values_of_another_version_are_left_out() {
         let told = r#"{"pod":{"namespace":"a","pod":"b","uid":"c"},"families":{
             "podfs_future":[{"labels":[],"value":{"number":1}}],
             "podfs_up":[{"labels":["more"],"value":{"number":1}},{"labels":[],"value":{"number":1}}],

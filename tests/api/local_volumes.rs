@@ -165,7 +165,7 @@ fn a_mounted_directory_is_offered_and_the_offer_is_the_same_after_a_restart() {
 }
 
 #[test]
-fn what_is_used_unmounted_or_a_symbolic_link_is_never_offered() {
+fn used_unmounted_and_linked_entries_are_never_offered() {
     let mut rig = Rig::new("Delete");
     let other = rig.node.fixture.path("elsewhere");
     fs::create_dir(&other).expect("a directory");
@@ -423,7 +423,7 @@ fn a_block_device_is_offered_and_erased_to_its_last_byte() {
 }
 
 #[test]
-fn what_becomes_of_the_entries_is_told_as_metrics() {
+fn metrics_count_the_entries_by_state() {
     let mut rig = Rig::new("Delete");
     let (path, inside) = (rig.mount("one"), rig.mount("two"));
     fs::create_dir(rig.directory.join("plain")).expect("a directory");

@@ -138,7 +138,7 @@ fn the_installed_file_describes_every_setting_and_sets_none() {
 }
 
 #[test]
-fn help_tells_what_holds_without_the_flag() {
+fn help_shows_the_values_that_apply_without_a_flag() {
     let settings = Settings::new("run-dir = \"/nowhere\"\n");
     let help = config(&mut settings.podfs(&["cleanup", "--help"]));
     assert!(help.contains("[env: PODFS_RUN_DIR]\n          [default: /nowhere]"), "{help}");
@@ -221,7 +221,7 @@ fn a_file_that_cannot_be_read_is_told() {
 }
 
 #[test]
-fn what_needs_no_settings_works_with_a_file_that_is_bad() {
+fn commands_without_settings_work_with_a_bad_file() {
     let bad = Settings::new("root-dri = 1\n");
     for arguments in [&["version"][..], &["completions", "bash"], &["--help"], &["run", "--help"], &["help", "run"]] {
         assert_eq!(finish(podfs(arguments).env("PODFS_CONFIG", bad.path())).code, Some(0), "{arguments:?}");

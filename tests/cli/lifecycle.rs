@@ -87,7 +87,7 @@ fn readiness_names_every_volume_at_the_kubelets_path_with_its_generation() {
 }
 
 #[test]
-fn people_are_told_once_in_one_line() {
+fn readiness_is_one_line_on_standard_error() {
     let fixture = fixture_of_all_kinds();
     let mut running = fixture.run();
     running.stop();

@@ -86,7 +86,7 @@ fn a_narrow_terminal_gets_the_beginnings_of_lines() {
 }
 
 #[test]
-fn colours_are_left_out_for_who_wants_none() {
+fn no_color_turns_colours_off() {
     let (fixture, terminal) = (fixture(), Terminal::new(24, 200));
     let _running = start(&fixture, &terminal, |command| command.env("NO_COLOR", "1"));
     terminal.wait_line(UP, |line| line == UP);
@@ -136,7 +136,7 @@ fn lines_of_the_access_log_are_not_written_over() {
 }
 
 #[test]
-fn what_is_no_terminal_gets_plain_lines() {
+fn a_pipe_gets_plain_lines() {
     let fixture = fixture();
     let mut running = fixture.start();
     running.wait_log(WARNING);

@@ -120,7 +120,7 @@ fn a_live_volume_is_traced_until_ctrl_c() {
 }
 
 #[test]
-fn a_trace_that_is_not_read_holds_up_nobody_and_says_what_it_missed() {
+fn an_unread_trace_delays_no_call_and_counts_missed_requests() {
     let (fixture, _source) = fixture();
     let running = fixture.run();
     let tracing = Tracing::start(&fixture, &running, "data");

@@ -210,7 +210,7 @@ fn volumes_whose_whole_directory_is_unmounted_are_mounted_again() {
 }
 
 #[test]
-fn a_taken_mount_point_is_left_alone_and_told_until_it_is_free() {
+fn a_taken_mount_point_is_left_alone_and_reported_until_it_is_free() {
     let rig = Rig::new();
     let mut running = rig.fixture.run();
     let volume = running.volume("config");

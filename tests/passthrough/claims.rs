@@ -113,7 +113,7 @@ fn a_claim_waits_for_what_is_missing_and_comes_up_when_it_appears() {
 }
 
 #[test]
-fn a_volume_of_an_unsupported_kind_or_mode_is_told_and_holds_up_no_other() {
+fn a_volume_of_an_unsupported_kind_or_mode_is_reported_and_delays_no_other() {
     // PV-06
     for (from, to, text) in [
         (
@@ -290,7 +290,7 @@ fn an_ephemeral_volume_has_a_claim_of_its_own() {
 }
 
 #[test]
-fn the_group_of_a_volume_is_told_to_the_node_agent() {
+fn readiness_has_the_supplemental_group_of_a_volume() {
     // PV-04
     let (fixture, _) = fixture(BOTH, "local");
     let manifest = fs::read_to_string(fixture.path("objects/volume.yaml")).expect("a manifest");

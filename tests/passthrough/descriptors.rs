@@ -94,7 +94,7 @@ fn a_known_file_takes_at_most_200_bytes_and_is_given_back() {
 }
 
 #[test]
-fn what_the_kernel_forgets_takes_no_memory() {
+fn forgotten_nodes_take_no_memory() {
     let mounted = Mounted::new();
     grow(mounted.source());
     let mut after = Vec::new();

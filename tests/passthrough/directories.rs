@@ -81,7 +81,7 @@ fn ten_thousand_entries_are_listed_once_each() {
 }
 
 #[test]
-fn a_listing_has_what_stays_once_while_other_names_come_and_go() {
+fn a_listing_has_each_lasting_name_once_while_others_change() {
     let mounted = Mounted::new();
     let stays = fill(mounted.source(), MANY);
     let ended = AtomicBool::new(false);
@@ -159,7 +159,7 @@ fn positions_stay_good_while_entries_go() {
 }
 
 #[test]
-fn a_rewound_listing_shows_what_is_new() {
+fn a_rewound_listing_shows_new_names() {
     let mounted = Mounted::new();
     fill(mounted.path(), 10);
     let mut directory = Directory::open(mounted.path());

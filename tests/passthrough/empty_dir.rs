@@ -204,7 +204,7 @@ fn nothing_is_deleted_through_a_foreign_mount() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn contradictory_empty_dirs_are_refused() {
     // ED-09
     for (source, sentence) in [
         ("{medium: Tape}", "emptyDir.medium: volume \"scratch\": unknown storage medium \"Tape\""),
@@ -238,7 +238,7 @@ fn huge_pages_are_bound_in_the_size_the_pod_asks_for() {
 }
 
 #[test]
-fn podfs_mount_keeps_the_content_where_nobody_else_looks_and_removes_it() {
+fn podfs_mount_keeps_the_content_in_a_private_directory_and_removes_it() {
     let fixture = Fixture::new("");
     fixture.write("volume.yaml", "{name: scratch, emptyDir: {}}");
     let temp = fixture.path("temp");

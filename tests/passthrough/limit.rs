@@ -44,7 +44,7 @@ fn assert_within_limit(directory: &Path) {
 }
 
 #[test]
-fn writes_stop_at_the_limit_and_what_was_written_stays() {
+fn writes_stop_at_the_limit_and_earlier_data_stays() {
     // ED-07: podfs refuses at once where the kubelet evicts the pod later.
     let mounted = Mounted::with_limit(LIMIT);
     let path = mounted.path().join("file");
@@ -246,7 +246,7 @@ fn df_shows_the_limit() {
 }
 
 #[test]
-fn what_is_there_at_the_start_counts() {
+fn content_from_before_the_mount_counts() {
     let source = disk_directory();
     fs::create_dir(source.path().join("directory")).expect("a directory");
     let there = File::create(source.path().join("directory/there")).expect("created");

@@ -64,7 +64,7 @@ fn find(haystack: &[u8], part: &[u8]) -> Option<usize> {
 }
 
 #[test]
-fn base64_is_what_the_test_thinks() {
+fn the_tests_base64_is_right() {
     assert_eq!(["", "f", "fo", "foo", "foob"].map(base64), ["", "Zg==", "Zm8=", "Zm9v", "Zm9vYg=="]);
 }
 

@@ -265,7 +265,7 @@ fn while_a_supervisor_lives_another_one_is_refused_also_after_an_adoption() {
 }
 
 #[test]
-fn what_changed_while_there_was_no_supervisor_is_committed_by_the_next() {
+fn the_next_supervisor_commits_the_changes_it_missed() {
     let pod = Orphaned::new();
     let mut running = pod.fixture.run();
     let config = running.volume("config");
@@ -343,7 +343,7 @@ fn the_server_of_another_pod_is_left_alone() {
 }
 
 #[test]
-fn a_server_is_followed_by_another_when_the_programs_are_gone_from_the_disk() {
+fn a_successor_starts_after_the_programs_were_deleted() {
     let pod = Orphaned::new();
     let programs = pod.fixture.path("programs");
     fs::create_dir(&programs).expect("a directory");
@@ -383,7 +383,7 @@ fn a_server_that_cannot_be_followed_for_a_while_takes_no_mount_with_it() {
 }
 
 #[test]
-fn a_full_run_directory_keeps_nobody_from_adopting_and_a_new_pod_from_starting() {
+fn a_full_run_directory_stops_new_pods_and_no_adoption() {
     let pod = Orphaned::new();
     let disk = Scratch::tmpfs("size=64k");
     let (usual, small) = (pod.fixture.path("run"), disk.path().join("run"));

@@ -358,7 +358,7 @@ fn the_server_of_a_pod_with_a_host_path_has_the_capabilities_it_needs_and_proces
 }
 
 #[test]
-fn a_server_that_may_not_leave_the_host_serves_and_says_what_is_missing() {
+fn a_server_that_cannot_be_confined_serves_and_logs_what_is_missing() {
     const SYS_ADMIN: libc::c_ulong = 21;
     let (ours, theirs) = UnixStream::pair().expect("a socket pair");
     let mut command = Command::new(PODFS_FUSE);

@@ -119,7 +119,7 @@ fn a_clone_of_the_keeper_follows_a_server_that_was_killed_with_the_same_rights_a
 }
 
 #[test]
-fn a_server_that_crashed_is_followed_by_one_with_another_layout_of_its_memory() {
+fn the_successor_of_a_crashed_server_has_another_memory_layout() {
     let pod = Pod::new();
     let mut running = pod.fixture.run();
     for signal in [Signal::SIGABRT, Signal::SIGILL, Signal::SIGQUIT] {
@@ -131,7 +131,7 @@ fn a_server_that_crashed_is_followed_by_one_with_another_layout_of_its_memory() 
 }
 
 #[test]
-fn a_server_without_its_first_keeper_is_followed_by_one_that_is_executed() {
+fn the_successor_is_executed_if_the_first_keeper_has_died() {
     let pod = Pod::new();
     let mut running = pod.fixture.run();
     let mut file = File::create(running.volume("host").join("f")).expect("a file");

@@ -166,7 +166,7 @@ fn a_pod_whose_program_is_gone_from_the_disk_is_not_upgraded() {
 }
 
 #[test]
-fn a_server_that_cannot_go_on_is_followed_by_one_of_the_program_before() {
+fn an_upgraded_server_that_cannot_continue_is_replaced_by_the_program_before() {
     let pod = Pod::new();
     // What containers have open is more than the new server may have open, so it cannot take that over.
     let host = pod.running.volume("host");

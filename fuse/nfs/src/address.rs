@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn text_that_is_no_address_is_refused() {
         assert_eq!(ExportAddress::parse("nas", "srv"), Err(AddressError::RelativePath));
         assert_eq!(ExportAddress::parse("nas", "/a\0b"), Err(AddressError::NulInPath));
         for server in ["", "[]", "a b", "a/b", "a,b"] {

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_beyond_what_is_there_is_refused() {
+    fn a_length_beyond_the_received_bytes_is_refused() {
         let huge = [0xff, 0xff, 0xff, 0xff, 1, 2, 3, 4];
         assert_eq!(XdrReader::new(&huge).opaque(64), Err(LONG));
         assert_eq!(XdrReader::new(&huge).opaque(usize::MAX), Err(SHORT));

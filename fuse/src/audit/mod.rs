@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_tells_what_is_known_and_makes_nothing_up() {
+    fn a_line_has_only_known_values() {
         let (audit, reader) = audit();
         audit.open("a\"b\n/ü", NOBODY, false);
         audit.open("b", NOBODY, true);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lost_is_told_once_and_counted_for_good() {
+    fn lost_lines_are_reported_once_and_counted_for_good() {
         let (audit, mut reader) = audit();
         let opens = || audit.region.opens().counted();
         while opens().lost < 3 {

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_be_looked_at_has_no_groups() {
+    fn a_caller_without_proc_has_no_groups() {
         let credentials = Credentials::new(ActAs::Caller);
         for pid in [0, u32::MAX >> 1] {
             let told = credentials.of(Caller { uid: 7, gid: 8, pid });
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_root_only_in_a_namespace_of_its_own_is_not_believed() {
+    fn root_of_a_namespace_of_its_own_is_nobody() {
         for map in ["0 132071 1", "0 131072 1\n1 131073 65535", "5 131072 65536", "0 131072 1000", "", "0 1", "x y z"] {
             assert_eq!(Ids::of_pod(map), None, "{map}");
         }

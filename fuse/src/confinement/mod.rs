@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_told_in_one_sentence() {
+    fn missing_restrictions_are_one_sentence() {
         let capabilities = CapabilitySet::CHOWN | CapabilitySet::MKNOD;
         let mut confined = Confined { profile: Profile::Projection, capabilities, missing: Vec::new() };
         assert_eq!(confined.to_string(), "the server is confined, with the capabilities CHOWN MKNOD");

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_use_stays_as_it_is() {
+    fn memory_in_use_stays_as_it_is() {
         let kept: Vec<Vec<u8>> = (0..2000_usize).map(|length| vec![7; length]).collect();
         drop((0..2000_usize).map(|length| vec![7_u8; length]).collect::<Vec<_>>());
         return_unused_memory();

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_looks_again_while_something_has_just_happened_and_sleeps_then() {
+    fn the_thread_stays_awake_after_an_event_and_then_sleeps() {
         assert_eq!(next(Duration::ZERO, false), Next::Look);
         assert_eq!(next(LINGERS - Duration::from_nanos(1), false), Next::Look);
         assert_eq!(next(LINGERS, false), Next::Sleep);
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn it_rests_when_somebody_else_wants_its_cpu_whatever_has_happened() {
+    fn the_thread_rests_when_another_thread_wants_its_cpu() {
         for ago in [Duration::ZERO, LINGERS, Duration::from_secs(1)] {
             assert_eq!(next(ago, true), Next::Rest);
         }

@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn who_looks_at_every_entry_gets_attributes_from_the_second_directory_on() {
+    fn a_caller_that_stats_every_entry_gets_attributes_from_the_second_directory_on() {
         let readdirplus = ReaddirplusPolicy::default();
         let given = (0..100).filter(|_| list(&readdirplus, 50, 50)).count();
         assert!(!list(&ReaddirplusPolicy::default(), 50, 50), "nothing is known at the start");
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_names_gets_names() {
+    fn a_caller_that_only_reads_names_gets_no_attributes() {
         let readdirplus = ReaddirplusPolicy::default();
         assert_eq!((0..100).filter(|_| list(&readdirplus, 50, 3)).count(), 0);
         assert_eq!((0..100).filter(|_| list(&readdirplus, 1, 0)).count(), 0, "one name that nothing looked at");

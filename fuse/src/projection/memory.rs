@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_are_the_same_for_everybody_who_has_the_block() {
+    fn all_owners_of_a_block_see_the_same_counters() {
         let block = Block::new(&[b"abc"], 2).expect("a block");
         block.counters()[1].store(7, Ordering::Relaxed);
         let mut adopted = Block::adopt(block.file.try_clone().expect("a descriptor")).expect("adoption");

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_carried_first_gives_way_when_there_is_no_room() {
+    fn the_oldest_replay_is_dropped_when_there_is_no_room() {
         let region = region();
         let slots = region.in_flight();
         for unique in 1..=REPLAYS as u64 + 1 {

@@ -68,7 +68,7 @@ fn changed(offset: usize, value: u32) -> Result<Region, RegionError> {
 }
 
 #[test]
-fn what_one_process_writes_another_reads() {
+fn two_processes_share_a_region() {
     for kind in [VolumeKind::Projection, VolumeKind::Passthrough] {
         let region = Region::create(kind).expect("a region");
         let other = again(&region).expect("the same");

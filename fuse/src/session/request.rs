@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_has_a_caller_and_what_it_asks() {
+    fn a_request_has_a_caller_and_an_operation() {
         let words = aligned(&request(12, &[5_u64.as_bytes(), b"old\0new\0"].concat()));
         let request = Request::parse(&words.as_bytes()[..56]).expect("a request");
         assert_eq!((request.unique, request.node, request.caller), (7, NodeId(1), Caller { uid: 2, gid: 3, pid: 4 }));
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_nobody_knows_or_understands_is_told_apart() {
+    fn unknown_and_malformed_requests_are_distinguished() {
         // An operation of the future, and a LOOKUP whose name does not end.
         for (opcode, body) in [(999, &b""[..]), (1, b"name")] {
             let bytes = request(opcode, body);

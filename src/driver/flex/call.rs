@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn fx_02_what_is_no_success_is_told_in_a_sentence() {
+    fn fx_02_each_failure_of_a_driver_is_one_sentence() {
         for (script, expected) in [
             (
                 r#"echo '{"status": "Failure", "message": "no such disk"}'; exit 1"#,

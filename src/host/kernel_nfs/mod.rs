@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_is_told_what_is_for_it_and_no_more() {
+    fn the_kernel_gets_only_its_own_options() {
         let export = export(&["nfsvers=4.1,hard,timeo=50,_netdev,retry=2,ro,nosuid,podfs.backend=kernel,port=1"]);
         assert_eq!(export.words, ["hard", "timeo=50", "port=1"]);
         assert_eq!((export.read_only, export.no_suid, export.no_dev, export.port), (true, true, false, Some(1)));

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_more_than_that_a_version_is_not_spoken_is_told() {
+    fn an_error_beyond_an_unsupported_version_is_reported() {
         let all =
             |failures: [KernelMountFailure; 2]| failures.into_iter().reduce(KernelMountFailure::or).expect("one").errno;
         assert_eq!(all([failure(Errno::PROTONOSUPPORT, "4.2"), failure(Errno::ACCESS, "3")]), Errno::ACCESS);

@@ -76,7 +76,7 @@ fn tk_03_tk_04_ex_01_a_token_is_private_to_the_pods_user_or_group() {
 }
 
 #[test]
-fn tk_06_without_a_token_the_reason_is_told_in_the_kubelets_words() {
+fn tk_06_without_a_token_the_reason_is_in_the_kubelets_words() {
     let tokens = issued(&[("", Err("connection refused"))]);
     assert_eq!(
         with_token("path: token", "containers: []", &tokens),

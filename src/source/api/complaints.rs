@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_an_object_itself_is_a_line_of_its_own_at_once() {
+    fn a_fault_of_one_object_is_logged_at_once_on_its_own_line() {
         let (mut complaints, now) = (Complaints::default(), Instant::now());
         for object in ["a", "b"] {
             complaints.trouble(object, &error(Class::Refused, &format!("{object} is too large")), now);

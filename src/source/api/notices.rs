@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_posted_stays_due_or_waits_for_its_next_time() {
+    fn an_event_that_cannot_be_posted_stays_due_or_waits() {
         let start = Instant::now();
         let mut notices = Notices::new(start);
         notices.hear("v".to_owned(), failing("a"), start);

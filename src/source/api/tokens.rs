@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn tk_05_a_token_is_good_for_its_life_whatever_the_clocks_say() {
+    fn tk_05_a_token_is_good_for_its_life_with_any_clock() {
         let grant = |hours: u64| {
             let until =
                 json!(Time(Timestamp::from_second(i64::try_from(hours * HOUR).expect("a number")).expect("a time")));

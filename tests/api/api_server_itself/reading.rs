@@ -18,7 +18,7 @@ async fn an_object_is_got_with_its_version() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_told_as_a_status() {
+async fn a_missing_object_is_answered_with_a_status() {
     let server = ApiServer::start();
     let caller = Caller::admin(&server);
     let (code, status) = caller.try_get(&format!("{APP}/app")).await;

@@ -78,7 +78,7 @@ fn the_end_of_a_token_moves_when_it_is_replaced() {
 }
 
 #[test]
-fn what_is_pushed_tells_when_it_ends_and_how_long_it_took() {
+fn pushed_tokens_and_objects_have_metrics_of_their_end_and_delay() {
     let fixture = Fixture::new(&pod("[{name: access, projected: {sources: [{serviceAccountToken: {path: token}}]}}]"));
     let mut command = fixture.command();
     command.arg("--push");

@@ -44,7 +44,7 @@ fn assert_names_metrics(text: &str) {
 }
 
 #[test]
-fn they_ask_for_metrics_that_there_are() {
+fn dashboard_and_alerts_use_existing_metrics() {
     let alerts = fs::read_to_string(example("alerts.yaml")).expect("alerts");
     assert!(names(&alerts).count() > 10);
     assert_names_metrics(&alerts);

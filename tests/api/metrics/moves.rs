@@ -172,7 +172,7 @@ fn room_is_told_as_df_tells_it_in_the_volume() {
 }
 
 #[test]
-fn a_source_that_hangs_is_told_without_numbers_and_holds_up_no_others() {
+fn a_source_that_hangs_has_no_numbers_and_delays_no_other() {
     let fixture = of_all_sorts();
     let source = Stoppable::over(&fixture.path("disk"));
     let mut running = fixture.run();
@@ -204,7 +204,7 @@ fn a_source_that_hangs_is_told_without_numbers_and_holds_up_no_others() {
 }
 
 #[test]
-fn a_server_that_is_followed_is_counted_and_one_that_is_missing_is_told() {
+fn a_replaced_server_is_counted_and_a_missing_one_is_reported() {
     let fixture = of_config();
     let running = fixture.run();
     kill(running.server(), Signal::SIGKILL).expect("the server is there");

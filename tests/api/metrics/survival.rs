@@ -77,7 +77,7 @@ fn no_count_goes_back_when_the_pod_is_upgraded() {
 }
 
 #[test]
-fn a_supervisor_that_hangs_is_told_and_spoils_no_other() {
+fn a_supervisor_that_hangs_is_reported_and_affects_no_other() {
     let fixture = of_config();
     let first = fixture.run();
     fixture.write("pod.yaml", &config_pod().replace("name: web, labels", "name: db, labels"));

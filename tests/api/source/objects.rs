@@ -133,7 +133,7 @@ fn a_volume_that_stays_unmounted_has_an_event_and_another_when_it_is_back() {
 }
 
 #[test]
-fn cm_04_me_02_a_missing_object_is_waited_for_in_the_kubelets_words() {
+fn cm_04_me_02_a_volume_waits_for_a_missing_object_in_the_kubelets_words() {
     let rig = Rig::new("[{name: config, configMap: {name: app}}]");
     let mut running = rig.start();
     running.wait_log(r#"MountVolume.SetUp failed for volume "config" : configmap "app" not found"#);
@@ -260,7 +260,7 @@ fn se_03_an_object_of_the_same_name_in_another_namespace_is_not_used() {
 }
 
 #[test]
-fn vm_10_a_volume_that_fails_holds_up_no_other() {
+fn vm_10_a_volume_that_fails_delays_no_other() {
     let rig = Rig::new("[{name: bad, configMap: {name: missing}}, {name: config, configMap: {name: app}}]");
     rig.put_config("1");
     let running = rig.start();
@@ -387,7 +387,7 @@ fn a_pod_may_have_more_objects_than_a_connection_has_room_for() {
 }
 
 #[test]
-fn cm_05_a_missing_key_is_waited_for_in_the_kubelets_words() {
+fn cm_05_a_volume_waits_for_a_missing_key_in_the_kubelets_words() {
     let rig = Rig::new("[{name: config, configMap: {name: app, items: [{key: k, path: f}]}}]");
     rig.put_config("1");
     let mut running = rig.start();

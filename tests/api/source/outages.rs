@@ -17,7 +17,7 @@ fn running() -> (Rig, Running, std::path::PathBuf) {
 }
 
 #[test]
-fn a_server_that_is_away_leaves_volumes_as_they_are_and_is_gone_on_with_when_it_is_back() {
+fn volumes_stay_while_the_server_is_unreachable_and_follow_it_when_it_is_back() {
     let (rig, running, file) = running();
     let lists = rig.server.lists("configmaps");
     rig.server.connections(Order::Refuse);
@@ -147,7 +147,7 @@ fn a_server_that_is_busy_says_when_it_is_to_be_asked_again() {
 }
 
 #[test]
-fn answers_that_are_none_keep_what_is_known() {
+fn invalid_answers_leave_known_objects_as_they_are() {
     // MG-06
     let answers = [
         (Answer::Error(500), "500"),

@@ -80,7 +80,7 @@ fn a_run_directory_that_was_deleted_is_made_again_and_volumes_go_on_and_follow_t
 }
 
 #[test]
-fn a_daemon_that_is_killed_with_its_run_directory_deleted_is_followed_by_one_that_finds_the_pods() {
+fn the_next_daemon_finds_the_pods_after_a_kill_with_a_deleted_run_directory() {
     let node = node_with_a_pod();
     let mut daemon = node.start();
     node.expect(&["wait", "default/web"]);

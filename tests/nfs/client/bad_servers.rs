@@ -82,7 +82,7 @@ fn a_soft_call_does_not_wait_for_ever_for_a_server_that_has_no_time() {
 }
 
 #[test]
-fn what_rpc_refuses_is_an_error_with_a_reason() {
+fn a_refusal_of_rpc_is_an_error_with_a_reason() {
     let server = Scripted::start();
     run(async {
         let export = export(&server).await;
@@ -149,7 +149,7 @@ fn a_server_that_only_talks_nonsense_is_not_asked_without_pause() {
 }
 
 #[test]
-fn replies_to_nobody_and_calls_are_ignored() {
+fn unexpected_replies_and_calls_are_ignored() {
     let server = Scripted::start();
     run(async {
         let export = export(&server).await;

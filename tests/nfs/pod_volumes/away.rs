@@ -24,7 +24,7 @@ fn soon<T>(what: &str, act: impl FnOnce() -> T) -> T {
 }
 
 #[test]
-fn nf_06_a_server_that_is_silent_holds_up_neither_the_root_nor_other_volumes_nor_the_end() {
+fn nf_06_a_silent_server_delays_neither_the_root_nor_other_volumes_nor_the_end() {
     let ganesha = Ganesha::start();
     fs::write(ganesha.exported().join("there"), vec![1; 1 << 20]).expect("written");
     let fixture = fixture("nfs-silent", &ganesha, "");
@@ -46,7 +46,7 @@ fn nf_06_a_server_that_is_silent_holds_up_neither_the_root_nor_other_volumes_nor
 }
 
 #[test]
-fn a_program_that_is_started_with_an_open_file_holds_up_itself_alone() {
+fn a_program_started_with_an_open_file_delays_only_itself() {
     // It closes what it is not to have, which waits for the server, and holds locks of the kernel meanwhile.
     let ganesha = Ganesha::start();
     let fixture = fixture("nfs-exec", &ganesha, "");

@@ -49,7 +49,7 @@ fn claims(fixture: &Fixture, uid: &str, ganesha: &Ganesha, options: &[&str]) {
 }
 
 #[test]
-fn volumes_with_one_server_share_a_connection_and_its_port_whoever_is_killed() {
+fn volumes_with_one_server_share_a_connection_and_its_port_over_kills() {
     let ganesha = Ganesha::start();
     let fixture = Fixture::new("");
     let options = options(&ganesha);

@@ -193,7 +193,7 @@ fn replies_come_in_fragments_and_in_pieces() {
 }
 
 #[test]
-fn what_is_sent_again_and_from_where_is_seen() {
+fn the_network_records_repeated_calls_and_their_ports() {
     let scene = Scene::new();
     let mut callers = [scene.again(), scene.again()];
     let ports: Vec<_> = callers.iter().map(Caller::local_port).collect();

@@ -84,7 +84,7 @@ fn a_directory_comes_in_pages_that_end() {
 }
 
 #[test]
-fn what_is_not_committed_is_lost_by_a_restart_and_the_verifier_tells() {
+fn a_restart_loses_uncommitted_data_and_changes_the_verifier() {
     let (server, mut caller, _, file) = scene();
     let before = caller.write(&file, 0, b"HE").expect("an answer").expect("written");
     assert_eq!(caller.commit(&file).expect("an answer"), Ok(before));
@@ -134,7 +134,7 @@ fn a_procedure_is_done_and_the_reply_is_lost() {
 }
 
 #[test]
-fn a_silent_procedure_holds_up_no_other() {
+fn a_silent_procedure_delays_no_other() {
     let (server, mut caller, root, file) = scene();
     server.rule(trouble::silent(READ, ALWAYS));
     let arguments = Writer::default().opaque(&file).u64(0).u32(5).bytes();

@@ -9,7 +9,7 @@ use crate::mounted::Mounted;
 use crate::nfs_rig::{Ganesha, eventually};
 
 #[test]
-fn who_opens_a_file_sees_what_was_written_elsewhere() {
+fn an_open_sees_the_writes_of_other_clients() {
     let server = Ganesha::start();
     let (one, other) = (Mounted::new(&server), Mounted::new(&server));
     for content in ["short", "a good deal longer", "short"] {
@@ -48,7 +48,7 @@ fn an_unchanged_file_is_read_from_the_server_once() {
 }
 
 #[test]
-fn what_was_just_written_here_is_not_read_again() {
+fn own_writes_are_read_from_the_cache() {
     let server = Ganesha::start();
     let mounted = Mounted::new(&server);
     let mut file =
@@ -62,7 +62,7 @@ fn what_was_just_written_here_is_not_read_again() {
 }
 
 #[test]
-fn the_size_of_a_file_that_is_being_written_is_what_was_written() {
+fn the_size_of_a_file_includes_unsent_writes() {
     let server = Ganesha::start();
     let mounted = Mounted::new(&server);
     let file = File::create(mounted.at("file")).expect("created");

@@ -33,7 +33,7 @@ fn more_data_than_was_asked_for_is_not_taken() {
 }
 
 #[test]
-fn a_write_that_fails_is_told_when_the_file_is_closed_or_synced() {
+fn close_and_fsync_return_the_error_of_a_write() {
     let server = Scripted::start();
     let mounted = Mounted::new(&server);
     server.rule(fails(procedure::WRITE, error::NOSPC, ALWAYS));
@@ -48,7 +48,7 @@ fn a_write_that_fails_is_told_when_the_file_is_closed_or_synced() {
 }
 
 #[test]
-fn a_full_server_is_told_and_keeps_what_it_had() {
+fn a_full_server_returns_enospc_and_keeps_its_data() {
     let exports = vec![Export { storage: Storage::Tmpfs("size=4m"), ..Export::named("/export") }];
     let server = Ganesha::with(Setup { exports, ..Setup::default() });
     let mounted = Mounted::new(&server);
@@ -65,7 +65,7 @@ fn a_full_server_is_told_and_keeps_what_it_had() {
 }
 
 #[test]
-fn a_server_that_forgets_what_it_had_not_on_disk_gets_it_again() {
+fn a_server_that_loses_uncommitted_data_gets_it_again() {
     let server = Scripted::start();
     let mounted = Mounted::new(&server);
     let file = File::create(mounted.at("file")).expect("created");

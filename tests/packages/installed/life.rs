@@ -52,7 +52,7 @@ fn a_fresh_debian_serves_the_examples_and_forgets_podfs_with_the_purge() {
 }
 
 #[test]
-fn what_dpkg_and_rpm_run_is_plain_shell() {
+fn scripts_of_dpkg_and_rpm_are_plain_shell() {
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/scripts");
     let all: Vec<_> = scripts.read_dir().expect("scripts").flatten().map(|entry| entry.path()).collect();
     let checked = Command::new("shellcheck").args(["--shell", "sh"]).args(&all).output().expect("shellcheck runs");

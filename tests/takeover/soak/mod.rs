@@ -20,7 +20,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 #[test]
-fn whatever_is_killed_whenever_no_caller_notices() {
+fn no_call_fails_when_processes_are_killed_at_random() {
     let kills = number("PODFS_SOAK_KILLS").unwrap_or(120);
     let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock").as_nanos() as u64;
     let mut random = Random(number("PODFS_SOAK_SEED").unwrap_or(clock | 1));

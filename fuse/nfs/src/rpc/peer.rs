@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_has_moved_owes_nothing_that_nobody_waits_for() {
+    fn a_moved_server_is_not_silent_about_abandoned_calls() {
         let elsewhere = (Ipv4Addr::new(127, 0, 0, 2), 2049).into();
         let (peer, volumes) = peer();
         peer.call_begins(long_ago());

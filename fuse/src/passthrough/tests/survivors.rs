@@ -134,7 +134,7 @@ fn a_directory_that_is_being_read_goes_on_where_it_was() {
 }
 
 #[test]
-fn locks_are_held_by_who_held_them() {
+fn owners_keep_their_locks() {
     use nix::fcntl::{Flock, FlockArg};
     for rig in both() {
         fs::write(rig.source.join("file"), "").expect("written");
@@ -170,7 +170,7 @@ fn a_wait_for_a_lock_goes_on_and_ends_with_the_lock() {
 }
 
 #[test]
-fn a_removed_directory_is_there_for_who_stands_in_it() {
+fn a_removed_directory_stays_for_processes_inside_it() {
     let rig = Rig::unlimited();
     fs::create_dir(rig.at("directory")).expect("a directory");
     let inside = File::open(rig.at("directory")).expect("a directory");

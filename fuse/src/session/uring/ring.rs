@@ -347,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn completions_say_what_was_submitted_and_what_came_of_it() {
+    fn completions_have_the_submission_and_its_result() {
         let mut ring = match Ring::new() {
             Ok(ring) => ring,
             // A host may forbid it.

@@ -80,7 +80,7 @@ fn every_server_maps_the_memory_at_one_address() {
 }
 
 #[test]
-fn what_is_no_memory_of_rings_is_refused() {
+fn a_file_that_is_no_memory_of_rings_is_refused() {
     let file = memfd_create("podfs-rings", MemfdFlags::ALLOW_SEALING).expect("a file");
     ftruncate(&file, 1 << 20).expect("a length");
     assert!(RingMemory::map(file.try_clone().expect("a descriptor")).is_err(), "it could shrink");
