@@ -7,7 +7,7 @@
 //! | [`source`] | where objects come from, and how podfs learns of changes |
 //! | [`manifest`] | pods and objects: typed, validated, defaulted |
 //! | [`types`] | values that several of the others share |
-//! | [`volume`] | one file per kind of volume: what is to be mounted |
+//! | [`volume`] | one file per kind of volume: the description of its mount |
 //! | [`payload`] | objects become files: items, modes, owners, path rules |
 //! | [`render`] | payloads as text, JSON, directories and archives, without a mount |
 //! | [`view`] | payloads as a live file system of an ordinary user |

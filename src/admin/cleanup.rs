@@ -1,4 +1,4 @@
-//! Removes what killed podfs processes have left: dead mounts, mount points, directories, run files.
+//! Removes the remains of killed podfs processes: dead mounts, mount points, directories, run files.
 //!
 //! The cleanup changes nothing of a served pod, and no supervisor changes a pod during its cleanup:
 //! 1. The cleanup takes the pod's lock before it looks at the pod, and holds it until the end. A supervisor holds this lock for

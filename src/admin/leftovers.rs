@@ -1,4 +1,4 @@
-//! Directories and mount point files that a podfs had written down: which of them can go, and why the others stay.
+//! Directories and mount point files that a podfs had recorded: which of them cleanup removes, and why the others stay.
 //!
 //! The cleanup opens each from the directory above the outermost that podfs made, and the kernel refuses symbolic links and
 //! mount points on the way (`RESOLVE_NO_XDEV`), so no mount can appear between check and removal. It removes directories with

@@ -1,4 +1,4 @@
-//! What an operator does with the pods of this node, from outside of the processes that serve them.
+//! Commands of an operator for the pods of this node, outside of the processes that serve them.
 //!
 //! | module | owns |
 //! |---|---|

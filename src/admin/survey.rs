@@ -1,4 +1,4 @@
-//! The pods of a run directory, each asked how it is. A pod that does not answer delays no other.
+//! Asks the supervisors of all pods of a run directory for their status. A supervisor that does not answer delays no other.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};

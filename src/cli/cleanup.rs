@@ -1,4 +1,4 @@
-//! `podfs cleanup`: removes what killed podfs processes have left.
+//! `podfs cleanup`: removes the remains of killed podfs processes.
 
 use std::io::Write;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! `podfs completions`: what a shell needs to complete command lines of podfs.
+//! `podfs completions`: scripts with which shells complete command lines of podfs.
 
 use clap::{Args, CommandFactory, ValueEnum};
 use clap_complete::{Generator, generate};

@@ -1,4 +1,4 @@
-//! `podfs mounts`: what a container of a pod mounts, made ready for its runtime.
+//! `podfs mounts`: the mounts of a container, prepared for its runtime.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};

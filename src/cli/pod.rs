@@ -1,4 +1,4 @@
-//! The options that say which pod is looked at, which the commands that need no root have in common.
+//! The options that choose the pod, which the commands without root have in common.
 
 use std::path::{Path, PathBuf};
 

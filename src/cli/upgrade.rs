@@ -1,4 +1,4 @@
-//! `podfs upgrade`: the pods of this node go on as the podfs that is on disk now.
+//! `podfs upgrade`: the pods of this node continue with the program that is on disk now.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Deleting a tree. Links are removed and not followed, and what is mounted inside is left alone (ED-08).
+//! Deleting a tree. It removes links without following them, and leaves mounts inside alone (ED-08).
 
 use std::ffi::CStr;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What can be wrong with a manifest, one sentence each.
+//! Errors of a manifest, one sentence each.
 //!
 //! A sentence says where (file, document, field) and what to do. It never quotes a value: the value may be a secret.
 

@@ -1,4 +1,4 @@
-//! Manifests: what a user writes, as the types the rest of podfs works with.
+//! Manifests: from a user's text to the types that the rest of podfs uses.
 //!
 //! Text becomes [`Document`]s ([`parse_documents`]), documents become the pod ([`pod`]) and the objects its volumes
 //! show ([`objects`]); [`References`] says which objects those are. What comes out of here is valid; nothing later has to check it again. No I/O happens here: the

@@ -1,4 +1,4 @@
-//! A pod and its objects at one moment: what payloads and mounts are made from.
+//! A pod and its objects at one moment, from which podfs makes payloads and mounts.
 
 use super::Tokens;
 use super::objects::Objects;

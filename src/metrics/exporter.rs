@@ -140,7 +140,7 @@ fn refusal(code: StatusCode, sentence: &'static str) -> Response<Full<Bytes>> {
     response
 }
 
-/// The format that the `Accept` header likes best; the one everybody reads where it does not say.
+/// The format that the `Accept` header prefers; without a preference, the text format, which every client reads.
 fn wanted(accept: &str) -> Format {
     let liked = |wanted: &[&str], version: &[&str]| {
         let of_range = |range: &str| {

@@ -1,4 +1,4 @@
-//! What a node offers to pods.
+//! The allocatable resources of a node.
 
 /// What a node offers to pods: the limit of containers that have none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! csi volumes: what a CSI driver of the node mounts. Kinds of volume that Kubernetes has moved to CSI drivers are
+//! csi volumes: volumes that a CSI driver of the node mounts. Kinds of volume that Kubernetes has moved to CSI drivers are
 //! [translated](super::migration) to the same description.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! flexVolume volumes: what a FlexVolume driver of the node mounts.
+//! flexVolume volumes: volumes that a FlexVolume driver of the node mounts.
 
 use std::collections::BTreeMap;
 

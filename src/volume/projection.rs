@@ -1,4 +1,4 @@
-//! What a projecting volume shows: the sources of its files, with modes and owners.
+//! Projections: the sources of their files, with modes and owners.
 //!
 //! configMap, secret, downwardAPI and projected volumes all become one [`Projection`]; the first three have a single
 //! source. What is in here is checked: modes are permission bits, paths are clean.

@@ -1,4 +1,4 @@
-//! Label selectors: which objects of many are meant.
+//! Label selectors: which of many objects a volume shows.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! The address of an export: a server, and a directory of it. Nothing else of podfs takes one apart or puts one together.
+//! The address of an export: a server, and a directory of it. Only this module parses and prints such addresses.
 
 use std::fmt;
 use std::io;

@@ -72,7 +72,7 @@ impl Limits {
 /// How a call is made.
 #[derive(Clone, Copy)]
 pub struct How<'a> {
-    /// As whom.
+    /// The user and groups of the call.
     pub credential: &'a Credential,
     /// How long the call may take; none means as long as the mount's options say.
     pub policy: Option<Policy>,

@@ -1,4 +1,4 @@
-//! Mounting an export: where the server's services are, what the root is, and what the server takes at once.
+//! Mounting an export: the ports of the server's services, the root's handle, and the largest READ and WRITE of the server.
 //!
 //! All of it has one budget, and leaves nothing behind when that is spent: no thread, no mount, no open connection.
 

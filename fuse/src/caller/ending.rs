@@ -1,4 +1,4 @@
-//! Whether a caller is dying: being killed, or past that.
+//! Whether a caller is being killed, or has ended.
 //!
 //! When a caller gets a signal, the kernel asks for its call to be interrupted (INTERRUPT), whatever the signal. As with Linux'
 //! own NFS client, podfs interrupts a call only if the signal ends the process: the kernel turns such a signal into SIGKILL for

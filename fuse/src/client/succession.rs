@@ -1,4 +1,4 @@
-//! One server after another, and one supervisor after another.
+//! Takeover: a successor continues with the volumes of a dead server. Adoption: the next supervisor takes over a server.
 //!
 //! When a server is dead, its successor goes on with the same connections to the kernel. Why that is safe:
 //!

@@ -1,4 +1,4 @@
-//! Confinement: what a server gives up before it answers its first request.
+//! Confinement: the rights that a server gives up before it answers its first request.
 //!
 //! A hostile container can reach the server through the kernel, and no other process. So an attacker that takes the server over
 //! should find nothing there: no file, no network, no other process, no privilege. What is left depends on what the server is for

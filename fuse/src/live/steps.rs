@@ -1,4 +1,4 @@
-//! From what is shown to another payload, as steps.
+//! The steps from the payload that live parts show to another one.
 //!
 //! The order is the one in which files may refer to each other: new files come first, then all files get their new bytes at once,
 //! then the files that are no longer wanted go. A name that changes between file and directory is removed before it is made

@@ -1,4 +1,4 @@
-//! What is mounted where, from `/proc/thread-self/mountinfo` (`proc(5)`).
+//! The mount table, from `/proc/thread-self/mountinfo` (`proc(5)`).
 
 use std::ffi::OsString;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! How a passthrough volume is served: what the supervisor asks for.
+//! Options of a passthrough volume, from the supervisor.
 
 use serde::{Deserialize, Serialize};
 

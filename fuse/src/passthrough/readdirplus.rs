@@ -1,4 +1,4 @@
-//! Whether attributes go along with the names of a directory.
+//! Whether the server sends attributes with the names of a directory.
 //!
 //! The kernel asks for both at the beginning of a directory (`FUSE_READDIRPLUS_AUTO`: about 200 entries), and takes names
 //! alone. Finding attributes costs the server ten times what a

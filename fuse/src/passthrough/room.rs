@@ -1,4 +1,4 @@
-//! How much room there is in a volume.
+//! The free space of a volume.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -18,7 +18,7 @@ pub struct Room {
     pub capacity: u64,
     /// Bytes that are not taken.
     pub free: u64,
-    /// Bytes that are not taken and are for everybody.
+    /// Free bytes that every user may take.
     pub available: u64,
     /// Files that there can be; 0 where that is not known.
     pub inodes: u64,

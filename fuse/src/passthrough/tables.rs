@@ -1,4 +1,4 @@
-//! All that the file system of a volume knows: as it is at the beginning, and as a dead server left it.
+//! The whole state of a volume's file system: at its start, and as a dead server left it.
 //!
 //! The content of a region is not trusted: a cell that contradicts itself or another is lost, and so is one that needs a
 //! descriptor which no process has any more. A lost cell affects nothing else: its users get `ESTALE`. Open files, locks and

@@ -1,4 +1,4 @@
-//! A limit on what a volume takes, counted by the server.
+//! A limit on the space of a volume, counted by the server.
 //!
 //! Every write goes through the server then (no kernel passthrough), which refuses what does not fit with `ENOSPC`
 //! before it is done. What is counted is what `du(1)` counts: the blocks of each file, once, however many names it
@@ -89,7 +89,7 @@ impl QuotaUsage {
         }
     }
 
-    /// Keeps everybody else from the account until it is dropped.
+    /// Keeps other threads from the account until it is dropped.
     pub fn lock(&self) -> Account<'_> {
         let right = self.right.lock().expect("a thread that panics ends the process");
         Account { usage: self, counters: &self.region.header().counters, _right: right }

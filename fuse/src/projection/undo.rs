@@ -1,4 +1,4 @@
-//! Undoing what was stored through a writable mapping.
+//! Undoing stores through a writable mapping.
 //!
 //! A privileged container can remount its bind mount read-write and map a file of it shared and
 //! writable. The kernel does not ask before a store: it changes the page that every other reader sees,

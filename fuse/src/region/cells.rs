@@ -1,4 +1,4 @@
-//! The cells of a region: places of one size, each for one thing that a successor has to know.
+//! The cells of a region: records of one size, each for one node, open file or lock that a successor needs.
 //!
 //! A cell begins with a tag that says what is in it, 0 for nothing. The tag is written last when something is
 //! recorded and first when it is erased, so a kill in between leaves a cell without a tag, which counts as free.

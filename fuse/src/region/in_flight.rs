@@ -1,4 +1,4 @@
-//! What each thread of a session is doing, for the successor.
+//! The request that each thread of a session is executing, for the successor.
 //!
 //! A thread has a *slot*. It names the request that the thread answers, from before the service gets it until after the answer is
 //! written. What is not idempotent is marked *begun* before its system call.

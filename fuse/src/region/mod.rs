@@ -1,4 +1,4 @@
-//! Regions: what a server knows of a volume and its successor needs, in memory that outlives it.
+//! Regions: the state of a volume that a successor needs, in memory that outlives the server.
 //!
 //! A region is one memory file for each volume. The server maps it and writes; the supervisor holds it too, and gives
 //! it to the next server. It has a header and, behind that, cells of one size.

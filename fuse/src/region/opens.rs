@@ -1,4 +1,4 @@
-//! What an audited projection counts: opens, and lines about them that did not get through.
+//! Counters of an audited projection: opens, and their lost lines.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;

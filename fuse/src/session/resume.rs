@@ -1,4 +1,4 @@
-//! What a dead server left unanswered.
+//! Requests that a dead server left unanswered.
 //!
 //! The kernel keeps each request that was read until it is answered, and since Linux 6.9 a server can make it send all of them
 //! again. Before 6.9 the content of these requests is lost; but an answer needs only the number of the request, so each is

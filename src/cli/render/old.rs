@@ -1,4 +1,4 @@
-//! The old side of `podfs render --diff`: what other files say, or what the cluster has at this moment.
+//! The old side of `podfs render --diff`: the objects of other files, or those of the cluster.
 
 use std::convert::Infallible;
 use std::fs;

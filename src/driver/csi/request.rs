@@ -1,4 +1,4 @@
-//! What a CSI driver is asked for, as the messages of CSI say it.
+//! Requests to a CSI driver, as messages of CSI.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! How much a volume holds, and whether it is well, as its driver says (`NodeGetVolumeStats`).
+//! The size and health of a volume, as its driver reports them (`NodeGetVolumeStats`).
 
 use super::{DriverError, DriverHome, client_of, text};
 use crate::csi::v1::volume_usage::Unit;

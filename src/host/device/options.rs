@@ -1,4 +1,4 @@
-//! Mount options of a device: from the words of mount(8) to what the kernel takes.
+//! Mount options of a device: from the words of mount(8) to the kernel's flags and parameters.
 
 use rustix::mount::MountAttrFlags;
 

@@ -1,4 +1,4 @@
-//! What an emptyDir is going to be made of: decided from the manifest and the node alone.
+//! The medium and size of an emptyDir, decided from the manifest and the node alone.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What the cluster says of CSI drivers: how they want to be called, and which volumes are attached to which nodes.
+//! CSIDriver and VolumeAttachment objects: how drivers want to be called, and which volumes are attached to which nodes.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Facts of a pod: what its downwardAPI volumes show, and what decides about modes, owners and labels of its files.
+//! Facts of a pod: the fields that its downwardAPI volumes show, and those that decide modes, owners and labels of its files.
 
 use std::collections::BTreeMap;
 

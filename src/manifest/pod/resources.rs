@@ -1,4 +1,4 @@
-//! What the pod as a whole may use: the memory that bounds its emptyDirs, and the huge pages it asks for.
+//! The resources of the whole pod: the memory that bounds its emptyDirs, and the huge pages that it requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -9,7 +9,7 @@
 //! | [`policy`] | how long a call may take, and how often it is sent |
 //! | [`dial`] | sockets, from the same port again |
 //! | [`message`] | calls into bytes, bytes into replies |
-//! | [`credential`] | as whom a call is made |
+//! | [`credential`] | the user and groups that a call is made with |
 //! | [`failure`] | why a call has no results |
 //! | [`record`] | a stream cut into messages |
 //! | [`pool`] | buffers that are used again |

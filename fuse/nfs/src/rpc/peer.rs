@@ -1,4 +1,4 @@
-//! A server as all connections to it see it: where it is, and how it does.
+//! A server, shared by all connections to it: its address, and since when it is silent.
 //!
 //! Two times are kept of its answers. For how long a call has been waiting says whether another call is worth making; a call
 //! that was given up does not wait. For how long the server has been silent goes to the [observers](SilenceObserver): a call
@@ -28,7 +28,7 @@ pub struct Peer {
     address: Cell<SocketAddr>,
     /// Since when there was something to answer, and nothing came. None while there is nothing to answer.
     waiting_since: Cell<Option<Instant>>,
-    /// Since when nothing came although something was asked, whether anybody waits for it or not.
+    /// Since when the server has sent nothing although it has got a call, whether a caller still waits for the answer or not.
     silent_since: Cell<Option<Instant>>,
     observers: RefCell<Vec<Weak<dyn SilenceObserver>>>,
     /// The log says that it does not answer.
@@ -164,7 +164,7 @@ impl Peer {
         self.call_ends();
     }
 
-    /// Whoever made a call does not wait for it any more.
+    /// The caller of a call does not wait for it any more.
     pub(super) fn call_taken_back(&self) {
         if self.call_ends() && self.silent_since.get().is_some_and(|since| since.elapsed() < SOONEST) {
             self.silent_from(None);

@@ -19,7 +19,7 @@ const LAST: u32 = 1 << 31;
 /// The length of a fragment's length.
 const MARK: usize = 4;
 
-/// The stream is none of records, or of longer ones than anybody asked for.
+/// The stream does not consist of records, or has longer ones than the client takes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum StreamError {
     /// Of more than [`MAX_RECORD`] bytes.

@@ -43,7 +43,7 @@ impl From<Vec<u8>> for Slice {
     }
 }
 
-/// The content may be anybody's secret.
+/// The content may be a secret.
 impl fmt::Debug for Slice {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{} bytes", self.range.len())

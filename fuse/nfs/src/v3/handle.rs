@@ -1,4 +1,4 @@
-//! File handles: what a server calls a file.
+//! File handles: the server's names of files.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! NFS version 3 (RFC 1813): what stands in its calls and replies.
+//! NFS version 3 (RFC 1813): the content of its calls and replies.
 //!
 //! | module | owns |
 //! |---|---|

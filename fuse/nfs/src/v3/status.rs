@@ -1,4 +1,4 @@
-//! What a server says became of a call (`nfsstat3`).
+//! The status of a reply (`nfsstat3`).
 
 use rustix::io::Errno;
 

@@ -1,4 +1,4 @@
-//! What a tree of live parts shows: its entries, attributes and bytes.
+//! The entries, attributes and bytes of a tree of live parts.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Reading what a dead server left.
+//! Reading the state that a dead server left in the region.
 //!
 //! The content of a region is not trusted: a cell that contradicts itself or another is lost. A lost cell affects nothing else: a
 //! handle answers `EBADF`, a node `ESTALE`, and a call is made like a new one.

@@ -1,4 +1,4 @@
-//! What a successor has to know of an NFS volume, cell by cell.
+//! The state of an NFS volume that a successor needs, cell by cell.
 //!
 //! A cell is written before it counts, and never changed where a kill in between would leave something wrong: what
 //! changes is one word, or another cell takes its place.

@@ -1,4 +1,4 @@
-//! Changes: what makes or removes something, renames it, or sets attributes.
+//! Requests that make, remove or rename a file, or set its attributes.
 
 use std::rc::Rc;
 

@@ -1,4 +1,4 @@
-//! Changing: what makes, removes or changes names and attributes.
+//! Requests that make, remove or change names and attributes.
 
 use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,4 +1,4 @@
-//! Open files and what is in them.
+//! Open files and their data.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

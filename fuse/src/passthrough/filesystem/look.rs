@@ -1,4 +1,4 @@
-//! Looking: names, attributes, links, extended attributes, the file system as a whole.
+//! Requests that read names, attributes, links, extended attributes and figures of the file system.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd};

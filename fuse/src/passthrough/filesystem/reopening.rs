@@ -1,4 +1,4 @@
-//! Reopening what no process has open any more, because the server and its keeper were killed together.
+//! Reopening files that no process has open any more, because the server and its keeper were killed together.
 //!
 //! Each open file is reopened when it is first used. A thread of its own does so for all of them, at once: a
 //! file that is removed from the source before that could not be found again. What is removed through the volume is

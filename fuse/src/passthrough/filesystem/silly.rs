@@ -1,4 +1,4 @@
-//! Directories of an NFS server that hold nothing but files which were just removed.
+//! RMDIR of directories of an NFS server that hold only files which were just removed.
 //!
 //! The kernel's NFS client gives a file that is removed while it is open another name, which begins with `.nfs`, until it is
 //! closed. The server of a volume gets the RELEASE only after `close(2)` has returned. So a process that closes and removes all

@@ -1,4 +1,4 @@
-//! The memory of a volume's rings: what the kernel and a server say to each other, and what a successor needs to know of it.
+//! The memory of a volume's rings: requests and answers of the kernel and a server, and the journal that a successor needs.
 //!
 //! It is one memory file for each volume, which the supervisor makes and holds:
 //!
