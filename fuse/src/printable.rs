@@ -43,7 +43,7 @@ pub struct Printer {
 }
 
 impl Printer {
-    /// What `bytes` add to the text.
+    /// The printable text of `bytes`.
     pub fn add(&mut self, bytes: &[u8]) -> String {
         self.rest.extend_from_slice(bytes);
         let whole = match str::from_utf8(&self.rest) {

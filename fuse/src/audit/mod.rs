@@ -49,7 +49,7 @@ pub(crate) struct Audit {
 /// A line, with its fields in their order.
 #[derive(Serialize)]
 struct AuditLine<'a> {
-    /// What was done. It also distinguishes these lines from others on standard error.
+    /// The kind of event. It also distinguishes these lines from others on standard error.
     audit: &'static str,
     /// When, in UTC, to the microsecond (RFC 3339).
     time: String,

@@ -26,7 +26,8 @@ enum OutputKind {
     Own(OwnedFd),
     Socket,
     File,
-    /// What could not be opened anew. It is polled before, and a write blocks only if another process writes at the same moment.
+    /// A descriptor that could not be opened anew. The server polls it first, and a write blocks only if another process writes
+    /// at the same moment.
     Asked,
     /// It has no reader.
     Nowhere,

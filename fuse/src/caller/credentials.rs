@@ -32,7 +32,7 @@ pub enum ActAs {
     /// No user: AUTH_NONE (`sec=none`).
     #[serde(rename = "AsNobody")]
     Nobody,
-    /// What the caller is in its own user namespace: ID-mapped mounts that map the ids of that namespace show the volume.
+    /// The ids of the caller in its own user namespace: ID-mapped mounts that map the ids of that namespace show the volume.
     #[serde(rename = "AsInTheirNamespace")]
     CallerInItsNamespace,
 }

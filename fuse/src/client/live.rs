@@ -246,7 +246,7 @@ fn resolve(path: &str, generation: &Image) -> Result<(String, Shape), LivePartEr
 /// A file of a slot: its path, and what it shows.
 type SlotFile<'a> = (String, &'a Image, Index);
 
-/// What is shown of `generation` in these slots. The file of a slot stays as it was in `before`, when the payload has no file
+/// The files of `generation` that these slots show. The file of a slot stays as it was in `before`, when the payload has no file
 /// there any more.
 fn files<'a>(slots: &[Slot], generation: &'a Image, before: Option<&'a Image>) -> Vec<SlotFile<'a>> {
     let mut files = Vec::new();

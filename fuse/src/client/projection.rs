@@ -55,13 +55,13 @@ pub enum CommitError {
     Step {
         /// The call and the name it was for.
         call: String,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
 }
 
-/// What a commit came to.
+/// The outcome of a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Commit {
     /// The payload is what is shown already; nothing was done (AW-10).
@@ -141,7 +141,7 @@ impl Projection {
         self.old.next_removal().filter(|_| !self.is_given_up())
     }
 
-    /// What old generations take.
+    /// The number of old generations, and their memory.
     pub fn old_usage(&self) -> OldUsage {
         self.old.usage()
     }

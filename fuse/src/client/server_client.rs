@@ -70,7 +70,7 @@ impl Watch {
         self.region.accepted().is_some_and(|accepted| accepted & init::OVER_IO_URING != 0)
     }
 
-    /// What became of the opens so far, if each is written down. Blocks never.
+    /// The opens so far and their lost lines, if the volume has an access log. Never blocks.
     pub fn opens(&self) -> Option<OpenCount> {
         self.audited.then(|| self.region.opens().counted())
     }
@@ -127,10 +127,10 @@ pub(super) enum ServerLink {
     Over,
 }
 
-/// What a volume is doing at one moment, from shared memory.
+/// The activity of a volume at one moment, from shared memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Doing {
-    /// What the supervisor said of it.
+    /// The supervisor's own record of it.
     pub about: Value,
     /// How many requests were read so far.
     pub requests: u64,
@@ -347,7 +347,7 @@ impl ServerClient {
         }
     }
 
-    /// What each volume is doing at this moment.
+    /// The activity of each volume at this moment.
     pub fn doings(&self) -> Vec<Doing> {
         let doing = |held: &Arc<HeldVolume>| Doing {
             about: held.about.clone(),

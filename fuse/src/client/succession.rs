@@ -48,7 +48,7 @@ use crate::region::VolumeKind;
 use crate::server::fd_keeper::dismiss;
 use crate::server::successor::{self, StartedSuccessor};
 
-/// What became of a server's death.
+/// The outcome of a takeover.
 #[derive(Debug, Default)]
 pub struct Succession {
     /// The volumes that the successor could not take over, and why. Their users get `ENOTCONN`; each can be mounted anew.
@@ -101,7 +101,7 @@ pub struct AdoptedVolume {
 }
 
 impl AdoptedVolume {
-    /// What the supervisor before said of it.
+    /// The record of the previous supervisor about it.
     pub fn about(&self) -> &Value {
         &self.mounted.held.about
     }

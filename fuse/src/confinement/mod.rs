@@ -58,7 +58,7 @@ use tracing::{debug, warn};
 
 use crate::log::Lines;
 
-/// What a server is for. Each profile allows what those before it allow.
+/// The rights that a server needs. Each profile includes the rights of those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Profile {
     /// Projections only.
@@ -92,11 +92,11 @@ impl Profile {
 /// How far a process is confined.
 #[derive(Debug)]
 pub struct Confined {
-    /// What for.
+    /// The profile of the server.
     pub profile: Profile,
     /// The capabilities that it still has.
     pub capabilities: CapabilitySet,
-    /// What could not be had.
+    /// The restrictions that the kernel refused.
     pub missing: Vec<MissingProtection>,
 }
 
@@ -105,7 +105,7 @@ pub struct Confined {
 pub struct MissingProtection {
     /// The part.
     pub what: &'static str,
-    /// What the kernel said.
+    /// The kernel's error.
     pub cause: io::Error,
 }
 

@@ -78,7 +78,7 @@ pub(crate) fn split(path: &str) -> (&str, &str) {
     path.rsplit_once('/').unwrap_or(("", path))
 }
 
-/// What makes `tree` show `image`, whose top-level names are those of the slots.
+/// The steps after which `tree` shows `image`, whose top-level names are those of the slots.
 pub fn plan(tree: &LiveTree, image: &Image) -> Vec<LiveStep> {
     let mut plan = StepPlan::of(tree, image);
     for (number, slot) in tree.slots().iter().enumerate() {

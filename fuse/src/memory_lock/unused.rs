@@ -18,7 +18,7 @@ use rustix::mm::{MlockFlags, mlock_with, munlock};
 
 use super::is_locked;
 
-/// What stays of the stack below the frame of the caller: functions that it calls next need no new pages.
+/// The part of the stack below the caller's frame that stays: functions that it calls next need no new pages.
 const STAYS: usize = 16 << 10;
 /// Addresses that the kernel is given are multiples of this.
 const PAGE: usize = 4096;

@@ -25,7 +25,7 @@ pub enum Leftovers {
     RemoveDead,
 }
 
-/// What a new mount covers.
+/// The object that a new mount covers.
 enum Below {
     /// The directory or file itself.
     Nothing,
@@ -219,7 +219,7 @@ pub struct VisibleMount {
     covers: u32,
 }
 
-/// What the path of a visible mount shows.
+/// The state of the path of a visible mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Presence {
     /// The mount.
@@ -241,7 +241,7 @@ impl VisibleMount {
         self.entry.as_ref().map(|entry| entry.read_only)
     }
 
-    /// What its path shows, by the mount table. The kernel gives a mount the number of one that was unmounted before, so
+    /// The state of its path, by the mount table. The kernel gives a mount the number of one that was unmounted before, so
     /// the file system has to be the same, too.
     pub fn presence(&self, table: &[MountTableEntry]) -> Presence {
         let Some(entry) = self.entry.as_ref().filter(|_| self.mounted) else { return Presence::Gone };
@@ -351,7 +351,7 @@ fn may_be_mount_point(path: &Path) -> bool {
     }
 }
 
-/// Whether what is mounted at `path` has no server any more.
+/// Whether the mount at `path` has no server any more.
 pub fn is_dead(path: &Path) -> bool {
     matches!(rustix::fs::statfs(path), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }

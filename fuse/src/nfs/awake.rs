@@ -60,7 +60,7 @@ impl Awake {
     }
 }
 
-/// What the thread does when there is nothing to do.
+/// The next step of the thread when no event is pending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     /// It looks whether there is something to read.

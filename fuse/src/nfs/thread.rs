@@ -39,7 +39,7 @@ use crate::trace::Trace;
 /// How long the server may take to answer about the root, when a volume begins.
 const ROOT_BUDGET: Duration = Duration::from_secs(15);
 
-/// What is to be served.
+/// An export to serve.
 pub struct ServedExport {
     /// The device, whose file system is mounted.
     pub device: OwnedFd,
@@ -67,7 +67,7 @@ pub struct NfsThread {
     orders: UnboundedSender<ThreadTask>,
 }
 
-/// What the thread is to do.
+/// An order to the thread.
 enum ThreadTask {
     Serve { export: Box<ServedExport>, resumes: bool, done: Sender<io::Result<()>> },
     Move { socket: u64, place: NfsAddress },
@@ -159,7 +159,7 @@ pub fn can_resume(region: &Arc<Region>, log: &OwnedFd) -> io::Result<()> {
     Log::adopt(log.try_clone()?).map(drop).map_err(|error| broken(error.to_string()))
 }
 
-/// What all volumes of the thread use.
+/// State that all volumes of the thread share.
 struct ThreadState {
     servers: Servers,
     input: Rc<RefCell<InputBuffer>>,

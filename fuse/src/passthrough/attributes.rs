@@ -144,7 +144,7 @@ pub fn attributes_of_name(directory: BorrowedFd<'_>, name: &CStr) -> Result<Stat
     statx(directory, name, flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME | StatxFlags::MNT_ID)
 }
 
-/// What kind of file they are of.
+/// The type of the file.
 pub fn kind(found: &Statx) -> FileType {
     FileType::from_raw_mode(found.stx_mode.into())
 }

@@ -86,7 +86,7 @@ impl BackingId {
         Some(id)
     }
 
-    /// What a node's cell says.
+    /// The backing id in a node's cell.
     pub fn recorded(cell: &NodeCell) -> Option<BackingId> {
         let id = cell.backing.load(Relaxed);
         (id != 0 && id & GOING == 0).then_some(BackingId(id))

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// For so many directories attributes are given, before names alone are tried again.
 const TRUST: u32 = 32;
 
-/// What a volume's callers did after listing a directory.
+/// Counts whether a volume's callers read attributes after listing a directory.
 #[derive(Debug, Default)]
 pub struct ReaddirplusPolicy {
     /// Names of files given alone since the last directory was opened.

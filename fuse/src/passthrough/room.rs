@@ -11,7 +11,7 @@ use super::usage::QuotaUsage;
 use crate::region::Region;
 use crate::session::abi::Kstatfs;
 
-/// What `df(1)` shows in a volume.
+/// The figures that `df(1)` shows for a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     /// Bytes that there are, taken and not.

@@ -89,7 +89,7 @@ impl Drop for Taken {
     }
 }
 
-/// What each of so many volumes may have.
+/// The share of each of so many volumes.
 fn part(limit: usize, volumes: usize) -> usize {
     (limit / volumes.max(1)).saturating_sub(SET_ASIDE).max(LEAST)
 }

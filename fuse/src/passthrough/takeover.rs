@@ -84,7 +84,7 @@ pub fn load(
 }
 
 impl Loaded {
-    /// What could not be had.
+    /// The files and locks that the successor could not recover.
     pub fn losses(&self) -> Losses {
         self.inheritance.losses
     }

@@ -37,7 +37,7 @@ use crate::region::header::Counters;
 use crate::session::NodeId;
 use crate::session::abi::Kstatfs;
 
-/// What files grow by.
+/// The unit by which files grow.
 const BLOCK: u64 = 4096;
 
 /// The limit and what is taken of it, in bytes.
@@ -253,7 +253,7 @@ fn names_take_at_most(directory: BorrowedFd<'_>, most: u64) -> Result<bool, Errn
     Ok(taken <= most)
 }
 
-/// What is taken by what is below a directory. Other mounts are not counted, links are not followed.
+/// The space of the files below a directory, without other mounts, and without following links.
 fn taken_below(source: BorrowedFd<'_>) -> Result<u64, Errno> {
     let device = |found: &rustix::fs::Statx| (found.stx_dev_major, found.stx_dev_minor);
     let home = device(&attributes_of(source)?);

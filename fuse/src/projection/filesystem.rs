@@ -53,7 +53,7 @@ pub struct ProjectionFilesystem {
     audit: Option<Audit>,
 }
 
-/// What a session with such a file system asks the kernel for.
+/// The features that a session with this file system negotiates.
 pub fn wanted(traced: bool) -> WantedFeatures {
     // Each is worth having alone; an older kernel lacks some of them.
     let flags = init::ASYNC_READ
@@ -256,7 +256,7 @@ pub(crate) fn push_if_it_fits(buffer: &mut Vec<u8>, arguments: &ReadIn, (node, n
     fits
 }
 
-/// What `statfs(2)` says of so many bytes and nodes.
+/// The answer to `statfs(2)` for so many bytes and nodes.
 pub(crate) fn file_system(bytes: u64, nodes: u64) -> Answer {
     Answer::FileSystem(Kstatfs {
         blocks: bytes.div_ceil(BLOCK),

@@ -30,7 +30,7 @@ pub(crate) struct Old {
     failures: u32,
 }
 
-/// What the old generations of a volume take.
+/// The number of old generations of a volume, and their memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OldUsage {
     /// How many there are.

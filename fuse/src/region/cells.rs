@@ -28,7 +28,7 @@ pub(super) const MOST: usize = 32 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct CellId(u32);
 
-/// What fills a cell. Its first field is the tag.
+/// The content of a cell. Its first field is the tag.
 pub(crate) trait CellContent: Shared + Sized {
     /// Distinguishes it from other contents; not 0.
     const TAG: u32;
@@ -37,7 +37,7 @@ pub(crate) trait CellContent: Shared + Sized {
 }
 
 shared! {
-    /// What all cells begin with.
+    /// The first field of all cells.
     pub(crate) struct Tag { tag: AtomicU32 }
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct Cells<'a> {
 }
 
 impl<'a> Cells<'a> {
-    /// What a cell is filled with that is known to be a `T`.
+    /// The content of a cell that is known to be a `T`.
     pub(crate) fn content<T: CellContent>(self, id: CellId) -> &'a T {
         const { T::FITS }
         self.memory.at(offset(id)).expect("a cell that was allocated stays")
@@ -83,7 +83,7 @@ impl<'a> Cells<'a> {
         cells.map(move |id| (id, self.tag(id).load(Acquire))).filter(|(_, tag)| *tag != 0)
     }
 
-    /// What a cell is filled with, if there is one and it is a `T`.
+    /// The content of a cell, if the cell exists and is a `T`.
     pub(crate) fn find<T: CellContent>(self, id: CellId) -> Option<&'a T> {
         let tag: &Tag = self.memory.at(offset(id))?;
         (tag.tag.load(Acquire) == T::TAG).then(|| self.content(id))
@@ -204,7 +204,7 @@ impl CellId {
         u64::from(self.0) + 1
     }
 
-    /// What [`to_word`](Self::to_word) gave.
+    /// The id from which [`to_word`](Self::to_word) made the word.
     pub(crate) fn from_word(word: u64) -> Option<CellId> {
         u32::try_from(word.checked_sub(1)?).ok().map(CellId)
     }

@@ -24,7 +24,7 @@ const REPLAYS: usize = 64;
 pub struct Begun {
     /// Not later than what the execution leaves on a file system of this host as a time.
     pub at: Timespec,
-    /// What the service noted before.
+    /// The service's note from before.
     pub note: u64,
 }
 
@@ -48,7 +48,7 @@ shared! {
         /// 1 if it was; written last.
         is: AtomicU32,
     }
-    /// What a slot said when its thread died.
+    /// The state of a slot when its thread died.
     pub(crate) struct Replay {
         /// The request; 0 for a free place. Written last.
         unique: AtomicU64,
@@ -111,7 +111,7 @@ impl InFlightSlot {
         self.unique.store(0, Release);
     }
 
-    /// What comes now may not be done twice. `at` is when it was begun first.
+    /// Marks that the request must not be executed twice from here on. `at` is the time at which it was begun first.
     pub(crate) fn begin(&self, at: Option<Timespec>, note: u64) {
         let at = at.unwrap_or_else(|| clock_gettime(ClockId::RealtimeCoarse));
         self.begun.set(Some(Begun { at, note }));
@@ -163,7 +163,7 @@ impl InFlightSlots {
         }
     }
 
-    /// What is kept for replay of the request `unique`: whether it was begun.
+    /// The record for the replay of the request `unique`: whether it was begun.
     pub(crate) fn earlier(&self, unique: u64) -> Option<Begun> {
         self.to_replay(unique)?.begun.get()
     }

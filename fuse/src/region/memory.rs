@@ -136,7 +136,7 @@ impl Memory {
         unsafe { std::slice::from_raw_parts(self.mapping.as_ptr().add(offset.min(self.mapping.len())), there) }
     }
 
-    /// What stands at `offset`; none beyond the end.
+    /// The value at `offset`; none beyond the end.
     pub(crate) fn at<T: Shared>(&self, offset: usize) -> Option<&T> {
         let end = offset.checked_add(size_of::<T>())?;
         if end > self.length() || !offset.is_multiple_of(align_of::<T>()) {

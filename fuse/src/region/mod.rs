@@ -69,7 +69,7 @@ pub use silence::Moment;
 use silence::Silence;
 use waits::Waits;
 
-/// What kind of volume a region is of.
+/// The kind of volume that a region belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VolumeKind {
     /// Generations of payloads.
@@ -108,14 +108,14 @@ pub enum RegionError {
     /// A number in the header is impossible.
     #[error("the state of the volume is damaged: its {what} is {value}; start the volume anew")]
     Damaged {
-        /// What the number should tell.
+        /// The meaning of the number.
         what: &'static str,
         /// The number.
         value: u32,
     },
 }
 
-/// What a volume's server knows and its successor needs.
+/// The state of a volume that a successor needs.
 pub struct Region {
     kind: VolumeKind,
     memory: Memory,
@@ -155,7 +155,7 @@ impl Region {
         Ok(Region { kind, memory, free: Free::of_adopted() })
     }
 
-    /// What kind of volume it is of.
+    /// The kind of its volume.
     pub fn kind(&self) -> VolumeKind {
         self.kind
     }

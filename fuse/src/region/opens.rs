@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::shared::shared;
 
-/// What became of the opens of an audited projection, since it was mounted.
+/// The opens of an audited projection since it was mounted, and their lost lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenCount {
     /// Opens.

@@ -30,7 +30,7 @@ use crate::protocol::receive_descriptors;
 
 /// The keeper's end of its channel.
 pub(crate) const CHANNEL: RawFd = 10;
-/// What the keeper watches the server by.
+/// The number of the descriptor by which the keeper watches the server.
 const SERVER: RawFd = 11;
 /// Where supervisors connect to a server that has lost its own.
 pub(crate) const LISTENER: RawFd = 12;
@@ -137,7 +137,7 @@ impl Keeper {
     }
 }
 
-/// What a keeper of the calling process finds when it begins.
+/// Prepares the descriptors that a keeper of the calling process expects.
 fn prepare() -> io::Result<()> {
     put(rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())?, SERVER)?;
     open_channel()?;
@@ -169,7 +169,7 @@ pub(super) fn empty(number: RawFd) {
     }
 }
 
-/// What a dead server had open, and its keeper has.
+/// The descriptors that a dead server had open and its keeper holds.
 pub(crate) struct Handover(());
 
 impl Handover {
@@ -321,7 +321,7 @@ fn keep(starts_successor: bool) {
     }
 }
 
-/// What comes on a keeper's channel.
+/// A message on a keeper's channel.
 enum KeeperMessage {
     /// A question for so many descriptors.
     Numbers(usize),

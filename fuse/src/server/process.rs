@@ -325,7 +325,7 @@ fn control() -> BorrowedFd<'static> {
 /// The descriptors of a message, in their order.
 struct Descriptors(std::vec::IntoIter<OwnedFd>);
 
-/// What every volume comes with.
+/// The descriptors of every volume.
 pub(super) struct VolumeDescriptors {
     pub(super) device: OwnedFd,
     pub(super) mount: OwnedFd,

@@ -67,7 +67,7 @@ const RING_MAX_WRITE: u32 = 64 << 10;
 pub const REQUEST_SIZE: usize = MAX_WRITE as usize + 4096;
 /// Most requests that the kernel leaves waiting on its own account: read-ahead, releases.
 const MAX_BACKGROUND: u16 = 64;
-/// What answers requests.
+/// A file system that answers requests.
 pub trait Service: Send + Sync + 'static {
     /// Answers one request.
     ///
@@ -96,13 +96,13 @@ pub trait Service: Send + Sync + 'static {
     /// The kernel did not take this answer, because no caller waited any more, and so it will not give back what was granted.
     fn take_back(&self, _granted: Granted) {}
 
-    /// What is known of the root without asking the source.
+    /// The answer to a question about the root from memory, without the source.
     fn recall(&self, _question: RootQuestion) -> Option<Answer> {
         None
     }
 }
 
-/// What an answer leaves with the kernel.
+/// The lookups and handles that an answer leaves with the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
     /// A node that it knows of once more.
@@ -122,7 +122,7 @@ impl Granted {
     }
 }
 
-/// What a session asks the kernel for.
+/// The features that a session negotiates.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WantedFeatures {
     /// Of [`init`]; what the kernel does not offer is left out.

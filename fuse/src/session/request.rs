@@ -48,7 +48,7 @@ impl Request<'_> {
     }
 }
 
-/// What is asked. Fields are as in [`abi`](super::abi), except where they have a type of their own.
+/// The operation of a request. Fields are as in [`abi`](super::abi), except where they have a type of their own.
 #[derive(Debug)]
 #[allow(missing_docs, reason = "the operations are the kernel's, explained in fuse(4) and libfuse's fuse_lowlevel.h")]
 pub enum Operation<'a> {
@@ -254,7 +254,7 @@ fn handle(flags: u32, handle: HandleId) -> Option<HandleId> {
     (flags & GETATTR_FH != 0).then_some(handle)
 }
 
-/// What of a request is not parsed yet.
+/// The part of a request that is not parsed yet.
 struct UnparsedBody<'a>(&'a [u8]);
 
 impl<'a> UnparsedBody<'a> {
@@ -272,7 +272,7 @@ impl<'a> UnparsedBody<'a> {
     }
 }
 
-/// What goes by no other name.
+/// The name of all other operations.
 const UNKNOWN: &str = "UNKNOWN";
 
 /// The operation with this number, as the kernel's header calls it; two forms of one operation have one name.

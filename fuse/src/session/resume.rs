@@ -20,7 +20,7 @@ const STEP: u64 = 2;
 /// messages without an answer have numbers, too.
 const AROUND: u64 = 64;
 
-/// What to do with these requests.
+/// How to answer these requests.
 pub(super) enum Unanswered {
     /// The kernel asks again, if it can.
     AskedAgain,

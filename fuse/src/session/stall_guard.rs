@@ -40,7 +40,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// How long an answer may take before the source counts as away.
 const AWAY: Duration = Duration::from_millis(400);
 
-/// What a service may know of its root without asking its source.
+/// A question about the root that a service may answer without its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RootQuestion {
     /// Its attributes (GETATTR).

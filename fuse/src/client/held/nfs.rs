@@ -19,9 +19,9 @@ use crate::projection::Image;
 use crate::protocol::{ServerRequest, VolumeBody, VolumeId};
 use crate::region::VolumeKind;
 
-/// What a volume may have accepted that the server has not on disk, in MiB.
+/// The most data that a volume may have accepted and the server not yet on disk, in MiB.
 const LOG: usize = 64;
-/// What the kernel reads ahead, in KiB: four of its largest requests.
+/// The kernel's read-ahead, in KiB: four of its largest requests.
 const READ_AHEAD: u32 = 4096;
 
 /// An export of an NFS server.

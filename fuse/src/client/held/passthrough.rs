@@ -38,7 +38,7 @@ impl HeldPassthrough {
         Ok(Self { source, table, options, rings })
     }
 
-    /// What it shows.
+    /// The source that it shows.
     pub(in crate::client) fn source(&self) -> BorrowedFd<'_> {
         self.source.as_fd()
     }

@@ -41,7 +41,7 @@ pub enum Shape {
 pub struct Slot {
     /// The path in the payload; empty for all of it.
     pub path: String,
-    /// What it was when it was first wanted.
+    /// Its type when a container first mounted it.
     pub shape: Shape,
 }
 
@@ -74,7 +74,7 @@ pub struct LiveTree {
     asked_before: Option<LiveStep>,
     next: NodeId,
     time: SystemTime,
-    /// What is about to show other bytes, while the kernel drops what it has of it.
+    /// Files that are about to show other bytes, while the kernel drops their pages.
     pub(super) changing: HashSet<NodeId>,
     /// Something was said of it meanwhile.
     pub(super) disturbed: bool,
@@ -141,7 +141,7 @@ impl LiveTree {
         &self.slots
     }
 
-    /// What a plan begins with: it makes those that are not there.
+    /// Sets the slots that the next plan makes or keeps.
     pub fn set_slots(&mut self, slots: Vec<Slot>) {
         self.slots = slots;
     }

@@ -23,7 +23,7 @@ impl LiveTree {
         }
     }
 
-    /// What `stat(2)` shows.
+    /// The attributes that `stat(2)` shows.
     ///
     /// # Errors
     /// `ESTALE` for a node that is gone.

@@ -21,9 +21,9 @@ use crate::region::Region;
 use crate::region::cells::{CellContent, CellId, OwnedCell};
 use crate::session::{HandleId, NodeId};
 
-/// What was read of a region.
+/// The state that was read from a region.
 pub struct InheritedState {
-    /// What is known.
+    /// The client's state.
     pub known: ClientState,
     /// Cells that hold nothing usable.
     pub lost: Vec<CellId>,

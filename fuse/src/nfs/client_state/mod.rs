@@ -29,7 +29,7 @@ use open_files::OpenFiles;
 pub struct ClientState {
     /// The files that the kernel knows.
     pub nodes: Nodes,
-    /// What is open.
+    /// Open files and directories.
     pub files: OpenFiles,
     /// Calls that may not be made twice.
     pub calls: Calls,

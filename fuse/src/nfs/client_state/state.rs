@@ -89,7 +89,7 @@ shared! {
         /// The credential that it is made with.
         identity: IdentityRecord,
     }
-    /// What is known of the root, for when the server does not answer.
+    /// The root's attributes and figures, for answers while the server is silent.
     pub(crate) struct RootCell {
         tag: AtomicU32,
         spare: AtomicU32,
@@ -142,7 +142,7 @@ impl IdentityRecord {
         self.count.store(groups.len() as u32, Relaxed);
     }
 
-    /// What was recorded.
+    /// The recorded value.
     pub fn get(&self) -> Credential {
         match self.count.load(Relaxed) {
             NOBODY => Credential::Anonymous,
@@ -174,7 +174,7 @@ impl RootCell {
         self.words.iter().zip(words).for_each(|(place, word)| place.store(word, Relaxed));
     }
 
-    /// What was recorded.
+    /// The recorded value.
     pub fn get(&self) -> Attributes {
         let word = |index: usize| self.words[index].load(Relaxed);
         let time =

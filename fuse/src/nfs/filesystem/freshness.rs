@@ -29,7 +29,7 @@ impl CallSequence {
     }
 }
 
-/// What is known of a file.
+/// Cached attributes and rights of a file.
 #[derive(Debug, Default)]
 pub struct Freshness {
     attributes: Option<Attributes>,
@@ -69,7 +69,7 @@ struct Right {
     at: Instant,
 }
 
-/// What attributes tell.
+/// The change that new attributes show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttributeChange {
     /// Nothing that matters.
@@ -178,7 +178,7 @@ impl Freshness {
         self.at = None;
     }
 
-    /// What the server granted this credential of `wanted`, as far as that is known and holds.
+    /// The rights of `wanted` that the server granted this credential, as far as they are cached and valid.
     pub fn right(&self, credential: &Credential, wanted: u32, now: Instant, caching: &Caching) -> Option<u32> {
         let holds = caching.shortest(FileType::File);
         let ctime = self.attributes.as_ref()?.ctime;

@@ -33,7 +33,7 @@ use crate::nfs::client_state::node::NfsNode;
 /// By how much the clocks of servers may be behind, in seconds.
 const SLACK: i64 = 120;
 
-/// What a call was to make.
+/// The file that a call was to make.
 pub struct WantedFile<'a> {
     /// Its file type.
     pub kind: FileType,
@@ -44,7 +44,7 @@ pub struct WantedFile<'a> {
 }
 
 impl NfsFilesystem {
-    /// What a call has made: what it says, or, in doubt, what is there.
+    /// The file that a call has made: from its answer, or, in doubt, from the server.
     pub(super) async fn made<T>(
         &self,
         once: Once<T>,
@@ -101,7 +101,7 @@ impl NfsFilesystem {
             .map(|(handle, _)| handle))
     }
 
-    /// What became of a call that removes a name.
+    /// The outcome of a call that removes a name.
     pub(super) async fn removed<T>(
         &self,
         once: Once<T>,
@@ -122,7 +122,7 @@ impl NfsFilesystem {
         Err(error.errno())
     }
 
-    /// What became of a call that gives `file` the name `name` in a directory.
+    /// The outcome of a call that gives `file` the name `name` in a directory.
     pub(super) async fn named<T>(
         &self,
         once: Once<T>,

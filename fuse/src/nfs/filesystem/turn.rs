@@ -33,13 +33,13 @@ pub struct NfsRequest {
     /// A server that has died had read it before.
     pub resent: bool,
     calls: RefCell<Vec<RecordedCall>>,
-    /// What it opened.
+    /// The file that the request opened.
     opened: RefCell<Option<Rc<OpenFile>>>,
 }
 
-/// What became of a call that may not be made twice.
+/// The outcome of a call that must not take effect twice.
 pub struct Once<T> {
-    /// What the server says.
+    /// The server's answer.
     pub outcome: Result<T, Error>,
     /// The call may have been made before, and the server have forgotten it: what the server says may be the effect of the
     /// call itself.

@@ -35,7 +35,7 @@ const RECORDS: usize = 256;
 const STRIDE: usize = SEGMENT + RECORDS * size_of::<RecordCell>();
 /// Bytes before the first segment.
 const HEADER: usize = 4096;
-/// What a log begins with: `podfslog`.
+/// The first bytes of a log: `podfslog`.
 const MAGIC: u64 = u64::from_le_bytes(*b"podfslog");
 /// The layout that this program writes, and the only one it reads.
 const LAYOUT: u32 = 1;
@@ -99,7 +99,7 @@ pub struct WriteTarget {
     pub offset: u64,
 }
 
-/// What a dead server left in the log.
+/// The records that a dead server left in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inherited {
     /// Its place.
@@ -122,7 +122,7 @@ pub struct Log {
     sequence: Cell<u64>,
 }
 
-/// What this process knows of a segment.
+/// The state of a segment in this process.
 #[derive(Clone, Copy, Default)]
 struct Segment {
     has_memory: bool,
@@ -253,7 +253,7 @@ impl Log {
         }
     }
 
-    /// What the record holds is not needed any more.
+    /// Frees a record whose data is not needed any more.
     pub fn free(&self, id: RecordId) {
         let Some(cell) = self.cell(id) else { return };
         cell.state.store(FREE, Release);

@@ -42,7 +42,7 @@ use crate::session::{HandleId, NodeId};
 use file::{File, Next, PendingWrite, WriteOutcome};
 use log::{Inherited, Log, Piece, SEGMENT, WriteTarget};
 
-/// What a server gives with each answer, and changes when it is started anew (RFC 1813, `writeverf3`).
+/// The value that a server sends with each answer, and changes when it restarts (RFC 1813, `writeverf3`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verifier(pub [u8; 8]);
 
@@ -55,7 +55,7 @@ pub struct FileKey {
     pub open: HandleId,
 }
 
-/// What the server says of a write.
+/// The server's answer to a WRITE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Written {
     /// Bytes that it took.
@@ -101,7 +101,7 @@ const IN_FLIGHT: usize = 16;
 /// The log gives memory back when nothing was in it for so long.
 const COOLS_AFTER: Duration = Duration::from_secs(1);
 
-/// What was accepted and is not committed yet.
+/// Accepted data that the server has not committed yet.
 pub struct Writeback<S: Store> {
     inner: Rc<Inner<S>>,
 }

@@ -361,7 +361,7 @@ impl PassthroughFilesystem {
         }
     }
 
-    /// What is no longer taken once `name` is gone, where that is counted.
+    /// The space that becomes free when `name` is removed, where the server counts.
     fn going(&self, directory: &OwnedFd, parent: &Arc<Node>, name: &OsStr) -> Option<Going> {
         self.usage.as_ref()?;
         let found = self.last_name_of(directory, name)?;

@@ -179,7 +179,7 @@ mod tests {
     const WRITE: u32 = libc::F_WRLCK as u32;
     const NONE: u32 = libc::F_UNLCK as u32;
 
-    /// What is recorded after these were granted, in order.
+    /// The recorded ranges after these locks were granted, in order.
     fn after(granted: &[(u32, u64, u64)]) -> Vec<(u32, u64, u64)> {
         let region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
         let holder = Holder { region: &region, node: NodeId(2), owner: LockOwner(3) };

@@ -62,7 +62,7 @@ pub struct Locks {
     to_be_restored: bool,
 }
 
-/// What one owner has locked.
+/// The locks of one owner.
 #[derive(Debug)]
 struct OwnerLocks {
     locked: Locked,
@@ -74,7 +74,7 @@ struct OwnerLocks {
     pid: u32,
 }
 
-/// What an owner locks on.
+/// The open file description of an owner's locks.
 #[derive(Debug)]
 enum Description {
     /// It is open.
@@ -261,7 +261,7 @@ pub fn for_locking(file: &OwnedFd) -> Result<OwnedFd, Errno> {
         .map_err(|errno| if is_passing(errno) { errno } else { Errno::NOLCK })
 }
 
-/// Whether what failed may be possible a moment later.
+/// Whether the failed call may succeed a moment later.
 fn is_passing(errno: Errno) -> bool {
     matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR)
 }

@@ -49,7 +49,7 @@ impl SavedTree {
 }
 
 impl Tree {
-    /// What another process needs to go on with this tree, and the images that belong to it, in their order.
+    /// The state with which another process continues this tree, and the images that belong to it, in their order.
     pub fn save(&self) -> (SavedTree, Vec<Arc<Image>>) {
         let links = self.links.iter().map(|(node, link)| SavedLink {
             node: *node,
@@ -147,7 +147,7 @@ impl Tree {
         old.map(|generation| (generation.name().clone(), generation.image())).collect()
     }
 
-    /// What the root looks like.
+    /// The entries of the root.
     pub fn root(&self) -> &Root {
         &self.root
     }

@@ -144,7 +144,7 @@ impl Rings {
     }
 }
 
-/// What each thread does: one for each CPU that this process may use. The queues of other CPUs are dealt out.
+/// The duty of each thread: one thread for each CPU that this process may use. The queues of other CPUs are dealt out.
 fn duties(queues: usize, usable: &CpuSet) -> Vec<Duty> {
     let is_usable = |queue: &usize| *queue < CpuSet::MAX_CPU && usable.is_set(*queue);
     let (own, others): (Vec<_>, Vec<_>) = (0..queues).partition(is_usable);

@@ -116,10 +116,10 @@ impl FuseCommand {
 
 const _: () = assert!(size_of::<Submission>() == ENTRY && size_of::<Params>() == 120);
 
-/// What the kernel says of a submission.
+/// The kernel's result of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Completion {
-    /// What was submitted with it.
+    /// The user data of the submission.
     pub(super) user_data: u64,
     /// Not negative, or the negative number of an error.
     pub(super) result: i32,

@@ -26,13 +26,13 @@ use crate::session::answer::Responder;
 use crate::session::request::{Operation, Request};
 use crate::session::{Answer, Exchange, Service};
 
-/// What completions of polls come with. Entries have smaller numbers.
+/// The user data of polls. Entries have smaller numbers.
 const THREAD_ENDS: u64 = u64::MAX;
 const ANSWERS: u64 = u64::MAX - 1;
 /// How many entries of a queue can take requests when one is going to wait: one that wakes the queue, and another.
 const ENOUGH: usize = 2;
 
-/// What the threads of a volume share.
+/// State that the threads of a volume share.
 pub(super) struct RingVolume {
     pub(super) memory: Arc<RingMemory>,
     pub(super) device: Arc<OwnedFd>,
@@ -52,7 +52,7 @@ impl RingVolume {
     }
 }
 
-/// What a thread is for.
+/// The duty of a thread.
 pub(super) struct Duty {
     /// The CPU that it runs on, if it is one of those that this process may use.
     pub(super) cpu: Option<usize>,
@@ -69,11 +69,11 @@ pub(super) struct Job {
     may_wait: bool,
 }
 
-/// What a thread does first.
+/// The first work of a thread.
 struct First {
     /// Entries in which a dead server has left a request.
     left: Vec<EntryId>,
-    /// What the kernel has said already.
+    /// The completions that the kernel has sent already.
     completions: Vec<Completion>,
 }
 
