@@ -75,7 +75,7 @@ impl fmt::Display for DeedLine<'_> {
 pub struct Cleanup<'a> {
     dry_run: bool,
     tell: &'a mut dyn FnMut(&Deed),
-    /// What pods that are left alone have mounted.
+    /// Mounts of pods that cleanup leaves alone.
     kept: Vec<PathBuf>,
     /// The root directory that is cleaned.
     root: PathBuf,

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, open, openat2, statat, unlinkat};
 use rustix::io::Errno;
 
-/// What becomes of a path.
+/// The outcome for a path.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RemovalOutcome {
     /// It is gone, or would be.
@@ -29,7 +29,7 @@ pub(super) enum RemovalOutcome {
 pub(super) struct Leftovers<'a> {
     directories: &'a [PathBuf],
     unmounted: Vec<PathBuf>,
-    /// What is gone by now, or would be.
+    /// Paths that are removed by now, or would be.
     gone: Vec<PathBuf>,
     dry_run: bool,
 }

@@ -115,7 +115,7 @@ fn why_none(answer: ControlAnswer) -> AnswerError {
     }
 }
 
-/// What `take` makes of a pod's answer; the status of the pod if there is no answer, or if `take` rejects it. Nothing if the
+/// The result of `take` for a pod's answer; the status of the pod if there is no answer, or if `take` rejects it. Nothing if the
 /// pod has ended.
 fn ask<T>(
     directory: &Path,

@@ -16,7 +16,7 @@ pub struct Further {
     pub tokens: BTreeSet<CredentialKey>,
 }
 
-/// What these volumes of the pod refer to through `objects`.
+/// The objects that these volumes of the pod refer to through `objects`.
 pub fn further(volumes: &[Volume], pod: &PodIdentity, facts: &PodFacts, objects: &Objects) -> Further {
     let mut further = Further::default();
     for volume in volumes {

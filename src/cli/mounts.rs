@@ -40,7 +40,7 @@ EXAMPLES:
   podfs mounts prepare --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10 --container web --env web.env --output podman
   podfs mounts release --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10 --container web")]
 pub(super) struct Mounts {
-    /// What to do.
+    /// Whether to prepare or to release.
     #[arg(value_name = "prepare|release", value_enum, hide_possible_values = true)]
     action: Action,
     /// The pod; podfs status lists all.
@@ -159,7 +159,7 @@ fn unexpected(answer: &ControlAnswer) -> Failure {
     Failure::general(anyhow!("the supervisor gave an answer to another question: {answer:?}"))
 }
 
-/// What the pod's supervisor answers. What it was busy with may be over when it is asked again.
+/// The answer of the pod's supervisor. A busy supervisor may answer when it is asked again.
 fn answer(directory: &Path, question: &ControlQuestion) -> Result<ControlAnswer, Failure> {
     let mut reason = String::new();
     for _ in 0..TRIES {

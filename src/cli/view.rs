@@ -102,7 +102,7 @@ impl View {
     }
 }
 
-/// What podfs has reported to the user, and what it still has to report.
+/// Reports to the user, made and pending.
 #[derive(Default)]
 struct ViewReports {
     /// The pod.
@@ -118,7 +118,7 @@ struct ViewReports {
 }
 
 impl ViewReports {
-    /// What a snapshot shows. A volume that would wait stays as it is.
+    /// The volumes of a snapshot. A volume that would wait stays as it is.
     fn take(&mut self, reader: &Reader, snapshot: &Snapshot, before: &ViewVolumes) -> Result<ViewVolumes, Failure> {
         let pod = snapshot.pod.as_ref().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
         let view = view_of(pod, snapshot);

@@ -46,7 +46,7 @@ pub struct Drivers {
 /// Why a driver did not do what it was called for.
 #[derive(Clone, Debug)]
 pub struct DriverError {
-    /// What went wrong, and what to do.
+    /// The failure, and the advice.
     pub sentence: String,
     /// Whether the driver may have done it all the same.
     pub is_uncertain: bool,
@@ -105,7 +105,7 @@ pub enum UndoError {
     Home {
         /// The directory.
         home: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
@@ -157,7 +157,7 @@ pub enum LeaveError {
     Leave {
         /// The directory of the node's mount.
         directory: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
@@ -166,7 +166,7 @@ pub enum LeaveError {
     Remove {
         /// The directory.
         directory: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },

@@ -23,7 +23,7 @@ use super::disks::Disk;
 use super::global_mount::{GlobalMount, Held, User, write_whole};
 use super::{HostError, HostSource};
 
-/// What is added to a plugin's name, so that its block volumes have records of their own.
+/// The suffix of a plugin's name for the records of its block volumes.
 const RECORDS: &str = "-devices";
 /// The plugins that have block volumes, as directories.
 const PLUGINS: [&str; 3] = ["kubernetes.io~local-volume", "kubernetes.io~host-path", "kubernetes.io~csi"];

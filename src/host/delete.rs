@@ -14,7 +14,7 @@ use super::walk::{Crossing, EntryPlace, Visitor, WalkEntry, enter, walk};
 /// So many of the entries that could not be deleted are named.
 const NAMED: usize = 5;
 
-/// What could not be deleted. Reads `2 entries: a/b is a mount point; c: Operation not permitted`.
+/// The entries that could not be deleted. Reads `2 entries: a/b is a mount point; c: Operation not permitted`.
 #[derive(Debug, Default)]
 pub struct Left {
     count: usize,

@@ -57,7 +57,7 @@ pub fn group_of(source: &HostSource) -> Option<u32> {
     fstat(source).ok().map(|found| found.st_gid)
 }
 
-/// What is looked at of a volume's root.
+/// The attributes of a volume's root that the policy compares.
 #[derive(Clone, Copy, Debug)]
 struct RootAttributes {
     is_directory: bool,

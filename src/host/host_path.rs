@@ -53,7 +53,7 @@ fn check(path: &Path, kind: HostPathType, opened: Result<HostSource, Obstacle>) 
     }
 }
 
-/// What a type asks for, in the kubelet's words.
+/// The kind of file that a type requires, in the kubelet's words.
 fn expectation(kind: HostPathType) -> Option<(&'static str, FileKind)> {
     Some(match kind {
         HostPathType::Unchecked => return None,

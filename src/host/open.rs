@@ -18,7 +18,7 @@ pub struct HostSource {
     kind: FileKind,
 }
 
-/// What a source is.
+/// The type of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
     /// A directory.

@@ -18,7 +18,7 @@ use crate::manifest::pod::{ContainerMounts, Device, Mount, Pod, SubPath};
 /// The path at which containers look up names of hosts.
 const HOSTS_PATH: &str = "/etc/hosts";
 
-/// What the mounts of a container follow from.
+/// The inputs of a container's mounts.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
     /// The pod.
@@ -27,9 +27,9 @@ pub struct Inputs<'a> {
     pub container: &'a str,
     /// The pod's volumes by name: where each is mounted, or why it is not.
     pub volumes: &'a BTreeMap<String, Result<MountedVolume, NotMounted>>,
-    /// What the agent knows of the container.
+    /// The agent's facts of the container.
     pub environment: &'a Environment,
-    /// What the runtime and the node can do.
+    /// The features of the runtime and the node.
     pub features: Features,
 }
 
@@ -63,7 +63,7 @@ pub enum NotMounted {
     NoBlockDevice,
 }
 
-/// What only the agent that starts the container knows.
+/// Facts that only the agent that starts the container knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Environment {
@@ -83,7 +83,7 @@ pub struct Environment {
     pub gid_mappings: Vec<IdMapping>,
 }
 
-/// What the runtime and the node can do.
+/// The features of the runtime and the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
     /// The runtime can make a mount read-only with everything below it.
@@ -101,7 +101,7 @@ pub struct PlannedMount {
     pub name: String,
     /// Where it is in the container; absolute.
     pub container_path: String,
-    /// What is mounted.
+    /// The source of the mount.
     pub source: PlannedSource,
     /// See [`ContainerMount`], also for the rest.
     pub read_only: bool,
@@ -119,7 +119,7 @@ pub struct PlannedMount {
     pub gid_mappings: Vec<IdMapping>,
 }
 
-/// What is mounted.
+/// The source of the mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlannedSource {
     /// All of a volume, which is mounted here.
@@ -256,7 +256,7 @@ pub fn plan(inputs: Inputs<'_>) -> Result<Vec<PlannedMount>, MountsError> {
     Ok(planned)
 }
 
-/// What the API server would refuse.
+/// Refuses mounts that the API server would refuse.
 fn check(container: &ContainerMounts) -> Result<(), MountsError> {
     let name = || container.container.clone();
     for (index, mount) in container.mounts.iter().enumerate() {

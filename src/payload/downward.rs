@@ -14,7 +14,7 @@ use crate::types::Allocatable;
 use crate::types::PodField;
 use crate::volume::DownwardValue;
 
-/// What a file that shows `value` holds. Single values are written as they are, without a newline.
+/// The content of a file that shows `value`. Single values are written as they are, without a newline.
 pub(super) fn content<'a>(
     value: &DownwardValue,
     identity: &'a PodIdentity,

@@ -5,7 +5,7 @@ use std::fmt;
 use super::ContainerNotFound;
 use crate::types::{InvalidPath, PayloadPath};
 
-/// What a volume waits for: every problem of every source, so that the user sees all of them at once.
+/// Why a volume waits: every problem of every source, so that the user sees all of them at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PayloadError {
     /// At least one.

@@ -14,7 +14,7 @@ const DIRECTORY: u16 = 0o755;
 /// Mode of credentials when the pod has an fsGroup or a single user.
 const CREDENTIAL: u16 = 0o600;
 
-/// What the walk over a volume meets.
+/// The type of an entry in the walk over a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnedEntry {
     /// A regular file.

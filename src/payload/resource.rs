@@ -32,7 +32,7 @@ pub(super) fn content(
     Ok(shown.to_string())
 }
 
-/// What a container without a limit can use.
+/// The amount that a container without a limit can use.
 fn unlimited(resource: &str, allocatable: Allocatable) -> Quantity {
     match resource {
         "cpu" => Quantity::from_milli(allocatable.cpu_milli),

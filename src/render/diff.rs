@@ -23,7 +23,7 @@ pub fn text(old: &Rendering<'_>, new: &Rendering<'_>, reveal: bool) -> String {
     text
 }
 
-/// What there is at a path.
+/// The entry at a path.
 #[derive(PartialEq)]
 struct Item<'a> {
     /// Type, mode and owners, or a line about something else.

@@ -64,7 +64,7 @@ fn write_entry(place: &str, entry: &RenderedEntry<'_>, reveal: bool, out: &mut i
     write_padded(content, out)
 }
 
-/// What a block before the content says.
+/// The fields of the header block.
 struct TarHeader<'a> {
     path: &'a str,
     target: &'a str,

@@ -89,7 +89,7 @@ fn scaled(mantissa: u128, binary: u32, exponent: i32) -> Option<Quantity> {
     Some(Quantity { nano })
 }
 
-/// What a suffix multiplies by: `1024^binary × 10^decimal`.
+/// The factor of a suffix: `1024^binary × 10^decimal`.
 struct Scale {
     binary: u32,
     decimal: i32,

@@ -85,7 +85,7 @@ pub enum ViewError {
     Refused {
         /// The directory.
         path: PathBuf,
-        /// What fusermount3 says.
+        /// The message of fusermount3.
         reason: String,
     },
     /// The kernel and podfs do not understand each other.
@@ -102,7 +102,7 @@ pub enum ViewError {
     Unmount {
         /// The directory.
         path: PathBuf,
-        /// What fusermount3 says.
+        /// The message of fusermount3.
         #[source]
         reason: FusermountError,
     },

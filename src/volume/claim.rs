@@ -43,7 +43,7 @@ pub struct Claim {
     pub reference: ClaimReference,
     /// Whether containers may only look.
     pub read_only: bool,
-    /// What containers use the volume as.
+    /// How containers use the volume.
     pub usage: ClaimUsage,
 }
 
@@ -66,7 +66,7 @@ impl ClaimReference {
     }
 }
 
-/// What containers use a volume as.
+/// How containers use a volume: as a file system or a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClaimUsage {
     /// It is in the `volumeMounts` of a container.

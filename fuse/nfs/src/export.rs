@@ -38,7 +38,7 @@ pub struct Export {
     limits: Limits,
 }
 
-/// What the server takes at once.
+/// The largest READ and WRITE of the server.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
     /// Most bytes of a READ.
@@ -106,7 +106,7 @@ impl Export {
         self.root
     }
 
-    /// What the server takes at once.
+    /// The largest READ and WRITE of the server.
     pub fn limits(&self) -> Limits {
         self.limits
     }

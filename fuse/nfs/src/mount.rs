@@ -21,7 +21,7 @@ use crate::v3::{self, FileHandle, FsInfo};
 /// How long a portmapper may take.
 const PORTMAP_BUDGET: Duration = Duration::from_secs(5);
 
-/// What to mount, and how.
+/// The export to mount, and the options.
 #[derive(Clone, Debug)]
 pub struct MountRequest {
     /// The export, as the volume names it.
@@ -87,7 +87,7 @@ pub enum MountError {
     Unreachable {
         /// Which service.
         service: &'static str,
-        /// What the volume calls the server.
+        /// The volume's name for the server.
         server: String,
         /// Where the service should be.
         address: SocketAddr,
@@ -97,7 +97,7 @@ pub enum MountError {
     /// The server's portmapper does not know the mountd.
     #[error("NFS server {server} has no mountd for NFSv3; it may speak only NFSv4, or name its port with `mountport`")]
     NoMountd {
-        /// What the volume calls the server.
+        /// The volume's name for the server.
         server: String,
     },
     /// The server does not give the export.
@@ -117,9 +117,9 @@ pub enum MountError {
     OtherCredentials {
         /// The export.
         export: ExportAddress,
-        /// What it wants.
+        /// The flavours that the server accepts.
         flavors: Vec<u32>,
-        /// What there is.
+        /// The flavour of this client.
         ours: u32,
     },
     /// The root cannot be asked about.
@@ -133,7 +133,7 @@ pub enum MountError {
     },
 }
 
-/// What mounting found out.
+/// The result of mounting.
 #[derive(Clone, Debug)]
 pub struct Reached {
     /// Where the server's NFS service is.
@@ -142,7 +142,7 @@ pub struct Reached {
     pub mountd: SocketAddr,
     /// The root of the export.
     pub root: FileHandle,
-    /// What the server takes at once.
+    /// The largest READ and WRITE of the server.
     pub limits: Limits,
 }
 

@@ -175,7 +175,7 @@ impl XdrWriter {
         self
     }
 
-    /// What was written.
+    /// The written bytes.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }

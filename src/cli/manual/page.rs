@@ -104,7 +104,7 @@ fn source() -> String {
     format!("podfs {}", env!("CARGO_PKG_VERSION"))
 }
 
-/// What a help says after the options: headings in capitals, below them codes with their meaning, or commands.
+/// The sections of a help text after the options: headings in capitals, below them codes with their meaning, or commands.
 fn sections(roff: &mut Roff, help: &str) {
     let mut is_code = false;
     for line in help.lines().chain([""]) {

@@ -21,7 +21,7 @@ const RETRY: Duration = Duration::from_millis(100);
 /// How long the daemon, or the pod, may be missing before a wait says so.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// What the daemon is asked for.
+/// A question to the daemon.
 #[derive(Subcommand)]
 pub(super) enum AskCommand {
     /// Show the pods of the node, and whether their volumes are mounted.
@@ -138,7 +138,7 @@ impl Wait {
         }
     }
 
-    /// What a wait is for before it can be for volumes.
+    /// The daemon or the pod that a wait lacks before it can wait for volumes.
     async fn missing(&self, run_directory: &Path) -> Option<String> {
         let Pod { pod } = &self.pod;
         match DaemonClient::connect(run_directory).await {
@@ -221,7 +221,7 @@ struct AgentVolumes<'a> {
     volumes: Vec<AgentVolume<'a>>,
 }
 
-/// What an agent has to know of a volume.
+/// The facts of a volume that an agent needs.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct AgentVolume<'a> {

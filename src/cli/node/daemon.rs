@@ -265,7 +265,7 @@ impl DaemonOptions {
         Ok(Some(NriSettings { socket, index, kubelet_root, choice }))
     }
 
-    /// What a podfs node beside a kubelet cannot do.
+    /// Refuses options that conflict with a kubelet.
     fn check_beside_kubelet(&self) -> Result<(), Failure> {
         if self.report_volumes_in_use {
             return Err(Failure::input(anyhow!(

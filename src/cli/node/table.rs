@@ -76,7 +76,7 @@ fn containers(state: &NodeState) -> String {
     }
 }
 
-/// What an agent binds into containers.
+/// The paths that an agent binds into containers.
 pub(super) fn mounted(volumes: &[MountedVolume]) -> String {
     let row = |volume: &MountedVolume| {
         let access = if volume.read_only { "read-only" } else { "read-write" };
@@ -96,7 +96,7 @@ pub(super) fn is_as_it_should_be(pod: &PodEntry) -> bool {
     word(pod) != "waiting"
 }
 
-/// What holds for the node as a whole, if not all is as it should be.
+/// The problems of the node as a whole.
 fn head(state: &NodeState) -> String {
     let beginning = match (state.sources_ready, state.states_synced) {
         (true, true) => None,

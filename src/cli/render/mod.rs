@@ -217,7 +217,7 @@ pub(in crate::cli) fn view_of(pod: &Pod, snapshot: &Snapshot) -> PodView {
     }
 }
 
-/// What is known once nothing is on its way any more, or once the server had its time.
+/// The snapshot once no answer is outstanding, or once the server's time is over.
 async fn settled(mut source: Source, mut snapshot: Snapshot) -> Snapshot {
     let deadline = tokio::time::Instant::now() + ANSWER_TIMEOUT;
     while snapshot.is_settling {

@@ -48,17 +48,17 @@ pub struct CsiMount<'a> {
     pub name: &'a str,
     /// The pod.
     pub pod: &'a PodIdentity,
-    /// What else is known of the pod.
+    /// Further facts of the pod.
     pub facts: &'a PodFacts,
     /// How the driver wants to be called.
     pub driver: &'a CsiDriver,
-    /// What the cluster's controller says of the attached volume.
+    /// The attachment metadata from the cluster's controller.
     pub publish_context: &'a BTreeMap<String, String>,
-    /// What goes with NodeStageVolume.
+    /// The Secret for NodeStageVolume.
     pub stage_secret: Option<&'a Secret>,
-    /// What goes with NodePublishVolume.
+    /// The Secret for NodePublishVolume.
     pub publish_secret: Option<&'a Secret>,
-    /// What goes with NodeExpandVolume.
+    /// The Secret for NodeExpandVolume.
     pub expand_secret: Option<&'a Secret>,
     /// The tokens of the pod's service account, as JSON, if the driver gets some.
     pub tokens: Option<String>,

@@ -119,7 +119,7 @@ pub(super) fn check_mounted(device: &BlockDevice, place: &Path) -> Result<(), Ho
     )))
 }
 
-/// Whether what is mounted at `place` is read-only.
+/// Whether the mount at `place` is read-only.
 pub(super) fn is_read_only(place: &Path) -> Result<bool, HostError> {
     let found = fs::canonicalize(place).and_then(|place| mounts_at(&place));
     let found = found.map_err(|cause| HostError::system("look at", place, cause))?;

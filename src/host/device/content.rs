@@ -16,7 +16,7 @@ const AMBIVALENT: i32 = 8;
 const HEAD: u64 = 1 << 20;
 const TAIL: u64 = 64 << 10;
 
-/// What is on a device.
+/// The content of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum DeviceContent {
     /// Nothing: no signature, and zeros where file systems and tables have their beginnings.

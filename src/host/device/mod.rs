@@ -44,7 +44,7 @@ use content::DeviceContent;
 use format::Marker;
 use options::DeviceMountOptions;
 
-/// What a device is mounted as.
+/// How to mount a device.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceMountRequest<'a> {
     /// The type of the file system. Without one, that which is there, or ext4.

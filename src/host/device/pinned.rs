@@ -75,7 +75,7 @@ impl BlockDevice {
         self.attribute("diskseq").or_else(|| self.attribute("../diskseq"))?.parse().ok()
     }
 
-    /// What the disk says of itself, the same after each boot: its world-wide name or its serial number, and which partition of
+    /// The identity of the disk, the same after each boot: its world-wide name or its serial number, and which partition of
     /// it this is. Many virtual disks say nothing.
     pub fn serial(&self) -> Option<String> {
         let words = |name: &str| self.attribute(name).filter(|text| !text.is_empty());

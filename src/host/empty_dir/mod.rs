@@ -155,7 +155,7 @@ fn find(directory: &File, backing: Backing) -> Option<HostSource> {
     HostSource::of(found).ok()
 }
 
-/// What is mounted on the content, if anything is.
+/// The mount on the content, if there is one.
 fn mounted(directory: &File) -> Option<OwnedFd> {
     match open(directory, ResolveFlags::NO_XDEV) {
         Err(Errno::XDEV) => open(directory, ResolveFlags::empty()).ok(),

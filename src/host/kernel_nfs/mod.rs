@@ -41,7 +41,7 @@ pub fn is_there() -> bool {
     fsopen("nfs", FsOpenFlags::FSOPEN_CLOEXEC).is_ok()
 }
 
-/// What is to be mounted.
+/// An export to mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelMount {
     /// The export.
@@ -127,7 +127,7 @@ pub enum KernelNfsError {
     /// The mount is made, and its file system does not answer.
     #[error("cannot read the attributes of the mount: {0}")]
     Mounted(#[source] io::Error),
-    /// What the process that mounts says.
+    /// The sentence of the process that mounts.
     #[error("{0}")]
     Refused(String),
     /// The server is silent.

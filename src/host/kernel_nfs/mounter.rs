@@ -147,7 +147,7 @@ fn attributes(export: &KernelMount) -> MountAttrFlags {
     wanted.into_iter().filter(|(wanted, _)| *wanted).map(|(_, attribute)| attribute).collect()
 }
 
-/// What the kernel has to say, a line for each reading.
+/// The kernel's messages, a line for each read.
 fn messages(context: &OwnedFd) -> Vec<String> {
     let mut messages = Vec::new();
     let mut line = [0; 1024];

@@ -19,7 +19,7 @@ pub(crate) const SETTLE: Duration = Duration::from_secs(10);
 /// How often a cause that lasts is repeated.
 const REPEAT: Duration = Duration::from_secs(600);
 
-/// What was logged about objects.
+/// The problems of objects that were logged.
 #[derive(Default)]
 pub(crate) struct Journal {
     complaints: Complaints,
@@ -72,11 +72,11 @@ impl Journal {
     }
 }
 
-/// What is wrong at this moment.
+/// The present problems.
 #[derive(Default)]
 struct Complaints(BTreeMap<Cause, Complaint>);
 
-/// What makes a line of its own: the class, and the sentence where it is about the object itself.
+/// The cause of a line: the class, and the sentence if it is about one object.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Cause(Class, Option<String>);
 

@@ -70,14 +70,14 @@ enum KnownObject {
     Is(Arc<NamedObject>),
 }
 
-/// What came in.
+/// A message to the thread.
 enum ObjectNews {
     Files(Snapshot),
     Pod(ObjectUpdate<Pod>),
     Object(ObjectKey, ObjectUpdate<NamedObject>),
     Signer(String, ObjectUpdate<Bundles>),
     Token(CredentialKey, ObjectUpdate<Token>),
-    /// What the server has not answered is a problem from now on.
+    /// Missing answers of the server count as problems from now on.
     Settled,
     /// A line of the log is due.
     Complaint,
@@ -314,7 +314,7 @@ impl Follow {
         }
     }
 
-    /// What volumes refer to and files do not have. Tokens, and the bundles of signers, are asked for right here.
+    /// The objects that volumes refer to and files do not have. Tokens, and the bundles of signers, are asked for right here.
     fn wanted(&mut self) -> BTreeSet<ObjectKey> {
         let (identity, facts) = match &self.pod {
             Some(pod) => (pod.identity.clone(), pod.facts.clone()),

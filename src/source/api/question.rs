@@ -5,10 +5,10 @@ use tokio::time::Instant;
 use super::complaints::SETTLE;
 use crate::kube::error::ApiError;
 
-/// What the server was asked about something that is not known yet.
+/// A request about an object that is not known yet.
 pub(crate) struct ObjectRequest {
     asked: Instant,
-    /// What came instead of an answer, the last time.
+    /// The error of the last attempt.
     pub(crate) trouble: Option<ApiError>,
 }
 

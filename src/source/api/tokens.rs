@@ -127,7 +127,7 @@ impl IssuedCredentials {
         self.owner.as_ref().map_or_else(|| "Token".to_owned(), |owner| owner.title(key))
     }
 
-    /// What was asked about tokens that there are not.
+    /// Requests for tokens that podfs does not have yet.
     pub(crate) fn unanswered(&self) -> impl Iterator<Item = &ObjectRequest> {
         self.tokens.values().filter(|wanted| wanted.token.is_none()).map(|wanted| &wanted.question)
     }
@@ -137,7 +137,7 @@ impl IssuedCredentials {
         self.tokens.values().all(|wanted| wanted.token.is_some() || wanted.question.trouble.is_some())
     }
 
-    /// What there is.
+    /// The present tokens.
     pub(crate) fn tokens(&self) -> Tokens {
         self.each().map(|(key, token)| (key.clone(), token.map(|token| Token::clone(token)))).collect()
     }
@@ -153,7 +153,7 @@ impl IssuedCredentials {
 }
 
 impl Owner {
-    /// What a token goes by: `Token default/app for "vault"`.
+    /// The title of a token in messages: `Token default/app for "vault"`.
     pub(super) fn title(&self, key: &CredentialKey) -> String {
         let account = format!("{}/{}", self.pod.namespace, self.service_account);
         match key {
@@ -167,7 +167,7 @@ impl Owner {
         }
     }
 
-    /// What the server is asked for (TK-01).
+    /// The body of the TokenRequest (TK-01).
     fn request(&self, key: &TokenKey) -> Value {
         json!({
             "apiVersion": "authentication.k8s.io/v1",

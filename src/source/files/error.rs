@@ -31,7 +31,7 @@ pub enum SourceError {
     WrongType {
         /// The path, as the user named it.
         path: PathBuf,
-        /// What it is.
+        /// The type of the file.
         found: &'static str,
     },
 
@@ -56,7 +56,7 @@ pub enum SourceError {
     #[error("{}: has disappeared or is another, empty directory; its last objects stay in use", .0.display())]
     DirectoryGone(PathBuf),
 
-    /// What the file says.
+    /// The content of the file is invalid.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
 

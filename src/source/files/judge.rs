@@ -8,7 +8,7 @@ use super::find::{FileToRead, Role};
 use super::read::{FileId, Reading, Stamp};
 use super::settle::{Activity, Rest, Rested};
 
-/// What becomes of a file's documents.
+/// The verdict on a file's documents.
 pub(super) enum Verdict {
     /// They stay as they were.
     Keep,

@@ -155,11 +155,11 @@ pub(crate) struct SummedFiles {
     stop: Sender<Signal>,
 }
 
-/// What one scan of them found.
+/// The result of one scan.
 pub(crate) struct Scanned<W> {
-    /// What they come to, when that differs from the scan before.
+    /// The whole of the files, if it differs from the scan before.
     pub(crate) whole: Option<W>,
-    /// What is wrong at this moment, one sentence each.
+    /// The present problems, one sentence each.
     pub(crate) problems: BTreeSet<String>,
     /// Files that are there, and of which nothing was ever read.
     pub(crate) unread: BTreeSet<PathBuf>,

@@ -11,7 +11,7 @@ use crate::manifest::pod::{Pod, from_template, only_pod};
 use crate::manifest::{ManifestError, Origin, Tokens, parse_documents};
 use crate::source::Snapshot;
 
-/// What the API server says of new content for an immutable object, and what can be done.
+/// The API server's error for new content of an immutable object, and the advice.
 pub(crate) const IMMUTABLE: &str = "field is immutable when `immutable` is set; delete the object and create it again";
 
 /// Adds the files up to one pod and its objects.

@@ -43,7 +43,7 @@ impl Stamp {
     }
 }
 
-/// What a look at a file yields.
+/// The result of reading a file.
 pub(super) enum Reading {
     /// The whole file.
     Bytes(Stamp, Vec<u8>),

@@ -66,14 +66,14 @@ impl Reply {
     }
 }
 
-/// What callers, the driver and the deadlines have in common.
+/// State that callers, the driver and the deadlines share.
 #[derive(Debug)]
 pub(super) struct SharedConnection {
     pub(super) peer: Rc<Peer>,
     pub(super) dialer: Dialer,
     pub(super) pool: Pool,
     pub(super) pending: RefCell<HashMap<u32, Rc<PendingCall>>>,
-    /// What is to be written. So much of the first has been written already.
+    /// Calls to write, and how many bytes of the first one are written already.
     queue: RefCell<VecDeque<Rc<PendingCall>>>,
     written: Cell<usize>,
     pub(super) stream: RefCell<Option<Rc<Stream>>>,

@@ -96,7 +96,7 @@ impl Peer {
         observers.push(Arc::downgrade(observer));
     }
 
-    /// What it is called in messages.
+    /// Its name in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -207,7 +207,7 @@ impl Peer {
         }
     }
 
-    /// What it sent cannot be understood.
+    /// Logs that the server sent a message that cannot be parsed.
     pub(super) fn sends_garbage(&self, what: &str) {
         if !self.told_garbage.replace(true) {
             warn!(server = self.name, "NFS server {}: {what}; podfs connects again", self.name);
@@ -255,7 +255,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(10);
 
-    /// What a volume has got to know last.
+    /// The last report to a volume.
     #[derive(Debug, Default)]
     struct Observed(Mutex<Option<Instant>>);
 
@@ -289,7 +289,7 @@ mod tests {
         Instant::now().checked_sub(LONG).expect("the machine has run for longer")
     }
 
-    /// What the volumes tell of their server: all of them the same.
+    /// Whether all volumes report their server as silent for long.
     #[track_caller]
     fn is_silent_for_long(volumes: &[Arc<Observed>]) -> bool {
         let since = volumes[0].since();

@@ -33,7 +33,7 @@ pub enum StreamError {
     NoReply,
 }
 
-/// What has been read of a stream, and not been handed out.
+/// The bytes that were read from a stream and not handed out yet.
 #[derive(Debug)]
 pub struct Incoming {
     pool: Pool,

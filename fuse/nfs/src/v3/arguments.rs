@@ -17,7 +17,7 @@ pub enum Creation {
     Exclusive([u8; 8]),
 }
 
-/// What MKNOD makes.
+/// The type of file that MKNOD makes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Device {
     /// A block device with its major and minor number.

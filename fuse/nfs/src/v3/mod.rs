@@ -65,7 +65,7 @@ pub enum ProcedureNumber {
     Commit = 21,
 }
 
-/// What can be asked of ACCESS.
+/// The rights that ACCESS can check.
 pub mod access {
     /// Read a file, or list a directory.
     pub const READ: u32 = 0x01;

@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 
-/// What a server says became of a call.
+/// The status of a reply.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct NfsStatus(pub u32);
 
