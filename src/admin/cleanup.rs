@@ -415,8 +415,8 @@ fn is_unmounted(record: &ClaimRecord) -> bool {
     mounts().is_ok_and(|table| !table.iter().any(|mounted| record.mounts.contains(&mounted.at)))
 }
 
-/// What would be lost with the mount: something else that is mounted inside it. What came into a bind mount with its source
-/// is mounted elsewhere, too.
+/// A mount inside the mount, which would be lost with it. A mount that came into a bind mount with its source is mounted
+/// elsewhere, too.
 fn inside<'a>(mount: &MountTableEntry, table: &'a [MountTableEntry]) -> Option<&'a Path> {
     let is_inside = |other: &MountTableEntry| other.at != mount.at && other.at.starts_with(&mount.at);
     let is_elsewhere = |inner: &MountTableEntry| {

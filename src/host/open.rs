@@ -45,7 +45,7 @@ impl HostSource {
         HostSource::of(descriptor).map_err(|errno| Obstacle::of(path, errno))
     }
 
-    /// What a driver has mounted for podfs at a path of its own.
+    /// The volume that a driver has mounted for podfs at a path of its own.
     ///
     /// # Errors
     /// When it is not there, or its file system does not answer.
@@ -88,12 +88,12 @@ impl HostSource {
         Ok(HostSource { descriptor, kind: self.kind })
     }
 
-    /// What it is.
+    /// Its type.
     pub fn kind(&self) -> FileKind {
         self.kind
     }
 
-    /// What it has to be mounted on.
+    /// The type of mount point that it needs.
     pub fn shape(&self) -> Shape {
         match self.kind {
             FileKind::Directory => Shape::Directory,

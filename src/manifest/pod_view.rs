@@ -16,14 +16,14 @@ pub struct PodView {
     pub objects: Objects,
     /// The tokens of the pod's service account.
     pub tokens: Tokens,
-    /// What this machine offers to pods, where no Node object says it.
+    /// The resources of this machine, for pods without a Node object.
     pub machine: Allocatable,
     /// Whether an object was requested only seconds ago and is not known yet.
     pub is_settling: bool,
 }
 
 impl PodView {
-    /// What the pod's node offers: as its object says, else as this machine does.
+    /// The allocatable resources of the pod's node: those of its object, else those of this machine.
     pub fn allocatable(&self) -> Allocatable {
         let node = self.objects.node(self.facts.node_name.as_deref());
         node.map_or(self.machine, |node| node.allocatable(self.machine))

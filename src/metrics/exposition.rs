@@ -13,7 +13,7 @@ use super::reading::{PodLabels, Reading, Sample, Value};
 /// Larger numbers cannot have been counted.
 const LARGEST: u64 = 1 << 53;
 
-/// What the numbers are written as.
+/// The text format of the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// OpenMetrics 1.0.
@@ -74,7 +74,7 @@ impl Collector for Exposition {
     }
 }
 
-/// What a pod tells of a family, as far as this program understands it.
+/// The samples of a family in a pod's answer, as far as this program understands them.
 fn samples<'a>(
     reading: &'a Reading,
     family: &'static Family,

@@ -16,7 +16,7 @@ pub struct Family {
     pub kind: FamilyType,
     /// Its labels, behind those of the pod.
     pub labels: &'static [&'static str],
-    /// What it means: one sentence, without a full stop.
+    /// Its meaning: one sentence, without a full stop.
     pub help: &'static str,
 }
 

@@ -42,7 +42,7 @@ pub struct ContainerMount {
     pub name: String,
     /// Where it is in the container; absolute.
     pub container_path: String,
-    /// What is mounted.
+    /// The source of the mount.
     pub source: MountSource,
     /// The container cannot change it.
     pub read_only: bool,
@@ -69,7 +69,7 @@ pub struct ContainerMount {
     pub noexec: bool,
 }
 
-/// What is mounted into a container.
+/// The source of a container's mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum MountSource {
@@ -100,7 +100,7 @@ pub struct DeviceNode {
 }
 
 impl ContainerMount {
-    /// What the container may do with a device, as runtimes and the kubelet write it.
+    /// The container's permissions for a device, as runtimes and the kubelet write them.
     pub fn device_permissions(&self) -> &'static str {
         if self.read_only { "r" } else { "mrw" }
     }

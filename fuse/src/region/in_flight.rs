@@ -238,7 +238,7 @@ mod tests {
         Region::create(VolumeKind::Passthrough).expect("a region")
     }
 
-    /// What the next server knows of `unique` when the threads die now.
+    /// The record of `unique` that the next server finds if the threads die now.
     fn known(slots: &InFlightSlots, unique: u64) -> (bool, Option<u64>) {
         slots.collect_replays();
         (slots.all_to_replay().any(|to_replay| to_replay == unique), slots.earlier(unique).map(|begun| begun.note))

@@ -71,7 +71,7 @@ fn index(text: &str) -> Result<String, String> {
     }
 }
 
-/// What the daemon serves, and how.
+/// The options of the daemon.
 #[derive(Args)]
 pub(super) struct DaemonOptions {
     /// Serve the static pods of this directory. Its files hold manifests of pods and of the objects that they refer to; podfs

@@ -58,7 +58,7 @@ pub(super) struct Parsed {
     pub(super) content: ObjectContent,
 }
 
-/// What every object goes by.
+/// The metadata of every object.
 #[derive(Default, Deserialize)]
 pub(super) struct Metadata {
     name: Option<String>,
@@ -79,7 +79,7 @@ impl Metadata {
     }
 }
 
-/// What is also of interest where nothing in the object is secret.
+/// Further metadata of objects without secrets.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct LongMetadata {

@@ -11,7 +11,7 @@ use crate::types::Quantity;
 const MEMORY: &str = "memory";
 const HUGE_PAGES: &str = "hugepages-";
 
-/// What the pod as a whole may use.
+/// The resources of the whole pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodResources {
     /// Bytes of memory, when the kubelet would set a limit for the pod: each container has one, or the pod itself.

@@ -418,7 +418,7 @@ impl Going {
     }
 }
 
-/// What the kernel writes as one number (`new_encode_dev`).
+/// A device number from the kernel's encoding (`new_encode_dev`).
 fn decode_device(device: u32) -> u64 {
     let (major, minor) = ((device >> 8) & 0xfff, (device & 0xff) | ((device >> 12) & 0xfff00));
     rustix::fs::makedev(major, minor)

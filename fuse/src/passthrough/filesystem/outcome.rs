@@ -53,7 +53,7 @@ pub fn forgive(
     }
 }
 
-/// What `name` leads to, if that was made for `caller` after it was begun.
+/// The file `name`, if it was made for `caller` after the request was begun.
 pub fn made_for(directory: impl AsFd, name: &OsStr, begun: Begun, caller: Caller) -> Option<Statx> {
     const SETGID: u16 = 0o2000;
     let found = look(directory.as_fd(), name)?;

@@ -81,7 +81,7 @@ impl PassthroughFilesystem {
         }
     }
 
-    /// What a file without a name took is free, if it is gone.
+    /// Frees the space of a file without a name, if the file is gone.
     fn discharge_gone(&self, node: &Node) {
         if let (true, Some(usage)) = (node.is_nameless(), &self.usage) {
             usage.lock().discharge(node);
