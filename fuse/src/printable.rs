@@ -1,5 +1,5 @@
-//! Text that a terminal shows as it is: what would move the cursor, change colours or turn the direction of text around is
-//! escaped. Names that a container chose, and what a server process that was taken over says, go through here.
+//! Text that a terminal shows as it is: characters that would move the cursor, change colours or reverse the direction of text are
+//! escaped. Names from containers, and messages of a server process, which an attacker may have taken over, go through here.
 
 use std::borrow::Cow;
 use std::fmt::Write;

@@ -1,12 +1,12 @@
-//! The supervisor's side: mounts that a server answers for, and what has to survive that server.
+//! The supervisor's side: mounts that a server answers for, and the state that has to survive that server.
 //!
 //! | module | owns |
 //! |---|---|
 //! | `server_client` | the requests to a server, and their answers |
 //! | `connection` | one connection to one server process |
-//! | `held` | what the supervisor holds of a volume, in one file for each kind |
+//! | `held` | the state that the supervisor holds of a volume, in one file for each kind |
 //! | `mounted` | a mounted volume of any kind |
-//! | `succession` | one server after another, one supervisor after another |
+//! | `succession` | takeovers and adoptions |
 //! | `projection` | one mounted projection and its commits |
 //! | `live` | the live parts of a projection, and their updates |
 //! | `affinity` | letting a commit and its answers share a CPU |

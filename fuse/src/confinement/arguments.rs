@@ -1,4 +1,4 @@
-//! Calls that may be made with some arguments only: those marked with `*` in the lists.
+//! Calls that the filter allows with some arguments only: those marked with `*` in the lists.
 //!
 //! The kernel caches the verdict for calls without a condition; the filter runs for each of these. None of them is needed to
 //! answer a frequent request.

@@ -1,8 +1,8 @@
 //! Confinement: the rights that a server gives up before it answers its first request.
 //!
-//! A hostile container can reach the server through the kernel, and no other process. So an attacker that takes the server over
-//! should find nothing there: no file, no network, no other process, no privilege. What is left depends on what the server is for
-//! ([`Profile`]).
+//! A hostile container can reach the server through the kernel, and no other process of podfs. So an attacker that takes the server
+//! over should find nothing there: no file, no network, no other process, no privilege. The rights that remain depend on the
+//! server's [`Profile`].
 //!
 //! | | projections only | with directories of the host |
 //! |---|---|---|
@@ -31,16 +31,16 @@
 //!
 //! All of it is done by a single thread, before there are others, which inherit it.
 //!
-//! A step that the system does not let podfs take is left out and logged: a server that is confined less is better than none.
+//! If the kernel refuses a step, podfs logs that and continues: a server that is confined less is better than none.
 //!
 //! | module | owns |
 //! |---|---|
 //! | [`root`] | the namespaces and the empty root |
 //! | [`privileges`] | limits, uid and capabilities |
-//! | `reach` | which processes signals reach |
+//! | `reach` | the processes that the server can signal |
 //! | `filter` | the list of system calls, made into a filter |
-//! | `arguments` | with which arguments some of them may be made |
-//! | [`refusal`] | what happens to a call that is not on the list |
+//! | `arguments` | the arguments that some calls are restricted to |
+//! | [`refusal`] | the error of a call that is not on the list |
 
 mod arguments;
 mod filter;

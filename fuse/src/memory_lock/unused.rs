@@ -4,9 +4,9 @@
 //! a process that was busy for a moment, when it started, would keep its largest heap and its deepest stacks for ever.
 //!
 //! 1. A stack below the frames in use is given back with `MADV_DONTNEED_LOCKED` (Linux 5.18): the main thread's when there is
-//!    nothing to do, another's when the thread ends. The C library keeps stacks for later threads.
+//!    no work, another's when the thread ends. The C library keeps stacks for later threads.
 //! 2. The heap is unlocked while `malloc_trim(3)` runs, which takes less than a millisecond, and locked again. The allocator
-//!    has wiped what is free. Where the memory is not locked, this is `malloc_trim(3)` alone.
+//!    has zeroed free blocks. Where the memory is not locked, this is `malloc_trim(3)` alone.
 
 use std::ffi::c_void;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Directories and mount point files that are made for a while and taken back: directories with `rmdir`
+//! Directories and mount point files that podfs makes for a while and removes again: directories with `rmdir`
 //! only, innermost first, files only while they are empty. Directories and files that other processes use stay.
 
 use std::fs::{self, DirBuilder, OpenOptions};

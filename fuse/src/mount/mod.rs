@@ -7,7 +7,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`bind`] | bind mounts, for what FUSE cannot serve |
+//! | [`bind`] | bind mounts, for sources that FUSE cannot serve |
 //! | [`enclosed`] | sources cut off from the host's other mounts |
 //! | [`private`] | opening `/dev/fuse`, the private mount, its clone |
 //! | [`visible`] | mount points, and the mounts on them |

@@ -8,9 +8,9 @@
 //! | file | requests |
 //! |---|---|
 //! | `export` | file handles of callers |
-//! | `look` | names, attributes, links, extended attributes, the file system as a whole |
-//! | `change` | what makes, removes or changes names and attributes |
-//! | `data` | open files and what is in them |
+//! | `look` | reading names, attributes, links, extended attributes and figures of the file system |
+//! | `change` | making, removing and changing names and attributes |
+//! | `data` | open files and their data |
 //! | `list` | open directories |
 //! | `locking` | locks |
 //! | `reopening` | open files and locks that went with a server and its keeper |

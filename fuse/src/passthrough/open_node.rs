@@ -1,4 +1,4 @@
-//! What the open files of one node share: the way their data goes, and the locks taken through them.
+//! State that the open files of one node share: the way of their data, and the locks taken through them.
 //!
 //! The kernel's rules (Linux 6.9 and newer): while a file is open, its data goes one way for all its open descriptions, and a
 //! backing file has one id. Another id, even of the same file, makes the open fail with `EIO`. So the first open registers the

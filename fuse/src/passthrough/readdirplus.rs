@@ -1,9 +1,9 @@
 //! Whether the server sends attributes with the names of a directory.
 //!
-//! The kernel asks for both at the beginning of a directory (`FUSE_READDIRPLUS_AUTO`: about 200 entries), and takes names
-//! alone. Finding attributes costs the server ten times what a
-//! name costs, and saves a message for each entry that is looked at next: `ls -l` wants them, `find -name` does not.
-//! The requests after the last listings show which it is. Directories do not count: each walk looks them up, to enter them.
+//! The kernel asks for both at the beginning of a directory (`FUSE_READDIRPLUS_AUTO`: about 200 entries), and also accepts names
+//! alone. Attributes cost the server ten times as much as a name, and save a message for each entry that the caller looks up next:
+//! `ls -l` needs them, `find -name` does not. The requests after the last listings show which is the case. Directories do not
+//! count: each walk looks them up, to enter them.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -2,7 +2,7 @@
 //!
 //! The content of a region is not trusted: a cell that contradicts itself or another is lost, and so is one that needs a
 //! descriptor which no process has any more. A lost cell affects nothing else: its users get `ESTALE`. Open files, locks and
-//! mounts without their descriptors are not lost: there may be a way to them.
+//! mounts without their descriptors are not lost: the server may find them again.
 
 use std::collections::{HashMap, HashSet};
 use std::io;

@@ -1,11 +1,11 @@
 //! The request that each thread of a session is executing, for the successor.
 //!
 //! A thread has a *slot*. It names the request that the thread answers, from before the service gets it until after the answer is
-//! written. What is not idempotent is marked *begun* before its system call.
+//! written. A request that is not idempotent is marked *begun* before its system call.
 //!
-//! A successor moves what the slots of its predecessor say to a list of requests *to replay*, where it stays until the kernel
-//! sends them again. It is complete there before its slot is free, so a kill between leaves it in both, and the next successor
-//! finds that it is the same request.
+//! A successor moves the requests in the slots of its predecessor to a list of requests *to replay*, where each stays until the
+//! kernel sends it again. An entry of the list is complete before its slot is free, so a kill between leaves the request in both,
+//! and the next successor recognises it as the same request.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};

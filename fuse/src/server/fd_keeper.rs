@@ -1,20 +1,20 @@
 //! The keeper: a process that keeps the server's descriptors open when the server is killed.
 //!
 //! It is a clone of the server that shares its table of descriptors (`CLONE_FILES` of `clone(2)`), not its memory. So
-//! every descriptor that the server opens is the keeper's, too, from the same moment on and for nothing: open files,
+//! every descriptor that the server opens is the keeper's, too, at the same moment and without cost: open files,
 //! locks, files without a name. The keeper waits:
 //!
 //! 1. While the server lives, it waits for the server's end.
-//! 2. When the server is dead, it starts the successor if it is asked to and can (`successor`).
+//! 2. When the server is dead, it starts the successor if the supervisor asks for that and it can (`successor`).
 //! 3. It hands descriptors to the successor, by their numbers, until it is dismissed.
 //! 4. When the server is dead and no process has the other end of its channel either, the keeper ends, and with it all
 //!    descriptors of the server: the mounts answer `ENOTCONN`.
 //!
-//! When it dies with the server, the supervisor still has what the mounts need; `succession` says how the next server does
-//! without the rest.
+//! When the keeper dies with the server, the supervisor still has the descriptors that the mounts need; `succession` says how the
+//! next server continues without the others.
 //!
-//! Numbers below [`FIRST_FREE`] are for what a server needs for itself, each of a fixed meaning or taken by a placeholder.
-//! So whatever the server opens for its volumes has a higher number, and a successor can have it at the same one.
+//! Numbers below [`FIRST_FREE`] are for the server's own descriptors, each of a fixed meaning or taken by a placeholder.
+//! So descriptors of volumes have higher numbers, and a successor can have them at the same numbers.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};

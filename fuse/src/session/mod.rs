@@ -1,13 +1,13 @@
 //! FUSE sessions: the protocol between the kernel and a file system, and the threads that speak it.
 //!
-//! A session is a device, a [`Service`] and a few threads that read the one and ask the other. The threads are all
-//! alike: each reads a request, answers it and reads the next.
+//! A session is a device, a [`Service`] and a few threads. Each thread reads a request from the device, has the service answer it,
+//! and reads the next.
 //!
 //! 1. A request is read by one thread and answered once: by that thread, or by the holder of its [`Deferred`].
-//! 2. A request that may take long never takes the last reader: another thread is started before, and ends when it is not needed.
-//!    So neither a slow disk nor a wait for a lock keeps the volume from answering; the latter occupies no thread of the session.
+//! 2. A request that may take long never occupies the last reader: the session starts another thread before, which ends when it is
+//!    not needed. So a slow disk does not keep the volume from answering. A wait for a lock occupies no thread of the session.
 //! 3. The threads end when the file system is unmounted everywhere; the last one drops the service.
-//! 4. What each thread is doing is in the volume's [`Region`], so that another process can resume the session when this one dies:
+//! 4. The request of each thread is in the volume's [`Region`], so that another process can resume the session when this one dies:
 //!    [`region`](crate::region) has the order of steps.
 //!
 //! | module | owns |
@@ -17,10 +17,10 @@
 //! | [`request`] | bytes into requests |
 //! | [`answer`] | answers into bytes |
 //! | [`polled`] | a session without threads of its own |
-//! | `stall_guard` | requests whose source may be away for long |
+//! | `stall_guard` | requests whose source may become unreachable |
 //! | `readers` | the threads that read requests from the device |
-//! | `input` | room for requests |
-//! | `resume` | what a dead server left unanswered |
+//! | `input` | buffers for requests |
+//! | `resume` | requests that a dead server left unanswered |
 //! | [`uring`] | requests over io_uring |
 
 pub mod abi;

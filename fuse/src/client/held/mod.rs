@@ -1,4 +1,4 @@
-//! What the supervisor holds of a volume, so that the server may die.
+//! The state that the supervisor holds of a volume, so that the server may die.
 //!
 //! Each kind of volume has a file here. [`restore`] lists the kinds.
 //!

@@ -1,4 +1,4 @@
-//! What the supervisor holds of an NFS export, mounting one, and the place of its server.
+//! The state that the supervisor holds of an NFS export, mounting one, and the address of its server.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,4 +1,4 @@
-//! What the supervisor holds of a directory or file of the host, and mounting one.
+//! The state that the supervisor holds of a passthrough volume, and mounting one.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,7 +1,7 @@
 //! The thread of one ring: it serves the callers of one CPU, on that CPU.
 //!
-//! A new thread first ends what a dead server has left in its queues: answers are committed, and every other entry is given to
-//! the kernel anew. Then it answers the requests that were left, like those that come from now on.
+//! A new thread first handles the entries that a dead server has left in its queues: it commits answers, and registers every other
+//! entry with the kernel again. Then it answers the requests of the dead server, like later ones.
 //!
 //! An entry that waits for its answer takes no request. So before a request may wait, its queue gets another entry.
 
