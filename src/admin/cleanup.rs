@@ -7,11 +7,11 @@
 //!    mounted on the node any more, no new container can use them, and the cleanup ends the server.
 //! 3. It unmounts a mount lazily, if the mount's server is dead and nothing else is mounted inside it.
 //! 4. It removes recorded files and directories as `leftovers` says, only empty ones.
-//! 5. It removes the run files last. They stay if the next podfs of the pod has to find something.
+//! 5. It removes the run files last. They stay if the next podfs of the pod needs them.
 //!
 //! A retired pod ([`Cleanup::retire`]) does not come back: the cleanup ends its server in any case, unmounts its mounts with
 //! the mounts inside them, and deletes the content of its emptyDirs. The order is the same, so the next retirement finishes one
-//! that was killed: what is left is still recorded, or is found by its name.
+//! that was killed: it finds the remains by their records or names.
 
 use std::collections::BTreeSet;
 use std::fmt;

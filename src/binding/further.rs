@@ -1,5 +1,5 @@
-//! What volumes refer to through other objects: a claim leads to its PersistentVolume, that to a driver, and the driver to an
-//! attachment, Secrets and tokens. A source that knows more objects finds more of them.
+//! Objects that volumes refer to through other objects: a claim names its PersistentVolume, that a driver, and the driver needs an
+//! attachment, Secrets and tokens. Each object that a source gets may name further ones.
 
 use std::collections::BTreeSet;
 

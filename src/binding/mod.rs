@@ -1,6 +1,6 @@
 //! Bindings: from a claim to the PersistentVolume behind it, with the checks and the words of the kubelet.
 //!
-//! Manifest files often lack what an API server fills in, so two checks are made differently where it is missing:
+//! Manifest files often lack fields that an API server fills in, so podfs makes two checks differently without them:
 //!
 //! - a claim without a status counts as bound when it names a PersistentVolume;
 //! - where one of the two uids is missing, the claim's namespace and name are compared instead.

@@ -1,7 +1,7 @@
 //! The home of a volume: a directory of the pod where a driver mounts the volume, with a record of what the driver has done.
 //!
-//! `<root>/pods/UID/plugins/KIND/NAME/mount` is what the driver mounts, and `vol_data.json` beside it is the record, in the
-//! kubelet's form, with what podfs adds. NAME is that of the PersistentVolume, or of the volume in the pod.
+//! The driver mounts at `<root>/pods/UID/plugins/KIND/NAME/mount`. `vol_data.json` beside it is the record, in the kubelet's form,
+//! with fields that podfs adds. NAME is that of the PersistentVolume, or of the volume in the pod.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, ErrorKind, Write};

@@ -1,7 +1,7 @@
 //! Drivers of other vendors: programs and services of the node that mount volumes for podfs, as they do for a kubelet.
 //!
-//! A driver mounts a volume at a place that only podfs uses, the volume's [`DriverHome`]; podfs shows that to the pod as it shows a
-//! directory of the node. So a container never sees the driver's own mount, and the code for hostPath volumes serves it.
+//! A driver mounts a volume at a directory that only podfs uses, the volume's [`DriverHome`]; podfs shows it to the pod as it shows
+//! a directory of the node. So a container never sees the driver's own mount, and the code for hostPath volumes serves it.
 //!
 //! | module | owns |
 //! |---|---|

@@ -1,5 +1,4 @@
-//! Why a source cannot be used, one sentence each. Texts are the kubelet's where it has one; what podfs knows in
-//! addition follows them.
+//! Why a source cannot be used, one sentence each. Texts are the kubelet's where it has one; further facts of podfs follow them.
 
 use std::fmt;
 use std::io;

@@ -1,6 +1,6 @@
 //! Mounting an export: the ports of the server's services, the root's handle, and the largest READ and WRITE of the server.
 //!
-//! All of it has one budget, and leaves nothing behind when that is spent: no thread, no mount, no open connection.
+//! All calls together have one time limit. After it, no thread, mount or open connection remains.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! XDR (RFC 4506), as far as RPC and NFS need it: numbers of four and eight bytes, and opaque bytes padded to four.
 //!
-//! A length that was read is compared with its limit and with what is there before anything is done with it, and
-//! reading allocates nothing. So the worst that bytes from a stranger can do is to be refused.
+//! The reader compares each length with its limit and with the bytes that are present before it uses the length, and allocates
+//! nothing. So it refuses any invalid bytes without harm.
 
 use std::ops::Range;
 

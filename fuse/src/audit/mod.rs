@@ -1,10 +1,10 @@
 //! The access log: one JSON line on standard error for each open of a file in an audited projection.
 //!
-//! 1. The line is written before the open is answered. Its caller waits in the kernel until then, so what `/proc` says of
-//!    it is true, and no file is read without a line.
-//! 2. An open with a line is marked as begun in the region. If this server is killed, its successor gets the request again, finds
-//!    the mark and writes nothing. A kill between the line and the mark makes a second line, and one before the line the first;
-//!    both say that the kernel asked `again`.
+//! 1. The server writes the line before it answers the open. The caller waits in the kernel until then, so `/proc` describes it
+//!    correctly, and no process reads a file without a line.
+//! 2. The server marks an open with a line as begun in the region. If the server is killed, its successor gets the request again,
+//!    finds the mark and writes no line. After a kill between the line and the mark, the successor writes a second line; after a
+//!    kill before the line, the first. Both have `again`.
 //! 3. Writing to standard error never blocks ([`output`]). A line that does not get through is counted in the region, and the
 //!    volume's next line says how many were lost.
 //!

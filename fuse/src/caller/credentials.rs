@@ -1,8 +1,8 @@
 //! The user and groups that a call to another machine is made with.
 //!
-//! The kernel tells the user, the group and the thread of a caller. Its supplementary groups stand in `/proc/<thread>/status`,
-//! which is opened once for each thread and read again after `HOLDS`: an open file stays the same thread's, and cannot be read
-//! any more once the thread is gone. A thread that changes its user or group is noticed at once, because the kernel tells both.
+//! The kernel reports the user, the group and the thread of a caller. Its supplementary groups are in `/proc/<thread>/status`,
+//! which podfs opens once for each thread and reads again after `HOLDS`: an open file stays the same thread's, and cannot be read
+//! any more once the thread has ended. podfs notices a change of the user or group at once, because the kernel reports both.
 
 use std::cell::{Cell, RefCell};
 use std::fs::{self, File};

@@ -1,4 +1,4 @@
-//! The process behind a request: what the kernel tells of it, and what stands in `/proc` while it waits for the answer.
+//! The process behind a request: its ids in the request, and its files in `/proc` while it waits for the answer.
 //!
 //! | module | owns |
 //! |---|---|

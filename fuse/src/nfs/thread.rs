@@ -1,7 +1,7 @@
 //! The one thread that serves all exports of a process.
 //!
 //! It reads the FUSE devices and the sockets to servers, so that no call has to wake another thread. The thread never blocks:
-//! whatever has to wait is a task. Whether the thread sleeps between two calls is for `awake` to say.
+//! each wait is a task. `awake` decides whether the thread sleeps between two calls.
 
 use std::cell::RefCell;
 use std::io;

@@ -1,12 +1,11 @@
 //! The FUSE side of a projection: requests in, answers out, everything else in [`tree`](super::tree).
 //!
-//! The answers make a warm volume silent. `ENOSYS` to OPEN, OPENDIR, FLUSH and the xattr requests
-//! is remembered by the kernel for the whole connection, and entries, attributes, links and absent
-//! names are cached without end: the tree changes only through the kernel's own calls on the private
-//! mount, so the kernel's caches are right by themselves.
+//! A warm volume causes no requests. The kernel remembers `ENOSYS` to OPEN, OPENDIR, FLUSH and the xattr requests for the whole
+//! connection, and caches entries, attributes, links and absent names without a time limit: the tree changes only through calls on
+//! the private mount, so the kernel's caches are always right.
 //!
-//! An audited projection answers OPEN for real, and is silent otherwise. The kernel keeps what it has read all the same, and
-//! sends no FLUSH; at the close it sends a RELEASE, which no process waits for.
+//! An audited projection handles OPEN, and causes no other requests when it is warm. The kernel still keeps the pages that it has
+//! read, and sends no FLUSH; after the close it sends a RELEASE, for which no process waits.
 
 use std::ffi::OsStr;
 use std::sync::{Arc, Mutex, MutexGuard};

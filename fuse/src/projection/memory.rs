@@ -1,4 +1,4 @@
-//! Memory that two processes share and that leaves nothing behind.
+//! Memory that two processes share, and that is zeroed at its end.
 //!
 //! A block is a sealed memory file (`memfd_create(2)`): it cannot be resized, so a mapping of it can
 //! never fault. Its pages are locked against swap and, when the block's owner drops it, overwritten

@@ -3,10 +3,10 @@
 //! | module | owns |
 //! |---|---|
 //! | `discovery` | where a driver listens |
-//! | `client` | the calls, their time limit, and what an error means |
-//! | `registration` | what a driver says when it registers, and the answer to it |
-//! | `request` | what goes with the calls for a volume of a pod |
-//! | `usage` | how much a volume holds, as its driver says |
+//! | `client` | the calls, their time limit, and the meaning of errors |
+//! | `registration` | the registration of a driver, and the answer to it |
+//! | `request` | the arguments of calls for a volume of a pod |
+//! | `usage` | the size and health of a volume, as its driver reports them |
 //!
 //! A volume of a PersistentVolume is staged once for the node, if the driver stages (`NodeStageVolume` at
 //! `<root>/plugins/kubernetes.io/csi/<driver>/<sha256 of the handle>/globalmount`), and published for each pod at the volume's home.

@@ -1,5 +1,4 @@
-//! The registration of a CSI driver, as a kubelet takes it: the driver says what it is and what it calls the node, and gets an
-//! answer.
+//! The registration of a CSI driver, as with a kubelet: the driver sends its name and its id of the node, and gets an answer.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
-//! What is on a device, by `blkid -p` of util-linux, which asks libblkid. The kubelet asks it, too, so both take one device for
-//! the same. The program is well kept, knows some hundred signatures, and has documented exit codes; a library of podfs's own
-//! would know fewer, and each that it missed would be a disk that is formatted.
+//! The content of a device, by `blkid -p` of util-linux, which uses libblkid. The kubelet runs it, too, so both recognise the same
+//! content. The program knows some hundred signatures, and has documented exit codes; a library of podfs's own would know fewer,
+//! and podfs would format each disk whose signature it missed.
 
 use std::ffi::OsStr;
 

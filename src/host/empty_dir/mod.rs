@@ -1,9 +1,9 @@
 //! The content of emptyDirs: made once, found again by the next podfs after a crash, deleted with the pod.
 //!
-//! An emptyDir has a home, a directory with two entries: `content`, and the file `ready`, which says what the content is
-//! kept on. `ready` comes last and goes first, so content without it is incomplete, and nothing complete is ever
-//! mistaken for rubbish. The file `agent` beside them says that the content outlives shutdowns of the node, and that the agent which
-//! knows the node's pods deletes it when the pod is gone.
+//! An emptyDir has a home, a directory with two entries: `content`, and the file `ready`, which names the medium of the content.
+//! podfs writes `ready` last and removes it first, so content without it is incomplete, and podfs never deletes complete content by
+//! mistake. The file `agent` beside them marks content that outlives shutdowns of the node, and that the daemon deletes when the
+//! pod is gone.
 
 mod plan;
 

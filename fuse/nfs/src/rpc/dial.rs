@@ -6,8 +6,8 @@
 //! process is killed, and a [`Stream`] ends its connection before its socket is closed: a child that is just being started
 //! has a copy of the socket, and would keep the connection.
 //!
-//! A process that may make no sockets is given one that is [bound] already, for every connection again; a copy of it in
-//! another process is what a successor goes on with.
+//! A process that may make no sockets gets one that is [bound] already, and uses it for every connection. A successor continues
+//! with a copy of it from another process.
 
 use std::cell::Cell;
 use std::io;

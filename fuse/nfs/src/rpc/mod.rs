@@ -3,7 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`connection`] | calls in flight, sent again until they are answered |
-//! | `driver` | the socket: connecting, reading, writing what could not be written at once |
+//! | `driver` | the socket: connecting, reading, writing the bytes that it did not take at once |
 //! | `deadlines` | calls that are not answered in time |
 //! | [`peer`] | the server as all its connections see it |
 //! | [`policy`] | how long a call may take, and how often it is sent |

@@ -1,9 +1,9 @@
 //! A server, shared by all connections to it: its address, and since when it is silent.
 //!
-//! Two times are kept of its answers. For how long a call has been waiting says whether another call is worth making; a call
-//! that was given up does not wait. For how long the server has been silent goes to the [observers](SilenceObserver): a call
-//! that ends without an answer does not end the silence, whether it was given up or taken back, and neither does a pause between
-//! calls. Only bytes from the server do.
+//! There are two times. The time for which a call has been waiting decides whether another call is worth making; a call that was
+//! given up does not wait. The time for which the server has been silent goes to the [observers](SilenceObserver): a call that ends
+//! without an answer, given up or cancelled, does not end the silence, and neither does a pause between calls. Only bytes from the
+//! server do.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! Bytes with a common owner: what a reply carries, and what a request sends along, without a copy.
+//! Bytes with a common owner: the data of replies and requests, without a copy.
 
 use std::fmt;
 use std::ops::{Deref, Range};

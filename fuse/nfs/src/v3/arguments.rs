@@ -1,5 +1,5 @@
-//! The arguments of each procedure. They are written from what is given, and from nothing else: a call sent again by
-//! another process has the same bytes.
+//! The arguments of each procedure. Their bytes depend on the arguments alone: a call that another process repeats has the same
+//! bytes.
 
 use super::attributes::{Changes, FileType, Time};
 use super::handle::FileHandle;

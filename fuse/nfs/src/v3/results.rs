@@ -1,6 +1,6 @@
 //! The results of each procedure, behind the status that says that there are any.
 //!
-//! What a failed call tells of attributes is not looked at: a caller that needs them asks.
+//! The client ignores attributes in the results of a failed call: a caller that needs them asks for them.
 
 use super::arguments::Stability;
 use super::attributes::{Around, Attributes, Time};

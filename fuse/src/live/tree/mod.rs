@@ -2,11 +2,11 @@
 //!
 //! The server has it, and the supervisor a replica, as of a projection's tree:
 //! 1. It changes only by the steps that were [announced](LiveTree::announce), in their order; any other request that would
-//!    change it is `EROFS`. The server counts the steps in the volume's region before the kernel hears that one is done.
+//!    change it is `EROFS`. The server counts a step in the volume's region before it answers the kernel's request.
 //! 2. Node ids are handed out once and never again, in the order of the steps. So a replica that takes the same steps has the
 //!    same ids, and a successor that begins with it answers for the nodes that the kernel knows.
-//! 3. A node lives until it is unlinked *and* the kernel forgot it. So an open file keeps its bytes. The replica does not see
-//!    what the kernel forgets; the server reports it with each update.
+//! 3. A node lives until it is unlinked *and* the kernel forgot it. So an open file keeps its bytes. The replica does not get
+//!    FORGET; the server reports forgotten nodes with each update.
 //! 4. The server drops an image, and zeroes it by that, when no node of its own *and* none of the replica shows bytes of it
 //!    ([`LiveTree::drop_images`]). So a successor, which begins with the replica, never has an image that is zeroed.
 

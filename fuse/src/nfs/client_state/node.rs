@@ -1,7 +1,6 @@
 //! Nodes: the files that the kernel knows, by its number and by the server's handle.
 //!
-//! A number is never given twice. A node goes when the kernel has forgotten it and nothing is to be written to it any
-//! more.
+//! A number is never given twice. A node is dropped when the kernel has forgotten it and no data is left to write to it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

@@ -1,7 +1,7 @@
 //! The state of an NFS volume that a successor needs, cell by cell.
 //!
-//! A cell is written before it counts, and never changed where a kill in between would leave something wrong: what
-//! changes is one word, or another cell takes its place.
+//! The server writes a cell before the cell counts, and changes it only in ways that a kill cannot interrupt: it stores one word,
+//! or replaces the cell by another one.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};

@@ -1,4 +1,4 @@
-//! What is known, as another process reads it.
+//! The client's state, as another process reads it from the region.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;

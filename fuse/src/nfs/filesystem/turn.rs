@@ -1,7 +1,7 @@
-//! One request being answered: its number, its caller, and the calls made for it that may not be made twice.
+//! One request that a task answers: its number, its caller, and its calls that must not take effect twice.
 //!
-//! Records of such calls stay until the answer is written: a successor that gets the same request again finds all of them or,
-//! when the kernel has its answer, needs none.
+//! Records of such calls stay until the answer is written: a successor that gets the same request again finds all of them. Once
+//! the kernel has the answer, the successor needs none.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! The records of one file: which are still to be sent, which the server has taken, and what comes next.
+//! The records of one file: which podfs still has to send, which the server has accepted, and the next step.
 
 use std::collections::VecDeque;
 use std::ops::Range;

@@ -8,8 +8,8 @@
 //!    the kernel sends it again; or it is not needed any more.
 //! 2. A record grows by its bytes, then by its length. *Killed between, or before the answer:* the kernel sends the request
 //!    again, and its data is added once more behind the same data; that changes nothing.
-//! 3. A segment has memory before anything is written to it: a host without memory refuses a write, and does not
-//!    kill the server. It keeps its memory until the volume has no use for it ([`cool`](Log::cool)).
+//! 3. A segment has memory before podfs writes to it: on a host without memory, the write fails, and the kernel does not kill the
+//!    server. The segment keeps its memory until the volume has no use for it ([`cool`](Log::cool)).
 
 #[cfg(test)]
 mod tests;

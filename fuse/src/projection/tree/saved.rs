@@ -1,7 +1,6 @@
 //! A tree on its way to another process: to the server that takes over, or to the supervisor that adopts.
 //!
-//! The images travel beside it, as descriptors. What comes from a server is not trusted: a tree that does not hold
-//! together is refused.
+//! The images travel beside it, as descriptors. The supervisor does not trust a server: it refuses an inconsistent tree.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
