@@ -12,7 +12,7 @@ use crate::host::HostError;
 pub(super) enum EntryProblem {
     #[error("has a name that no PersistentVolume can have; rename it")]
     Name,
-    #[error("cannot be looked at: {0}")]
+    #[error("cannot be inspected: {0}")]
     Look(#[source] Errno),
     #[error("is a symbolic link, which could lead elsewhere later; mount or bind it there instead")]
     Link,
@@ -69,7 +69,7 @@ pub(super) enum InspectionError {
     #[error("cannot be identified without the id of the boot: {0}")]
     NoBootId(#[source] io::Error),
     /// The thread of the inspection ended without a result.
-    #[error("cannot be looked at")]
+    #[error("cannot be inspected")]
     Lost,
 }
 

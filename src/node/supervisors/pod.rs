@@ -421,7 +421,7 @@ impl PodTask {
             self.may_be_mounted = false;
         }
         self.waiting.removed(&outcome);
-        self.waiting.fail_mounts(FailureKind::Transient, "the volumes of the pod were taken away meanwhile");
+        self.waiting.fail_mounts(FailureKind::Transient, "podfs has unmounted the volumes of the pod meanwhile");
     }
 
     /// Tells the supervisor which volumes are wanted.
