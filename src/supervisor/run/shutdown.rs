@@ -53,7 +53,7 @@ impl Supervisor {
             self.server.kill().await;
             // What waits for a source of the host is not freed by that.
             if timeout(TIMEOUT, self.finish_all()).await.is_err() {
-                warn!("a source does not answer; its volume is left as it is");
+                warn!("a source does not answer; podfs leaves its volume as it is");
             }
         }
         self.unmount_all(end).await;

@@ -126,8 +126,8 @@ impl Earlier {
         }
         condition.clone_into(&mut before);
         match condition {
-            "" => info!("volume {volume:?}: its CSI driver finds nothing wrong with it any more"),
-            condition => warn!("volume {volume:?}: its CSI driver says that something is wrong with it: {condition}"),
+            "" => info!("volume {volume:?}: its CSI driver reports it as healthy again"),
+            condition => warn!("volume {volume:?}: its CSI driver reports it as abnormal: {condition}"),
         }
     }
 }
