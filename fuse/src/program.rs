@@ -81,7 +81,7 @@ enum ArgumentError {
 enum ServeError {
     #[error(transparent)]
     OtherVersion(#[from] OtherVersion),
-    #[error("the server of pod {pod} cannot go on: {cause}")]
+    #[error("the server of pod {pod} cannot continue: {cause}")]
     Ended {
         pod: String,
         #[source]

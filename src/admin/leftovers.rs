@@ -136,9 +136,9 @@ impl<'a> Leftovers<'a> {
 fn explain(errno: Errno) -> RemovalOutcome {
     match errno {
         Errno::NOENT => RemovalOutcome::Absent,
-        Errno::XDEV | Errno::BUSY => RemovalOutcome::Kept("something is mounted on it or above it".to_owned()),
+        Errno::XDEV | Errno::BUSY => RemovalOutcome::Kept("a file system is mounted on it or above it".to_owned()),
         Errno::NOTEMPTY | Errno::EXIST => RemovalOutcome::InUse("it is not empty".to_owned()),
-        Errno::NOTDIR | Errno::LOOP => RemovalOutcome::InUse("it is not what podfs made".to_owned()),
+        Errno::NOTDIR | Errno::LOOP => RemovalOutcome::InUse("podfs did not make it".to_owned()),
         other => RemovalOutcome::Kept(std::io::Error::from(other).to_string()),
     }
 }

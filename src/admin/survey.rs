@@ -178,7 +178,7 @@ fn not_answering(directory: &Path, pid: Option<u32>, reason: String) -> PodStatu
 }
 
 fn silent(directory: &Path) -> PodStatus {
-    let reason = format!("nothing was heard of it within {} ms", TIMEOUT.as_millis());
+    let reason = format!("it did not answer within {} ms", TIMEOUT.as_millis());
     named(not_answering(directory, None, reason), ClaimRecord::read(directory).unwrap_or_default())
 }
 

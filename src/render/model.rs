@@ -377,15 +377,15 @@ fn describe(volume: &Volume, pod: &str) -> String {
         }
         VolumeSource::Claim(claim) => {
             let read_only = if claim.read_only { ", read-only" } else { "" };
-            format!("what claim {} is bound to{read_only}", claim.reference.name(pod, volume.name.as_str()))
+            format!("the volume of claim {}{read_only}", claim.reference.name(pod, volume.name.as_str()))
         }
         VolumeSource::Flex(flex) => {
             let read_only = if flex.read_only { ", read-only" } else { "" };
-            format!("what the FlexVolume driver {} mounts{read_only}", flex.driver)
+            format!("a volume of the FlexVolume driver {}{read_only}", flex.driver)
         }
         VolumeSource::Csi(csi) => {
             let read_only = if csi.read_only { ", read-only" } else { "" };
-            format!("what the CSI driver {} mounts{read_only}", csi.driver)
+            format!("a volume of the CSI driver {}{read_only}", csi.driver)
         }
         VolumeSource::Unsupported(_) | VolumeSource::Projection(_) => {
             volume.unsupported_reason().unwrap_or_else(|| "files".to_owned())

@@ -98,7 +98,7 @@ pub enum ViewError {
         reason: io::Error,
     },
     /// The view cannot be taken away.
-    #[error("{}: cannot be unmounted: {reason}; end what uses it, and run fusermount3 -u", path.display())]
+    #[error("{}: cannot be unmounted: {reason}; end the processes that use it, and run fusermount3 -u", path.display())]
     Unmount {
         /// The directory.
         path: PathBuf,

@@ -187,7 +187,7 @@ fn a_mount_on_a_directory_above_is_not_crossed() {
     fs::create_dir_all(other.path().join("kubernetes.io~configmap/config")).expect("directories");
     bind(other.path(), &volumes);
     let outcome = fixture.cleanup(&[]);
-    assert!(outcome.stdout.contains("something is mounted on it or above it"), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("a file system is mounted on it or above it"), "{}", outcome.stdout);
     assert!(other.path().join("kubernetes.io~configmap/config").is_dir());
     umount2(&volumes, MntFlags::MNT_DETACH).expect("unmounted");
     fixture.cleanup(&[]);

@@ -384,7 +384,7 @@ fn a_volume_names_its_taken_mount_point_and_waits() {
     fs::create_dir_all(&at).expect("a directory");
     fs::write(at.join("foreign"), "").expect("a file");
     let mut running = fixture.start();
-    running.wait_log("is not empty; a volume would hide what is in it");
+    running.wait_log("is not empty; a volume would hide its content");
     fs::remove_file(at.join("foreign")).expect("removed");
     running.wait_ready();
     assert_eq!(running.stop().code(), Some(0));

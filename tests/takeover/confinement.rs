@@ -376,7 +376,7 @@ fn a_server_that_cannot_be_confined_serves_and_logs_what_is_missing() {
     let ended = server.wait_with_output().expect("its end");
     let log = String::from_utf8(ended.stderr).expect("text");
     let missing = "but without a network of its own (Operation not permitted (os error 1)), \
-                   an empty root directory (Operation not permitted (os error 1)); podfs goes on";
+                   an empty root directory (Operation not permitted (os error 1)); podfs continues";
     assert!(
         log.contains("WARN podfs_fuse::confinement: the server is confined, with ") && log.contains(missing),
         "{log}"

@@ -123,7 +123,7 @@ pub enum MountError {
         ours: u32,
     },
     /// The root cannot be asked about.
-    #[error("the root of {} of NFS server {} cannot be looked at: {error}", export.path, export.server)]
+    #[error("podfs cannot read the attributes of the root of {} of NFS server {}: {error}", export.path, export.server)]
     Root {
         /// The export.
         export: ExportAddress,

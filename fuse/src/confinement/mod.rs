@@ -141,7 +141,7 @@ impl Confined {
         if self.missing.is_empty() {
             debug!("{self}");
         } else {
-            warn!("{self}; podfs goes on. Run it as root with all capabilities to have the rest");
+            warn!("{self}; podfs continues. Run it as root with all capabilities to have the rest");
         }
     }
 }

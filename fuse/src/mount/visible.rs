@@ -157,7 +157,7 @@ impl MountPoint {
         match fs::read_dir(&self.path).map(|mut entries| entries.next().is_none()) {
             Ok(true) => Ok(()),
             Ok(false) => {
-                occupied("is not empty; a volume would hide what is in it, so empty it or choose another directory")
+                occupied("is not empty; a volume would hide its content, so empty it or choose another directory")
             }
             Err(error) if error.kind() == ErrorKind::NotADirectory => {
                 occupied("is not a directory; remove it or choose another mount point")
@@ -171,7 +171,7 @@ impl MountPoint {
         match fs::symlink_metadata(&self.path) {
             Ok(found) if found.is_file() && found.len() == 0 => Ok(()),
             Ok(found) if found.is_file() => {
-                occupied("is not empty; a volume would hide what is in it, so empty it or choose another file")
+                occupied("is not empty; a volume would hide its content, so empty it or choose another file")
             }
             Ok(_) => {
                 occupied("is not a regular file, and the volume is a file; remove it or choose another mount point")

@@ -253,7 +253,9 @@ async fn look_at_root(export: &Export, options: &ExportOptions) -> io::Result<At
     let how = How { policy: Some(Policy::within(ROOT_BUDGET)), ..How::new(&anybody) };
     let failed = |why: String| {
         let ExportAddress { server, path } = &options.export;
-        io::Error::other(format!("the root of {path} of NFS server {server} cannot be looked at: {why}"))
+        io::Error::other(format!(
+            "podfs cannot read the attributes of the root of {path} of NFS server {server}: {why}"
+        ))
     };
     let root = export.root();
     let asked = timeout(ROOT_BUDGET, export.getattr(how, &root)).await;

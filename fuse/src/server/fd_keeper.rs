@@ -255,7 +255,7 @@ fn place(descriptors: Vec<OwnedFd>, numbers: &[RawFd]) -> io::Result<()> {
     if descriptors.len() != numbers.len() {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            "the keeper handed over something else than was asked for",
+            "the keeper handed over other descriptors than the successor asked for",
         ));
     }
     for (descriptor, number) in descriptors.into_iter().zip(numbers).rev() {

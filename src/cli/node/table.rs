@@ -100,7 +100,7 @@ pub(super) fn is_as_it_should_be(pod: &PodEntry) -> bool {
 fn head(state: &NodeState) -> String {
     let beginning = match (state.sources_ready, state.states_synced) {
         (true, true) => None,
-        (false, _) => Some("not all sources have told their pods yet; nothing is unmounted until then"),
+        (false, _) => Some("not all sources have listed their pods yet; podfs unmounts nothing until then"),
         (true, false) => {
             Some("not everything is known yet that an earlier podfs node has left; nothing is unmounted until then")
         }
@@ -174,7 +174,7 @@ mod tests {
         let mut state = NodeState { pods: [web, gone].map(by_uid).into(), ..NodeState::default() };
         state.trouble = vec!["pods: forbidden".to_owned()];
         let expected = "\
-not all sources have told their pods yet; nothing is unmounted until then
+not all sources have listed their pods yet; podfs unmounts nothing until then
 pods: forbidden
 
   POD          STATE    MOUNTED  UID  SOURCE

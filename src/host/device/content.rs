@@ -61,7 +61,7 @@ pub(super) fn probe(device: &BlockDevice) -> Result<DeviceContent, HostError> {
         Some(NOTHING) => Ok(DeviceContent::Remains),
         Some(AMBIVALENT) => Ok(DeviceContent::Ambiguous),
         _ => Err(HostError::Refused(format!(
-            "blkid {} and does not say what is on {}: {}",
+            "blkid {}, so podfs does not know the content of {}: {}",
             outcome.end(),
             device.path().display(),
             outcome.words
@@ -78,7 +78,7 @@ impl DeviceContent {
             (Some(table), _, _) => DeviceContent::Partitions(table),
             (None, Some(kind), Some("filesystem")) => DeviceContent::FileSystem { kind, uuid: value("UUID") },
             (None, Some(kind), _) => DeviceContent::Other(kind),
-            (None, None, _) => DeviceContent::Other("something that blkid does not name".to_owned()),
+            (None, None, _) => DeviceContent::Other("data that blkid does not name".to_owned()),
         }
     }
 }

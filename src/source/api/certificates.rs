@@ -160,7 +160,7 @@ impl CertificateRequest {
                     }
                 },
                 FollowerEvent::Listed(_) | FollowerEvent::Deleted(_) => {
-                    let sentence = format!("PodCertificateRequest {namespace}/{name} is gone without an answer");
+                    let sentence = format!("PodCertificateRequest {namespace}/{name} was deleted without an answer");
                     return Err(ApiError::new(Class::Gone, sentence).into());
                 }
                 FollowerEvent::Alive => {}

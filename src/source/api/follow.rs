@@ -338,7 +338,7 @@ impl Follow {
         wanted.retain(|key| {
             let in_files = self.files.as_ref().is_some_and(|(_, files)| files.objects.contains(key));
             if in_files && self.of_files.insert(key.clone()) {
-                info!("{key} is taken from the manifest files; the API server is not asked for it");
+                info!("podfs takes {key} from the manifest files, and not from the API server");
             }
             !in_files
         });

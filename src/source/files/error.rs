@@ -84,7 +84,7 @@ impl SourceError {
     pub(super) fn while_running(&self) -> String {
         match self {
             Self::Unreadable { .. } | Self::WrongType { .. } | Self::TooLarge { .. } | Self::Manifest(_) => {
-                format!("{self}; until then, what was read before stays in use")
+                format!("{self}; until then, podfs uses the earlier content")
             }
             _ => self.to_string(),
         }

@@ -258,5 +258,5 @@ fn copies(images: Vec<Arc<Image>>) -> io::Result<Vec<OwnedFd>> {
 }
 
 fn broken() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "what the last server has left does not fit together")
+    io::Error::new(io::ErrorKind::InvalidData, "the state of the last server is inconsistent")
 }

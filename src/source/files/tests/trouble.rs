@@ -24,7 +24,7 @@ fn a_problem_is_told_once_and_again_when_it_comes_back() {
     home.write("objects/app.yaml", "a: [hunter2\n");
     assert!(steps.scan().is_none());
     let told: Vec<_> = steps.ledger.told().collect();
-    let sentence = "objects/app.yaml:1:4: unclosed bracket '['; until then, what was read before stays in use";
+    let sentence = "objects/app.yaml:1:4: unclosed bracket '['; until then, podfs uses the earlier content";
     assert!(matches!(told[..], [only] if only.ends_with(sentence)), "{told:?}");
 
     home.write("objects/db.yaml", &config_map("db", "2"));
