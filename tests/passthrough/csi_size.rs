@@ -152,6 +152,6 @@ fn cs_14_the_metrics_have_the_numbers_of_the_driver() {
     );
     driver.answer_stats(answer(true, "the disk is failing"));
     assert_eq!(number(&metrics(), "podfs_volume_stats_health_status_abnormal").as_deref(), Some("1"));
-    running.wait_log("its CSI driver says that something is wrong with it: the disk is failing");
+    running.wait_log("its CSI driver reports it as abnormal: the disk is failing");
     rig.assert_stops_clean(running);
 }

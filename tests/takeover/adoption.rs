@@ -369,7 +369,7 @@ fn a_server_that_cannot_be_followed_for_a_while_takes_no_mount_with_it() {
     let before = (identity(&config), identity(&host));
     let all = limit_files(running.pid(), 1);
     kill(running.server(), Signal::SIGKILL).expect("it is there");
-    running.wait_log("podfs tries again in 80 ms");
+    running.wait_log("it tries again in 80 ms");
     let waiting = thread::spawn({
         let host = host.clone();
         move || fs::write(host.join("new"), "written when there is a server again")

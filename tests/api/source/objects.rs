@@ -312,7 +312,7 @@ fn files_win_over_the_server() {
     running.wait_ready();
     wait_content(&running.volume("config").join("key"), "of a file");
     wait_content(&running.volume("keys").join("k"), "of the server");
-    running.wait_log("ConfigMap default/app is taken from the manifest files");
+    running.wait_log("podfs takes ConfigMap default/app from the manifest files");
     assert_eq!(rig.server.lists("configmaps"), 0);
     // Without the file, the server is asked.
     rig.fixture.remove("objects/app.yaml");

@@ -153,7 +153,7 @@ fn invalid_answers_leave_known_objects_as_they_are() {
         (Answer::Error(500), "500"),
         (Answer::Error(503), "503"),
         (Answer::Html, "no API server"),
-        (Answer::Redirect("https://127.0.0.1:1/".to_owned()), "sends podfs elsewhere (302 Found)"),
+        (Answer::Redirect("https://127.0.0.1:1/".to_owned()), "redirects podfs (302 Found)"),
         (Answer::Oversize(5 << 20), "larger than 4 MiB"),
         (Answer::InvalidUtf8, "not UTF-8"),
     ];
