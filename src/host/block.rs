@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! ROOT/plugins/PLUGIN/volumeDevices/PV/UID         a link to the device, for each pod that has it
-//! ROOT/plugins/PLUGIN/volumeDevices/PV/.device     which disk it is, until the last pod has gone
+//! ROOT/plugins/PLUGIN/volumeDevices/PV/.device     the id of the disk, until the last pod has gone
 //! ROOT/pods/UID/volumeDevices/PLUGIN/PV            a link to the device, as the kubelet makes it
 //! ```
 //!

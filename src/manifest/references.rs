@@ -1,4 +1,4 @@
-//! References: everything that the volumes of a pod refer to, so that a source reads that and nothing else.
+//! References: all objects that the volumes of a pod refer to, so that a source reads only these.
 
 use std::collections::BTreeSet;
 

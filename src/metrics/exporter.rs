@@ -1,8 +1,8 @@
 //! Metrics over HTTP: `GET /metrics`, as Prometheus sends it.
 //!
-//! Every client that reaches the address is answered, so each gets little: podfs serves a few connections at once, each for a
-//! limited time and with small headers; the others wait in the kernel. One reading is taken at a time, on a thread of its own,
-//! because a pod or a source may be slow to answer.
+//! podfs answers every client that reaches the address, so it limits each: it serves a few connections at once, each for a limited
+//! time and with small headers; the others wait in the kernel. It takes one reading at a time, on a separate thread, because a pod
+//! or a source may be slow to answer.
 
 use std::convert::Infallible;
 use std::io;

@@ -1,5 +1,5 @@
-//! Container mounts: what a container runtime has to mount for one container of the pod, by the rules of the kubelet's
-//! `makeMounts`. Nothing is read or written here.
+//! Container mounts: the mounts that a container runtime makes for one container of the pod, by the rules of the kubelet's
+//! `makeMounts`. This module does no I/O.
 //!
 //! | module | owns |
 //! |---|---|
@@ -10,8 +10,7 @@
 //! | [`hosts`] | the text of the pod's `/etc/hosts` |
 //! | [`output`] | the mounts in the words of runtimes: OCI, CRI, Docker, podman |
 //!
-//! [`plan()`] says which sources there have to be. The pod's supervisor makes them, and so turns each [`PlannedMount`]
-//! into a [`ContainerMount`].
+//! [`plan()`] names the sources. The pod's supervisor makes them, and so turns each [`PlannedMount`] into a [`ContainerMount`].
 
 mod expansion;
 pub mod hosts;

@@ -1,8 +1,8 @@
 //! From the pod's manifest and its mounted volumes to the mounts of a container: the kubelet's `makeMounts`, with its
 //! texts (MT-01 to MT-09).
 //!
-//! Rules that the API server checks for the kubelet are checked here first, because a manifest file need not have passed
-//! through one.
+//! This module also checks the rules that the API server checks for the kubelet, because a manifest file need not have passed
+//! through an API server.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! Why a payload cannot be assembled, and what is odd about one that can.
+//! Why a payload cannot be assembled, and warnings about one that can.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Modes and owners: what a pod's fsGroup, its one user and the manifest's modes come to.
+//! Modes and owners of files, from a pod's fsGroup, its user and the manifest's modes.
 //!
 //! The kubelet writes files as root and then walks the volume to give it to the group. podfs computes the outcome of
 //! that walk, so that a file has its final mode and owner from the first moment.

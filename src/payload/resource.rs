@@ -1,4 +1,4 @@
-//! The numbers of downwardAPI files: what a container may use, in units of a divisor.
+//! The numbers of downwardAPI files: limits and requests of a container, in units of a divisor.
 
 use crate::manifest::pod::PodFacts;
 use crate::types::{Allocatable, Quantity};

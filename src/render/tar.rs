@@ -1,4 +1,4 @@
-//! A rendering as a tar archive with exact owners and modes: the format ustar, with pax records for what does not fit.
+//! A rendering as a tar archive with exact owners and modes: the format ustar, with pax records for values that do not fit.
 //!
 //! Equal renderings give equal archives: entries come in one order, times are those of 1970, owners have no names.
 

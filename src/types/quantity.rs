@@ -1,7 +1,7 @@
 //! Kubernetes quantities (`250m`, `1.5Gi`, `12e6`) as exact numbers.
 //!
-//! Exact, because a limit above 2^53 bytes shall not be off by one: the value is a whole number of billionths, the
-//! finest step the API keeps. The grammar is that of the API's `resource.Quantity`; negative amounts, which no
+//! They are exact, so that a limit above 2^53 bytes is not off by one: the value is a whole number of billionths, the
+//! finest step of the API. The grammar is that of the API's `resource.Quantity`; negative amounts, which no
 //! resource can have, are refused.
 
 /// Billionths in one unit, and in one thousandth.

@@ -1,5 +1,5 @@
-//! `fusermount3`: the program with a setuid bit that mounts FUSE file systems for users. It checks that the directory is
-//! theirs, and hands out the FUSE device over a socket, which it finds by an environment variable.
+//! `fusermount3`: the program with a setuid bit that mounts FUSE file systems for users. It checks that the directory belongs to
+//! the user, and passes the FUSE device over a socket, which it finds by an environment variable.
 
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -2,9 +2,9 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`entries`] | what is shown of each volume |
+//! | [`entries`] | the entries of each volume |
 //! | `changes` | a change as text, a line for each file |
-//! | `tree` | the nodes of the file system, and what becomes of them at a change |
+//! | `tree` | the nodes of the file system, and their changes |
 //! | `filesystem` | the FUSE requests, answered from the tree |
 //! | `fusermount` | the program `fusermount3`, which may mount for users |
 //! | `mount_point` | the directory: checked, made, cleaned, removed |
@@ -14,8 +14,8 @@
 //! 1. A thread of the session answers requests. It locks the tree for each of them, and never waits for anything else.
 //! 2. [`MountedView::show`] changes the tree under the same lock, all volumes at once. It tells the kernel which names are stale
 //!    after it has unlocked the tree: the kernel may wait for a request to be answered before it drops a name.
-//! 3. What is below the directory of a generation never changes, so the kernel may keep it. All names that do change are asked
-//!    for each time.
+//! 3. The entries below the directory of a generation never change, so the kernel may cache them. It looks up all names that do
+//!    change each time.
 //! 4. The generation before the current one can still be entered, so a reader that resolved `..data` just before the change
 //!    finds its file.
 

@@ -1,4 +1,4 @@
-//! persistentVolumeClaim and ephemeral volumes: whatever PersistentVolume a claim is bound to.
+//! persistentVolumeClaim and ephemeral volumes: the PersistentVolume that a claim is bound to.
 
 use k8s_openapi::api::core::v1 as core;
 

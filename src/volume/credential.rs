@@ -1,4 +1,4 @@
-//! serviceAccountToken and clusterTrustBundle sources, and what the API server issues for a pod.
+//! serviceAccountToken and clusterTrustBundle sources, and the credentials that the API server issues for a pod.
 
 use k8s_openapi::api::core::v1::{ClusterTrustBundleProjection, ServiceAccountTokenProjection};
 

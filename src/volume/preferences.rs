@@ -1,4 +1,4 @@
-//! What annotations of the pod say about single volumes: `podfs.io/host-path.<volume>`, `podfs.io/cache.<volume>`,
+//! Annotations of the pod about single volumes: `podfs.io/host-path.<volume>`, `podfs.io/cache.<volume>`,
 //! `podfs.io/nfs-backend.<volume>`, `podfs.io/mount-options.<volume>`, `podfs.io/audit.<volume>` and
 //! `podfs.io/sub-path.<volume>`; and of all of them, `podfs.io/volumes`.
 

@@ -1,7 +1,7 @@
 //! Projections: the sources of their files, with modes and owners.
 //!
 //! configMap, secret, downwardAPI and projected volumes all become one [`Projection`]; the first three have a single
-//! source. What is in here is checked: modes are permission bits, paths are clean.
+//! source. Its values are valid: modes are permission bits, paths are clean.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
-//! Mounting the file system of a device at its place, and unmounting it.
+//! Mounting the file system of a device at its path, and unmounting it.
 //!
-//! The kernel makes the mount before it has a place (`fsmount(2)`). If podfs is killed before the mount is moved to its
-//! place, the kernel drops it with the descriptor.
+//! The kernel makes the mount before it is attached (`fsmount(2)`). If podfs is killed before it moves the mount to its path, the
+//! kernel drops the mount with the descriptor.
 
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;

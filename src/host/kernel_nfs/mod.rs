@@ -1,9 +1,9 @@
-//! The kernel's NFS client: exports mounted by podfs itself, without mount.nfs, and shown nowhere.
+//! The kernel's NFS client: exports that podfs mounts itself, without mount.nfs, and attaches nowhere.
 //!
 //! If the NFS server does not answer, the mount call waits in the kernel for minutes, and only the end of its process ends
 //! it. So a child process makes the mount ([`mounter`]):
 //!
-//! 1. The supervisor starts this program once more, with a socket as its standard input, and sends what to mount.
+//! 1. The supervisor starts this program once more, with a socket as its standard input, and sends the export and its options.
 //! 2. The child answers with an error, or with the descriptor of the mount (`SCM_RIGHTS`). The mount is attached nowhere; it
 //!    lives as long as that descriptor is open in any process.
 //! 3. After `DEADLINE` the supervisor kills the child; only a thread for this purpose waits for its end. The kernel kills the

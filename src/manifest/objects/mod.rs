@@ -1,8 +1,8 @@
-//! Objects: what volumes are made of. ConfigMaps and Secrets, claims and the PersistentVolumes they are bound to,
-//! ClusterTrustBundles, and Nodes for what they offer to pods.
+//! The objects of volumes: ConfigMaps and Secrets, claims and the PersistentVolumes they are bound to, ClusterTrustBundles, and
+//! Nodes with their allocatable resources.
 //!
 //! Objects are parsed once, when their document is read; after that every key is a valid file name and every value
-//! is plain bytes. Nothing here shows values: `Debug` and errors name kinds, names and keys.
+//! is plain bytes. `Debug` and errors name kinds, names and keys, and never show values.
 
 mod absence;
 mod csi;

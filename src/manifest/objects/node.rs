@@ -1,4 +1,4 @@
-//! Nodes: what they offer to pods, and which volumes may be used on them.
+//! Nodes: their allocatable resources, and the labels that decide which volumes may be used on them.
 
 use std::collections::BTreeMap;
 

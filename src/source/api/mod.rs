@@ -10,7 +10,7 @@
 //! | `start` | the pod, before anything is served |
 //! | `live` | the pod, or the template of the workload, that the server has at this moment |
 //! | `follow` | snapshots of the pod and all followed objects |
-//! | `question` | what the server was asked and has not answered |
+//! | `question` | requests that the server has not answered |
 //! | `complaints` | problems with objects, in the log |
 //! | `events` | problems with volumes, as events of the pod |
 //! | `notices` | which events are due |

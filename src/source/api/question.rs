@@ -1,4 +1,4 @@
-//! What the server was asked and has not answered yet, and when that becomes a problem.
+//! Requests that the server has not answered yet, and when that becomes a problem.
 
 use tokio::time::Instant;
 

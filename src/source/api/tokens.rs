@@ -1,8 +1,8 @@
 //! Tokens of the pod's service account: issued by the server, bound to the pod, and replaced long before they expire. Beside them
 //! are the pod's certificates, see [`super::certificates`].
 //!
-//! Each token and each certificate that volumes ask for has a task of its own. It goes on for as long as the pod is served, also while the pod
-//! terminates (TK-10). When a token cannot be replaced, the one before stays until it expires (TK-06).
+//! Each token and each certificate that volumes ask for has a task of its own. It runs for as long as podfs serves the pod, also
+//! while the pod terminates (TK-10). If podfs cannot replace a token, the earlier one stays until it expires (TK-06).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

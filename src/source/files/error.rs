@@ -1,4 +1,4 @@
-//! What can be wrong with manifest files, one sentence each.
+//! Errors of manifest files, one sentence each.
 
 use std::io;
 use std::path::PathBuf;

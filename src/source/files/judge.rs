@@ -1,4 +1,4 @@
-//! Whether what was read of a file may count.
+//! Whether the bytes that were read from a file may be used.
 
 use std::collections::HashSet;
 use std::path::PathBuf;

@@ -1,8 +1,8 @@
 //! The content of the files: the last good documents of each, and their sum.
 //!
-//! One scan finds the files, reads those that changed, waits for the events of the meantime, and takes over every file
-//! that was at rest. A file in trouble keeps its last good documents. A [`Sum`] says what documents are and what those of
-//! all files come to.
+//! One scan finds the files, reads those that changed, waits for the events that were queued meanwhile, and takes over every file
+//! that was at rest. A file that cannot be read or parsed keeps its last good documents. A [`Sum`] defines documents, and the whole
+//! that those of all files form.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};

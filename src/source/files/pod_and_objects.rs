@@ -1,4 +1,4 @@
-//! The pod of one file and the objects of all of them: what the files of `podfs run` come to.
+//! The pod of one file and the objects of all files: the sum of the files of `podfs run`.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Reads one manifest file, without ever waiting for one.
+//! Reads one manifest file, without ever waiting for a writer.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read};
