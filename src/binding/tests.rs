@@ -1,4 +1,4 @@
-//! Claims as manifests have them, and what each comes to.
+//! Claims as manifests have them, and the outcome for each.
 
 use std::path::Path;
 use std::sync::Arc;

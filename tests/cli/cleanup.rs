@@ -1,4 +1,4 @@
-//! `podfs cleanup`: what podfs that are gone have left, and nothing else.
+//! `podfs cleanup` removes the remains of dead podfs processes, and nothing else.
 
 use std::fs::{self, File};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Volumes of `podfs run` that another process unmounts, or mounts something over.
+//! Volumes of `podfs run` that another process unmounts or mounts over.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};

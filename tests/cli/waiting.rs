@@ -1,4 +1,4 @@
-//! What is missing or bad: its volume waits or stays as it is, the other volumes do not care.
+//! Missing and invalid objects: their volumes wait or stay as they are, without an effect on other volumes.
 
 use std::fs;
 use std::path::PathBuf;

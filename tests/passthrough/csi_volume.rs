@@ -1,4 +1,4 @@
-//! csi volumes: what a CSI driver mounts, with a driver that does what a test says.
+//! csi volumes, with a driver that follows the orders of a test.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -1,4 +1,4 @@
-//! Directories: what a listing through a mount shows, also while the directory changes.
+//! Directories: listings through a mount, also while the directory changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, OsString};

@@ -1,4 +1,4 @@
-//! flexVolume volumes: what a FlexVolume driver mounts, with a driver in shell.
+//! flexVolume volumes, with a driver in shell.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,4 +1,4 @@
-//! A volume with a limit: what does not fit is refused at once, and what goes makes room.
+//! A volume with a limit: data that does not fit is refused at once, and removed files make room.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};

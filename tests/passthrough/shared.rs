@@ -1,4 +1,4 @@
-//! Several mounts of one directory, and the host beside them: what one writes, the others read at once.
+//! Several mounts of one directory, and the host beside them: the others read each write at once.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;

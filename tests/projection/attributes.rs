@@ -1,4 +1,4 @@
-//! What `stat`, `statfs`, permission checks and extended attributes say of a volume.
+//! `stat`, `statfs`, permission checks and extended attributes of a volume.
 
 use std::collections::HashMap;
 use std::fs::{self, File};

@@ -1,4 +1,4 @@
-//! Volumes that show the pod itself, several sources together, and what the pod's security context makes of files.
+//! Volumes that show the pod itself or several sources, and the effect of the pod's security context on files.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

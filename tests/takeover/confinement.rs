@@ -1,4 +1,4 @@
-//! What a server can reach once it is confined: nothing but what it was given.
+//! A confined server reaches only the descriptors that it was given.
 //!
 //! A probe is a process that confines itself as a server does, and then tries what a server that was taken over would.
 

@@ -1,4 +1,4 @@
-//! Pods do not share fate: what one pod's processes suffer or do is its own affair (FU-16, FU-17).
+//! Faults of one pod's processes affect no other pod (FU-16, FU-17).
 
 use std::fs::{self, File};
 use std::io;

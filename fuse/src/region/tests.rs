@@ -1,4 +1,4 @@
-//! What a region keeps, and what it refuses.
+//! The content of a region, and invalid regions that are refused.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

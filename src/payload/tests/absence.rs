@@ -1,4 +1,4 @@
-//! What is not known yet, or may not be known, is not the same as what does not exist.
+//! An object of unknown state is not the same as a missing one.
 
 use super::*;
 use crate::manifest::objects::{Missing, ObjectKey};

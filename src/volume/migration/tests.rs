@@ -1,4 +1,4 @@
-//! Each kind as it was in a manifest, and what its CSI driver gets.
+//! Each kind as it was in a manifest, and its translation for the CSI driver.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! Volumes that show something of the host.
+//! Passthrough volumes.
 
 use std::path::PathBuf;
 

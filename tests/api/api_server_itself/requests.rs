@@ -1,4 +1,4 @@
-//! What it writes down of requests, and what it thinks of them.
+//! The records of requests, and the complaints about them.
 
 use super::caller::{Caller, client_with, tls};
 use super::objects::{APP, watch_of_app};

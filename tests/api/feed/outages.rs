@@ -1,4 +1,4 @@
-//! Servers that are away, that refuse, and that have forgotten what happened.
+//! Servers that are unreachable, refuse requests, or have lost their history.
 
 use super::objects::wait_for;
 use super::*;

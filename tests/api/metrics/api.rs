@@ -1,4 +1,4 @@
-//! What an API server is asked for, in numbers.
+//! Metrics of the requests to an API server.
 
 use std::fs;
 use std::time::{Duration, SystemTime};

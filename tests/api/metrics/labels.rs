@@ -1,4 +1,4 @@
-//! What labels may hold.
+//! The values of labels.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What objects of the server come to in volumes.
+//! Objects of the server in volumes.
 
 use std::fs;
 

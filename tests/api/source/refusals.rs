@@ -1,4 +1,4 @@
-//! What cannot be: one sentence, and exit code 2, or 1 where it may be better when podfs is started again.
+//! Refusals: one sentence, and exit code 2, or 1 if a restart of podfs may help.
 
 use std::process::Command;
 use std::time::Duration;

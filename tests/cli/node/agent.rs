@@ -1,4 +1,4 @@
-//! The example of an agent that uses `podfs node`: it does what it shows, and leaves nothing behind, however it ends.
+//! The example of an agent that uses `podfs node`: it serves its pods, and removes all that it made, however it ends.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What cannot be mounted is refused with a sentence, in time.
+//! Exports that cannot be mounted are refused with a sentence, in time.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Every procedure does to the exported directory what it says.
+//! Every procedure has its effect on the exported directory.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};

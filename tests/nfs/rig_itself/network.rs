@@ -1,4 +1,4 @@
-//! The network between: each disturbance does what it says, and no more.
+//! The network in between: each disturbance has its effect, and no other.
 
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, Ipv6Addr, TcpListener};

@@ -1,4 +1,4 @@
-//! Close-to-open: an open file shows what was there at the last close, on any client.
+//! Close-to-open: an open file shows the content of the last close, by any client.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};

@@ -1,4 +1,4 @@
-//! What a volume shows.
+//! Names and attributes in a volume.
 
 use std::fs;
 

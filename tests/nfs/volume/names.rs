@@ -1,4 +1,4 @@
-//! Names, and what has one.
+//! Names: making, renaming and removing them.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};

@@ -1,4 +1,4 @@
-//! Servers that do what no good one does.
+//! Faulty servers.
 
 use std::fs::{self, File};
 use std::io::Write;

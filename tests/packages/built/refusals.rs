@@ -1,4 +1,4 @@
-//! What `packaging/build` says when it cannot work: one sentence, before anything is built.
+//! Errors of `packaging/build`: one sentence, before it builds anything.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! What goes on as before when the server is killed while nothing is asked.
+//! State that survives a kill of an idle server.
 
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};

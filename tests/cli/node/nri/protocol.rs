@@ -1,4 +1,4 @@
-//! What a runtime and podfs say to each other, also where one of them says something else.
+//! Messages between a runtime and podfs, also invalid ones.
 
 use podfs::node::nri::messages::nri::*;
 use prost::Message;

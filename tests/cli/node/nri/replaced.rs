@@ -1,4 +1,4 @@
-//! What new containers mount: podfs's volumes where they are there, and the kubelet's otherwise.
+//! Mounts of new containers: podfs's volumes if they are mounted, and the kubelet's otherwise.
 
 use std::fs;
 use std::os::unix::fs::symlink;

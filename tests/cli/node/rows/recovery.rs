@@ -1,4 +1,4 @@
-//! RC-04: what becomes of volumes that an earlier daemon left and that cannot be set up again, or not be reconstructed.
+//! RC-04: volumes of an earlier daemon that cannot be set up again, or not be reconstructed.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! podfs's own server is killed, also while the NFS server is away: what waits is asked again by the next one.
+//! podfs's own server is killed, also while the NFS server is unreachable: the next server executes the waiting requests.
 
 use std::fs::{self, File};
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! What a pod gets.
+//! Volumes of a pod.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, Write};

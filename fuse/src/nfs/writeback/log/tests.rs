@@ -1,4 +1,4 @@
-//! What the log believes of its memory, and how long it keeps it.
+//! Which content of its memory the log accepts, and how long it keeps the memory.
 
 use rustix::io::pwrite;
 

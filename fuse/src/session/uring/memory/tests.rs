@@ -1,4 +1,4 @@
-//! What a successor finds in the memory of rings.
+//! The memory of rings as a successor finds it.
 
 use super::*;
 
