@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn links_that_lead_nowhere_are_told_and_never_replaced() {
+    fn dangling_links_are_reported_and_never_replaced() {
         let (_guard, base) = host();
         for kind in [Unchecked, Directory, DirectoryOrCreate, FileOrCreate] {
             let error = open_as(&base.join("dangling"), kind).expect_err("dangling");

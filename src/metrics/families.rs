@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn names_say_what_they_are() {
+    fn names_follow_the_conventions_of_prometheus() {
         let names: BTreeSet<_> = FAMILIES.iter().map(|family| family.name).collect();
         assert_eq!(names.len(), FAMILIES.len(), "a name is given twice");
         for Family { name, kind, help, labels } in FAMILIES {

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_finer_than_asked_is_rounded_up() {
+    fn finer_amounts_are_rounded_up() {
         assert_eq!(milli("1u"), 1);
         assert_eq!(milli("0.1n"), 1);
         assert_eq!(milli("1e-300"), 1);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_capped() {
+    fn too_large_amounts_are_capped() {
         for text in ["8Ei", "1e30", "1e300", "99999999999999999999Ei"] {
             assert_eq!(Quantity::parse(text).map(Quantity::units), Ok(i64::MAX as u128), "{text}");
         }

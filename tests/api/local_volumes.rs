@@ -314,7 +314,7 @@ fn a_hundred_directories_are_offered_once_each_while_the_daemon_is_killed_at_eac
 }
 
 #[test]
-fn a_daemon_that_is_killed_between_two_requests_goes_on_where_it_was() {
+fn a_daemon_that_is_killed_between_two_requests_continues_where_it_was() {
     let mut rig = Rig::new("Delete");
     let path = rig.mount("one");
     let hangs = |verb: &str| rig.server.fail_always(verb, "persistentvolumes", Answer::Never);

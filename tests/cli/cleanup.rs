@@ -359,7 +359,7 @@ fn a_server_without_a_supervisor_ends_when_nothing_of_its_pod_is_mounted() {
 }
 
 #[test]
-fn a_pod_whose_server_goes_on_without_its_supervisor_is_not_touched() {
+fn a_pod_whose_server_continues_without_its_supervisor_is_not_touched() {
     let fixture = fixture();
     let mut running = fixture.run();
     let volume = running.volume("config");

@@ -190,7 +190,7 @@ fn sp_09_only_the_subpath_mounts_of_podfs_are_removed_after_any_foreign_changes(
 }
 
 #[test]
-fn a_part_that_goes_on_keeps_its_mount_and_a_new_file_has_a_new_one() {
+fn an_unchanged_part_keeps_its_mount_and_a_new_file_has_a_new_one() {
     // SP-05, SP-06, SP-10
     let pod = Mounted::new(MOUNTS);
     let sources = pod.prepared();
@@ -326,7 +326,7 @@ fn impossible_mounts_are_refused_with_one_sentence() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_made_is_told_without_paths_of_the_node() {
+fn a_directory_that_cannot_be_made_is_reported_without_paths_of_the_node() {
     // SP-02: the cause is in the log alone.
     let pod = Mounted::new("\n    - {name: host, mountPath: /a, subPath: file/new}\n    - {name: host, mountPath: /b}");
     fs::write(pod.host.path().join("file"), "").expect("written");
@@ -337,7 +337,7 @@ fn a_directory_that_cannot_be_made_is_told_without_paths_of_the_node() {
 }
 
 #[test]
-fn the_next_supervisor_goes_on_with_what_is_mounted() {
+fn the_next_supervisor_keeps_the_mounts_of_containers() {
     let pod = Mounted::new(MOUNTS);
     let sources = pod.prepared();
     let Mounted { mut running, fixture, host } = pod;

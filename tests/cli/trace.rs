@@ -210,7 +210,7 @@ fn a_volume_that_cannot_be_traced_is_refused_with_the_reason() {
 }
 
 #[test]
-fn a_trace_goes_on_with_the_next_server() {
+fn a_trace_continues_with_the_next_server() {
     let (fixture, source) = fixture();
     let running = fixture.run();
     let tracing = Tracing::start(&fixture, &running, "data");

@@ -276,7 +276,7 @@ fn without_reveal_no_byte_of_a_secret_is_anywhere() {
 }
 
 #[test]
-fn a_terminal_shows_what_changed() {
+fn a_terminal_shows_the_changed_files() {
     where_users_may_mount(|| {
         let fixture = two_volumes();
         let (directory, terminal) = (fixture.path("view"), Terminal::new(24, 120));

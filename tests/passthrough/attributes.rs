@@ -282,7 +282,7 @@ fn times_move_when_files_and_directories_change() {
 }
 
 #[test]
-fn the_mount_tells_the_times_sizes_and_links_of_the_source() {
+fn the_mount_shows_the_times_sizes_and_links_of_the_source() {
     let mounted = Mounted::new();
     let (shown, source) = (mounted.path().join("file"), mounted.source().join("file"));
     fs::write(&shown, vec![1; 100_000]).expect("written");

@@ -84,7 +84,7 @@ fn a_claim_is_served_through_fuse_unless_the_pod_says_otherwise() {
 }
 
 #[test]
-fn a_claim_waits_for_what_is_missing_and_comes_up_when_it_appears() {
+fn a_claim_waits_for_missing_objects_and_comes_up_when_they_appear() {
     // PV-01, VM-10
     let (fixture, _) = fixture(BOTH, "local");
     let bound = fs::read_to_string(fixture.path("objects/volume.yaml")).expect("a manifest");
@@ -318,7 +318,7 @@ fn a_claim_of_a_killed_podfs_is_taken_up_by_the_next_one() {
 }
 
 #[test]
-fn podfs_mount_shows_a_claim_and_says_what_it_needs() {
+fn podfs_mount_shows_a_claim_and_names_the_objects_that_it_needs() {
     let (fixture, _) = fixture(BOTH, "local");
     let command = |volume: &str| {
         fixture.write("volume.yaml", volume);

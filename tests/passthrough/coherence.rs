@@ -234,7 +234,7 @@ fn times(path: &Path) -> [(i64, u32); 2] {
 }
 
 #[test]
-fn a_store_through_a_mapping_moves_the_times_that_stat_tells() {
+fn a_store_through_a_mapping_moves_the_times_of_stat() {
     // xfstests generic/080 and 215
     const LENGTH: usize = 8192;
     let limited = Mounted::with_limit(1 << 30);

@@ -201,7 +201,7 @@ fn cs_03_a_driver_may_register_later_and_the_volume_waits_by_its_name() {
 }
 
 #[test]
-fn cs_04_a_volume_waits_until_it_is_attached_and_the_driver_hears_of_the_attachment() {
+fn cs_04_a_volume_waits_until_it_is_attached_and_the_driver_gets_the_attachment() {
     let rig = Rig::new(BOTH);
     rig.write_driver("podInfoOnMount: false");
     let driver = rig.driver(STAGES);
@@ -226,7 +226,7 @@ fn cs_04_a_volume_waits_until_it_is_attached_and_the_driver_hears_of_the_attachm
 }
 
 #[test]
-fn cs_05_two_pods_share_what_is_staged_and_the_last_one_unstages_it() {
+fn cs_05_two_pods_share_a_staged_volume_and_the_last_one_unstages_it() {
     let rig = Rig::new(BOTH);
     let driver = rig.driver(STAGES);
     let first = rig.run();
@@ -264,7 +264,7 @@ fn vm_04_only_uncertain_calls_are_undone() {
 }
 
 #[test]
-fn cs_06_a_driver_that_fails_after_the_work_is_asked_again() {
+fn cs_06_a_driver_that_fails_after_the_work_is_called_again() {
     let rig = Rig::new(BOTH);
     let driver = rig.driver(STAGES);
     for method in ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"] {
@@ -277,7 +277,7 @@ fn cs_06_a_driver_that_fails_after_the_work_is_asked_again() {
 }
 
 #[test]
-fn cs_06_a_driver_that_crashes_after_the_work_is_asked_again_when_it_is_back() {
+fn cs_06_a_driver_that_crashes_after_the_work_is_called_again_when_it_is_back() {
     for (method, undo) in [("NodeStageVolume", "NodeUnstageVolume"), ("NodePublishVolume", "NodeUnpublishVolume")] {
         let rig = Rig::new(BOTH);
         let mut driver = rig.driver(STAGES);

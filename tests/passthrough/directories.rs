@@ -186,7 +186,7 @@ fn two_readers_of_a_directory_have_their_own_positions() {
 }
 
 #[test]
-fn a_listing_tells_kinds_and_inodes_as_stat_does() {
+fn a_listing_has_the_types_and_inodes_of_stat() {
     the_mount_does_as_the_disk(|root, answers| {
         fs::create_dir(root.join("directory")).expect("a directory");
         fs::write(root.join("file"), "").expect("written");

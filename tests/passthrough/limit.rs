@@ -112,7 +112,7 @@ fn every_way_to_grow_is_refused_when_it_does_not_fit() {
 }
 
 #[test]
-fn many_small_files_are_counted_by_what_they_take() {
+fn many_small_files_are_counted_by_their_blocks() {
     let mounted = Mounted::with_limit(LIMIT);
     let full = (0..1000).find(|number| is_full(fs::write(mounted.path().join(format!("file{number}")), "x")));
     let count = full.expect("it gets full");

@@ -113,7 +113,7 @@ fn watchers_of_a_live_file_get_the_events_of_an_editor() {
 }
 
 #[test]
-fn watchers_of_a_live_directory_hear_of_its_names() {
+fn watchers_of_a_live_directory_get_events_of_its_names() {
     let mut bound = Bound::with("conf.d/a=1; conf.d/b=1");
     let directory = bound.bind("conf.d");
     let watcher = Watcher::on("dir", &directory);

@@ -339,7 +339,7 @@ fn an_items_user_owns_its_file_before_the_volumes_default_user() {
 }
 
 #[test]
-fn another_volume_can_be_mounted_inside_and_both_go_on() {
+fn another_volume_can_be_mounted_inside_and_both_stay_usable() {
     // NM-02
     let mounts = "[{name: config, mountPath: /etc/app}, {name: keys, mountPath: /etc/app/tls/private}]";
     let spec = format!("containers: [{{name: web, volumeMounts: {mounts}}}]");

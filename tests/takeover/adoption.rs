@@ -71,7 +71,7 @@ fn kill_both(fixture: &Fixture, running: &mut Running) {
 }
 
 #[test]
-fn the_next_supervisor_adopts_the_volumes_as_they_are_and_goes_on_committing() {
+fn the_next_supervisor_adopts_the_volumes_as_they_are_and_commits() {
     // RC-01
     let pod = Orphaned::new();
     let mut running = pod.fixture.run();
@@ -179,7 +179,7 @@ fn old_generations_that_a_killed_supervisor_has_kept_are_removed_by_the_next_one
 }
 
 #[test]
-fn a_supervisor_that_is_told_to_leave_ends_well_and_the_next_one_adopts_the_volumes() {
+fn a_supervisor_ends_cleanly_at_sigusr1_and_the_next_one_adopts_the_volumes() {
     let pod = Orphaned::new();
     let mut running = pod.fixture.run();
     let (config, host) = (running.volume("config"), running.volume("host"));

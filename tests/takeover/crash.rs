@@ -16,7 +16,7 @@ fn fixture() -> Fixture {
 }
 
 #[test]
-fn a_second_podfs_for_the_pod_is_refused_and_the_first_goes_on() {
+fn a_second_podfs_for_the_pod_is_refused_and_the_first_continues() {
     let fixture = fixture();
     let mut running = fixture.run();
     let second = finish(&mut fixture.command());

@@ -157,7 +157,7 @@ fn a_working_directory_stays_one_also_when_it_is_removed() {
 }
 
 #[test]
-fn a_listing_goes_on_where_it_was() {
+fn a_listing_continues_where_it_was() {
     let pod = Pod::new();
     for volume in pod.volumes() {
         let names: Vec<_> = (0..2000).map(|n| format!("entry-{n:04}-{}", "x".repeat(60))).collect();
@@ -328,7 +328,7 @@ fn only_files_without_a_name_are_lost_with_the_keeper_and_say_so() {
 }
 
 #[test]
-fn a_listing_and_a_working_directory_go_on_when_the_keeper_is_killed_too() {
+fn a_listing_and_a_working_directory_stay_usable_when_the_keeper_is_killed_too() {
     let pod = Pod::new();
     for volume in pod.volumes() {
         let names: Vec<_> = (0..2000).map(|n| format!("entry-{n:04}-{}", "x".repeat(60))).collect();

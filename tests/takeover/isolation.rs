@@ -408,7 +408,7 @@ fn open_files_stay_open_when_the_successor_has_a_smaller_share() {
 }
 
 #[test]
-fn a_successor_that_may_not_have_all_that_was_open_says_so_and_goes_on_when_it_may() {
+fn a_successor_without_enough_descriptors_logs_it_and_continues_when_it_has_them() {
     const FILES: usize = 300;
     let fixture = fixture("[{name: limited, emptyDir: {sizeLimit: 1Gi}}]");
     let mut running = fixture.run();

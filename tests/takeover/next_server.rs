@@ -152,7 +152,7 @@ fn the_successor_is_executed_if_the_first_keeper_has_died() {
 }
 
 #[test]
-fn a_keeper_that_does_not_answer_starts_no_server_and_leaves_none_behind_when_it_goes_on() {
+fn a_keeper_that_does_not_answer_starts_no_server_and_leaves_none_when_it_continues() {
     let pod = Pod::new();
     let mut running = pod.fixture.run();
     let mut file = File::create(running.volume("host").join("f")).expect("a file");

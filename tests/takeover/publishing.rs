@@ -427,7 +427,7 @@ async fn next(follower: &mut Follower, is_it: impl Fn(&PodStatus) -> bool) -> Po
 }
 
 #[test]
-fn a_program_that_follows_a_pod_hears_of_every_change_until_its_end() {
+fn a_follower_of_a_pod_gets_every_change_until_its_end() {
     let pod = Dynamic::new(&["one"]);
     let mut running = pod.fixture.run();
     let directory = pod.run_directory();

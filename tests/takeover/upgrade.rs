@@ -87,7 +87,7 @@ impl Pod {
 }
 
 #[test]
-fn a_pod_goes_on_as_the_program_on_disk_with_open_files_and_its_next_servers_too() {
+fn a_pod_becomes_the_program_on_disk_with_its_open_files_and_so_do_its_next_servers() {
     let mut pod = Pod::new();
     let mut file = fs::File::create(pod.running.volume("host").join("f")).expect("a file");
     // What podfs has open after an upgrade it has open after any other.

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disowned_block_is_left_to_the_one_who_adopts_it() {
+    fn a_disowned_block_is_left_to_the_adopting_process() {
         let block = Block::new(&[b"abc"], 0).expect("a block");
         let witness = block.file.try_clone().expect("a second descriptor");
         let adopted = Block::adopt(witness.try_clone().expect("a descriptor")).expect("adoption");

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_generation_goes_children_first_and_only_what_is_known() {
+    fn an_old_generation_is_removed_children_first_and_only_its_known_nodes() {
         let name = GenerationName::new(SystemTime::now());
         let old = image(&["a", "b", "sub/deep/x", "sub/y"]);
         let index =

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_thread_had_begun_is_known_until_it_is_answered() {
+    fn a_begun_request_of_a_dead_thread_is_known_until_it_is_answered() {
         let region = region();
         let slots = region.in_flight();
         slots.slot(0).take(10);

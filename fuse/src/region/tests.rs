@@ -196,7 +196,7 @@ fn memory_without_cells_in_use_is_given_back_and_taken_again() {
 }
 
 #[test]
-fn what_an_adopted_region_has_is_given_back_only_when_it_is_taken_over() {
+fn memory_of_an_adopted_region_is_given_back_only_after_the_takeover() {
     let region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
     (0..5000).for_each(|n| drop(number(&region, n)));
     let full = pages(&region);

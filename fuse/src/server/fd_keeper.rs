@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_go_to_their_numbers_whatever_numbers_they_came_at() {
+    fn descriptors_get_their_recorded_numbers() {
         let came = at(&[700, 701, 703, 705]);
         place(came, &[700, 703, 705, 709]).expect("placed");
         for (number, open) in [(700, true), (701, false), (703, true), (705, true), (709, true)] {
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn all_numbers_are_taken_but_those_of_what_is_to_come() {
+    fn numbers_between_expected_descriptors_are_taken() {
         let one = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).expect("a descriptor");
         let _in_use = at(&[801, 804]);
         let others = take_others(one.as_fd(), 800, &[802, 805, 806]).expect("taken");

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn people_see_each_pod_and_what_it_lacks() {
+    fn the_table_has_each_pod_and_its_missing_volumes() {
         let web = PodEntry {
             namespace: Some("default".to_owned()),
             name: Some("web".to_owned()),

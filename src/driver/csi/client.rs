@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vm_04_codes_after_which_the_work_may_go_on_are_uncertain() {
+    fn vm_04_codes_after_which_the_work_may_continue_are_uncertain() {
         for (code, uncertain) in [
             (Code::Cancelled, true),
             (Code::DeadlineExceeded, true),

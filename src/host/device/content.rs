@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_blkid_prints_is_sorted() {
+    fn the_output_of_blkid_is_classified() {
         let ext4 = DeviceContent::FileSystem { kind: "ext4".to_owned(), uuid: Some("u-1".to_owned()) };
         for (output, expected) in [
             ("DEVNAME=/dev/loop0\nUUID=u-1\nVERSION=1.0\nTYPE=ext4\nUSAGE=filesystem\n", ext4),

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_tried_from_the_highest_if_none_is_asked_for() {
+    fn versions_are_tried_from_the_highest_if_the_volume_names_none() {
         assert_eq!(export(&[]).versions, ["4.2", "4.1", "4.0", "3"]);
         assert_eq!(export(&["nfsvers=4"]).versions, ["4.2", "4.1", "4.0"]);
         for (word, version) in [("nfsvers=3", "3"), ("vers=4.1", "4.1"), ("v4.2", "4.2"), ("minorversion=0", "4.0")] {

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentence_tells_what_the_kernel_said() {
+    fn a_sentence_has_the_kernels_message() {
         let messages = vec!["nfs: Unknown parameter 'wombat'".to_owned()];
         let invalid = KernelMountFailure { messages, ..failure(Errno::INVAL, "4.1") };
         for options in ["soft", "sec=krb5p"] {
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentence_tells_what_tls_misses() {
+    fn a_sentence_names_what_tls_lacks() {
         for (errno, missing) in [
             (Errno::SRCH, "TLS needs tlshd on this node; start it"),
             (Errno::ACCESS, "NFS server nas has no TLS, is not "),
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentence_tells_what_kerberos_misses() {
+    fn a_sentence_names_what_kerberos_lacks() {
         for (errno, missing) in
             [(Errno::INVAL, "needs rpc.gssd on this node"), (Errno::ACCESS, "no Kerberos ticket for NFS server nas")]
         {

@@ -85,7 +85,7 @@ fn tk_06_without_a_token_the_reason_is_in_the_kubelets_words() {
 }
 
 #[test]
-fn tk_09_a_token_is_in_one_payload_with_what_goes_with_it() {
+fn tk_09_a_token_is_in_one_payload_with_its_other_sources() {
     let sources = "{serviceAccountToken: {path: token}}, \
                    {configMap: {name: o, items: [{key: foo, path: ca.crt}]}}, \
                    {downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}}";

@@ -117,7 +117,7 @@ mod tests {
     use crate::kube::error::Class;
 
     #[test]
-    fn trouble_leaves_what_was_known_and_ends_with_an_answer() {
+    fn an_error_leaves_the_known_version_and_ends_with_an_answer() {
         let contacts = Contacts::default();
         let contact = || contacts.all().pop().expect("one").1;
         contacts.heard("Pod default/web", "watching", Some("7"));

@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_without_a_good_token_is_told_and_not_quoted() {
+    fn an_answer_without_a_good_token_is_reported_and_not_quoted() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000);
         let parse =
             |answer: Value| IssuedToken::parse(answer, now).map(|grant| grant.life.end).map_err(|error| error.sentence);

@@ -183,7 +183,7 @@ fn one_bad_object_refuses_the_whole_push() {
 }
 
 #[test]
-fn there_is_a_limit_to_what_is_kept() {
+fn kept_objects_have_a_limit() {
     let pushed = start("");
     let many = |range: std::ops::Range<u32>| {
         let yaml: Vec<String> = range.map(|number| config_map(&format!("o{number}"), "v")).collect();

@@ -98,7 +98,7 @@ fn common_options_are_accepted() {
 }
 
 #[test]
-fn the_kernel_is_given_all_but_what_is_not_its_own() {
+fn the_kernel_gets_all_options_except_those_of_podfs() {
     let options = NfsOptions::parse(["nfsvers=4.1,ro,noatime", "podfs.backend=kernel", "x-mine=2", "hard", "hard"]);
     let options = options.expect("options");
     assert_eq!(options.words, ["nfsvers=4.1", "hard"]);

@@ -115,7 +115,7 @@ async fn watches_are_cut() {
 }
 
 #[tokio::test]
-async fn changes_are_told_twice_and_out_of_order() {
+async fn changes_are_sent_twice_and_out_of_order() {
     let server = ApiServer::start();
     let version = put_app(&server, "1");
     server.mood(|mood| mood.disturbance = Disturbance { duplicate: true, outdated: true });

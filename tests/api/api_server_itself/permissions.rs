@@ -27,7 +27,7 @@ async fn a_certificate_that_is_over_is_not_accepted_and_the_connection_is() {
 }
 
 #[tokio::test]
-async fn a_node_reads_what_its_pods_refer_to_one_by_one() {
+async fn a_node_reads_the_objects_of_its_pods_one_by_one() {
     let server = ApiServer::start();
     put_app(&server, "1");
     put_config_map(&server, "other", "2");

@@ -70,7 +70,7 @@ async fn pages_of_a_list_are_of_one_version() {
 }
 
 #[tokio::test]
-async fn a_list_is_of_the_version_that_is_asked_for() {
+async fn a_list_has_the_requested_version() {
     let server = ApiServer::start();
     let version = put_app(&server, "1");
     put_app(&server, "2");

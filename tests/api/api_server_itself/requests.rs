@@ -34,7 +34,7 @@ async fn requests_are_written_down_with_their_connection() {
 }
 
 #[tokio::test]
-async fn requests_against_the_conventions_are_told() {
+async fn requests_against_the_conventions_are_recorded() {
     let server = ApiServer::start();
     let caller = Caller::admin(&server);
     for path in [

@@ -12,7 +12,7 @@ const CONNECTED: &str = "podfs_source_connected";
 const TROUBLED: &str = "podfs_source_objects_in_trouble";
 
 #[test]
-fn a_server_that_is_away_is_told_until_it_is_back() {
+fn an_unreachable_server_is_reported_until_it_is_back() {
     let rig = Rig::of_config("1");
     let running = rig.run();
     rig.wait_watched("ConfigMap", "app");
@@ -45,7 +45,7 @@ fn a_server_that_refuses_an_object_is_connected() {
 }
 
 #[test]
-fn a_change_on_the_server_tells_how_long_it_took() {
+fn a_change_on_the_server_has_its_delay_in_the_metrics() {
     let rig = Rig::of_config("1");
     let running = rig.run();
     rig.wait_watched("ConfigMap", "app");

@@ -53,7 +53,7 @@ fn dashboard_and_alerts_use_existing_metrics() {
 }
 
 #[test]
-fn prometheus_understands_what_the_dashboard_asks() {
+fn prometheus_parses_the_queries_of_the_dashboard() {
     let rule = |(number, expression): (u32, String)| serde_json::json!({"record": format!("rule_{number}"), "expr": expression});
     let rules: Vec<_> = (0..).zip(of_dashboard()).map(rule).collect();
     let groups = serde_json::json!({"groups": [{"name": "dashboard", "rules": rules}]});

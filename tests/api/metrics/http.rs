@@ -55,7 +55,7 @@ fn exporter(fixture: &Fixture) -> Running {
 }
 
 #[test]
-fn a_pod_serves_its_metrics_in_the_format_that_is_asked_for() {
+fn a_pod_serves_its_metrics_in_the_requested_format() {
     let fixture = of_config();
     let mut running = fixture.start_command(with_metrics(&fixture, Path::new(PODFS), "127.0.0.1:0"));
     running.wait_ready();
@@ -101,7 +101,7 @@ fn one_address_serves_all_pods_of_the_node_those_that_come_later_too() {
 }
 
 #[test]
-fn an_address_that_is_taken_is_told_before_anything_is_mounted() {
+fn a_taken_address_is_reported_before_anything_is_mounted() {
     let fixture = of_config();
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("an address").to_string();

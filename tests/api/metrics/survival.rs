@@ -114,7 +114,7 @@ fn a_pod_of_which_both_processes_were_killed_is_dead() {
 }
 
 #[test]
-fn without_pods_there_is_nothing_to_tell_and_a_pod_that_is_not_there_is_named() {
+fn without_pods_there_are_no_metrics_and_a_missing_pod_is_named() {
     let fixture = of_config();
     assert_eq!(fixture.scrape().0, "# EOF\n");
     fixture.metrics(&["--pod", "nobody"]).says(1, &["pod nobody is not served here"]);

@@ -272,7 +272,7 @@ fn vm_10_a_volume_that_fails_delays_no_other() {
 }
 
 #[test]
-fn mg_05_changes_told_twice_or_out_of_order_never_bring_back_what_was_before() {
+fn mg_05_changes_sent_twice_or_out_of_order_never_bring_back_an_older_state() {
     let rig = Rig::of_config("0");
     rig.server.mood(|mood| mood.disturbance = Disturbance { duplicate: true, outdated: true });
     let running = rig.run();
@@ -289,7 +289,7 @@ fn mg_05_changes_told_twice_or_out_of_order_never_bring_back_what_was_before() {
 }
 
 #[test]
-fn an_object_that_is_too_large_keeps_what_was_there_before() {
+fn a_too_large_object_keeps_the_earlier_content() {
     let rig = Rig::of_config("1");
     let running = rig.run();
     rig.wait_watched("ConfigMap", "app");

@@ -53,7 +53,7 @@ fn an_answer_410_to_a_watch_leads_to_another_list() {
 }
 
 #[test]
-fn a_server_that_has_just_started_is_asked_again_and_again_and_one_line_says_why() {
+fn requests_to_a_server_that_has_just_started_are_repeated_with_one_log_line() {
     const OBJECTS: usize = 20;
     let sources: Vec<_> = (0..OBJECTS)
         .map(|number| format!("{{configMap: {{name: c{number}, items: [{{key: k, path: f{number}}}]}}}}"))
@@ -85,7 +85,7 @@ fn a_server_that_has_just_started_is_asked_again_and_again_and_one_line_says_why
 }
 
 #[test]
-fn a_server_that_sends_no_initial_events_is_asked_for_lists() {
+fn podfs_requests_lists_from_a_server_without_initial_events() {
     for initial in [InitialEvents::Refused, InitialEvents::Ignored] {
         let rig =
             Rig::new("[{name: config, configMap: {name: app}}, {name: other, configMap: {name: o, optional: true}}]");
@@ -170,7 +170,7 @@ fn invalid_answers_leave_known_objects_as_they_are() {
 }
 
 #[test]
-fn lists_that_fail_are_asked_for_again() {
+fn failed_lists_are_requested_again() {
     let rig = Rig::of_config("1");
     rig.server.initial_events(InitialEvents::Refused);
     let answers =
@@ -184,7 +184,7 @@ fn lists_that_fail_are_asked_for_again() {
 }
 
 #[test]
-fn a_server_that_takes_connections_and_never_answers_is_waited_for_with_a_reason() {
+fn podfs_waits_with_a_reason_for_a_server_that_never_answers() {
     let rig = Rig::of_config("1");
     rig.server.initial_events(InitialEvents::Refused);
     rig.server.fail_always("list", "configmaps", Answer::Never);
@@ -212,7 +212,7 @@ fn a_server_with_a_certificate_that_has_expired_is_not_trusted_until_it_has_anot
 }
 
 #[test]
-fn the_status_tells_of_each_object_what_is_known_and_what_is_wrong() {
+fn the_status_has_the_version_and_the_error_of_each_object() {
     let (rig, running, _file) = running();
     let version = rig.server.version().to_string();
     let object = || rig.object("ConfigMap default/app").expect("an object");

@@ -85,7 +85,7 @@ fn a_volume_alone_may_be_of_a_pod_of_the_server() {
 }
 
 #[test]
-fn another_version_of_podfs_goes_on_with_the_same_server() {
+fn another_version_of_podfs_continues_with_the_same_server() {
     let rig = Rig::of_config("1");
     let running = rig.run();
     let file = running.volume("config").join("key");

@@ -40,7 +40,7 @@ fn knows_web(node: &Node) -> bool {
 }
 
 #[test]
-fn a_run_directory_that_was_deleted_is_made_again_and_volumes_go_on_and_follow_their_objects() {
+fn a_deleted_run_directory_is_made_again_and_volumes_follow_their_objects() {
     let node = node_with_a_pod();
     let mut daemon = node.start();
     node.expect(&["wait", "default/web"]);
@@ -128,7 +128,7 @@ fn fill(file: &Path) {
 }
 
 #[test]
-fn a_full_run_directory_keeps_new_pods_waiting_and_running_ones_go_on_through_every_restart() {
+fn a_full_run_directory_keeps_new_pods_waiting_and_running_ones_survive_every_restart() {
     let node = node_with_a_pod();
     let (run, filler) = (node.fixture.path("run"), node.fixture.path("run/filler"));
     fs::create_dir(&run).expect("a directory");

@@ -96,7 +96,7 @@ fn a_directory_has_names_links_contents_and_modes() {
 }
 
 #[test]
-fn no_secret_is_shown_unless_it_is_asked_for() {
+fn no_secret_is_shown_without_reveal() {
     let home = TempDir::with_prefix("podfs-test-").expect("a directory");
     chown(home.path(), Some(NOBODY), Some(NOBODY)).expect("another owner");
     let (out, archive) = (home.path().join("out"), home.path().join("volumes.tar"));

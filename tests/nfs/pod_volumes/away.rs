@@ -69,7 +69,7 @@ fn a_program_started_with_an_open_file_delays_only_itself() {
 }
 
 #[test]
-fn nf_06_reading_goes_on_when_the_server_is_back() {
+fn nf_06_reading_continues_when_the_server_is_back() {
     let mut ganesha = Ganesha::start();
     fs::write(ganesha.exported().join("there"), "content").expect("written");
     let fixture = fixture("nfs-back", &ganesha, ",timeo=5,retrans=1");
@@ -138,7 +138,7 @@ fn status_says_so_too_when_no_call_waits_for_long() {
 }
 
 #[test]
-fn status_says_so_too_when_only_free_space_is_asked_for() {
+fn status_reports_a_silent_server_also_when_only_free_space_is_requested() {
     let mut ganesha = Ganesha::start();
     let fixture = fixture("nfs-status-space", &ganesha, "");
     let mut running = fixture.run();
@@ -159,7 +159,7 @@ fn status_says_so_too_when_only_free_space_is_asked_for() {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_told_and_tried_again() {
+fn a_missing_server_is_reported_and_tried_again() {
     let mut ganesha = Ganesha::start();
     fs::write(ganesha.exported().join("there"), "content").expect("written");
     let fixture = fixture("nfs-absent", &ganesha, "");

@@ -203,7 +203,7 @@ fn a_moved_server_is_found_also_while_no_call_waits() {
 }
 
 #[test]
-fn a_server_whose_ports_are_not_told_is_found_on_others() {
+fn a_server_without_port_options_is_found_on_other_ports() {
     in_own_network(&[], || {
         let mut ganesha = Ganesha::start();
         fs::write(ganesha.exported().join("there"), "content").expect("written");

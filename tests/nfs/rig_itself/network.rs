@@ -60,7 +60,7 @@ fn everything_is_carried_to_both_ports_and_back() {
 }
 
 #[test]
-fn a_cut_ends_every_connection_as_it_was_told_and_new_ones_are_carried() {
+fn a_cut_ends_every_connection_and_new_ones_are_carried() {
     let mut scene = Scene::new();
     for (end, error) in [(End::Fin, ErrorKind::UnexpectedEof), (End::Rst, ErrorKind::ConnectionReset)] {
         let mut callers = [scene.again(), scene.again()];

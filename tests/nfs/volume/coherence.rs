@@ -75,7 +75,7 @@ fn the_size_of_a_file_includes_unsent_writes() {
 }
 
 #[test]
-fn an_open_file_that_changes_elsewhere_is_read_anew_when_its_attributes_are_asked_for() {
+fn an_open_file_that_changes_elsewhere_is_read_anew_when_its_attributes_are_requested() {
     let server = Ganesha::start();
     fs::write(server.exported().join("file"), "before").expect("written");
     let mounted = Mounted::with(&server, |options| (options.caching.acregmin, options.caching.acregmax) = (0, 0));

@@ -11,7 +11,7 @@ use crate::nfs_rig::scripted::trouble::{ALWAYS, fails, generous_read, jukebox, r
 use crate::nfs_rig::{Ganesha, Scripted};
 
 #[test]
-fn a_server_that_asks_to_come_again_is_asked_again() {
+fn a_request_is_repeated_after_jukebox() {
     let server = Scripted::start();
     server.files(|files| {
         files.add("file", b"content");
@@ -22,7 +22,7 @@ fn a_server_that_asks_to_come_again_is_asked_again() {
 }
 
 #[test]
-fn more_data_than_was_asked_for_is_not_taken() {
+fn more_data_than_requested_is_ignored() {
     let server = Scripted::start();
     server.files(|files| {
         files.add("file", &[7; 10_000]);

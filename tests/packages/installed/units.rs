@@ -185,8 +185,8 @@ fn settings_of_one_pod_come_from_its_environment_file() {
 }
 
 #[test]
-fn metrics_of_all_pods_are_a_unit_that_starts_when_it_is_asked_for() {
-    let test = "metrics_of_all_pods_are_a_unit_that_starts_when_it_is_asked_for";
+fn metrics_of_all_pods_are_a_unit_that_an_operator_starts() {
+    let test = "metrics_of_all_pods_are_a_unit_that_an_operator_starts";
     let Some(machine) = installed(test, Init::Systemd) else { return };
     pods::start(&machine);
     assert_eq!(property(&machine, "podfs-metrics.service", "ActiveState"), "inactive");

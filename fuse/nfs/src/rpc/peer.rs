@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_are_given_up_make_one_silence_until_something_is_answered() {
+    fn abandoned_calls_are_one_silence_until_the_server_answers() {
         let (peer, volumes) = peer();
         peer.call_begins(long_ago());
         peer.call_given_up();
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_is_taken_back_says_something_only_if_it_could_have_been_answered() {
+    fn a_cancelled_call_counts_as_silence_only_after_a_moment() {
         let (peer, volumes) = peer();
         // So soon that it does not matter how fast this runs.
         peer.call_begins(Instant::now() + LONG);

@@ -54,7 +54,7 @@ fn rc_04_a_pod_whose_checkpoint_cannot_be_read_is_removed_if_no_source_describes
 }
 
 #[test]
-fn rc_04_a_pod_whose_checkpoint_cannot_be_read_goes_on_if_a_source_describes_it() {
+fn rc_04_a_pod_whose_checkpoint_cannot_be_read_stays_if_a_source_describes_it() {
     let node = node_without_processes();
     fs::write(node.fixture.path("run/node/pods/uid-web/checkpoint.json"), "{").expect("written");
     let _daemon = node.start();

@@ -48,7 +48,7 @@ fn a_request_is_one_piece_wherever_its_payload_is() {
 }
 
 #[test]
-fn a_successor_finds_what_was_begun_and_what_was_answered() {
+fn a_successor_finds_begun_and_answered_requests() {
     let (memory, entry) = mapped();
     request_comes(&memory, entry, 2, &[0; 8], b"name\0");
     assert!(memory.take(entry));
