@@ -1,4 +1,4 @@
-//! What containers cost: `cargo bench --bench containers`. Needs root and `/dev/fuse`.
+//! The cost of containers: `cargo bench --bench containers`. Needs root and `/dev/fuse`.
 //!
 //! Measured are `podfs mounts prepare` and `release` for a container with ten mounts, five of them subPaths: as a command, and as
 //! a question to the control socket, which agents ask. Then a live subPath: opening, reading and closing it, beside a file on

@@ -1,4 +1,4 @@
-//! What the CSI driver costs a kubelet: `cargo bench --bench csi`. Needs root and `/dev/fuse`.
+//! The cost of the CSI driver for a kubelet: `cargo bench --bench csi`. Needs root and `/dev/fuse`.
 //!
 //! The API server is that of the tests, on loopback, in this process; the kubelet is the calls that a kubelet makes. Printed are the
 //! figures of a NodePublishVolume of a ConfigMap for a new pod, of 100 pods at once, of the daemon's memory with 100 volumes, and of

@@ -1,4 +1,4 @@
-//! What a node costs with 110 pods of three volumes: `cargo bench --bench node`. Needs root and `/dev/fuse`.
+//! The cost of a node with 110 pods of three volumes: `cargo bench --bench node`. Needs root and `/dev/fuse`.
 //!
 //! The API server is that of the tests, on loopback, in this process. Each pod shows a ConfigMap of its own, one that all pods
 //! show, and an emptyDir. Measured are: the start of all pods at once, the memory of all processes, what they do when nothing

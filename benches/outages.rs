@@ -1,4 +1,4 @@
-//! What an API server that is busy or away costs. Needs root and `/dev/fuse`.
+//! The cost of an API server that is busy or unreachable. Needs root and `/dev/fuse`.
 //!
 //! First, pods of a node start in one moment, and the server answers only so many requests in a second: how many requests
 //! there are, how many of them are too many (429), and how many warnings and events for pods that nothing is wrong with. Then

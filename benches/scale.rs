@@ -1,4 +1,4 @@
-//! What a large cluster costs the API server: the clients of many nodes, without supervisors and mounts.
+//! The load of a large cluster on the API server: the clients of many nodes, without supervisors and mounts.
 //!
 //! Each node is the feed of a `podfs node` with a connection of its own: its pods, and what one pod of it refers to. First all
 //! nodes start in one moment. Then nothing happens for a while. Then the server is killed, the objects of all nodes change, and

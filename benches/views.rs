@@ -1,4 +1,4 @@
-//! What a look at a pod's volumes costs: `cargo bench --bench views`. Needs root and `/dev/fuse`.
+//! The cost of `podfs render` and `podfs view`: `cargo bench --bench views`. Needs root and `/dev/fuse`.
 //!
 //! Measured are `podfs render` of the examples, beside `podfs version`, which starts the same program; `podfs view` of the examples
 //! as a user without any right, from its start until the first file can be read; and the time from a change until the view shows

@@ -7,19 +7,19 @@
 //! | [`source`] | where objects come from, and how podfs learns of changes |
 //! | [`manifest`] | pods and objects: typed, validated, defaulted |
 //! | [`types`] | values that several of the others share |
-//! | [`volume`] | one file per kind of volume: what is to be mounted |
+//! | [`volume`] | one file per kind of volume: the description of its mount |
 //! | [`payload`] | objects become files: items, modes, owners, path rules |
 //! | [`render`] | payloads as text, JSON, directories and archives, without a mount |
 //! | [`view`] | payloads as a live file system of an ordinary user |
-//! | [`mounts`] | what a container runtime mounts for a container |
+//! | [`mounts`] | the mounts of a container, for its runtime |
 //! | [`binding`] | a claim leads to its PersistentVolume |
 //! | [`host`] | directories and files of the node: opened, made, given to a group, deleted |
 //! | `kube` | a client of the Kubernetes API |
 //! | [`driver`] | CSI and FlexVolume drivers of other vendors: called, and undone |
 //! | [`csi`] | messages and services of the Container Storage Interface |
 //! | [`supervisor`] | the life of one pod's volumes: mounts, commits, readiness |
-//! | [`node`] | the volume manager of a node: its pods, and what has to be mounted for them |
-//! | [`admin`] | what an operator does with the pods of a node: status, cleanup |
+//! | [`node`] | the volume manager of a node: its pods, and the volumes to mount for them |
+//! | [`admin`] | commands of an operator for the pods of a node: status, cleanup |
 //! | [`metrics`] | metrics for Prometheus: names, text, HTTP |
 //! | [`podfs_fuse`] | the file systems, and the process that serves them |
 //!

@@ -1,4 +1,4 @@
-//! `podfs`: parse the arguments, call one function, tell how it ended.
+//! `podfs`: parse the arguments, call one function, report its outcome.
 
 use std::process::ExitCode;
 

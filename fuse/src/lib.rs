@@ -3,10 +3,10 @@
 //! | module | owns |
 //! |---|---|
 //! | [`audit`] | the access log: one line per open, with the process that opens |
-//! | [`caller`] | the process behind a request: ids, groups, cgroup, whether it is dying |
+//! | [`caller`] | the process behind a request: ids, groups, cgroup, pending SIGKILL |
 //! | `child` | children that share the process's descriptors |
 //! | [`client`] | the supervisor's side: mounts that a server answers for |
-//! | [`confinement`] | what the server gives up before it answers |
+//! | [`confinement`] | the rights that the server gives up before it answers |
 //! | [`label`] | the name of a volume, as the server has it |
 //! | [`live`] | single paths of a payload that change in place, for containers that mount one of them |
 //! | [`log`] | the server's log, in the form of the supervisor's |
@@ -18,15 +18,15 @@
 //! | [`program`] | the program podfs-fuse |
 //! | [`projection`] | generations of immutable payloads, the tree they form, and the switch from one to the next |
 //! | [`protocol`] | the messages between supervisor and server, and how descriptors travel with them |
-//! | [`region`] | what a server knows and its successor needs |
+//! | [`region`] | the state of a volume that a successor needs |
 //! | [`session`] | the FUSE protocol, and the threads that speak it |
 //! | [`server`] | the process that answers FUSE requests, and the keeper of its descriptors |
 //! | [`trace`] | one line per request |
 //! | `utc` | the clock as dates and times of day |
 //!
 //! Two processes take part. The *supervisor* opens `/dev/fuse`, makes the mounts and commits
-//! generations with ordinary system calls on the private mount. The *server* holds the other end:
-//! it answers what the kernel asks, and changes a tree only as the supervisor announced.
+//! generations with ordinary system calls on the private mount. The *server* answers the kernel's requests, and
+//! changes a tree only as the supervisor announced.
 
 pub mod audit;
 pub mod caller;

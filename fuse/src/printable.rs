@@ -1,5 +1,5 @@
-//! Text that a terminal shows as it is: what would move the cursor, change colours or turn the direction of text around is
-//! escaped. Names that a container chose, and what a server process that was taken over says, go through here.
+//! Text that a terminal shows as it is: characters that would move the cursor, change colours or reverse the direction of text are
+//! escaped. Names from containers, and messages of a server process, which an attacker may have taken over, go through here.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -43,7 +43,7 @@ pub struct Printer {
 }
 
 impl Printer {
-    /// What `bytes` add to the text.
+    /// The printable text of `bytes`.
     pub fn add(&mut self, bytes: &[u8]) -> String {
         self.rest.extend_from_slice(bytes);
         let whole = match str::from_utf8(&self.rest) {
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_acts_on_a_terminal_is_escaped() {
+    fn control_characters_are_escaped() {
         assert_eq!(printable("plain ü\n\tline"), "plain ü\n\tline");
         assert_eq!(printable("\x1b[2J\r\u{7f}\u{9b}31m"), "\\u001b[2J\\u000d\\u007f\\u009b31m");
         assert_eq!(printable("\u{202e}gpj.exe\u{2066}\u{2028}"), "\\u202egpj.exe\\u2066\\u2028");

@@ -81,7 +81,7 @@ enum ArgumentError {
 enum ServeError {
     #[error(transparent)]
     OtherVersion(#[from] OtherVersion),
-    #[error("the server of pod {pod} cannot go on: {cause}")]
+    #[error("the server of pod {pod} cannot continue: {cause}")]
     Ended {
         pod: String,
         #[source]
@@ -103,7 +103,7 @@ struct OtherVersion {
     path: PathBuf,
 }
 
-/// What the arguments ask for.
+/// The command of the arguments.
 #[derive(Debug, PartialEq, Eq)]
 enum ProgramCommand {
     Version,
@@ -117,7 +117,7 @@ struct ServerArguments {
     pod: String,
     /// The pod's uid: the server obeys no supervisor of another pod.
     uid: String,
-    /// What the server may do.
+    /// The rights of the server.
     profile: Profile,
     /// The form of log lines: as the supervisor's.
     lines: Lines,

@@ -60,13 +60,13 @@ impl Greeting {
 pub struct Description {
     /// Its number.
     pub volume: VolumeId,
-    /// What the supervisor wants to know of it again.
+    /// The supervisor's own record of it.
     pub about: Value,
-    /// What it is.
+    /// Its kind, with the fields of the kind.
     pub body: VolumeBody,
 }
 
-/// What is reported of the requests of a projection.
+/// Which requests of a projection the server reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reporting {
     /// Report every request on standard output.
@@ -76,14 +76,14 @@ pub struct Reporting {
     pub audit: Option<Subject>,
 }
 
-/// What a volume is.
+/// The kind of a volume, with its fields.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum VolumeBody {
     /// Generations of files. Their images come with the message, after the volume's other descriptors.
     Projection {
         /// The tree.
         tree: Box<SavedTree>,
-        /// What is reported of its requests.
+        /// Which of its requests the server reports.
         #[serde(flatten)]
         reporting: Reporting,
     },
@@ -107,7 +107,7 @@ pub enum VolumeBody {
     },
 }
 
-/// What the supervisor asks for.
+/// A request of the supervisor.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ServerRequest {
     /// The first message of every connection.
@@ -122,7 +122,7 @@ pub enum ServerRequest {
         about: Value,
         /// How its root looks.
         root: Root,
-        /// What is reported of its requests.
+        /// Which of its requests the server reports.
         #[serde(flatten)]
         reporting: Reporting,
     },
@@ -249,14 +249,14 @@ impl ServerRequest {
     }
 }
 
-/// What the server answers.
+/// A reply of the server.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ServerReply {
     /// It is done.
     Done,
     /// The answer to a greeting. The channel of the server's keeper comes with this message.
     Hello {
-        /// What the server is.
+        /// The server's version and protocol.
         greeting: Greeting,
         /// Its keeper's process.
         keeper: i32,

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_stops_is_not_waited_for_and_learns_what_it_missed() {
+    fn a_reader_that_stops_delays_no_request_and_gets_the_number_of_missed_ones() {
         let trace = Trace::default();
         let mut reader = attached(&trace);
         (0..1000).for_each(|_| request(&trace, &"/long".repeat(100), CALLER));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_known_is_not_made_up() {
+    fn an_unknown_caller_is_a_dash() {
         let trace = Trace::default();
         let mut reader = attached(&trace);
         request(&trace, "/a", Caller { uid: NOBODY, ..CALLER });
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_readers_and_what_is_no_pipe_are_refused() {
+    fn too_many_readers_and_descriptors_other_than_pipes_are_refused() {
         let trace = Trace::default();
         let mut readers: Vec<_> = (0..MAX_READERS).map(|_| attached(&trace)).collect();
         let (_reader, writer) = pipe().expect("a pipe");

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# What podfs-agent(7) asks of an agent of a node, and no more: starts podfs node on a directory of manifests, waits for the
-# volumes of each pod, runs a container on them, changes an object, and takes every pod through its end.
+# A minimal agent of a node by podfs-agent(7): starts podfs node on a directory of manifests, waits for the volumes of each pod,
+# runs a container on them, changes an object, and ends every pod.
 #
 #   agent.sh [--fork] [--podman] [PODS [AGENT]]
 #
 # Where systemd runs, podfs node is a unit of it; elsewhere, and with --fork, it is a process of this one.
 #   PODS           manifests of pods and of the objects that they refer to
-#   AGENT/NAME.sh  what runs in the container of the pod NAME
-#   AGENT/changes  files that take the place of those of the same name in PODS, while the containers run
+#   AGENT/NAME.sh  the program of the container of the pod NAME
+#   AGENT/changes  files that replace those of the same name in PODS, while the containers run
 #
 # A container is one of runc where that is installed (runc.sh), else a few namespaces (container.sh), with --podman one of podman
 # (podman.sh). It is called like its pod.
 #
 # Needs root, /dev/fuse, podfs in the PATH, and jq.
-# Exit code 0: every pod was served and has stopped well. Nothing is left behind in any case.
+# Exit code 0: every pod was served and has stopped cleanly. The script always removes all that it made.
 set -euo pipefail
 units=no
 [ ! -d /run/systemd/system ] || units=yes
@@ -31,7 +31,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 pods=${1:-$here/pods} agent=${2:-$here/agent}
 work=$(mktemp -d)
 cp -r "$pods" "$work/pods"
-# Places of its own, for podfs and all commands about its pods. On a real node, /etc/podfs/podfs.toml says them once.
+# Separate directories, for podfs and all commands about its pods. On a real node, /etc/podfs/podfs.toml sets them.
 export PODFS_CONFIG=/dev/null PODFS_ROOT_DIR=$work/root PODFS_RUN_DIR=$work/run
 seconds=30           # how long a pod may take
 waiting=             # the process that waits for volumes
@@ -46,7 +46,7 @@ fail() { say "$@"; failed=1; }
 # Starts podfs node, and waits until it answers.
 start_node() {
   if [ $units = yes ]; then
-    # When the daemon is stopped or killed, the pods are to go on, so systemd kills the main process only.
+    # When the daemon is stopped or killed, the pods continue, so systemd kills the main process only.
     systemd-run --quiet --collect --unit=podfs-example-node --service-type=notify --slice=podfs.slice \
       --property=KillMode=process --setenv=PODFS_CONFIG --setenv=PODFS_ROOT_DIR --setenv=PODFS_RUN_DIR \
       "$(command -v podfs)" node --manifests "$work/pods"
@@ -70,10 +70,10 @@ pods_of_node() {
   podfs node state --output json 2>/dev/null | jq -r '.pods[] | "\(.namespace)/\(.name)"'
 }
 
-# Starts a container on the volumes of a pod, once they are mounted. Gives when its program has begun.
+# Starts a container on the volumes of a pod, once they are mounted. Returns when its program has begun.
 start_pod() {
   local pod=$1 name=${1#*/}
-  # In the background, because a shell hears of signals while it waits, not while a command runs.
+  # In the background, because a shell handles signals while it waits, not while a command runs.
   podfs node wait "$pod" --timeout $seconds 2>"$work/$name.trouble" &
   waiting=$!
   wait $waiting ||
@@ -114,7 +114,7 @@ end_pod() {
   fi
   file=$(podfs node state --output json | jq -r --arg pod "$pod" '.pods[] | select("\(.namespace)/\(.name)" == $pod) | .origin.file // empty')
   [ -z "$file" ] || rm -f "$file"
-  # podfs hears of the removal a moment later, and refuses to release a pod that is to run.
+  # podfs notices the removal a moment later, and until then refuses to release the pod.
   for _ in $(seq 100); do
     if podfs node release "$pod" 2>"$work/trouble" || grep -q 'does not have it' "$work/trouble"; then break; fi
     sleep 0.05
@@ -126,7 +126,7 @@ end_pod() {
 leave() {
   trap '' INT TERM
   [ -z "$waiting" ] || kill "$waiting" 2>/dev/null || true
-  # There may be pods that this agent has not heard of yet.
+  # There may be pods that this agent does not know yet.
   rm -f "$work"/pods/*
   # shellcheck disable=SC2046 # names of pods are words
   for pod in "${!containers[@]}" $(pods_of_node); do end_pod "$pod" || true; done
@@ -136,7 +136,7 @@ leave() {
     kill "$node" 2>/dev/null || true
     wait "$node" 2>/dev/null || true
   fi
-  # What podfs could not take away itself, because it was killed.
+  # Mounts and files that a killed podfs could not remove.
   podfs cleanup || true
   # A supervisor that is just ending may still make and remove files of its own.
   for _ in $(seq 100); do

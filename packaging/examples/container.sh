@@ -20,8 +20,8 @@ done
 mount --bind /dev/null dev/null
 mount -t proc proc proc
 
-# A volume is bound as it is: whether it can be written to is decided already. As a slave, so that what podfs mounts in its
-# place, should both of its processes have been killed, comes here, too.
+# The bind keeps the volume's own read-only flag. It is a slave, so that the new mount that podfs makes after both of its processes
+# were killed appears here, too.
 while IFS="$(printf '\t')" read -r name path; do
   if [ -d "$path" ]; then mkdir "volumes/$name"; else : >"volumes/$name"; fi
   mount --rbind "$path" "volumes/$name"

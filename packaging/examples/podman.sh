@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs a program in a container of podman, with the mounts that podfs has made ready for a container of a pod.
+# Runs a program in a container of podman, with the mounts that podfs has prepared for a container of a pod.
 #
 #   podman.sh BUNDLE UID CONTAINER PROGRAM
 #
@@ -22,7 +22,7 @@ cp "$program" "$root/program"
 set --
 while IFS= read -r mount; do set -- "$@" "$mount"; done <"$bundle/mounts"
 
-# The state is elsewhere than that of other containers, so that nothing of this example stays.
+# The state is apart from that of other containers, so that nothing of this example stays.
 exec podman --root "$bundle/state" --runroot "/run/pod-$uid" --tmpdir "$bundle/state/tmp" --runtime runc \
   --cgroup-manager cgroupfs --events-backend none \
   run --name "$uid-$container" --network host --preserve-fds 2 --log-driver none \

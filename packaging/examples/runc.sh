@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs a program in a container of runc, with the mounts that podfs has made ready for a container of a pod.
+# Runs a program in a container of runc, with the mounts that podfs has prepared for a container of a pod.
 #
 #   runc.sh BUNDLE UID CONTAINER PROGRAM
 #
@@ -27,7 +27,7 @@ jq --null-input --slurpfile volumes "$bundle/mounts.json" '{
     {destination: "/proc", type: "proc", source: "proc"},
     {destination: "/dev", type: "tmpfs", source: "tmpfs", options: ["nosuid", "mode=755"]}
   ] + $volumes[0]),
-  # So that mounts with the option rslave see what podfs mounts later.
+  # So that mounts with the option rslave see later mounts of podfs.
   linux: {rootfsPropagation: "rslave", namespaces: [{type: "pid"}, {type: "ipc"}, {type: "uts"}, {type: "mount"}]}
 }' >"$bundle/config.json"
 

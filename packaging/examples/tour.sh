@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A running pod's volumes, and what happens on an edit. Needs root, /dev/fuse and Rust; leaves nothing behind.
+# Shows a running pod's volumes, before and after an edit. Needs root, /dev/fuse and Rust; removes all that it made.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)

@@ -1,4 +1,4 @@
-//! Removes what killed podfs processes have left: dead mounts, mount points, directories, run files.
+//! Removes the remains of killed podfs processes: dead mounts, mount points, directories, run files.
 //!
 //! The cleanup changes nothing of a served pod, and no supervisor changes a pod during its cleanup:
 //! 1. The cleanup takes the pod's lock before it looks at the pod, and holds it until the end. A supervisor holds this lock for
@@ -7,11 +7,11 @@
 //!    mounted on the node any more, no new container can use them, and the cleanup ends the server.
 //! 3. It unmounts a mount lazily, if the mount's server is dead and nothing else is mounted inside it.
 //! 4. It removes recorded files and directories as `leftovers` says, only empty ones.
-//! 5. It removes the run files last. They stay if the next podfs of the pod has to find something.
+//! 5. It removes the run files last. They stay if the next podfs of the pod needs them.
 //!
 //! A retired pod ([`Cleanup::retire`]) does not come back: the cleanup ends its server in any case, unmounts its mounts with
 //! the mounts inside them, and deletes the content of its emptyDirs. The order is the same, so the next retirement finishes one
-//! that was killed: what is left is still recorded, or is found by its name.
+//! that was killed: it finds the remains by their records or names.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -75,7 +75,7 @@ impl fmt::Display for DeedLine<'_> {
 pub struct Cleanup<'a> {
     dry_run: bool,
     tell: &'a mut dyn FnMut(&Deed),
-    /// What pods that are left alone have mounted.
+    /// Mounts of pods that cleanup leaves alone.
     kept: Vec<PathBuf>,
     /// The root directory that is cleaned.
     root: PathBuf,
@@ -415,8 +415,8 @@ fn is_unmounted(record: &ClaimRecord) -> bool {
     mounts().is_ok_and(|table| !table.iter().any(|mounted| record.mounts.contains(&mounted.at)))
 }
 
-/// What would be lost with the mount: something else that is mounted inside it. What came into a bind mount with its source
-/// is mounted elsewhere, too.
+/// A mount inside the mount, which would be lost with it. A mount that came into a bind mount with its source is mounted
+/// elsewhere, too.
 fn inside<'a>(mount: &MountTableEntry, table: &'a [MountTableEntry]) -> Option<&'a Path> {
     let is_inside = |other: &MountTableEntry| other.at != mount.at && other.at.starts_with(&mount.at);
     let is_elsewhere = |inner: &MountTableEntry| {

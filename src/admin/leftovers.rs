@@ -1,4 +1,4 @@
-//! Directories and mount point files that a podfs had written down: which of them can go, and why the others stay.
+//! Directories and mount point files that a podfs had recorded: which of them cleanup removes, and why the others stay.
 //!
 //! The cleanup opens each from the directory above the outermost that podfs made, and the kernel refuses symbolic links and
 //! mount points on the way (`RESOLVE_NO_XDEV`), so no mount can appear between check and removal. It removes directories with
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, open, openat2, statat, unlinkat};
 use rustix::io::Errno;
 
-/// What becomes of a path.
+/// The outcome for a path.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RemovalOutcome {
     /// It is gone, or would be.
@@ -29,7 +29,7 @@ pub(super) enum RemovalOutcome {
 pub(super) struct Leftovers<'a> {
     directories: &'a [PathBuf],
     unmounted: Vec<PathBuf>,
-    /// What is gone by now, or would be.
+    /// Paths that are removed by now, or would be.
     gone: Vec<PathBuf>,
     dry_run: bool,
 }
@@ -136,9 +136,9 @@ impl<'a> Leftovers<'a> {
 fn explain(errno: Errno) -> RemovalOutcome {
     match errno {
         Errno::NOENT => RemovalOutcome::Absent,
-        Errno::XDEV | Errno::BUSY => RemovalOutcome::Kept("something is mounted on it or above it".to_owned()),
+        Errno::XDEV | Errno::BUSY => RemovalOutcome::Kept("a file system is mounted on it or above it".to_owned()),
         Errno::NOTEMPTY | Errno::EXIST => RemovalOutcome::InUse("it is not empty".to_owned()),
-        Errno::NOTDIR | Errno::LOOP => RemovalOutcome::InUse("it is not what podfs made".to_owned()),
+        Errno::NOTDIR | Errno::LOOP => RemovalOutcome::InUse("podfs did not make it".to_owned()),
         other => RemovalOutcome::Kept(std::io::Error::from(other).to_string()),
     }
 }
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_made_goes_and_what_others_put_there_stays() {
+    fn cleanup_removes_podfs_files_and_leaves_others() {
         let base = tempfile::tempdir().expect("a directory");
         let made: Vec<_> = ["a", "a/b", "a/b/c", "a/d"].iter().map(|name| base.path().join(name)).collect();
         made.iter().for_each(|directory| fs::create_dir(directory).expect("a directory"));

@@ -1,12 +1,12 @@
-//! What an operator does with the pods of this node, from outside of the processes that serve them.
+//! Commands of an operator for the pods of this node, outside of the processes that serve them.
 //!
 //! | module | owns |
 //! |---|---|
 //! | [`survey`] | finding the pods of a run directory, and asking each for its status or metrics |
 //! | [`readings`] | the metrics of all pods, for each scrape |
 //! | [`table`] | the status as a table |
-//! | [`cleanup`] | removing what killed podfs processes have left |
-//! | `leftovers` | directories and files of a pod: what can go, and why the rest stays |
+//! | [`cleanup`] | removing the remains of killed podfs processes |
+//! | `leftovers` | directories and files of a pod: which cleanup removes, and why the others stay |
 //! | `probe` | whether a mount answers, without waiting for it |
 
 pub mod cleanup;

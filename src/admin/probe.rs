@@ -24,7 +24,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 const ALIVE: i32 = 0;
 const DEAD: i32 = 1;
 
-/// What is behind a mount.
+/// The state of the server behind a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pulse {
     /// It answers, with success or an error.

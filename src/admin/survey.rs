@@ -1,7 +1,7 @@
-//! The pods of a run directory, each asked how it is. A pod that does not answer delays no other.
+//! Asks the supervisors of all pods of a run directory for their status. A supervisor that does not answer delays no other.
 //!
 //! The threads that ask are not those of a runtime: `spawn_blocking` panics when no thread can be started, and a panic would end
-//! `podfs node`. Here such a pod counts as one that does not answer.
+//! `podfs node`. Here such a supervisor counts as one that does not answer.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -107,7 +107,7 @@ enum AnswerError {
     OtherPod(String),
     #[error("{0}")]
     Refused(String),
-    #[error("the answer is one to another question")]
+    #[error("it answered another question")]
     OtherQuestion,
 }
 
@@ -118,7 +118,7 @@ fn why_none(answer: ControlAnswer) -> AnswerError {
     }
 }
 
-/// What `take` makes of a pod's answer; the status of the pod if there is no answer, or if `take` rejects it. Nothing if the
+/// The result of `take` for a pod's answer; the status of the pod if there is no answer, or if `take` rejects it. Nothing if the
 /// pod has ended.
 fn ask<T>(
     directory: &Path,
@@ -181,7 +181,7 @@ fn not_answering(directory: &Path, pid: Option<u32>, reason: String) -> PodStatu
 }
 
 fn silent(directory: &Path) -> PodStatus {
-    let reason = format!("nothing was heard of it within {} ms", TIMEOUT.as_millis());
+    let reason = format!("it did not answer within {} ms", TIMEOUT.as_millis());
     named(not_answering(directory, None, reason), ClaimRecord::read(directory).unwrap_or_default())
 }
 

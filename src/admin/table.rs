@@ -101,7 +101,7 @@ fn audit(audit: &AuditStatus) -> String {
     )
 }
 
-/// What is wrong with the volume, or was.
+/// The volume's present or last error.
 fn trouble(volume: &VolumeStatus) -> Option<String> {
     let what = match volume.state {
         VolumeState::Waiting => "waiting",

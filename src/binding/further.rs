@@ -1,5 +1,5 @@
-//! What volumes refer to through other objects: a claim leads to its PersistentVolume, that to a driver, and the driver to an
-//! attachment, Secrets and tokens. A source that knows more objects finds more of them.
+//! Objects that volumes refer to through other objects: a claim names its PersistentVolume, that a driver, and the driver needs an
+//! attachment, Secrets and tokens. Each object that a source gets may name further ones.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ pub struct Further {
     pub tokens: BTreeSet<CredentialKey>,
 }
 
-/// What these volumes of the pod refer to through `objects`.
+/// The objects that these volumes of the pod refer to through `objects`.
 pub fn further(volumes: &[Volume], pod: &PodIdentity, facts: &PodFacts, objects: &Objects) -> Further {
     let mut further = Further::default();
     for volume in volumes {

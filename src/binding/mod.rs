@@ -1,6 +1,6 @@
 //! Bindings: from a claim to the PersistentVolume behind it, with the checks and the words of the kubelet.
 //!
-//! Manifest files often lack what an API server fills in, so two checks are made differently where it is missing:
+//! Manifest files often lack fields that an API server fills in, so podfs makes two checks differently without them:
 //!
 //! - a claim without a status counts as bound when it names a PersistentVolume;
 //! - where one of the two uids is missing, the claim's namespace and name are compared instead.
@@ -22,7 +22,7 @@ use crate::volume::migration::instead_of;
 use crate::volume::nfs_options::NfsOptionsError;
 use crate::volume::{Claim, ClaimReference, ClaimUsage, Csi, Flex, HostPath, Nfs, NfsOptions};
 
-/// What a claim came to.
+/// The PersistentVolume of a claim, and how the pod may use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bound {
     /// The PersistentVolume's name, which is safe as a path element.
@@ -96,7 +96,7 @@ pub enum BindingError {
         namespace: String,
         /// The claim's name.
         name: String,
-        /// What is wrong.
+        /// The obstacle.
         #[source]
         problem: ClaimProblem,
     },
@@ -115,7 +115,7 @@ pub enum BindingError {
     Mode {
         /// The volume's name in the pod.
         volume: String,
-        /// What it is.
+        /// The volume's mode.
         mode: &'static str,
         /// Where it stands.
         place: &'static str,
@@ -208,7 +208,7 @@ pub enum VolumeProblem {
     Kind {
         /// The kind.
         kind: String,
-        /// What to do.
+        /// The advice.
         instead: &'static str,
     },
 }

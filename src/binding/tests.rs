@@ -1,4 +1,4 @@
-//! Claims as manifests have them, and what each comes to.
+//! Claims as manifests have them, and the outcome for each.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -121,7 +121,7 @@ fn without_status_and_uids_both_sides_have_to_name_each_other() {
 }
 
 #[test]
-fn pv_06_the_mode_has_to_be_what_containers_use() {
+fn pv_06_the_volume_mode_has_to_match_the_containers() {
     let used = |mode: &str, mounted, device| {
         let volume = VOLUME.replace("spec: {", &format!("spec: {{volumeMode: {mode}, "));
         let claim = Claim { usage: ClaimUsage { mounted, device }, ..named() };

@@ -1,4 +1,4 @@
-//! `podfs cleanup`: removes what killed podfs processes have left.
+//! `podfs cleanup`: removes the remains of killed podfs processes.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use super::exit::Failure;
 use crate::admin::cleanup::{Cleanup, Deed, DeedLine};
 use crate::supervisor::program::options::{ROOT_DIRECTORY, RUN_DIRECTORY};
 
-/// Remove what killed podfs processes have left.
+/// Remove mounts and files that killed podfs processes have left.
 ///
 /// These are dead mounts, which answer "Transport endpoint is not connected"; the directories and mount points that podfs
 /// made for them; run files. podfs unmounts lazily, and removes only empty directories and empty mount point files. It removes
@@ -42,7 +42,7 @@ pub(super) struct Cleaning {
     /// Unmount dead mounts below this directory even if the run directory does not have their pod; name other dead mounts.
     #[arg(long, value_name = "DIR", default_value = ROOT_DIRECTORY, value_hint = ValueHint::DirPath)]
     root_dir: PathBuf,
-    /// Print what would be done, and do nothing.
+    /// Print the steps, and do nothing.
     #[arg(long)]
     dry_run: bool,
 }

@@ -1,4 +1,4 @@
-//! `podfs completions`: what a shell needs to complete command lines of podfs.
+//! `podfs completions`: scripts with which shells complete command lines of podfs.
 
 use clap::{Args, CommandFactory, ValueEnum};
 use clap_complete::{Generator, generate};
@@ -7,7 +7,7 @@ use super::Cli;
 use super::config::documented;
 use super::exit::Failure;
 
-/// Print what a shell needs to complete command lines of podfs.
+/// Print a script with which a shell completes command lines of podfs.
 #[derive(Args)]
 #[command(after_help = "\
 EXIT STATUS:

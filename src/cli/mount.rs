@@ -65,7 +65,7 @@ pub(super) struct Mount {
     transport: TransportOptions,
     #[command(flatten)]
     log: LogOptions,
-    /// An empty directory; it is made if it does not exist, and removed at the end.
+    /// An empty directory; podfs makes it if it does not exist, and removes it at the end.
     #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
     directory: PathBuf,
 }

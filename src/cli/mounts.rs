@@ -1,4 +1,4 @@
-//! `podfs mounts`: what a container of a pod mounts, made ready for its runtime.
+//! `podfs mounts`: the mounts of a container, prepared for its runtime.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -40,7 +40,7 @@ EXAMPLES:
   podfs mounts prepare --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10 --container web --env web.env --output podman
   podfs mounts release --pod c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10 --container web")]
 pub(super) struct Mounts {
-    /// What to do.
+    /// Whether to prepare or to release.
     #[arg(value_name = "prepare|release", value_enum, hide_possible_values = true)]
     action: Action,
     /// The pod; podfs status lists all.
@@ -71,10 +71,10 @@ pub(super) struct Mounts {
     /// Groups of the pod's user namespace, likewise.
     #[arg(long = "gid-map", value_name = "IDS", requires = "uid_maps")]
     gid_maps: Vec<IdMapping>,
-    /// The runtime cannot make a mount read-only together with what is mounted below it. Always so with docker and podman.
+    /// The runtime cannot make a mount and the mounts below it read-only. Always so with docker and podman.
     #[arg(long)]
     no_recursive_read_only: bool,
-    /// How the mounts are printed: oci is JSON for mounts in config.json (runc, crun); cri is JSON of Mount messages
+    /// The format of the output: oci is JSON for mounts in config.json (runc, crun); cri is JSON of Mount messages
     /// (runtime.v1); docker and podman are arguments of their run, one a line; json is everything that podfs knows.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
     output: MountsOutput,
@@ -159,7 +159,7 @@ fn unexpected(answer: &ControlAnswer) -> Failure {
     Failure::general(anyhow!("the supervisor gave an answer to another question: {answer:?}"))
 }
 
-/// What the pod's supervisor answers. What it was busy with may be over when it is asked again.
+/// The answer of the pod's supervisor. A busy supervisor may answer when it is asked again.
 fn answer(directory: &Path, question: &ControlQuestion) -> Result<ControlAnswer, Failure> {
     let mut reason = String::new();
     for _ in 0..TRIES {

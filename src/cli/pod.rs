@@ -1,4 +1,4 @@
-//! The options that say which pod is looked at, which the commands that need no root have in common.
+//! The options that choose the pod, which the commands without root have in common.
 
 use std::path::{Path, PathBuf};
 
@@ -12,8 +12,8 @@ use crate::source::{Accepted, PodName, Snapshot, Source};
 /// A pod, and where it and its objects come from.
 #[derive(Args)]
 pub(super) struct PodOptions {
-    /// The pod's manifest, in YAML or JSON; - reads standard input. A workload will do, such as a Deployment or a CronJob: its
-    /// pod template is shown.
+    /// The pod's manifest, in YAML or JSON; - reads standard input. May also hold a workload, such as a Deployment or a CronJob:
+    /// podfs shows its pod template.
     #[arg(long, value_name = "FILE|-", required_unless_present_any = ["pod_name", "reference"],
         value_hint = ValueHint::FilePath)]
     pod: Option<PathBuf>,

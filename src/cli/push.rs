@@ -13,7 +13,7 @@ use crate::source::{Deletion, Taken};
 use crate::supervisor::control::{ControlAnswer, ControlQuestion, LONGEST_PUSH, ask};
 use crate::supervisor::program::options::RUN_DIRECTORY;
 
-/// Give objects to a pod that takes them, which is one of podfs run --push.
+/// Give objects to a pod of podfs run --push.
 ///
 /// The pod takes all of them, and shows them at once, or takes none. A push replaces an object that was pushed before. After
 /// the first push, objects that were not pushed do not exist. After a crash or an upgrade, the new podfs of the pod has no

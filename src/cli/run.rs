@@ -87,7 +87,7 @@ pub(super) struct Run {
     transport: TransportOptions,
     #[command(flatten)]
     log: LogOptions,
-    /// How log lines on standard error look.
+    /// The format of log lines on standard error.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
     log_format: LogFormat,
 }
@@ -145,7 +145,7 @@ fn listen_for_scrapers(address: SocketAddr) -> Result<Option<TcpListener>, Failu
             Ok(Some(listener))
         }
         Err(failure) if exec_state::upgrade_is_under_way() => {
-            warn!("{failure}; the pod is served without");
+            warn!("{failure}; podfs serves the pod without it");
             Ok(None)
         }
         Err(failure) => Err(failure),

@@ -40,7 +40,7 @@ pub(super) struct Status {
     /// The run directory of podfs run.
     #[arg(long, value_name = "DIR", default_value = RUN_DIRECTORY, value_hint = ValueHint::DirPath)]
     run_dir: PathBuf,
-    /// For people, or for programs.
+    /// A table for people, or JSON for programs.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
     output: StatusOutput,
 }

@@ -1,4 +1,4 @@
-//! `podfs upgrade`: the pods of this node go on as the podfs that is on disk now.
+//! `podfs upgrade`: the pods of this node continue with the program that is on disk now.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// files and locks. Containers wait for a moment and notice nothing else. If the new podfs does not start, the old one
 /// continues to serve the pod.
 ///
-/// podfs upgrades one pod after another, and prints one line for each: "done", "refused" (podfs tried nothing), "rolled
+/// podfs upgrades one pod after another, and prints one line for each: "done", "refused" (podfs changed nothing), "rolled
 /// back" (the old podfs serves the pod) or "failed" (the outcome is unknown; podfs status shows the pod). Pods keep the flags
 /// and settings that they were started with.
 #[derive(Args)]

@@ -35,7 +35,7 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// podfs reports a volume that it cannot show yet, and shows it as soon as it can. A shown volume stays as it is while its
 /// objects are missing. Secret files are empty unless --reveal is given.
 ///
-/// Ctrl-C, SIGTERM and fusermount3 -u DIR end it. After a SIGKILL, the next view of the same directory cleans up.
+/// Ctrl-C, SIGTERM and fusermount3 -u DIR end the command. After a SIGKILL, the next podfs view of the same directory cleans up.
 #[derive(Args)]
 #[command(allow_missing_positional = true)]
 #[command(after_help = "\
@@ -61,7 +61,7 @@ pub(super) struct View {
     reveal: bool,
     #[command(flatten)]
     log: LogOptions,
-    /// An empty directory of the user; it is made if it does not exist, and removed at the end.
+    /// An empty directory of the user; podfs makes it if it does not exist, and removes it at the end.
     #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
     directory: PathBuf,
 }
@@ -102,7 +102,7 @@ impl View {
     }
 }
 
-/// What podfs has reported to the user, and what it still has to report.
+/// Reports to the user, made and pending.
 #[derive(Default)]
 struct ViewReports {
     /// The pod.
@@ -118,7 +118,7 @@ struct ViewReports {
 }
 
 impl ViewReports {
-    /// What a snapshot shows. A volume that would wait stays as it is.
+    /// The volumes of a snapshot. A volume that would wait stays as it is.
     fn take(&mut self, reader: &Reader, snapshot: &Snapshot, before: &ViewVolumes) -> Result<ViewVolumes, Failure> {
         let pod = snapshot.pod.as_ref().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
         let view = view_of(pod, snapshot);

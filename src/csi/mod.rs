@@ -1,8 +1,8 @@
 //! The messages and services of the Container Storage Interface and of a kubelet's plugin registration, as the build made them
-//! from `proto/csi.proto` and `proto/plugin_registration.proto`: servers for podfs as a driver, clients for podfs with the
-//! drivers of others. What they mean stands in those files.
+//! from `proto/csi.proto` and `proto/plugin_registration.proto`, which explain them: servers for podfs as a driver, clients for
+//! podfs with the drivers of others.
 //!
-//! Debugging output of a request names its volume and its paths alone: everything else may be secret.
+//! Debugging output of a request names only its volume and its paths: everything else may be secret.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! The home of a volume: a directory of the pod where a driver mounts the volume, with a record of what the driver has done.
 //!
-//! `<root>/pods/UID/plugins/KIND/NAME/mount` is what the driver mounts, and `vol_data.json` beside it is the record, in the
-//! kubelet's form, with what podfs adds. NAME is that of the PersistentVolume, or of the volume in the pod.
+//! The driver mounts at `<root>/pods/UID/plugins/KIND/NAME/mount`. `vol_data.json` beside it is the record, in the kubelet's form,
+//! with fields that podfs adds. NAME is that of the PersistentVolume, or of the volume in the pod.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -27,13 +27,13 @@ const NEXT: &str = "next";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverHome(PathBuf);
 
-/// What podfs has asked of a driver, for the process that has to undo it.
+/// The calls that podfs has made to a driver, for the process that has to undo them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DriverRecord {
     /// The driver's name.
     pub driver_name: String,
-    /// What the driver knows the volume by.
+    /// The driver's handle of the volume.
     pub volume_handle: String,
     /// The name of the PersistentVolume, or of the volume in the pod.
     #[serde(rename = "specVolID")]
@@ -126,7 +126,7 @@ impl DriverHome {
         Ok(target)
     }
 
-    /// What was asked of the driver; nothing if nothing was, or all of it was undone.
+    /// The record of the driver's calls; none if there were none, or all were undone.
     pub fn read(&self) -> Option<DriverRecord> {
         serde_json::from_slice(&fs::read(self.0.join(RECORD)).ok()?).ok()
     }

@@ -1,7 +1,7 @@
 //! Drivers of other vendors: programs and services of the node that mount volumes for podfs, as they do for a kubelet.
 //!
-//! A driver mounts a volume at a place that only podfs uses, the volume's [`DriverHome`]; podfs shows that to the pod as it shows a
-//! directory of the node. So a container never sees the driver's own mount, and the code for hostPath volumes serves it.
+//! A driver mounts a volume at a directory that only podfs uses, the volume's [`DriverHome`]; podfs shows it to the pod as it shows
+//! a directory of the node. So a container never sees the driver's own mount, and the code for hostPath volumes serves it.
 //!
 //! | module | owns |
 //! |---|---|
@@ -46,7 +46,7 @@ pub struct Drivers {
 /// Why a driver did not do what it was called for.
 #[derive(Clone, Debug)]
 pub struct DriverError {
-    /// What went wrong, and what to do.
+    /// The failure, and the advice.
     pub sentence: String,
     /// Whether the driver may have done it all the same.
     pub is_uncertain: bool,
@@ -105,7 +105,7 @@ pub enum UndoError {
     Home {
         /// The directory.
         home: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
@@ -130,7 +130,7 @@ pub enum LeaveError {
     #[error(transparent)]
     Host(#[from] HostError),
     /// The CSI driver says what is not so.
-    #[error("CSI driver {driver} says that it has unpublished the volume, and {} is mounted still", .target.display())]
+    #[error("CSI driver {driver} says that it has unpublished the volume, but {} is still mounted", .target.display())]
     StillPublished {
         /// The driver.
         driver: String,
@@ -138,7 +138,7 @@ pub enum LeaveError {
         target: PathBuf,
     },
     /// The FlexVolume driver says what is not so.
-    #[error("cannot unmount {}: the driver says that it did, and it is mounted still", .0.display())]
+    #[error("cannot unmount {}: the driver says that it has, but it is still mounted", .0.display())]
     StillMounted(PathBuf),
     /// The kernel does not unmount it.
     #[error("cannot unmount {}: {cause}", .target.display())]
@@ -157,7 +157,7 @@ pub enum LeaveError {
     Leave {
         /// The directory of the node's mount.
         directory: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
@@ -166,7 +166,7 @@ pub enum LeaveError {
     Remove {
         /// The directory.
         directory: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn vm_04_what_is_uncertain_is_undone_and_what_failed_is_not() {
+    fn vm_04_uncertain_calls_are_undone_and_failed_ones_are_not() {
         let node = node();
         let (mount, a) = (node.mount(), node.home("a"));
         mount.enter(&a, |_| Err(DriverError::uncertain("late"))).expect_err("late");
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_has_left_that_was_killed_while_it_wrote_goes_with_the_last_user() {
+    fn files_of_a_process_that_was_killed_while_it_wrote_go_with_the_last_user() {
         let node = node();
         let (mount, a) = (node.mount(), node.home("a"));
         mount.enter(&a, |_| Ok(())).expect("staged");

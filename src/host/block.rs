@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! ROOT/plugins/PLUGIN/volumeDevices/PV/UID         a link to the device, for each pod that has it
-//! ROOT/plugins/PLUGIN/volumeDevices/PV/.device     which disk it is, until the last pod has gone
+//! ROOT/plugins/PLUGIN/volumeDevices/PV/.device     the id of the disk, until the last pod has gone
 //! ROOT/pods/UID/volumeDevices/PLUGIN/PV            a link to the device, as the kubelet makes it
 //! ```
 //!
@@ -23,7 +23,7 @@ use super::disks::Disk;
 use super::global_mount::{GlobalMount, Held, User, write_whole};
 use super::{HostError, HostSource};
 
-/// What is added to a plugin's name, so that its block volumes have records of their own.
+/// The suffix of a plugin's name for the records of its block volumes.
 const RECORDS: &str = "-devices";
 /// The plugins that have block volumes, as directories.
 const PLUGINS: [&str; 3] = ["kubernetes.io~local-volume", "kubernetes.io~host-path", "kubernetes.io~csi"];

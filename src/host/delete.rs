@@ -1,4 +1,4 @@
-//! Deleting a tree. Links are removed and not followed, and what is mounted inside is left alone (ED-08).
+//! Deleting a tree. It removes links without following them, and leaves mounts inside alone (ED-08).
 
 use std::ffi::CStr;
 use std::fmt;
@@ -14,7 +14,7 @@ use super::walk::{Crossing, EntryPlace, Visitor, WalkEntry, enter, walk};
 /// So many of the entries that could not be deleted are named.
 const NAMED: usize = 5;
 
-/// What could not be deleted. Reads `2 entries: a/b is a mount point; c: Operation not permitted`.
+/// The entries that could not be deleted. Reads `2 entries: a/b is a mount point; c: Operation not permitted`.
 #[derive(Debug, Default)]
 pub struct Left {
     count: usize,
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn ed_08_what_is_mounted_inside_is_left_and_told() {
+    fn ed_08_mounts_inside_are_left_and_reported() {
         let base = tempfile::tempdir().expect("a directory");
         let (tree, outside) = (base.path().join("tree"), base.path().join("outside"));
         fs::create_dir_all(tree.join("a/mnt")).expect("directories");

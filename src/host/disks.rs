@@ -1,5 +1,5 @@
-//! Which disk a path led to when a pod got it. The kernel gives the number of an unplugged disk to another one, and a supervisor that
-//! holds the disk open prevents that; but a supervisor may be killed.
+//! Records of the disk at a path when a pod got it. The kernel gives the number of an unplugged disk to another one. A supervisor
+//! that holds the disk open prevents that, but a supervisor may be killed.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,4 @@
-//! Why a source cannot be used, one sentence each. Texts are the kubelet's where it has one; what podfs knows in
-//! addition follows them.
+//! Why a source cannot be used, one sentence each. Texts are the kubelet's where it has one; further facts of podfs follow them.
 
 use std::fmt;
 use std::io;
@@ -18,7 +17,7 @@ pub enum HostError {
     WrongType {
         /// The path.
         path: PathBuf,
-        /// What it should be, as the kubelet calls it.
+        /// The expected type, in the kubelet's word.
         expected: &'static str,
         /// Why nothing can be said of what is there.
         found: Option<Obstacle>,
@@ -26,21 +25,21 @@ pub enum HostError {
     /// A source that cannot be opened.
     #[error("{what} {} cannot be used: {obstacle}", path.display())]
     Open {
-        /// What it is the source of.
+        /// The kind of source.
         what: &'static str,
         /// The path.
         path: PathBuf,
-        /// What is in the way.
+        /// The obstacle.
         obstacle: Obstacle,
     },
-    /// What is missing cannot be made.
+    /// A missing source cannot be made.
     #[error("cannot make the {what} {}: {cause}", path.display())]
     Make {
         /// `directory` or `file`.
         what: &'static str,
         /// The path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
@@ -50,12 +49,12 @@ pub enum HostError {
     /// An error of the kernel, in a sentence of its own.
     #[error("{what}: {cause}{advice}")]
     Failed {
-        /// What podfs could not do, and with what.
+        /// The step that failed, and its object.
         what: String,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
-        /// What the reader can do, behind a semicolon; or nothing.
+        /// The advice, behind a semicolon; or nothing.
         advice: &'static str,
     },
     /// The kernel's NFS client does not mount an export.
@@ -70,11 +69,11 @@ pub enum HostError {
     /// Anything else.
     #[error("cannot {what} {}: {cause}", path.display())]
     System {
-        /// What was tried.
+        /// The step that failed.
         what: &'static str,
         /// With what.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
@@ -90,7 +89,7 @@ impl HostError {
     }
 }
 
-/// What is in the way of opening a path.
+/// Why a path cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
     /// There is nothing.

@@ -1,7 +1,7 @@
 //! Giving a volume to the pod's group: the kubelet's walk, entry by entry.
 //!
 //! Children come first and the root last, so a root that looks right means that the walk before it was complete. Links
-//! are given to the group but never followed. What cannot be changed is logged and does not stop the mount (FG-02).
+//! are given to the group but never followed. podfs logs an entry that it cannot change, and continues the mount (FG-02).
 
 use std::ffi::CStr;
 use std::io;
@@ -57,7 +57,7 @@ pub fn group_of(source: &HostSource) -> Option<u32> {
     fstat(source).ok().map(|found| found.st_gid)
 }
 
-/// What is looked at of a volume's root.
+/// The attributes of a volume's root that the policy compares.
 #[derive(Clone, Copy, Debug)]
 struct RootAttributes {
     is_directory: bool,

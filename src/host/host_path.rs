@@ -1,7 +1,7 @@
 //! Host paths: opened, checked against their type, and made where the type says so.
 //!
-//! Unlike the kubelet, which takes every error of stat(2) for absence (HP-08), podfs makes something only where there
-//! is nothing. And a path without a type has to exist: it is the container runtime that would make it, later.
+//! Unlike the kubelet, which takes every error of stat(2) for absence (HP-08), podfs makes a file or directory only if the path is
+//! absent. A path without a type has to exist; with a kubelet, the container runtime would make it later.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::ErrorKind;
@@ -53,7 +53,7 @@ fn check(path: &Path, kind: HostPathType, opened: Result<HostSource, Obstacle>) 
     }
 }
 
-/// What a type asks for, in the kubelet's words.
+/// The kind of file that a type requires, in the kubelet's words.
 fn expectation(kind: HostPathType) -> Option<(&'static str, FileKind)> {
     Some(match kind {
         HostPathType::Unchecked => return None,
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn links_that_lead_nowhere_are_told_and_never_replaced() {
+    fn dangling_links_are_reported_and_never_replaced() {
         let (_guard, base) = host();
         for kind in [Unchecked, Directory, DirectoryOrCreate, FileOrCreate] {
             let error = open_as(&base.join("dangling"), kind).expect_err("dangling");

@@ -15,7 +15,7 @@ const MOUNTS: &str = "plugins/kubernetes.io/local-volume/mounts";
 /// Below the root directory: which devices are being formatted.
 const FORMATTING: &str = "plugins/podfs/formatting";
 
-/// What a local volume is.
+/// The kind of a local volume.
 #[derive(Debug)]
 pub enum LocalSource {
     /// A directory.

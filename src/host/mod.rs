@@ -3,7 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | [`open`] | opening a source once, so that nothing can be swapped between a check and its use |
-//! | [`host_path`] | the eight types of host paths, and making what is missing |
+//! | [`host_path`] | the eight types of host paths, and making missing ones |
 //! | [`local`] | local PersistentVolumes |
 //! | [`block`] | devices that containers get as they are |
 //! | [`disks`] | which disks a pod got |
@@ -17,7 +17,7 @@
 //! | [`neighbours`] | whether other pods of this node use the same PersistentVolume |
 //! | [`sub_path`] | a part of a volume: found or made, never outside of it |
 //! | [`walk`], [`delete`] | walking a tree and deleting one, by descriptors |
-//! | [`error`] | what can go wrong, one sentence each |
+//! | [`error`] | errors, one sentence each |
 
 pub mod block;
 pub mod delete;

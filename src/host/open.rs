@@ -18,7 +18,7 @@ pub struct HostSource {
     kind: FileKind,
 }
 
-/// What a source is.
+/// The type of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
     /// A directory.
@@ -45,7 +45,7 @@ impl HostSource {
         HostSource::of(descriptor).map_err(|errno| Obstacle::of(path, errno))
     }
 
-    /// What a driver has mounted for podfs at a path of its own.
+    /// The volume that a driver has mounted for podfs at a path of its own.
     ///
     /// # Errors
     /// When it is not there, or its file system does not answer.
@@ -62,7 +62,7 @@ impl HostSource {
     /// # Errors
     /// When its file system does not answer.
     pub fn of_clone(mount: OwnedFd) -> Result<HostSource, HostError> {
-        HostSource::of(mount).map_err(|errno| HostError::failed("the mount cannot be looked at", errno))
+        HostSource::of(mount).map_err(|errno| HostError::failed("cannot read the attributes of the mount", errno))
     }
 
     /// The source that is open already.
@@ -88,12 +88,12 @@ impl HostSource {
         Ok(HostSource { descriptor, kind: self.kind })
     }
 
-    /// What it is.
+    /// Its type.
     pub fn kind(&self) -> FileKind {
         self.kind
     }
 
-    /// What it has to be mounted on.
+    /// The type of mount point that it needs.
     pub fn shape(&self) -> Shape {
         match self.kind {
             FileKind::Directory => Shape::Directory,

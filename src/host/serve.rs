@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn storage_is_served_through_fuse_and_what_is_live_is_bound() {
+    fn storage_is_served_through_fuse_and_live_directories_are_bound() {
         let base = tempfile::tempdir().expect("a directory");
         let (file, socket) = (base.path().join("file"), base.path().join("socket"));
         std::fs::write(&file, "").expect("a file");

@@ -1,12 +1,12 @@
 //! A part of a volume for a container (`subPath`): found, or made where it is missing.
 //!
-//! A container can change the volume at any moment, and podfs is root on the node. Nothing outside of the volume is ever
-//! opened or made:
+//! A container can change the volume at any moment, and podfs is root on the node. podfs never opens or makes a file outside of the
+//! volume:
 //! 1. The kernel resolves the whole path in one call, from the volume's root, and refuses a step that would leave it
 //!    (`RESOLVE_BENEATH`) or that follows a link of `/proc` (`RESOLVE_NO_MAGICLINKS`). There is no moment between a check
 //!    and its use, in which the container could put a symbolic link in the place of a directory (CVE-2017-1002101,
 //!    CVE-2021-25741).
-//! 2. The result is a descriptor (`O_PATH`). podfs mounts the file that it is open on, whatever its path leads to by then.
+//! 2. The result is a descriptor (`O_PATH`). podfs mounts the open file, even if its path leads to another file by then.
 //! 3. podfs makes a missing directory in a directory that it has opened so, by its name alone, and enters it without following a
 //!    link. It sets the mode on the descriptor, and only on directories that it has made itself.
 
@@ -53,7 +53,7 @@ pub enum SubPathError {
     #[error("{0:?} is too long for the volume's file system")]
     TooLong(String),
     /// It cannot be made.
-    #[error("a missing directory cannot be made: {0}")]
+    #[error("podfs cannot make a missing directory: {0}")]
     Make(#[source] io::Error),
     /// Anything else.
     #[error("it cannot be opened: {0}")]

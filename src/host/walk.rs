@@ -1,6 +1,6 @@
 //! Walking a tree: children first, in the order of the directory, by descriptors.
 //!
-//! One directory is open at a time, and the way back up is `..`, checked against what was seen on the way down. So
+//! One directory is open at a time. The walk goes back up by `..`, and checks that this is the directory that it came from. So
 //! neither the stack nor the number of descriptors grows with the depth, and a process that moves directories cannot lead the
 //! walk out of the tree.
 

@@ -118,7 +118,7 @@ impl ApiError {
             Some(message) if status.kind.as_deref() == Some("Status") => Self::said(asked, code.as_u16(), message),
             _ if code.is_redirection() => {
                 let sentence =
-                    format!("cannot {asked}: the server sends podfs elsewhere ({code}), where it does not go");
+                    format!("cannot {asked}: the server redirects podfs ({code}), which podfs does not follow");
                 Self::new(Class::Nonsense, sentence)
             }
             _ => Self::bare(asked, code),

@@ -66,7 +66,7 @@ pub enum ExecError {
 /// What a program did wrong. The text quotes nothing of its output, because that may still be a credential.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecProblem {
-    #[error("asks a person, and podfs has no terminal to ask at; log in with that program first")]
+    #[error("asks for input, and podfs has no terminal; log in with that program first")]
     NoTerminal,
     #[error("cannot be started: {cause}{}", hint.as_deref().map(|hint| format!("; {}", hint.trim())).unwrap_or_default())]
     Start {
@@ -79,9 +79,9 @@ pub enum ExecProblem {
     Timeout(Duration),
     #[error("cannot be read: {0}")]
     Read(#[source] io::Error),
-    #[error("has ended, and its exit status cannot be read: {0}")]
+    #[error("ended, but podfs cannot read its exit status: {0}")]
     Wait(#[source] io::Error),
-    #[error("failed ({0}); what it says of that is above")]
+    #[error("failed ({0}); its messages are above")]
     Failed(ExitStatus),
     #[error("did not write an ExecCredential in JSON")]
     NoCredential,

@@ -1,4 +1,4 @@
-//! A follower: what a collection holds, and every change of it, whatever happens to the server.
+//! A follower: the objects of a collection, and every change of them, also across outages of the server.
 //!
 //! Why the follower misses no change and never goes back:
 //!

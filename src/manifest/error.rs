@@ -1,4 +1,4 @@
-//! What can be wrong with a manifest, one sentence each.
+//! Errors of a manifest, one sentence each.
 //!
 //! A sentence says where (file, document, field) and what to do. It never quotes a value: the value may be a secret.
 
@@ -21,7 +21,7 @@ pub enum ManifestError {
         line: u64,
         /// Column in characters, from 1.
         column: u64,
-        /// What is wrong.
+        /// The error.
         problem: String,
     },
 
@@ -32,7 +32,7 @@ pub enum ManifestError {
         origin: Origin,
         /// Path of the field, such as `spec.volumes[2].configMap`; empty for the document itself.
         field: String,
-        /// What is wrong.
+        /// The error.
         problem: String,
     },
 

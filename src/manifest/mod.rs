@@ -1,8 +1,8 @@
-//! Manifests: what a user writes, as the types the rest of podfs works with.
+//! Manifests: from a user's text to the types that the rest of podfs uses.
 //!
 //! Text becomes [`Document`]s ([`parse_documents`]), documents become the pod ([`pod`]) and the objects its volumes
-//! show ([`objects`]); [`References`] says which objects those are. What comes out of here is valid; nothing later has to check it again. No I/O happens here: the
-//! caller brings the bytes and the name they go by.
+//! show ([`objects`]); [`References`] names those objects. The results are valid; no later code has to check them again. This
+//! module does no I/O: the caller passes the bytes and their name for errors.
 //!
 //! Manifests hold secrets. An error names the file, the document and the field, never a value.
 

@@ -1,4 +1,4 @@
-//! A pod and its objects at one moment: what payloads and mounts are made from.
+//! A pod and its objects at one moment, from which podfs makes payloads and mounts.
 
 use super::Tokens;
 use super::objects::Objects;
@@ -12,9 +12,9 @@ pub struct PodView {
     pub identity: PodIdentity,
     /// The rest of what the pod manifest says.
     pub facts: PodFacts,
-    /// What its source knows of its objects.
+    /// The objects and tokens that its source knows.
     pub known: KnownObjects,
-    /// What this machine offers to pods, where no Node object says it.
+    /// The resources of this machine, for pods without a Node object.
     pub machine: Allocatable,
 }
 
@@ -30,7 +30,7 @@ pub struct KnownObjects {
 }
 
 impl PodView {
-    /// What the pod's node offers: as its object says, else as this machine does.
+    /// The allocatable resources of the pod's node: those of its object, else those of this machine.
     pub fn allocatable(&self) -> Allocatable {
         let node = self.known.objects.node(self.facts.node_name.as_deref());
         node.map_or(self.machine, |node| node.allocatable(self.machine))

@@ -1,4 +1,4 @@
-//! References: everything that the volumes of a pod refer to, so that a source reads that and nothing else.
+//! References: all objects that the volumes of a pod refer to, so that a source reads only these.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::volume::{
     VolumeSource,
 };
 
-/// What volumes refer to. Names without a namespace are of the pod's.
+/// The objects that volumes refer to. Names without a namespace are of the pod's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct References {
     /// ConfigMaps, optional ones included.
@@ -21,12 +21,12 @@ pub struct References {
     pub tokens: BTreeSet<CredentialKey>,
     /// ClusterTrustBundles.
     pub bundles: BTreeSet<BundleKey>,
-    /// Whether what the node says of itself matters: as the limit of a container that has none, and for a
+    /// Whether the volumes need the Node object: as the limit of a container that has none, and for a
     /// PersistentVolume that can be used on some nodes only.
     pub node: bool,
 }
 
-/// What these volumes of the pod refer to. It changes when a limit of a container is set or removed.
+/// The objects that these volumes of the pod refer to. It changes when a limit of a container is set or removed.
 pub fn references(volumes: &[Volume], identity: &PodIdentity, facts: &PodFacts) -> References {
     let mut references = References::default();
     for volume in volumes {

@@ -1,8 +1,8 @@
 //! Metrics over HTTP: `GET /metrics`, as Prometheus sends it.
 //!
-//! Every client that reaches the address is answered, so each gets little: podfs serves a few connections at once, each for a
-//! limited time and with small headers; the others wait in the kernel. One reading is taken at a time, on a thread of its own,
-//! because a pod or a source may be slow to answer.
+//! podfs answers every client that reaches the address, so it limits each: it serves a few connections at once, each for a limited
+//! time and with small headers; the others wait in the kernel. It takes one reading at a time, on a separate thread, because a pod
+//! or a source may be slow to answer.
 
 use std::convert::Infallible;
 use std::io;
@@ -140,7 +140,7 @@ fn refusal(code: StatusCode, sentence: &'static str) -> Response<Full<Bytes>> {
     response
 }
 
-/// The format that the `Accept` header likes best; the one everybody reads where it does not say.
+/// The format that the `Accept` header prefers; without a preference, the text format, which every client reads.
 fn wanted(accept: &str) -> Format {
     let liked = |wanted: &[&str], version: &[&str]| {
         let of_range = |range: &str| {
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_asks_gets_the_format_it_likes_best_of_those_there_are() {
+    fn a_client_gets_the_available_format_that_it_prefers() {
         let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;\
                           q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
         for accept in [prometheus, "application/openmetrics-text", "Application/OpenMetrics-Text; version=\"1.0.0\""] {

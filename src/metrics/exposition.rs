@@ -13,7 +13,7 @@ use super::reading::{PodLabels, Reading, Sample, Value};
 /// Larger numbers cannot have been counted.
 const LARGEST: u64 = 1 << 53;
 
-/// What the numbers are written as.
+/// The text format of the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// OpenMetrics 1.0.
@@ -74,7 +74,7 @@ impl Collector for Exposition {
     }
 }
 
-/// What a pod tells of a family, as far as this program understands it.
+/// The samples of a family in a pod's answer, as far as this program understands them.
 fn samples<'a>(
     reading: &'a Reading,
     family: &'static Family,
@@ -177,7 +177,7 @@ podfs_up{namespace="shop",pod="db",uid="uid-db"} 1
 # UNIT podfs_resident_memory_bytes bytes
 podfs_resident_memory_bytes{namespace="shop",pod="web",uid="uid-web",process="server"} 4096
 podfs_resident_memory_bytes{namespace="shop",pod="db",uid="uid-db",process="server"} 4096
-# HELP podfs_commit_duration_seconds How long it took to switch to a new generation, from when its files were put together
+# HELP podfs_commit_duration_seconds Time from the assembled files of a new generation to the switch to it
 # TYPE podfs_commit_duration_seconds histogram
 # UNIT podfs_commit_duration_seconds seconds
 podfs_commit_duration_seconds_sum{namespace="shop",pod="web",uid="uid-web",volume="config"} 1.75
@@ -200,7 +200,7 @@ podfs_fuse_requests_total{namespace="shop",pod="web",uid="uid-web",volume="confi
     }
 
     #[test]
-    fn whatever_a_label_is_it_stays_one_label() {
+    fn any_text_stays_one_label() {
         let mut hostile = reading("a\"b\\c\n# EOF\npodfs_up 1");
         hostile.tell(&FUSE_REQUESTS, &["", "\n"], 1.0);
         let text = Exposition::of(vec![hostile]).text(Format::Prometheus);
@@ -211,7 +211,7 @@ podfs_fuse_requests_total{namespace="shop",pod="web",uid="uid-web",volume="confi
     }
 
     #[test]
-    fn what_another_version_tells_is_left_out_if_it_does_not_fit() {
+    fn unknown_values_of_another_version_are_left_out() {
         let told = r#"{"pod":{"namespace":"a","pod":"b","uid":"c"},"families":{
             "podfs_future":[{"labels":[],"value":{"number":1}}],
             "podfs_up":[{"labels":["more"],"value":{"number":1}},{"labels":[],"value":{"number":1}}],

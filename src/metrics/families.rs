@@ -1,8 +1,9 @@
 //! All metrics by name: the only place where a metric is named.
 //!
 //! Names and labels are those of the kubelet where the meaning is the same. Every metric of a pod has the labels of the pod
-//! ([`POD_LABELS`]) before its own; those of `podfs node` itself have none of a pod. What a label may be is bounded: names of the pod's own volumes and claims, audiences of
-//! its tokens, and words of this program. Reasons and generations are no labels: each new one would be a new series.
+//! ([`POD_LABELS`]) before its own; those of `podfs node` itself have none of a pod. The values of labels are bounded: names of the
+//! pod's own volumes and claims, audiences of its tokens, and words of this program. Reasons and generations are no labels: each
+//! new one would be a new series.
 
 /// The labels that every metric of a pod has: the pod it is about.
 pub const POD_LABELS: [&str; 3] = ["namespace", "pod", "uid"];
@@ -16,7 +17,7 @@ pub struct Family {
     pub kind: FamilyType,
     /// Its labels, behind those of the pod.
     pub labels: &'static [&'static str],
-    /// What it means: one sentence, without a full stop.
+    /// Its meaning: one sentence, without a full stop.
     pub help: &'static str,
 }
 
@@ -74,64 +75,64 @@ families! {
     RESIDENT_MEMORY: Gauge "podfs_resident_memory_bytes" ["process"]
         "Memory that a process of the pod has at this moment, shared memory included";
     SERVER_UP: Gauge "podfs_server_up" []
-        "Whether there is a process that answers for the volumes";
+        "Whether the pod has a server process";
     SERVER_RESTARTS: Counter "podfs_server_restarts_total" []
-        "How often another server had to take the place of one that ended";
+        "How often podfs replaced a server that had ended";
     VOLUMES: Gauge "podfs_volumes" ["state"]
-        "How many volumes of the pod are in each state, in the same words";
+        "How many volumes of the pod are in each state, in the words of podfs status --output json";
     VOLUME_CURRENT: Gauge "podfs_volume_current" ["volume"]
-        "Whether the volume is mounted and shows what it should";
+        "Whether the volume is mounted and shows the current content";
     REFRESH_ERRORS: Counter "podfs_volume_refresh_errors_total" ["volume"]
-        "How often the volume could not be mounted or refreshed";
+        "How often podfs could not mount or refresh the volume";
     LAST_REFRESH_ERROR: Gauge "podfs_volume_last_refresh_error_timestamp_seconds" ["volume"]
-        "When that happened last, in seconds since 1970; podfs status has the reason";
+        "When podfs last could not mount or refresh the volume, in seconds since 1970; podfs status has the reason";
     SOURCE_ANSWERING: Gauge "podfs_volume_source_answering" ["volume"]
-        "Whether what the volume shows of the host answers";
+        "Whether the source of the volume on the host answers";
     GENERATION: Gauge "podfs_generation" ["volume"]
         "How many generations of files the volume has shown since it was mounted";
     GENERATION_TIME: Gauge "podfs_generation_timestamp_seconds" ["volume"]
-        "When the generation that the volume shows was made, in seconds since 1970";
+        "When podfs made the current generation of the volume, in seconds since 1970";
     OLD_GENERATIONS: Gauge "podfs_old_generations" ["volume"]
-        "How many generations before that the volume still keeps, for programs that just resolved ..data";
+        "How many earlier generations the volume keeps, for programs that just resolved ..data";
     OLD_GENERATION_BYTES: Gauge "podfs_old_generation_bytes" ["volume"]
-        "Memory that they take, in bytes";
+        "Memory of the earlier generations, in bytes";
     COMMIT_DURATION: Histogram "podfs_commit_duration_seconds" ["volume"]
-        "How long it took to switch to a new generation, from when its files were put together";
+        "Time from the assembled files of a new generation to the switch to it";
     PROPAGATION: Histogram "podfs_propagation_seconds" ["volume"]
-        "How long it took until a change could be seen, from when podfs heard of it";
+        "Time from when podfs received a change until it was visible";
     FUSE_REQUESTS: Counter "podfs_fuse_requests_total" ["volume" "op"]
         "Requests of the kernel, by operation; an operation has a series from its first request on";
     CAPACITY_BYTES: Gauge "podfs_volume_stats_capacity_bytes" ["volume" "persistentvolumeclaim"]
         "Bytes that the volume of a claim or an emptyDir can hold, as df prints them in the container";
     AVAILABLE_BYTES: Gauge "podfs_volume_stats_available_bytes" ["volume" "persistentvolumeclaim"]
-        "Bytes of it that are available";
+        "Available bytes of the volume";
     USED_BYTES: Gauge "podfs_volume_stats_used_bytes" ["volume" "persistentvolumeclaim"]
-        "Bytes of it that are used";
+        "Used bytes of the volume";
     INODES: Gauge "podfs_volume_stats_inodes" ["volume" "persistentvolumeclaim"]
-        "Files that its file system can hold, if that is limited";
+        "Files that the volume's file system can hold, if that is limited";
     INODES_FREE: Gauge "podfs_volume_stats_inodes_free" ["volume" "persistentvolumeclaim"]
-        "Files that can be made there";
+        "Files that can still be made in the file system";
     INODES_USED: Gauge "podfs_volume_stats_inodes_used" ["volume" "persistentvolumeclaim"]
-        "Files that are there";
+        "Files in the file system";
     ABNORMAL: Gauge "podfs_volume_stats_health_status_abnormal" ["volume" "persistentvolumeclaim"]
-        "Whether the CSI driver says that something is wrong with the volume, if it looks; podfs logs what";
+        "Whether the CSI driver reports the volume as abnormal, if it checks that; podfs logs the driver's message";
     TOKEN_EXPIRATION: Gauge "podfs_token_expiration_timestamp_seconds" ["audience" "expiration_seconds"]
         "When the token that volumes show expires, in seconds since 1970";
     SOURCE_CONNECTED: Gauge "podfs_source_connected" []
-        "Whether the API server answers, whatever it answers";
+        "Whether the API server answers; an error counts as an answer";
     SOURCE_OBJECTS: Gauge "podfs_source_objects" []
-        "Objects that the API server is asked for";
+        "Objects that podfs reads from the API server";
     SOURCE_OBJECTS_IN_TROUBLE: Gauge "podfs_source_objects_in_trouble" []
-        "Those that podfs cannot read or watch";
+        "Objects of the API server that podfs cannot read or watch";
     STORAGE_OPERATIONS: Histogram "storage_operation_duration_seconds"
         ["operation_name" "volume_plugin" "status" "migrated"]
-        "How long operations took; the metric of the kubelet, for volume_mount and volume_unmount";
+        "Duration of operations; the metric of the kubelet, for volume_mount and volume_unmount";
     OVERALL_OPERATIONS: Histogram "volume_operation_total_seconds" ["plugin_name" "operation_name"]
-        "How long it took from when a pod wanted a volume until it was mounted; a metric of podfs node, as of the kubelet";
+        "Time from when a pod wanted a volume until it was mounted; a metric of podfs node, as of the kubelet";
     TOTAL_VOLUMES: Gauge "volume_manager_total_volumes" ["plugin_name" "state"]
         "Volumes in the desired and in the actual state of the world; a metric of podfs node, as of the kubelet";
     CSI_OPERATIONS: Histogram "csi_operations_seconds" ["driver_name" "method_name" "grpc_status_code"]
-        "How long calls of the CSI driver took that podfs node answered";
+        "Duration of the kubelet's calls of podfs node as a CSI driver";
     NRI_CONNECTED: Gauge "podfs_nri_connected" []
         "Whether the container runtime knows podfs node as its plugin";
     NRI_REQUESTS: Histogram "podfs_nri_request_duration_seconds" ["method"]
@@ -143,13 +144,13 @@ families! {
     RECONSTRUCTIONS: Counter "reconstruct_volume_operations_total" []
         "Volumes of an earlier daemon that podfs node has found; also a metric of the kubelet";
     RECONSTRUCTION_ERRORS: Counter "reconstruct_volume_operations_errors_total" []
-        "Those of them that podfs node could not identify; also a metric of the kubelet";
+        "Volumes of an earlier daemon that podfs node could not identify; also a metric of the kubelet";
     LOCAL_VOLUMES: Gauge "podfs_local_volumes" ["state"]
-        "Local volumes that podfs node has offered, by what has become of them, entries that are unfit, and steps that fail";
+        "Local volumes that podfs node has offered, by state, entries that it cannot offer, and steps that fail";
     LOCAL_VOLUME_SIZE: Gauge "podfs_local_volume_to_erase_bytes" ["persistentvolume"]
         "Size of a device that is being erased";
     LOCAL_VOLUME_ERASED: Gauge "podfs_local_volume_erased_bytes" ["persistentvolume"]
-        "Bytes of it that are erased";
+        "Bytes of that device that are erased";
 }
 
 #[cfg(test)]
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn names_say_what_they_are() {
+    fn names_follow_the_conventions_of_prometheus() {
         let names: BTreeSet<_> = FAMILIES.iter().map(|family| family.name).collect();
         assert_eq!(names.len(), FAMILIES.len(), "a name is given twice");
         for Family { name, kind, help, labels } in FAMILIES {

@@ -5,7 +5,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`families`] | the names of all metrics, what they mean, and their labels |
+//! | [`families`] | the names of all metrics, their meanings and labels |
 //! | [`reading`] | the numbers of one pod, as processes send them to each other |
 //! | [`exposition`] | the numbers of many pods, as text |
 //! | [`exporter`] | the text over HTTP |

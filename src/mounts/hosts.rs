@@ -16,7 +16,7 @@ fe00::1\tip6-allnodes
 fe00::2\tip6-allrouters
 ";
 
-/// What a pod with a network of its own finds there.
+/// The hosts file of a pod with a network of its own.
 pub fn of_pod(addresses: &[IpAddr], host: &str, domain: Option<&str>, aliases: &[HostAlias]) -> String {
     let mut text = format!("{HEADER}{LOCAL}");
     for address in addresses {
@@ -29,7 +29,7 @@ pub fn of_pod(addresses: &[IpAddr], host: &str, domain: Option<&str>, aliases: &
     text + &of_aliases(aliases)
 }
 
-/// What a pod in the host's network finds there: the file of the node, and its own aliases.
+/// The hosts file of a pod in the host's network: the file of the node, and the pod's own aliases.
 pub fn of_host_network(of_node: &[u8], aliases: &[HostAlias]) -> Vec<u8> {
     [HEADER_OF_HOST_NETWORK.as_bytes(), of_node, of_aliases(aliases).as_bytes()].concat()
 }

@@ -1,5 +1,5 @@
-//! Container mounts: what a container runtime has to mount for one container of the pod, by the rules of the kubelet's
-//! `makeMounts`. Nothing is read or written here.
+//! Container mounts: the mounts that a container runtime makes for one container of the pod, by the rules of the kubelet's
+//! `makeMounts`. This module does no I/O.
 //!
 //! | module | owns |
 //! |---|---|
@@ -10,8 +10,7 @@
 //! | [`hosts`] | the text of the pod's `/etc/hosts` |
 //! | [`output`] | the mounts in the words of runtimes: OCI, CRI, Docker, podman |
 //!
-//! [`plan()`] says which sources there have to be. The pod's supervisor makes them, and so turns each [`PlannedMount`]
-//! into a [`ContainerMount`].
+//! [`plan()`] names the sources. The pod's supervisor makes them, and so turns each [`PlannedMount`] into a [`ContainerMount`].
 
 mod expansion;
 pub mod hosts;
@@ -42,7 +41,7 @@ pub struct ContainerMount {
     pub name: String,
     /// Where it is in the container; absolute.
     pub container_path: String,
-    /// What is mounted.
+    /// The source of the mount.
     pub source: MountSource,
     /// The container cannot change it.
     pub read_only: bool,
@@ -69,7 +68,7 @@ pub struct ContainerMount {
     pub noexec: bool,
 }
 
-/// What is mounted into a container.
+/// The source of a container's mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum MountSource {
@@ -100,7 +99,7 @@ pub struct DeviceNode {
 }
 
 impl ContainerMount {
-    /// What the container may do with a device, as runtimes and the kubelet write it.
+    /// The container's permissions for a device, as runtimes and the kubelet write them.
     pub fn device_permissions(&self) -> &'static str {
         if self.read_only { "r" } else { "mrw" }
     }

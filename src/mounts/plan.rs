@@ -1,8 +1,8 @@
 //! From the pod's manifest and its mounted volumes to the mounts of a container: the kubelet's `makeMounts`, with its
 //! texts (MT-01 to MT-09).
 //!
-//! Rules that the API server checks for the kubelet are checked here first, because a manifest file need not have passed
-//! through one.
+//! This module also checks the rules that the API server checks for the kubelet, because a manifest file need not have passed
+//! through an API server.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use crate::manifest::pod::{ContainerMounts, Device, Mount, Pod, SubPath};
 /// The path at which containers look up names of hosts.
 const HOSTS_PATH: &str = "/etc/hosts";
 
-/// What the mounts of a container follow from.
+/// The inputs of a container's mounts.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
     /// The pod.
@@ -27,9 +27,9 @@ pub struct Inputs<'a> {
     pub container: &'a str,
     /// The pod's volumes by name: where each is mounted, or why it is not.
     pub volumes: &'a BTreeMap<String, Result<MountedVolume, NotMounted>>,
-    /// What the agent knows of the container.
+    /// The agent's facts of the container.
     pub environment: &'a Environment,
-    /// What the runtime and the node can do.
+    /// The features of the runtime and the node.
     pub features: Features,
 }
 
@@ -56,14 +56,14 @@ pub enum NotMounted {
     #[error("it is not mounted")]
     NotYet,
     /// The mount has no path on the node.
-    #[error("its place is not known")]
+    #[error("its path is not known")]
     NoPath,
     /// It is to be passed as a device.
     #[error("it is no block device")]
     NoBlockDevice,
 }
 
-/// What only the agent that starts the container knows.
+/// Facts that only the agent that starts the container knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Environment {
@@ -83,7 +83,7 @@ pub struct Environment {
     pub gid_mappings: Vec<IdMapping>,
 }
 
-/// What the runtime and the node can do.
+/// The features of the runtime and the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
     /// The runtime can make a mount read-only with everything below it.
@@ -101,7 +101,7 @@ pub struct PlannedMount {
     pub name: String,
     /// Where it is in the container; absolute.
     pub container_path: String,
-    /// What is mounted.
+    /// The source of the mount.
     pub source: PlannedSource,
     /// See [`ContainerMount`], also for the rest.
     pub read_only: bool,
@@ -119,7 +119,7 @@ pub struct PlannedMount {
     pub gid_mappings: Vec<IdMapping>,
 }
 
-/// What is mounted.
+/// The source of the mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlannedSource {
     /// All of a volume, which is mounted here.
@@ -253,7 +253,7 @@ pub fn plan(inputs: Inputs<'_>) -> Result<Vec<PlannedMount>, MountsError> {
     Ok(planned)
 }
 
-/// What the API server would refuse.
+/// Refuses mounts that the API server would refuse.
 fn check(container: &ContainerMounts) -> Result<(), MountsError> {
     let name = || container.container.clone();
     for (index, mount) in container.mounts.iter().enumerate() {

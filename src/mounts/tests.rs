@@ -83,7 +83,7 @@ fn mt_01_mounts_keep_their_order_their_modes_and_their_propagation() {
 }
 
 #[test]
-fn mt_01_what_cannot_be_mounted_is_refused_in_the_kubelets_words() {
+fn mt_01_impossible_mounts_are_refused_in_the_kubelets_words() {
     let rows = [
         (
             "{name: disk, mountPath: /a, subPath: /must/not/be/absolute}",

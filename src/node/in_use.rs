@@ -36,7 +36,7 @@ pub(super) async fn report(client: ApiClient, node: String, handle: NodeHandle) 
                     reported = Some(names);
                 }
                 Err(error) => {
-                    warn!("the volumes in use are not reported: {error}");
+                    warn!("podfs cannot report the volumes in use: {error}");
                     let pause = retry.failed(&error);
                     retry.wait(&pause).await;
                     continue;
@@ -60,7 +60,7 @@ async fn reported_before(client: &ApiClient, node: &str, retry: &mut Retry) -> V
                 return names.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect();
             }
             Err(error) => {
-                warn!("which volumes were reported in use is not known: {error}; podfs reports none until it is");
+                warn!("cannot read which volumes the node reports in use: {error}; podfs changes nothing until it can");
                 let pause = retry.failed(&error);
                 retry.wait(&pause).await;
             }

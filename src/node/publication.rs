@@ -205,7 +205,7 @@ enum RecordError {
     Read(#[from] io::Error),
     #[error(transparent)]
     Parse(#[from] serde_json::Error),
-    #[error("it has no uid of a pod")]
+    #[error("its name is not the uid of a pod")]
     NoPod,
     #[error("it has version {0}, and this podfs reads version {VERSION}")]
     Version(u32),

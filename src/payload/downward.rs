@@ -1,8 +1,8 @@
 //! The content of downwardAPI files.
 //!
 //! Annotations are shown as the manifest has them. The kubelet adds `kubernetes.io/config.seen` and
-//! `kubernetes.io/config.source` to its own copy of a pod, and so to its files; they say when and where that kubelet
-//! heard of the pod, which here would be made up.
+//! `kubernetes.io/config.source` to its own copy of a pod, and so to its files. They have the time and the source at which that
+//! kubelet found the pod, for which podfs has no values.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use crate::types::Allocatable;
 use crate::types::PodField;
 use crate::volume::DownwardValue;
 
-/// What a file that shows `value` holds. Single values are written as they are, without a newline.
+/// The content of a file that shows `value`. Single values are written as they are, without a newline.
 pub(super) fn content<'a>(
     value: &DownwardValue,
     identity: &'a PodIdentity,

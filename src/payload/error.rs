@@ -1,11 +1,11 @@
-//! Why a payload cannot be assembled, and what is odd about one that can.
+//! Why a payload cannot be assembled, and warnings about one that can.
 
 use std::fmt;
 
 use super::ContainerNotFound;
 use crate::types::{InvalidPath, PayloadPath};
 
-/// What a volume waits for: every problem of every source, so that the user sees all of them at once.
+/// Why a volume waits: every problem of every source, so that the user sees all of them at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PayloadError {
     /// At least one.

@@ -1,7 +1,7 @@
 //! Payloads: the files of a projecting volume at one moment, with modes and owners, assembled in memory.
 //!
-//! A payload is complete or it does not exist: when one source fails, nothing is assembled, and the problems of all
-//! sources are reported together. Bytes are borrowed from the objects where possible.
+//! A payload is complete or it does not exist: when one source fails, podfs assembles nothing, and reports the problems of all
+//! sources together. Bytes are borrowed from the objects where possible.
 
 mod credential;
 mod downward;

@@ -1,4 +1,4 @@
-//! Modes and owners: what a pod's fsGroup, its one user and the manifest's modes come to.
+//! Modes and owners of files, from a pod's fsGroup, its user and the manifest's modes.
 //!
 //! The kubelet writes files as root and then walks the volume to give it to the group. podfs computes the outcome of
 //! that walk, so that a file has its final mode and owner from the first moment.
@@ -14,7 +14,7 @@ const DIRECTORY: u16 = 0o755;
 /// Mode of credentials when the pod has an fsGroup or a single user.
 const CREDENTIAL: u16 = 0o600;
 
-/// What the walk over a volume meets.
+/// The type of an entry in the walk over a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnedEntry {
     /// A regular file.

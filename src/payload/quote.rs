@@ -1,6 +1,6 @@
 //! Go's `strconv.Quote`, with which the kubelet writes the values of labels and annotations.
 //!
-//! Rust's `{:?}` escapes differently (`\u{7f}`, no `\a`), and what is in the file is read by programs.
+//! Rust's `{:?}` escapes differently (`\u{7f}`, no `\a`), and programs read the file.
 
 use std::fmt::Write as _;
 
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn da_03_what_is_not_printable_is_numbered() {
+    fn da_03_unprintable_characters_are_escaped_by_number() {
         assert_eq!(quote(b"\0\x1b\x7f"), r#""\x00\x1b\x7f""#);
         assert_eq!(quote("\u{a0}\u{85}\u{200b}\u{feff}".as_bytes()), r#""\u00a0\u0085\u200b\ufeff""#);
         assert_eq!(quote("\u{10ffff}\u{e0001}".as_bytes()), r#""\U0010ffff\U000e0001""#);

@@ -1,4 +1,4 @@
-//! The numbers of downwardAPI files: what a container may use, in units of a divisor.
+//! The numbers of downwardAPI files: limits and requests of a container, in units of a divisor.
 
 use crate::manifest::pod::PodFacts;
 use crate::types::{Allocatable, Quantity};
@@ -32,7 +32,7 @@ pub(super) fn content(
     Ok(shown.to_string())
 }
 
-/// What a container without a limit can use.
+/// The amount that a container without a limit can use.
 fn unlimited(resource: &str, allocatable: Allocatable) -> Quantity {
     match resource {
         "cpu" => Quantity::from_milli(allocatable.cpu_milli),

@@ -1,4 +1,4 @@
-//! What differs between two renderings: a unified diff for each entry, with modes and owners.
+//! The differences between two renderings: a unified diff for each entry, with modes and owners.
 //!
 //! Links, the generation's directory and the place of a file in it follow from the files, so an entry goes by the path that
 //! containers use: `config/web.conf`, and not `config/..generation/web.conf`.
@@ -23,7 +23,7 @@ pub fn text(old: &Rendering<'_>, new: &Rendering<'_>, reveal: bool) -> String {
     text
 }
 
-/// What there is at a path.
+/// The entry at a path.
 #[derive(PartialEq)]
 struct Item<'a> {
     /// Type, mode and owners, or a line about something else.

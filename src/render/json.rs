@@ -30,7 +30,7 @@ struct JsonVolume<'a> {
     content: VolumeContent<'a>,
 }
 
-/// What a volume has, besides its `state`.
+/// The fields of a volume besides its `state`.
 #[derive(Serialize)]
 #[serde(tag = "state", rename_all = "camelCase")]
 enum VolumeContent<'a> {

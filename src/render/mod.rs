@@ -1,4 +1,4 @@
-//! What the volumes of a pod will contain, without mounting them: for people, for programs, as files and as an archive.
+//! The future content of a pod's volumes, without mounting them: for people, for programs, as files and as an archive.
 //!
 //! | module | owns |
 //! |---|---|
@@ -7,10 +7,10 @@
 //! | [`json`] | one JSON document |
 //! | [`directory`] | files below a directory |
 //! | [`tar`] | a tar archive |
-//! | [`diff`] | what differs between two renderings |
+//! | [`diff`] | the differences between two renderings |
 //! | `lines` | which lines of two texts differ |
 //!
-//! Nothing here needs Linux: a rendering is a function of manifests, on whatever machine it is made.
+//! Nothing here needs Linux: a rendering depends on the manifests alone, and not on the machine.
 
 pub mod diff;
 pub mod directory;

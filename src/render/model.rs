@@ -19,7 +19,7 @@ pub const DATA: &str = "..data";
 /// Mode of the directories that other volumes are mounted on.
 const NESTED: u16 = 0o755;
 
-/// What a pod's volumes, or the mount paths of one container, will contain.
+/// The future content of a pod's volumes, or of the mount paths of one container.
 pub struct Rendering<'a> {
     /// The pod's namespace.
     pub namespace: String,
@@ -29,7 +29,7 @@ pub struct Rendering<'a> {
     pub container: Option<String>,
     /// Volumes in the manifest's order, or mount paths with outer ones before those below them.
     pub places: Vec<RenderedVolume<'a>>,
-    /// What the user should know of the manifests, a sentence each.
+    /// Warnings about the manifests, a sentence each.
     pub warnings: Vec<String>,
 }
 
@@ -41,11 +41,11 @@ pub struct RenderedVolume<'a> {
     pub volume: String,
     /// The volume's kind, as the manifest has it.
     pub kind: String,
-    /// What is there.
+    /// Its content.
     pub content: RenderedContent<'a>,
 }
 
-/// What is at a place.
+/// The content of a volume or a mount path.
 pub enum RenderedContent<'a> {
     /// Entries, each directory before what is in it. The first one is the place itself, with an empty path.
     Entries(Vec<RenderedEntry<'a>>),
@@ -66,11 +66,11 @@ pub struct RenderedEntry<'a> {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// What it is.
+    /// Its type.
     pub kind: EntryKind<'a>,
 }
 
-/// What an entry is.
+/// The type of an entry.
 #[derive(Clone)]
 pub enum EntryKind<'a> {
     /// A directory.
@@ -132,7 +132,7 @@ impl<'a> Rendering<'a> {
         rendering
     }
 
-    /// What a container of the pod sees at its mount paths.
+    /// The content that a container of the pod sees at its mount paths.
     ///
     /// # Errors
     /// A container, or a volume of it, that the pod does not have, and a mount path with `..`.
@@ -319,7 +319,7 @@ fn names(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter(|name| !name.is_empty())
 }
 
-/// What is at a path of a volume, as the place itself. The links of the volume are followed.
+/// The content at a path of a volume, with the path as its root. Links of the volume are resolved.
 fn part<'a>(entries: Vec<RenderedEntry<'a>>, sub_path: &str) -> RenderedContent<'a> {
     let below: Vec<&str> = names(sub_path).filter(|name| *name != ".").collect();
     let below: &[&str] = match below.as_slice() {
@@ -377,15 +377,15 @@ fn describe(volume: &Volume, pod: &str) -> String {
         }
         VolumeSource::Claim(claim) => {
             let read_only = if claim.read_only { ", read-only" } else { "" };
-            format!("what claim {} is bound to{read_only}", claim.reference.name(pod, volume.name.as_str()))
+            format!("the volume of claim {}{read_only}", claim.reference.name(pod, volume.name.as_str()))
         }
         VolumeSource::Flex(flex) => {
             let read_only = if flex.read_only { ", read-only" } else { "" };
-            format!("what the FlexVolume driver {} mounts{read_only}", flex.driver)
+            format!("a volume of the FlexVolume driver {}{read_only}", flex.driver)
         }
         VolumeSource::Csi(csi) => {
             let read_only = if csi.read_only { ", read-only" } else { "" };
-            format!("what the CSI driver {} mounts{read_only}", csi.driver)
+            format!("a volume of the CSI driver {}{read_only}", csi.driver)
         }
         VolumeSource::Unsupported(_) | VolumeSource::Projection(_) => {
             volume.unsupported_reason().unwrap_or_else(|| "files".to_owned())

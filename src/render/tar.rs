@@ -1,4 +1,4 @@
-//! A rendering as a tar archive with exact owners and modes: the format ustar, with pax records for what does not fit.
+//! A rendering as a tar archive with exact owners and modes: the format ustar, with pax records for values that do not fit.
 //!
 //! Equal renderings give equal archives: entries come in one order, times are those of 1970, owners have no names.
 
@@ -64,7 +64,7 @@ fn write_entry(place: &str, entry: &RenderedEntry<'_>, reveal: bool, out: &mut i
     write_padded(content, out)
 }
 
-/// What a block before the content says.
+/// The fields of the header block.
 struct TarHeader<'a> {
     path: &'a str,
     target: &'a str,

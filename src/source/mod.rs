@@ -3,10 +3,10 @@
 //! A source gives one [`Snapshot`] when it is opened and another one after each change. No module above this one
 //! knows where a snapshot comes from:
 //!
-//! | source | what it is |
+//! | source | origin of the objects |
 //! |---|---|
 //! | [`FileSource`] | manifest files, no cluster needed |
-//! | [`ApiSource`] | an API server, and manifest files for what they describe |
+//! | [`ApiSource`] | an API server, and manifest files, which win |
 //! | [`PushSource`] | an agent of the node that pushes objects over the control socket |
 
 mod api;

@@ -51,7 +51,7 @@ pub enum ProgramError {
         cause: io::Error,
     },
     /// This podfs does not know where it is itself.
-    #[error("podfs does not find its own program: {0}; mount /proc")]
+    #[error("podfs cannot find its own program: {0}; mount /proc")]
     Lost(#[source] io::Error),
 }
 

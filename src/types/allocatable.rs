@@ -1,6 +1,6 @@
-//! What a node offers to pods.
+//! The allocatable resources of a node.
 
-/// What a node offers to pods: the limit of containers that have none.
+/// The resources that a node offers to pods: the limit of containers that have none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allocatable {
     /// Thousandths of a core.

@@ -11,7 +11,7 @@ const MAX_ID: i64 = i32::MAX as i64;
 pub struct InvalidField {
     /// Path of the field, such as `configMap.items[0].path`; empty for the whole.
     pub field: String,
-    /// What is wrong with it.
+    /// The error, in a sentence.
     pub sentence: String,
 }
 

@@ -6,7 +6,7 @@
 //! | `field_path` | fields of the pod that a downwardAPI file shows |
 //! | `names` | Kubernetes' rules for names |
 //! | `quantity` | amounts of resources: `250m`, `1.5Gi` |
-//! | `allocatable` | what a node offers to pods |
+//! | `allocatable` | the allocatable resources of a node |
 //! | `invalid_field` | the error about a field of a manifest, and checks that several fields share |
 
 mod allocatable;

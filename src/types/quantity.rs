@@ -1,7 +1,7 @@
 //! Kubernetes quantities (`250m`, `1.5Gi`, `12e6`) as exact numbers.
 //!
-//! Exact, because a limit above 2^53 bytes shall not be off by one: the value is a whole number of billionths, the
-//! finest step the API keeps. The grammar is that of the API's `resource.Quantity`; negative amounts, which no
+//! They are exact, so that a limit above 2^53 bytes is not off by one: the value is a whole number of billionths, the
+//! finest step of the API. The grammar is that of the API's `resource.Quantity`; negative amounts, which no
 //! resource can have, are refused.
 
 /// Billionths in one unit, and in one thousandth.
@@ -89,7 +89,7 @@ fn scaled(mantissa: u128, binary: u32, exponent: i32) -> Option<Quantity> {
     Some(Quantity { nano })
 }
 
-/// What a suffix multiplies by: `1024^binary × 10^decimal`.
+/// The factor of a suffix: `1024^binary × 10^decimal`.
 struct Scale {
     binary: u32,
     decimal: i32,
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_finer_than_asked_is_rounded_up() {
+    fn finer_amounts_are_rounded_up() {
         assert_eq!(milli("1u"), 1);
         assert_eq!(milli("0.1n"), 1);
         assert_eq!(milli("1e-300"), 1);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_capped() {
+    fn too_large_amounts_are_capped() {
         for text in ["8Ei", "1e30", "1e300", "99999999999999999999Ei"] {
             assert_eq!(Quantity::parse(text).map(Quantity::units), Ok(i64::MAX as u128), "{text}");
         }

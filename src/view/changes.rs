@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::entries::{EntryKind, ViewEntry, ViewVolumes};
 
-/// What differs between two states of a view, a line each.
+/// The differences between two states of a view, a line each.
 pub(super) fn lines(old: &ViewVolumes, new: &ViewVolumes) -> Vec<String> {
     let volumes: BTreeSet<&String> = old.0.keys().chain(new.0.keys()).collect();
     volumes

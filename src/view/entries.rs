@@ -1,4 +1,4 @@
-//! What a view shows of each volume: the entries of a rendering, with those bytes only that may be seen.
+//! The entries of each volume in a view: those of a rendering, without bytes that the user may not see.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};

@@ -22,7 +22,7 @@ const BLOCK: u32 = 4096;
 /// A tree as a file system.
 pub(super) struct TreeFs {
     tree: Arc<Mutex<Tree>>,
-    /// What open directories list, by handle: what there was when they were opened.
+    /// The listings of open directories, by handle, as they were at the open.
     listings: Mutex<HashMap<u64, Vec<Listed>>>,
     next_handle: AtomicU64,
 }

@@ -1,5 +1,5 @@
-//! `fusermount3`: the program with a setuid bit that mounts FUSE file systems for users. It checks that the directory is
-//! theirs, and hands out the FUSE device over a socket, which it finds by an environment variable.
+//! `fusermount3`: the program with a setuid bit that mounts FUSE file systems for users. It checks that the directory belongs to
+//! the user, and passes the FUSE device over a socket, which it finds by an environment variable.
 
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -15,7 +15,7 @@ use super::{Audience, ViewError};
 const PROGRAM: &str = "fusermount3";
 /// Where it looks for the number of the socket; here it is its standard input.
 const SOCKET: &str = "_FUSE_COMMFD";
-/// What `/proc/mounts` says of a view, as a user must not say `fuse.podfs`.
+/// The file system type of a view in `/proc/mounts`; a user may not use `fuse.podfs`.
 pub(super) const FS_TYPE: &str = "fuse.podfs-view";
 const OPTIONS: &str = "ro,nosuid,nodev,noexec,fsname=podfs,subtype=podfs-view";
 

@@ -2,9 +2,9 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`entries`] | what is shown of each volume |
+//! | [`entries`] | the entries of each volume |
 //! | `changes` | a change as text, a line for each file |
-//! | `tree` | the nodes of the file system, and what becomes of them at a change |
+//! | `tree` | the nodes of the file system, and their changes |
 //! | `filesystem` | the FUSE requests, answered from the tree |
 //! | `fusermount` | the program `fusermount3`, which may mount for users |
 //! | `mount_point` | the directory: checked, made, cleaned, removed |
@@ -14,8 +14,8 @@
 //! 1. A thread of the session answers requests. It locks the tree for each of them, and never waits for anything else.
 //! 2. [`MountedView::show`] changes the tree under the same lock, all volumes at once. It tells the kernel which names are stale
 //!    after it has unlocked the tree: the kernel may wait for a request to be answered before it drops a name.
-//! 3. What is below the directory of a generation never changes, so the kernel may keep it. All names that do change are asked
-//!    for each time.
+//! 3. The entries below the directory of a generation never change, so the kernel may cache them. It looks up all names that do
+//!    change each time.
 //! 4. The generation before the current one can still be entered, so a reader that resolved `..data` just before the change
 //!    finds its file.
 
@@ -62,7 +62,7 @@ pub enum ViewError {
     #[error("{}: podfs view shows a pod there already; end it with fusermount3 -u, or give another directory", .0.display())]
     Occupied(PathBuf),
     /// A file system of another program is there, and that program has ended.
-    #[error("{}: the program that has mounted a file system there has ended; unmount it with fusermount3 -u", .0.display())]
+    #[error("{}: the program that mounted a file system there has ended; unmount it with fusermount3 -u", .0.display())]
     Dead(PathBuf),
     /// fusermount3 is not installed.
     #[error("there is no program fusermount3, which mounts for users; install the package fuse3")]
@@ -85,7 +85,7 @@ pub enum ViewError {
     Refused {
         /// The directory.
         path: PathBuf,
-        /// What fusermount3 says.
+        /// The message of fusermount3.
         reason: String,
     },
     /// The kernel and podfs do not understand each other.
@@ -98,11 +98,11 @@ pub enum ViewError {
         reason: io::Error,
     },
     /// The view cannot be taken away.
-    #[error("{}: cannot be unmounted: {reason}; end what uses it, and run fusermount3 -u", path.display())]
+    #[error("{}: cannot be unmounted: {reason}; end the processes that use it, and run fusermount3 -u", path.display())]
     Unmount {
         /// The directory.
         path: PathBuf,
-        /// What fusermount3 says.
+        /// The message of fusermount3.
         #[source]
         reason: FusermountError,
     },

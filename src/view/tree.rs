@@ -1,9 +1,9 @@
-//! The nodes of the file system. It knows nothing of FUSE but that the kernel holds nodes that it has looked up.
+//! The nodes of the file system, without FUSE. It only counts the lookups by which the kernel holds nodes.
 //!
 //! A node has one number for its whole life, and numbers are never given twice. The nodes below a generation's directory
 //! never change; the next generation has others. Directories of the view that do change, and links whose target stays, keep
-//! their nodes. A node that is shown no longer stays until the kernel forgets it, so that open files and working
-//! directories go on.
+//! their nodes. A node that is no longer shown stays until the kernel forgets it, so that open files and working directories stay
+//! usable.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -30,7 +30,7 @@ pub struct CertificateFiles {
     pub certificate: CertificateKey,
 }
 
-/// What is asked of a certificate. Files that ask for the same show the same certificate.
+/// The requirements for a certificate. Files that ask for the same show the same certificate.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CertificateKey {
     /// The name of the signer, such as `example.com/server`.

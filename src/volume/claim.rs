@@ -1,4 +1,4 @@
-//! persistentVolumeClaim and ephemeral volumes: whatever PersistentVolume a claim is bound to.
+//! persistentVolumeClaim and ephemeral volumes: the PersistentVolume that a claim is bound to.
 
 use k8s_openapi::api::core::v1 as core;
 
@@ -43,7 +43,7 @@ pub struct Claim {
     pub reference: ClaimReference,
     /// Whether containers may only look.
     pub read_only: bool,
-    /// What containers use the volume as.
+    /// How containers use the volume.
     pub usage: ClaimUsage,
 }
 
@@ -66,7 +66,7 @@ impl ClaimReference {
     }
 }
 
-/// What containers use a volume as.
+/// How containers use a volume: as a file system or a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClaimUsage {
     /// It is in the `volumeMounts` of a container.

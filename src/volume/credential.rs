@@ -1,4 +1,4 @@
-//! serviceAccountToken and clusterTrustBundle sources, and what the API server issues for a pod.
+//! serviceAccountToken and clusterTrustBundle sources, and the credentials that the API server issues for a pod.
 
 use k8s_openapi::api::core::v1::{ClusterTrustBundleProjection, ServiceAccountTokenProjection};
 
@@ -26,7 +26,7 @@ pub struct TokenFile {
     pub token: TokenKey,
 }
 
-/// What the API server issues for a pod.
+/// A credential that the API server issues for a pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CredentialKey {
     /// A token of its service account.
@@ -35,7 +35,7 @@ pub enum CredentialKey {
     Certificate(CertificateKey),
 }
 
-/// What is asked of a token. Files that ask for the same show the same token.
+/// The requirements for a token. Files that ask for the same show the same token.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TokenKey {
     /// Its audience; without one, the API server chooses.

@@ -1,4 +1,4 @@
-//! csi volumes: what a CSI driver of the node mounts. Kinds of volume that Kubernetes has moved to CSI drivers are
+//! csi volumes: volumes that a CSI driver of the node mounts. Kinds of volume that Kubernetes has moved to CSI drivers are
 //! [translated](super::migration) to the same description.
 
 use std::collections::BTreeMap;
@@ -26,13 +26,13 @@ pub(super) const KIND: VolumeType = VolumeType {
 pub struct Csi {
     /// The driver's name, which is safe as a path element.
     pub driver: String,
-    /// What the driver knows the volume by. An ephemeral volume, which stands in the pod and lives as long as it, has none.
+    /// The driver's handle of the volume. An ephemeral volume, which stands in the pod and lives as long as it, has none.
     pub handle: Option<String>,
     /// The file system that the volume should have; the driver decides if there is none.
     pub fs_type: Option<String>,
     /// Whether containers may only look.
     pub read_only: bool,
-    /// What else the driver has to know.
+    /// Further attributes for the driver.
     pub attributes: BTreeMap<String, String>,
     /// The Secret that goes with NodeStageVolume.
     pub stage_secret: Option<SecretReference>,
@@ -55,7 +55,7 @@ impl Csi {
     /// The directory the kubelet would keep such volumes in.
     pub const DIRECTORY: &str = "kubernetes.io~csi";
 
-    /// What the driver knows the volume by. That of an ephemeral volume is the kubelet's.
+    /// The driver's handle of the volume. That of an ephemeral volume is the kubelet's.
     pub fn handle_in(&self, pod_uid: &str, volume: &str) -> String {
         self.handle.clone().unwrap_or_else(|| format!("csi-{}", sha256(&[pod_uid, volume])))
     }

@@ -43,7 +43,7 @@ pub struct DownwardFile {
     pub mode: Option<u16>,
     /// Owner, before the volume's default (KEP-5936).
     pub user: Option<u32>,
-    /// What the file shows.
+    /// The value that the file shows.
     pub value: DownwardValue,
 }
 
@@ -52,7 +52,7 @@ pub struct DownwardFile {
 pub enum DownwardValue {
     /// A field of its metadata.
     Field(PodField),
-    /// What a container may use.
+    /// A resource of a container.
     Resource(ContainerResource),
 }
 
@@ -74,7 +74,7 @@ pub struct ContainerResource {
 pub enum Bound {
     /// The most it may use.
     Limit,
-    /// What is set aside for it.
+    /// Its request.
     Request,
 }
 

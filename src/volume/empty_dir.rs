@@ -17,7 +17,7 @@ pub(super) const KIND: VolumeType = VolumeType {
 /// A directory that is empty at first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EmptyDir {
-    /// What its files are kept on.
+    /// The storage of its files.
     pub medium: Storage,
     /// Most bytes it may hold.
     pub size_limit: Option<u64>,
@@ -38,7 +38,7 @@ impl EmptyDir {
     }
 }
 
-/// What the files of an emptyDir are kept on. Reads like the manifest's `medium`.
+/// The storage of an emptyDir's files. Reads like the manifest's `medium`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
     /// The file system of podfs' root directory.

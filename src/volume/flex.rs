@@ -1,4 +1,4 @@
-//! flexVolume volumes: what a FlexVolume driver of the node mounts.
+//! flexVolume volumes: volumes that a FlexVolume driver of the node mounts.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ pub struct Flex {
     pub fs_type: Option<String>,
     /// Whether containers may only look.
     pub read_only: bool,
-    /// What else the driver has to know.
+    /// Further options for the driver.
     pub options: BTreeMap<String, String>,
     /// The Secret that the driver gets.
     pub secret: Option<SecretReference>,

@@ -20,11 +20,11 @@ pub(super) const KIND: VolumeType = VolumeType {
 pub struct HostPath {
     /// Where it is: an absolute path without `..`.
     pub path: PathBuf,
-    /// What has to be there.
+    /// The required type.
     pub kind: HostPathType,
 }
 
-/// What has to be at a host path, and what is done when nothing is.
+/// The required type of a host path, and whether podfs makes a missing one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostPathType {
     /// Whatever is there.

@@ -1,8 +1,8 @@
 //! Kinds of volume that Kubernetes has moved to CSI drivers, translated to the description that the driver expects
-//! (Kubernetes calls this CSI migration, and the rules are those of its csi-translation-lib); and what serves the kinds that
-//! it has removed.
+//! (Kubernetes calls this CSI migration, and the rules are those of its csi-translation-lib); and replacements of the kinds that it
+//! has removed.
 //!
-//! The fields of a PersistentVolume are those of a volume in a pod, except a few: [`Context`] has what tells the two apart.
+//! The fields of a PersistentVolume are those of a volume in a pod, except a few: [`Context`] distinguishes the two.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,9 +14,9 @@ use super::csi::{Csi, SecretReference, given};
 use super::{VolumeSource, VolumeType};
 use crate::types::{InvalidField, required};
 
-/// What a Google disk's handle has for a project or zone that the driver finds out itself.
+/// The word in a Google disk's handle for a project or zone that the driver finds itself.
 const UNSPECIFIED: &str = "UNSPECIFIED";
-/// What stands between zones in the label of a disk of several.
+/// The separator of zones in the label of a disk with several.
 const BETWEEN_ZONES: &str = "__";
 /// The labels of a PersistentVolume that name its zones, the older one first: it wins.
 const ZONES: [&str; 2] = ["failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone"];
@@ -24,7 +24,7 @@ const AZURE_FILE_DRIVER: &str = "file.csi.azure.com";
 /// The annotation of a PersistentVolume that names the Azure resource group.
 const RESOURCE_GROUP: &str = "kubernetes.io/azure-file-resource-group";
 
-/// What a translation has to know besides the fields of the kind.
+/// The inputs of a translation besides the fields of the kind.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Context<'a> {
     /// The name of the volume in its pod, or of the PersistentVolume.
@@ -111,7 +111,7 @@ pub fn complete(csi: &mut Csi, namespace: &str) {
     }
 }
 
-/// What to use instead of a kind that no podfs serves, in words that end a sentence.
+/// The replacement of a kind that podfs does not serve, in words that end a sentence.
 pub fn instead_of(word: &str) -> Option<&'static str> {
     Some(match word {
         "iscsi" => "use a PersistentVolume of the CSI driver iscsi.csi.k8s.io, or a local one on the mounted disk",

@@ -1,7 +1,7 @@
-//! Volumes of a pod: from the manifest's words to what is to be mounted. Nothing is read or written here.
+//! Volumes of a pod: from the manifest's words to a description of the mount. This module does no I/O.
 //!
-//! Each kind of volume is one file with a [`VolumeType`], and one line in `KINDS`. A kind says under which names the
-//! volume goes and how its part of the manifest is parsed; the result is a [`VolumeSource`].
+//! Each kind of volume is one file with a [`VolumeType`], and one line in `KINDS`. A kind has its names, and parses its part of the
+//! manifest; the result is a [`VolumeSource`].
 
 mod certificate;
 mod claim;
@@ -75,13 +75,13 @@ pub struct Volume {
     pub kind: &'static VolumeType,
     /// Directories to make in its root for other volumes that are mounted there. In a passthrough they are the user's.
     pub nested: Vec<PayloadPath>,
-    /// What is to be seen in it.
+    /// The source of its content.
     pub source: VolumeSource,
     /// How it is to be served, if it is a passthrough.
     pub preferences: Preferences,
 }
 
-/// What the containers of a pod do with its volumes: an entry for each container, of all three kinds.
+/// How the containers of a pod use its volumes: an entry for each container, of all three kinds.
 #[derive(Clone, Debug, Default)]
 pub struct VolumeUses<'a> {
     /// Their `volumeMounts`.
@@ -144,7 +144,7 @@ impl Volume {
     }
 }
 
-/// What is to be seen in a volume.
+/// The source of a volume's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeSource {
     /// Files that podfs assembles.
@@ -155,11 +155,11 @@ pub enum VolumeSource {
     EmptyDir(EmptyDir),
     /// A directory that an NFS server exports, and the options of its mount.
     Nfs(Nfs, Box<NfsOptions>),
-    /// What a PersistentVolumeClaim is bound to.
+    /// The PersistentVolume of a claim.
     Claim(Claim),
-    /// What a FlexVolume driver mounts.
+    /// A volume of a FlexVolume driver.
     Flex(Box<Flex>),
-    /// What a CSI driver mounts.
+    /// A volume of a CSI driver.
     Csi(Box<Csi>),
     /// Something that this version cannot show: the kind, as the manifest says it.
     Unsupported(String),

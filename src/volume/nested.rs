@@ -52,7 +52,7 @@ fn outermost_below(own: &str, sorted: &[String]) -> Result<Vec<PayloadPath>, Inv
     Ok(found.into_iter().map(|(_, directory)| directory).collect())
 }
 
-/// What is left of `path` below `directory`.
+/// The part of `path` below `directory`.
 fn below<'a>(directory: &str, path: &'a str) -> Option<&'a str> {
     let directory = directory.strip_suffix('/').unwrap_or(directory);
     path.strip_prefix(directory)?.strip_prefix('/').filter(|rest| !rest.is_empty())

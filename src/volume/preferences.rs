@@ -1,4 +1,4 @@
-//! What annotations of the pod say about single volumes: `podfs.io/host-path.<volume>`, `podfs.io/cache.<volume>`,
+//! Annotations of the pod about single volumes: `podfs.io/host-path.<volume>`, `podfs.io/cache.<volume>`,
 //! `podfs.io/nfs-backend.<volume>`, `podfs.io/mount-options.<volume>`, `podfs.io/audit.<volume>` and
 //! `podfs.io/sub-path.<volume>`; and of all of them, `podfs.io/volumes`.
 
@@ -18,7 +18,7 @@ const AUDIT: &str = "podfs.io/audit.";
 const SUB_PATH: &str = "podfs.io/sub-path.";
 const NFS_BACKEND: &str = "podfs.io/nfs-backend.";
 const MOUNT_OPTIONS: &str = "podfs.io/mount-options.";
-/// What annotations about single volumes begin with.
+/// The prefixes of annotations about single volumes.
 const ABOUT_VOLUMES: [&str; 6] = [SERVED_BY, CACHE, AUDIT, SUB_PATH, NFS_BACKEND, MOUNT_OPTIONS];
 
 /// The label or annotation of a pod, and the label of a namespace, whose containers have volumes of podfs in the place of the
@@ -30,23 +30,23 @@ pub const MARK: &str = "podfs.io/volumes";
 pub struct Preferences {
     /// FUSE or a bind mount; without it, podfs chooses.
     pub served_by: Option<ServedBy>,
-    /// What the kernel may cache of a source of the host.
+    /// How long the kernel may cache names and attributes of a source of the host.
     pub cache: Cache,
     /// Whether podfs logs each open of a file of a projection.
     pub audit: bool,
     /// The NFS client; without it, the mount options choose.
     pub nfs_backend: Option<Backend>,
-    /// What a container that mounts a part of it sees; without it, the node decides.
+    /// Whether a container that mounts a part of it sees later changes; without it, the node decides.
     pub sub_path: Option<SubPathMode>,
 }
 
-/// What a container that mounts a part of a projection sees after a change.
+/// Whether a container that mounts a part of a projection sees later changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SubPathMode {
     /// The generation that was current when it started, as with the kubelet (SP-05).
     #[default]
     Pinned,
-    /// What is current at each moment.
+    /// The current content at each moment.
     Live,
 }
 

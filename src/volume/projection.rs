@@ -1,7 +1,7 @@
-//! What a projecting volume shows: the sources of its files, with modes and owners.
+//! Projections: the sources of their files, with modes and owners.
 //!
 //! configMap, secret, downwardAPI and projected volumes all become one [`Projection`]; the first three have a single
-//! source. What is in here is checked: modes are permission bits, paths are clean.
+//! source. Its values are valid: modes are permission bits, paths are clean.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ pub struct Projection {
     pub default_mode: u16,
     /// Owner of files whose item gives none (KEP-5936).
     pub default_user: Option<u32>,
-    /// What the kubelet would keep the files on.
+    /// The medium on which the kubelet would keep the files.
     pub medium: Medium,
     /// Where the files come from; of two that give the same path the later one wins.
     pub sources: Vec<ProjectionSource>,
@@ -46,7 +46,7 @@ impl Projection {
     }
 }
 
-/// What the kubelet would keep a volume's files on. It shows in the mode of the volume's root.
+/// The medium on which the kubelet would keep a volume's files. It shows in the mode of the volume's root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
     /// The node's disk, as for configMap volumes.

@@ -1,4 +1,4 @@
-//! Label selectors: which objects of many are meant.
+//! Label selectors: which of many objects a volume shows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_api_refuses_is_refused() {
+    fn selectors_that_the_api_refuses_are_refused() {
         let rows = [
             ("{matchExpressions: [{key: a, operator: In}]}", "matchExpressions[0].values: must be specified"),
             ("{matchExpressions: [{key: a, operator: Exists, values: [b]}]}", "matchExpressions[0].values: may not be"),

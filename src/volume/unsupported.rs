@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_of_a_newer_api_is_told_from_a_misspelled_one() {
+    fn a_kind_of_a_newer_api_is_distinguished_from_a_misspelled_one() {
         let kind = |word: &str| newer_kind(serde_json::json!({"name": "v", word: {}}));
         for newer in ["quantumStore", "artifact", "objectBucket", "csiEphemeral", "cifs"] {
             assert_eq!(kind(newer), Ok(Some(newer.to_owned())));

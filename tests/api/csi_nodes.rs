@@ -154,7 +154,7 @@ fn cs_16_another_writer_of_the_objects_is_respected() {
 }
 
 #[test]
-fn cs_16_a_driver_that_fails_or_contradicts_the_node_is_told_why_and_asked_again() {
+fn cs_16_a_driver_that_fails_or_contradicts_the_node_gets_the_reason_and_is_asked_again() {
     let cluster = Cluster::new();
     let mut node = cluster.server.object("Node", "", NODE).expect("the Node");
     node["metadata"]["labels"]["topology.acme.com/zone"] = "b".into();

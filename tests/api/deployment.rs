@@ -126,7 +126,7 @@ fn publish_and_end(kubelet: &Kubelet, volumes: [Volume; 3]) {
 }
 
 #[test]
-fn the_roles_of_the_manifests_allow_what_the_daemon_asks_for_and_no_more() {
+fn the_roles_of_the_manifests_allow_exactly_the_requests_of_the_daemon() {
     let server = cluster();
     let account = account(&server);
     let mut allowed = bind(&server, &account);

@@ -165,7 +165,7 @@ fn a_mounted_directory_is_offered_and_the_offer_is_the_same_after_a_restart() {
 }
 
 #[test]
-fn what_is_used_unmounted_or_a_symbolic_link_is_never_offered() {
+fn used_unmounted_and_linked_entries_are_never_offered() {
     let mut rig = Rig::new("Delete");
     let other = rig.node.fixture.path("elsewhere");
     fs::create_dir(&other).expect("a directory");
@@ -254,7 +254,7 @@ fn nothing_is_erased_that_is_in_use_or_another_file_system_by_now() {
     rig.set_phase(&replaced, "Released");
     let uid_inside = rig.set_phase(&inside, "Released");
     rig.wait_log("is in use: a pod has it at");
-    rig.wait_log("is not surely what it was when PersistentVolume");
+    rig.wait_log("may be another disk or file system than PersistentVolume");
     rig.wait_log("is not clean: podfs cannot delete 1 entry: inner is a mount point");
     for path in [&used, &replaced, &inner] {
         assert!(path.join("a/b/file").exists(), "{}", path.display());
@@ -314,7 +314,7 @@ fn a_hundred_directories_are_offered_once_each_while_the_daemon_is_killed_at_eac
 }
 
 #[test]
-fn a_daemon_that_is_killed_between_two_requests_goes_on_where_it_was() {
+fn a_daemon_that_is_killed_between_two_requests_continues_where_it_was() {
     let mut rig = Rig::new("Delete");
     let path = rig.mount("one");
     let hangs = |verb: &str| rig.server.fail_always(verb, "persistentvolumes", Answer::Never);
@@ -423,7 +423,7 @@ fn a_block_device_is_offered_and_erased_to_its_last_byte() {
 }
 
 #[test]
-fn what_becomes_of_the_entries_is_told_as_metrics() {
+fn metrics_count_the_entries_by_state() {
     let mut rig = Rig::new("Delete");
     let (path, inside) = (rig.mount("one"), rig.mount("two"));
     fs::create_dir(rig.directory.join("plain")).expect("a directory");

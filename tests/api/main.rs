@@ -1,4 +1,4 @@
-//! Pods and objects of an API server, and the metrics of what they come to.
+//! Pods and objects of an API server, and metrics.
 
 #[path = "../api_server/mod.rs"]
 mod api_server;

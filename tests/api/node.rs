@@ -156,7 +156,7 @@ fn static_pods_start_while_the_server_is_away() {
 }
 
 #[test]
-fn volumes_in_use_are_reported_in_the_status_of_the_node_where_that_was_asked_for() {
+fn volumes_in_use_are_reported_in_the_status_of_the_node_with_the_option() {
     let cluster = Cluster::new();
     let Cluster { server, node } = &cluster;
     let stale = json!({"volumesInUse": ["kubernetes.io/stale/x"]});

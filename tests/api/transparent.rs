@@ -77,7 +77,7 @@ fn marked_pods_have_their_payload_volumes_mounted_and_no_others_before_a_contain
         );
     }
     assert!(cluster.machine.node.pod("plain").is_none());
-    daemon.wait_log("pods are chosen by their own label or annotation podfs.io/volumes alone");
+    daemon.wait_log("podfs chooses pods only by their own label or annotation podfs.io/volumes");
     // No runtime says that there were containers, and the kubelet has no directory of the pod.
     cluster.server.delete("Pod", "default", "by-label");
     eventually("nothing of the pod is left", || cluster.machine.node.is_clean("uid-by-label"));

@@ -1,4 +1,4 @@
-//! What there is to ask for: the resources, as paths and objects spell them.
+//! The resources, as paths and objects spell them.
 
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;

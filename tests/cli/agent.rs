@@ -1,4 +1,4 @@
-//! The example of an agent that starts podfs for each pod: it does what it shows, and leaves nothing behind, however it ends.
+//! The example of an agent that starts podfs for each pod: it serves its pods, and removes all that it made, however it ends.
 
 use std::fs;
 use std::io::Read;
@@ -133,7 +133,7 @@ fn containers_of_two_pods_use_their_volumes_and_see_a_change() {
 }
 
 #[test]
-fn a_bad_manifest_is_told_and_the_other_pod_is_served() {
+fn a_bad_manifest_is_reported_and_the_other_pod_is_served() {
     for bad in [WEB, WORKER] {
         let agent = Agent::new();
         agent.write(bad, "pod.yaml", "apiVersion: v1\nkind: Pod\nmetadata: [");
@@ -176,7 +176,7 @@ fn an_agent_that_is_interrupted_while_volumes_wait_leaves_nothing() {
 }
 
 #[test]
-fn a_container_that_fails_is_told() {
+fn a_container_that_fails_is_reported() {
     let agent = Agent::new();
     agent.write(WORKER, "program.sh", "echo started >&4; exit 7");
     let (code, output) = agent.start().end();

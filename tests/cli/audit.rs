@@ -88,7 +88,7 @@ fn become_user(command: &mut Command, uid: usize, gid: usize) {
 }
 
 #[test]
-fn each_open_is_one_line_with_the_key_and_who_it_was() {
+fn each_open_is_one_line_with_the_key_and_the_process() {
     const TIMES: usize = 5;
     let fixture = fixture();
     let running = fixture.run();
@@ -371,7 +371,7 @@ fn command_with_log(fixture: &Fixture, log: impl AsFd) -> Command {
 }
 
 #[test]
-fn a_log_that_nobody_reads_holds_up_no_open_and_what_is_lost_is_told() {
+fn a_log_without_a_reader_delays_no_open_and_lost_lines_are_counted() {
     const LOST: u64 = 30;
     let fixture = fixture();
     let (mut log, writer) = std::io::pipe().expect("a pipe");
@@ -408,7 +408,7 @@ fn a_log_that_nobody_reads_holds_up_no_open_and_what_is_lost_is_told() {
 }
 
 #[test]
-fn a_log_that_is_closed_or_goes_nowhere_is_all_lost_and_harms_nobody() {
+fn a_closed_log_loses_all_lines_and_no_open_fails() {
     let (log, writer) = std::io::pipe().expect("a pipe");
     drop(log);
     let nowhere = File::options().write(true).open("/dev/null").expect("a device");

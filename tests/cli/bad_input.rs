@@ -51,7 +51,7 @@ fn text_that_is_not_utf_8_is_refused_with_line_and_column() {
 }
 
 #[test]
-fn a_pod_with_another_uid_than_was_asked_for_is_refused() {
+fn a_pod_with_another_uid_than_the_option_is_refused() {
     let given = config_pod().replace("name: web, labels", "name: web, uid: 0f-given, labels");
     let fixture = Fixture::new(&given);
     let told = ["pod default/web has the uid 0f-given, and not 1e-other as asked for", "correct its metadata.uid"];

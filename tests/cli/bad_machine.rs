@@ -129,7 +129,7 @@ fn with_privileges(command: &Command, arguments: &[&str]) -> Command {
 }
 
 #[test]
-fn another_user_than_root_is_told_to_be_root() {
+fn another_user_than_root_gets_the_advice_to_be_root() {
     let fixture = fixture();
     // The capability lets the user reach the binary, wherever it was built.
     let user = ["--reuid=65534", "--regid=65534", "--clear-groups"];
@@ -140,7 +140,7 @@ fn another_user_than_root_is_told_to_be_root() {
 }
 
 #[test]
-fn root_without_the_capability_to_mount_is_told_which_one() {
+fn the_error_names_the_capability_that_root_lacks() {
     let fixture = fixture();
     let mut command = with_privileges(&fixture.command(), &["--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]);
     let parts = ["volume \"config\": ", "run podfs as root with CAP_SYS_ADMIN"];
@@ -199,7 +199,7 @@ fn a_mount_point_that_is_not_empty_is_not_covered() {
 }
 
 #[test]
-fn a_mount_of_somebody_else_is_not_covered() {
+fn podfs_does_not_mount_over_a_foreign_mount() {
     let fixture = fixture();
     let point = mount_point(&fixture);
     fs::create_dir_all(&point).expect("directories");
@@ -245,7 +245,7 @@ fn a_read_only_file_system_is_named() {
 }
 
 #[test]
-fn a_full_file_system_is_named_and_what_fitted_is_taken_back() {
+fn a_full_file_system_is_named_and_the_made_files_are_removed() {
     for (flag, inodes, whose) in [("--root-dir", 4, "volume \"config\": "), ("--run-dir", 2, "")] {
         let fixture = fixture();
         // The tmpfs' own root is one of them.

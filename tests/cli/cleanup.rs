@@ -1,4 +1,4 @@
-//! `podfs cleanup`: what podfs that are gone have left, and nothing else.
+//! `podfs cleanup` removes the remains of dead podfs processes, and nothing else.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -149,7 +149,7 @@ fn a_mount_inside_a_dead_volume_keeps_it() {
 }
 
 #[test]
-fn what_came_with_the_source_of_a_bind_mount_goes_with_it() {
+fn mounts_below_the_source_of_a_bind_mount_go_with_it() {
     let source = TempDir::with_prefix("podfs-test-").expect("a directory");
     let inner = source.path().join("inner");
     fs::create_dir(&inner).expect("a directory");
@@ -187,7 +187,7 @@ fn a_mount_on_a_directory_above_is_not_crossed() {
     fs::create_dir_all(other.path().join("kubernetes.io~configmap/config")).expect("directories");
     bind(other.path(), &volumes);
     let outcome = fixture.cleanup(&[]);
-    assert!(outcome.stdout.contains("something is mounted on it or above it"), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("a file system is mounted on it or above it"), "{}", outcome.stdout);
     assert!(other.path().join("kubernetes.io~configmap/config").is_dir());
     umount2(&volumes, MntFlags::MNT_DETACH).expect("unmounted");
     fixture.cleanup(&[]);
@@ -195,7 +195,7 @@ fn a_mount_on_a_directory_above_is_not_crossed() {
 }
 
 #[test]
-fn a_mount_that_does_not_answer_holds_up_nothing_and_stays() {
+fn a_mount_that_does_not_answer_delays_nothing_and_stays() {
     let fixture = fixture();
     let served = Served::with(&[("a", "1")]);
     let hung = fixture.path("root/hung");
@@ -263,7 +263,7 @@ impl Drop for Elsewhere {
 }
 
 #[test]
-fn nothing_elsewhere_is_touched_whatever_a_lock_file_names() {
+fn cleanup_touches_nothing_elsewhere_that_a_lock_file_names() {
     let fixture = fixture();
     let mut running = fixture.run();
     let elsewhere = Elsewhere::new(&running.uid());
@@ -300,7 +300,7 @@ fn a_cleanup_with_another_root_directory_leaves_a_pod_that_is_served_alone() {
 }
 
 #[test]
-fn a_dead_mount_that_nobody_knows_any_more_is_taken_away_below_the_root_directory_only() {
+fn a_dead_mount_without_a_record_is_removed_only_below_the_root_directory() {
     let fixture = fixture();
     let mut running = fixture.run();
     let volume = running.volume("config");
@@ -359,7 +359,7 @@ fn a_server_without_a_supervisor_ends_when_nothing_of_its_pod_is_mounted() {
 }
 
 #[test]
-fn a_pod_whose_server_goes_on_without_its_supervisor_is_not_touched() {
+fn a_pod_whose_server_continues_without_its_supervisor_is_not_touched() {
     let fixture = fixture();
     let mut running = fixture.run();
     let volume = running.volume("config");

@@ -138,7 +138,7 @@ fn the_installed_file_describes_every_setting_and_sets_none() {
 }
 
 #[test]
-fn help_tells_what_holds_without_the_flag() {
+fn help_shows_the_values_that_apply_without_a_flag() {
     let settings = Settings::new("run-dir = \"/nowhere\"\n");
     let help = config(&mut settings.podfs(&["cleanup", "--help"]));
     assert!(help.contains("[env: PODFS_RUN_DIR]\n          [default: /nowhere]"), "{help}");
@@ -146,7 +146,7 @@ fn help_tells_what_holds_without_the_flag() {
 }
 
 #[test]
-fn a_typo_is_told_with_its_line_and_the_nearest_key() {
+fn a_typo_is_reported_with_its_line_and_the_nearest_key() {
     let settings = Settings::new("# A comment.\n\nrun-dir = \"/run/podfs\"\n\n\n\nroot-dri = \"/\"\n");
     settings.refused(&["/podfs.toml:7: unknown key \"root-dri\"; did you mean \"root-dir\"?"]);
     Settings::new("root_dir = \"/\"\n")
@@ -158,7 +158,7 @@ fn a_typo_is_told_with_its_line_and_the_nearest_key() {
 }
 
 #[test]
-fn a_value_of_the_wrong_type_is_told_with_what_is_expected() {
+fn a_value_of_the_wrong_type_is_reported_with_the_expected_one() {
     for wrong in ["7", "true", "[\"/srv\"]", "{ a = 1 }", "2026-11-21", "1.5"] {
         let settings = Settings::new(format!("\nroot-dir = {wrong}\n"));
         settings.refused(&["/podfs.toml:2: root-dir must be a string in quotes, such as \"/var/lib/podfs\""]);
@@ -192,7 +192,7 @@ fn a_variable_is_checked_as_the_flag_and_named() {
 }
 
 #[test]
-fn a_file_that_is_no_toml_is_told_with_its_line() {
+fn a_file_that_is_no_toml_is_reported_with_its_line() {
     Settings::new("run-dir = \"/a\"\nroot-dir /b\n").refused(&["/podfs.toml:2: is not TOML: "]);
     Settings::new("run-dir = \"/a\"\nrun-dir = \"/b\"\n").refused(&["/podfs.toml:2: is not TOML: duplicate key"]);
     Settings::new("run-dir = \"/a\n").refused(&["/podfs.toml:1: is not TOML: "]);
@@ -201,7 +201,7 @@ fn a_file_that_is_no_toml_is_told_with_its_line() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_is_told() {
+fn a_file_that_cannot_be_read_is_reported() {
     let settings = Settings::new("");
     fs::remove_file(settings.path()).expect("removed");
     settings.refused(&["/podfs.toml: there is no such file; --config and PODFS_CONFIG name the file of settings"]);
@@ -221,7 +221,7 @@ fn a_file_that_cannot_be_read_is_told() {
 }
 
 #[test]
-fn what_needs_no_settings_works_with_a_file_that_is_bad() {
+fn commands_without_settings_work_with_a_bad_file() {
     let bad = Settings::new("root-dri = 1\n");
     for arguments in [&["version"][..], &["completions", "bash"], &["--help"], &["run", "--help"], &["help", "run"]] {
         assert_eq!(finish(podfs(arguments).env("PODFS_CONFIG", bad.path())).code, Some(0), "{arguments:?}");
@@ -346,7 +346,7 @@ fn a_run_directory_may_be_longer_than_the_address_of_a_socket() {
 }
 
 #[test]
-fn a_run_directory_that_is_too_long_for_the_kernel_is_told_before_anything_is_mounted() {
+fn a_run_directory_that_is_too_long_for_the_kernel_is_reported_before_anything_is_mounted() {
     let fixture = Fixture::new(&config_pod());
     fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
     // A path has 4095 bytes at most.

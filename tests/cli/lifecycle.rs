@@ -87,7 +87,7 @@ fn readiness_names_every_volume_at_the_kubelets_path_with_its_generation() {
 }
 
 #[test]
-fn people_are_told_once_in_one_line() {
+fn readiness_is_one_line_on_standard_error() {
     let fixture = fixture_of_all_kinds();
     let mut running = fixture.run();
     running.stop();
@@ -101,7 +101,7 @@ fn people_are_told_once_in_one_line() {
 }
 
 #[test]
-fn systemd_hears_what_a_volume_waits_for_and_then_of_readiness_and_the_end() {
+fn systemd_gets_the_reason_of_a_waiting_volume_then_readiness_and_the_end() {
     let fixture = Fixture::new(&config_pod());
     let socket = UnixDatagram::bind(fixture.path("notify")).expect("a socket");
     socket.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
@@ -255,7 +255,7 @@ fn a_stop_of_all_processes_at_once_ends_podfs_with_nothing_left() {
 }
 
 #[test]
-fn a_server_that_hangs_and_dies_while_volumes_are_unmounted_is_not_waited_for() {
+fn the_unmount_does_not_wait_for_a_server_that_hangs_and_dies() {
     let fixture = fixture_of_all_kinds();
     let mut running = fixture.run();
     let server = running.server();

@@ -1,4 +1,4 @@
-//! The command line: `podfs run` and what looks at it, arguments and settings, manuals and examples.
+//! The command line: `podfs run` and commands about it, arguments and settings, manuals and examples.
 
 mod agent;
 mod audit;

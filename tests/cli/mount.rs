@@ -97,7 +97,7 @@ fn a_volume_below_a_symbolic_link_and_at_a_relative_path_is_not_taken_for_unmoun
 }
 
 #[test]
-fn a_volume_goes_on_when_other_mounts_come_and_go() {
+fn a_volume_stays_when_other_mounts_come_and_go() {
     let fixture = fixture(CONFIG);
     let running = start(&fixture, &mut command(&fixture));
     let other = fixture.path("other");

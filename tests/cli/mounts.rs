@@ -137,7 +137,7 @@ fn a_container_has_every_source_until_it_is_released() {
 }
 
 #[test]
-fn what_is_not_released_goes_with_the_pod() {
+fn mounts_that_are_not_released_go_with_the_pod() {
     // SP-09
     let pod = Mounted::new(MOUNTS);
     let sources = pod.prepared();
@@ -147,7 +147,7 @@ fn what_is_not_released_goes_with_the_pod() {
 }
 
 #[test]
-fn sp_09_whatever_others_have_done_to_the_parts_those_of_podfs_go_and_nothing_else() {
+fn sp_09_only_the_subpath_mounts_of_podfs_are_removed_after_any_foreign_changes() {
     // The kubelet's rows of CleanSubPaths (4.2). Files that podfs has not made stay, where the kubelet removes some.
     let pod = Mounted::new(MOUNTS);
     let top = pod.pod_directory().join("volume-subpaths");
@@ -190,7 +190,7 @@ fn sp_09_whatever_others_have_done_to_the_parts_those_of_podfs_go_and_nothing_el
 }
 
 #[test]
-fn a_part_that_goes_on_keeps_its_mount_and_a_new_file_has_a_new_one() {
+fn an_unchanged_part_keeps_its_mount_and_a_new_file_has_a_new_one() {
     // SP-05, SP-06, SP-10
     let pod = Mounted::new(MOUNTS);
     let sources = pod.prepared();
@@ -222,7 +222,7 @@ fn sp_10_a_part_goes_also_when_its_directory_was_removed() {
 }
 
 #[test]
-fn a_key_that_is_missing_is_waited_for_by_name() {
+fn a_container_waits_for_a_missing_key_by_name() {
     // SP-08
     let pod = Mounted::new("\n    - {name: config, mountPath: /c, subPath: late}");
     let refused = pod.prepare(&[]);
@@ -291,7 +291,7 @@ fn mt_08_the_message_of_the_last_start_stays() {
 }
 
 #[test]
-fn what_cannot_be_mounted_is_refused_with_one_sentence() {
+fn impossible_mounts_are_refused_with_one_sentence() {
     // SP-03
     let links = Mounted::new(
         "
@@ -326,7 +326,7 @@ fn what_cannot_be_mounted_is_refused_with_one_sentence() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_made_is_told_without_paths_of_the_node() {
+fn a_directory_that_cannot_be_made_is_reported_without_paths_of_the_node() {
     // SP-02: the cause is in the log alone.
     let pod = Mounted::new("\n    - {name: host, mountPath: /a, subPath: file/new}\n    - {name: host, mountPath: /b}");
     fs::write(pod.host.path().join("file"), "").expect("written");
@@ -337,7 +337,7 @@ fn a_directory_that_cannot_be_made_is_told_without_paths_of_the_node() {
 }
 
 #[test]
-fn the_next_supervisor_goes_on_with_what_is_mounted() {
+fn the_next_supervisor_keeps_the_mounts_of_containers() {
     let pod = Mounted::new(MOUNTS);
     let sources = pod.prepared();
     let Mounted { mut running, fixture, host } = pod;
@@ -354,7 +354,7 @@ fn the_next_supervisor_goes_on_with_what_is_mounted() {
 }
 
 #[test]
-fn podfs_cleanup_takes_away_what_a_killed_pod_has_left() {
+fn podfs_cleanup_removes_the_mounts_of_a_killed_pod() {
     let pod = Mounted::new(MOUNTS);
     let sources = pod.prepared();
     let Mounted { mut running, fixture, .. } = pod;

@@ -28,7 +28,7 @@ const WARNING: &str =
     r#" WARN podfs::supervisor::volume: MountVolume.SetUp failed for volume "late" : configmap "late" not found"#;
 
 #[test]
-fn a_terminal_shows_what_is_up_and_what_waits_until_the_pod_is_ready() {
+fn a_terminal_shows_mounted_and_waiting_volumes_until_the_pod_is_ready() {
     let (fixture, terminal) = (fixture(), Terminal::new(24, 200));
     let mut running = start(&fixture, &terminal, |command| command);
     let screen = terminal.wait_end(&[UP, WAITS]);
@@ -86,7 +86,7 @@ fn a_narrow_terminal_gets_the_beginnings_of_lines() {
 }
 
 #[test]
-fn colours_are_left_out_for_who_wants_none() {
+fn no_color_turns_colours_off() {
     let (fixture, terminal) = (fixture(), Terminal::new(24, 200));
     let _running = start(&fixture, &terminal, |command| command.env("NO_COLOR", "1"));
     terminal.wait_line(UP, |line| line == UP);
@@ -136,7 +136,7 @@ fn lines_of_the_access_log_are_not_written_over() {
 }
 
 #[test]
-fn what_is_no_terminal_gets_plain_lines() {
+fn a_pipe_gets_plain_lines() {
     let fixture = fixture();
     let mut running = fixture.start();
     running.wait_log(WARNING);
@@ -148,7 +148,7 @@ fn what_is_no_terminal_gets_plain_lines() {
 }
 
 #[test]
-fn podfs_mount_shows_what_its_volume_waits_for() {
+fn podfs_mount_shows_why_its_volume_waits() {
     let (fixture, terminal) = (fixture(), Terminal::new(24, 200));
     fixture.write("volume.yaml", "name: late\nconfigMap: {name: late}\n");
     let mut command = Command::new(PODFS);

@@ -207,7 +207,7 @@ fn volumes_wait_for_the_first_push_and_show_it() {
 }
 
 #[test]
-fn tk_09_what_is_pushed_again_replaces_what_was() {
+fn tk_09_a_second_push_replaces_the_first() {
     let pushed = Pushed::complete();
     pushed.push_objects(&[token("second"), trust_bundle("BBBB")]).says(0, &["has 3 objects and 1 token now"]);
     wait_content(&pushed.file("projected", "access", "token"), "second");
@@ -262,7 +262,7 @@ fn programs_push_with_the_protocol_of_the_control_socket() {
 }
 
 #[test]
-fn what_cannot_be_pushed_is_told_in_one_sentence() {
+fn an_impossible_push_is_refused_in_one_sentence() {
     let pushed = Pushed::complete();
     pushed.push(&[]).says(2, &["there is nothing to push; give objects with -f"]);
     let outcome = pushed.push(&["--delete", "app"]);
@@ -285,7 +285,7 @@ fn a_pod_that_takes_no_objects_says_so() {
 }
 
 #[test]
-fn a_supervisor_that_follows_keeps_what_is_shown_and_waits_for_a_push() {
+fn the_next_supervisor_keeps_the_content_and_waits_for_a_push() {
     let mut pushed = Pushed::complete();
     let shown = generation(&pushed.file("projected", "access", ""));
     pushed.fixture.kill_supervisor(&mut pushed.running);

@@ -123,7 +123,7 @@ fn a_burst_of_rewrites_ends_in_the_last_content_with_few_generations() {
 }
 
 #[test]
-fn what_changes_no_payload_raises_no_event_in_the_volume() {
+fn a_change_outside_the_payload_raises_no_event() {
     // AW-10, EV-06
     let fixture =
         Fixture::new(&pod("[{name: config, configMap: {name: app}}, {name: beside, configMap: {name: beside}}]"));

@@ -159,7 +159,7 @@ fn every_answer_names_all_volumes_in_the_order_of_the_manifest_also_before_they_
 }
 
 #[test]
-fn a_supervisor_that_hangs_holds_up_no_other() {
+fn a_supervisor_that_hangs_delays_no_other() {
     let fixture = fixture();
     let first = fixture.run();
     let second = second_pod(&fixture);
@@ -184,7 +184,7 @@ fn a_server_that_hangs_does_not_keep_its_supervisor_from_answering() {
 }
 
 #[test]
-fn who_talks_nonsense_does_not_disturb_the_supervisor() {
+fn invalid_questions_do_not_disturb_the_supervisor() {
     let fixture = fixture();
     let running = fixture.run();
     let socket = fixture.run_files().join("control.sock");
@@ -218,7 +218,7 @@ fn who_talks_nonsense_does_not_disturb_the_supervisor() {
 }
 
 #[test]
-fn a_socket_of_somebody_else_is_shown_as_such() {
+fn a_foreign_socket_is_shown_as_such() {
     let fixture = fixture();
     let mut running = fixture.run();
     fixture.kill_both(&mut running);
@@ -233,7 +233,7 @@ fn a_socket_of_somebody_else_is_shown_as_such() {
     let outcome = fixture.status(&[]);
     answer.join().expect("podfs status asked");
     outcome.says(1, &["pod default/web is not answering"]);
-    let sentence = format!("what pid {} answers is not understood", std::process::id());
+    let sentence = format!("podfs does not understand the answer of pid {}", std::process::id());
     assert!(outcome.stdout.contains(&sentence), "{}", outcome.stdout);
 }
 
@@ -271,7 +271,7 @@ fn a_lock_file_without_a_record_is_shown_and_other_directories_are_not() {
 }
 
 #[test]
-fn what_a_record_says_does_not_act_on_the_terminal() {
+fn control_characters_of_a_record_are_escaped() {
     let fixture = fixture();
     fs::create_dir_all(fixture.path("run/u1")).expect("a directory");
     let name = "\u{1b}[2J\u{9b}31m\u{202e}gpj";

@@ -120,7 +120,7 @@ fn a_live_volume_is_traced_until_ctrl_c() {
 }
 
 #[test]
-fn a_trace_that_is_not_read_holds_up_nobody_and_says_what_it_missed() {
+fn an_unread_trace_delays_no_call_and_counts_missed_requests() {
     let (fixture, _source) = fixture();
     let running = fixture.run();
     let tracing = Tracing::start(&fixture, &running, "data");
@@ -210,7 +210,7 @@ fn a_volume_that_cannot_be_traced_is_refused_with_the_reason() {
 }
 
 #[test]
-fn a_trace_goes_on_with_the_next_server() {
+fn a_trace_continues_with_the_next_server() {
     let (fixture, source) = fixture();
     let running = fixture.run();
     let tracing = Tracing::start(&fixture, &running, "data");

@@ -1,4 +1,4 @@
-//! Volumes of `podfs run` that another process unmounts, or mounts something over.
+//! Volumes of `podfs run` that another process unmounts or mounts over.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -210,7 +210,7 @@ fn volumes_whose_whole_directory_is_unmounted_are_mounted_again() {
 }
 
 #[test]
-fn a_taken_mount_point_is_left_alone_and_told_until_it_is_free() {
+fn a_taken_mount_point_is_left_alone_and_reported_until_it_is_free() {
     let rig = Rig::new();
     let mut running = rig.fixture.run();
     let volume = running.volume("config");
@@ -237,7 +237,7 @@ fn a_taken_mount_point_is_left_alone_and_told_until_it_is_free() {
 }
 
 #[test]
-fn a_volume_below_another_file_system_is_told_and_seen_again_without_it() {
+fn a_volume_below_another_file_system_is_reported_and_visible_again_without_it() {
     let rig = Rig::new();
     let mut running = rig.fixture.run();
     for name in ["config", "host", "bound"] {
@@ -254,7 +254,7 @@ fn a_volume_below_another_file_system_is_told_and_seen_again_without_it() {
 }
 
 #[test]
-fn the_next_podfs_of_the_pod_mounts_again_what_was_unmounted_before_it_came() {
+fn the_next_podfs_mounts_volumes_again_that_were_unmounted_before() {
     let rig = Rig::new();
     let running = rig.fixture.run();
     let names = ["config", "host", "data", "scratch"];
@@ -278,7 +278,7 @@ fn the_next_podfs_of_the_pod_mounts_again_what_was_unmounted_before_it_came() {
 }
 
 #[test]
-fn a_volume_that_was_unmounted_when_podfs_is_told_to_stop_stays_unmounted() {
+fn a_volume_that_was_unmounted_before_the_stop_stays_unmounted() {
     for _ in 0..5 {
         let fixture = small();
         let mut running = fixture.run();

@@ -276,7 +276,7 @@ fn without_reveal_no_byte_of_a_secret_is_anywhere() {
 }
 
 #[test]
-fn a_terminal_shows_what_changed() {
+fn a_terminal_shows_the_changed_files() {
     where_users_may_mount(|| {
         let fixture = two_volumes();
         let (directory, terminal) = (fixture.path("view"), Terminal::new(24, 120));
@@ -386,7 +386,7 @@ fn where_mounts_are(preparation: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_machine_whose_fuse_device_is_missing_or_closed_to_users_is_told_so() {
+fn the_error_names_a_missing_or_closed_fuse_device() {
     where_users_may_mount(|| {
         let fixture = two_volumes();
         let dev = fixture.path("dev");

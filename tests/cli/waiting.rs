@@ -1,4 +1,4 @@
-//! What is missing or bad: its volume waits or stays as it is, the other volumes do not care.
+//! Missing and invalid objects: their volumes wait or stay as they are, without an effect on other volumes.
 
 use std::fs;
 use std::path::PathBuf;
@@ -155,7 +155,7 @@ fn files_stay_when_their_manifest_turns_bad_and_the_log_says_why_once() {
         assert_eq!(fs::read_to_string(file(name)).expect("kept"), "1");
         let log = running.log();
         let warnings: Vec<_> = log.lines().filter(|line| line.contains("WARN")).collect();
-        assert!(warnings.len() == 1 && warnings[0].contains("what was read before stays in use"), "{log}");
+        assert!(warnings.len() == 1 && warnings[0].contains("podfs uses the earlier content"), "{log}");
         assert!(!log.contains("hunter2"), "{log}");
         fixture.write(&format!("objects/{name}"), &object(name, "4"));
         wait_content(&file(name), "4");
@@ -192,7 +192,7 @@ fn a_pod_manifest_that_turns_bad_or_disappears_changes_nothing() {
     let running = fixture.run();
     let label = running.volume("about").join("l");
     fixture.write("pod.yaml", "kind: [");
-    running.wait_log("what was read before stays in use");
+    running.wait_log("podfs uses the earlier content");
     assert_eq!(fs::read_to_string(&label).expect("kept"), "one");
     fixture.remove("pod.yaml");
     running.wait_log("has disappeared; the pod it described stays in use");

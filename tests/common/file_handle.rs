@@ -1,4 +1,4 @@
-//! File handles of a program: a file by what `name_to_handle_at(2)` says of it.
+//! File handles of a program (`name_to_handle_at(2)`).
 
 use std::ffi::CString;
 use std::fs::File;

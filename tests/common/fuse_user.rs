@@ -1,4 +1,4 @@
-//! A user without privileges who may mount with fusermount3, as on laptops.
+//! A user without privileges that may mount with fusermount3, as on laptops.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

@@ -1,4 +1,4 @@
-//! What must not change when another process takes a volume over.
+//! Properties of a volume that must not change when another process takes it over.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -1,4 +1,4 @@
-//! What an operator types about the pods of a fixture.
+//! Commands of an operator about the pods of a fixture.
 
 use std::fs;
 use std::os::unix::net::UnixStream;

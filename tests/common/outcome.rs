@@ -1,4 +1,4 @@
-//! Commands that end by themselves, and what they leave behind.
+//! Commands that end by themselves, and the processes and mounts that remain.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek};

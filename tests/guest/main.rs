@@ -1,4 +1,4 @@
-//! What needs another kernel: podfs in a virtual machine with a Linux of Debian.
+//! Tests that need another kernel: podfs in a virtual machine with a Linux of Debian.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! Debian's Linux in a virtual machine, for what this machine's own kernel does not have.
+//! Debian's Linux in a virtual machine, for tests of another kernel.
 //!
 //! `tests/run` fetches the kernels and QEMU; where there are none, tests are skipped with a message ([`Machine::find`]). A
 //! guest is made of programs and kernel modules, runs one script, and switches itself off. It is ten times slower than

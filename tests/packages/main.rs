@@ -1,4 +1,4 @@
-//! The packages: what is in them, and what they do on a machine where they are installed.
+//! The packages: their contents, and their effect on a machine where they are installed.
 
 mod built;
 #[path = "../common/mod.rs"]

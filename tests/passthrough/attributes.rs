@@ -157,7 +157,7 @@ fn changed_by_somebody(bits: u32) {
 }
 
 #[test]
-fn setuid_and_setgid_go_when_somebody_changes_what_runs() {
+fn setuid_and_setgid_go_when_the_program_changes() {
     changed_by_somebody(0o6777);
     changed_by_somebody(0o4777);
     changed_by_somebody(0o2777);
@@ -170,7 +170,7 @@ fn setgid_without_group_execute_goes_too() {
 }
 
 #[test]
-fn capabilities_of_a_program_go_when_somebody_writes_to_it() {
+fn capabilities_of_a_program_go_when_it_is_written_to() {
     the_mount_does_as_the_disk(|root, answers| {
         let path = root.join("program");
         fs::write(&path, "#!/bin/sh").expect("written");
@@ -218,7 +218,7 @@ fn times_are_set_in_every_form() {
 }
 
 #[test]
-fn times_are_set_by_those_who_may() {
+fn only_allowed_callers_set_times() {
     let set = |name: &str, last_access: i64, last_modification: i64| {
         let at = |tv_nsec| Timespec { tv_sec: 50, tv_nsec };
         let times = Timestamps { last_access: at(last_access), last_modification: at(last_modification) };
@@ -282,7 +282,7 @@ fn times_move_when_files_and_directories_change() {
 }
 
 #[test]
-fn the_mount_tells_the_times_sizes_and_links_of_the_source() {
+fn the_mount_shows_the_times_sizes_and_links_of_the_source() {
     let mounted = Mounted::new();
     let (shown, source) = (mounted.path().join("file"), mounted.source().join("file"));
     fs::write(&shown, vec![1; 100_000]).expect("written");
@@ -303,7 +303,7 @@ fn the_mount_tells_the_times_sizes_and_links_of_the_source() {
 }
 
 #[test]
-fn extended_attributes_are_set_told_listed_and_removed() {
+fn extended_attributes_are_set_read_listed_and_removed() {
     the_mount_does_as_the_disk(|root, answers| {
         let (file, link) = (root.join("file"), root.join("link"));
         fs::write(&file, "").expect("written");
@@ -363,7 +363,7 @@ fn sizes(path: &Path, name: &CStr) -> (isize, isize) {
 }
 
 #[test]
-fn extended_attributes_are_for_those_who_may() {
+fn only_allowed_callers_use_extended_attributes() {
     the_mount_does_as_the_disk(|root, answers| {
         for (name, bits) in [("readable", 0o644), ("writable", 0o666), ("hidden", 0o600)] {
             let path = root.join(name);

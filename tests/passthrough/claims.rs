@@ -84,7 +84,7 @@ fn a_claim_is_served_through_fuse_unless_the_pod_says_otherwise() {
 }
 
 #[test]
-fn a_claim_waits_for_what_is_missing_and_comes_up_when_it_appears() {
+fn a_claim_waits_for_missing_objects_and_comes_up_when_they_appear() {
     // PV-01, VM-10
     let (fixture, _) = fixture(BOTH, "local");
     let bound = fs::read_to_string(fixture.path("objects/volume.yaml")).expect("a manifest");
@@ -113,7 +113,7 @@ fn a_claim_waits_for_what_is_missing_and_comes_up_when_it_appears() {
 }
 
 #[test]
-fn a_volume_of_an_unsupported_kind_or_mode_is_told_and_holds_up_no_other() {
+fn a_volume_of_an_unsupported_kind_or_mode_is_reported_and_delays_no_other() {
     // PV-06
     for (from, to, text) in [
         (
@@ -290,7 +290,7 @@ fn an_ephemeral_volume_has_a_claim_of_its_own() {
 }
 
 #[test]
-fn the_group_of_a_volume_is_told_to_the_node_agent() {
+fn readiness_has_the_supplemental_group_of_a_volume() {
     // PV-04
     let (fixture, _) = fixture(BOTH, "local");
     let manifest = fs::read_to_string(fixture.path("objects/volume.yaml")).expect("a manifest");
@@ -318,7 +318,7 @@ fn a_claim_of_a_killed_podfs_is_taken_up_by_the_next_one() {
 }
 
 #[test]
-fn podfs_mount_shows_a_claim_and_says_what_it_needs() {
+fn podfs_mount_shows_a_claim_and_names_the_objects_that_it_needs() {
     let (fixture, _) = fixture(BOTH, "local");
     let command = |volume: &str| {
         fixture.write("volume.yaml", volume);

@@ -20,7 +20,7 @@ use crate::common::{eventually, wait_content};
 const EVERY_CACHE: [Cache; 3] = [Cache::None, Cache::Auto, Cache::Always];
 
 #[test]
-fn what_a_file_holds_is_seen_at_once_whatever_is_cached() {
+fn changes_of_content_are_visible_at_once_with_any_cache() {
     for cache in EVERY_CACHE {
         let mounted = Mounted::with_cache(cache);
         let (source, shown) = (mounted.source().join("file"), mounted.path().join("file"));
@@ -234,7 +234,7 @@ fn times(path: &Path) -> [(i64, u32); 2] {
 }
 
 #[test]
-fn a_store_through_a_mapping_moves_the_times_that_stat_tells() {
+fn a_store_through_a_mapping_moves_the_times_of_stat() {
     // xfstests generic/080 and 215
     const LENGTH: usize = 8192;
     let limited = Mounted::with_limit(1 << 30);
@@ -311,7 +311,7 @@ fn look_around(root: &Path) {
 }
 
 #[test]
-fn what_may_be_remembered_for_ever_is_asked_for_once() {
+fn a_name_that_is_cached_for_ever_is_looked_up_once() {
     let mounted = Mounted::with_cache(Cache::Always);
     fs::create_dir(mounted.source().join("sub")).expect("a directory");
     fs::write(mounted.source().join("file"), "x").expect("written");
@@ -328,7 +328,7 @@ fn what_may_be_remembered_for_ever_is_asked_for_once() {
 }
 
 #[test]
-fn what_may_not_be_remembered_is_asked_for_each_time() {
+fn a_name_that_is_not_cached_is_looked_up_each_time() {
     let mounted = Mounted::with_cache(Cache::None);
     fs::create_dir(mounted.source().join("sub")).expect("a directory");
     fs::write(mounted.source().join("file"), "x").expect("written");

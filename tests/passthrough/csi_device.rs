@@ -93,7 +93,7 @@ fn cs_12_a_device_outlives_a_killed_podfs_and_goes_with_its_pod() {
 }
 
 #[test]
-fn cs_12_a_device_that_is_not_there_yet_is_waited_for_and_what_is_none_is_refused() {
+fn cs_12_a_volume_waits_for_a_missing_device_and_refuses_other_files() {
     let device = LoopDevice::new(8);
     let mut rig = rig(&device);
     let file = rig.fixture.path("file");

@@ -115,7 +115,7 @@ fn cs_13_a_volume_that_its_driver_cannot_grow_is_served_on_and_tried_again() {
 }
 
 #[test]
-fn cs_14_a_driver_that_counts_is_asked_how_much_its_volume_holds() {
+fn cs_14_the_metrics_have_the_numbers_of_the_driver() {
     let rig = Rig::new(BOTH);
     let driver = rig.driver(&[Type::StageUnstageVolume, Type::GetVolumeStats, Type::VolumeCondition]);
     let usage = |unit: Unit, total| VolumeUsage { unit: unit.into(), total, used: 3, available: total - 3 };
@@ -152,6 +152,6 @@ fn cs_14_a_driver_that_counts_is_asked_how_much_its_volume_holds() {
     );
     driver.answer_stats(answer(true, "the disk is failing"));
     assert_eq!(number(&metrics(), "podfs_volume_stats_health_status_abnormal").as_deref(), Some("1"));
-    running.wait_log("its CSI driver says that something is wrong with it: the disk is failing");
+    running.wait_log("its CSI driver reports it as abnormal: the disk is failing");
     rig.assert_stops_clean(running);
 }

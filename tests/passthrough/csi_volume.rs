@@ -1,4 +1,4 @@
-//! csi volumes: what a CSI driver mounts, with a driver that does what a test says.
+//! csi volumes, with a driver that follows the orders of a test.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -159,7 +159,7 @@ fn cs_01_a_staging_directory_that_is_a_mount_already_is_the_drivers_to_judge() {
 }
 
 #[test]
-fn cs_02_an_inline_volume_is_published_alone_with_what_its_pod_is() {
+fn cs_02_an_inline_volume_is_published_alone_with_its_pod_info() {
     let volumes = format!(
         "[{{name: data, csi: {{driver: {DRIVER}, readOnly: true, volumeAttributes: {{tier: gold}}, \
          nodePublishSecretRef: {{name: key}}}}}}]"
@@ -201,7 +201,7 @@ fn cs_03_a_driver_may_register_later_and_the_volume_waits_by_its_name() {
 }
 
 #[test]
-fn cs_04_a_volume_waits_until_it_is_attached_and_the_driver_hears_of_the_attachment() {
+fn cs_04_a_volume_waits_until_it_is_attached_and_the_driver_gets_the_attachment() {
     let rig = Rig::new(BOTH);
     rig.write_driver("podInfoOnMount: false");
     let driver = rig.driver(STAGES);
@@ -226,7 +226,7 @@ fn cs_04_a_volume_waits_until_it_is_attached_and_the_driver_hears_of_the_attachm
 }
 
 #[test]
-fn cs_05_two_pods_share_what_is_staged_and_the_last_one_unstages_it() {
+fn cs_05_two_pods_share_a_staged_volume_and_the_last_one_unstages_it() {
     let rig = Rig::new(BOTH);
     let driver = rig.driver(STAGES);
     let first = rig.run();
@@ -242,7 +242,7 @@ fn cs_05_two_pods_share_what_is_staged_and_the_last_one_unstages_it() {
 }
 
 #[test]
-fn vm_04_what_failed_is_not_undone_and_what_is_uncertain_is() {
+fn vm_04_only_uncertain_calls_are_undone() {
     for (method, code, undone) in [
         ("NodeStageVolume", Code::Internal, false),
         ("NodeStageVolume", Code::DeadlineExceeded, true),
@@ -264,7 +264,7 @@ fn vm_04_what_failed_is_not_undone_and_what_is_uncertain_is() {
 }
 
 #[test]
-fn cs_06_a_driver_that_fails_after_the_work_is_asked_again() {
+fn cs_06_a_driver_that_fails_after_the_work_is_called_again() {
     let rig = Rig::new(BOTH);
     let driver = rig.driver(STAGES);
     for method in ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"] {
@@ -277,7 +277,7 @@ fn cs_06_a_driver_that_fails_after_the_work_is_asked_again() {
 }
 
 #[test]
-fn cs_06_a_driver_that_crashes_after_the_work_is_asked_again_when_it_is_back() {
+fn cs_06_a_driver_that_crashes_after_the_work_is_called_again_when_it_is_back() {
     for (method, undo) in [("NodeStageVolume", "NodeUnstageVolume"), ("NodePublishVolume", "NodeUnpublishVolume")] {
         let rig = Rig::new(BOTH);
         let mut driver = rig.driver(STAGES);
@@ -296,7 +296,7 @@ fn cs_06_a_driver_that_crashes_after_the_work_is_asked_again_when_it_is_back() {
 }
 
 #[test]
-fn cs_06_a_driver_that_answers_late_is_waited_for() {
+fn cs_06_podfs_waits_for_a_driver_that_answers_late() {
     let rig = Rig::new(BOTH);
     let driver = rig.driver(STAGES);
     for method in ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"] {
@@ -309,7 +309,7 @@ fn cs_06_a_driver_that_answers_late_is_waited_for() {
 }
 
 #[test]
-fn cs_03_a_registration_that_leads_nowhere_is_told() {
+fn cs_03_a_registration_without_a_socket_is_reported() {
     let rig = Rig::new(BOTH);
     let mut driver = rig.driver(STAGES);
     let endpoint = rig.root().join("plugins").join(DRIVER).join("own.sock");
@@ -381,7 +381,7 @@ fn cs_07_volumes_outlive_a_killed_podfs_and_its_driver() {
 }
 
 #[test]
-fn cs_08_a_driver_that_hangs_holds_up_no_other_volume_and_no_other_pod() {
+fn cs_08_a_driver_that_hangs_delays_no_other_volume_and_no_other_pod() {
     let rig = Rig::new(BOTH);
     let driver = rig.driver(STAGES);
     driver.fail("NodeStageVolume", Fault::Hangs);
@@ -398,7 +398,7 @@ fn cs_08_a_driver_that_hangs_holds_up_no_other_volume_and_no_other_pod() {
 }
 
 #[test]
-fn cs_09_a_driver_that_says_it_worked_and_did_not_is_told() {
+fn cs_09_a_driver_that_answers_ok_without_a_mount_is_reported() {
     let rig = Rig::new(BOTH);
     let driver = rig.driver(STAGES);
     driver.fail_always("NodePublishVolume", Some(Fault::Lies));
@@ -439,7 +439,7 @@ fn cs_10_files_are_given_to_the_pods_group_as_the_driver_says() {
 }
 
 #[test]
-fn cs_11_a_driver_that_wants_it_is_called_again_when_something_changes() {
+fn cs_11_a_driver_with_requires_republish_is_called_again_after_a_change() {
     let rig = Rig::new(BOTH);
     rig.write_driver("attachRequired: false, requiresRepublish: true");
     let driver = rig.driver(STAGES);

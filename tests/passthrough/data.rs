@@ -168,7 +168,7 @@ fn truncation_cuts_and_grows_with_zeroes() {
 }
 
 #[test]
-fn appends_go_to_the_end_whatever_the_position() {
+fn appends_ignore_the_position() {
     the_mount_does_as_the_disk(|root, answers| {
         let path = root.join("file");
         let one = File::options().append(true).read(true).create(true).open(&path).expect("created");
@@ -378,7 +378,7 @@ fn synchronising_succeeds_on_everything() {
 }
 
 #[test]
-fn a_full_disk_is_told_to_the_caller_and_nothing_is_lost() {
+fn a_full_disk_is_enospc_and_loses_nothing() {
     let disk = Scratch::tmpfs("size=256k");
     let mounted = Mounted::of(disk.path());
     fs::write(mounted.path().join("kept"), "kept").expect("written");
@@ -398,7 +398,7 @@ fn a_full_disk_is_told_to_the_caller_and_nothing_is_lost() {
 }
 
 #[test]
-fn no_more_inodes_is_told_to_the_caller() {
+fn missing_inodes_are_enospc() {
     let disk = Scratch::tmpfs("nr_inodes=20");
     let mounted = Mounted::of(disk.path());
     let full = (0..30).find_map(|number| fs::create_dir(mounted.path().join(format!("{number}"))).err());

@@ -94,7 +94,7 @@ fn a_known_file_takes_at_most_200_bytes_and_is_given_back() {
 }
 
 #[test]
-fn what_the_kernel_forgets_takes_no_memory() {
+fn forgotten_nodes_take_no_memory() {
     let mounted = Mounted::new();
     grow(mounted.source());
     let mut after = Vec::new();
@@ -124,7 +124,7 @@ fn a_tree_that_is_made_and_removed_leaves_nothing_open() {
 }
 
 #[test]
-fn a_server_without_descriptors_says_so_and_goes_on_when_it_has_some() {
+fn a_server_without_descriptors_logs_it_and_continues_when_it_has_some() {
     let mounted = Mounted::new();
     for file in 0..100 {
         fs::write(mounted.source().join(format!("file-{file}")), "content").expect("written");

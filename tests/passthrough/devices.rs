@@ -227,7 +227,7 @@ fn may_resize() -> bool {
 }
 
 #[test]
-fn a_supervisor_that_is_killed_while_mkfs_runs_is_followed_by_one_that_waits_for_mkfs() {
+fn the_next_supervisor_waits_for_the_mkfs_of_a_killed_one() {
     let device = LoopDevice::new(64);
     let fixture = fixture(&device, "", "");
     let mut command = fixture.command();
@@ -256,7 +256,7 @@ fn a_supervisor_that_is_killed_while_mkfs_runs_is_followed_by_one_that_waits_for
 }
 
 #[test]
-fn what_a_killed_mkfs_has_left_is_formatted_again_and_never_mounted() {
+fn a_device_of_a_killed_mkfs_is_formatted_again_and_never_mounted() {
     for left in [
         // Nothing was written yet.
         "",

@@ -1,4 +1,4 @@
-//! Directories: what a listing through a mount shows, also while the directory changes.
+//! Directories: listings through a mount, also while the directory changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, OsString};
@@ -81,7 +81,7 @@ fn ten_thousand_entries_are_listed_once_each() {
 }
 
 #[test]
-fn a_listing_has_what_stays_once_while_other_names_come_and_go() {
+fn a_listing_has_each_lasting_name_once_while_others_change() {
     let mounted = Mounted::new();
     let stays = fill(mounted.source(), MANY);
     let ended = AtomicBool::new(false);
@@ -159,7 +159,7 @@ fn positions_stay_good_while_entries_go() {
 }
 
 #[test]
-fn a_rewound_listing_shows_what_is_new() {
+fn a_rewound_listing_shows_new_names() {
     let mounted = Mounted::new();
     fill(mounted.path(), 10);
     let mut directory = Directory::open(mounted.path());
@@ -186,7 +186,7 @@ fn two_readers_of_a_directory_have_their_own_positions() {
 }
 
 #[test]
-fn a_listing_tells_kinds_and_inodes_as_stat_does() {
+fn a_listing_has_the_types_and_inodes_of_stat() {
     the_mount_does_as_the_disk(|root, answers| {
         fs::create_dir(root.join("directory")).expect("a directory");
         fs::write(root.join("file"), "").expect("written");

@@ -169,7 +169,7 @@ fn content_that_is_gone_is_made_anew() {
         }
         fs::remove_dir_all(content(&volume)).expect("removed");
         let next = fixture.run();
-        eventually("it is made anew", || next.log().contains("is gone; it is made anew"));
+        eventually("it is made anew", || next.log().contains("is gone; podfs makes it anew"));
         eventually("it can be used", || fs::write(volume.join("file"), "1").is_ok());
         assert_eq!(fs::read_to_string(content(&volume).join("file")).expect("the content"), "1");
         assert_eq!(owned(&volume), (0o777, 0));
@@ -192,11 +192,7 @@ fn nothing_is_deleted_through_a_foreign_mount() {
     let at = content(&volume).join("mnt");
     mount(Some(&outside), &at, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("mounted");
     assert_eq!(running.stop().code(), Some(0));
-    assert!(
-        running.log().contains("what is left of its content are 1 entry: mnt is a mount point"),
-        "{}",
-        running.log()
-    );
+    assert!(running.log().contains("podfs leaves of its content 1 entry: mnt is a mount point"), "{}", running.log());
     assert!(outside.join("keep").exists());
     assert!(!content(&volume).join("mine").exists());
     umount2(&at, MntFlags::MNT_DETACH).expect("unmounted");
@@ -208,7 +204,7 @@ fn nothing_is_deleted_through_a_foreign_mount() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn contradictory_empty_dirs_are_refused() {
     // ED-09
     for (source, sentence) in [
         ("{medium: Tape}", "emptyDir.medium: volume \"scratch\": unknown storage medium \"Tape\""),
@@ -242,7 +238,7 @@ fn huge_pages_are_bound_in_the_size_the_pod_asks_for() {
 }
 
 #[test]
-fn podfs_mount_keeps_the_content_where_nobody_else_looks_and_removes_it() {
+fn podfs_mount_keeps_the_content_in_a_private_directory_and_removes_it() {
     let fixture = Fixture::new("");
     fixture.write("volume.yaml", "{name: scratch, emptyDir: {}}");
     let temp = fixture.path("temp");

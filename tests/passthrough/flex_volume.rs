@@ -1,4 +1,4 @@
-//! flexVolume volumes: what a FlexVolume driver mounts, with a driver in shell.
+//! flexVolume volumes, with a driver in shell.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -176,7 +176,7 @@ fn fx_03_a_driver_may_be_installed_later_and_the_volume_waits_by_its_name() {
 }
 
 #[test]
-fn fx_02_what_a_driver_does_wrong_is_told_and_holds_up_no_other_volume() {
+fn fx_02_failures_of_a_driver_are_reported_and_delay_no_other_volume() {
     for (script, told) in [
         ("echo certainly; exit 0", "mount ended with code 0, and its output of 10 bytes is no JSON object"),
         ("failure 'no such disk'", "mount failed, status: \"Failure\", reason: no such disk"),
@@ -196,7 +196,7 @@ fn fx_02_what_a_driver_does_wrong_is_told_and_holds_up_no_other_volume() {
 }
 
 #[test]
-fn fx_02_a_driver_that_hangs_holds_up_no_other_volume() {
+fn fx_02_a_driver_that_hangs_delays_no_other_volume() {
     let rig = Rig::new(r#"{"attach": false}"#);
     rig.put("mount.do", "exec sleep 1000");
     let mut running = rig.start();
@@ -213,7 +213,7 @@ fn fx_02_a_driver_that_hangs_holds_up_no_other_volume() {
 }
 
 #[test]
-fn fx_04_what_a_killed_podfs_had_mounted_is_unmounted_by_the_next_one() {
+fn fx_04_the_next_podfs_unmounts_the_volumes_of_a_killed_one() {
     for capabilities in [r#"{"attach": false}"#, "{}"] {
         let rig = Rig::new(capabilities);
         let mut running = rig.run();

@@ -200,7 +200,7 @@ fn fuser_answers_an_interrupt_with_enosys_after_which_a_kernel_sends_none() {
 }
 
 #[test]
-fn fuser_does_not_tell_locks_of_flock_from_those_of_fcntl() {
+fn fuser_does_not_distinguish_locks_of_flock_from_those_of_fcntl() {
     let kernel = Kernel::with(InitFlags::empty());
     let asked = [LK_FLOCK, 0].map(|flags| {
         kernel.send(SETLKW, &lock(flags));
@@ -255,7 +255,7 @@ fn fuser_asks_a_device_that_does_not_block_again_and_again() {
 }
 
 #[test]
-fn fuser_goes_on_after_an_answer_that_it_could_not_deliver() {
+fn fuser_continues_after_an_answer_that_it_could_not_deliver() {
     let (socket, device) = pair();
     let (asked, hears) = channel();
     let served = thread::spawn(move || session(device, Recorder { asked, wanted: InitFlags::empty() })?.run());

@@ -78,7 +78,7 @@ fn a_file_is_shown_as_a_file() {
 }
 
 #[test]
-fn what_is_missing_is_made_where_the_type_says_so() {
+fn the_types_with_or_create_make_a_missing_source() {
     // HP-02, HP-03
     let fixture = Fixture::new("");
     let (directory, file) = (fixture.path("made/deep"), fixture.path("file"));
@@ -105,7 +105,7 @@ fn what_is_missing_is_made_where_the_type_says_so() {
 }
 
 #[test]
-fn a_source_of_the_wrong_type_is_told_in_the_kubelets_words_and_holds_up_no_other_volume() {
+fn a_source_of_the_wrong_type_is_reported_in_the_kubelets_words_and_delays_no_other_volume() {
     // HP-03, HP-04, VM-10
     let fixture = Fixture::new("");
     let base = fixture.path("sources");
@@ -376,7 +376,7 @@ fn podfs_mount_refuses_a_cache_where_there_is_no_choice() {
 }
 
 #[test]
-fn a_mount_point_that_is_taken_is_named_and_waited_for() {
+fn a_volume_names_its_taken_mount_point_and_waits() {
     let (fixture, _) = fixture(BIND, "");
     let running = fixture.run();
     let at = running.volume("host");
@@ -384,7 +384,7 @@ fn a_mount_point_that_is_taken_is_named_and_waited_for() {
     fs::create_dir_all(&at).expect("a directory");
     fs::write(at.join("foreign"), "").expect("a file");
     let mut running = fixture.start();
-    running.wait_log("is not empty; a volume would hide what is in it");
+    running.wait_log("is not empty; a volume would hide its content");
     fs::remove_file(at.join("foreign")).expect("removed");
     running.wait_ready();
     assert_eq!(running.stop().code(), Some(0));

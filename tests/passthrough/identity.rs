@@ -47,7 +47,7 @@ fn create_all(answers: &mut Answers, directory: &str) {
 }
 
 #[test]
-fn what_a_caller_makes_belongs_to_the_caller() {
+fn a_new_file_belongs_to_the_caller() {
     the_mount_does_as_the_disk(|root, answers| {
         for (name, mode) in [("plain", 0o777), ("setgid", 0o2777), ("sticky", 0o1777)] {
             for (number, caller) in [OWNER, MEMBER, STRANGER].into_iter().enumerate() {
@@ -61,7 +61,7 @@ fn what_a_caller_makes_belongs_to_the_caller() {
 }
 
 #[test]
-fn who_is_not_allowed_is_refused() {
+fn callers_without_permission_are_refused() {
     the_mount_does_as_the_disk(|root, answers| {
         for mode in [0o700, 0o750, 0o770, 0o755, 0o711, 0o733, 0o777] {
             let name = format!("{mode:o}");

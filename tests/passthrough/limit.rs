@@ -1,4 +1,4 @@
-//! A volume with a limit: what does not fit is refused at once, and what goes makes room.
+//! A volume with a limit: data that does not fit is refused at once, and removed files make room.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -44,7 +44,7 @@ fn assert_within_limit(directory: &Path) {
 }
 
 #[test]
-fn writes_stop_at_the_limit_and_what_was_written_stays() {
+fn writes_stop_at_the_limit_and_earlier_data_stays() {
     // ED-07: podfs refuses at once where the kubelet evicts the pod later.
     let mounted = Mounted::with_limit(LIMIT);
     let path = mounted.path().join("file");
@@ -112,7 +112,7 @@ fn every_way_to_grow_is_refused_when_it_does_not_fit() {
 }
 
 #[test]
-fn many_small_files_are_counted_by_what_they_take() {
+fn many_small_files_are_counted_by_their_blocks() {
     let mounted = Mounted::with_limit(LIMIT);
     let full = (0..1000).find(|number| is_full(fs::write(mounted.path().join(format!("file{number}")), "x")));
     let count = full.expect("it gets full");
@@ -246,7 +246,7 @@ fn df_shows_the_limit() {
 }
 
 #[test]
-fn what_is_there_at_the_start_counts() {
+fn content_from_before_the_mount_counts() {
     let source = disk_directory();
     fs::create_dir(source.path().join("directory")).expect("a directory");
     let there = File::create(source.path().join("directory/there")).expect("created");

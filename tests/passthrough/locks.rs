@@ -121,7 +121,7 @@ fn ranges_are_locked_byte_by_byte() {
 }
 
 #[test]
-fn who_asks_is_told_what_is_in_the_way() {
+fn getlk_returns_the_conflicting_lock() {
     in_all_places(&["posix", "ofd"], |kind, holder, other| {
         assert_eq!(other.ask(&format!("test f {kind} exclusive 0 0")), "free");
         holder.does(&format!("lock f {kind} exclusive 10 5"));
@@ -174,7 +174,7 @@ fn use_the_mount(root: &Path) {
 }
 
 #[test]
-fn many_waiting_locks_hold_up_nobody_else() {
+fn many_waiting_locks_delay_no_other_request() {
     for kind in ALL {
         let places = Places::new();
         let [file, _, source] = places.files();

@@ -28,7 +28,7 @@ fn isatty_is_one_message_each_time() {
 }
 
 #[test]
-fn an_absent_name_is_asked_for_once_where_nothing_else_uses_the_source() {
+fn an_absent_name_is_looked_up_once_in_a_private_empty_dir() {
     let mounted = Mounted::alone();
     let absent = mounted.path().join("absent");
     undisturbed(|| {
@@ -39,7 +39,7 @@ fn an_absent_name_is_asked_for_once_where_nothing_else_uses_the_source() {
 }
 
 #[test]
-fn an_absent_name_is_asked_for_each_time_where_the_source_may_change() {
+fn an_absent_name_is_looked_up_each_time_if_the_source_may_change() {
     let mounted = Mounted::new();
     let absent = mounted.path().join("absent");
     let asked = mounted.requests_during(|| (0..100).for_each(|_| assert!(!absent.exists())));
@@ -49,7 +49,7 @@ fn an_absent_name_is_asked_for_each_time_where_the_source_may_change() {
 }
 
 #[test]
-fn what_is_made_is_there_although_its_absence_was_remembered() {
+fn a_new_file_is_visible_although_its_absence_was_cached() {
     let mounted = Mounted::alone();
     let root = mounted.path();
     let other = root.join("other");

@@ -41,7 +41,7 @@ fn a_directory_hides_a_key_of_its_name() {
 }
 
 #[test]
-fn what_is_mounted_there_survives_updates() {
+fn nested_mounts_survive_updates() {
     // NM-02: also right after names and directories come and go beside it.
     let mut served = Served::new(&root(&["nested", "deep/er"]));
     served.commit(&[("a", "0")]);

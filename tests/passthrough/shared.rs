@@ -1,4 +1,4 @@
-//! Several mounts of one directory, and the host beside them: what one writes, the others read at once.
+//! Several mounts of one directory, and the host beside them: the others read each write at once.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -136,7 +136,7 @@ fn mappings_in_every_place_are_the_same_memory() {
 }
 
 #[test]
-fn a_mapping_that_could_not_be_shared_with_everybody_is_refused() {
+fn a_shared_mapping_that_others_could_not_see_is_refused() {
     // A limit keeps the kernel from reading and writing by itself, and other processes may use the source.
     let source = disk_directory();
     let mounted = Mounted::of_with_limit(source.path(), 1 << 30);

@@ -90,7 +90,7 @@ fn a_suite_that_leaves_the_volume_mounted_or_is_killed_leaves_nothing() {
 }
 
 #[test]
-fn what_is_no_checkout_is_refused_in_one_sentence() {
+fn a_directory_that_is_no_checkout_is_refused_in_one_sentence() {
     let fixture = Fixture::new("");
     let mut script = Command::new(XFSTESTS);
     let output = script.arg(fixture.path("")).env("PODFS", PODFS).output().expect("the script ran");

@@ -1,4 +1,4 @@
-//! What `stat`, `statfs`, permission checks and extended attributes say of a volume.
+//! `stat`, `statfs`, permission checks and extended attributes of a volume.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -74,7 +74,7 @@ fn du_equals_the_sum_of_the_blocks() {
 }
 
 #[test]
-fn an_inode_number_never_comes_to_mean_something_else() {
+fn an_inode_number_is_never_reused() {
     // FU-01: over many generations, every number stands for one thing; what stays, keeps its number.
     let mut served = Served::new(&plain_root());
     let mut meanings: HashMap<u64, String> = HashMap::new();
@@ -122,7 +122,7 @@ fn a_file_that_is_open_but_gone_has_no_links() {
 }
 
 #[test]
-fn a_server_that_hangs_does_not_hang_who_asks_the_cache() {
+fn a_server_that_hangs_does_not_block_calls_answered_from_the_cache() {
     // FU-02
     let served = Served::with(&[("a", "1"), ("sub/b", "1")]);
     let paths = walk(served.path());
@@ -234,7 +234,7 @@ fn copying_with_all_attributes_works() {
 }
 
 #[test]
-fn df_shows_what_the_volume_holds() {
+fn df_shows_the_size_of_the_volume() {
     let served = Served::with(&[("a", &"x".repeat(10_000)), ("sub/b", "1")]);
     let shown = statvfs(served.path()).expect("statvfs");
     let bytes = shown.blocks() * shown.fragment_size();

@@ -7,7 +7,7 @@ use nix::mount::{MntFlags, umount2};
 use podfs_fuse::client::Commit;
 
 #[test]
-fn a_generation_that_cannot_be_removed_yet_holds_up_no_update() {
+fn a_generation_that_cannot_be_removed_yet_delays_no_update() {
     // AW-17, AW-19: another process has mounted on the directory of the old generation.
     let mut served = Served::with(&[("a", "1")]);
     let old = served.path().join(generation(served.path()));

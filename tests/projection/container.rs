@@ -179,7 +179,7 @@ fn a_volume_mounted_later_appears_in_a_container_and_goes_with_podfs() {
 }
 
 #[test]
-fn what_a_container_holds_open_does_not_keep_podfs_from_stopping() {
+fn open_files_of_a_container_do_not_keep_podfs_from_stopping() {
     // FU-10: podfs unmounts lazily; a process inside gets an error in the end, and never hangs.
     let (fixture, container) = shared_root();
     let mut running: Running = fixture.run();

@@ -42,7 +42,7 @@ fn between(middle: &[&'static str], last: &[&'static str]) -> Vec<&'static str> 
 }
 
 #[test]
-fn the_first_write_is_heard_as_from_the_atomic_writer() {
+fn the_first_write_raises_the_events_of_the_atomic_writer() {
     // EV-01, EV-02, EV-03, EV-08
     let mut served = Served::new(&plain_root());
     let watcher = Watcher::on("root", served.path());
@@ -52,7 +52,7 @@ fn the_first_write_is_heard_as_from_the_atomic_writer() {
 }
 
 #[test]
-fn an_update_is_heard_in_the_order_of_the_atomic_writer() {
+fn an_update_raises_events_in_the_order_of_the_atomic_writer() {
     // EV-01, EV-02, EV-03, EV-04, EV-05, EV-08, AW-14: `a` changes, `b` goes, `c` comes.
     let mut served = Served::new(&plain_root());
     let old = switched(served.commit(&[("a", "1"), ("b", "1")]));
@@ -66,7 +66,7 @@ fn an_update_is_heard_in_the_order_of_the_atomic_writer() {
 }
 
 #[test]
-fn an_old_generation_that_is_kept_is_heard_of_when_it_is_removed() {
+fn a_kept_old_generation_raises_events_when_it_is_removed() {
     // EV-04, EV-05: the same events as without the pause, only later; two old generations go one after the other.
     let mut served = Served::new(&plain_root());
     served.projection.keep_old_for(Duration::from_secs(3600));
@@ -98,7 +98,7 @@ fn an_old_generation_that_is_kept_is_heard_of_when_it_is_removed() {
 }
 
 #[test]
-fn a_watch_on_a_nested_file_hears_of_its_end() {
+fn a_watch_on_a_nested_file_gets_its_end() {
     // EV-04, EV-05: also below directories, and for a key whose bytes stay the same.
     let mut served = Served::new(&plain_root());
     let old = switched(served.commit(&[("sub/deep/x", "same"), ("y", "1")]));
@@ -111,7 +111,7 @@ fn a_watch_on_a_nested_file_hears_of_its_end() {
 }
 
 #[test]
-fn a_watch_that_is_armed_again_hears_each_update() {
+fn a_watch_that_is_armed_again_gets_each_update() {
     // EV-04: a reloader that watches the file itself has to arm its watch again, as on the kubelet.
     let mut served = Served::with(&[("a", "0")]);
     for round in 1..=20 {
@@ -189,7 +189,7 @@ fn an_update_with_an_fs_group_raises_no_more_events_than_one_without() {
 }
 
 #[test]
-fn a_watcher_in_another_mount_namespace_hears_the_same() {
+fn a_watcher_in_another_mount_namespace_gets_the_same_events() {
     // EV-07: the volume is bind-mounted into a container, as runtimes do.
     let mut served = Served::new(&plain_root());
     let old = switched(served.commit(&[("a", "1"), ("b", "1")]));

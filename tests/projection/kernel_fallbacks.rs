@@ -1,4 +1,4 @@
-//! What podfs does on kernels older than this one, forced here.
+//! The behaviour of podfs on older kernels, forced on this one.
 
 use std::fs;
 use std::os::fd::AsFd;

@@ -313,7 +313,7 @@ fn the_rows_hold_one_after_the_other_in_one_volume_too() {
 }
 
 #[test]
-fn an_absent_name_that_was_asked_for_appears_with_an_update() {
+fn an_absent_name_that_was_looked_up_appears_with_an_update() {
     // The kernel remembers absent names; a commit has to make it forget.
     let fixture = Fixture::new(&crate::common::config_pod());
     fixture.write("objects/app.yaml", &config_map("app", &[("a", "1")]));

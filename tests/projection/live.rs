@@ -98,7 +98,7 @@ fn a_live_file_changes_in_place_and_an_open_one_has_the_new_bytes_at_its_next_re
 }
 
 #[test]
-fn watchers_of_a_live_file_hear_what_an_editor_would_raise() {
+fn watchers_of_a_live_file_get_the_events_of_an_editor() {
     let mut bound = Bound::with("app.yaml=one; other=x");
     let (file, other) = (bound.bind("app.yaml"), bound.bind("other"));
     let mut watcher = Watcher::on("file", &file);
@@ -113,7 +113,7 @@ fn watchers_of_a_live_file_hear_what_an_editor_would_raise() {
 }
 
 #[test]
-fn watchers_of_a_live_directory_hear_of_its_names() {
+fn watchers_of_a_live_directory_get_events_of_its_names() {
     let mut bound = Bound::with("conf.d/a=1; conf.d/b=1");
     let directory = bound.bind("conf.d");
     let watcher = Watcher::on("dir", &directory);
@@ -144,7 +144,7 @@ fn a_key_that_vanishes_leaves_the_file_as_it_was_and_one_that_returns_is_seen_ag
 }
 
 #[test]
-fn what_the_payload_does_not_have_is_not_bound() {
+fn keys_that_the_payload_lacks_are_not_bound() {
     let mut bound = Bound::with("a=1; d/x=1");
     assert!(matches!(bound.try_bind("b"), Err(LivePartError::Missing(path)) if path == "b"));
     assert!(matches!(bound.try_bind("a/b"), Err(LivePartError::NotADirectory(path)) if path == "a/b"));
@@ -170,7 +170,7 @@ fn a_removed_file_that_is_open_keeps_its_bytes() {
 }
 
 #[test]
-fn nobody_but_a_commit_changes_a_live_part() {
+fn only_a_commit_changes_a_live_part() {
     let mut bound = Bound::with("d/a=1; f=1");
     let (directory, file) = (bound.bind("d"), bound.bind("f"));
     for refused in [

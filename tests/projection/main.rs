@@ -1,4 +1,4 @@
-//! Projections: what a volume of configMap, secret, downwardAPI and projected sources shows, and how it changes.
+//! Projections: the content of configMap, secret, downwardAPI and projected volumes, and its changes.
 
 mod attributes;
 mod commit_repair;

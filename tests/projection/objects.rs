@@ -80,7 +80,7 @@ fn an_items_mode_beats_the_default_mode_which_beats_0644() {
 }
 
 #[test]
-fn optional_sources_show_what_there_is() {
+fn optional_sources_show_the_existing_objects() {
     // CM-06, SE-01
     assert_in_every_kind("optional: true, items: [{key: foo, path: foo}, {key: zab, path: zab}]", "", "foo=foo");
     let volumes = "[{name: config, configMap: {name: absent, optional: true}},
@@ -164,7 +164,7 @@ fn read_as(user: &str, volume: &Path, file: &str) -> Outcome {
 }
 
 #[test]
-fn two_volumes_show_one_config_map_and_everybody_reads_0644() {
+fn two_volumes_show_one_config_map_and_every_user_reads_0644() {
     // CM-10
     let volumes = "[{name: one, configMap: {name: o}}, {name: two, configMap: {name: o, defaultMode: 0600}}]";
     let (fixture, running) = show(volumes, &OBJECTS);

@@ -1,4 +1,4 @@
-//! Volumes that show the pod itself, several sources together, and what the pod's security context makes of files.
+//! Volumes that show the pod itself or several sources, and the effect of the pod's security context on files.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -339,7 +339,7 @@ fn an_items_user_owns_its_file_before_the_volumes_default_user() {
 }
 
 #[test]
-fn another_volume_can_be_mounted_inside_and_both_go_on() {
+fn another_volume_can_be_mounted_inside_and_both_stay_usable() {
     // NM-02
     let mounts = "[{name: config, mountPath: /etc/app}, {name: keys, mountPath: /etc/app/tls/private}]";
     let spec = format!("containers: [{{name: web, volumeMounts: {mounts}}}]");

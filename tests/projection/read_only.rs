@@ -169,7 +169,7 @@ fn the_server_refuses_every_change_through_a_mount_made_writable() {
 }
 
 #[test]
-fn nobody_can_commit_while_podfs_does() {
+fn no_other_process_can_commit_while_podfs_does() {
     // FU-13: what a commit is about to do is refused to everybody else, and the commits go on.
     let mut served = served();
     let writable = Writable::of(&served);
@@ -194,7 +194,7 @@ fn nobody_can_commit_while_podfs_does() {
 }
 
 #[test]
-fn what_is_stored_through_a_mapping_of_a_mount_made_writable_is_undone() {
+fn a_store_through_a_mapping_of_a_mount_made_writable_is_undone() {
     // FU-13: a store to a mapping changes the kernel's page before any server is asked, and the page is
     // what every other container reads. It is dropped when the kernel writes it back, here by msync.
     let served = served();

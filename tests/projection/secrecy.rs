@@ -64,7 +64,7 @@ fn find(haystack: &[u8], part: &[u8]) -> Option<usize> {
 }
 
 #[test]
-fn base64_is_what_the_test_thinks() {
+fn the_tests_base64_is_right() {
     assert_eq!(["", "f", "fo", "foo", "foob"].map(base64), ["", "Zg==", "Zm8=", "Zm9v", "Zm9vYg=="]);
 }
 
@@ -87,7 +87,7 @@ fn no_log_line_and_no_trace_line_shows_a_value() {
     wait_content(&running.volume("keys").join("encoded"), &encoded);
     // Neither does one about a manifest that holds it and is bad.
     fixture.write("objects/tls.yaml", &format!("{}  - {text}: [", manifest(&text, &encoded)));
-    running.wait_log("what was read before stays in use");
+    running.wait_log("podfs uses the earlier content");
     fixture.write("objects/tls.yaml", &manifest(&text, "other"));
     wait_content(&running.volume("keys").join("encoded"), "other");
     running.stop();
@@ -223,7 +223,7 @@ fn nothing_of_a_value_stays_in_memory_once_it_is_replaced_or_refused() {
     wait_shown(&old);
     assert_held(&old);
     fixture.write("objects/tls.yaml", &format!("{}not: [valid", manifest_of(&refused)));
-    running.wait_log("what was read before stays in use");
+    running.wait_log("podfs uses the earlier content");
     fixture.write("objects/tls.yaml", &manifest_of(&new));
     wait_shown(&new);
     assert_held(&new);

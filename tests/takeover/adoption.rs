@@ -71,7 +71,7 @@ fn kill_both(fixture: &Fixture, running: &mut Running) {
 }
 
 #[test]
-fn the_next_supervisor_adopts_the_volumes_as_they_are_and_goes_on_committing() {
+fn the_next_supervisor_adopts_the_volumes_as_they_are_and_commits() {
     // RC-01
     let pod = Orphaned::new();
     let mut running = pod.fixture.run();
@@ -179,7 +179,7 @@ fn old_generations_that_a_killed_supervisor_has_kept_are_removed_by_the_next_one
 }
 
 #[test]
-fn a_supervisor_that_is_told_to_leave_ends_well_and_the_next_one_adopts_the_volumes() {
+fn a_supervisor_ends_cleanly_at_sigusr1_and_the_next_one_adopts_the_volumes() {
     let pod = Orphaned::new();
     let mut running = pod.fixture.run();
     let (config, host) = (running.volume("config"), running.volume("host"));
@@ -242,7 +242,7 @@ fn a_keeper_that_is_killed_after_an_adoption_is_replaced() {
     let mut running = pod.fixture.run();
     let [keeper] = running.keepers()[..] else { panic!("one keeper: {:?}", running.keepers()) };
     kill(keeper, Signal::SIGKILL).expect("it is there");
-    running.wait_log("the keeper of the server's open files ended; there is another one");
+    running.wait_log("the keeper of the server's open files ended; podfs has started another one");
     // What the server had open is kept by the new one.
     fs::remove_file(host.join("f")).expect("removed");
     kill(running.server(), Signal::SIGKILL).expect("it is there");
@@ -265,7 +265,7 @@ fn while_a_supervisor_lives_another_one_is_refused_also_after_an_adoption() {
 }
 
 #[test]
-fn what_changed_while_there_was_no_supervisor_is_committed_by_the_next() {
+fn the_next_supervisor_commits_the_changes_it_missed() {
     let pod = Orphaned::new();
     let mut running = pod.fixture.run();
     let config = running.volume("config");
@@ -286,7 +286,7 @@ fn a_stopped_server_cannot_be_adopted_and_is_replaced() {
     kill_supervisor(&mut running);
     kill(server, Signal::SIGSTOP).expect("it is there");
     let mut running = pod.fixture.run();
-    running.wait_log("cannot be taken over");
+    running.wait_log("podfs cannot take over the server of the pod");
     assert_ne!(running.server(), server);
     wait_content(&config.join("a"), "1");
     assert!(running.stop().success());
@@ -332,7 +332,7 @@ fn the_server_of_another_pod_is_left_alone() {
     symlink(other.socket(), pod.socket()).expect("a link");
 
     let mut running = pod.fixture.run();
-    running.wait_log("cannot be taken over: it serves pod");
+    running.wait_log("): it serves pod");
     wait_content(&config.join("a"), "1");
     assert!(running.stop().success());
     pod.fixture.assert_nothing_left();
@@ -343,7 +343,7 @@ fn the_server_of_another_pod_is_left_alone() {
 }
 
 #[test]
-fn a_server_is_followed_by_another_when_the_programs_are_gone_from_the_disk() {
+fn a_successor_starts_after_the_programs_were_deleted() {
     let pod = Orphaned::new();
     let programs = pod.fixture.path("programs");
     fs::create_dir(&programs).expect("a directory");
@@ -369,7 +369,7 @@ fn a_server_that_cannot_be_followed_for_a_while_takes_no_mount_with_it() {
     let before = (identity(&config), identity(&host));
     let all = limit_files(running.pid(), 1);
     kill(running.server(), Signal::SIGKILL).expect("it is there");
-    running.wait_log("podfs tries again in 80 ms");
+    running.wait_log("it tries again in 80 ms");
     let waiting = thread::spawn({
         let host = host.clone();
         move || fs::write(host.join("new"), "written when there is a server again")
@@ -383,7 +383,7 @@ fn a_server_that_cannot_be_followed_for_a_while_takes_no_mount_with_it() {
 }
 
 #[test]
-fn a_full_run_directory_keeps_nobody_from_adopting_and_a_new_pod_from_starting() {
+fn a_full_run_directory_stops_new_pods_and_no_adoption() {
     let pod = Orphaned::new();
     let disk = Scratch::tmpfs("size=64k");
     let (usual, small) = (pod.fixture.path("run"), disk.path().join("run"));

@@ -107,7 +107,7 @@ fn a_kill_while_a_projection_is_changed_is_not_noticed() {
 }
 
 #[test]
-fn a_server_that_is_killed_while_an_old_generation_is_kept_is_followed_by_one_that_has_it() {
+fn a_successor_has_the_old_generation_that_the_killed_server_kept() {
     let fixture = fixture(1, 3);
     let mut command = fixture.command();
     command.args(["--keep-old-generations", "5"]);

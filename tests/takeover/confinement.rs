@@ -1,4 +1,4 @@
-//! What a server can reach once it is confined: nothing but what it was given.
+//! A confined server reaches only the descriptors that it was given.
 //!
 //! A probe is a process that confines itself as a server does, and then tries what a server that was taken over would.
 
@@ -358,7 +358,7 @@ fn the_server_of_a_pod_with_a_host_path_has_the_capabilities_it_needs_and_proces
 }
 
 #[test]
-fn a_server_that_may_not_leave_the_host_serves_and_says_what_is_missing() {
+fn a_server_that_cannot_be_confined_serves_and_logs_what_is_missing() {
     const SYS_ADMIN: libc::c_ulong = 21;
     let (ours, theirs) = UnixStream::pair().expect("a socket pair");
     let mut command = Command::new(PODFS_FUSE);
@@ -376,7 +376,7 @@ fn a_server_that_may_not_leave_the_host_serves_and_says_what_is_missing() {
     let ended = server.wait_with_output().expect("its end");
     let log = String::from_utf8(ended.stderr).expect("text");
     let missing = "but without a network of its own (Operation not permitted (os error 1)), \
-                   an empty root directory (Operation not permitted (os error 1)); podfs goes on";
+                   an empty root directory (Operation not permitted (os error 1)); podfs continues";
     assert!(
         log.contains("WARN podfs_fuse::confinement: the server is confined, with ") && log.contains(missing),
         "{log}"

@@ -131,7 +131,7 @@ fn containers_of_runc_and_crun_see_what_podfs_prepares() {
 }
 
 #[test]
-fn mt_04_what_a_container_mounts_in_its_part_reaches_the_volume_and_stays_when_the_part_goes() {
+fn mt_04_a_mount_of_a_container_in_its_part_reaches_the_volume_and_stays_when_the_part_goes() {
     let mut pod = Pod::new(
         "
     - {name: host, mountPath: /part, subPath: some/part, mountPropagation: Bidirectional}

@@ -16,7 +16,7 @@ fn fixture() -> Fixture {
 }
 
 #[test]
-fn a_second_podfs_for_the_pod_is_refused_and_the_first_goes_on() {
+fn a_second_podfs_for_the_pod_is_refused_and_the_first_continues() {
     let fixture = fixture();
     let mut running = fixture.run();
     let second = finish(&mut fixture.command());
@@ -71,7 +71,7 @@ fn a_supervisor_and_a_server_that_are_killed_leave_a_dead_mount_that_the_next_ru
 }
 
 #[test]
-fn a_server_that_is_killed_is_followed_by_another_and_podfs_goes_on() {
+fn podfs_replaces_a_killed_server_and_continues() {
     // FU-06
     let fixture = fixture();
     let mut running = fixture.run();
@@ -88,7 +88,7 @@ fn a_server_that_is_killed_is_followed_by_another_and_podfs_goes_on() {
 }
 
 #[test]
-fn a_server_that_is_killed_while_a_volume_comes_up_is_followed_by_another() {
+fn podfs_replaces_a_server_that_is_killed_while_a_volume_comes_up() {
     // The second volume waits, so the pod is not ready yet.
     let fixture = Fixture::new(&pod("[{name: config, configMap: {name: app}}, {name: late, configMap: {name: late}}]"));
     fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));

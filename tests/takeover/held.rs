@@ -83,7 +83,7 @@ fn a_lock_is_held_over_kills_and_let_go_after() {
 }
 
 #[test]
-fn who_waits_for_a_lock_gets_it_from_the_next_server() {
+fn a_waiting_lock_call_gets_its_lock_from_the_next_server() {
     let pod = Pod::new();
     for volume in pod.volumes() {
         for (lock, wait, unlock) in KINDS {
@@ -121,7 +121,7 @@ fn a_wait_for_a_lock_can_be_interrupted_in_the_next_server() {
 }
 
 #[test]
-fn who_waits_for_a_lock_may_die_after_the_kill() {
+fn a_process_that_waits_for_a_lock_can_be_killed_after_a_takeover() {
     let pod = Pod::new();
     for volume in pod.volumes() {
         for (lock, wait, unlock) in KINDS {
@@ -157,7 +157,7 @@ fn a_working_directory_stays_one_also_when_it_is_removed() {
 }
 
 #[test]
-fn a_listing_goes_on_where_it_was() {
+fn a_listing_continues_where_it_was() {
     let pod = Pod::new();
     for volume in pod.volumes() {
         let names: Vec<_> = (0..2000).map(|n| format!("entry-{n:04}-{}", "x".repeat(60))).collect();
@@ -197,7 +197,7 @@ fn a_file_that_never_had_a_name_gets_one_after_the_kill() {
 }
 
 #[test]
-fn a_watch_hears_what_happens_after_the_kill() {
+fn a_watch_gets_events_after_a_takeover() {
     let pod = Pod::new();
     for volume in pod.volumes() {
         let watcher = Watcher::on("root", &volume);
@@ -212,7 +212,7 @@ fn a_watch_hears_what_happens_after_the_kill() {
 }
 
 #[test]
-fn what_somebody_has_left_open_in_podfs_is_not_in_the_way_of_what_containers_have_open() {
+fn descriptors_that_podfs_inherited_do_not_collide_with_open_files_of_containers() {
     let source = disk_directory();
     let host = format!("{{name: host, hostPath: {{path: {}, type: Directory}}}}", source.path().display());
     let fixture = Fixture::new(&pod(&format!("[{host}]")));
@@ -328,7 +328,7 @@ fn only_files_without_a_name_are_lost_with_the_keeper_and_say_so() {
 }
 
 #[test]
-fn a_listing_and_a_working_directory_go_on_when_the_keeper_is_killed_too() {
+fn a_listing_and_a_working_directory_stay_usable_when_the_keeper_is_killed_too() {
     let pod = Pod::new();
     for volume in pod.volumes() {
         let names: Vec<_> = (0..2000).map(|n| format!("entry-{n:04}-{}", "x".repeat(60))).collect();
@@ -402,7 +402,7 @@ fn parts_of_a_file_are_locked_again_as_they_were() {
 }
 
 #[test]
-fn a_lock_that_another_process_of_the_host_got_meanwhile_is_lost_and_its_owner_is_told() {
+fn the_owner_of_a_lock_that_another_process_got_meanwhile_gets_eio() {
     let pod = Pod::new();
     let source = pod.source.path();
     let volume = pod.running.volume("host");

@@ -26,7 +26,7 @@ fn no_caller_notices_kills_over_io_uring_either() {
 }
 
 #[test]
-fn the_status_tells_the_transport_of_each_volume() {
+fn the_status_names_the_transport_of_each_volume() {
     if !io_uring::is_offered() {
         return;
     }

@@ -1,4 +1,4 @@
-//! Pods do not share fate: what one pod's processes suffer or do is its own affair (FU-16, FU-17).
+//! Faults of one pod's processes affect no other pod (FU-16, FU-17).
 
 use std::fs::{self, File};
 use std::io;
@@ -191,7 +191,7 @@ impl Drop for Elsewhere {
 }
 
 #[test]
-fn people_are_told_when_podfs_runs_where_the_kubelet_kills() {
+fn podfs_warns_if_it_runs_in_the_kubelets_cgroups() {
     // FU-16
     let Some(top) = cgroups() else { return };
     let fixture = fixture(CONFIG);
@@ -215,7 +215,7 @@ fn a_limit_of_memory_that_makes_no_sense_is_refused() {
 }
 
 #[test]
-fn a_server_that_takes_too_much_memory_dies_alone_and_is_followed() {
+fn podfs_replaces_a_server_that_the_kernel_killed_for_its_memory() {
     let Some(top) = cgroups() else { return };
     const LIMIT: &str = "64Mi";
     let (greedy, other) = (fixture(HOST), fixture(CONFIG));
@@ -261,7 +261,7 @@ fn may_lower_scores() -> bool {
 }
 
 #[test]
-fn servers_are_killed_after_containers_and_what_follows_them_later_still() {
+fn the_oom_order_is_containers_servers_supervisors() {
     if !may_lower_scores() {
         eprintln!("skipped: this needs CAP_SYS_RESOURCE");
         return;
@@ -276,7 +276,7 @@ fn servers_are_killed_after_containers_and_what_follows_them_later_still() {
 }
 
 #[test]
-fn who_may_not_lower_scores_serves_all_the_same() {
+fn a_podfs_that_may_not_lower_oom_scores_still_serves() {
     const CAP_SYS_RESOURCE: libc::c_ulong = 24;
     let fixture = fixture(CONFIG);
     let mut command = fixture.command();
@@ -314,7 +314,7 @@ fn a_pod_whose_server_is_killed_leaves_the_other_alone() {
 }
 
 #[test]
-fn a_pod_whose_server_hangs_holds_up_no_other() {
+fn a_pod_whose_server_hangs_delays_no_other() {
     // FU-17
     let (first, second) = (fixture(CONFIG), fixture(CONFIG));
     let hanging = first.run();
@@ -363,7 +363,7 @@ fn a_volume_has_its_share_of_descriptors_and_the_other_volume_has_its_own() {
 }
 
 #[test]
-fn what_a_dead_server_had_open_stays_open_when_its_successor_has_a_smaller_share() {
+fn open_files_stay_open_when_the_successor_has_a_smaller_share() {
     /// Of the first server: 400 for each of two volumes.
     const BEFORE: u64 = 2000;
     const SHARE: usize = 400;
@@ -408,7 +408,7 @@ fn what_a_dead_server_had_open_stays_open_when_its_successor_has_a_smaller_share
 }
 
 #[test]
-fn a_successor_that_may_not_have_all_that_was_open_says_so_and_goes_on_when_it_may() {
+fn a_successor_without_enough_descriptors_logs_it_and_continues_when_it_has_them() {
     const FILES: usize = 300;
     let fixture = fixture("[{name: limited, emptyDir: {sizeLimit: 1Gi}}]");
     let mut running = fixture.run();

@@ -1,4 +1,4 @@
-//! Processes that are killed, hang or are replaced, and what callers notice of it: nothing.
+//! Processes that are killed, hang or are replaced, without a failed call.
 
 mod adoption;
 mod commits;

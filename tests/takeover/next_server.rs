@@ -119,7 +119,7 @@ fn a_clone_of_the_keeper_follows_a_server_that_was_killed_with_the_same_rights_a
 }
 
 #[test]
-fn a_server_that_crashed_is_followed_by_one_with_another_layout_of_its_memory() {
+fn the_successor_of_a_crashed_server_has_another_memory_layout() {
     let pod = Pod::new();
     let mut running = pod.fixture.run();
     for signal in [Signal::SIGABRT, Signal::SIGILL, Signal::SIGQUIT] {
@@ -131,13 +131,13 @@ fn a_server_that_crashed_is_followed_by_one_with_another_layout_of_its_memory() 
 }
 
 #[test]
-fn a_server_without_its_first_keeper_is_followed_by_one_that_is_executed() {
+fn the_successor_is_executed_if_the_first_keeper_has_died() {
     let pod = Pod::new();
     let mut running = pod.fixture.run();
     let mut file = File::create(running.volume("host").join("f")).expect("a file");
     let [keeper] = running.keepers()[..] else { panic!("one keeper: {:?}", running.keepers()) };
     kill(keeper, Signal::SIGKILL).expect("it is there");
-    running.wait_log("the keeper of the server's open files ended; there is another one");
+    running.wait_log("the keeper of the server's open files ended; podfs has started another one");
     assert_eq!(follow(&running, Signal::SIGKILL).1, Start::Executed);
     assert_eq!(follow(&running, Signal::SIGKILL).1, Start::Cloned);
     let (before, stack) = (running.server(), start_of_stack(running.server()));
@@ -152,7 +152,7 @@ fn a_server_without_its_first_keeper_is_followed_by_one_that_is_executed() {
 }
 
 #[test]
-fn a_keeper_that_does_not_answer_starts_no_server_and_leaves_none_behind_when_it_goes_on() {
+fn a_keeper_that_does_not_answer_starts_no_server_and_leaves_none_when_it_continues() {
     let pod = Pod::new();
     let mut running = pod.fixture.run();
     let mut file = File::create(running.volume("host").join("f")).expect("a file");

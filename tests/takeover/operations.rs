@@ -291,12 +291,12 @@ impl Pod {
 }
 
 #[test]
-fn a_kill_while_something_is_made_is_not_noticed() {
+fn a_kill_while_a_file_is_made_fails_no_call() {
     Pod::new().withstands(&MAKING);
 }
 
 #[test]
-fn a_kill_while_something_is_moved_or_removed_is_not_noticed() {
+fn a_kill_while_a_file_is_moved_or_removed_fails_no_call() {
     Pod::new().withstands(&MOVING);
 }
 
@@ -321,7 +321,7 @@ fn a_kill_while_locks_are_taken_and_given_is_not_noticed() {
 }
 
 #[test]
-fn requests_that_nobody_has_read_are_answered_by_the_successor() {
+fn the_successor_answers_requests_that_no_server_has_read() {
     let pod = Pod::new();
     for operation in [&MAKING[..], &MOVING, &BYTES, &ATTRIBUTES, &LISTING, &LOCKS].concat_all() {
         for volume in ["host", "limited"] {

@@ -212,7 +212,7 @@ fn a_pod_that_has_no_volumes_takes_its_first_one() {
 }
 
 #[test]
-fn a_supervisor_that_is_killed_after_a_publication_is_followed_by_one_that_adopts_it() {
+fn the_next_supervisor_adopts_a_volume_that_was_published_before_a_kill() {
     let pod = Dynamic::new(&["one"]);
     let mut running = pod.fixture.run();
     let one = pod.volume("configmap", "one").join("k");
@@ -291,7 +291,7 @@ fn supervisor_and_server_may_be_killed_at_once_after_a_publication_or_while_volu
 }
 
 #[test]
-fn a_server_that_is_killed_after_volumes_have_left_is_followed_by_one_with_all_open_files() {
+fn the_successor_has_all_open_files_after_volumes_have_left() {
     let pod = Dynamic::new(&["one", "two", "scratch-1"]);
     let mut running = pod.fixture.run();
     let wanted = ["one", "two", "scratch-1", "host", "scratch-2", "scratch-3"];
@@ -322,7 +322,7 @@ fn a_server_that_is_killed_after_volumes_have_left_is_followed_by_one_with_all_o
 }
 
 #[test]
-fn what_cannot_be_published_or_unpublished_is_refused_with_a_sentence() {
+fn impossible_publications_are_refused_with_a_sentence() {
     let pod = Dynamic::new(&["one"]);
     let mut running = pod.fixture.run();
     let refusal = |question: Value| {
@@ -372,7 +372,7 @@ fn what_cannot_be_published_or_unpublished_is_refused_with_a_sentence() {
 }
 
 #[test]
-fn volumes_that_were_published_show_what_is_pushed() {
+fn published_volumes_show_pushed_objects() {
     let pod = Dynamic::new(&[]);
     let mut command = pod.fixture.command();
     command.arg("--push");
@@ -427,7 +427,7 @@ async fn next(follower: &mut Follower, is_it: impl Fn(&PodStatus) -> bool) -> Po
 }
 
 #[test]
-fn a_program_that_follows_a_pod_hears_of_every_change_until_its_end() {
+fn a_follower_of_a_pod_gets_every_change_until_its_end() {
     let pod = Dynamic::new(&["one"]);
     let mut running = pod.fixture.run();
     let directory = pod.run_directory();

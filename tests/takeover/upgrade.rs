@@ -87,7 +87,7 @@ impl Pod {
 }
 
 #[test]
-fn a_pod_goes_on_as_the_program_on_disk_with_open_files_and_its_next_servers_too() {
+fn a_pod_becomes_the_program_on_disk_with_its_open_files_and_so_do_its_next_servers() {
     let mut pod = Pod::new();
     let mut file = fs::File::create(pod.running.volume("host").join("f")).expect("a file");
     // What podfs has open after an upgrade it has open after any other.
@@ -166,7 +166,7 @@ fn a_pod_whose_program_is_gone_from_the_disk_is_not_upgraded() {
 }
 
 #[test]
-fn a_server_that_cannot_go_on_is_followed_by_one_of_the_program_before() {
+fn an_upgraded_server_that_cannot_continue_is_replaced_by_the_program_before() {
     let pod = Pod::new();
     // What containers have open is more than the new server may have open, so it cannot take that over.
     let host = pod.running.volume("host");

@@ -1,4 +1,4 @@
-//! What the benches share: a server in memory, and figures.
+//! Code that the benches share: a server in memory, and figures.
 
 use std::future::Future;
 use std::time::{Duration, Instant};

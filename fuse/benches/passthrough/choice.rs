@@ -1,4 +1,4 @@
-//! What the arguments choose: groups, rows, places, rounds and the callers' CPU. Without arguments, all of it.
+//! The choice of the arguments: groups, rows, places, rounds and the callers' CPU. Without arguments, all of it.
 
 use std::sync::OnceLock;
 

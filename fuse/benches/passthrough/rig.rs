@@ -1,4 +1,4 @@
-//! What the benches share: the places that are compared, rounds in which they take turns, tables.
+//! Code that the benches share: the places that are compared, rounds in which they take turns, tables.
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,4 +1,4 @@
-//! What the benches share: a server process, a tmpfs, medians, tables.
+//! Code that the benches share: a server process, a tmpfs, medians, tables.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;

@@ -1,4 +1,4 @@
-//! What has to be true of everything that was decoded.
+//! Properties of all decoded values.
 
 use podfs_nfs::rpc::Slice;
 use podfs_nfs::xdr::{Malformed, XdrReader, XdrWriter};

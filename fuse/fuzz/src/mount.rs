@@ -1,4 +1,4 @@
-//! What mountd and the portmapper answer. The first byte chooses which of them.
+//! Answers of mountd and the portmapper. The first byte chooses which of them.
 
 use podfs_nfs::mountd::{self, MountdError};
 use podfs_nfs::portmap;

@@ -1,4 +1,4 @@
-//! The address of an export: a server, and a directory of it. Nothing else of podfs takes one apart or puts one together.
+//! The address of an export: a server, and a directory of it. Only this module parses and prints such addresses.
 
 use std::fmt;
 use std::io;
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn text_that_is_no_address_is_refused() {
         assert_eq!(ExportAddress::parse("nas", "srv"), Err(AddressError::RelativePath));
         assert_eq!(ExportAddress::parse("nas", "/a\0b"), Err(AddressError::NulInPath));
         for server in ["", "[]", "a b", "a/b", "a,b"] {

@@ -35,7 +35,7 @@ impl Error {
         }
     }
 
-    /// What the server says, if it says anything.
+    /// The server's status, if the server answered.
     pub fn status(&self) -> Option<NfsStatus> {
         match self {
             Self::Refused { status, .. } => Some(*status),

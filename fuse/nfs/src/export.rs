@@ -39,7 +39,7 @@ pub struct Export {
     limits: Limits,
 }
 
-/// What the server takes at once.
+/// The largest READ and WRITE of the server.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
     /// Most bytes of a READ.
@@ -73,7 +73,7 @@ impl Limits {
 /// How a call is made.
 #[derive(Clone, Copy)]
 pub struct How<'a> {
-    /// As whom.
+    /// The user and groups of the call.
     pub credential: &'a Credential,
     /// How long the call may take; none means as long as the mount's options say.
     pub policy: Option<Policy>,
@@ -107,7 +107,7 @@ impl Export {
         self.root
     }
 
-    /// What the server takes at once.
+    /// The largest READ and WRITE of the server.
     pub fn limits(&self) -> Limits {
         self.limits
     }

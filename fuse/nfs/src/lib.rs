@@ -1,5 +1,5 @@
-//! A client of NFS version 3, with what it needs of RPC, MOUNT and the portmapper. It knows nothing of FUSE: the file system
-//! that shows an export lives in the crate podfs-fuse.
+//! A client of NFS version 3, with the parts of RPC, MOUNT and the portmapper that it needs. It is independent of FUSE: the file
+//! system that shows an export is in the crate podfs-fuse.
 //!
 //! | module | owns |
 //! |---|---|
@@ -8,7 +8,7 @@
 //! | [`export`] | the calls on an export |
 //! | [`server`] | servers and their connections, which exports share |
 //! | [`error`] | why a call failed |
-//! | [`v3`] | what stands in calls and replies of NFSv3 |
+//! | [`v3`] | the content of calls and replies of NFSv3 |
 //! | [`mountd`], [`portmap`] | the two services that mounting needs |
 //! | [`rpc`] | calls and replies over connections that are made again when they are lost |
 //! | [`xdr`] | numbers and bytes in messages |

@@ -1,6 +1,6 @@
-//! Mounting an export: where the server's services are, what the root is, and what the server takes at once.
+//! Mounting an export: the ports of the server's services, the root's handle, and the largest READ and WRITE of the server.
 //!
-//! All of it has one budget, and leaves nothing behind when that is spent: no thread, no mount, no open connection.
+//! All calls together have one time limit. After it, no thread, mount or open connection remains.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::v3::{self, FileHandle, FsInfo};
 /// How long a portmapper may take.
 const PORTMAP_BUDGET: Duration = Duration::from_secs(5);
 
-/// What to mount, and how.
+/// The export to mount, and the options.
 #[derive(Clone, Debug)]
 pub struct MountRequest {
     /// The export, as the volume names it.
@@ -87,7 +87,7 @@ pub enum MountError {
     Unreachable {
         /// Which service.
         service: &'static str,
-        /// What the volume calls the server.
+        /// The volume's name for the server.
         server: String,
         /// Where the service should be.
         address: SocketAddr,
@@ -97,7 +97,7 @@ pub enum MountError {
     /// The server's portmapper does not know the mountd.
     #[error("NFS server {server} has no mountd for NFSv3; it may speak only NFSv4, or name its port with `mountport`")]
     NoMountd {
-        /// What the volume calls the server.
+        /// The volume's name for the server.
         server: String,
     },
     /// The server does not give the export.
@@ -117,13 +117,13 @@ pub enum MountError {
     OtherCredentials {
         /// The export.
         export: ExportAddress,
-        /// What it wants.
+        /// The flavours that the server accepts.
         flavors: Vec<u32>,
-        /// What there is.
+        /// The flavour of this client.
         ours: u32,
     },
     /// The root cannot be asked about.
-    #[error("the root of {} of NFS server {} cannot be looked at: {error}", export.path, export.server)]
+    #[error("podfs cannot read the attributes of the root of {} of NFS server {}: {error}", export.path, export.server)]
     Root {
         /// The export.
         export: ExportAddress,
@@ -133,7 +133,7 @@ pub enum MountError {
     },
 }
 
-/// What mounting found out.
+/// The result of mounting.
 #[derive(Clone, Debug)]
 pub struct Reached {
     /// Where the server's NFS service is.
@@ -142,7 +142,7 @@ pub struct Reached {
     pub mountd: SocketAddr,
     /// The root of the export.
     pub root: FileHandle,
-    /// What the server takes at once.
+    /// The largest READ and WRITE of the server.
     pub limits: Limits,
 }
 

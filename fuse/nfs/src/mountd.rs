@@ -16,7 +16,7 @@ pub const MAX_PATH: usize = 1024;
 /// Most kinds of credentials that a server may name.
 const MAX_FLAVORS: u32 = 64;
 
-/// What mounting tells of an export.
+/// The answer of the mount service about an export.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Mounted {
     /// The root's handle.
@@ -96,7 +96,7 @@ pub fn mounted(results: &mut XdrReader<'_>) -> Result<Mounted, Malformed> {
     Ok(Mounted { root, flavors })
 }
 
-/// What a `mountstat3` means for the mount.
+/// The sentence for a `mountstat3`.
 fn sentence(status: u32) -> String {
     match status {
         1 => "the server allows that to its superuser only",

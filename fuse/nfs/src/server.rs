@@ -119,7 +119,7 @@ pub struct ToMountd<'a> {
 }
 
 impl NfsServer {
-    /// What it is called in messages.
+    /// Its name in messages.
     pub fn name(&self) -> &str {
         self.peer.name()
     }

@@ -1,7 +1,7 @@
 //! XDR (RFC 4506), as far as RPC and NFS need it: numbers of four and eight bytes, and opaque bytes padded to four.
 //!
-//! A length that was read is compared with its limit and with what is there before anything is done with it, and
-//! reading allocates nothing. So the worst that bytes from a stranger can do is to be refused.
+//! The reader compares each length with its limit and with the bytes that are present before it uses the length, and allocates
+//! nothing. So it refuses any invalid bytes without harm.
 
 use std::ops::Range;
 
@@ -175,7 +175,7 @@ impl XdrWriter {
         self
     }
 
-    /// What was written.
+    /// The written bytes.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_beyond_what_is_there_is_refused() {
+    fn a_length_beyond_the_received_bytes_is_refused() {
         let huge = [0xff, 0xff, 0xff, 0xff, 1, 2, 3, 4];
         assert_eq!(XdrReader::new(&huge).opaque(64), Err(LONG));
         assert_eq!(XdrReader::new(&huge).opaque(usize::MAX), Err(SHORT));

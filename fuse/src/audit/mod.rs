@@ -1,10 +1,10 @@
 //! The access log: one JSON line on standard error for each open of a file in an audited projection.
 //!
-//! 1. The line is written before the open is answered. Its caller waits in the kernel until then, so what `/proc` says of
-//!    it is true, and no file is read without a line.
-//! 2. An open with a line is marked as begun in the region. If this server is killed, its successor gets the request again, finds
-//!    the mark and writes nothing. A kill between the line and the mark makes a second line, and one before the line the first;
-//!    both say that the kernel asked `again`.
+//! 1. The server writes the line before it answers the open. The caller waits in the kernel until then, so `/proc` describes it
+//!    correctly, and no process reads a file without a line.
+//! 2. The server marks an open with a line as begun in the region. If the server is killed, its successor gets the request again,
+//!    finds the mark and writes no line. After a kill between the line and the mark, the successor writes a second line; after a
+//!    kill before the line, the first. Both have `again`.
 //! 3. Writing to standard error never blocks ([`output`]). A line that does not get through is counted in the region, and the
 //!    volume's next line says how many were lost.
 //!
@@ -49,7 +49,7 @@ pub(crate) struct Audit {
 /// A line, with its fields in their order.
 #[derive(Serialize)]
 struct AuditLine<'a> {
-    /// What was done. It also distinguishes these lines from others on standard error.
+    /// The kind of event. It also distinguishes these lines from others on standard error.
     audit: &'static str,
     /// When, in UTC, to the microsecond (RFC 3339).
     time: String,
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_tells_what_is_known_and_makes_nothing_up() {
+    fn a_line_has_only_known_values() {
         let (audit, reader) = audit();
         audit.open("a\"b\n/ü", NOBODY, false);
         audit.open("b", NOBODY, true);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lost_is_told_once_and_counted_for_good() {
+    fn lost_lines_are_reported_once_and_counted_for_good() {
         let (audit, mut reader) = audit();
         let opens = || audit.region.opens().counted();
         while opens().lost < 3 {

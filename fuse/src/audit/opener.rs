@@ -1,4 +1,4 @@
-//! The process that opens a file: what the kernel says of the caller, and `/proc` while it waits.
+//! The process that opens a file, from the ids of the request and from `/proc` while the process waits.
 
 use std::fs;
 

@@ -1,8 +1,7 @@
 //! Standard error, written without waiting for its reader.
 //!
-//! Other processes write there, too, and rely on blocking writes, so the way depends on what it is: a pipe or a terminal is
-//! opened anew, with a flag of its own (`O_NONBLOCK`); a socket, as a service manager's, has one for each call; a write to a file
-//! never waits for a reader.
+//! Other processes write there, too, and rely on blocking writes. So the server opens a pipe or a terminal anew, with `O_NONBLOCK`;
+//! it writes to a socket, such as a service manager's, with `MSG_DONTWAIT`; a write to a file never waits for a reader.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -26,7 +25,8 @@ enum OutputKind {
     Own(OwnedFd),
     Socket,
     File,
-    /// What could not be opened anew. It is polled before, and a write blocks only if another process writes at the same moment.
+    /// A descriptor that could not be opened anew. The server polls it first, and a write blocks only if another process writes
+    /// at the same moment.
     Asked,
     /// It has no reader.
     Nowhere,

@@ -1,8 +1,8 @@
 //! The user and groups that a call to another machine is made with.
 //!
-//! The kernel tells the user, the group and the thread of a caller. Its supplementary groups stand in `/proc/<thread>/status`,
-//! which is opened once for each thread and read again after `HOLDS`: an open file stays the same thread's, and cannot be read
-//! any more once the thread is gone. A thread that changes its user or group is noticed at once, because the kernel tells both.
+//! The kernel reports the user, the group and the thread of a caller. Its supplementary groups are in `/proc/<thread>/status`,
+//! which podfs opens once for each thread and reads again after `HOLDS`: an open file stays the same thread's, and cannot be read
+//! any more once the thread has ended. podfs notices a change of the user or group at once, because the kernel reports both.
 
 use std::cell::{Cell, RefCell};
 use std::fs::{self, File};
@@ -32,7 +32,7 @@ pub enum ActAs {
     /// No user: AUTH_NONE (`sec=none`).
     #[serde(rename = "AsNobody")]
     Nobody,
-    /// What the caller is in its own user namespace: ID-mapped mounts that map the ids of that namespace show the volume.
+    /// The ids of the caller in its own user namespace: ID-mapped mounts that map the ids of that namespace show the volume.
     #[serde(rename = "AsInTheirNamespace")]
     CallerInItsNamespace,
 }
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_be_looked_at_has_no_groups() {
+    fn a_caller_without_proc_has_no_groups() {
         let credentials = Credentials::new(ActAs::Caller);
         for pid in [0, u32::MAX >> 1] {
             let told = credentials.of(Caller { uid: 7, gid: 8, pid });
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_root_only_in_a_namespace_of_its_own_is_not_believed() {
+    fn root_of_a_namespace_of_its_own_is_nobody() {
         for map in ["0 132071 1", "0 131072 1\n1 131073 65535", "5 131072 65536", "0 131072 1000", "", "0 1", "x y z"] {
             assert_eq!(Ids::of_pod(map), None, "{map}");
         }

@@ -1,9 +1,9 @@
-//! Whether a caller is dying: being killed, or past that.
+//! Whether a caller is being killed, or has ended.
 //!
 //! When a caller gets a signal, the kernel asks for its call to be interrupted (INTERRUPT), whatever the signal. As with Linux'
 //! own NFS client, podfs interrupts a call only if the signal ends the process: the kernel turns such a signal into SIGKILL for
 //! each of the process's threads (`complete_signal`), where `SigPnd` shows it. The kernel sends INTERRUPT for the first signal
-//! only. So podfs looks again at a caller that was interrupted, until it has its answer.
+//! only. So podfs checks an interrupted caller again until it has answered it.
 
 use rustix::process::Signal;
 

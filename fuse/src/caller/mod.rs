@@ -1,4 +1,4 @@
-//! The process behind a request: what the kernel tells of it, and what stands in `/proc` while it waits for the answer.
+//! The process behind a request: its ids in the request, and its files in `/proc` while it waits for the answer.
 //!
 //! | module | owns |
 //! |---|---|
@@ -18,7 +18,7 @@ pub mod ending;
 pub mod privileges;
 pub(crate) mod status;
 
-/// What a FUSE request says of the process that it is made for.
+/// The ids of the calling process, from the header of a FUSE request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// Owner of what it creates.

@@ -1,4 +1,4 @@
-//! What a caller may do besides what the kernel has checked already.
+//! The rights of a caller that the kernel has not checked already.
 
 use std::fs;
 use std::path::Path;

@@ -13,7 +13,7 @@ use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_getcpu, sched_setaffi
 pub(crate) struct Affinity(Option<CpuSet>);
 
 impl Affinity {
-    /// What holds now for the calling thread.
+    /// The present affinity of the calling thread.
     pub(crate) fn current() -> Self {
         Self(sched_getaffinity(None).ok().filter(|cpus| cpus.count() > 1))
     }

@@ -1,11 +1,11 @@
 //! The supervisor's side of the live parts of one projection: their mount, and its updates.
 //!
 //! An update announces its steps to the server, and then performs them one by one: system calls on the private mount, and two
-//! kinds of messages. Each that is done is confirmed in the replica, as in a [commit](super::projection).
+//! kinds of messages. It confirms each completed step in the replica, as in a [commit](super::projection).
 //!
 //! 1. A supervisor that is killed between two steps leaves them announced, in the server. The next one performs them first, so
-//!    that every event is raised, and then compares what is shown with the projection's current generation.
-//! 2. A step that cannot be made is no reason to stop for ever: the next update is planned from what is shown then.
+//!    that the kernel raises every event, and then compares the live parts with the projection's current generation.
+//! 2. A step that fails does not stop later updates: the next update begins from the present state of the live parts.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -246,7 +246,7 @@ fn resolve(path: &str, generation: &Image) -> Result<(String, Shape), LivePartEr
 /// A file of a slot: its path, and what it shows.
 type SlotFile<'a> = (String, &'a Image, Index);
 
-/// What is shown of `generation` in these slots. The file of a slot stays as it was in `before`, when the payload has no file
+/// The files of `generation` that these slots show. The file of a slot stays as it was in `before`, when the payload has no file
 /// there any more.
 fn files<'a>(slots: &[Slot], generation: &'a Image, before: Option<&'a Image>) -> Vec<SlotFile<'a>> {
     let mut files = Vec::new();

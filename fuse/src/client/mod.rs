@@ -1,17 +1,17 @@
-//! The supervisor's side: mounts that a server answers for, and what has to survive that server.
+//! The supervisor's side: mounts that a server answers for, and the state that has to survive that server.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `succession` | one server after another, one supervisor after another |
+//! | `succession` | takeovers and adoptions |
 //! | `projection` | one mounted projection and its commits |
 //! | `live` | the live parts of a projection, and their updates |
 //! | `passthrough` | mounting a directory or file of the host |
 //! | `nfs` | mounting an NFS export, and the place of its server |
 //! | `mounted` | a mounted volume of any kind |
 //! | `server_client` | the requests to a server, and their answers |
-//! | `held` | what the supervisor holds of a volume, in one file for each kind |
+//! | `held` | the state that the supervisor holds of a volume, in one file for each kind |
 //! | `connection` | one connection to one server process |
-//! | `identity` | the name of a volume, and what else the supervisor says of it |
+//! | `identity` | the name of a volume, and the record of the supervisor about it |
 //! | `commit_error` | why the files of a projection are not shown |
 //! | `affinity` | letting a commit and its answers share a CPU |
 

@@ -5,13 +5,13 @@
 //! events as the kubelet's writer, in every mount namespace, and keeps its caches right.
 //!
 //! A commit that fails before the switch leaves the old generation in place (AW-17), one that fails
-//! after it leaves the new one. What lies about in the root then is put right by the next commit.
+//! after it leaves the new one. The next commit removes the entries that the failed one has left in the root.
 //!
 //! After the switch the old generation stays for a while ([`old`](crate::projection::old)). Commits remove the generations whose time
 //! is over; between commits [`Projection::remove_old`] does, when [`Projection::next_removal`] has come.
 //!
-//! Each step that is done is confirmed in the supervisor's replica of the tree, which is what the server's successor
-//! begins with if the server dies. A step that is under way then is asked again of the successor, by the kernel.
+//! The supervisor confirms each completed step in its replica of the tree. If the server dies, its successor begins with the
+//! replica, and the kernel sends the successor the request of a step that is under way.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -41,7 +41,7 @@ use crate::projection::steps::{self, DATA, DATA_TMP, ProjectionStep, ShownGenera
 use crate::projection::tree::{Root, Staged, Tree};
 use crate::protocol::{Reporting, ServerRequest};
 
-/// What a commit came to.
+/// The outcome of a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Commit {
     /// The payload is what is shown already; nothing was done (AW-10).
@@ -122,7 +122,7 @@ impl Projection {
         self.old.next_removal().filter(|_| !self.is_given_up())
     }
 
-    /// What old generations take.
+    /// The number of old generations, and their memory.
     pub fn old_usage(&self) -> OldUsage {
         self.old.usage()
     }

@@ -68,7 +68,7 @@ impl Watch {
         self.region.accepted().is_some_and(|accepted| accepted & init::OVER_IO_URING != 0)
     }
 
-    /// What became of the opens so far, if each is written down. Blocks never.
+    /// The opens so far and their lost lines, if the volume has an access log. Never blocks.
     pub fn opens(&self) -> Option<OpenCount> {
         self.audited.then(|| self.region.opens().counted())
     }
@@ -125,7 +125,7 @@ pub(super) enum ServerLink {
     Over,
 }
 
-/// What a volume is doing at one moment, from shared memory.
+/// The activity of a volume at one moment, from shared memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Doing {
     /// Its name.
@@ -320,7 +320,7 @@ impl ServerClient {
         }
     }
 
-    /// What each volume is doing at this moment.
+    /// The activity of each volume at this moment.
     pub fn doings(&self) -> Vec<Doing> {
         let doing = |held: &Arc<HeldVolume>| Doing {
             volume: name_in(&held.about).unwrap_or_default().to_owned(),

@@ -1,15 +1,15 @@
-//! One server after another, and one supervisor after another.
+//! Takeover: a successor continues with the volumes of a dead server. Adoption: the next supervisor takes over a server.
 //!
-//! When a server is dead, its successor goes on with the same connections to the kernel. Why that is safe:
+//! When a server is dead, its successor continues with the same connections to the kernel. Why that is safe:
 //!
 //! 1. The last server is dead: none of its threads will ever answer again, or change a region or a source. The caller has waited
 //!    for its end. Its keeper has all its descriptors open.
 //! 2. No process reads the devices. Requests of containers wait in the kernel meanwhile.
-//! 3. The successor is greeted, and takes over what the regions refer to, each descriptor at the number it had. From here on
-//!    its own keeper has them too.
-//! 4. It loads every volume, without any effect outside. Should it die up to here, the next one begins again at 3, with the
-//!    same keeper: nothing has changed.
-//! 5. The keeper of the last server is dismissed. Should the successor die from here on, its own keeper has everything.
+//! 3. The supervisor greets the successor, which takes over the descriptors that the regions refer to, each at the number it had.
+//!    From here on its own keeper has them too.
+//! 4. It loads every volume, without any effect outside. If it dies before the end of this step, the next successor begins again
+//!    at 3, with the same keeper: nothing has changed.
+//! 5. The supervisor dismisses the keeper of the last server. If the successor dies from here on, its own keeper has everything.
 //! 6. It writes FUSE_NOTIFY_RESEND to each device before it reads from it (Linux 6.9): the kernel sends again, once, what the
 //!    last server had read and not answered, marked by bit 63 of its number. Only then the successor's threads begin to read.
 //! 7. A change that the last server may have made is recorded in the region (passthrough) or in the number of applied steps
@@ -19,12 +19,12 @@
 //!
 //! When the keeper is dead, too, the supervisor waits for its end and [lets it go](LastKeeper::let_go). At 3, the successor then
 //! inherits nothing, and first of all erases the numbers of all descriptors from the regions: no process has them any more, and
-//! it may open something else under them. Should it die up to 5, the next one does the same. What was open is reopened after 6,
-//! as far as there is a way to it (`passthrough::open_files`). A keeper that dies while it hands descriptors over ends the
-//! attempt; the next one begins without it.
+//! it may open other files under them. If it dies before 5, the next successor does the same. It reopens the open files after 6,
+//! as far as it can find them (`passthrough::open_files`). A keeper that dies while it hands descriptors over ends the
+//! attempt; the next attempt begins without it.
 //!
-//! A supervisor that finds a server without a supervisor takes over what the first one held, as the server describes it. Nothing
-//! is mounted, unmounted or committed for that.
+//! A supervisor that finds a server without a supervisor takes over the state of the first one, as the server describes it. It
+//! mounts, unmounts and commits nothing for that.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -50,7 +50,7 @@ use crate::region::VolumeKind;
 use crate::server::fd_keeper::dismiss;
 use crate::server::fd_keeper::successor::{self, StartedSuccessor};
 
-/// What became of a server's death.
+/// The outcome of a takeover.
 #[derive(Debug, Default)]
 pub struct Succession {
     /// The volumes that the successor could not take over, and why. Their users get `ENOTCONN`; each can be mounted anew.
@@ -108,7 +108,7 @@ impl AdoptedVolume {
         name_in(self.about())
     }
 
-    /// What the supervisor before said of it.
+    /// The record of the previous supervisor about it.
     pub fn about(&self) -> &Value {
         &self.mounted.held.about
     }

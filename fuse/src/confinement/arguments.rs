@@ -1,4 +1,4 @@
-//! Calls that may be made with some arguments only: those marked with `*` in the lists.
+//! Calls that the filter allows with some arguments only: those marked with `*` in the lists.
 //!
 //! The kernel caches the verdict for calls without a condition; the filter runs for each of these. None of them is needed to
 //! answer a frequent request.
@@ -42,10 +42,10 @@ const FCNTLS: &[libc::c_int] = &[
 const PRCTLS: &[libc::c_int] =
     &[libc::PR_SET_NAME, libc::PR_SET_VMA, PR_GET_AUXV, libc::PR_SET_PDEATHSIG, libc::PR_SET_SECUREBITS];
 
-/// What the C library and others ask once about the machine (Linux 6.4).
+/// The auxiliary vector, which the C library and others read once (Linux 6.4).
 const PR_GET_AUXV: libc::c_int = 0x4155_5856;
 
-/// What the arguments of the call `name` have to be. One of the rules has to hold.
+/// The rules for the arguments of the call `name`. One of the rules has to hold.
 ///
 /// # Errors
 /// When there is no rule for it here.

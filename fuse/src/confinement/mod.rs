@@ -1,8 +1,8 @@
-//! Confinement: what a server gives up before it answers its first request.
+//! Confinement: the rights that a server gives up before it answers its first request.
 //!
-//! A hostile container can reach the server through the kernel, and no other process. So an attacker that takes the server over
-//! should find nothing there: no file, no network, no other process, no privilege. What is left depends on what the server is for
-//! ([`Profile`]).
+//! A hostile container can reach the server through the kernel, and no other process of podfs. So an attacker that takes the server
+//! over should find nothing there: no file, no network, no other process, no privilege. The rights that remain depend on the
+//! server's [`Profile`].
 //!
 //! | | projections only | with directories of the host |
 //! |---|---|---|
@@ -31,16 +31,16 @@
 //!
 //! All of it is done by a single thread, before there are others, which inherit it.
 //!
-//! A step that the system does not let podfs take is left out and logged: a server that is confined less is better than none.
+//! If the kernel refuses a step, podfs logs that and continues: a server that is confined less is better than none.
 //!
 //! | module | owns |
 //! |---|---|
 //! | [`root`] | the namespaces and the empty root |
 //! | [`privileges`] | limits, uid and capabilities |
-//! | `reach` | which processes signals reach |
+//! | `reach` | the processes that the server can signal |
 //! | `filter` | the list of system calls, made into a filter |
-//! | `arguments` | with which arguments some of them may be made |
-//! | [`refusal`] | what happens to a call that is not on the list |
+//! | `arguments` | the arguments that some calls are restricted to |
+//! | [`refusal`] | the error of a call that is not on the list |
 
 mod arguments;
 mod filter;
@@ -58,7 +58,7 @@ use tracing::{debug, warn};
 
 use crate::log::Lines;
 
-/// What a server is for. Each profile allows what those before it allow.
+/// The rights that a server needs. Each profile includes the rights of those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Profile {
     /// Projections only.
@@ -92,11 +92,11 @@ impl Profile {
 /// How far a process is confined.
 #[derive(Debug)]
 pub struct Confined {
-    /// What for.
+    /// The profile of the server.
     pub profile: Profile,
     /// The capabilities that it still has.
     pub capabilities: CapabilitySet,
-    /// What could not be had.
+    /// The restrictions that the kernel refused.
     pub missing: Vec<MissingProtection>,
 }
 
@@ -105,7 +105,7 @@ pub struct Confined {
 pub struct MissingProtection {
     /// The part.
     pub what: &'static str,
-    /// What the kernel said.
+    /// The kernel's error.
     pub cause: io::Error,
 }
 
@@ -141,7 +141,7 @@ impl Confined {
         if self.missing.is_empty() {
             debug!("{self}");
         } else {
-            warn!("{self}; podfs goes on. Run it as root with all capabilities to have the rest");
+            warn!("{self}; podfs continues. Run it as root with all capabilities to have the rest");
         }
     }
 }
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_told_in_one_sentence() {
+    fn missing_restrictions_are_one_sentence() {
         let capabilities = CapabilitySet::CHOWN | CapabilitySet::MKNOD;
         let mut confined = Confined { profile: Profile::Projection, capabilities, missing: Vec::new() };
         assert_eq!(confined.to_string(), "the server is confined, with the capabilities CHOWN MKNOD");

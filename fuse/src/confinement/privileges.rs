@@ -13,7 +13,7 @@ use rustix::thread::{
 
 use super::Profile;
 
-/// What a server needs that shows directories of the host.
+/// The capabilities of a server that shows directories of the host.
 const FOR_THE_HOST: &[CapabilitySet] = &[
     // Handing files to the kernel (`FUSE_DEV_IOC_BACKING_OPEN`), `trusted.` attributes, security labels.
     CapabilitySet::SYS_ADMIN,

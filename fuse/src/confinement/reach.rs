@@ -1,4 +1,4 @@
-//! Which processes signals reach: itself and its children (`landlock(7)`, Linux 6.12).
+//! The processes that a server can signal: itself and its children (`landlock(7)`, Linux 6.12).
 //!
 //! A server with a uid of its own can signal no others anyway. A server that is root could signal all processes of root.
 

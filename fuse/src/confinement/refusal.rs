@@ -1,7 +1,7 @@
-//! What happens to a system call that is not on the list: it fails with `EPERM`, and the first of its kind is logged.
+//! A system call that is not on the list fails with `EPERM`, and the server logs the first of its kind.
 //!
 //! The filter lets the kernel send `SIGSYS` to the thread, instead of making the call. The handler puts the error where
-//! the caller looks for a result. It does nothing but what a handler may do: no allocation, no lock, one `write(2)`. A
+//! the caller looks for a result. It is async-signal-safe: no allocation, no lock, one `write(2)`. A
 //! thread that blocks the signal would be killed by it: the C library blocks all signals for a moment when it starts a
 //! thread, and makes no other calls then than those that are listed.
 

@@ -1,4 +1,4 @@
-//! The FUSE side of live parts, and the moment in which files get other bytes.
+//! The FUSE side of live parts, and the swap, at which files get other bytes.
 //!
 //! The answers make a warm file silent, as those of a [projection](crate::projection::filesystem): the kernel remembers
 //! `ENOSYS` to OPEN and FLUSH, and keeps entries, attributes and pages without end. Names change by the supervisor's system

@@ -11,13 +11,13 @@
 //! ```
 //!
 //! A container's target is a read-only bind mount of a *slot*. A slot keeps its inode for as long as the volume is mounted,
-//! whatever becomes of its path. `docs/design/live-sub-paths.md` has the reasons and the proofs.
+//! also if its path vanishes. `docs/design/live-sub-paths.md` has the reasons and the proofs.
 //!
 //! | module | owns |
 //! |---|---|
 //! | [`tree`] | the server's view, the replica of the supervisor, and how both change: by announced steps |
-//! | [`steps`] | the steps from what is shown to another payload |
-//! | [`filesystem`] | the FUSE side, and the moment in which files get other bytes |
+//! | [`steps`] | the steps from one payload to another |
+//! | [`filesystem`] | the FUSE side, and the swap, at which files get other bytes |
 
 pub mod filesystem;
 pub mod steps;

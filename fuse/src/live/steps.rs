@@ -1,4 +1,4 @@
-//! From what is shown to another payload, as steps.
+//! The steps from the payload that live parts show to another one.
 //!
 //! The order is the one in which files may refer to each other: new files come first, then all files get their new bytes at once,
 //! then the files that are no longer wanted go. A name that changes between file and directory is removed before it is made
@@ -78,7 +78,7 @@ pub(crate) fn split(path: &str) -> (&str, &str) {
     path.rsplit_once('/').unwrap_or(("", path))
 }
 
-/// What makes `tree` show `image`, whose top-level names are those of the slots.
+/// The steps after which `tree` shows `image`, whose top-level names are those of the slots.
 pub fn plan(tree: &LiveTree, image: &Image) -> Vec<LiveStep> {
     let mut plan = StepPlan::of(tree, image);
     for (number, slot) in tree.slots().iter().enumerate() {

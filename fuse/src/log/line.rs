@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_acts_on_a_terminal_is_escaped() {
+    fn control_characters_are_escaped() {
         let kept = Arc::new(Mutex::new(String::new()));
         let line = |event: &Event<'_>| text(event, SystemTime::UNIX_EPOCH, false);
         with_default(Kept(line, Arc::clone(&kept)), || warn!("a name: {}", "\x1b[2J"));

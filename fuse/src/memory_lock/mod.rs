@@ -1,4 +1,4 @@
-//! Keeping the memory of a process that holds secrets to itself.
+//! Keeping the memory of a process with secrets out of swap, core dumps and other processes.
 
 pub mod allocator;
 mod unused;

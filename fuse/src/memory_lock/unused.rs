@@ -4,9 +4,9 @@
 //! a process that was busy for a moment, when it started, would keep its largest heap and its deepest stacks for ever.
 //!
 //! 1. A stack below the frames in use is given back with `MADV_DONTNEED_LOCKED` (Linux 5.18): the main thread's when there is
-//!    nothing to do, another's when the thread ends. The C library keeps stacks for later threads.
+//!    no work, another's when the thread ends. The C library keeps stacks for later threads.
 //! 2. The heap is unlocked while `malloc_trim(3)` runs, which takes less than a millisecond, and locked again. The allocator
-//!    has wiped what is free. Where the memory is not locked, this is `malloc_trim(3)` alone.
+//!    has zeroed free blocks. Where the memory is not locked, this is `malloc_trim(3)` alone.
 
 use std::ffi::c_void;
 use std::fs;
@@ -18,7 +18,7 @@ use rustix::mm::{MlockFlags, mlock_with, munlock};
 
 use super::is_locked;
 
-/// What stays of the stack below the frame of the caller: functions that it calls next need no new pages.
+/// The part of the stack below the caller's frame that stays: functions that it calls next need no new pages.
 const STAYS: usize = 16 << 10;
 /// Addresses that the kernel is given are multiples of this.
 const PAGE: usize = 4096;
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_use_stays_as_it_is() {
+    fn memory_in_use_stays_as_it_is() {
         let kept: Vec<Vec<u8>> = (0..2000_usize).map(|length| vec![7; length]).collect();
         drop((0..2000_usize).map(|length| vec![7_u8; length]).collect::<Vec<_>>());
         return_unused_memory();

@@ -1,4 +1,4 @@
-//! Bind mounts, for what cannot be served over FUSE: sockets, devices and kernel file systems.
+//! Bind mounts, for sources that FUSE cannot serve: sockets, devices and kernel file systems.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 

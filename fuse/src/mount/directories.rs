@@ -1,4 +1,4 @@
-//! Directories and mount point files that are made for a while and taken back: directories with `rmdir`
+//! Directories and mount point files that podfs makes for a while and removes again: directories with `rmdir`
 //! only, innermost first, files only while they are empty. Directories and files that other processes use stay.
 
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_made_is_taken_back() {
+    fn only_made_directories_are_removed() {
         let base = tempfile::tempdir().expect("a directory");
         let (mine, below) = (base.path().join("mine"), base.path().join("mine/deep/er"));
         let mut directories = Directories::default();
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_made_file_is_taken_back_unless_somebody_wrote_to_it() {
+    fn a_made_file_is_removed_unless_another_process_wrote_to_it() {
         let base = tempfile::tempdir().expect("a directory");
         let (plain, used) = (base.path().join("mine/plain"), base.path().join("mine/used"));
         let mut directories = Directories::default();
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_gives_way_to_the_other_shape() {
+    fn a_made_mount_point_is_replaced_by_the_other_type() {
         let base = tempfile::tempdir().expect("a directory");
         let path = base.path().join("a/point");
         let mut directories = Directories::default();
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn two_can_make_what_both_need() {
+    fn two_supervisors_can_make_the_same_directories() {
         // Two pods that start at once on a node that has served none yet.
         for _ in 0..100 {
             let base = tempfile::tempdir().expect("a directory");

@@ -1,18 +1,18 @@
 //! Sources as servers get them: cut off from the host's other mounts.
 //!
-//! A process with a descriptor of a directory reaches by `..` what is above it, and from there every mount of its mount
+//! A process with a descriptor of a directory reaches the directories above it by `..`, and from there every mount of its mount
 //! namespace. So a server gets a clone of its source, with a clone of every mount below it, that lies alone in a mount namespace
 //! of its own:
 //!
-//! 1. The clone is a slave of the host's mounts. What the host mounts below the source later appears in it, and what the
-//!    host unmounts goes.
+//! 1. The clone is a slave of the host's mounts. Later mounts of the host below the source appear in it, and unmounts of the host
+//!    take effect in it.
 //! 2. That takes a mount namespace: the kernel hands no mount event on to a clone that is attached nowhere.
 //! 3. The root of the namespace is an empty read-only tmpfs with the clone in it. `..` ends there.
 //! 4. An open mount table of the namespace keeps the namespace alive, also when no process is in it. So the supervisor, the
 //!    server and its successors hold the namespace by the descriptor that they read its mounts from.
 //!
-//! A private mount gets no mount events. A clone of it would not show what the host mounts below the source later, so such a
-//! source is not enclosed.
+//! A private mount gets no mount events. A clone of it would not show later mounts of the host below the source, so podfs does not
+//! enclose such a source.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -7,7 +7,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`bind`] | bind mounts, for what FUSE cannot serve |
+//! | [`bind`] | bind mounts, for sources that FUSE cannot serve |
 //! | [`enclosed`] | sources cut off from the host's other mounts |
 //! | [`private`] | opening `/dev/fuse`, the private mount, its clone |
 //! | [`visible`] | mount points, and the mounts on them |
@@ -32,18 +32,18 @@ pub enum MountError {
     /// There is no `/dev/fuse`, or this kernel has no FUSE or no mount API.
     #[error("{what}: {cause}; podfs needs /dev/fuse and Linux 5.15 or newer (modprobe fuse)")]
     Unsupported {
-        /// What was tried.
+        /// The step that failed.
         what: String,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
     /// The process may not mount.
     #[error("{what}: {cause}; run podfs as root with CAP_SYS_ADMIN")]
     Privilege {
-        /// What was tried.
+        /// The step that failed.
         what: String,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },
@@ -52,15 +52,15 @@ pub enum MountError {
     Occupied {
         /// The mount point.
         path: PathBuf,
-        /// What is there and what to do.
+        /// The object at the path, and the advice.
         problem: &'static str,
     },
     /// Anything else.
     #[error("{what}: {cause}")]
     Failed {
-        /// What was tried.
+        /// The step that failed.
         what: String,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },

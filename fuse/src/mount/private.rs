@@ -18,11 +18,11 @@ use super::MountError;
 
 const DEVICE: &str = "/dev/fuse";
 
-/// What the mount table says projections are mounts of.
+/// The source of projections in the mount table.
 pub(crate) const PROJECTION_SOURCE: &str = "podfs";
-/// What it says of passthrough volumes.
+/// The source of passthrough volumes there.
 pub const PASSTHROUGH_SOURCE: &str = "podfs-passthrough";
-/// What it says of NFS volumes.
+/// The source of NFS volumes there.
 pub(crate) const NFS_SOURCE: &str = "podfs-nfs";
 
 /// A new FUSE connection: what the server reads requests from.
@@ -46,7 +46,7 @@ pub struct MountOptions {
     pub shape: Shape,
 }
 
-/// What a mount is attached on: the kernel mounts files on files and directories on directories only.
+/// The type of a mount point: the kernel mounts files on files and directories on directories only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Shape {
     /// A directory, and what is in it.
@@ -56,7 +56,7 @@ pub enum Shape {
     File,
 }
 
-/// What containers may do in a visible mount.
+/// The rights of containers in a visible mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Look only: the kernel refuses every change with `EROFS`.
@@ -68,7 +68,7 @@ pub enum Access {
 /// A mounted file system that only its holder can reach.
 pub struct PrivateMount {
     tree: OwnedFd,
-    /// What the mount table says its clones are mounts of.
+    /// The source of its clones in the mount table.
     source: &'static str,
     /// The label that it was mounted with, as far as this process knows.
     selinux_context: Option<String>,
@@ -306,7 +306,7 @@ fn set_read_only(clone: &OwnedFd) -> io::Result<()> {
     set_attributes(clone, libc::MOUNT_ATTR_RDONLY, Reach::Itself)
 }
 
-/// What attributes are set on.
+/// The mounts on which attributes are set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
     /// One mount.

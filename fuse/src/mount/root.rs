@@ -21,7 +21,7 @@ pub(crate) struct Inside<'a> {
     pub(crate) mount: &'a OwnedFd,
     /// Its name in the root directory.
     pub(crate) name: &'a CStr,
-    /// What its root is.
+    /// The type of its root.
     pub(crate) shape: Shape,
 }
 

@@ -1,4 +1,4 @@
-//! What is mounted where, from `/proc/thread-self/mountinfo` (`proc(5)`).
+//! The mount table, from `/proc/thread-self/mountinfo` (`proc(5)`).
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -84,7 +84,7 @@ pub struct MountTableEntry {
     pub parent: u64,
     /// Nothing on it can be changed.
     pub read_only: bool,
-    /// What it denies to the files on it.
+    /// The flags that restrict its files.
     pub restrictions: Restrictions,
     /// Mount events are propagated neither to it nor from it (`MS_PRIVATE`).
     pub is_private: bool,
@@ -96,11 +96,11 @@ pub struct MountTableEntry {
     pub device: String,
     /// Which directory of the file system it shows.
     pub root: PathBuf,
-    /// What it is a mount of, in the file system's own words.
+    /// Its source, in the file system's own words.
     pub source: String,
 }
 
-/// What a mount denies to the files on it (`mount(8)`).
+/// The flags of a mount that restrict its files (`mount(8)`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Restrictions {
     /// Setuid, setgid and file capabilities have no effect.

@@ -25,7 +25,7 @@ pub enum Leftovers {
     RemoveDead,
 }
 
-/// What a new mount covers.
+/// The object that a new mount covers.
 enum Below {
     /// The directory or file itself.
     Nothing,
@@ -157,7 +157,7 @@ impl MountPoint {
         match fs::read_dir(&self.path).map(|mut entries| entries.next().is_none()) {
             Ok(true) => Ok(()),
             Ok(false) => {
-                occupied("is not empty; a volume would hide what is in it, so empty it or choose another directory")
+                occupied("is not empty; a volume would hide its content, so empty it or choose another directory")
             }
             Err(error) if error.kind() == ErrorKind::NotADirectory => {
                 occupied("is not a directory; remove it or choose another mount point")
@@ -171,7 +171,7 @@ impl MountPoint {
         match fs::symlink_metadata(&self.path) {
             Ok(found) if found.is_file() && found.len() == 0 => Ok(()),
             Ok(found) if found.is_file() => {
-                occupied("is not empty; a volume would hide what is in it, so empty it or choose another file")
+                occupied("is not empty; a volume would hide its content, so empty it or choose another file")
             }
             Ok(_) => {
                 occupied("is not a regular file, and the volume is a file; remove it or choose another mount point")
@@ -219,7 +219,7 @@ pub struct VisibleMount {
     covers: u32,
 }
 
-/// What the path of a visible mount shows.
+/// The state of the path of a visible mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Presence {
     /// The mount.
@@ -241,7 +241,7 @@ impl VisibleMount {
         self.entry.as_ref().map(|entry| entry.read_only)
     }
 
-    /// What its path shows, by the mount table. The kernel gives a mount the number of one that was unmounted before, so
+    /// The state of its path, by the mount table. The kernel gives a mount the number of one that was unmounted before, so
     /// the file system has to be the same, too.
     pub fn presence(&self, table: &[MountTableEntry]) -> Presence {
         let Some(entry) = self.entry.as_ref().filter(|_| self.mounted) else { return Presence::Gone };
@@ -351,7 +351,7 @@ fn may_be_mount_point(path: &Path) -> bool {
     }
 }
 
-/// Whether what is mounted at `path` has no server any more.
+/// Whether the mount at `path` has no server any more.
 pub fn is_dead(path: &Path) -> bool {
     matches!(rustix::fs::statfs(path), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }

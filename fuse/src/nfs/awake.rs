@@ -1,9 +1,9 @@
 //! Staying awake while calls follow one another closely.
 //!
-//! A program that makes one call after the other waits twice for this thread to wake up: when it asks, and when the server
-//! has answered. On an idle CPU each takes longer than the call's work. So the thread goes to sleep only when nothing has
-//! happened for a moment; until then it looks again and again whether there is something to read. If another thread wants the
-//! CPU, it sleeps at once for a while: otherwise the other thread would wait for it.
+//! A program that makes one call after the other waits twice for this thread to wake up: when it makes the call, and when the
+//! server has answered. On an idle CPU each takes longer than the call's work. So the thread goes to sleep only when it has had no
+//! event for a moment; until then it polls its descriptors. If another thread wants the CPU, it sleeps at once for a while:
+//! otherwise the other thread would wait for it.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -60,7 +60,7 @@ impl Awake {
     }
 }
 
-/// What the thread does when there is nothing to do.
+/// The next step of the thread when no event is pending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     /// It looks whether there is something to read.
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_looks_again_while_something_has_just_happened_and_sleeps_then() {
+    fn the_thread_stays_awake_after_an_event_and_then_sleeps() {
         assert_eq!(next(Duration::ZERO, false), Next::Look);
         assert_eq!(next(LINGERS - Duration::from_nanos(1), false), Next::Look);
         assert_eq!(next(LINGERS, false), Next::Sleep);
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn it_rests_when_somebody_else_wants_its_cpu_whatever_has_happened() {
+    fn the_thread_rests_when_another_thread_wants_its_cpu() {
         for ago in [Duration::ZERO, LINGERS, Duration::from_secs(1)] {
             assert_eq!(next(ago, true), Next::Rest);
         }

@@ -1,4 +1,4 @@
-//! NFS exports as volumes: a file system that shows what the client in the crate [`podfs_nfs`] finds.
+//! NFS exports as volumes: a file system on top of the client in the crate [`podfs_nfs`].
 //!
 //! | module | owns |
 //! |---|---|

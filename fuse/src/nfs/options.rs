@@ -31,16 +31,16 @@ pub struct ExportOptions {
     pub root: Vec<u8>,
     /// Nothing may be changed (`ro`): `EROFS`.
     pub read_only: bool,
-    /// What happens when the server does not answer (`hard`, `soft`, `softerr`).
+    /// How calls end when the server does not answer (`hard`, `soft`, `softerr`).
     #[serde(rename = "patience")]
     pub retry_policy: RetryPolicy,
     /// Tenths of a second after which a call is sent again (`timeo`).
     pub timeo: u32,
     /// So many times, before the server counts as gone (`retrans`).
     pub retrans: u32,
-    /// What the server takes at once.
+    /// The largest READ and WRITE of the server.
     pub limits: Limits,
-    /// What may be believed without asking, and for how long.
+    /// Which attributes and names are cached, and for how long.
     pub caching: Caching,
     /// Each write is on the server's disk before it is answered (`sync`, `noac`).
     pub stable: bool,
@@ -63,7 +63,7 @@ pub struct NfsAddress {
     pub mountd: SocketAddr,
 }
 
-/// What mount options say of where a server's services are. Those that say nothing leave it to the server.
+/// The mount options about the ports of a server's services. Without them, the server's portmapper decides.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Search {
     /// The port of NFS (`port`).
@@ -76,7 +76,7 @@ pub struct Search {
     pub reserved_port: bool,
 }
 
-/// What happens when a server does not answer.
+/// How calls end when a server does not answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RetryPolicy {
     /// Calls wait until it does.
@@ -88,7 +88,7 @@ pub enum RetryPolicy {
     SoftErr,
 }
 
-/// What may be believed without asking, and for how long (`nfs(5)`). Times are in seconds.
+/// Which attributes and names are cached, and for how long (`nfs(5)`). Times are in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caching {
     /// Attributes of files, at least.
@@ -128,7 +128,7 @@ pub struct LocalLocks {
 }
 
 impl Default for Caching {
-    /// What Linux does.
+    /// The defaults of Linux.
     fn default() -> Self {
         Self { acregmin: 3, acregmax: 60, acdirmin: 30, acdirmax: 60, lookups: Lookups::default(), close_to_open: true }
     }

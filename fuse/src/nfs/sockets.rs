@@ -1,14 +1,14 @@
 //! The sockets of connections to NFS servers, which the volumes of a pod share.
 //!
-//! 1. They are made where servers can be reached, which is not where volumes are served. The server process of the pod has
-//!    copies of them, one set for each volume, and connects them; which volumes have the same set, it sees by the sockets.
-//! 2. A set is for one server: for the name that volumes give it, and the address that was found by it. Volumes that name
-//!    a server otherwise have another set, since that name may come to mean another machine.
+//! 1. The supervisor makes them, because the server process of the pod has no network. The server process has copies of them, one
+//!    set for each volume, and connects them; it sees by the sockets which volumes have the same set.
+//! 2. A set is for one server: for the name in the volumes, and the address of that name. Volumes that name a server differently
+//!    have another set, since that name may come to mean another machine.
 //! 3. A set lives as long as a volume that uses it. Code that looks for a set, or makes one, holds the lock of all sets; so two
 //!    volumes that begin at the same time have the same.
-//! 4. A server that has moved keeps its set. The set has its new address, for all volumes that use it, those included that are
+//! 4. A server that has moved keeps its set. The set has its new address, for all volumes that use it, also for those that are
 //!    just starting.
-//! 5. A set only grows. Sockets that a volume began to use stay where they are in it, whatever becomes of the volume.
+//! 5. A set only grows. Sockets that a volume began to use keep their positions in it, also after the volume has ended.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,7 +1,7 @@
 //! The one thread that serves all exports of a process.
 //!
 //! It reads the FUSE devices and the sockets to servers, so that no call has to wake another thread. The thread never blocks:
-//! whatever has to wait is a task. Whether the thread sleeps between two calls is for `awake` to say.
+//! each wait is a task. `awake` decides whether the thread sleeps between two calls.
 
 use std::cell::RefCell;
 use std::io;
@@ -39,7 +39,7 @@ use crate::trace::Trace;
 /// How long the server may take to answer about the root, when a volume begins.
 const ROOT_BUDGET: Duration = Duration::from_secs(15);
 
-/// What is to be served.
+/// An export to serve.
 pub struct ServedExport {
     /// The device, whose file system is mounted.
     pub device: OwnedFd,
@@ -67,7 +67,7 @@ pub struct NfsThread {
     orders: UnboundedSender<ThreadTask>,
 }
 
-/// What the thread is to do.
+/// An order to the thread.
 enum ThreadTask {
     Serve { export: Box<ServedExport>, resumes: bool, done: Sender<io::Result<()>> },
     Move { socket: u64, place: NfsAddress },
@@ -85,7 +85,7 @@ impl NfsThread {
             // As everywhere, what a request is read to has memory before it is read.
             let input = match InputBuffer::new(REQUEST_SIZE) {
                 Ok(input) => input,
-                Err(error) => return tracing::error!("no room for requests of NFS volumes: {error}"),
+                Err(error) => return tracing::error!("no memory for requests of NFS volumes: {error}"),
             };
             let tasks = LocalSet::new();
             let work = async move {
@@ -159,7 +159,7 @@ pub fn can_resume(region: &Arc<Region>, log: &OwnedFd) -> io::Result<()> {
     Log::adopt(log.try_clone()?).map(drop).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// What all volumes of the thread use.
+/// State that all volumes of the thread share.
 struct ThreadState {
     servers: Servers,
     input: Rc<RefCell<InputBuffer>>,
@@ -259,7 +259,7 @@ async fn look_at_root(export: &Export, options: &ExportOptions) -> io::Result<At
 
 /// The root of an export cannot be looked at.
 #[derive(Debug, thiserror::Error)]
-#[error("the root of {} of NFS server {} cannot be looked at: {cause}", export.path, export.server)]
+#[error("podfs cannot read the attributes of the root of {} of NFS server {}: {cause}", export.path, export.server)]
 struct RootError {
     export: ExportAddress,
     #[source]

@@ -1,8 +1,8 @@
 //! The requests of one volume: read, answered each by a task of its own, interrupted.
 //!
 //! 1. Requests are read as they come, and a task answers each. So a request that has to wait for the server delays no other.
-//! 2. Data that is written is accepted where it was read, without another copy, if there is room for it. Then there is no
-//!    task.
+//! 2. The volume accepts written data in the buffer that it was read into, without another copy and without a task, if there is
+//!    room for it.
 //! 3. Each request that was read is answered: by its task, or with `EINTR` when that is dropped.
 //! 4. A caller that is being killed waits no longer; see [`ending`](crate::caller::ending).
 //! 5. When the file system is unmounted everywhere, reading fails, and the volume ends.

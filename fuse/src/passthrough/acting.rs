@@ -1,8 +1,8 @@
-//! Acting for a caller: what a request creates belongs to its caller.
+//! Acting for a caller: files that a request creates belong to its caller.
 //!
-//! Whether the caller may do something has been decided by the kernel, from modes, owners and ACLs
-//! (`default_permissions`). A thread of the session then acts with root's privileges, and with the caller's uid, gid
-//! and umask where something is created. The kernel keeps these for each thread by itself:
+//! The kernel has checked the caller's permissions, from modes, owners and ACLs (`default_permissions`). A thread of the session
+//! then acts with root's privileges, and creates files with the caller's uid, gid and umask. The kernel keeps these for each thread
+//! separately:
 //!
 //! 1. `CLONE_FS` is unshared, so that a thread has a umask of its own. The source then sees the caller's umask, and
 //!    leaves it out where the directory has a default ACL.
@@ -10,8 +10,8 @@
 //! 3. `CAP_SYS_RESOURCE` is dropped, so that blocks reserved for root stay reserved, also for what the kernel writes through a
 //!    backing file that the thread has registered.
 //!
-//! A source on another machine decides by itself what a caller may do there: it may map root to an unprivileged user. So there a
-//! whole request is executed with its caller's ids and groups.
+//! The server of a source on another machine checks permissions itself: it may map root to an unprivileged user. So there the
+//! session executes a whole request with its caller's ids and groups.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Mutex;

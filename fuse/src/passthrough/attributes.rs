@@ -1,7 +1,7 @@
 //! Attributes: from the source's `statx(2)` to the attributes that the kernel gets.
 //!
-//! The kernel decides by attributes what a file can do, so they include the [restrictions](SourceMount::restrictions) of the file's
-//! mount:
+//! The attributes include the [restrictions](SourceMount::restrictions) of the file's mount, which the kernel cannot apply to
+//! single files:
 //!
 //! 1. On a `nosuid` mount a regular file has neither setuid nor setgid. (A file has no `security.capability` either.)
 //! 2. On a `nodev` mount a device has the number 0:0, which no driver has: `open(2)` fails with `ENXIO`.
@@ -144,7 +144,7 @@ pub fn attributes_of_name(directory: BorrowedFd<'_>, name: &CStr) -> Result<Stat
     statx(directory, name, flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME | StatxFlags::MNT_ID)
 }
 
-/// What kind of file they are of.
+/// The type of the file.
 pub fn kind(found: &Statx) -> FileType {
     FileType::from_raw_mode(found.stx_mode.into())
 }

@@ -8,9 +8,9 @@
 //! | file | requests |
 //! |---|---|
 //! | `export` | file handles of callers |
-//! | `look` | names, attributes, links, extended attributes, the file system as a whole |
-//! | `change` | what makes, removes or changes names and attributes |
-//! | `data` | open files and what is in them |
+//! | `look` | reading names, attributes, links, extended attributes and figures of the file system |
+//! | `change` | making, removing and changing names and attributes |
+//! | `data` | open files and their data |
 //! | `list` | open directories |
 //! | `locking` | locks |
 //! | `reopening` | open files and locks that went with a server and its keeper |
@@ -95,7 +95,7 @@ pub struct PassthroughFilesystem {
     waits_met: AtomicBool,
     /// For a source on another machine.
     identities: Option<Identities>,
-    /// What it said of itself last.
+    /// Its last answer to `statfs(2)`.
     status: Mutex<Kstatfs>,
     trace: Arc<Trace>,
 }
@@ -106,7 +106,7 @@ struct OpenedDirectory {
     _node: Arc<Node>,
 }
 
-/// What a session with such a file system asks the kernel for.
+/// The features that a session with this file system negotiates.
 pub fn wanted(source: &OwnedFd, options: &PassthroughOptions) -> WantedFeatures {
     let flags = init::ASYNC_READ
         | init::EXPORT_SUPPORT

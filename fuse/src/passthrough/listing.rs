@@ -22,7 +22,7 @@ const HEADER: usize = 19;
 /// An open directory and where reading has got to.
 pub struct SourceListing {
     directory: OwnedFd,
-    /// What was read and not given out yet.
+    /// Entries that were read and not returned yet.
     chunk: Vec<u8>,
     position: usize,
     /// The offset of the entry at `position`; unknown where another process has read.

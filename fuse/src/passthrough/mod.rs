@@ -1,24 +1,24 @@
 //! Passthrough volumes: directories of the host, and single files, shown as they are.
 //!
-//! The file system has no state but what the kernel knows: its nodes, and what is open. That is in the volume's region, so that
-//! another server can take the volume over. Names, attributes and data are the source's, asked for with one system call or a few
-//! for each request; the bytes of files do not come through here at all where the kernel can read and write the source by itself
+//! The only state of the file system is that which the kernel refers to: nodes, and open files. It is in the volume's region, so
+//! that another server can take the volume over. The server reads names, attributes and data from the source, with one system call
+//! or a few for each request. It does not see the bytes of files if the kernel can read and write the source by itself
 //! (`FUSE_PASSTHROUGH`).
 //!
 //! | module | owns |
 //! |---|---|
 //! | `options` | how a volume is served |
 //! | `filesystem` | requests, each a few system calls on the source |
-//! | `tables` | all that the file system knows, new or taken over |
-//! | `takeover` | going on with what a dead server left |
-//! | `state` | the form of that in the region |
-//! | `node` | a file that the kernel knows, and what it is identified by |
-//! | `nodes` | all of them, by number and by identity |
+//! | `tables` | the state of the file system, new or taken over |
+//! | `takeover` | continuing with the state of a dead server |
+//! | `state` | the form of the state in the region |
+//! | `node` | a file that the kernel knows, and its identity |
+//! | `nodes` | all nodes, by number and by identity |
 //! | `hashing` | hashes of numbers and identities |
 //! | `handle` | file handles, which open a node without keeping it open |
 //! | `mounts` | the source's mount, and those below it |
 //! | `open_files` | open files and directories |
-//! | `open_node` | what the open files of one node share: its backing file, its locks |
+//! | `open_node` | state that the open files of one node share: its backing file, its locks |
 //! | `pruner` | making the kernel forget files that may have been mapped |
 //! | `locks` | locks of callers, waits for them, and their records for a successor, which has to lock the same again |
 //! | `listing` | reading a directory |
@@ -27,8 +27,8 @@
 //! | `acting` | acting with the caller's uid, gid and umask |
 //! | `attributes` | attributes, and how long they hold |
 //! | `extents` | where a file has blocks |
-//! | `usage` | a limit on what the volume takes |
-//! | `room` | how much there is in it |
+//! | `usage` | a limit on the space of the volume |
+//! | `room` | the free space of the volume |
 //!
 //! Locks of this program are taken in this order: a listing, then a node's open files, then any of the tables (nodes,
 //! open files, mounts, directories, waits), which are held for moments and never while a system call on the source is

@@ -121,7 +121,7 @@ impl SourceMount {
         SourceMount { record, id, index, anchor: anchor.map(OnceLock::from).unwrap_or_default(), way, restrictions }
     }
 
-    /// What it denies beyond what the volume's visible mount denies.
+    /// Its restrictions beyond those of the volume's visible mount.
     pub fn restrictions(&self) -> Restrictions {
         self.restrictions
     }
@@ -131,7 +131,7 @@ impl SourceMount {
         self.index
     }
 
-    /// What file handles of this mount are opened with.
+    /// The descriptor with which file handles of this mount are opened.
     pub fn anchor(&self) -> Option<BorrowedFd<'_>> {
         if self.anchor.get().is_none() {
             let (file, handle) = self.way.as_ref()?.file(self.id)?;
@@ -334,7 +334,7 @@ fn is_passthrough(mount: &MountTableEntry) -> bool {
     mount.fs_type == FS_TYPE && mount.source == PASSTHROUGH_SOURCE
 }
 
-/// What a mount denies that is attached nowhere, or in another mount namespace.
+/// The restrictions of a mount that is attached nowhere, or in another mount namespace.
 fn restrictions_of(file: BorrowedFd<'_>) -> Result<Restrictions, Errno> {
     let flags = fstatvfs(file)?.f_flag;
     Ok(Restrictions {

@@ -23,7 +23,7 @@ use super::state::{HANDLE_LENGTH, MAPPABLE, NO_HANDLE, NodeCell, recordable};
 use crate::region::cells::CellRef;
 use crate::session::NodeId;
 
-/// What makes a file the same file.
+/// The identity of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Identity {
     /// A handle: number and generation in one.
@@ -49,15 +49,15 @@ pub enum Identity {
 pub struct Node {
     /// Its number.
     pub id: NodeId,
-    /// What kind of file it is; that never changes.
+    /// The type of the file, which never changes.
     pub kind: FileType,
     /// Where it is.
     pub mount: Arc<SourceMount>,
     identity: Identity,
-    /// What a successor is to know. The kernel's count changes under the lock of all nodes only.
+    /// The state for a successor. The kernel's count changes under the lock of all nodes only.
     pub record: CellRef<NodeCell>,
     held: Mutex<Option<HeldNode>>,
-    /// What its open files share, while there are any.
+    /// State that its open files share, while there are any.
     open: Mutex<Option<Box<OpenNode>>>,
     nodes: Arc<SharedNodes>,
 }
@@ -187,7 +187,7 @@ impl Node {
         self.record.form.load(Acquire) & MAPPABLE != 0
     }
 
-    /// What its open files share.
+    /// State that its open files share.
     pub fn open(&self) -> MutexGuard<'_, Option<Box<OpenNode>>> {
         self.open.lock().expect("a thread that panics ends the process")
     }
@@ -221,7 +221,7 @@ impl Identity {
         }
     }
 
-    /// What [`write`](Self::write) wrote; none if nothing was written.
+    /// The identity that [`write`](Self::write) wrote; none if the cell is empty.
     pub fn read(cell: &NodeCell) -> Option<Identity> {
         let mount = cell.mount.load(Relaxed);
         let length = cell.form.load(Relaxed) & HANDLE_LENGTH;

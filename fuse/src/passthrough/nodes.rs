@@ -47,7 +47,7 @@ const FORGOTTEN: usize = 8192;
 /// The nodes that the kernel knows, and those that it forgot last.
 pub struct Nodes(Arc<SharedNodes>);
 
-/// What the nodes in use refer to.
+/// State that the nodes in use refer to.
 pub struct SharedNodes {
     region: Arc<Region>,
     key: Key,
@@ -76,15 +76,15 @@ impl Default for Tables {
     }
 }
 
-/// What a node begins with.
+/// The fields of a new node.
 pub struct NewNode {
-    /// What makes it the file it is.
+    /// The identity of the file.
     pub identity: Identity,
     /// Where it is.
     pub mount: Arc<SourceMount>,
-    /// What kind of file it is.
+    /// The type of the file.
     pub kind: FileType,
-    /// What it is charged with if the kernel did not know it.
+    /// The space that it is charged with if the kernel did not know it.
     pub charge: u64,
 }
 
@@ -271,7 +271,7 @@ impl SharedNodes {
         self.give_back(removed);
     }
 
-    /// Whether what is recorded of nodes may be changed.
+    /// Whether the records of nodes may be changed.
     pub fn may_change(&self) -> bool {
         self.region.is_ours()
     }
@@ -460,7 +460,7 @@ impl Tables {
     }
 }
 
-/// What is left of entries, to be dropped when the tables are not locked.
+/// Removed entries, to be dropped when the tables are not locked.
 #[derive(Default)]
 struct Removed {
     /// A cell that nothing refers to.

@@ -35,7 +35,7 @@ pub struct OpenFile {
     record: OwnedCell<OpenCell>,
     /// Its number.
     pub handle: HandleId,
-    /// What it is open on.
+    /// The node that is open.
     pub node: Arc<Node>,
     /// Open with the caller's access mode. Empty until it is reopened, if no process had it any more.
     file: OnceLock<Arc<OwnedFd>>,
@@ -50,7 +50,7 @@ pub struct OpenFile {
 pub struct OpenDirectory {
     /// Dropped before the descriptor that it names is closed.
     record: OwnedCell<OpenCell>,
-    /// What it is open on.
+    /// The node that is open.
     pub node: Arc<Node>,
     /// Where reading it has got to. None until it is reopened, if no process had it any more.
     listing: Mutex<Option<SourceListing>>,
@@ -136,7 +136,7 @@ impl OpenDirectory {
 pub struct OpenFiles {
     region: Arc<Region>,
     table: Mutex<OpenTable>,
-    /// What dead servers opened without a known answer, by the request.
+    /// Handles that dead servers opened without a known answer, by the request.
     unanswered: HashMap<u64, HandleId>,
 }
 

@@ -1,4 +1,4 @@
-//! What the open files of one node share: the way their data goes, and the locks taken through them.
+//! State that the open files of one node share: the way of their data, and the locks taken through them.
 //!
 //! The kernel's rules (Linux 6.9 and newer): while a file is open, its data goes one way for all its open descriptions, and a
 //! backing file has one id. Another id, even of the same file, makes the open fail with `EIO`. So the first open registers the
@@ -86,7 +86,7 @@ impl BackingId {
         Some(id)
     }
 
-    /// What a node's cell says.
+    /// The backing id in a node's cell.
     pub fn recorded(cell: &NodeCell) -> Option<BackingId> {
         let id = cell.backing.load(Relaxed);
         (id != 0 && id & GOING == 0).then_some(BackingId(id))

@@ -1,4 +1,4 @@
-//! How a passthrough volume is served: what the supervisor asks for.
+//! Options of a passthrough volume, from the supervisor.
 
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +32,7 @@ pub enum DataPath {
 pub struct PassthroughOptions {
     /// The volume's name, for log lines.
     pub name: VolumeLabel,
-    /// What the kernel may remember.
+    /// How long the kernel caches names and attributes.
     pub cache: Cache,
     /// The source is read and written only through this mount.
     pub exclusive: bool,
@@ -40,7 +40,7 @@ pub struct PassthroughOptions {
     pub limit: Option<u64>,
     /// Report every request on standard output.
     pub trace: bool,
-    /// What to do about a socket of the source, which cannot be connected to through FUSE: the end of the sentence that
+    /// Advice about a socket of the source, to which processes cannot connect through FUSE: the end of the sentence that
     /// is logged when the first one is met. Without it, nothing is logged.
     pub socket_advice: Option<String>,
     /// How many threads answer requests; [`SESSION_THREADS`] if it does not matter.

@@ -1,11 +1,11 @@
 //! Makes the kernel forget files that callers may have had a mapping of.
 //!
-//! The server gets no request for stores through a mapping, nor for its end. So it never lets the kernel believe the attributes
+//! The server gets no request for stores through a mapping, nor for its end. So it never lets the kernel cache the attributes
 //! of a file that was open for reading and writing (`Node::is_mappable`), until the kernel has forgotten it: a mapping keeps the
-//! kernel from that. By itself the kernel forgets a file only when it needs memory. Before Linux 6.18 it cannot be asked to.
+//! kernel from that. By itself the kernel forgets a file only when it needs memory. Before Linux 6.18 a server cannot ask it to.
 //!
-//! While a request about the file is answered, its caller uses the file. So a thread of its own asks the kernel, a moment later.
-//! The thread ends when it has nothing left to ask.
+//! While the server answers a request about the file, its caller uses the file. So a separate thread asks the kernel a moment
+//! later. The thread ends when no file is left.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};

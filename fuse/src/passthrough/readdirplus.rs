@@ -1,16 +1,16 @@
-//! Whether attributes go along with the names of a directory.
+//! Whether the server sends attributes with the names of a directory.
 //!
-//! The kernel asks for both at the beginning of a directory (`FUSE_READDIRPLUS_AUTO`: about 200 entries), and takes names
-//! alone. Finding attributes costs the server ten times what a
-//! name costs, and saves a message for each entry that is looked at next: `ls -l` wants them, `find -name` does not.
-//! The requests after the last listings show which it is. Directories do not count: each walk looks them up, to enter them.
+//! The kernel asks for both at the beginning of a directory (`FUSE_READDIRPLUS_AUTO`: about 200 entries), and also accepts names
+//! alone. Attributes cost the server ten times as much as a name, and save a message for each entry that the caller looks up next:
+//! `ls -l` needs them, `find -name` does not. The requests after the last listings show which is the case. Directories do not
+//! count: each walk looks them up, to enter them.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// For so many directories attributes are given, before names alone are tried again.
 const TRUST: u32 = 32;
 
-/// What a volume's callers did after listing a directory.
+/// Counts whether a volume's callers read attributes after listing a directory.
 #[derive(Debug, Default)]
 pub struct ReaddirplusPolicy {
     /// Names of files given alone since the last directory was opened.
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn who_looks_at_every_entry_gets_attributes_from_the_second_directory_on() {
+    fn a_caller_that_stats_every_entry_gets_attributes_from_the_second_directory_on() {
         let readdirplus = ReaddirplusPolicy::default();
         let given = (0..100).filter(|_| list(&readdirplus, 50, 50)).count();
         assert!(!list(&ReaddirplusPolicy::default(), 50, 50), "nothing is known at the start");
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_names_gets_names() {
+    fn a_caller_that_only_reads_names_gets_no_attributes() {
         let readdirplus = ReaddirplusPolicy::default();
         assert_eq!((0..100).filter(|_| list(&readdirplus, 50, 3)).count(), 0);
         assert_eq!((0..100).filter(|_| list(&readdirplus, 1, 0)).count(), 0, "one name that nothing looked at");

@@ -1,4 +1,4 @@
-//! How much room there is in a volume.
+//! The free space of a volume.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,14 +11,14 @@ use super::usage::QuotaUsage;
 use crate::region::Region;
 use crate::session::abi::Kstatfs;
 
-/// What `df(1)` shows in a volume.
+/// The figures that `df(1)` shows for a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     /// Bytes that there are, taken and not.
     pub capacity: u64,
     /// Bytes that are not taken.
     pub free: u64,
-    /// Bytes that are not taken and are for everybody.
+    /// Free bytes that every user may take.
     pub available: u64,
     /// Files that there can be; 0 where that is not known.
     pub inodes: u64,

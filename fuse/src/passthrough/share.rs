@@ -89,7 +89,7 @@ impl Drop for Taken {
     }
 }
 
-/// What each of so many volumes may have.
+/// The share of each of so many volumes.
 fn part(limit: usize, volumes: usize) -> usize {
     (limit / volumes.max(1)).saturating_sub(SET_ASIDE).max(LEAST)
 }
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_can_be_taken_again() {
+    fn a_returned_descriptor_can_be_taken_again() {
         let mut share = Share::new("test");
         share.limit = 0;
         let all: Vec<_> = (0..LEAST).map(|_| share.take().expect("a place")).collect();

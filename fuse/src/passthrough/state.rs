@@ -1,4 +1,4 @@
-//! What a successor has to know of a passthrough volume: one cell of its region for each node, open file, lock and
+//! The state of a passthrough volume for a successor: one cell of its region for each node, open file, lock and
 //! mount.
 //!
 //! The identity in a cell never changes; what changes is one word each. Descriptors are recorded by number: a

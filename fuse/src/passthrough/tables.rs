@@ -1,8 +1,8 @@
-//! All that the file system of a volume knows: as it is at the beginning, and as a dead server left it.
+//! The whole state of a volume's file system: at its start, and as a dead server left it.
 //!
 //! The content of a region is not trusted: a cell that contradicts itself or another is lost, and so is one that needs a
 //! descriptor which no process has any more. A lost cell affects nothing else: its users get `ESTALE`. Open files, locks and
-//! mounts without their descriptors are not lost: there may be a way to them.
+//! mounts without their descriptors are not lost: the server may find them again.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -33,7 +33,7 @@ use crate::region::cells::{CellContent, CellId, OwnedCell};
 use crate::session::abi::Kstatfs;
 use crate::session::{HandleId, NodeId, Session};
 
-/// What a file system knows.
+/// The state of a file system.
 pub struct Tables {
     /// How the bytes of files travel.
     pub data_path: DataPath,
@@ -47,7 +47,7 @@ pub struct Tables {
     pub usage: Option<QuotaUsage>,
     /// The descriptors that the volume may have.
     pub share: Share,
-    /// What the source says of itself as a whole, where it may be away.
+    /// The last `statfs(2)` of the source, if that may become unreachable.
     pub status: Kstatfs,
 }
 
@@ -93,7 +93,7 @@ impl DataPath {
         }
     }
 
-    /// What the server of a volume has found out.
+    /// The data path that a server of the volume has recorded.
     pub(crate) fn recorded(region: &Region) -> Option<Self> {
         Self::from_word(region.header().counters.data_path.load(Acquire))
     }
@@ -103,9 +103,9 @@ impl DataPath {
     }
 }
 
-/// What was read of a region, and what is to be done about the rest.
+/// The state that was read from a region, and the work that it leaves.
 pub struct InheritedTables {
-    /// What the file system knows.
+    /// The state of the file system.
     pub tables: Tables,
     /// The root.
     pub root: Arc<Node>,

@@ -1,16 +1,16 @@
 //! Taking over a volume whose server died.
 //!
-//! First everything is read, which changes nothing outside this process: a successor that fails at that leaves the volume to the
-//! next one. Then it begins:
+//! First the successor reads the whole state, which changes nothing outside this process: if it fails at that, it leaves the volume
+//! to the next one. Then:
 //!
-//! 1. Cells that hold nothing usable are erased. Numbers of descriptors that no process has any more were erased before this
-//!    process opened anything: it may open something else under them.
-//! 2. A change of the account that was being made is made.
-//! 3. The session is resumed: what the dead threads were doing is kept for replay.
-//! 4. Backing ids that no open file has are given back. No thread may open one meanwhile.
-//! 5. The kernel is made to ask again, and threads answer.
+//! 1. It erases cells that are unusable. It erased the numbers of descriptors that no process has any more before it opened any
+//!    file, because it may open other files under them.
+//! 2. It completes a change of the account that the dead server had begun.
+//! 3. It resumes the session: the requests of the dead threads are kept for replay.
+//! 4. It gives back backing ids that no open file has. No thread may open one meanwhile.
+//! 5. It makes the kernel send the unanswered requests again, and threads answer them.
 //!
-//! Each can be done twice, so a kill in between leaves it to the next successor.
+//! Each step can be done twice, so a kill in between leaves it to the next successor.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -84,7 +84,7 @@ pub fn load(
 }
 
 impl Loaded {
-    /// What could not be had.
+    /// The files and locks that the successor could not recover.
     pub fn losses(&self) -> Losses {
         self.inheritance.losses
     }

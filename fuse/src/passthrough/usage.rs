@@ -1,13 +1,13 @@
-//! A limit on what a volume takes, counted by the server.
+//! A limit on the space of a volume, counted by the server.
 //!
-//! Every write goes through the server then (no kernel passthrough), which refuses what does not fit with `ENOSPC`
-//! before it is done. What is counted is what `du(1)` counts: the blocks of each file, once, however many names it
-//! has. Files are charged when they grow and discharged when their last name or last open file goes; each look at a file corrects
-//! the charge for what the source did on its own, such as blocks that it allocated only when it wrote them.
+//! With a limit, every write goes through the server (no kernel passthrough), which refuses a write that does not fit with `ENOSPC`
+//! before it executes it. The server counts what `du(1)` counts: the blocks of each file, once, however many names it has. It
+//! charges files when they grow and discharges them when their last name or last open file goes. Each read of a file's attributes
+//! corrects the charge for changes by the source itself, such as blocks that it allocates only when it writes them.
 //!
-//! Whatever can make a file, a directory or an attribute grow asks for room first. Directories grow with their names, and
-//! file systems such as ext4 do not shrink them again: a directory that held many names keeps its blocks until it is
-//! removed. The root cannot be removed, so it has rules of its own:
+//! Each request that can make a file, a directory or an attribute grow checks for room first. Directories grow with their names,
+//! and file systems such as ext4 do not shrink them again: a directory that held many names keeps its blocks until it is removed.
+//! The root cannot be removed, so it has rules of its own:
 //!
 //! 1. Its first block is free, and what it grows beyond that is charged like any other growth.
 //! 2. When a request finds no room, and most names of the root are gone, the blocks that the root kept are free from
@@ -37,7 +37,7 @@ use crate::region::header::Counters;
 use crate::session::NodeId;
 use crate::session::abi::Kstatfs;
 
-/// What files grow by.
+/// The unit by which files grow.
 const BLOCK: u64 = 4096;
 
 /// The limit and what is taken of it, in bytes.
@@ -89,7 +89,7 @@ impl QuotaUsage {
         }
     }
 
-    /// Keeps everybody else from the account until it is dropped.
+    /// Keeps other threads from the account until it is dropped.
     pub fn lock(&self) -> Account<'_> {
         let right = self.right.lock().expect("a thread that panics ends the process");
         Account { usage: self, counters: &self.region.header().counters, _right: right }
@@ -253,7 +253,7 @@ fn names_take_at_most(directory: BorrowedFd<'_>, most: u64) -> Result<bool, Errn
     Ok(taken <= most)
 }
 
-/// What is taken by what is below a directory. Other mounts are not counted, links are not followed.
+/// The space of the files below a directory, without other mounts, and without following links.
 fn taken_below(source: BorrowedFd<'_>) -> Result<u64, Errno> {
     let device = |found: &rustix::fs::Statx| (found.stx_dev_major, found.stx_dev_minor);
     let home = device(&attributes_of(source)?);

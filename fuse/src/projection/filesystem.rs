@@ -1,12 +1,11 @@
 //! The FUSE side of a projection: requests in, answers out, everything else in [`tree`](super::tree).
 //!
-//! The answers make a warm volume silent. `ENOSYS` to OPEN, OPENDIR, FLUSH and the xattr requests
-//! is remembered by the kernel for the whole connection, and entries, attributes, links and absent
-//! names are cached without end: the tree changes only through the kernel's own calls on the private
-//! mount, so the kernel's caches are right by themselves.
+//! A warm volume causes no requests. The kernel remembers `ENOSYS` to OPEN, OPENDIR, FLUSH and the xattr requests for the whole
+//! connection, and caches entries, attributes, links and absent names without a time limit: the tree changes only through calls on
+//! the private mount, so the kernel's caches are always right.
 //!
-//! An audited projection answers OPEN for real, and is silent otherwise. The kernel keeps what it has read all the same, and
-//! sends no FLUSH; at the close it sends a RELEASE, which no process waits for.
+//! An audited projection handles OPEN, and causes no other requests when it is warm. The kernel still keeps the pages that it has
+//! read, and sends no FLUSH; after the close it sends a RELEASE, for which no process waits.
 
 use std::ffi::OsStr;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -53,7 +52,7 @@ pub struct ProjectionFilesystem {
     audit: Option<Audit>,
 }
 
-/// What a session with such a file system asks the kernel for.
+/// The features that a session with this file system negotiates.
 pub fn wanted(traced: bool) -> WantedFeatures {
     // Each is worth having alone; an older kernel lacks some of them.
     let flags = init::ASYNC_READ
@@ -256,7 +255,7 @@ pub(crate) fn push_if_it_fits(buffer: &mut Vec<u8>, arguments: &ReadIn, (node, n
     fits
 }
 
-/// What `statfs(2)` says of so many bytes and nodes.
+/// The answer to `statfs(2)` for so many bytes and nodes.
 pub(crate) fn file_system(bytes: u64, nodes: u64) -> Answer {
     Answer::FileSystem(Kstatfs {
         blocks: bytes.div_ceil(BLOCK),

@@ -270,7 +270,7 @@ pub struct Image {
 /// Index of a directory or file within its image; 0 is the generation's own directory.
 pub(crate) type Index = u32;
 
-/// What a node of an image is.
+/// The type of a node of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ImageNodeKind {
     /// Its children are the nodes with these indexes, sorted by name.

@@ -1,4 +1,4 @@
-//! Memory that two processes share and that leaves nothing behind.
+//! Memory that two processes share, and that is zeroed at its end.
 //!
 //! A block is a sealed memory file (`memfd_create(2)`): it cannot be resized, so a mapping of it can
 //! never fault. Its pages are locked against swap and, when the block's owner drops it, overwritten
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disowned_block_is_left_to_the_one_who_adopts_it() {
+    fn a_disowned_block_is_left_to_the_adopting_process() {
         let block = Block::new(&[b"abc"], 0).expect("a block");
         let witness = block.file.try_clone().expect("a second descriptor");
         let adopted = Block::adopt(witness.try_clone().expect("a descriptor")).expect("adoption");
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_are_the_same_for_everybody_who_has_the_block() {
+    fn all_owners_of_a_block_see_the_same_counters() {
         let block = Block::new(&[b"abc"], 2).expect("a block");
         block.counters()[1].store(7, Ordering::Relaxed);
         let mut adopted = Block::adopt(block.file.try_clone().expect("a descriptor")).expect("adoption");

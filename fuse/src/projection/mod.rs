@@ -1,6 +1,6 @@
 //! Projections: payloads shown as a directory that switches from one generation to the next.
 //!
-//! What a container sees has the layout of the kubelet's `AtomicWriter`:
+//! A container sees the layout of the kubelet's `AtomicWriter`:
 //!
 //! ```text
 //! ..2026_11_20_17_46_18.1234567890/   the generation: every file of the payload, immutable

@@ -31,7 +31,7 @@ pub(crate) struct Old {
     backoff: Backoff,
 }
 
-/// What the old generations of a volume take.
+/// The number of old generations of a volume, and their memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OldUsage {
     /// How many there are.

@@ -39,7 +39,7 @@ pub enum ProjectionStep {
     MakeLink {
         /// The link.
         name: String,
-        /// What it points to.
+        /// Its target.
         target: String,
         /// Its owner from the start; a `chown` would be one more event.
         uid: u32,
@@ -128,7 +128,7 @@ pub fn removal(old: ShownGeneration<'_>, looked_up: &[Index]) -> Vec<ProjectionS
     steps
 }
 
-/// What brings a root with these entries back to what `current` should look like, after a commit
+/// The steps that bring a root with these entries back to the entries of `current`, after a commit
 /// that stopped half-way: no `..data_tmp` (AW-18), no leaked generation (AW-19), every link in its
 /// place (AW-16). Generations for which `is_kept` holds stay.
 pub fn repair(
@@ -162,7 +162,7 @@ fn links<'a>(image: Option<&'a Image>, hidden: &'a BTreeSet<String>) -> impl Ite
     image.into_iter().flat_map(Image::top_level).filter(|(name, _)| !hidden.contains(*name))
 }
 
-/// What is in `these` but not in `those`, both sorted by name. A payload may have thousands of names,
+/// The entries of `these` that are not in `those`, both sorted by name. A payload may have thousands of names,
 /// and an update usually changes none.
 fn missing<'a>(
     these: impl Iterator<Item = (&'a str, u32)>,
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_generation_goes_children_first_and_only_what_is_known() {
+    fn an_old_generation_is_removed_children_first_and_only_its_known_nodes() {
         let name = GenerationName::new(SystemTime::now());
         let old = image(&["a", "b", "sub/deep/x", "sub/y"]);
         let index =

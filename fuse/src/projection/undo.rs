@@ -1,4 +1,4 @@
-//! Undoing what was stored through a writable mapping.
+//! Undoing stores through a writable mapping.
 //!
 //! A privileged container can remount its bind mount read-write and map a file of it shared and
 //! writable. The kernel does not ask before a store: it changes the page that every other reader sees,
@@ -11,7 +11,8 @@ use std::sync::LazyLock;
 
 use crate::session::{NodeId, Notifier, PageInvalidator};
 
-/// What undoes stores in all volumes; it starts with the first. Without it they are undone when the kernel drops the page.
+/// The process that undoes stores in all volumes; it starts at the first store. Without it they are undone when the kernel drops
+/// the page.
 static INVALIDATOR: LazyLock<Option<PageInvalidator>> = LazyLock::new(|| PageInvalidator::start("undo").ok());
 
 /// Undoes stores to the files of one volume.

@@ -1,11 +1,11 @@
-//! The cells of a region: places of one size, each for one thing that a successor has to know.
+//! The cells of a region: records of one size, each for one node, open file or lock that a successor needs.
 //!
-//! A cell begins with a tag that says what is in it, 0 for nothing. The tag is written last when something is
-//! recorded and first when it is erased, so a kill in between leaves a cell without a tag, which counts as free.
+//! A cell begins with a tag that names its type, 0 for a free cell. The server writes the tag last when it fills a cell, and erases
+//! it first when it frees the cell, so a kill in between leaves a cell without a tag, which counts as free.
 //!
-//! The code that makes something holds its [`OwnedCell`]; when that is dropped, the cell is free. The holder of a [`CellRef`] frees
-//! the cell itself. What was adopted is only read until it is [taken over](super::Region::take_over), so a successor that gives
-//! up leaves it as it was.
+//! The code that fills a cell holds an [`OwnedCell`]; when that is dropped, the cell is free. The holder of a [`CellRef`] frees
+//! the cell itself. A process only reads an adopted region until it [takes it over](super::Region::take_over), so a successor that
+//! gives up leaves it as it was.
 
 use std::io;
 use std::marker::PhantomData;
@@ -28,7 +28,7 @@ pub(super) const MOST: usize = 32 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct CellId(u32);
 
-/// What fills a cell. Its first field is the tag.
+/// The content of a cell. Its first field is the tag.
 pub(crate) trait CellContent: Shared + Sized {
     /// Distinguishes it from other contents; not 0.
     const TAG: u32;
@@ -37,7 +37,7 @@ pub(crate) trait CellContent: Shared + Sized {
 }
 
 shared! {
-    /// What all cells begin with.
+    /// The first field of all cells.
     pub(crate) struct Tag { tag: AtomicU32 }
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct Cells<'a> {
 }
 
 impl<'a> Cells<'a> {
-    /// What a cell is filled with that is known to be a `T`.
+    /// The content of a cell that is known to be a `T`.
     pub(crate) fn content<T: CellContent>(self, id: CellId) -> &'a T {
         const { T::FITS }
         self.memory.at(offset(id)).expect("a cell that was allocated stays")
@@ -83,7 +83,7 @@ impl<'a> Cells<'a> {
         cells.map(move |id| (id, self.tag(id).load(Acquire))).filter(|(_, tag)| *tag != 0)
     }
 
-    /// What a cell is filled with, if there is one and it is a `T`.
+    /// The content of a cell, if the cell exists and is a `T`.
     pub(crate) fn find<T: CellContent>(self, id: CellId) -> Option<&'a T> {
         let tag: &Tag = self.memory.at(offset(id))?;
         (tag.tag.load(Acquire) == T::TAG).then(|| self.content(id))
@@ -204,7 +204,7 @@ impl CellId {
         u64::from(self.0) + 1
     }
 
-    /// What [`to_word`](Self::to_word) gave.
+    /// The id from which [`to_word`](Self::to_word) made the word.
     pub(crate) fn from_word(word: u64) -> Option<CellId> {
         u32::try_from(word.checked_sub(1)?).ok().map(CellId)
     }

@@ -1,4 +1,4 @@
-//! Which cells of a region are free, and what memory they have.
+//! Which cells of a region are free, and which pages of them have memory.
 //!
 //! 1. The first page that has a free cell gives the next one, so the cells in use stay together.
 //! 2. A page without a cell in use gives its memory back to the kernel: it becomes a hole of the file. The file keeps its

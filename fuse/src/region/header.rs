@@ -9,7 +9,7 @@ use super::shared::shared;
 use super::silence::Silence;
 use super::waits::Waits;
 
-/// What every state of a volume begins with: `podfsvol`.
+/// The first bytes of every region: `podfsvol`.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"podfsvol");
 /// The layout that this program writes.
 pub(super) const LAYOUT: u32 = 1;
@@ -34,11 +34,11 @@ shared! {
         requests: AtomicU64,
         /// Steps of commits that were applied, for a projection.
         applied: AtomicU64,
-        /// What a passthrough volume counts.
+        /// Counters of a passthrough volume.
         counters: Counters,
-        /// What an audited projection counts.
+        /// Counters of an audited projection.
         opens: Opens,
-        /// What an NFS volume counts besides.
+        /// Further counters of an NFS volume.
         calls: CallCounters,
         /// Whether the server of an NFS volume answers.
         silence: Silence,
@@ -49,7 +49,7 @@ shared! {
         waits: Waits,
         counts: Counts,
     }
-    /// What an NFS volume counts besides.
+    /// Further counters of an NFS volume.
     pub(crate) struct CallCounters {
         /// A number that no other volume has, from which what is to be known again at the server is made.
         seed: AtomicU64,
@@ -58,12 +58,12 @@ shared! {
     pub(crate) struct Redo {
         /// The cell that is charged; 0 for no change. Written last.
         cell: AtomicU64,
-        /// What it is charged with then.
+        /// The space that it is charged with then.
         charged: AtomicU64,
-        /// What is taken in all then.
+        /// The space in use then.
         used: AtomicU64,
     }
-    /// What a passthrough volume counts.
+    /// Counters of a passthrough volume.
     pub(crate) struct Counters {
         /// How the bytes of files travel.
         data_path: AtomicU32,

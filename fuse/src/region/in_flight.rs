@@ -1,11 +1,11 @@
-//! What each thread of a session is doing, for the successor.
+//! The request that each thread of a session is executing, for the successor.
 //!
 //! A thread has a *slot*. It names the request that the thread answers, from before the service gets it until after the answer is
-//! written. What is not idempotent is marked *begun* before its system call.
+//! written. A request that is not idempotent is marked *begun* before its system call.
 //!
-//! A successor moves what the slots of its predecessor say to a list of requests *to replay*, where it stays until the kernel
-//! sends them again. It is complete there before its slot is free, so a kill between leaves it in both, and the next successor
-//! finds that it is the same request.
+//! A successor moves the requests in the slots of its predecessor to a list of requests *to replay*, where each stays until the
+//! kernel sends it again. An entry of the list is complete before its slot is free, so a kill between leaves the request in both,
+//! and the next successor recognises it as the same request.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -24,7 +24,7 @@ const REPLAYS: usize = 64;
 pub struct Begun {
     /// Not later than what the execution leaves on a file system of this host as a time.
     pub at: Timespec,
-    /// What the service noted before.
+    /// The service's note from before.
     pub note: u64,
 }
 
@@ -48,7 +48,7 @@ shared! {
         /// 1 if it was; written last.
         is: AtomicU32,
     }
-    /// What a slot said when its thread died.
+    /// The state of a slot when its thread died.
     pub(crate) struct Replay {
         /// The request; 0 for a free place. Written last.
         unique: AtomicU64,
@@ -111,7 +111,7 @@ impl InFlightSlot {
         self.unique.store(0, Release);
     }
 
-    /// What comes now may not be done twice. `at` is when it was begun first.
+    /// Marks that the request must not be executed twice from here on. `at` is the time at which it was begun first.
     pub(crate) fn begin(&self, at: Option<Timespec>, note: u64) {
         let at = at.unwrap_or_else(|| clock_gettime(ClockId::RealtimeCoarse));
         self.begun.set(Some(Begun { at, note }));
@@ -163,7 +163,7 @@ impl InFlightSlots {
         }
     }
 
-    /// What is kept for replay of the request `unique`: whether it was begun.
+    /// The record for the replay of the request `unique`: whether it was begun.
     pub(crate) fn earlier(&self, unique: u64) -> Option<Begun> {
         self.to_replay(unique)?.begun.get()
     }
@@ -238,14 +238,14 @@ mod tests {
         Region::create(VolumeKind::Passthrough).expect("a region")
     }
 
-    /// What the next server knows of `unique` when the threads die now.
+    /// The record of `unique` that the next server finds if the threads die now.
     fn known(slots: &InFlightSlots, unique: u64) -> (bool, Option<u64>) {
         slots.collect_replays();
         (slots.all_to_replay().any(|to_replay| to_replay == unique), slots.earlier(unique).map(|begun| begun.note))
     }
 
     #[test]
-    fn what_a_dead_thread_had_begun_is_known_until_it_is_answered() {
+    fn a_begun_request_of_a_dead_thread_is_known_until_it_is_answered() {
         let region = region();
         let slots = region.in_flight();
         slots.slot(0).take(10);
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_carried_first_gives_way_when_there_is_no_room() {
+    fn the_oldest_replay_is_dropped_when_there_is_no_room() {
         let region = region();
         let slots = region.in_flight();
         for unique in 1..=REPLAYS as u64 + 1 {

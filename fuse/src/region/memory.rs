@@ -1,10 +1,10 @@
 //! The memory file of a region, and where it is mapped.
 //!
-//! 1. The file is sealed against shrinking before any other process has it. So what was once within its length stays there, and
-//!    reading it never faults.
-//! 2. More addresses are taken than the file has bytes. So it grows in place, and references into it stay true.
+//! 1. The file is sealed against shrinking before any other process has it. So an offset that was once within its length stays
+//!    there, and reading it never faults.
+//! 2. The mapping reserves more addresses than the file has bytes. So it grows in place, and references into it stay valid.
 //! 3. It grows by bytes that it really has (`fallocate(2)`): a host without memory fails the call that grows it, not
-//!    the store that comes later. What is given back becomes a hole, and gets memory again in the same way.
+//!    the store that comes later. Returned memory becomes a hole, and gets memory again in the same way.
 //! 4. Code that keeps plain bytes in it must ensure that they are not written while they are read.
 
 use std::io;
@@ -136,7 +136,7 @@ impl Memory {
         unsafe { std::slice::from_raw_parts(self.mapping.as_ptr().add(offset.min(self.mapping.len())), there) }
     }
 
-    /// What stands at `offset`; none beyond the end.
+    /// The value at `offset`; none beyond the end.
     pub(crate) fn at<T: Shared>(&self, offset: usize) -> Option<&T> {
         let end = offset.checked_add(size_of::<T>())?;
         if end > self.length() || !offset.is_multiple_of(align_of::<T>()) {

@@ -1,4 +1,4 @@
-//! Regions: what a server knows of a volume and its successor needs, in memory that outlives it.
+//! Regions: the state of a volume that a successor needs, in memory that outlives the server.
 //!
 //! A region is one memory file for each volume. The server maps it and writes; the supervisor holds it too, and gives
 //! it to the next server. It has a header and, behind that, cells of one size.
@@ -8,20 +8,20 @@
 //! 1. A thread reads a request from the device. From here on the kernel waits for its answer. *Killed here:* the
 //!    request is in no slot. The kernel sends it again, and it was not begun, so it is executed like a new one.
 //! 2. It writes the request's number into its slot, marked as not begun. *Killed here:* as before.
-//! 3. What is not idempotent is marked as begun, with the time and a note, before its first system call. *Killed here
-//!    or in the call:* the successor finds the mark and looks at the outcome.
-//! 4. What the kernel is going to rely on (a node, an open file, a lock) is in its cell before the answer is written.
+//! 3. It marks a request that is not idempotent as begun, with the time and a note, before its first system call. *Killed here
+//!    or in the call:* the successor finds the mark and examines the outcome.
+//! 4. It writes a node, an open file or a lock, on which the kernel will rely, into its cell before it writes the answer.
 //!    *Killed here:* the cell names the request that made it, so it is found, not made twice.
 //! 5. It writes the answer. The kernel forgets the request, and never sends it again. *Killed here:* the slot still names it;
 //!    that costs a place in the list of requests to replay, and nothing else.
 //! 6. It frees its slot.
 //! 7. The server is dead, all its threads with it. The successor maps the region, and reads it without changing it.
-//! 8. It keeps what the slots say for replay, and frees them. *Killed here:* `in_flight` says why nothing is lost.
-//! 9. Before any thread reads, the successor makes the kernel send again all that was read and not answered
-//!    (`FUSE_NOTIFY_RESEND`). A request that was read before that would come twice. *Killed here:* what was to come is still to
-//!    come, marked as resent; the next successor makes the kernel send what was read meanwhile once more.
-//! 10. A resent request that is kept as begun is answered by its outcome, every other one like a new one. What is
-//!     kept of it is dropped after its answer: step 5 again.
+//! 8. It keeps the requests of the slots for replay, and frees the slots. *Killed here:* `in_flight` says why nothing is lost.
+//! 9. Before any thread reads, the successor makes the kernel send all requests again that were read and not answered
+//!    (`FUSE_NOTIFY_RESEND`). A request that was read before that would come twice. *Killed here:* the kernel still sends them,
+//!    marked as resent; the next successor makes the kernel send the requests once more that were read meanwhile.
+//! 10. The successor answers a resent request that is kept as begun by its outcome, every other one like a new one. It drops the
+//!     kept request after the answer: step 5 again.
 //!
 //! A kill may leave a count that is too high: the kernel forgets nodes without waiting for an answer, so the successor keeps a
 //! node that it forgot in the last moment for longer than it has to.
@@ -29,13 +29,13 @@
 //! | module | owns |
 //! |---|---|
 //! | `memory` | the file and its mapping |
-//! | `shared` | structs that several processes look at |
-//! | `header` | what a region begins with |
-//! | `in_flight` | what each thread is doing |
+//! | `shared` | structs that several processes share |
+//! | `header` | the header of a region |
+//! | `in_flight` | the request of each thread |
 //! | `waits` | requests that are answered later |
 //! | `opens` | the counters of an audited projection |
-//! | `cells` | records of what else a successor needs |
-//! | `free` | which of them are free, and giving their memory back |
+//! | `cells` | records of nodes, open files and locks |
+//! | `free` | which cells are free, and giving their memory back |
 //! | `counts` | counters for status and metrics |
 //! | `silence` | whether the source answers, for the supervisor |
 
@@ -69,7 +69,7 @@ pub use silence::Moment;
 use silence::Silence;
 use waits::Waits;
 
-/// What kind of volume a region is of.
+/// The kind of volume that a region belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VolumeKind {
     /// Generations of payloads.
@@ -97,7 +97,7 @@ pub enum RegionError {
     #[error("the state of the volume ends after {0} bytes, within its header; start the volume anew")]
     Truncated(usize),
     /// It begins with something else.
-    #[error("what should be the state of the volume is something else; start the volume anew")]
+    #[error("the file with the state of the volume is not one of podfs; start the volume anew")]
     Foreign,
     /// A later program wrote it.
     #[error(
@@ -108,14 +108,14 @@ pub enum RegionError {
     /// A number in the header is impossible.
     #[error("the state of the volume is damaged: its {what} is {value}; start the volume anew")]
     Damaged {
-        /// What the number should tell.
+        /// The meaning of the number.
         what: &'static str,
         /// The number.
         value: u32,
     },
 }
 
-/// What a volume's server knows and its successor needs.
+/// The state of a volume that a successor needs.
 pub struct Region {
     kind: VolumeKind,
     memory: Memory,
@@ -155,7 +155,7 @@ impl Region {
         Ok(Region { kind, memory, free: Free::of_adopted() })
     }
 
-    /// What kind of volume it is of.
+    /// The kind of its volume.
     pub fn kind(&self) -> VolumeKind {
         self.kind
     }

@@ -1,11 +1,11 @@
-//! What an audited projection counts: opens, and lines about them that did not get through.
+//! Counters of an audited projection: opens, and their lost lines.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::shared::shared;
 
-/// What became of the opens of an audited projection, since it was mounted.
+/// The opens of an audited projection since it was mounted, and their lost lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenCount {
     /// Opens.

@@ -1,4 +1,4 @@
-//! What several processes look at together: structs of atomics, and nothing else.
+//! Memory that several processes share: structs of atomics, and nothing else.
 //!
 //! Whatever another process writes, a reference to such a struct stays sound: every word may change at any time, and
 //! any bits are a value.

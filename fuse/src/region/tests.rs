@@ -1,4 +1,4 @@
-//! What a region keeps, and what it refuses.
+//! The content of a region, and invalid regions that are refused.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -68,7 +68,7 @@ fn changed(offset: usize, value: u32) -> Result<Region, RegionError> {
 }
 
 #[test]
-fn what_one_process_writes_another_reads() {
+fn two_processes_share_a_region() {
     for kind in [VolumeKind::Projection, VolumeKind::Passthrough] {
         let region = Region::create(kind).expect("a region");
         let other = again(&region).expect("the same");
@@ -196,7 +196,7 @@ fn memory_without_cells_in_use_is_given_back_and_taken_again() {
 }
 
 #[test]
-fn what_an_adopted_region_has_is_given_back_only_when_it_is_taken_over() {
+fn memory_of_an_adopted_region_is_given_back_only_after_the_takeover() {
     let region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
     (0..5000).for_each(|n| drop(number(&region, n)));
     let full = pages(&region);

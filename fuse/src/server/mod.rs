@@ -1,12 +1,12 @@
 //! The server: the process that answers FUSE requests for one pod.
 //!
-//! The supervisor starts it with one end of a socket pair as its standard input. It does what the [`protocol`](crate::protocol)
-//! says. It opens nothing by itself: every device and every payload reaches it as a descriptor. What else it could do it gives up
-//! when it starts ([`confinement`](crate::confinement)). Each volume is one [`session`](crate::session); the control thread only
-//! takes a projection's tree for moments.
+//! The supervisor starts it with one end of a socket pair as its standard input, on which both speak the
+//! [`protocol`](crate::protocol). The server opens nothing by itself: it gets every device and every payload as a descriptor. It
+//! gives up all other rights when it starts ([`confinement`](crate::confinement)). Each volume is one [`session`](crate::session);
+//! the control thread locks a projection's tree only for moments.
 //!
-//! Either process may die. The supervisor holds what the server holds, as descriptors and as shared memory
-//! ([`region`](crate::region)), so another server can go on; the server can give another supervisor all that the first one knew.
+//! Either process may die. The supervisor holds the server's state, as descriptors and as shared memory
+//! ([`region`](crate::region)), so another server can continue. The server can give another supervisor the state of the first one.
 //!
 //! | module | owns |
 //! |---|---|

@@ -56,7 +56,7 @@ pub fn serve(program: &str, pod: &str, output: AuditOutput) -> io::Result<()> {
         if !process.listens || process.volumes.is_empty() {
             return Ok(());
         }
-        tracing::warn!("the supervisor is gone; its volumes are served on until another one comes");
+        tracing::warn!("the supervisor is gone; this server serves the volumes until another supervisor adopts it");
         process.wait_for_supervisor()?;
     }
 }

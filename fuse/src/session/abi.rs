@@ -22,15 +22,15 @@ macro_rules! wire {
 }
 
 wire! {
-    /// What every request begins with.
+    /// The header of every request.
     pub struct InHeader {
         len: u32, opcode: u32, unique: u64, nodeid: NodeId, uid: u32, gid: u32, pid: u32, total_extlen: u16, padding: u16,
     }
-    /// What every answer begins with.
+    /// The header of every answer.
     pub struct OutHeader { len: u32, error: i32, unique: u64 }
     /// The kernel's offer.
     pub struct InitIn { major: u32, minor: u32, max_readahead: u32, flags: u32, flags2: u32, unused: [u32; 11] }
-    /// What is taken of it.
+    /// The features that the server takes of it.
     pub struct InitOut {
         major: u32, minor: u32, max_readahead: u32, flags: u32, max_background: u16, congestion_threshold: u16,
         max_write: u32, time_gran: u32, max_pages: u16, map_alignment: u16, flags2: u32, max_stack_depth: u32,
@@ -107,7 +107,7 @@ wire! {
     pub struct NotifyInvalInodeOut { ino: NodeId, off: i64, len: i64 }
     /// Tells the kernel which nodes to forget if they are unused; their ids follow.
     pub struct NotifyPruneOut { count: u32, padding: u32, spare: u64 }
-    /// What `FUSE_DEV_IOC_BACKING_OPEN` is given.
+    /// The argument of `FUSE_DEV_IOC_BACKING_OPEN`.
     pub struct BackingMap { fd: i32, flags: u32, padding: u64 }
 }
 
@@ -151,7 +151,7 @@ pub mod fopen {
     pub const PASSTHROUGH: u32 = 1 << 7;
 }
 
-/// What SETATTR is to change.
+/// The attributes that SETATTR changes.
 pub mod fattr {
     #![allow(missing_docs, reason = "the names are the kernel's")]
     pub const MODE: u32 = 1 << 0;

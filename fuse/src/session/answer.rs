@@ -17,7 +17,7 @@ use super::uring::RingReply;
 use crate::region::in_flight::InFlightSlot;
 use crate::region::{Begun, Region};
 
-/// What a request is answered with.
+/// The answer to a request.
 #[derive(Debug)]
 pub enum Answer {
     /// It is done, and there is nothing to tell.
@@ -38,7 +38,7 @@ pub enum Answer {
     Created(EntryOut, OpenOut),
     /// Number of bytes written.
     Written(u32),
-    /// What is in the exchange's buffer.
+    /// The bytes in the exchange's buffer.
     Buffer,
     /// Size of an extended attribute, or of the list of their names.
     XattrSize(u32),
@@ -77,7 +77,7 @@ impl Exchange<'_> {
         self.slot.begin(self.earlier.map(|earlier| earlier.at), note);
     }
 
-    /// What a predecessor had begun of this very request; it may have been executed or not.
+    /// The mark of a predecessor that had begun this very request; it may have been executed or not.
     pub fn earlier(&self) -> Option<Begun> {
         self.earlier
     }

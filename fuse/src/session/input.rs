@@ -1,4 +1,4 @@
-//! Room for requests.
+//! Buffers for requests.
 //!
 //! The kernel takes a request from its queue, and then copies it. If it has to allocate memory for that while this process is
 //! killed, the request fails with `EIO` and is not sent again (`fuse_dev_do_read`). So the memory is there before, and is not

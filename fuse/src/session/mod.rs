@@ -1,13 +1,13 @@
 //! FUSE sessions: the protocol between the kernel and a file system, and the threads that speak it.
 //!
-//! A session is a device, a [`Service`] and a few threads that read the one and ask the other. The threads are all
-//! alike: each reads a request, answers it and reads the next.
+//! A session is a device, a [`Service`] and a few threads. Each thread reads a request from the device, has the service answer it,
+//! and reads the next.
 //!
 //! 1. A request is read by one thread and answered once: by that thread, or by the holder of its [`Deferred`].
-//! 2. A request that may take long never takes the last reader: another thread is started before, and ends when it is not needed.
-//!    So neither a slow disk nor a wait for a lock keeps the volume from answering; the latter occupies no thread of the session.
+//! 2. A request that may take long never occupies the last reader: the session starts another thread before, which ends when it is
+//!    not needed. So a slow disk does not keep the volume from answering. A wait for a lock occupies no thread of the session.
 //! 3. The threads end when the file system is unmounted everywhere; the last one drops the service.
-//! 4. What each thread is doing is in the volume's [`Region`], so that another process can resume the session when this one dies:
+//! 4. The request of each thread is in the volume's [`Region`], so that another process can resume the session when this one dies:
 //!    [`region`](crate::region) has the order of steps.
 //!
 //! | module | owns |
@@ -17,10 +17,10 @@
 //! | [`request`] | bytes into requests |
 //! | [`answer`] | answers into bytes |
 //! | [`polled`] | a session without threads of its own |
-//! | `stall_guard` | requests whose source may be away for long |
+//! | `stall_guard` | requests whose source may become unreachable |
 //! | `readers` | the threads that read requests from the device |
-//! | `input` | room for requests |
-//! | `resume` | what a dead server left unanswered |
+//! | `input` | buffers for requests |
+//! | `resume` | requests that a dead server left unanswered |
 //! | [`uring`] | requests over io_uring |
 
 pub mod abi;
@@ -67,7 +67,7 @@ const RING_MAX_WRITE: u32 = 64 << 10;
 pub const REQUEST_SIZE: usize = MAX_WRITE as usize + 4096;
 /// Most requests that the kernel leaves waiting on its own account: read-ahead, releases.
 const MAX_BACKGROUND: u16 = 64;
-/// What answers requests.
+/// A file system that answers requests.
 pub trait Service: Send + Sync + 'static {
     /// Answers one request.
     ///
@@ -96,13 +96,13 @@ pub trait Service: Send + Sync + 'static {
     /// The kernel did not take this answer, because no caller waited any more, and so it will not give back what was granted.
     fn take_back(&self, _granted: Granted) {}
 
-    /// What is known of the root without asking the source.
+    /// The answer to a question about the root from memory, without the source.
     fn recall(&self, _question: RootQuestion) -> Option<Answer> {
         None
     }
 }
 
-/// What an answer leaves with the kernel.
+/// The lookups and handles that an answer leaves with the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
     /// A node that it knows of once more.
@@ -122,7 +122,7 @@ impl Granted {
     }
 }
 
-/// What a session asks the kernel for.
+/// The features that a session negotiates.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WantedFeatures {
     /// Of [`init`]; what the kernel does not offer is left out.

@@ -1,9 +1,9 @@
 //! Making the kernel drop pages of files.
 //!
 //! The kernel waits for pages that are being read, and no signal ends that wait (`invalidate_inode_pages2_range`). A killed
-//! process does not end while a thread waits there. The reads that hold the pages would be answered by the next server, which
-//! does not begin before the last one has ended. So the wait is in a process of its own: a child that shares the server's
-//! descriptors, as the keeper does, and outlives it if it has to.
+//! process does not end while a thread waits there. Only the next server could answer the reads that hold the pages, but it does
+//! not begin before the last one has ended. So a child process waits, which shares the server's descriptors, as the keeper does,
+//! and may outlive the server.
 
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};

@@ -96,7 +96,7 @@ impl Readers {
         self.service.begin_thread();
         let mut input = InputBuffer::new(self.service.longest_request()).unwrap_or_else(|error| {
             // As everywhere where there is no memory: this server ends, and another one goes on.
-            tracing::error!("no room for requests: {error}");
+            tracing::error!("no memory for requests: {error}");
             std::process::abort()
         });
         let mut buffer = Vec::new();

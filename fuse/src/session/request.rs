@@ -48,7 +48,7 @@ impl Request<'_> {
     }
 }
 
-/// What is asked. Fields are as in [`abi`](super::abi), except where they have a type of their own.
+/// The operation of a request. Fields are as in [`abi`](super::abi), except where they have a type of their own.
 #[derive(Debug)]
 #[allow(missing_docs, reason = "the operations are the kernel's, explained in fuse(4) and libfuse's fuse_lowlevel.h")]
 pub enum Operation<'a> {
@@ -254,7 +254,7 @@ fn handle(flags: u32, handle: HandleId) -> Option<HandleId> {
     (flags & GETATTR_FH != 0).then_some(handle)
 }
 
-/// What of a request is not parsed yet.
+/// The part of a request that is not parsed yet.
 struct UnparsedBody<'a>(&'a [u8]);
 
 impl<'a> UnparsedBody<'a> {
@@ -272,7 +272,7 @@ impl<'a> UnparsedBody<'a> {
     }
 }
 
-/// What goes by no other name.
+/// The name of all other operations.
 const UNKNOWN: &str = "UNKNOWN";
 
 /// The operation with this number, as the kernel's header calls it; two forms of one operation have one name.
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_has_a_caller_and_what_it_asks() {
+    fn a_request_has_a_caller_and_an_operation() {
         let words = aligned(&request(12, &[5_u64.as_bytes(), b"old\0new\0"].concat()));
         let request = Request::parse(&words.as_bytes()[..56]).expect("a request");
         assert_eq!((request.unique, request.node, request.caller), (7, NodeId(1), Caller { uid: 2, gid: 3, pid: 4 }));
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_nobody_knows_or_understands_is_told_apart() {
+    fn unknown_and_malformed_requests_are_distinguished() {
         // An operation of the future, and a LOOKUP whose name does not end.
         for (opcode, body) in [(999, &b""[..]), (1, b"name")] {
             let bytes = request(opcode, body);

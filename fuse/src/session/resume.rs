@@ -1,4 +1,4 @@
-//! What a dead server left unanswered.
+//! Requests that a dead server left unanswered.
 //!
 //! The kernel keeps each request that was read until it is answered, and since Linux 6.9 a server can make it send all of them
 //! again. Before 6.9 the content of these requests is lost; but an answer needs only the number of the request, so each is
@@ -20,7 +20,7 @@ const STEP: u64 = 2;
 /// messages without an answer have numbers, too.
 const AROUND: u64 = 64;
 
-/// What to do with these requests.
+/// How to answer these requests.
 pub(super) enum Unanswered {
     /// The kernel asks again, if it can.
     AskedAgain,

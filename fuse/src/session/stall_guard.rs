@@ -1,17 +1,17 @@
-//! The stall guard: requests of a file system whose source may be away for long, as that of a kernel's NFS client may.
+//! The stall guard: requests of a file system whose source may become unreachable, such as a mount of the kernel's NFS client.
 //!
-//! A thread that asks such a source waits in the kernel until the source is back, and cannot be interrupted. So:
+//! A thread that calls such a source waits in the kernel until the source is back, and cannot be interrupted. So:
 //!
-//! 1. At most [`INSIDE`] requests ask the source at one time, one less than a session may have threads. Further requests are
-//!    *parked*, in their order, and each asks as soon as another one is done. So one thread can always read.
-//! 2. A caller that is being killed gets `EINTR` instead of waiting on. The thread that executes its request is abandoned: it
-//!    goes on, and the kernel drops its answer, because it has forgotten the request. What the answer granted is taken back
+//! 1. At most [`INSIDE`] requests call the source at one time, one less than a session may have threads. Further requests are
+//!    *parked*, in their order, and each calls the source as soon as another one is done. So one thread can always read.
+//! 2. A caller that is being killed gets `EINTR` instead of waiting on. The thread that executes its request continues, and the
+//!    kernel drops its answer, because it has forgotten the request. The service takes back the lookups and handles of the answer
 //!    ([`Service::take_back`]).
-//! 3. The source is *away* while a request has been asking for [`AWAY`]. What the service knows of its root without asking
-//!    ([`Service::recall`]) is answered at once then, and after [`AWAY`] for requests that came before.
+//! 3. The source is *away* while a request has been calling it for [`AWAY`]. Then the service answers questions about its root
+//!    from memory ([`Service::recall`]): new ones at once, and earlier ones after [`AWAY`].
 //! 4. All other requests wait. Each change of the source is made once, with the credentials of its caller.
 //!
-//! A thread of its own does points 2 and 3: it looks every [`LOOK`] while anything is under way, and sleeps otherwise.
+//! A thread of its own does points 2 and 3: it checks every [`LOOK`] while a request is under way, and sleeps otherwise.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -40,7 +40,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// How long an answer may take before the source counts as away.
 const AWAY: Duration = Duration::from_millis(400);
 
-/// What a service may know of its root without asking its source.
+/// A question about the root that a service may answer without its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RootQuestion {
     /// Its attributes (GETATTR).

@@ -92,7 +92,7 @@ fn asks_again(device: &OwnedFd) -> bool {
 }
 
 #[test]
-fn what_a_dead_server_left_is_asked_again_and_the_caller_notices_nothing() {
+fn the_kernel_resends_the_requests_of_a_dead_server_and_no_call_fails() {
     let orphaned = Orphaned::new();
     if !asks_again(&orphaned.device) {
         return;
@@ -108,7 +108,7 @@ fn what_a_dead_server_left_is_asked_again_and_the_caller_notices_nothing() {
 }
 
 #[test]
-fn what_was_read_and_not_begun_is_executed_like_new() {
+fn a_request_that_was_read_and_not_begun_is_executed_as_a_new_one() {
     let orphaned = Orphaned::new();
     if !asks_again(&orphaned.device) {
         return;

@@ -6,13 +6,13 @@
 #
 # Where systemd runs, podfs is a unit of it; elsewhere, and with --fork, it is a process of this one. DIRECTORY has a directory for each pod, called by its uid, as podfs@.service has below /etc/podfs/pods:
 #   pod.yaml       the manifest
-#   objects/       what it refers to; where there is none, objects are pushed:
-#   push.yaml      the first ones
-#   update.yaml    the change: is pushed, or takes the place of the only file in objects/
-#   program.sh     what runs in the container
+#   objects/       the objects that it refers to; without it, the agent pushes objects:
+#   push.yaml      the first objects
+#   update.yaml    the change: the agent pushes it, or replaces the only file in objects/ by it
+#   program.sh     the program of the container
 #
 # Needs root, /dev/fuse, podfs in the PATH, and jq.
-# Exit code 0: every pod was served and has stopped well. Nothing is left behind in any case.
+# Exit code 0: every pod was served and has stopped cleanly. The script always removes all that it made.
 set -euo pipefail
 units=no
 [ ! -d /run/systemd/system ] || units=yes
@@ -21,7 +21,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 pods=$(cd "${1:-$here/pods}" && pwd)
 work=$(mktemp -d)
 cp -r "$pods" "$work/pods"
-# Places of its own, for podfs and all commands about its pods. On a real node, /etc/podfs/podfs.toml says them once.
+# Separate directories, for podfs and all commands about its pods. On a real node, /etc/podfs/podfs.toml sets them.
 export PODFS_CONFIG=/dev/null PODFS_ROOT_DIR=$work/root PODFS_RUN_DIR=$work/run
 declare -A starting=() serving=() containers=() # processes, by the uid of their pod
 failed=0
@@ -34,7 +34,7 @@ start() {
   local uid=$1 pod=$work/pods/$1 objects=(--push)
   [ ! -d "$pod/objects" ] || objects=(--objects "$pod/objects")
   if [ $units = yes ]; then
-    # When the supervisor is killed, the server is to go on, so systemd kills the main process only.
+    # When the supervisor is killed, the server continues, so systemd kills the main process only.
     systemd-run --quiet --collect --unit="podfs-example-$uid" --service-type=notify --slice=podfs.slice \
       --property=KillMode=process --property=Delegate=memory \
       --setenv=PODFS_CONFIG --setenv=PODFS_ROOT_DIR --setenv=PODFS_RUN_DIR \
@@ -58,7 +58,7 @@ push_first() {
   done
 }
 
-# Waits until the volumes of a pod are there.
+# Waits until the volumes of a pod are mounted.
 wait_ready() {
   local uid=$1 pod=$work/pods/$1 code=0
   if wait "${starting[$uid]}"; then
@@ -76,7 +76,7 @@ wait_ready() {
   return 1
 }
 
-# Runs a container on the volumes of a pod. Gives when its program has begun.
+# Runs a container on the volumes of a pod. Returns when its program has begun.
 start_container() {
   local uid=$1 pod=$work/pods/$1
   mkdir "$pod/container"
@@ -121,7 +121,7 @@ stop() {
 leave() {
   trap '' INT TERM
   for uid in "${uids[@]}"; do stop "$uid"; done
-  # What podfs could not take away itself, because it was killed.
+  # Mounts and files that a killed podfs could not remove.
   podfs cleanup || true
   rm -rf --one-file-system "$work"
 }

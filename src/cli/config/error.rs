@@ -44,7 +44,7 @@ pub(super) enum ConfigError {
     },
 }
 
-/// What is wrong with a value in the file.
+/// Why a value in the file is invalid.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ValueProblem {
     #[error("must be true or false, without quotes")]

@@ -12,8 +12,8 @@ const WIDTH: usize = 100;
 pub(super) fn text(podfs: &Command) -> String {
     let about = format!(
         "The settings of podfs on this node, see podfs.toml(5). A flag wins over an environment variable, which wins over \
-         this file. A pod keeps the settings that it was started with, also over podfs upgrade. Another file than {FILE} is \
-         chosen by --config or {VARIABLE}. What stands here is the default; remove the # to set it."
+         this file. A pod keeps the settings that it was started with, also over podfs upgrade. --config or {VARIABLE} chooses \
+         another file than {FILE}. Each line shows a default; remove its # to change it."
     );
     let mut text = commented(&about);
     for key in KEYS {

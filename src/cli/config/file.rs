@@ -69,7 +69,7 @@ fn text(path: &Path) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|error| io::Error::new(ErrorKind::InvalidData, error.utf8_error()))
 }
 
-/// What an unknown key may have meant.
+/// The known key that an unknown one resembles.
 fn hint(name: &str) -> String {
     /// Words that are less alike are not meant.
     const ALIKE: f64 = 0.75;

@@ -4,9 +4,9 @@ use clap::{Arg, Command};
 
 /// A setting: an option that an operator may decide once for a node.
 pub(in crate::cli) struct Key {
-    /// What it is called in the file, and as an option.
+    /// Its name in the file, and as an option.
     pub(in crate::cli) name: &'static str,
-    /// What it is called in the environment.
+    /// Its name in the environment.
     pub(in crate::cli) variable: &'static str,
 }
 
@@ -60,7 +60,7 @@ impl Key {
         !option.get_action().takes_values() || !option.get_default_values().is_empty()
     }
 
-    /// What an option says in a file of settings: a flag is true or false, everything else a string.
+    /// The value of an option in a file of settings: a flag is true or false, everything else a string.
     pub(in crate::cli) fn example(&self, podfs: &Command) -> String {
         let option = self.option(podfs);
         if !option.get_action().takes_values() {

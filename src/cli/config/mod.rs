@@ -212,7 +212,7 @@ fn check(setting: &Setting, option: &Arg) -> Result<(), ConfigError> {
     })
 }
 
-/// What an option has against a value, without its usage.
+/// Why an option refuses a value, without its usage.
 fn objection(error: &clap::Error, value: &OsStr) -> String {
     if let Some(cause) = error.source() {
         return cause.to_string();

@@ -104,7 +104,7 @@ fn source() -> String {
     format!("podfs {}", env!("CARGO_PKG_VERSION"))
 }
 
-/// What a help says after the options: headings in capitals, below them codes with their meaning, or commands.
+/// The sections of a help text after the options: headings in capitals, below them codes with their meaning, or commands.
 fn sections(roff: &mut Roff, help: &str) {
     let mut is_code = false;
     for line in help.lines().chain([""]) {
@@ -176,7 +176,7 @@ fn files(roff: &mut Roff, command: &Command) {
     roff.control("TP", []).text([italic(FILE)]).text([roman("Settings of the node, see podfs.toml(5).")]);
     let places = [
         ("root-dir", "/pods/UID/volumes", "The volumes of a pod."),
-        ("run-dir", "/UID", "The lock and the sockets of a pod, gone with a reboot."),
+        ("run-dir", "/UID", "The lock and the sockets of a pod, until a reboot."),
     ];
     for (option, below, meaning) in places {
         let option = command.get_arguments().find(|argument| argument.get_long() == Some(option));

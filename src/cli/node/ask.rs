@@ -21,12 +21,12 @@ const RETRY: Duration = Duration::from_millis(100);
 /// How long the daemon, or the pod, may be missing before a wait says so.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// What the daemon is asked for.
+/// A question to the daemon.
 #[derive(Subcommand)]
 pub(super) enum AskCommand {
     /// Show the pods of the node, and whether their volumes are mounted.
     ///
-    /// The exit status is 1 if a volume is not mounted that should be, or if a source of pods is in trouble.
+    /// The exit status is 1 if a volume that should be mounted is not, or if podfs cannot read a source of pods.
     Status(Show),
     /// Wait until the volumes of a pod are mounted, or unmounted.
     ///
@@ -34,22 +34,22 @@ pub(super) enum AskCommand {
     /// after a second. If the time is over, the command prints which volumes are not mounted and why, in the words of the kubelet,
     /// and its exit status is 1.
     Wait(Wait),
-    /// Show the volumes of a pod that are mounted, for an agent that binds them into containers.
+    /// Show the mounted volumes of a pod, for an agent that binds them into containers.
     Volumes(OfPod),
     /// Refresh all volumes of a pod now. Volumes follow their objects without it.
     Remount(Pod),
-    /// Say that the containers of a pod have stopped for good, so that its volumes are unmounted.
+    /// Report that the containers of a pod have stopped for good, so that podfs unmounts its volumes.
     ///
     /// The daemon refuses while the pod's source wants it to run: delete it first. Does not wait for the unmounts; podfs node wait
     /// POD --unmounted does.
     Release(Pod),
-    /// Show every volume of the node, as it is wanted and as it is.
+    /// Show the desired and the actual state of every volume of the node.
     State(Show),
 }
 
 #[derive(Args)]
 pub(super) struct Show {
-    /// For people, or for programs.
+    /// A table for people, or JSON for programs.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
     output: AskOutput,
 }
@@ -138,7 +138,7 @@ impl Wait {
         }
     }
 
-    /// What a wait is for before it can be for volumes.
+    /// The daemon or the pod that a wait lacks before it can wait for volumes.
     async fn missing(&self, run_directory: &Path) -> Option<String> {
         let Pod { pod } = &self.pod;
         match DaemonClient::connect(run_directory).await {
@@ -183,7 +183,7 @@ fn judge(state: &NodeState) -> Result<(), Failure> {
     let waiting = state.pods.values().filter(|pod| !table::is_as_it_should_be(pod)).count();
     match (waiting, state.trouble.len()) {
         (0, 0) => Ok(()),
-        (0, _) => Err(Failure::general(anyhow!("a source of pods is in trouble: {}", state.trouble.join("; ")))),
+        (0, _) => Err(Failure::general(anyhow!("podfs cannot read a source of pods: {}", state.trouble.join("; ")))),
         (waiting, _) => {
             let all = state.pods.len();
             Err(Failure::general(anyhow!("{waiting} of {all} pods lack volumes; podfs node status says why")))
@@ -221,7 +221,7 @@ struct AgentVolumes<'a> {
     volumes: Vec<AgentVolume<'a>>,
 }
 
-/// What an agent has to know of a volume.
+/// The facts of a volume that an agent needs.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct AgentVolume<'a> {

@@ -47,10 +47,10 @@ const NRI_INDEX: &str = "90";
 /// Which pods are chosen for the runtime's containers.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum NriPods {
-    /// Those that are marked, or whose namespaces are
+    /// Pods with the label or annotation, and pods of namespaces with the label
     #[default]
     Labeled,
-    /// All but those that are marked not to be
+    /// All pods, except those with the value false
     All,
 }
 
@@ -71,11 +71,11 @@ fn index(text: &str) -> Result<String, String> {
     }
 }
 
-/// What the daemon serves, and how.
+/// The options of the daemon.
 #[derive(Args)]
 pub(super) struct DaemonOptions {
-    /// Serve the static pods of this directory, which has manifests of pods and of the objects that they refer to, in any
-    /// number of files. A file that appears, changes or goes is a pod or an object that does.
+    /// Serve the static pods of this directory. Its files hold manifests of pods and of the objects that they refer to; podfs
+    /// follows files that appear, change and disappear.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     manifests: Option<PathBuf>,
     /// Serve the pods that the API server of this kubeconfig's current context has for the node, and ask it for their
@@ -88,50 +88,50 @@ pub(super) struct DaemonOptions {
     /// The name of the node in the API server.
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
-    /// Be the CSI driver podfs.io of the kubelet of this node, on this socket: the kubelet decides which volumes there are, and
-    /// the sources only describe pods and have their objects. Needs --node-name.
+    /// Serve as the CSI driver podfs.io of this node's kubelet, on this socket. The kubelet then decides which volumes podfs
+    /// mounts, and the sources only describe pods and have their objects. Needs --node-name.
     #[arg(long, value_name = "SOCKET", value_hint = ValueHint::AnyPath)]
     csi: Option<PathBuf>,
-    /// Be a plugin of the container runtime at this NRI socket: containers of chosen pods have podfs's volumes of kind configMap,
-    /// secret, downwardAPI and projected in the place of the kubelet's.
+    /// Serve as a plugin of the container runtime at this NRI socket: containers of chosen pods get podfs's volumes of the kinds
+    /// configMap, secret, downwardAPI and projected instead of the kubelet's.
     #[arg(long, value_name = "SOCKET", num_args = 0..=1, default_missing_value = NRI_SOCKET, value_hint = ValueHint::AnyPath)]
     nri: Option<PathBuf>,
-    /// Which pods are chosen: those with the label or annotation podfs.io/volumes "true" and those of namespaces with that label,
-    /// or all but those that say "false".
+    /// Which pods podfs chooses for --nri: those with the label or annotation podfs.io/volumes "true" and those of namespaces with
+    /// that label, or all except those with "false".
     #[arg(long, value_name = "WHICH", value_enum, default_value_t)]
     nri_pods: NriPods,
     /// The place of podfs among the plugins of the container runtime: two digits.
     #[arg(long, value_name = "NN", default_value = NRI_INDEX, value_parser = index)]
     nri_index: String,
-    /// The directory of the kubelet, its own --root-dir. Volumes of --csi appear below pods/UID/volumes/kubernetes.io~csi there, and
-    /// --nri knows the kubelet's volumes by it.
+    /// The --root-dir of the kubelet. Volumes of --csi appear below pods/UID/volumes/kubernetes.io~csi there, and --nri recognises
+    /// the kubelet's volumes by it.
     #[arg(long, value_name = "DIR", default_value = KUBELET_ROOT, value_hint = ValueHint::DirPath)]
     kubelet_root: PathBuf,
     /// The directories of the node, each with everything below it, and the NFS servers that CSI volumes may show, separated by
-    /// commas. Without it, none.
+    /// commas. Without this option, none.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     csi_allow: Vec<String>,
-    /// Who reads the ConfigMaps and Secrets of CSI volumes at the API server: podfs with its own credentials, or the pod with the token
-    /// that the kubelet sends. For that, the CSIDriver object has tokenRequests.
-    #[arg(long, value_name = "WHO", value_enum, default_value_t)]
+    /// The reader of the ConfigMaps and Secrets of CSI volumes at the API server: podfs with its own credentials, or the pod with
+    /// the token that the kubelet sends, for which the CSIDriver object needs tokenRequests.
+    #[arg(long, value_name = "READER", value_enum, default_value_t)]
     csi_read_as: CsiReadAs,
-    /// Offer what is mounted in DIR, and the block devices in it, as local PersistentVolumes of the StorageClass CLASS, and clean
-    /// them when their claims are gone if the class says Delete. May be given several times, or as a list separated by commas.
+    /// Offer each mount and each block device in DIR as a local PersistentVolume of the StorageClass CLASS. If the reclaim policy
+    /// is Delete, erase the volume when its claim is deleted. May be given several times, or as a list separated by commas.
     #[arg(long, value_name = "CLASS=DIR", value_delimiter = ',')]
     discover: Vec<ClassDirectory>,
-    /// In a container of the node, which shares the node's process ids and is privileged: go on on the node itself, from a copy of
-    /// the programs in this directory of the node. Then the end of the container ends no volume, and paths are those of the node.
+    /// In a privileged container that shares the node's process ids: continue on the node itself, from a copy of the programs in
+    /// this directory of the node. Volumes then outlive the container, and paths are those of the node.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     on_host: Option<PathBuf>,
     /// Unmount the volumes of a pod as soon as it is deleted or has ended, without an agent that releases it. Containers
     /// that still run lose the volumes.
     #[arg(long)]
     release_when_gone: bool,
-    /// Report the volumes in use in the status of the Node object. Never beside a kubelet, which reports them itself.
+    /// Report the volumes in use in the status of the Node object. Not for use beside a kubelet, which reports them itself.
     #[arg(long)]
     report_volumes_in_use: bool,
-    /// Register the CSI drivers of the node in the cluster: write the CSINode object, and the drivers' names for the node and their
-    /// topology into the Node object. Never beside a kubelet, which does so itself.
+    /// Register the CSI drivers of the node in the cluster: write the CSINode object, and the drivers' ids of the node and their
+    /// topology into the Node object. Not for use beside a kubelet, which does so itself.
     #[arg(long)]
     register_csi_drivers: bool,
     /// Volumes appear below pods/UID/volumes of this directory, and emptyDirs keep their content below pods/UID/plugins.
@@ -152,7 +152,7 @@ pub(super) struct DaemonOptions {
     transport: TransportOptions,
     #[command(flatten)]
     log: LogOptions,
-    /// How log lines on standard error look.
+    /// The format of log lines on standard error.
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t)]
     log_format: LogFormat,
 }
@@ -265,7 +265,7 @@ impl DaemonOptions {
         Ok(Some(NriSettings { socket, index, kubelet_root, choice }))
     }
 
-    /// What a podfs node beside a kubelet cannot do.
+    /// Refuses options that conflict with a kubelet.
     fn check_beside_kubelet(&self) -> Result<(), Failure> {
         if self.report_volumes_in_use {
             return Err(Failure::input(anyhow!(

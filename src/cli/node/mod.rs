@@ -15,8 +15,8 @@ use crate::supervisor::program::options::RUN_DIRECTORY;
 ///
 /// podfs node knows the pods of the node: static pods, whose manifests are files of a directory, and the pods that the API
 /// server has for the node. Volumes that a container of a pod uses are mounted when the pod appears, and follow their objects.
-/// Volumes that no container uses are not mounted. Each pod has a podfs run of its own, which podfs node starts; podfs
-/// status, podfs metrics and podfs upgrade show and treat it like any other.
+/// Volumes that no container uses are not mounted. podfs node starts a supervisor for each pod, the program podfs-supervisor; podfs
+/// status, podfs metrics and podfs upgrade work as for podfs run.
 ///
 /// When a pod is deleted, or its phase is Succeeded or Failed, its volumes stay mounted until an agent has released the pod:
 /// only the agent knows when the containers have stopped. Then podfs node unmounts the volumes, deletes the content of
@@ -25,12 +25,12 @@ use crate::supervisor::program::options::RUN_DIRECTORY;
 /// With --csi, podfs node is the CSI driver podfs.io of this node's kubelet. Then the kubelet decides when volumes are mounted and
 /// unmounted, and podfs reads only the pods' descriptions from the sources.
 ///
-/// With --nri, podfs node is a plugin of this node's container runtime. Containers of chosen pods then have podfs's volumes of the
-/// kinds configMap, secret, downwardAPI and projected in the place of the kubelet's, and the kubelet's wherever podfs is not ready.
+/// With --nri, podfs node is a plugin of this node's container runtime. Containers of chosen pods then get podfs's volumes of the
+/// kinds configMap, secret, downwardAPI and projected, or the kubelet's if podfs is not ready.
 ///
-/// podfs node mounts only at the kubelet's directories; the pods' own podfs run make all other mounts. When podfs node is killed,
-/// no call of a container fails, and volumes show what they showed. When it is started again, it finds all pods in the run
-/// directory, and volumes follow their objects again. SIGTERM does not unmount anything, either.
+/// podfs node itself mounts only at the kubelet's directories; the pods' supervisors make all other mounts. When podfs node is
+/// killed, no call of a container fails, and the content of volumes stays as it is. When it is started again, it finds all pods in
+/// the run directory, and volumes follow their objects again. SIGTERM does not unmount anything, either.
 ///
 /// The commands ask the daemon of the run directory, and so do agents, by gRPC on node.sock there: see podfs-agent(7). POD is
 /// the uid of a pod, or NAMESPACE/NAME.

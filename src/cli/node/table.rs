@@ -76,7 +76,7 @@ fn containers(state: &NodeState) -> String {
     }
 }
 
-/// What an agent binds into containers.
+/// The paths that an agent binds into containers.
 pub(super) fn mounted(volumes: &[MountedVolume]) -> String {
     let row = |volume: &MountedVolume| {
         let access = if volume.read_only { "read-only" } else { "read-write" };
@@ -96,11 +96,11 @@ pub(super) fn is_as_it_should_be(pod: &PodEntry) -> bool {
     word(pod) != "waiting"
 }
 
-/// What holds for the node as a whole, if not all is as it should be.
+/// The problems of the node as a whole.
 fn head(state: &NodeState) -> String {
     let beginning = match (state.sources_ready, state.states_synced) {
         (true, true) => None,
-        (false, _) => Some("not all sources have told their pods yet; nothing is unmounted until then"),
+        (false, _) => Some("not all sources have listed their pods yet; podfs unmounts nothing until then"),
         (true, false) => {
             Some("not everything is known yet that an earlier podfs node has left; nothing is unmounted until then")
         }
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn people_see_each_pod_and_what_it_lacks() {
+    fn the_table_has_each_pod_and_its_missing_volumes() {
         let web = PodEntry {
             namespace: Some("default".to_owned()),
             name: Some("web".to_owned()),
@@ -174,7 +174,7 @@ mod tests {
         let mut state = NodeState { pods: [web, gone].map(by_uid).into(), ..NodeState::default() };
         state.trouble = vec!["pods: forbidden".to_owned()];
         let expected = "\
-not all sources have told their pods yet; nothing is unmounted until then
+not all sources have listed their pods yet; podfs unmounts nothing until then
 pods: forbidden
 
   POD          STATE    MOUNTED  UID  SOURCE

@@ -40,7 +40,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// privilege is needed.
 ///
 /// If podfs would wait with a volume, render prints the kubelet's reason and exits with 1, so one command checks manifests.
-/// The contents of Secrets and tokens are shown with --reveal only.
+/// It shows the contents of Secrets and tokens only with --reveal.
 #[derive(Args)]
 #[command(after_help = "\
 EXIT STATUS:
@@ -215,7 +215,7 @@ pub(in crate::cli) fn view_of(pod: &Pod, snapshot: &Snapshot) -> PodView {
     }
 }
 
-/// What is known once nothing is on its way any more, or once the server had its time.
+/// The snapshot once no answer is outstanding, or once the server's time is over.
 async fn settled(mut source: Source, mut snapshot: Snapshot) -> Snapshot {
     let deadline = tokio::time::Instant::now() + ANSWER_TIMEOUT;
     while snapshot.known.is_settling {

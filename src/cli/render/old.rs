@@ -1,4 +1,4 @@
-//! The old side of `podfs render --diff`: what other files say, or what the cluster has at this moment.
+//! The old side of `podfs render --diff`: the objects of other files, or those of the cluster.
 
 use std::convert::Infallible;
 use std::fs;
@@ -18,13 +18,13 @@ use crate::source::{
     Accepted, Access, ApiPlan, ApiSource, FileSource, PodInput, PodName, Snapshot, Source, TokenPolicy, live_pod,
 };
 
-/// What admission adds to each pod with a service account; manifests do not have it.
+/// The name of the volume that admission adds to each pod with a service account; manifests do not have it.
 const INJECTED: &str = "kube-api-access-";
 
-/// What is compared with.
+/// The side to compare with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Old {
-    /// What the API server has.
+    /// The objects of the API server.
     Cluster,
     /// A file or a directory.
     Files(PathBuf),

@@ -38,7 +38,7 @@ pub(super) struct CsiClient {
     driver: String,
 }
 
-/// What a driver can do.
+/// The capabilities of a driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Capabilities {
     /// A volume is staged once for the node.
@@ -190,7 +190,7 @@ pub(super) async fn channel(socket: &Path) -> Result<Channel, tonic::transport::
     Endpoint::from_static("http://localhost").connect_with_connector(service_fn(connect)).await
 }
 
-/// What runs the calls of one volume.
+/// The runtime for the calls of one volume.
 pub(super) fn runtime() -> Result<Runtime, DriverError> {
     let built = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
     built.map_err(|error| DriverError::because(format!("cannot call a driver: {error}"), error))
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vm_04_codes_after_which_the_work_may_go_on_are_uncertain() {
+    fn vm_04_codes_after_which_the_work_may_continue_are_uncertain() {
         for (code, uncertain) in [
             (Code::Cancelled, true),
             (Code::DeadlineExceeded, true),

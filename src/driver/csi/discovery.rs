@@ -1,4 +1,4 @@
-//! Where a CSI driver listens: at the endpoint that its registration names, or at its usual socket.
+//! The socket of a CSI driver: the endpoint that its registration names, or its usual socket.
 //!
 //! A driver registers with a socket in `<root>/plugins_registry`, which answers `GetInfo`. It may have any name, so all are asked,
 //! at the same time; one that does not answer within two seconds is left out. Without a registration, the socket

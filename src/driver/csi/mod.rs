@@ -3,10 +3,10 @@
 //! | module | owns |
 //! |---|---|
 //! | `discovery` | where a driver listens |
-//! | `client` | the calls, their time limit, and what an error means |
-//! | `registration` | what a driver says when it registers, and the answer to it |
-//! | `request` | what goes with the calls for a volume of a pod |
-//! | `usage` | how much a volume holds, as its driver says |
+//! | `client` | the calls, their time limit, and the meaning of errors |
+//! | `registration` | the registration of a driver, and the answer to it |
+//! | `request` | the arguments of calls for a volume of a pod |
+//! | `usage` | the size and health of a volume, as its driver reports them |
 //!
 //! A volume of a PersistentVolume is staged once for the node, if the driver stages (`NodeStageVolume` at
 //! `<root>/plugins/kubernetes.io/csi/<driver>/<sha256 of the handle>/globalmount`), and published for each pod at the volume's home.
@@ -48,17 +48,17 @@ pub struct CsiMount<'a> {
     pub name: &'a str,
     /// The pod.
     pub pod: &'a PodIdentity,
-    /// What else is known of the pod.
+    /// Further facts of the pod.
     pub facts: &'a PodFacts,
     /// How the driver wants to be called.
     pub driver: &'a CsiDriver,
-    /// What the cluster's controller says of the attached volume.
+    /// The attachment metadata from the cluster's controller.
     pub publish_context: &'a BTreeMap<String, String>,
-    /// What goes with NodeStageVolume.
+    /// The Secret for NodeStageVolume.
     pub stage_secret: Option<&'a Secret>,
-    /// What goes with NodePublishVolume.
+    /// The Secret for NodePublishVolume.
     pub publish_secret: Option<&'a Secret>,
-    /// What goes with NodeExpandVolume.
+    /// The Secret for NodeExpandVolume.
     pub expand_secret: Option<&'a Secret>,
     /// The tokens of the pod's service account, as JSON, if the driver gets some.
     pub tokens: Option<String>,

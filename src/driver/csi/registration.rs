@@ -1,5 +1,4 @@
-//! The registration of a CSI driver, as a kubelet takes it: the driver says what it is and what it calls the node, and gets an
-//! answer.
+//! The registration of a CSI driver, as with a kubelet: the driver sends its name and its id of the node, and gets an answer.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +13,7 @@ use crate::csi::v1::node_client::NodeClient;
 use crate::csi::v1::{NodeGetInfoRequest, NodeGetInfoResponse};
 use crate::driver::DriverError;
 
-/// What a CSI driver registers as.
+/// The type under which a CSI driver registers.
 const CSI_PLUGIN: &str = "CSIPlugin";
 /// How long a registration may take to answer.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -28,7 +27,7 @@ const MOST_WORDS: usize = 300;
 pub struct NodeDriver {
     /// Its name.
     pub name: String,
-    /// What the driver calls the node.
+    /// The driver's id of the node.
     pub node_id: String,
     /// Where the node is, in the driver's words: labels of the node.
     pub topology: BTreeMap<String, String>,
@@ -36,7 +35,7 @@ pub struct NodeDriver {
     pub most_volumes: Option<i32>,
 }
 
-/// What a registration says of its plugin.
+/// A plugin that has registered.
 pub(super) struct Registered {
     /// The name of the driver.
     pub(super) name: String,
@@ -81,7 +80,7 @@ pub async fn answer(socket: &Path, refusal: Option<&str>) -> bool {
     timeout(ANSWER, told).await.ok().flatten().is_some()
 }
 
-/// What a socket of the registry registers, if it is a CSI driver.
+/// The CSI driver that a socket of the registry registers, if it is one.
 pub(super) async fn registered(socket: &Path) -> Result<Option<Registered>, DriverError> {
     let failed = |what: &str| DriverError::refused(format!("the registration at {} {what}", socket.display()));
     let asked = async {

@@ -1,4 +1,4 @@
-//! What a CSI driver is asked for, as the messages of CSI say it.
+//! Requests to a CSI driver, as messages of CSI.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::csi::v1::{
 };
 use crate::manifest::objects::{Secret, Values};
 
-/// What the attributes of a pod begin with.
+/// The prefix of a pod's attributes.
 const ATTRIBUTE: &str = "csi.storage.k8s.io/";
 
 impl CsiMount<'_> {

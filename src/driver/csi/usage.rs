@@ -1,18 +1,19 @@
-//! How much a volume holds, and whether it is well, as its driver says (`NodeGetVolumeStats`).
+//! The size and health of a volume, as its driver reports them (`NodeGetVolumeStats`).
 
 use super::{DriverError, DriverHome, client_of, text};
 use crate::csi::v1::volume_usage::Unit;
 use crate::csi::v1::{NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, VolumeUsage};
 use crate::driver::NodeMount;
 
-/// What a driver says of a volume. A number that it does not know is missing.
+/// A driver's figures of a volume. A number that the driver does not know is missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DriverUsage {
     /// Bytes.
     pub bytes: Option<Amounts>,
     /// Files.
     pub inodes: Option<Amounts>,
-    /// What is wrong with the volume, in the driver's words; empty if nothing is. Missing if the driver does not look.
+    /// The abnormal condition of the volume, in the driver's words; empty if the volume is healthy. Missing if the driver does
+    /// not check that.
     pub condition: Option<String>,
 }
 
@@ -21,9 +22,9 @@ pub struct DriverUsage {
 pub struct Amounts {
     /// All of it.
     pub total: u64,
-    /// What a user of the volume can have of it.
+    /// The amount that users of the volume can still take.
     pub available: u64,
-    /// What is used.
+    /// The amount in use.
     pub used: u64,
 }
 

@@ -22,11 +22,11 @@ const MOST_OUTPUT: u64 = 1 << 20;
 /// Most characters of a driver's own words in an error.
 const MOST_WORDS: usize = 300;
 
-/// What a service manager says to podfs, and not to a driver.
+/// Variables from a service manager for podfs, which a driver does not get.
 const OF_PODFS: [&str; 7] =
     ["NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "MAINPID"];
 
-/// What a driver answers.
+/// The answer of a driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct DriverAnswer {
@@ -34,13 +34,13 @@ pub(super) struct DriverAnswer {
     message: String,
     /// The path of the device that it has attached.
     pub(super) device: String,
-    /// What it knows the volume by.
+    /// The driver's name of the volume.
     pub(super) volume_name: String,
     pub(super) attached: bool,
     pub(super) capabilities: FlexCapabilities,
 }
 
-/// What a driver can do. It can do what it does not deny.
+/// The capabilities of a driver: all that it does not deny.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct FlexCapabilities {
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn fx_02_what_is_no_success_is_told_in_a_sentence() {
+    fn fx_02_each_failure_of_a_driver_is_one_sentence() {
         for (script, expected) in [
             (
                 r#"echo '{"status": "Failure", "message": "no such disk"}'; exit 1"#,

@@ -37,7 +37,7 @@ pub struct FlexMount<'a> {
     pub name: &'a str,
     /// The pod.
     pub pod: &'a PodIdentity,
-    /// What else is known of the pod.
+    /// Further facts of the pod.
     pub facts: &'a PodFacts,
     /// The Secret that the driver gets, if the volume names one.
     pub secret: Option<&'a Secret>,
@@ -141,7 +141,7 @@ impl FlexMount<'_> {
         self.facts.node_name.clone().unwrap_or_else(of_machine)
     }
 
-    /// What the driver knows the volume by.
+    /// The driver's name of the volume.
     fn volume_name(&self, program: &Path) -> Result<String, DriverError> {
         let answer = call::call(program, &["getvolumename", &self.options(false, false)], DEADLINE)?;
         let named = answer.map(|answer| answer.volume_name).filter(|name| !name.is_empty());

@@ -1,7 +1,7 @@
-//! Mounting the file system of a device at its place, and unmounting it.
+//! Mounting the file system of a device at its path, and unmounting it.
 //!
-//! The kernel makes the mount before it has a place (`fsmount(2)`). If podfs is killed before the mount is moved to its
-//! place, the kernel drops it with the descriptor.
+//! The kernel makes the mount before it is attached (`fsmount(2)`). If podfs is killed before it moves the mount to its path, the
+//! kernel drops the mount with the descriptor.
 
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
@@ -119,7 +119,7 @@ pub(super) fn check_mounted(device: &BlockDevice, place: &Path) -> Result<(), Ho
     )))
 }
 
-/// Whether what is mounted at `place` is read-only.
+/// Whether the mount at `place` is read-only.
 pub(super) fn is_read_only(place: &Path) -> Result<bool, HostError> {
     let found = fs::canonicalize(place).and_then(|place| mounts_at(&place));
     let found = found.map_err(|cause| HostError::system("look at", place, cause))?;
@@ -140,7 +140,10 @@ pub fn unmount(held: &Held<'_>, top: &Path) -> Result<(), HostError> {
             Ok(()) => {}
             Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(PAUSE),
             Err(Errno::BUSY) => {
-                warn!("{} is still in use by a process of the node; it is unmounted when that ends", place.display());
+                warn!(
+                    "a process of the node still uses {}; the kernel unmounts it when that process ends",
+                    place.display()
+                );
                 umount(place, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).map_err(|errno| failed(errno.into()))?;
             }
             Err(errno) => return Err(failed(errno.into())),

@@ -44,7 +44,7 @@ pub(super) fn check(device: &BlockDevice, held: &Held<'_>) -> Result<(), HostErr
             outcome.words
         ))),
         _ => {
-            warn!("fsck of {path} {}, and podfs tries to mount it: {}", outcome.end(), outcome.words);
+            warn!("fsck of {path} {}; podfs tries to mount it: {}", outcome.end(), outcome.words);
             Ok(())
         }
     }

@@ -1,6 +1,6 @@
-//! What is on a device, by `blkid -p` of util-linux, which asks libblkid. The kubelet asks it, too, so both take one device for
-//! the same. The program is well kept, knows some hundred signatures, and has documented exit codes; a library of podfs's own
-//! would know fewer, and each that it missed would be a disk that is formatted.
+//! The content of a device, by `blkid -p` of util-linux, which uses libblkid. The kubelet runs it, too, so both recognise the same
+//! content. The program knows some hundred signatures, and has documented exit codes; a library of podfs's own would know fewer,
+//! and podfs would format each disk whose signature it missed.
 
 use std::ffi::OsStr;
 
@@ -16,7 +16,7 @@ const AMBIVALENT: i32 = 8;
 const HEAD: u64 = 1 << 20;
 const TAIL: u64 = 64 << 10;
 
-/// What is on a device.
+/// The content of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum DeviceContent {
     /// Nothing: no signature, and zeros where file systems and tables have their beginnings.
@@ -61,7 +61,7 @@ pub(super) fn probe(device: &BlockDevice) -> Result<DeviceContent, HostError> {
         Some(NOTHING) => Ok(DeviceContent::Remains),
         Some(AMBIVALENT) => Ok(DeviceContent::Ambiguous),
         _ => Err(HostError::Refused(format!(
-            "blkid {} and does not say what is on {}: {}",
+            "blkid {}, so podfs does not know the content of {}: {}",
             outcome.end(),
             device.path().display(),
             outcome.words
@@ -78,7 +78,7 @@ impl DeviceContent {
             (Some(table), _, _) => DeviceContent::Partitions(table),
             (None, Some(kind), Some("filesystem")) => DeviceContent::FileSystem { kind, uuid: value("UUID") },
             (None, Some(kind), _) => DeviceContent::Other(kind),
-            (None, None, _) => DeviceContent::Other("something that blkid does not name".to_owned()),
+            (None, None, _) => DeviceContent::Other("data that blkid does not name".to_owned()),
         }
     }
 }
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_blkid_prints_is_sorted() {
+    fn the_output_of_blkid_is_classified() {
         let ext4 = DeviceContent::FileSystem { kind: "ext4".to_owned(), uuid: Some("u-1".to_owned()) };
         for (output, expected) in [
             ("DEVNAME=/dev/loop0\nUUID=u-1\nVERSION=1.0\nTYPE=ext4\nUSAGE=filesystem\n", ext4),

@@ -4,13 +4,13 @@
 //!    going to have. After mkfs has succeeded, podfs removes the marker and syncs that. It mounts the device only then.
 //! 2. So a marker means that mkfs or podfs was killed, and that podfs has not mounted the device since. Then:
 //!
-//!    | on the device | what is done |
+//!    | on the device | what podfs does |
 //!    |---|---|
-//!    | nothing | it is formatted as any blank device |
-//!    | a file system of that type and UUID that a full check finds whole | it is used |
-//!    | one that the check does not find whole | it is formatted again: it is podfs's own, and was never used |
-//!    | data without a signature, on the device of that path and size | it is formatted again: mkfs writes its signature last |
-//!    | anything else | it is not what podfs began: the marker is removed, and the device is judged as any other |
+//!    | nothing | formats it as any blank device |
+//!    | a file system of that type and UUID that a full check finds whole | uses it |
+//!    | one that the check does not find whole | formats it again: it is podfs's own, and was never used |
+//!    | data without a signature, on the device of that path and size | formats it again: mkfs writes its signature last |
+//!    | anything else | removes the marker, because podfs did not write that, and treats the device as any other |
 //! 3. mkfs has the lock of the global mount as its standard input. If podfs is killed, the next process waits until mkfs has ended.
 
 use std::ffi::OsStr;

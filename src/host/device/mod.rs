@@ -3,9 +3,9 @@
 //! | module | owns |
 //! |---|---|
 //! | `pinned` | a device that is held open, so that its number stays its own |
-//! | `content` | what is on a device: nothing, a file system, or something that podfs leaves alone |
+//! | `content` | the content of a device: none, a file system, or data that podfs leaves alone |
 //! | `format` | making a file system on a blank device, and finding one that was not finished |
-//! | `check` | `fsck -a`, and what its exit codes mean |
+//! | `check` | `fsck -a`, and the meaning of its exit codes |
 //! | `options` | mount options, as the kernel takes them |
 //! | `attach` | mounting and unmounting |
 //! | `erase` | making every byte of a device zero |
@@ -44,7 +44,7 @@ use content::DeviceContent;
 use format::Marker;
 use options::DeviceMountOptions;
 
-/// What a device is mounted as.
+/// How to mount a device.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceMountRequest<'a> {
     /// The type of the file system. Without one, that which is there, or ext4.

@@ -1,4 +1,4 @@
-//! Mount options of a device: from the words of mount(8) to what the kernel takes.
+//! Mount options of a device: from the words of mount(8) to the kernel's flags and parameters.
 
 use rustix::mount::MountAttrFlags;
 
@@ -9,7 +9,7 @@ use crate::host::HostError;
 pub(super) struct DeviceMountOptions {
     /// Nothing is written.
     pub(super) read_only: bool,
-    /// What the mount does not allow, and how it keeps access times (`fsmount(2)`).
+    /// The attributes of the mount: restrictions and access times (`fsmount(2)`).
     pub(super) attributes: MountAttrFlags,
     /// A setting of the file system (`fsconfig(2)`): a flag, or a key with its value.
     pub(super) parameters: Vec<(String, Option<String>)>,

@@ -1,4 +1,4 @@
-//! A block device that is held open. The kernel gives its number to no other device meanwhile, whatever is unplugged.
+//! A block device that podfs holds open. Meanwhile the kernel gives its number to no other device, even if the device is unplugged.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -75,7 +75,7 @@ impl BlockDevice {
         self.attribute("diskseq").or_else(|| self.attribute("../diskseq"))?.parse().ok()
     }
 
-    /// What the disk says of itself, the same after each boot: its world-wide name or its serial number, and which partition of
+    /// The identity of the disk, the same after each boot: its world-wide name or its serial number, and which partition of
     /// it this is. Many virtual disks say nothing.
     pub fn serial(&self) -> Option<String> {
         let words = |name: &str| self.attribute(name).filter(|text| !text.is_empty());

@@ -13,14 +13,14 @@ use crate::host::global_mount::Held;
 /// Where these programs are on systems that keep them from the PATH of ordinary users.
 const SYSTEM: &str = "/usr/sbin:/sbin";
 
-/// What a program did.
+/// The result of a program.
 #[derive(Debug)]
 pub(super) struct ProgramOutput {
     /// Its exit code; none if a signal ended it.
     pub(super) code: Option<i32>,
-    /// What it printed on standard output.
+    /// Its standard output.
     pub(super) output: String,
-    /// What it printed on both, in one line.
+    /// Its standard output and error, in one line.
     pub(super) words: String,
 }
 
@@ -57,7 +57,7 @@ pub(super) fn run(program: &str, arguments: &[&OsStr], held: Option<&Held<'_>>) 
     Ok(ProgramOutput { code: status.code(), output, words })
 }
 
-/// What a program prints goes to memory, and not to a pipe: when podfs is killed, a pipe would end the program with its next
+/// A program prints to memory, and not to a pipe: when podfs is killed, a pipe would end the program with its next
 /// line (`SIGPIPE`).
 fn memory_file() -> io::Result<File> {
     Ok(memfd_create("output", MemfdFlags::CLOEXEC)?.into())

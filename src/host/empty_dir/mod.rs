@@ -1,9 +1,9 @@
 //! The content of emptyDirs: made once, found again by the next podfs after a crash, deleted with the pod.
 //!
-//! An emptyDir has a home, a directory with two entries: `content`, and the file `ready`, which says what the content is
-//! kept on. `ready` comes last and goes first, so content without it is incomplete, and nothing complete is ever
-//! mistaken for rubbish. The file `agent` beside them says that the content outlives shutdowns of the node, and that the agent which
-//! knows the node's pods deletes it when the pod is gone.
+//! An emptyDir has a home, a directory with two entries: `content`, and the file `ready`, which names the medium of the content.
+//! podfs writes `ready` last and removes it first, so content without it is incomplete, and podfs never deletes complete content by
+//! mistake. The file `agent` beside them marks content that outlives shutdowns of the node, and that the daemon deletes when the
+//! pod is gone.
 
 mod plan;
 
@@ -45,9 +45,9 @@ impl EmptyDirContent {
         match fs::read_to_string(home.join(READY)) {
             Ok(backing) if backing == plan.backing.to_string() => match find(&directory, plan.backing) {
                 Some(source) => return Ok(EmptyDirContent { home: home.to_owned(), source, is_new: false }),
-                None => warn!("the content of {} is gone; it is made anew", home.display()),
+                None => warn!("the content of {} is gone; podfs makes it anew", home.display()),
             },
-            Ok(backing) => warn!("{} was kept on {backing}; it is made anew", home.display()),
+            Ok(backing) => warn!("the content of {} was on {backing}; podfs makes it anew", home.display()),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(cause) => return Err(HostError::system("read", &home.join(READY), cause)),
         }
@@ -155,7 +155,7 @@ fn find(directory: &File, backing: Backing) -> Option<HostSource> {
     HostSource::of(found).ok()
 }
 
-/// What is mounted on the content, if anything is.
+/// The mount on the content, if there is one.
 fn mounted(directory: &File) -> Option<OwnedFd> {
     match open(directory, ResolveFlags::NO_XDEV) {
         Err(Errno::XDEV) => open(directory, ResolveFlags::empty()).ok(),

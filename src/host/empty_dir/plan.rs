@@ -1,4 +1,4 @@
-//! What an emptyDir is going to be made of: decided from the manifest and the node alone.
+//! The medium and size of an emptyDir, decided from the manifest and the node alone.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::volume::{EmptyDir, PageSize, Storage};
 /// How to make the content of an emptyDir.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EmptyDirPlan {
-    /// What its files are kept on.
+    /// The storage of its files.
     pub backing: Backing,
     /// Mode of its root, what the fsGroup adds included (ED-10).
     pub mode: u16,
@@ -20,7 +20,7 @@ pub struct EmptyDirPlan {
     pub gid: u32,
 }
 
-/// What the files are kept on. Reads as it is recorded beside the content.
+/// The storage of the files. Reads as it is recorded beside the content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// The file system of podfs' root directory.

@@ -40,7 +40,7 @@ fn owned(path: &Path) -> (u32, u32) {
 }
 
 #[test]
-fn ed_01_ed_10_the_root_has_its_mode_and_group_whatever_the_umask() {
+fn ed_01_ed_10_the_root_has_its_mode_and_group_under_any_umask() {
     let home = EmptyDirHome::new();
     let content = home.set_up(&DISK);
     assert_eq!(owned(&home.content()), (0o777, 0));
@@ -135,7 +135,7 @@ fn ed_08_a_foreign_mount_on_the_content_is_left_alone() {
 }
 
 #[test]
-fn huge_pages_of_a_size_the_node_lacks_are_told() {
+fn huge_pages_of_a_size_that_the_node_lacks_are_reported() {
     let home = EmptyDirHome::new();
     let plan = EmptyDirPlan { backing: Backing::HugePages { page_size: 3 << 20, limit: None }, ..DISK };
     let error = EmptyDirContent::set_up(home.0.path(), &plan).expect_err("there are no such pages").to_string();

@@ -67,7 +67,7 @@ pub struct Held<'a> {
     lock: File,
 }
 
-/// What the file of a user says.
+/// The content of a user's file.
 #[derive(Serialize, Deserialize)]
 struct UserRecord {
     boot: String,

@@ -1,9 +1,9 @@
-//! The kernel's NFS client: exports mounted by podfs itself, without mount.nfs, and shown nowhere.
+//! The kernel's NFS client: exports that podfs mounts itself, without mount.nfs, and attaches nowhere.
 //!
 //! If the NFS server does not answer, the mount call waits in the kernel for minutes, and only the end of its process ends
 //! it. So a child process makes the mount ([`mounter`]):
 //!
-//! 1. The supervisor starts this program once more, with a socket as its standard input, and sends what to mount.
+//! 1. The supervisor starts this program once more, with a socket as its standard input, and sends the export and its options.
 //! 2. The child answers with an error, or with the descriptor of the mount (`SCM_RIGHTS`). The mount is attached nowhere; it
 //!    lives as long as that descriptor is open in any process.
 //! 3. After `DEADLINE` the supervisor kills the child; only a thread for this purpose waits for its end. The kernel kills the
@@ -41,7 +41,7 @@ pub fn is_there() -> bool {
     fsopen("nfs", FsOpenFlags::FSOPEN_CLOEXEC).is_ok()
 }
 
-/// What is to be mounted.
+/// An export to mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelMount {
     /// The export.
@@ -119,15 +119,15 @@ fn is_for_the_kernel(word: &str) -> bool {
 #[derive(Debug, thiserror::Error)]
 pub enum KernelNfsError {
     /// The process that mounts cannot be started, or given its work.
-    #[error("no process to mount it with: {0}")]
+    #[error("podfs cannot run the process that mounts it: {0}")]
     NoProcess(#[source] io::Error),
     /// The answer came without the mount.
-    #[error("the mount got lost")]
+    #[error("the process that mounts it has answered without the mount")]
     Lost,
     /// The mount is made, and its file system does not answer.
-    #[error("the mount cannot be looked at: {0}")]
+    #[error("cannot read the attributes of the mount: {0}")]
     Mounted(#[source] io::Error),
-    /// What the process that mounts says.
+    /// The sentence of the process that mounts.
     #[error("{0}")]
     Refused(String),
     /// The server is silent.
@@ -140,7 +140,7 @@ pub enum KernelNfsError {
     )]
     SilentWithKerberos(u64),
     /// The process that mounts has ended.
-    #[error("the process that mounts it has ended without an answer")]
+    #[error("the process that mounts it ended without an answer")]
     NoAnswer(#[source] io::Error),
 }
 
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_tried_from_the_highest_if_none_is_asked_for() {
+    fn versions_are_tried_from_the_highest_if_the_volume_names_none() {
         assert_eq!(export(&[]).versions, ["4.2", "4.1", "4.0", "3"]);
         assert_eq!(export(&["nfsvers=4"]).versions, ["4.2", "4.1", "4.0"]);
         for (word, version) in [("nfsvers=3", "3"), ("vers=4.1", "4.1"), ("v4.2", "4.2"), ("minorversion=0", "4.0")] {
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_is_told_what_is_for_it_and_no_more() {
+    fn the_kernel_gets_only_its_own_options() {
         let export = export(&["nfsvers=4.1,hard,timeo=50,_netdev,retry=2,ro,nosuid,podfs.backend=kernel,port=1"]);
         assert_eq!(export.words, ["hard", "timeo=50", "port=1"]);
         assert_eq!((export.read_only, export.no_suid, export.no_dev, export.port), (true, true, false, Some(1)));

@@ -48,7 +48,7 @@ enum MounterError {
     },
     #[error("{0} has no address")]
     NoAddress(String),
-    #[error("no version of NFS is asked for")]
+    #[error("podfs knows no version of NFS to try")]
     NoVersion,
     #[error("{sentence}")]
     Kernel {
@@ -147,7 +147,7 @@ fn attributes(export: &KernelMount) -> MountAttrFlags {
     wanted.into_iter().filter(|(wanted, _)| *wanted).map(|(_, attribute)| attribute).collect()
 }
 
-/// What the kernel has to say, a line for each reading.
+/// The kernel's messages, a line for each read.
 fn messages(context: &OwnedFd) -> Vec<String> {
     let mut messages = Vec::new();
     let mut line = [0; 1024];
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_more_than_that_a_version_is_not_spoken_is_told() {
+    fn an_error_beyond_an_unsupported_version_is_reported() {
         let all =
             |failures: [KernelMountFailure; 2]| failures.into_iter().reduce(KernelMountFailure::or).expect("one").errno;
         assert_eq!(all([failure(Errno::PROTONOSUPPORT, "4.2"), failure(Errno::ACCESS, "3")]), Errno::ACCESS);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentence_tells_what_the_kernel_said() {
+    fn a_sentence_has_the_kernels_message() {
         let messages = vec!["nfs: Unknown parameter 'wombat'".to_owned()];
         let invalid = KernelMountFailure { messages, ..failure(Errno::INVAL, "4.1") };
         for options in ["soft", "sec=krb5p"] {
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentence_tells_what_tls_misses() {
+    fn a_sentence_names_what_tls_lacks() {
         for (errno, missing) in [
             (Errno::SRCH, "TLS needs tlshd on this node; start it"),
             (Errno::ACCESS, "NFS server nas has no TLS, is not "),
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentence_tells_what_kerberos_misses() {
+    fn a_sentence_names_what_kerberos_lacks() {
         for (errno, missing) in
             [(Errno::INVAL, "needs rpc.gssd on this node"), (Errno::ACCESS, "no Kerberos ticket for NFS server nas")]
         {

@@ -77,7 +77,7 @@ fn sp_03_links_that_stay_inside_are_followed() {
 }
 
 #[test]
-fn sp_03_whatever_leads_outside_is_refused_and_nothing_is_made_there() {
+fn sp_03_paths_that_lead_outside_are_refused_and_nothing_is_made_there() {
     let base = base();
     let volume = base.path().join("volume");
     let outside = base.path().join("outside");
@@ -122,7 +122,7 @@ fn sp_03_whatever_leads_outside_is_refused_and_nothing_is_made_there() {
 }
 
 #[test]
-fn sp_08_what_may_come_later_is_waited_for_by_name() {
+fn sp_08_the_container_waits_for_a_missing_key_by_name() {
     let base = base();
     let refused = try_open(base.path(), "key", IfMissing::Refuse).expect_err("missing");
     assert_eq!(refused, "the volume has no \"key\" yet");

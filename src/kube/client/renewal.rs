@@ -104,7 +104,7 @@ impl Current {
                 self.complaint = None;
             }
             Err(error) => {
-                let complaint = format!("{error}; podfs goes on with the credentials it has");
+                let complaint = format!("{error}; podfs continues with its present credentials");
                 if self.complaint.as_ref() != Some(&complaint) {
                     warn!("{complaint}");
                     self.complaint = Some(complaint);

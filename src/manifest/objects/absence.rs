@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{ObjectKey, ObjectKind, Objects};
 
-/// What a source was asked for and cannot give.
+/// An object that a source cannot give.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Missing {
     /// One object.

@@ -1,4 +1,4 @@
-//! What the cluster says of CSI drivers: how they want to be called, and which volumes are attached to which nodes.
+//! CSIDriver and VolumeAttachment objects: how drivers want to be called, and which volumes are attached to which nodes.
 
 use std::collections::BTreeMap;
 
@@ -65,7 +65,7 @@ pub struct TokenRequest {
 pub struct VolumeAttachment {
     /// It is attached.
     pub attached: bool,
-    /// What the driver has to know of it.
+    /// The attachment metadata for the driver.
     pub metadata: BTreeMap<String, String>,
     /// Why it could not be attached.
     pub error: Option<String>,

@@ -1,8 +1,8 @@
-//! Objects: what volumes are made of. ConfigMaps and Secrets, claims and the PersistentVolumes they are bound to,
-//! ClusterTrustBundles, and Nodes for what they offer to pods.
+//! The objects of volumes: ConfigMaps and Secrets, claims and the PersistentVolumes they are bound to, ClusterTrustBundles, and
+//! Nodes with their allocatable resources.
 //!
 //! Objects are parsed once, when their document is read; after that every key is a valid file name and every value
-//! is plain bytes. Nothing here shows values: `Debug` and errors name kinds, names and keys.
+//! is plain bytes. `Debug` and errors name kinds, names and keys, and never show values.
 
 mod absence;
 mod csi;
@@ -183,7 +183,7 @@ impl fmt::Debug for Objects {
 /// An object with its key and the place it was read from.
 #[derive(PartialEq)]
 pub struct NamedObject {
-    /// What it goes by.
+    /// Its kind, namespace and name.
     pub key: ObjectKey,
     /// The document it was read from.
     pub origin: Origin,
@@ -259,7 +259,7 @@ enum ObjectContent {
     VolumeAttachment(VolumeAttachment),
 }
 
-/// What an object goes by. Reads `ConfigMap default/app`, or `NodeFacts worker-1`.
+/// The kind, namespace and name of an object. Reads `ConfigMap default/app`, or `NodeFacts worker-1`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey {
     /// Its kind.
@@ -290,7 +290,7 @@ pub enum ObjectKind {
     Node,
     /// Storage of the cluster.
     PersistentVolume,
-    /// What a user asked for, and the PersistentVolume that was found.
+    /// A user's claim, and its PersistentVolume.
     PersistentVolumeClaim,
     /// Trust anchors of the cluster.
     ClusterTrustBundle,
@@ -332,7 +332,7 @@ impl fmt::Display for ObjectKind {
     }
 }
 
-/// What a ConfigMap holds. No key is in both maps.
+/// The data of a ConfigMap. No key is in both maps.
 #[derive(PartialEq)]
 pub struct ConfigMap {
     /// Text by key.
@@ -341,7 +341,7 @@ pub struct ConfigMap {
     pub binary_data: BTreeMap<String, Vec<u8>>,
 }
 
-/// What a Secret holds, `stringData` included.
+/// The data of a Secret, `stringData` included.
 #[derive(PartialEq)]
 pub struct Secret {
     /// Bytes by key.

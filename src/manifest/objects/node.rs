@@ -1,4 +1,4 @@
-//! Nodes: what they offer to pods, and which volumes may be used on them.
+//! Nodes: their allocatable resources, and the labels that decide which volumes may be used on them.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::manifest::{ManifestError, Origin};
 use crate::types::Allocatable;
 use crate::types::Quantity;
 
-/// What a Node says of itself.
+/// The facts of a Node object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
     /// Its name.
@@ -24,7 +24,7 @@ pub struct NodeFacts {
 }
 
 impl NodeFacts {
-    /// What pods can use of the node; where it does not say, what they can use of `machine`.
+    /// The allocatable resources of the node; those of `machine` where the object has none.
     pub fn allocatable(&self, machine: Allocatable) -> Allocatable {
         let or = |amount: Option<u128>, machine| amount.map_or(machine, |amount| amount.try_into().unwrap_or(u64::MAX));
         Allocatable {

@@ -1,6 +1,6 @@
-//! Documents into objects: the API server's rules, and what ConfigMaps and Secrets hold.
+//! Documents into objects: the API server's rules, and the data of ConfigMaps and Secrets.
 //!
-//! The shapes here are smaller than the API's: what no volume shows need not be valid. Base64 is decoded key by key,
+//! The types here have fewer fields than the API's: a field that no volume shows need not be valid. Base64 is decoded key by key,
 //! so that an error names the key, and quotes nothing of the value.
 
 use std::collections::BTreeMap;
@@ -58,7 +58,7 @@ pub(super) struct Parsed {
     pub(super) content: ObjectContent,
 }
 
-/// What every object goes by.
+/// The metadata of every object.
 #[derive(Default, Deserialize)]
 pub(super) struct Metadata {
     name: Option<String>,
@@ -79,7 +79,7 @@ impl Metadata {
     }
 }
 
-/// What is also of interest where nothing in the object is secret.
+/// Further metadata of objects without secrets.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct LongMetadata {

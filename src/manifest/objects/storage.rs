@@ -31,7 +31,7 @@ pub struct PersistentVolume {
     pub source: PersistentSource,
     /// The claim it is bound to.
     pub claim: Option<ClaimKey>,
-    /// What it is to containers.
+    /// Its volume mode.
     pub mode: VolumeMode,
     /// How many may use it at once, such as `ReadWriteOncePod`.
     pub access_modes: Vec<String>,
@@ -67,7 +67,7 @@ pub enum PersistentSource {
     Other(String),
 }
 
-/// What a volume is to containers.
+/// How containers get a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VolumeMode {
     /// Directories and files.
@@ -88,7 +88,7 @@ pub struct ClaimKey {
     pub uid: Option<String>,
 }
 
-/// What a user asked for, and the PersistentVolume that was found.
+/// A user's claim, and its PersistentVolume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PersistentVolumeClaim {
     /// Its uid, which a manifest file need not have.

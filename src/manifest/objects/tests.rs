@@ -163,7 +163,7 @@ fn a_duplicate_names_both_places() {
 }
 
 #[test]
-fn da_09_a_node_says_what_it_offers() {
+fn da_09_a_node_has_allocatable_resources() {
     let machine = Allocatable { cpu_milli: 1, memory_bytes: 2, ephemeral_storage_bytes: 3 };
     let one = "{apiVersion: v1, kind: Node, metadata: {name: n1}, status: {allocatable: {cpu: 4, memory: 16Gi, pods: '110'}}}";
     let objects_of_one = objects(one);

@@ -1,4 +1,4 @@
-//! Facts of a pod: what its downwardAPI volumes show, and what decides about modes, owners and labels of its files.
+//! Facts of a pod: the fields that its downwardAPI volumes show, and those that decide modes, owners and labels of its files.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::types::{InvalidField, numeric_id};
 /// file need not have passed through one.
 const DEFAULT_ACCOUNT: &str = "default";
 
-/// What a pod's volumes need to know about it.
+/// The facts of a pod that its volumes need.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodFacts {
     /// Its labels.
@@ -40,7 +40,7 @@ pub struct PodFacts {
     pub user_namespace: bool,
     /// The node it was scheduled to.
     pub node_name: Option<String>,
-    /// What it may use as a whole.
+    /// The resources of the whole pod.
     pub resources: PodResources,
 }
 
@@ -61,7 +61,7 @@ pub struct Container {
     pub name: String,
     /// The most it may use, by resource.
     pub limits: BTreeMap<String, Quantity>,
-    /// What is set aside for it, by resource.
+    /// Its requests, by resource.
     pub requests: BTreeMap<String, Quantity>,
 }
 

@@ -1,4 +1,4 @@
-//! What a pod goes by.
+//! The namespace, name and uid of a pod.
 
 use std::fmt;
 

@@ -27,9 +27,9 @@ use crate::volume::{Fields, Preferences, Volume, VolumeUses};
 /// A pod and its volumes. While a pod runs, only its facts may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// What it goes by.
+    /// Its namespace, name and uid.
     pub identity: PodIdentity,
-    /// What downwardAPI volumes show of it, and what decides about modes and owners.
+    /// The facts that downwardAPI volumes show, and those that decide modes and owners.
     pub facts: PodFacts,
     /// Its volumes but those of kind `image`, in the manifest's order; no name is there twice.
     pub volumes: Vec<Volume>,
@@ -37,7 +37,7 @@ pub struct Pod {
     pub mounts: Vec<ContainerMounts>,
     /// Its volumes of kind `image`, which container runtimes mount without podfs: the image of each.
     pub images: BTreeMap<String, String>,
-    /// What its `/etc/hosts` depends on.
+    /// The fields that decide its `/etc/hosts`.
     pub network: PodNetwork,
 }
 
@@ -123,7 +123,7 @@ fn volumes(spec: &core::PodSpec, fields: &[Fields]) -> Result<Vec<Volume>, Inval
     Ok(volumes)
 }
 
-/// What the containers do with volumes, of all three kinds.
+/// How the containers of all three kinds use volumes.
 fn containers(spec: &core::PodSpec) -> VolumeUses<'_> {
     let init = spec.init_containers.iter().flatten().map(|one| (&one.volume_mounts, &one.volume_devices));
     let regular = spec.containers.iter().map(|one| (&one.volume_mounts, &one.volume_devices));

@@ -43,7 +43,7 @@ pub struct Mount {
 pub enum SubPath {
     /// All of it.
     Whole,
-    /// What is at this path of the volume.
+    /// The part of the volume at this path.
     At(String),
     /// A path that depends on the container's environment (`subPathExpr`).
     Expression(String),

@@ -1,4 +1,4 @@
-//! What a pod's `/etc/hosts` depends on.
+//! The fields of a pod that decide its `/etc/hosts`.
 
 use k8s_openapi::api::core::v1::PodSpec;
 

@@ -1,4 +1,4 @@
-//! What the pod as a whole may use: the memory that bounds its emptyDirs, and the huge pages it asks for.
+//! The resources of the whole pod: the memory that bounds its emptyDirs, and the huge pages that it requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::types::Quantity;
 const MEMORY: &str = "memory";
 const HUGE_PAGES: &str = "hugepages-";
 
-/// What the pod as a whole may use.
+/// The resources of the whole pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodResources {
     /// Bytes of memory, when the kubelet would set a limit for the pod: each container has one, or the pod itself.

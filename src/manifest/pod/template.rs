@@ -1,7 +1,7 @@
 //! Pod templates: the pod that a workload such as a Deployment would make, as far as its manifest says it.
 //!
-//! The pod has the workload's name and namespace; that of a StatefulSet is its first one, with its claims. What controllers add
-//! when they make a pod is not there: the random end of a name, and labels such as `pod-template-hash`.
+//! The pod has the workload's name and namespace; that of a StatefulSet is its first one, with its claims. It lacks what
+//! controllers add to a pod: the random end of a name, and labels such as `pod-template-hash`.
 
 use serde_json::{Map, Value, json};
 

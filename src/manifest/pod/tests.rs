@@ -224,7 +224,7 @@ fn da_06_a_changed_label_changes_the_facts_and_not_the_volumes() {
 }
 
 #[test]
-fn what_no_volume_depends_on_is_ignored() {
+fn fields_that_no_volume_depends_on_are_ignored() {
     parse(
         "name: web, future: 1",
         "nodeName: n1, future: {x: 1}, containers: [{name: c, image: '', ports: []}], os: {name: linux}",

@@ -1,4 +1,4 @@
-//! What the volumes of a pod refer to.
+//! The objects that the volumes of a pod refer to.
 
 use std::path::Path;
 

@@ -7,7 +7,7 @@ mod podman;
 
 use super::{ContainerMount, DeviceNode, MountSource};
 
-/// What a program that starts containers reads.
+/// The format of a program that starts containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Entries for `mounts` of an OCI runtime's `config.json`.
@@ -59,7 +59,7 @@ pub enum FormatError {
         name: String,
         /// The format.
         format: &'static str,
-        /// What it cannot mount.
+        /// The source that it cannot mount.
         what: &'static str,
     },
 }

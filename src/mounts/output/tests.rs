@@ -118,7 +118,7 @@ fn podman_gets_mounts_with_any_path() {
 }
 
 #[test]
-fn what_a_format_cannot_say_is_refused_by_name() {
+fn mounts_that_a_format_cannot_express_are_refused_by_name() {
     for (format, mount) in [(Format::Oci, image("")), (Format::Docker, image("")), (Format::Podman, image("bin"))] {
         let refused = format.print(&[mount]).expect_err("an image").to_string();
         assert!(refused.starts_with("volumeMount \"image\": ") && refused.ends_with("; use --output cri"), "{refused}");

@@ -140,7 +140,7 @@ impl Operations {
         let stats = |usage, message: Option<String>| Stats {
             usage,
             abnormal: message.is_some(),
-            message: message.unwrap_or_else(|| "the volume is mounted and shows what it should".to_owned()),
+            message: message.unwrap_or_else(|| "the volume is mounted and shows the current content".to_owned()),
         };
         match asked {
             Ok(Ok((true, Ok(usage)))) => Ok(stats(Some(usage), reason)),
@@ -205,8 +205,8 @@ impl Operations {
             let written = written.await;
             let _span = span.entered();
             match written {
-                Ok(Ok(())) => info!("a CSI volume was not written down any more; it is again"),
-                Ok(Err(error)) => warn!("a CSI volume cannot be written down for the next podfs node: {error}"),
+                Ok(Ok(())) => info!("another process has deleted the record of a CSI volume; podfs writes it again"),
+                Ok(Err(error)) => warn!("cannot record a CSI volume for the next podfs node: {error}"),
                 Err(_) => {}
             }
         }
@@ -308,10 +308,10 @@ impl SharedOperations {
 
     fn why_not(&self, publication: &Publication) -> String {
         let reason = self.reason(publication).unwrap_or_else(|| match publication.needs_pod {
-            true => "podfs has not heard of the pod from the API server or a manifest file".to_owned(),
+            true => "neither the API server nor a manifest file has the pod yet".to_owned(),
             false => "its supervisor has not mounted it yet; podfs node status says more".to_owned(),
         });
-        format!("the volume is not mounted after {} s: {reason}; podfs goes on", MOUNT.as_secs())
+        format!("the volume is not mounted after {} s: {reason}; podfs continues to wait", MOUNT.as_secs())
     }
 
     /// Why the volume is not mounted or not current.

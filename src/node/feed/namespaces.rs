@@ -32,9 +32,9 @@ pub(super) async fn follow(client: ApiClient, input: UnboundedSender<FeedInput>)
             FollowerEvent::Trouble(error) => {
                 let is_refused = matches!(error.class, Class::Forbidden);
                 if is_refused && !std::mem::replace(&mut was_refused, true) {
-                    info!("{error}; pods are chosen by their own label or annotation {MARK} alone");
+                    info!("{error}; podfs chooses pods only by their own label or annotation {MARK}");
                 } else {
-                    debug!("namespaces cannot be followed: {error}");
+                    debug!("podfs cannot watch namespaces: {error}");
                 }
                 continue;
             }

@@ -119,7 +119,7 @@ async fn a_manifest_that_stops_parsing_leaves_its_pod_and_is_told_with_its_line(
     home.write("web.yaml", "apiVersion: v1\nkind: [Pod\n");
     let trouble = home.next().await;
     assert!(trouble.starts_with("trouble Files: web.yaml:2:7: "), "{trouble}");
-    assert!(trouble.ends_with("; until then, what was read before stays in use"), "{trouble}");
+    assert!(trouble.ends_with("; until then, podfs uses the earlier content"), "{trouble}");
     home.write("web.yaml", &pod("web", "u1", "[{name: a, emptyDir: {}}]"));
     assert_eq!((home.next().await, home.next().await), ("put default/web u1".into(), "trouble Files: ".into()));
 }

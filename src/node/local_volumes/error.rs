@@ -12,7 +12,7 @@ use crate::host::HostError;
 pub(super) enum EntryProblem {
     #[error("has a name that no PersistentVolume can have; rename it")]
     Name,
-    #[error("cannot be looked at: {0}")]
+    #[error("cannot be inspected: {0}")]
     Look(#[source] Errno),
     #[error("is a symbolic link, which could lead elsewhere later; mount or bind it there instead")]
     Link,
@@ -66,10 +66,10 @@ pub(super) enum InspectionError {
     Late,
     #[error("cannot be used: {0}")]
     Unusable(#[from] io::Error),
-    #[error("cannot be told apart from others, without the id of the boot: {0}")]
+    #[error("cannot be identified without the id of the boot: {0}")]
     NoBootId(#[source] io::Error),
     /// The thread of the inspection ended without a result.
-    #[error("cannot be looked at")]
+    #[error("cannot be inspected")]
     Lost,
 }
 
@@ -86,7 +86,7 @@ pub(super) enum CleaningError {
     Open(#[from] InspectionError),
     #[error("cannot be cleaned: {0}")]
     Failed(#[source] io::Error),
-    #[error("is not cleaned any more: its PersistentVolume has changed")]
+    #[error("is not erased any further: its PersistentVolume has changed")]
     Stopped,
     #[error("is not clean: podfs cannot delete {0}")]
     Left(String),
@@ -97,8 +97,8 @@ pub(super) enum CleaningError {
         cause: io::Error,
     },
     #[error(
-        "is not surely what it was when PersistentVolume {0} was made, so podfs erases nothing; if nothing in it is needed, \
-         erase it and delete the PersistentVolume, and podfs offers it again"
+        "may be another disk or file system than PersistentVolume {0} was made for, so podfs erases nothing; if its data is not \
+         needed, erase it and delete the PersistentVolume, and podfs offers it again"
     )]
     OtherEntry(String),
     #[error("cannot be cleaned without the mount table: {0}")]

@@ -104,7 +104,7 @@ impl Grown {
                     let sentence = error.to_string();
                     if said.as_ref() != Some(&sentence) {
                         let Grown { namespace, claim, .. } = &self;
-                        warn!("the status of claim {namespace}/{claim} is not written: {sentence}; podfs tries again");
+                        warn!("podfs cannot write the status of claim {namespace}/{claim}: {sentence}; it tries again");
                         said = Some(sentence);
                     }
                     let pause = retry.failed(&error);

@@ -412,7 +412,7 @@ impl Manager {
         let (supervisors, uid, span) = (self.supervisors.clone(), uid.clone(), self.pod_span(uid));
         let retire = async move {
             if let Err(reason) = supervisors.retire(&uid).await {
-                warn!("pod {uid}: something of it stays: {reason}");
+                warn!("pod {uid}: podfs cannot remove all of it: {reason}");
             }
         };
         tokio::spawn(retire.instrument(span));

@@ -23,7 +23,7 @@ impl Unmounts {
     /// Of the volumes below this directory. Without a watch of the table, volumes are served all the same.
     pub(super) fn new(root: &Path) -> Unmounts {
         let watch = TableWatch::open();
-        let watch = watch.inspect_err(|error| warn!("podfs cannot notice an unmount from outside: {error}")).ok();
+        let watch = watch.inspect_err(|error| warn!("podfs cannot notice unmounts by other processes: {error}")).ok();
         let real = root.canonicalize().unwrap_or_else(|_| root.to_owned());
         Unmounts { watch, root: (root.to_owned(), real), odd: BTreeMap::new() }
     }

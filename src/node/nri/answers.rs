@@ -301,7 +301,7 @@ fn identity(pod: &PodSandbox) -> Option<PodIdentity> {
 
 fn read<T: Message + Default>(method: &str, payload: &[u8]) -> T {
     T::decode(payload).unwrap_or_else(|error| {
-        warn!("a request {method} of the container runtime cannot be read: {error}; podfs leaves everything as it is");
+        warn!("podfs cannot read a request {method} of the container runtime: {error}; it changes nothing");
         T::default()
     })
 }

@@ -48,13 +48,13 @@ pub struct TtrpcMessage {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// There are two connections.
-    #[error("a frame for connection {0}, and there are 1 and 2")]
+    #[error("a frame for connection {0}; podfs knows only 1 and 2")]
     Connection(u32),
     /// A frame or a message is too long.
-    #[error("{0} bytes at once, and there are at most {LONGEST_RECEIVED}")]
+    #[error("a frame of {0} bytes; podfs takes at most {LONGEST_RECEIVED}")]
     Length(usize),
     /// Neither a request nor a response.
-    #[error("a message of type {0}, and there are 1 and 2")]
+    #[error("a message of type {0}; podfs knows only 1 and 2")]
     Kind(u8),
 }
 

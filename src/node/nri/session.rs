@@ -50,7 +50,7 @@ pub enum NriError {
     #[error(transparent)]
     KubeletRoot(NoKubelet),
     /// Another podfs node is the plugin.
-    #[error("another podfs node is the plugin of the container runtime at {}; one on a node can be: stop that one first", .0.display())]
+    #[error("another podfs node is the plugin of the container runtime at {}; a node has only one: stop that one first", .0.display())]
     InUse(PathBuf),
 }
 
@@ -69,7 +69,7 @@ enum ConnectionEnd {
     Lost(#[from] io::Error),
     #[error("the runtime does not speak NRI: {0}")]
     FrameError(#[from] FrameError),
-    #[error("the runtime does not take podfs as a plugin: {0}")]
+    #[error("the runtime refuses podfs as a plugin: {0}")]
     Refused(String),
     #[error("the runtime has not registered podfs within {} s", BEGIN.as_secs())]
     Silent,

@@ -50,7 +50,7 @@ impl Reason {
     /// Its text in the log.
     pub(super) fn sentence(self) -> &'static str {
         match self {
-            Reason::UnknownPod => "podfs has not heard of the pod from the API server or a manifest file",
+            Reason::UnknownPod => "neither the API server nor a manifest file has the pod yet",
             Reason::UnknownVolume => "podfs does not serve this volume; podfs node state says more",
             Reason::NotReady => "podfs did not have it mounted in time; podfs node state says why",
             Reason::SubPath => "its subPath could not be prepared; the log of the pod's supervisor says why",

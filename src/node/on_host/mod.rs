@@ -151,7 +151,7 @@ fn start(
         Ok(removed) => {
             removed.iter().for_each(|path| info!("no process runs {} any more; it is removed", path.display()))
         }
-        Err(error) => warn!("programs of earlier versions stay in {}: {error}", directory.display()),
+        Err(error) => warn!("podfs cannot remove programs of earlier versions in {}: {error}", directory.display()),
     }
     Ok(Pid::from_raw(child.id().cast_signed()))
 }

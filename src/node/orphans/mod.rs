@@ -204,7 +204,7 @@ fn delete_kept_content(pod: &Path) {
             Ok(left) if left.is_empty() => {
                 info!(volume, "{}: the content of the emptyDir is deleted with its pod", home.display())
             }
-            Ok(left) => debug!(volume, "{}: what is left of its content are {left}", home.display()),
+            Ok(left) => debug!(volume, "{}: podfs leaves of its content {left}", home.display()),
             Err(error) => debug!(volume, "{}: {error}", home.display()),
         }
     }

@@ -31,7 +31,7 @@ pub(in crate::node) async fn serve(client: ApiClient, node: String, root: &Path)
     let looks = input.clone();
     let tell = move |sockets| looks.send(RegistrarInput::Sockets(sockets)).is_ok();
     if let Err(error) = registry::watch(root.join(REGISTRY), tell) {
-        warn!("no CSI driver is registered: {} cannot be watched: {error}", root.join(REGISTRY).display());
+        warn!("podfs registers no CSI driver, because it cannot watch {}: {error}", root.join(REGISTRY).display());
         return;
     }
     let retry = Retry::new(client.clone());
@@ -270,7 +270,7 @@ impl Registrar {
 
     fn say(&mut self, sentence: &str) {
         if self.said.as_deref() != Some(sentence) {
-            warn!("CSI drivers are not registered: {sentence}; podfs tries again");
+            warn!("podfs cannot register CSI drivers: {sentence}; it tries again");
             self.said = Some(sentence.to_owned());
         }
     }

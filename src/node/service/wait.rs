@@ -117,7 +117,7 @@ pub async fn for_unmount(node: &NodeHandle, pod: &str, timeout: Duration) -> Res
         if deadline <= Instant::now() {
             let reason = match state.find(pod) {
                 Some((_, entry)) => reason(entry, is_mounted),
-                None => format!("{TIME_IS_OVER}; podfs node does not know yet what an earlier one has left"),
+                None => format!("{TIME_IS_OVER}; podfs node still looks for the volumes of an earlier one"),
             };
             return Err(WaitError::StillMounted { volumes: left, reason });
         }

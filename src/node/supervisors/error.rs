@@ -35,13 +35,13 @@ pub enum OperationError {
     #[error("{0}")]
     Refused(String),
     /// It answers another question.
-    #[error("the supervisor answers another question")]
+    #[error("the supervisor answered another question")]
     OtherAnswer,
     /// The task that asked it has failed.
     #[error(transparent)]
     Task(#[from] Arc<JoinError>),
     /// What the pod is to have cannot be recorded.
-    #[error("cannot write down below {} what is to be mounted: {cause}", .directory.display())]
+    #[error("cannot record below {} what podfs mounts: {cause}", .directory.display())]
     Write {
         /// The run directory.
         directory: PathBuf,
@@ -50,7 +50,7 @@ pub enum OperationError {
         cause: Arc<io::Error>,
     },
     /// Some of what the supervisor left stays.
-    #[error("cannot take away what is left of pod {pod}: {left}")]
+    #[error("cannot remove all that remains of pod {pod}: {left}")]
     Left {
         /// The pod.
         pod: PodUid,
@@ -58,7 +58,7 @@ pub enum OperationError {
         left: String,
     },
     /// What the supervisor left cannot be looked for.
-    #[error("cannot take away what is left of pod {pod}: {cause}")]
+    #[error("cannot look for what remains of pod {pod}: {cause}")]
     Clean {
         /// The pod.
         pod: PodUid,
@@ -67,7 +67,7 @@ pub enum OperationError {
         cause: Arc<io::Error>,
     },
     /// The record of the pod stays.
-    #[error("what is written down of pod {pod} cannot be removed: {cause}")]
+    #[error("cannot remove the checkpoint of pod {pod}: {cause}")]
     Remove {
         /// The pod.
         pod: PodUid,

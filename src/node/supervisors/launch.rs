@@ -56,10 +56,10 @@ pub(super) enum Launched {
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
     /// The supervisor would be in the namespaces of the daemon's container.
-    #[error("cannot leave the container: {0}")]
+    #[error("cannot move the supervisor out of the container: {0}")]
     Namespaces(#[source] io::Error),
     /// The supervisor would be in the cgroup of the daemon's container.
-    #[error("the supervisor would end with the container, which has no cgroup that it could leave for: {0}")]
+    #[error("the supervisor would end with the container, and podfs can make no cgroup outside of it: {0}")]
     Cgroup(#[source] io::Error),
     /// The program cannot be executed.
     #[error("cannot start {}: {cause}", .program.display())]

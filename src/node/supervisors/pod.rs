@@ -130,7 +130,7 @@ impl PodTask {
                 self.wanted = checkpoint;
             }
             Err(error) => {
-                warn!("the checkpoint of pod {} is lost: {error}", self.uid);
+                warn!("podfs cannot read the checkpoint of pod {}: {error}", self.uid);
                 let manifest = self.shared.checkpoints.manifest_path(&self.uid);
                 is_of_daemon = matches!(found.1, FoundSupervisor::Alive(pid) if is_started_with(pid, &manifest));
             }
@@ -430,7 +430,7 @@ impl PodTask {
             self.may_be_mounted = false;
         }
         self.waiting.removed(&outcome);
-        self.waiting.fail_mounts(FailureKind::Transient, "the volumes of the pod were taken away meanwhile");
+        self.waiting.fail_mounts(FailureKind::Transient, "podfs has unmounted the volumes of the pod meanwhile");
     }
 
     /// Tells the supervisor which volumes are wanted.

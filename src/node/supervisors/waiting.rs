@@ -76,7 +76,7 @@ impl Waiting {
 
     /// All mounts are over.
     pub(super) fn add_end(&mut self, answer: oneshot::Sender<Result<(), OperationError>>) {
-        self.fail_mounts(FailureKind::Transient, "the pod is being taken away");
+        self.fail_mounts(FailureKind::Transient, "podfs is unmounting the volumes of the pod");
         self.ends.push(answer);
     }
 

@@ -1,4 +1,4 @@
-//! What is not known yet, or may not be known, is not the same as what does not exist.
+//! An object of unknown state is not the same as a missing one.
 
 use super::*;
 use crate::manifest::objects::{Missing, ObjectKey};
@@ -11,7 +11,7 @@ fn unknown(kind: ObjectKind, namespace: &str, name: &str) -> Objects {
 }
 
 #[test]
-fn cm_06_mg_07_an_optional_object_is_waited_for_until_it_is_known_to_be_absent() {
+fn cm_06_mg_07_a_volume_waits_for_an_optional_object_until_it_is_known_to_be_absent() {
     for (kind, source) in [
         (ObjectKind::ConfigMap, "configMap: {name: later, optional: true}"),
         (ObjectKind::Secret, "secret: {secretName: later, optional: true}"),
@@ -24,7 +24,7 @@ fn cm_06_mg_07_an_optional_object_is_waited_for_until_it_is_known_to_be_absent()
 }
 
 #[test]
-fn cb_01_bundles_are_waited_for() {
+fn cb_01_a_volume_waits_for_its_bundles() {
     let named = "projected: {sources: [{clusterTrustBundle: {path: ca, name: later, optional: true}}]}";
     assert_eq!(files(named, &unknown(ObjectKind::ClusterTrustBundle, "", "later")), Err(REASON.to_owned()));
     let signed = "projected: {sources: [{clusterTrustBundle: \

@@ -76,7 +76,7 @@ fn tk_03_tk_04_ex_01_a_token_is_private_to_the_pods_user_or_group() {
 }
 
 #[test]
-fn tk_06_without_a_token_the_reason_is_told_in_the_kubelets_words() {
+fn tk_06_without_a_token_the_reason_is_in_the_kubelets_words() {
     let tokens = issued(&[("", Err("connection refused"))]);
     assert_eq!(
         with_token("path: token", "containers: []", &tokens),
@@ -85,7 +85,7 @@ fn tk_06_without_a_token_the_reason_is_told_in_the_kubelets_words() {
 }
 
 #[test]
-fn tk_09_a_token_is_in_one_payload_with_what_goes_with_it() {
+fn tk_09_a_token_is_in_one_payload_with_its_other_sources() {
     let sources = "{serviceAccountToken: {path: token}}, \
                    {configMap: {name: o, items: [{key: foo, path: ca.crt}]}}, \
                    {downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}}";

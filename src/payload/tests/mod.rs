@@ -126,7 +126,7 @@ fn cm_01_cm_02_cm_03_se_01_rows_of_the_payload_builders() {
 }
 
 #[test]
-fn cm_05_se_01_a_missing_key_is_told_in_the_kubelets_words() {
+fn cm_05_se_01_a_missing_key_is_reported_in_the_kubelets_words() {
     let texts = ["configmap references non-existent config key: zab", "references non-existent secret key: zab"];
     for (index, source) in each_kind(", items: [{key: zab, path: path/to/foo.txt}]").iter().enumerate() {
         assert_eq!(files(source, &foo_bar()), Err(texts[index % 2].to_owned()), "{source}");
@@ -134,7 +134,7 @@ fn cm_05_se_01_a_missing_key_is_told_in_the_kubelets_words() {
 }
 
 #[test]
-fn cm_04_se_01_a_missing_object_is_told_in_the_kubelets_words() {
+fn cm_04_se_01_a_missing_object_is_reported_in_the_kubelets_words() {
     let texts = [r#"configmap "o" not found"#, r#"secret "o" not found"#];
     for (index, source) in each_kind("").iter().enumerate() {
         assert_eq!(files(source, &Objects::default()), Err(texts[index % 2].to_owned()), "{source}");

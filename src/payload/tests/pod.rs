@@ -1,4 +1,4 @@
-//! What the pod itself decides: its facts, modes and owners.
+//! Files that depend on the pod itself: its facts, modes and owners.
 
 use super::*;
 

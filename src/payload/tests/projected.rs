@@ -52,7 +52,7 @@ fn pr_03_pr_04_all_problems_are_reported_and_nothing_is_assembled() {
 }
 
 #[test]
-fn pr_06_files_need_no_api_client_and_what_needs_one_says_so() {
+fn pr_06_only_tokens_and_certificates_need_an_api_client() {
     assert!(files("projected: {sources: [{configMap: {name: o}}]}", &foo_bar()).is_ok());
     let rows = [
         (

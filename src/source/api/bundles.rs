@@ -89,7 +89,7 @@ impl Signers {
         self.signers.values().all(|signer| signer.bundles.is_some() || signer.question.trouble.is_some())
     }
 
-    /// What was asked about signers whose bundles are not known.
+    /// Requests about signers whose bundles are not known yet.
     pub(super) fn unanswered(&self) -> impl Iterator<Item = &ObjectRequest> {
         self.signers.values().filter(|signer| signer.bundles.is_none()).map(|signer| &signer.question)
     }

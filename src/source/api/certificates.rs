@@ -39,7 +39,7 @@ const SPREAD: Duration = Duration::from_secs(5 * 60);
 const SHORTEST_USE: Duration = Duration::from_secs(60);
 /// How long the server's authorizer may take to allow a node to read a request that the node has made.
 const UNRELATED: Duration = Duration::from_secs(30);
-/// What a volume waits for while a signer has not answered.
+/// The reason of a waiting volume while a signer has not answered.
 const NOT_ISSUED: &str = "credential bundle is not issued yet";
 
 /// Sends a certificate with its key, and the next one in time, until the receiver is gone.
@@ -160,7 +160,7 @@ impl CertificateRequest {
                     }
                 },
                 FollowerEvent::Listed(_) | FollowerEvent::Deleted(_) => {
-                    let sentence = format!("PodCertificateRequest {namespace}/{name} is gone without an answer");
+                    let sentence = format!("PodCertificateRequest {namespace}/{name} was deleted without an answer");
                     return Err(ApiError::new(Class::Gone, sentence).into());
                 }
                 FollowerEvent::Alive => {}

@@ -19,7 +19,7 @@ pub(crate) const SETTLE: Duration = Duration::from_secs(10);
 /// How often a cause that lasts is repeated.
 const REPEAT: Duration = Duration::from_secs(600);
 
-/// What was logged about objects.
+/// The problems of objects that were logged.
 #[derive(Default)]
 pub(crate) struct Journal {
     complaints: Complaints,
@@ -38,7 +38,7 @@ impl Journal {
         }
         match told {
             ObjectUpdate::Trouble(ApiError { class: Class::Unreachable, sentence, .. }) if !self.away => {
-                warn!("the API server is away, and volumes stay as they are: {sentence}");
+                warn!("the API server is unreachable, and volumes stay as they are: {sentence}");
                 self.away = true;
             }
             ObjectUpdate::Is(_) | ObjectUpdate::Absent | ObjectUpdate::Alive if self.away => {
@@ -72,11 +72,11 @@ impl Journal {
     }
 }
 
-/// What is wrong at this moment.
+/// The present problems.
 #[derive(Default)]
 struct Complaints(BTreeMap<Cause, Complaint>);
 
-/// What makes a line of its own: the class, and the sentence where it is about the object itself.
+/// The cause of a line: the class, and the sentence if it is about one object.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Cause(Class, Option<String>);
 
@@ -164,7 +164,7 @@ impl Complaints {
             }
             let is_over = complaint.objects.is_empty();
             if is_over && complaint.is_logged {
-                info!("over after {}: {}", complaint.extent(now), complaint.sentence);
+                info!("this problem is over after {}: {}", complaint.extent(now), complaint.sentence);
             }
             !is_over
         });
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_an_object_itself_is_a_line_of_its_own_at_once() {
+    fn a_fault_of_one_object_is_logged_at_once_on_its_own_line() {
         let (mut complaints, now) = (Complaints::default(), Instant::now());
         for object in ["a", "b"] {
             complaints.trouble(object, &error(Class::Refused, &format!("{object} is too large")), now);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::kube::error::ApiError;
 
-/// What is known of every object. Cheap to clone.
+/// The last contact about every object. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct Contacts(Arc<Mutex<Talk>>);
 
@@ -24,18 +24,18 @@ struct Talk {
 pub struct Unreachable {
     /// Since when nothing came from it.
     pub since: SystemTime,
-    /// What the last attempt ended with.
+    /// The error of the last attempt.
     pub trouble: String,
 }
 
-/// What is known of one object.
+/// The last contact about one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contact {
     /// Up to which resource version everything is known, if anything is.
     pub version: Option<String>,
     /// The state of its follower, in a word.
     pub doing: &'static str,
-    /// What is wrong at this moment.
+    /// The present error.
     pub trouble: Option<String>,
     /// Whether the server answered when it was asked last, whatever it answered.
     pub connected: bool,
@@ -117,7 +117,7 @@ mod tests {
     use crate::kube::error::Class;
 
     #[test]
-    fn trouble_leaves_what_was_known_and_ends_with_an_answer() {
+    fn an_error_leaves_the_known_version_and_ends_with_an_answer() {
         let contacts = Contacts::default();
         let contact = || contacts.all().pop().expect("one").1;
         contacts.heard("Pod default/web", "watching", Some("7"));

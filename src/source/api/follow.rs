@@ -70,14 +70,14 @@ enum KnownObject {
     Is(Arc<NamedObject>),
 }
 
-/// What came in.
+/// A message to the thread.
 enum ObjectNews {
     Files(Snapshot),
     Pod(ObjectUpdate<Pod>),
     Object(ObjectKey, ObjectUpdate<NamedObject>),
     Signer(String, ObjectUpdate<Bundles>),
     Token(CredentialKey, ObjectUpdate<Token>),
-    /// What the server has not answered is a problem from now on.
+    /// Missing answers of the server count as problems from now on.
     Settled,
     /// A line of the log is due.
     Complaint,
@@ -314,7 +314,7 @@ impl Follow {
         }
     }
 
-    /// What volumes refer to and files do not have. Tokens, and the bundles of signers, are asked for right here.
+    /// The objects that volumes refer to and files do not have. Tokens, and the bundles of signers, are asked for right here.
     fn wanted(&mut self) -> BTreeSet<ObjectKey> {
         let (identity, facts) = match &self.pod {
             Some(pod) => (pod.identity.clone(), pod.facts.clone()),
@@ -338,7 +338,7 @@ impl Follow {
         wanted.retain(|key| {
             let in_files = self.files.as_ref().is_some_and(|(_, files)| files.known.objects.contains(key));
             if in_files && self.of_files.insert(key.clone()) {
-                info!("{key} is taken from the manifest files; the API server is not asked for it");
+                info!("podfs takes {key} from the manifest files, and not from the API server");
             }
             !in_files
         });

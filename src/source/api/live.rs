@@ -1,4 +1,4 @@
-//! The pod, or the template of the workload, that the server has at this moment: what a manifest is compared with.
+//! The pod, or the template of the workload, that the server has at this moment, for the comparison with a manifest.
 
 use super::single::origin;
 use super::start::{PodName, StartError};

@@ -10,7 +10,7 @@
 //! | `start` | the pod, before anything is served |
 //! | `live` | the pod, or the template of the workload, that the server has at this moment |
 //! | `follow` | snapshots of the pod and all followed objects |
-//! | `question` | what the server was asked and has not answered |
+//! | `question` | requests that the server has not answered |
 //! | `complaints` | problems with objects, in the log |
 //! | `events` | problems with volumes, as events of the pod |
 //! | `notices` | which events are due |
@@ -56,7 +56,7 @@ pub(crate) use single::{ObjectTeller, ObjectUpdate, ServedObject, Task, origin};
 pub use start::{PodName, StartError};
 pub(crate) use tokens::IssuedCredentials;
 
-/// What to ask a server for.
+/// The requests to a server.
 pub struct ApiPlan {
     /// How to reach it.
     pub access: Access,
@@ -68,11 +68,11 @@ pub struct ApiPlan {
     pub volumes: Option<Vec<Volume>>,
     /// Manifest files and what they say; they win.
     pub files: Option<(FileSource, Snapshot)>,
-    /// What becomes of the tokens that volumes ask for.
+    /// How podfs gets the tokens that volumes ask for.
     pub tokens: TokenPolicy,
 }
 
-/// What becomes of the tokens that volumes ask for.
+/// How podfs gets the tokens that volumes ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenPolicy {
     /// The server issues them.
@@ -88,7 +88,7 @@ pub struct ApiSource {
     conditions: Option<Conditions>,
 }
 
-/// What the thread has begun.
+/// The tasks that the thread has started.
 struct Begun {
     follow: Follow,
     snapshot: Snapshot,

@@ -32,13 +32,13 @@ pub enum Condition {
     NotResized(String),
 }
 
-/// What is known of the conditions of the pod's volumes, and of what was posted about them.
+/// The conditions of the pod's volumes, and the events posted about them.
 pub(super) struct Notices {
     volumes: BTreeMap<String, Notice>,
     budget: Budget,
 }
 
-/// What is to be posted about a volume.
+/// An event to post about a volume.
 #[derive(Default)]
 struct Notice {
     /// The condition, and when it is due.
@@ -96,7 +96,7 @@ impl Notices {
         self.volumes.values().filter_map(due).min()
     }
 
-    /// What was due for a volume was posted, or will not be.
+    /// The due event of a volume was posted, or will not be.
     pub(super) fn done(&mut self, volume: &str, was_posted: bool, now: Instant) {
         let Some(notice) = self.volumes.get_mut(volume) else { return };
         match notice.due.take() {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_posted_stays_due_or_waits_for_its_next_time() {
+    fn an_event_that_cannot_be_posted_stays_due_or_waits() {
         let start = Instant::now();
         let mut notices = Notices::new(start);
         notices.hear("v".to_owned(), failing("a"), start);

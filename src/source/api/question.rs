@@ -1,14 +1,14 @@
-//! What the server was asked and has not answered yet, and when that becomes a problem.
+//! Requests that the server has not answered yet, and when that becomes a problem.
 
 use tokio::time::Instant;
 
 use super::complaints::SETTLE;
 use crate::kube::error::ApiError;
 
-/// What the server was asked about something that is not known yet.
+/// A request about an object that is not known yet.
 pub(crate) struct ObjectRequest {
     asked: Instant,
-    /// What came instead of an answer, the last time.
+    /// The error of the last attempt.
     pub(crate) trouble: Option<ApiError>,
 }
 

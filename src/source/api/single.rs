@@ -55,7 +55,7 @@ impl Task {
     }
 }
 
-/// What is made of an object of the server.
+/// The parsed form of an object of the server.
 pub(crate) trait ServedObject: Sized + Send + Sync + 'static {
     /// Parses what the server gave. `title` is what it goes by in errors.
     ///
@@ -63,7 +63,7 @@ pub(crate) trait ServedObject: Sized + Send + Sync + 'static {
     /// An object that the API would refuse, or another kind of object.
     fn parse(object: Value, title: &str) -> Result<Self, ManifestError>;
 
-    /// What podfs reads in it.
+    /// The named object in it.
     fn named(&self) -> &NamedObject;
 }
 

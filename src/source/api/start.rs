@@ -77,7 +77,7 @@ pub enum StartError {
         /// The node it should be on.
         expected: String,
     },
-    /// What the server says of the pod is not a pod that podfs can serve.
+    /// podfs cannot serve the pod that the server sent.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
     /// The server does not give the pod.
@@ -85,7 +85,7 @@ pub enum StartError {
     Refused {
         /// The pod.
         pod: PodName,
-        /// What was asked and what came.
+        /// The request and its failure.
         sentence: String,
         /// Whether it would refuse again if podfs were started again.
         is_final: bool,
@@ -136,7 +136,7 @@ struct RefusingServer {
 }
 
 impl RefusingServer {
-    /// What comes of an error after what came before it. Another reason has its own time; an error that passes ends the
+    /// The state after an error. Another reason has its own time; an error that passes ends the
     /// refusal.
     fn after(before: Option<RefusingServer>, error: ApiError) -> Option<RefusingServer> {
         let same = before.filter(|before| before.error.class == error.class);

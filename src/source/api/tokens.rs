@@ -1,8 +1,8 @@
 //! Tokens of the pod's service account: issued by the server, bound to the pod, and replaced long before they expire. Beside them
 //! are the pod's certificates, see [`super::certificates`].
 //!
-//! Each token and each certificate that volumes ask for has a task of its own. It goes on for as long as the pod is served, also while the pod
-//! terminates (TK-10). When a token cannot be replaced, the one before stays until it expires (TK-06).
+//! Each token and each certificate that volumes ask for has a task of its own. It runs for as long as podfs serves the pod, also
+//! while the pod terminates (TK-10). If podfs cannot replace a token, the earlier one stays until it expires (TK-06).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -129,7 +129,7 @@ impl IssuedCredentials {
         self.owner.as_ref().map_or_else(|| "Token".to_owned(), |owner| owner.title(key))
     }
 
-    /// What was asked about tokens that there are not.
+    /// Requests for tokens that podfs does not have yet.
     pub(crate) fn unanswered(&self) -> impl Iterator<Item = &ObjectRequest> {
         self.tokens.values().filter(|wanted| wanted.token.is_none()).map(|wanted| &wanted.question)
     }
@@ -139,7 +139,7 @@ impl IssuedCredentials {
         self.tokens.values().all(|wanted| wanted.token.is_some() || wanted.question.trouble.is_some())
     }
 
-    /// What there is.
+    /// The present tokens.
     pub(crate) fn tokens(&self) -> Tokens {
         self.each().map(|(key, token)| (key.clone(), token.map(|token| Token::clone(token)))).collect()
     }
@@ -155,7 +155,7 @@ impl IssuedCredentials {
 }
 
 impl Owner {
-    /// What a token goes by: `Token default/app for "vault"`.
+    /// The title of a token in messages: `Token default/app for "vault"`.
     pub(super) fn title(&self, key: &CredentialKey) -> String {
         let account = format!("{}/{}", self.pod.namespace, self.service_account);
         match key {
@@ -169,7 +169,7 @@ impl Owner {
         }
     }
 
-    /// What the server is asked for (TK-01).
+    /// The body of the TokenRequest (TK-01).
     fn request(&self, key: &TokenKey) -> Value {
         json!({
             "apiVersion": "authentication.k8s.io/v1",
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn tk_05_a_token_is_good_for_its_life_whatever_the_clocks_say() {
+    fn tk_05_a_token_is_good_for_its_life_with_any_clock() {
         let grant = |hours: u64| {
             let until =
                 json!(Time(Timestamp::from_second(i64::try_from(hours * HOUR).expect("a number")).expect("a time")));
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_without_a_good_token_is_told_and_not_quoted() {
+    fn an_answer_without_a_good_token_is_reported_and_not_quoted() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000);
         let parse =
             |answer: Value| IssuedToken::parse(answer, now).map(|grant| grant.life.end).map_err(|error| error.sentence);

@@ -1,4 +1,4 @@
-//! What can be wrong with manifest files, one sentence each.
+//! Errors of manifest files, one sentence each.
 
 use std::io;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ pub enum SourceError {
     WrongType {
         /// The path, as the user named it.
         path: PathBuf,
-        /// What it is.
+        /// The type of the file.
         found: &'static str,
     },
 
@@ -56,7 +56,7 @@ pub enum SourceError {
     #[error("{}: has disappeared or is another, empty directory; its last objects stay in use", .0.display())]
     DirectoryGone(PathBuf),
 
-    /// What the file says.
+    /// The content of the file is invalid.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
 
@@ -84,7 +84,7 @@ impl SourceError {
     pub(super) fn while_running(&self) -> String {
         match self {
             Self::Unreadable { .. } | Self::WrongType { .. } | Self::TooLarge { .. } | Self::Manifest(_) => {
-                format!("{self}; until then, what was read before stays in use")
+                format!("{self}; until then, podfs uses the earlier content")
             }
             _ => self.to_string(),
         }

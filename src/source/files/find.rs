@@ -15,7 +15,7 @@ use super::watch::Watcher;
 /// switched all the time: each switch causes another scan.
 const ATTEMPTS: usize = 4;
 
-/// What a configured path is for.
+/// The purpose of a configured path.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Role {
     /// It is the pod manifest.
@@ -74,7 +74,7 @@ impl FileToRead {
     }
 }
 
-/// What there is to read.
+/// The files to read.
 #[derive(Default)]
 pub(super) struct FoundFiles {
     /// The files, in the order of the configured paths and by name.

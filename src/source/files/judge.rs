@@ -1,4 +1,4 @@
-//! Whether what was read of a file may count.
+//! Whether the bytes that were read from a file may be used.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use super::find::{FileToRead, Role};
 use super::read::{FileId, Reading, Stamp};
 use super::settle::{Activity, Rest, Rested};
 
-/// What becomes of a file's documents.
+/// The verdict on a file's documents.
 pub(super) enum Verdict {
     /// They stay as they were.
     Keep,

@@ -1,8 +1,8 @@
 //! The content of the files: the last good documents of each, and their sum.
 //!
-//! One scan finds the files, reads those that changed, waits for the events of the meantime, and takes over every file
-//! that was at rest. A file in trouble keeps its last good documents. A [`Sum`] says what documents are and what those of
-//! all files come to.
+//! One scan finds the files, reads those that changed, waits for the events that were queued meanwhile, and takes over every file
+//! that was at rest. A file that cannot be read or parsed keeps its last good documents. A [`Sum`] defines documents, and the whole
+//! that those of all files form.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
@@ -19,11 +19,11 @@ use crate::manifest::ManifestError;
 /// How long the files may take to come to rest when podfs starts.
 const START_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What files are read for: how the bytes of one become contents, and what the contents of all come to.
+/// How the bytes of one file become contents, and the contents of all files become a whole.
 pub(crate) trait Sum: Send + 'static {
     /// The good documents of one file.
     type Contents: Send;
-    /// What all of them come to.
+    /// The whole that all of them form.
     type Whole: Send;
     /// Whether it makes a difference which file a document is in.
     const NAMES_COUNT: bool;
@@ -40,7 +40,7 @@ pub(crate) trait Sum: Send + 'static {
     /// Files that contradict each other; then the last whole stays.
     fn add_up(&mut self, files: Files<'_, Self::Contents>) -> Result<Self::Whole, ManifestError>;
 
-    /// What was wrong with the files that were added up last, and did not stand in the way of a whole.
+    /// The problems of the files in the last whole.
     fn problems(&self) -> Vec<ManifestError>;
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Ledger<S: Sum> {
     sum: S,
     roots: Vec<ConfiguredPath>,
     files: BTreeMap<PathBuf, LedgerEntry<S::Contents>>,
-    /// What was read before, once: its name and what it says.
+    /// Bytes that were read once, before the scans: their name and contents.
     fixed: Option<(PathBuf, Fingerprinted<S::Contents>)>,
     hasher: RandomState,
     published: Option<Vec<(PathBuf, Fingerprint)>>,
@@ -117,7 +117,7 @@ impl<S: Sum> Ledger<S> {
         Ok(ledger)
     }
 
-    /// What the bytes say that are not read again, where no path is configured.
+    /// The whole of the bytes that are read only once, where no path is configured.
     ///
     /// # Errors
     /// When they are no whole.
@@ -266,7 +266,7 @@ impl<S: Sum> Ledger<S> {
         LedgerEntry { root: target.root, stamp, current, contents }
     }
 
-    /// What all contents add up to. `None` when they are those of the last time.
+    /// The whole of all contents. `None` if they are those of the last time.
     ///
     /// # Errors
     ///
@@ -292,13 +292,13 @@ impl<S: Sum> Ledger<S> {
     }
 }
 
-/// What came out of a scan.
+/// The result of a scan.
 pub(super) struct Scan<W> {
     problems: Vec<SourceError>,
     /// A file that was left out because it is being written.
     restless: Option<PathBuf>,
     /// Files that are there, and of which nothing was ever read.
     pub(super) unread: BTreeSet<PathBuf>,
-    /// What all files come to, when it differs from the last time.
+    /// The whole of all files, if it differs from the last time.
     pub(super) whole: Option<W>,
 }

@@ -1,18 +1,18 @@
 //! Manifest files as a source.
 //!
 //! One thread owns the files: it watches them ([`watch`]), finds them ([`find`]), reads changed ones ([`read`]), adds up their
-//! documents ([`ledger`]) and publishes the sum: a pod and its objects ([`pod_and_objects`], [`FileSource`]), or what another
-//! [`Sum`] makes of them ([`SummedFiles`]). [`FileSource::changed`] only waits for the next publication, so it may be
+//! documents ([`ledger`]) and publishes the sum: a pod and its objects ([`pod_and_objects`], [`FileSource`]), or that of another
+//! [`Sum`] ([`SummedFiles`]). [`FileSource::changed`] only waits for the next publication, so it may be
 //! cancelled at any point, and a slow caller skips outdated snapshots.
 //!
 //! Why no change is lost and no half-written file is shown:
 //!
-//! 1. Every directory a configured path goes through is watched before anything is read ([`route`]), so what changes
-//!    after the reading raises an event that causes another scan.
+//! 1. The thread watches every directory of a configured path before it reads a file ([`route`]), so a change after the reading
+//!    raises an event that causes another scan.
 //! 2. The kernel queues events in order. After reading, the scan waits until it has received all events queued
 //!    meanwhile ([`watch::Watcher::catch_up`]), and leaves out every file that was written to ([`settle`], [`judge`]).
 //! 3. A file that changed in place counts only after its writer has closed it, or after a second without a write.
-//! 4. What is left out keeps its last good documents, and is looked at again by 1 or by the second's end.
+//! 4. A file that is left out keeps its last good documents. The thread reads it again by 1 or after the second.
 
 mod error;
 mod find;
@@ -155,11 +155,11 @@ pub(crate) struct SummedFiles {
     stop: Sender<Signal>,
 }
 
-/// What one scan of them found.
+/// The result of one scan.
 pub(crate) struct Scanned<W> {
-    /// What they come to, when that differs from the scan before.
+    /// The whole of the files, if it differs from the scan before.
     pub(crate) whole: Option<W>,
-    /// What is wrong at this moment, one sentence each.
+    /// The present problems, one sentence each.
     pub(crate) problems: BTreeSet<String>,
     /// Files that are there, and of which nothing was ever read.
     pub(crate) unread: BTreeSet<PathBuf>,

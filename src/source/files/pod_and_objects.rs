@@ -1,4 +1,4 @@
-//! The pod of one file and the objects of all of them: what the files of `podfs run` come to.
+//! The pod of one file and the objects of all files: the sum of the files of `podfs run`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::manifest::pod::{Pod, from_template, only_pod};
 use crate::manifest::{KnownObjects, ManifestError, Origin, parse_documents};
 use crate::source::Snapshot;
 
-/// What the API server says of new content for an immutable object, and what can be done.
+/// The API server's error for new content of an immutable object, and the advice.
 pub(crate) const IMMUTABLE: &str = "field is immutable when `immutable` is set; delete the object and create it again";
 
 /// Adds the files up to one pod and its objects.

@@ -1,4 +1,4 @@
-//! Reads one manifest file, without ever waiting for one.
+//! Reads one manifest file, without ever waiting for a writer.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read};
@@ -43,7 +43,7 @@ impl Stamp {
     }
 }
 
-/// What a look at a file yields.
+/// The result of reading a file.
 pub(super) enum Reading {
     /// The whole file.
     Bytes(Stamp, Vec<u8>),

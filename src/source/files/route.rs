@@ -1,4 +1,4 @@
-//! Which directory entries decide what the configured paths lead to.
+//! The directory entries that decide to which files the configured paths lead.
 //!
 //! A path changes its meaning when any component of it, or of a symbolic link on the way, is replaced: a ConfigMap
 //! volume switches `..data`, a deployment switches a parent directory. So this module resolves the path as the kernel would,

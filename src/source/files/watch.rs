@@ -206,7 +206,7 @@ impl Watcher {
     }
 }
 
-/// What [`Watcher::hear`] has waited for.
+/// The event that ended [`Watcher::hear`].
 enum Heard {
     Event,
     Marker,

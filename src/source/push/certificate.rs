@@ -17,7 +17,7 @@ use crate::volume::CertificateKey;
 pub(super) const API_VERSION: &str = "podfs.io/v1";
 pub(super) const KIND: &str = "PodCertificate";
 
-/// What a volume asks of a certificate, with the names of the fields of a podCertificate source.
+/// The requirements of a volume for a certificate, with the names of the fields of a podCertificate source.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Certificate {

@@ -22,7 +22,7 @@ pub struct Inbox {
     known: Arc<Sender<PushedObjects>>,
 }
 
-/// What was pushed until now.
+/// All objects that were pushed.
 #[derive(Clone, Default)]
 pub(super) struct PushedObjects {
     /// Whether there was any push.
@@ -30,7 +30,7 @@ pub(super) struct PushedObjects {
     pub(super) pod: Option<Arc<Pod>>,
     pub(super) objects: BTreeMap<ObjectKey, Arc<NamedObject>>,
     pub(super) tokens: BTreeMap<CredentialKey, Token>,
-    /// What is unknown to the agent, with its reasons.
+    /// Objects whose state the agent does not know, with the reasons.
     pub(super) missing: Vec<(Missing, String)>,
     pub(super) missing_tokens: BTreeMap<CredentialKey, String>,
     /// Whether that is no problem yet.

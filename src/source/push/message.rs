@@ -16,7 +16,7 @@ use crate::manifest::tokens::Token;
 use crate::manifest::{Document, ManifestError, Origin};
 use crate::volume::{CredentialKey, TokenKey};
 
-/// What an agent pushes, all of it at once. An object that was pushed before is replaced.
+/// A push of an agent, which podfs takes as a whole. An object that was pushed before is replaced.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Push {
@@ -75,7 +75,7 @@ pub struct Unknown {
     /// How long a token is to be valid, as a volume writes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expiration_seconds: Option<i64>,
-    /// What a volume asks of a certificate.
+    /// The requirements of a volume for a certificate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<Certificate>,
     /// Why, in one sentence.
@@ -119,7 +119,7 @@ impl Unknown {
     }
 }
 
-/// What is known after a push.
+/// The numbers of pushed objects and tokens after a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Taken {
     /// How many objects.
@@ -292,7 +292,7 @@ fn key(kind: ObjectKind, name: String, pod: &PodIdentity) -> ObjectKey {
     ObjectKey { kind, namespace, name }
 }
 
-/// What a volume asks of a token, and the API server's answer.
+/// The requirements of a volume for a token, and the API server's answer.
 #[derive(Deserialize)]
 struct TokenRequest {
     spec: TokenRequestSpec,

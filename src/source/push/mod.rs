@@ -47,7 +47,7 @@ const FIRST_PUSH: Duration = Duration::from_secs(2);
 /// A pod and objects in files, and what is pushed beside them.
 pub struct PushSource {
     files: FileSource,
-    /// What the files say.
+    /// The snapshot of the files.
     read: Snapshot,
     pod: Arc<Pod>,
     volumes: Vec<Volume>,

@@ -74,7 +74,7 @@ fn before_the_first_push_nothing_is_known_and_after_it_everything_is() {
 }
 
 #[tokio::test]
-async fn a_push_is_heard_of() {
+async fn a_push_wakes_the_follower() {
     let mut pushed = start("");
     let taken = pushed.push(objects(&config_map("app", "one"))).expect("good");
     assert_eq!(taken, Taken { objects: 1, tokens: 0 });
@@ -102,7 +102,7 @@ fn objects_are_replaced_deleted_and_forgotten() {
 }
 
 #[test]
-fn cm_06_what_the_agent_cannot_tell_about_is_waited_for_until_it_can() {
+fn cm_06_a_volume_waits_for_objects_of_unknown_state() {
     let pushed = start("");
     let token = TokenKey::new(None, None);
     let app = Missing::Object(ObjectKey {
@@ -183,7 +183,7 @@ fn one_bad_object_refuses_the_whole_push() {
 }
 
 #[test]
-fn there_is_a_limit_to_what_is_kept() {
+fn kept_objects_have_a_limit() {
     let pushed = start("");
     let many = |range: std::ops::Range<u32>| {
         let yaml: Vec<String> = range.map(|number| config_map(&format!("o{number}"), "v")).collect();

@@ -31,7 +31,7 @@ pub enum AskError {
         reason: String,
     },
     /// What listens is no supervisor, or one of another version.
-    #[error("what pid {pid} answers is not understood: {reason}")]
+    #[error("podfs does not understand the answer of pid {pid}: {reason}")]
     Nonsense {
         /// The process that listens.
         pid: u32,

@@ -27,8 +27,8 @@ const DEFAULT: &str = "info";
 /// What is logged.
 #[derive(Args)]
 pub(crate) struct LogOptions {
-    /// What is logged: error, warn, info, debug or trace and what is worse, or a filter of the crate tracing-subscriber, such
-    /// as warn,podfs::source=debug.
+    /// Which events podfs logs: those of the level error, warn, info, debug or trace and of more severe levels, or a filter of the
+    /// crate tracing-subscriber, such as warn,podfs::source=debug.
     #[arg(long, value_name = "FILTER", default_value = DEFAULT, value_parser = filter)]
     log: String,
 }

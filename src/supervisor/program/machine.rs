@@ -17,7 +17,9 @@ pub(crate) fn check_machine() -> Result<ServerProgram, Failure> {
     open_device()?;
     let server_program = ServerProgram::find().map_err(Failure::machine)?;
     if let Err(error) = memory_lock::protect_memory() {
-        warn!("secrets may be swapped out: memory cannot be locked ({error}); give podfs CAP_IPC_LOCK");
+        warn!(
+            "the kernel may swap secrets out, because podfs cannot lock its memory ({error}); give podfs CAP_IPC_LOCK"
+        );
     }
     raise_descriptor_limit();
     Ok(server_program)

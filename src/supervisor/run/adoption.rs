@@ -76,13 +76,13 @@ impl Adoption {
 
 /// Takes a volume away, from its path only if that is the pod's: the path is what the server says.
 fn discard(volume: &str, about: &About, served: AdoptedVolume, site: &MountPoint) {
-    warn!(volume, "volume {volume:?} of the podfs before is not wanted any more");
+    warn!(volume, "the pod no longer has volume {volume:?} of the podfs before; podfs unmounts it");
     let taken_away = match about.path.starts_with(site.path()) {
         true => take_away(&about.path).map_err(|error| error.to_string()),
         false => Err(format!("{} is not below {}", about.path.display(), site.path().display())),
     };
     if let Err(reason) = taken_away {
-        warn!(volume, "a mount of an earlier podfs stays: {reason}");
+        warn!(volume, "podfs cannot remove a mount of an earlier podfs: {reason}");
     }
     drop(served);
 }
@@ -103,12 +103,12 @@ pub(in crate::supervisor) fn find(
     let pid = getsockopt(&control, sockopt::PeerCredentials).ok()?.pid();
     match adopt(control, pid, program, pod, profile, log_format) {
         Ok((server, adoption)) => {
-            info!("the volumes of the pod are served by pid {pid}; podfs takes them over");
+            info!("the server with pid {pid} serves the volumes of the pod; podfs takes them over");
             Some((server, adoption))
         }
         Err(error) => {
             refused(&error.to_string());
-            warn!("the server of the pod (pid {pid}) cannot be taken over: {error}; its volumes are mounted anew");
+            warn!("podfs cannot take over the server of the pod (pid {pid}): {error}; it mounts the volumes anew");
             kill_server(pid, pod.uid.as_str());
             None
         }

@@ -214,7 +214,7 @@ impl Supervisor {
     fn take_snapshot(&mut self, snapshot: Snapshot) {
         let facts = match &snapshot.pod {
             Some(pod) if pod.identity != self.identity => {
-                warn!("the pod manifest now describes {}; podfs goes on with {}", pod.identity, self.identity);
+                warn!("the pod manifest now describes {}; podfs continues with {}", pod.identity, self.identity);
                 self.view.facts.clone()
             }
             Some(pod) => {

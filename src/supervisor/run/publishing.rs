@@ -309,7 +309,7 @@ impl Supervisor {
     /// An adopted server may be one of before a volume was published that needs more.
     pub(super) async fn allow_all_volumes(&mut self) {
         if let Err(error) = self.server.widen(profile(self.volumes.values(), self.setting.io_uring)).await {
-            warn!("the pod's server may not do what its volumes need: {error}");
+            warn!("the pod's server lacks the rights that its volumes need: {error}");
         }
         self.report_server();
     }

@@ -65,7 +65,10 @@ impl Supervisor {
                 Err(error) => {
                     // The next look finds that it is missing.
                     let _ = std::fs::remove_file(&path);
-                    warn!("the next podfs of the pod will not find the server at {}: {error}", path.display());
+                    warn!(
+                        "podfs cannot listen at {}, where the next podfs of the pod looks for the server: {error}",
+                        path.display()
+                    );
                 }
             }
         });

@@ -39,7 +39,7 @@ impl Supervisor {
     /// Ends this process, and nothing else: nothing is dropped.
     pub(in crate::supervisor) async fn leave(mut self) -> ! {
         let _ = timeout(TIMEOUT, self.finish_all()).await;
-        info!("podfs ends; the volumes are served on until the next podfs of the pod takes them over");
+        info!("podfs ends; the server serves the volumes until the next podfs of the pod takes them over");
         self.report.leaving();
         self.report.store().counters().finish().await;
         std::process::exit(0)
@@ -50,11 +50,11 @@ impl Supervisor {
         info!("unmounting");
         self.report.stopping();
         if timeout(TIMEOUT, self.finish_all()).await.is_err() {
-            warn!("a commit does not end; the server is killed");
+            warn!("a commit does not end; podfs kills the server");
             self.server.kill().await;
             // What waits for a source of the host is not freed by that.
             if timeout(TIMEOUT, self.finish_all()).await.is_err() {
-                warn!("a source does not answer; its volume is left as it is");
+                warn!("a source does not answer; podfs leaves its volume as it is");
             }
         }
         self.unmount_all(end).await;
@@ -102,7 +102,7 @@ impl Supervisor {
                     self.note_unmounted(unmounted.expect("a blocking thread that panics ends the process"));
                 }
                 () = self.server.lost() => {
-                    warn!("the server is gone while the volumes are unmounted");
+                    warn!("the server ended while podfs unmounts the volumes");
                     self.server.kill().await;
                 }
             }

@@ -32,7 +32,8 @@ impl UnmountWatch {
             true => Ok(TableWatch::on_demand()),
             false => TableWatch::open(),
         };
-        let watch = watch.inspect_err(|error| warn!("podfs cannot notice an unmount from outside: {error}")).ok()?;
+        let watch =
+            watch.inspect_err(|error| warn!("podfs cannot notice unmounts by other processes: {error}")).ok()?;
         Some(Self { watch, is_end: matches!(site, Site::Exactly(_)), missed: false })
     }
 }

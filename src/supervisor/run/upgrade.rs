@@ -55,7 +55,7 @@ impl Supervisor {
         let reason = become_new(&path, &upgrading, &server_program).to_string();
         warn!("{} cannot be started: {reason}; podfs {} goes on", path.display(), VERSION);
         if let Err(error) = self.server.upgrade(Program::Own(&server_program)).await {
-            warn!("the server is that of {}: {error}", path.display());
+            warn!("podfs cannot start its own server again, and keeps that of {}: {error}", path.display());
         }
         upgrading.answer(&ControlAnswer::Upgrade(Upgrade::RolledBack { reason }));
     }
@@ -90,7 +90,7 @@ impl Continuing {
     /// that is not possible.
     pub(in crate::supervisor) fn give_back(&self, reason: &str) {
         let Some(before) = &self.before else { return };
-        error!("podfs {VERSION} cannot go on: {reason}; the one before goes on");
+        error!("podfs {VERSION} cannot continue: {reason}; the podfs before the upgrade continues");
         let path = PathBuf::from(format!("/proc/self/fd/{}", before.as_raw_fd()));
         let connection = self.upgrading.as_fd().as_raw_fd();
         let server = self.before_server.as_ref().map(AsRawFd::as_raw_fd);
@@ -98,7 +98,7 @@ impl Continuing {
         let state = ExecState { connection, before: None, before_server: None, server, rolled_back };
         let left_open: Vec<_> = self.before_server.iter().map(AsFd::as_fd).chain([self.upgrading.as_fd()]).collect();
         let cause = become_program(&path, &state, &left_open);
-        error!("the podfs before cannot go on either: {cause}");
+        error!("the podfs before the upgrade cannot continue either: {cause}");
     }
 
     /// The volumes are served as before: answers the client with the version that serves them.

@@ -301,7 +301,7 @@ impl MountPoints {
         let MountPoints { directories, left, targets, written, homes, claim, .. } = self;
         let parts = targets.iter().map(|target| take_away_part(target));
         for error in parts.chain(left.iter().map(|path| take_away(path))).filter_map(Result::err) {
-            warn!("a mount of an earlier podfs stays: {error}");
+            warn!("podfs cannot remove a mount of an earlier podfs: {error}");
         }
         written.iter().for_each(|file| drop(std::fs::remove_file(file)));
         drop(directories);

@@ -238,7 +238,9 @@ impl PodServer {
                 }
                 if keeper::is_gone(keeper).await {
                     keeper.let_go();
-                    warn!("the server and its keeper ended; podfs reopens what containers have open, as far as it can");
+                    warn!(
+                        "the server and its keeper ended; podfs reopens the open files of containers, as far as it can"
+                    );
                 }
                 self.follow();
             }
@@ -281,7 +283,7 @@ impl PodServer {
     async fn looked(&mut self, found: Option<String>) {
         self.history.silent_sources = self.rounds.silent_sources();
         if let (Some(reason), ServerLife::Serving { process, .. }) = (found, &self.life) {
-            error!("the server (pid {}) hangs: {reason}; another one takes its place", process.pid());
+            error!("the server (pid {}) hangs: {reason}; podfs replaces it", process.pid());
             process.kill();
             let end = process.spent().await;
             self.mark_dead(format!("{reason}; {end}"), end);
@@ -344,7 +346,7 @@ impl PodServer {
             Ok(succession) => {
                 for (_, reason) in succession.given_up {
                     self.gave_up = true;
-                    error!("processes that use a volume have lost it, and podfs mounts it anew: {reason}");
+                    error!("containers have lost a volume, and podfs mounts it anew: {reason}");
                 }
                 self.restarts += 1;
                 self.history.pid = Some(process.pid());
@@ -370,7 +372,7 @@ impl PodServer {
         self.history.in_vain += 1;
         self.history.last_end = Some(format!("it did not get ready: {error}"));
         let pause = self.pause();
-        error!("the volumes have no server: {error}; podfs tries again in {} ms", pause.as_millis());
+        error!("podfs cannot start a server for the volumes: {error}; it tries again in {} ms", pause.as_millis());
         self.life = ServerLife::Dead { until: Instant::now() + pause, keeper, by_keeper: false };
     }
 
@@ -402,7 +404,7 @@ impl PodServer {
             KeeperChange::Came(Ok(())) => {
                 self.keeper = Keeper::Unknown;
                 self.watch_keeper();
-                info!("the keeper of the server's open files ended; there is another one");
+                info!("the keeper of the server's open files ended; podfs has started another one");
             }
             KeeperChange::Came(Err(error)) => {
                 self.keeper = Keeper::Unknown;

@@ -135,7 +135,7 @@ impl Process {
         process.origin = getpgid(Some(process.pid)).ok();
         // A container that has taken the server over may have answered for the keeper.
         if !process.is_child() || process.origin != getpgid(Pid::from_raw(pid)).ok() {
-            return Err(io::Error::other("what it calls a server is another process"));
+            return Err(io::Error::other("the server process that it names is another process"));
         }
         oom::protect_server(started);
         // As a process has it that this one executes; an operator may have raised it. Without the right to, it stays as it was.

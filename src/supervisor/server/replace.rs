@@ -39,9 +39,9 @@ impl PodServer {
         if process.profile().is_none_or(|has| has >= self.profile) {
             return Ok(());
         }
-        info!("the pod's server is replaced by one that may serve directories of the node, too");
+        info!("podfs replaces the pod's server by one that can serve directories of the node, too");
         let program = Arc::clone(&self.program);
-        let replaced = self.replace(Program::Own(&program), "it gave way to a server that may do more").await;
+        let replaced = self.replace(Program::Own(&program), "podfs replaced it by a server with more rights").await;
         if replaced.is_err() {
             self.profile = before;
         }

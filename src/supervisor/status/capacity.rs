@@ -128,9 +128,9 @@ impl Earlier {
         }
         condition.clone_into(&mut before);
         match condition {
-            "" => info!(volume, "volume {volume:?}: its CSI driver finds nothing wrong with it any more"),
+            "" => info!(volume, "volume {volume:?}: its CSI driver reports it as healthy again"),
             condition => {
-                warn!(volume, "volume {volume:?}: its CSI driver says that something is wrong with it: {condition}");
+                warn!(volume, "volume {volume:?}: its CSI driver reports it as abnormal: {condition}");
             }
         }
     }

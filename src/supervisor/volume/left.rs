@@ -22,7 +22,7 @@ pub(in crate::supervisor) enum LeftError {
         cause: LeftCause,
     },
     /// A mount or a directory of an earlier supervisor.
-    #[error("{} of an earlier podfs stays: {cause}", .path.display())]
+    #[error("podfs cannot remove {} of an earlier podfs: {cause}", .path.display())]
     OfEarlier {
         path: PathBuf,
         #[source]
@@ -42,6 +42,6 @@ pub(in crate::supervisor) enum LeftCause {
     Content(String),
     #[error(transparent)]
     MountPoints(#[from] MountPointsError),
-    #[error("a subPath mount stays: {0}")]
+    #[error("podfs cannot unmount a subPath: {0}")]
     SubPath(#[source] MountPointsError),
 }

@@ -376,7 +376,7 @@ impl PodVolume {
         if let Some(home) = home.as_deref().filter(|home| home.exists()) {
             let left = empty_dir::remove(home).map_err(|error| at(error.into()))?;
             if !left.is_empty() {
-                return Err(at(LeftCause::Content(format!("what is left of its content are {left}"))));
+                return Err(at(LeftCause::Content(format!("podfs leaves of its content {left}"))));
             }
         }
         let Some(path) = path else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! Each kind as it was in a manifest, and what its CSI driver gets.
+//! Each kind as it was in a manifest, and its translation for the CSI driver.
 
 use serde_json::json;
 
@@ -64,7 +64,7 @@ fn cd_01_each_kind_that_moved_to_a_driver_is_translated_for_it() {
 }
 
 #[test]
-fn cd_01_what_drivers_have_in_common_is_kept() {
+fn cd_01_fields_that_all_drivers_have_are_kept() {
     let csi = translated("cinder", json!({"volumeID": "c", "fsType": "xfs", "readOnly": true}), Context::default());
     let csi = csi.expect("translated");
     assert_eq!((csi.fs_type.as_deref(), csi.read_only, csi.is_ephemeral()), (Some("xfs"), true, false));
@@ -92,7 +92,7 @@ fn cd_01_the_zones_of_a_google_disk_are_in_its_handle() {
 }
 
 #[test]
-fn cd_01_what_cannot_be_translated_is_told_without_its_values() {
+fn cd_01_an_untranslatable_volume_is_reported_without_its_values() {
     let rows = [
         (
             "awsElasticBlockStore",

@@ -31,7 +31,7 @@ fn a_server_and_an_absolute_path_are_needed() {
 }
 
 #[test]
-fn without_options_it_is_as_linux_does() {
+fn without_options_the_defaults_are_those_of_linux() {
     let options = parse("");
     assert_eq!(options, NfsOptions::default());
     assert_eq!(
@@ -81,7 +81,7 @@ fn options_are_honoured() {
 }
 
 #[test]
-fn what_is_often_given_is_accepted() {
+fn common_options_are_accepted() {
     for options in [
         "hard,nfsvers=4.1",
         "noatime,nodiratime,relatime,tcp,proto=tcp",
@@ -98,7 +98,7 @@ fn what_is_often_given_is_accepted() {
 }
 
 #[test]
-fn the_kernel_is_given_all_but_what_is_not_its_own() {
+fn the_kernel_gets_all_options_except_those_of_podfs() {
     let options = NfsOptions::parse(["nfsvers=4.1,ro,noatime", "podfs.backend=kernel", "x-mine=2", "hard", "hard"]);
     let options = options.expect("options");
     assert_eq!(options.words, ["nfsvers=4.1", "hard"]);
@@ -106,7 +106,7 @@ fn the_kernel_is_given_all_but_what_is_not_its_own() {
 }
 
 #[test]
-fn what_podfs_cannot_do_is_refused_by_its_name() {
+fn unsupported_options_are_refused_by_name() {
     for option in [
         "wombat",
         "wombat=1",
@@ -162,7 +162,7 @@ fn options_that_contradict_each_other_are_refused_and_both_are_named() {
 }
 
 #[test]
-fn who_serves_is_chosen_by_what_is_asked_for() {
+fn the_options_choose_the_nfs_client() {
     let choose = |options: &str, wish, has| parse(options).choose_backend(wish, has);
     let (kernel, user) = (Some(Backend::Kernel), Some(Backend::User));
     for has in [true, false] {

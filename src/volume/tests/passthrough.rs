@@ -1,4 +1,4 @@
-//! Volumes that show something of the host.
+//! Passthrough volumes.
 
 use std::path::PathBuf;
 
@@ -24,7 +24,7 @@ fn assert_error(yaml: &str, field: &str, sentence: &str) {
 }
 
 #[test]
-fn fu_11_they_go_by_the_kubelets_names() {
+fn fu_11_passthrough_volumes_have_the_kubelets_directory_names() {
     let rows = [
         ("hostPath: {path: /srv}", "hostPath", Some("kubernetes.io~host-path")),
         ("emptyDir: {}", "emptyDir", Some("kubernetes.io~empty-dir")),
@@ -222,7 +222,7 @@ fn annotations_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn pv_06_what_containers_use_a_claim_as_is_known() {
+fn pv_06_the_plan_knows_how_containers_use_a_claim() {
     let pod = pod("{}").expect("a pod");
     let VolumeSource::Claim(claim) = &pod.volumes[3].source else { panic!("a claim") };
     assert_eq!(claim.usage, ClaimUsage { mounted: true, device: true });

@@ -64,7 +64,7 @@ async fn held_connections_are_taken_and_not_answered() {
 }
 
 #[tokio::test]
-async fn what_the_server_presents_can_be_wrong() {
+async fn the_server_can_present_a_wrong_certificate() {
     let server = ApiServer::start();
     for presents in [Presents::Expired, Presents::OtherName, Presents::OtherAuthority] {
         server.present(presents);

@@ -52,7 +52,7 @@ async fn a_server_that_starts_has_forgotten_its_history_and_does_not_know_what_n
 }
 
 #[tokio::test]
-async fn who_asks_too_often_is_told_so_in_plain_text() {
+async fn a_client_that_asks_too_often_is_refused_in_plain_text() {
     let server = ApiServer::start();
     put_app(&server, "1");
     put_pod(&server);
@@ -115,7 +115,7 @@ async fn watches_are_cut() {
 }
 
 #[tokio::test]
-async fn changes_are_told_twice_and_out_of_order() {
+async fn changes_are_sent_twice_and_out_of_order() {
     let server = ApiServer::start();
     let version = put_app(&server, "1");
     server.mood(|mood| mood.disturbance = Disturbance { duplicate: true, outdated: true });

@@ -9,7 +9,7 @@ use std::time::Duration;
 use std::time::SystemTime;
 
 #[tokio::test]
-async fn nobody_is_anonymous() {
+async fn anonymous_requests_are_refused() {
     let server = ApiServer::start();
     for client in [client(&server).build(), client_with_token(&server, "wrong")] {
         let caller = Caller { client: client.expect("a client"), server: server.url() };
@@ -27,7 +27,7 @@ async fn a_certificate_that_is_over_is_not_accepted_and_the_connection_is() {
 }
 
 #[tokio::test]
-async fn a_node_reads_what_its_pods_refer_to_one_by_one() {
+async fn a_node_reads_the_objects_of_its_pods_one_by_one() {
     let server = ApiServer::start();
     put_app(&server, "1");
     put_config_map(&server, "other", "2");
@@ -108,7 +108,7 @@ async fn a_node_gets_claims_and_volumes_of_its_pods() {
 }
 
 #[tokio::test]
-async fn other_users_may_what_a_rule_says() {
+async fn other_users_have_the_rights_of_their_rules() {
     let server = ApiServer::start();
     put_app(&server, "1");
     let user = User::new("system:serviceaccount:kube-system:podfs", "system:serviceaccounts");

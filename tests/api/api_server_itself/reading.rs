@@ -18,7 +18,7 @@ async fn an_object_is_got_with_its_version() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_told_as_a_status() {
+async fn a_missing_object_is_answered_with_a_status() {
     let server = ApiServer::start();
     let caller = Caller::admin(&server);
     let (code, status) = caller.try_get(&format!("{APP}/app")).await;
@@ -70,7 +70,7 @@ async fn pages_of_a_list_are_of_one_version() {
 }
 
 #[tokio::test]
-async fn a_list_is_of_the_version_that_is_asked_for() {
+async fn a_list_has_the_requested_version() {
     let server = ApiServer::start();
     let version = put_app(&server, "1");
     put_app(&server, "2");

@@ -1,4 +1,4 @@
-//! What it writes down of requests, and what it thinks of them.
+//! The records of requests, and the complaints about them.
 
 use super::caller::{Caller, client_with, tls};
 use super::objects::{APP, watch_of_app};
@@ -34,7 +34,7 @@ async fn requests_are_written_down_with_their_connection() {
 }
 
 #[tokio::test]
-async fn requests_against_the_conventions_are_told() {
+async fn requests_against_the_conventions_are_recorded() {
     let server = ApiServer::start();
     let caller = Caller::admin(&server);
     for path in [

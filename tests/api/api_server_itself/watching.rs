@@ -7,7 +7,7 @@ use reqwest::StatusCode;
 use serde_json::json;
 
 #[tokio::test]
-async fn a_watch_goes_on_after_its_version() {
+async fn a_watch_continues_after_its_version() {
     let server = ApiServer::start();
     let first = put_app(&server, "1");
     put_app(&server, "2");
@@ -27,7 +27,7 @@ async fn a_watch_goes_on_after_its_version() {
 }
 
 #[tokio::test]
-async fn a_watch_without_a_version_begins_with_what_there_is() {
+async fn a_watch_without_a_version_begins_with_the_current_objects() {
     let server = ApiServer::start();
     put_app(&server, "1");
     let mut watch = Caller::admin(&server).watch(&format!("{APP}?watch=true&{OF_APP}")).await;
@@ -87,7 +87,7 @@ async fn lists_and_watches_may_be_of_metadata_only() {
 }
 
 #[tokio::test]
-async fn a_watch_from_a_forgotten_version_is_told_so_in_its_stream() {
+async fn a_watch_from_a_forgotten_version_gets_an_error_in_its_stream() {
     let server = ApiServer::start();
     let version = put_app(&server, "1");
     server.compact();
@@ -100,7 +100,7 @@ async fn a_watch_from_a_forgotten_version_is_told_so_in_its_stream() {
 }
 
 #[tokio::test]
-async fn bookmarks_are_for_those_who_allow_them() {
+async fn bookmarks_go_only_to_watches_that_allow_them() {
     let server = ApiServer::start();
     let version = put_app(&server, "1");
     let caller = Caller::admin(&server);

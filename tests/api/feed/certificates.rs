@@ -34,7 +34,7 @@ fn pc_01_pc_03_the_daemon_asks_for_a_certificate_and_for_the_next_one_before_it_
 }
 
 #[test]
-fn pc_02_a_denied_certificate_is_the_reason_why_the_pod_waits_and_is_not_asked_for_again() {
+fn pc_02_a_denied_certificate_is_the_reason_why_the_pod_waits_and_is_not_requested_again() {
     let (cluster, signer) = (Cluster::new(), Signer::new());
     cluster.put_pod("web", &volume("ECDSAP256"));
     let _daemon = cluster.start();

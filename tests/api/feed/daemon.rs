@@ -198,7 +198,7 @@ fn a_server_that_is_away_at_the_start_keeps_static_pods_going_and_leaves_pods_of
 }
 
 #[test]
-fn pods_that_may_not_be_listed_are_reported_and_static_pods_go_on() {
+fn pods_that_may_not_be_listed_are_reported_and_static_pods_stay() {
     let cluster = Cluster::new();
     cluster.node.put("static.yaml", &cluster.manifest("static", "[{name: scratch, emptyDir: {}}]"));
     let mut command = cluster.node.command();

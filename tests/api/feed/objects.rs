@@ -42,7 +42,7 @@ async fn mg_02_mg_03_an_immutable_object_is_followed_by_its_metadata_and_new_pod
 }
 
 #[tokio::test]
-async fn mg_05_what_is_told_twice_or_out_of_order_never_reaches_a_pod() {
+async fn mg_05_changes_sent_twice_or_out_of_order_never_reach_a_pod() {
     let mut node = Node::of(&[pod("web", "u1", APP), app("1")]).await;
     let mut followers = node.followers().await;
     push(&mut followers[0]).await;
@@ -58,7 +58,7 @@ async fn mg_05_what_is_told_twice_or_out_of_order_never_reaches_a_pod() {
 }
 
 #[tokio::test]
-async fn mg_07_what_the_server_has_not_answered_is_unknown_for_that_reason_and_then_known_to_be_absent() {
+async fn mg_07_an_object_without_an_answer_is_unknown_and_then_known_to_be_absent() {
     let optional = "[{name: a, configMap: {name: app, optional: true}}]";
     let server = ApiServer::start();
     server.put(&pod("web", "u1", optional));
@@ -94,7 +94,7 @@ async fn an_object_in_the_manifest_directory_is_taken_from_there_and_the_server_
 }
 
 #[tokio::test]
-async fn a_static_pod_takes_what_is_in_no_file_from_the_server() {
+async fn a_static_pod_takes_objects_without_a_file_from_the_server() {
     let server = ApiServer::start();
     // The server lets the node read what the mirror pod refers to.
     server.put(&pod("web-n1", "u1", APP).replace("uid:", "annotations: {kubernetes.io/config.mirror: s1}, uid:"));
@@ -106,7 +106,7 @@ async fn a_static_pod_takes_what_is_in_no_file_from_the_server() {
 }
 
 #[tokio::test]
-async fn a_claim_leads_to_its_volume_and_is_asked_for_again_by_a_new_pod() {
+async fn a_claim_leads_to_its_volume_and_is_read_again_for_a_new_pod() {
     let claim = "{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: data, namespace: default}, \
                  spec: {volumeName: one}, status: {phase: Bound}}";
     let volume = "{apiVersion: v1, kind: PersistentVolume, metadata: {name: one}, spec: {hostPath: {path: /x}, \

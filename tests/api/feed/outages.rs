@@ -1,4 +1,4 @@
-//! Servers that are away, that refuse, and that have forgotten what happened.
+//! Servers that are unreachable, refuse requests, or have lost their history.
 
 use super::objects::wait_for;
 use super::*;
@@ -25,7 +25,7 @@ async fn a_server_that_is_away_at_the_start_keeps_no_static_pod_waiting_and_its_
 }
 
 #[tokio::test]
-async fn mg_06_errors_keep_what_is_known_and_what_changed_meanwhile_comes_after_them() {
+async fn mg_06_errors_keep_known_objects_and_later_changes_follow() {
     let mut node = Node::of(&[pod("web", "u1", APP), app("1")]).await;
     let mut followers = node.followers().await;
     push(&mut followers[0]).await;

@@ -50,7 +50,7 @@ async fn a_static_pod_and_its_mirror_pod_count_once() {
 }
 
 #[tokio::test]
-async fn pods_that_may_not_be_listed_are_told_with_what_to_do_and_asked_for_again() {
+async fn pods_that_may_not_be_listed_are_reported_with_advice_and_requested_again() {
     let server = ApiServer::start();
     server.put(&pod("web", "u1", "[]"));
     let mut node = Node::at(server, Some("n2"), &[]).await;

@@ -1,4 +1,4 @@
-//! Storms of 409 and 410: a daemon goes on with what it knows, and has the last state when the storm is over.
+//! Storms of 409 and 410: a daemon keeps its objects, and has the last state when the storm is over.
 
 use std::fs;
 use std::time::Duration;

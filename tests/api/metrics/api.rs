@@ -1,4 +1,4 @@
-//! What an API server is asked for, in numbers.
+//! Metrics of the requests to an API server.
 
 use std::fs;
 use std::time::{Duration, SystemTime};
@@ -12,7 +12,7 @@ const CONNECTED: &str = "podfs_source_connected";
 const TROUBLED: &str = "podfs_source_objects_in_trouble";
 
 #[test]
-fn a_server_that_is_away_is_told_until_it_is_back() {
+fn an_unreachable_server_is_reported_until_it_is_back() {
     let rig = Rig::of_config("1");
     let running = rig.run();
     rig.wait_watched("ConfigMap", "app");
@@ -22,7 +22,7 @@ fn a_server_that_is_away_is_told_until_it_is_back() {
     let numbers = [CONNECTED, "podfs_source_objects", TROUBLED].map(|name| scrape.get(name, &[]));
     assert_eq!(numbers, [1.0, 2.0, 0.0]);
     rig.server.connections(Order::Refuse);
-    running.wait_log("the API server is away");
+    running.wait_log("the API server is unreachable");
     rig.fixture.scrape_until(CONNECTED, &[], |connected| connected == 0.0);
     rig.server.connections(Order::Serve);
     let scrape = rig.fixture.scrape_until(CONNECTED, &[], |connected| connected == 1.0);
@@ -45,7 +45,7 @@ fn a_server_that_refuses_an_object_is_connected() {
 }
 
 #[test]
-fn a_change_on_the_server_tells_how_long_it_took() {
+fn a_change_on_the_server_has_its_delay_in_the_metrics() {
     let rig = Rig::of_config("1");
     let running = rig.run();
     rig.wait_watched("ConfigMap", "app");
@@ -78,7 +78,7 @@ fn the_end_of_a_token_moves_when_it_is_replaced() {
 }
 
 #[test]
-fn what_is_pushed_tells_when_it_ends_and_how_long_it_took() {
+fn pushed_tokens_and_objects_have_metrics_of_their_end_and_delay() {
     let fixture = Fixture::new(&pod("[{name: access, projected: {sources: [{serviceAccountToken: {path: token}}]}}]"));
     let mut command = fixture.command();
     command.arg("--push");

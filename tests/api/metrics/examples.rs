@@ -44,7 +44,7 @@ fn assert_names_metrics(text: &str) {
 }
 
 #[test]
-fn they_ask_for_metrics_that_there_are() {
+fn dashboard_and_alerts_use_existing_metrics() {
     let alerts = fs::read_to_string(example("alerts.yaml")).expect("alerts");
     assert!(names(&alerts).count() > 10);
     assert_names_metrics(&alerts);
@@ -53,7 +53,7 @@ fn they_ask_for_metrics_that_there_are() {
 }
 
 #[test]
-fn prometheus_understands_what_the_dashboard_asks() {
+fn prometheus_parses_the_queries_of_the_dashboard() {
     let rule = |(number, expression): (u32, String)| serde_json::json!({"record": format!("rule_{number}"), "expr": expression});
     let rules: Vec<_> = (0..).zip(of_dashboard()).map(rule).collect();
     let groups = serde_json::json!({"groups": [{"name": "dashboard", "rules": rules}]});

@@ -55,7 +55,7 @@ fn exporter(fixture: &Fixture) -> Running {
 }
 
 #[test]
-fn a_pod_serves_its_metrics_in_the_format_that_is_asked_for() {
+fn a_pod_serves_its_metrics_in_the_requested_format() {
     let fixture = of_config();
     let mut running = fixture.start_command(with_metrics(&fixture, Path::new(PODFS), "127.0.0.1:0"));
     running.wait_ready();
@@ -101,7 +101,7 @@ fn one_address_serves_all_pods_of_the_node_those_that_come_later_too() {
 }
 
 #[test]
-fn an_address_that_is_taken_is_told_before_anything_is_mounted() {
+fn a_taken_address_is_reported_before_anything_is_mounted() {
     let fixture = of_config();
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("an address").to_string();
@@ -115,7 +115,7 @@ fn an_address_that_is_taken_is_told_before_anything_is_mounted() {
 }
 
 #[test]
-fn who_says_nothing_or_too_much_keeps_nobody_else_from_reading() {
+fn a_silent_or_flooding_client_does_not_block_other_readers() {
     let fixture = of_config();
     let mut exporter = exporter(&fixture);
     let address = address(&exporter);
@@ -156,7 +156,7 @@ fn a_pod_that_is_upgraded_serves_its_metrics_on() {
 }
 
 #[test]
-fn a_pod_that_is_upgraded_goes_on_without_metrics_if_somebody_has_taken_the_address() {
+fn an_upgraded_pod_continues_without_metrics_if_another_process_has_the_address() {
     let fixture = of_config();
     let builds = Builds::new(&fixture);
     let free = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port");

@@ -1,4 +1,4 @@
-//! What labels may hold.
+//! The values of labels.
 
 use std::collections::BTreeSet;
 
@@ -58,7 +58,7 @@ fn hostile_names_are_labels_and_nothing_else() {
 }
 
 #[test]
-fn what_is_told_is_what_is_described() {
+fn the_scrape_has_exactly_the_described_families() {
     let fixture = of_all_sorts();
     let running = fixture.run();
     fixture.remove("objects/app.json");

@@ -51,7 +51,7 @@ fn a_pod_that_is_well_says_so() {
 }
 
 #[test]
-fn a_change_is_another_generation_and_tells_how_long_it_took() {
+fn a_change_is_another_generation_with_its_delay_in_the_metrics() {
     let fixture = of_config();
     let running = fixture.run();
     let labels = volume("config");
@@ -77,7 +77,7 @@ fn a_change_is_another_generation_and_tells_how_long_it_took() {
 }
 
 #[test]
-fn requests_are_counted_by_what_was_asked() {
+fn requests_are_counted_by_operation() {
     let fixture = of_all_sorts();
     let running = fixture.run();
     let host = running.volume("host");
@@ -108,7 +108,7 @@ fn a_warm_volume_of_files_counts_no_request() {
 }
 
 #[test]
-fn a_volume_that_waits_is_told_with_its_failures_until_it_is_there() {
+fn a_waiting_volume_is_reported_with_its_failures_until_it_is_mounted() {
     let fixture = Fixture::new(&pod("[{name: config, configMap: {name: app}}, {name: late, configMap: {name: late}}]"));
     put(&fixture, "1");
     let began = now();
@@ -148,7 +148,7 @@ fn a_volume_that_is_behind_is_not_current() {
 }
 
 #[test]
-fn room_is_told_as_df_tells_it_in_the_volume() {
+fn space_is_reported_as_by_df_in_the_volume() {
     let fixture = of_all_sorts();
     let running = fixture.run();
     let labels = volume("scratch");
@@ -172,7 +172,7 @@ fn room_is_told_as_df_tells_it_in_the_volume() {
 }
 
 #[test]
-fn a_source_that_hangs_is_told_without_numbers_and_holds_up_no_others() {
+fn a_source_that_hangs_has_no_numbers_and_delays_no_other() {
     let fixture = of_all_sorts();
     let source = Stoppable::over(&fixture.path("disk"));
     let mut running = fixture.run();
@@ -204,7 +204,7 @@ fn a_source_that_hangs_is_told_without_numbers_and_holds_up_no_others() {
 }
 
 #[test]
-fn a_server_that_is_followed_is_counted_and_one_that_is_missing_is_told() {
+fn a_replaced_server_is_counted_and_a_missing_one_is_reported() {
     let fixture = of_config();
     let running = fixture.run();
     kill(running.server(), Signal::SIGKILL).expect("the server is there");

@@ -85,7 +85,7 @@ fn no_count_goes_back_when_the_pod_is_upgraded() {
 }
 
 #[test]
-fn a_supervisor_that_hangs_is_told_and_spoils_no_other() {
+fn a_supervisor_that_hangs_is_reported_and_affects_no_other() {
     let fixture = of_config();
     let first = fixture.run();
     fixture.write("pod.yaml", &config_pod().replace("name: web, labels", "name: db, labels"));
@@ -122,7 +122,7 @@ fn a_pod_of_which_both_processes_were_killed_is_dead() {
 }
 
 #[test]
-fn without_pods_there_is_nothing_to_tell_and_a_pod_that_is_not_there_is_named() {
+fn without_pods_there_are_no_metrics_and_a_missing_pod_is_named() {
     let fixture = of_config();
     assert_eq!(fixture.scrape().0, "# EOF\n");
     fixture.metrics(&["--pod", "nobody"]).says(1, &["pod nobody is not served here"]);

@@ -1,4 +1,4 @@
-//! What goes wrong while objects change.
+//! Faults while objects change.
 
 use std::time::Duration;
 

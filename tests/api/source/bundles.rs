@@ -89,7 +89,7 @@ fn cb_03_a_change_that_leaves_the_set_as_it_is_changes_no_file() {
 }
 
 #[test]
-fn cb_01_bundles_that_are_not_there_are_waited_for_unless_they_are_optional() {
+fn cb_01_volumes_wait_for_missing_bundles_unless_they_are_optional() {
     let rig = Rig::new(&volume("signerName: x.io/y, labelSelector: {}"));
     let mut running = rig.start();
     running.wait_log("combination of signerName and labelSelector matched zero ClusterTrustBundles");
@@ -103,7 +103,7 @@ fn cb_01_bundles_that_are_not_there_are_waited_for_unless_they_are_optional() {
 }
 
 #[test]
-fn cb_01_a_server_that_has_bundles_in_another_version_is_asked_for_that() {
+fn cb_01_podfs_uses_the_version_of_bundles_that_the_server_has() {
     for unserved in ["certificates.k8s.io/v1", "certificates.k8s.io/v1beta1"] {
         let volumes = "[{name: trust, projected: {sources: [{clusterTrustBundle: {path: ca, name: roots}}, \
             {clusterTrustBundle: {path: all, signerName: x.io/y, labelSelector: {}}}]}}]";

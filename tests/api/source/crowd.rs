@@ -8,7 +8,7 @@ use crate::rig::{NODE, Rig};
 const PODS: usize = 4;
 
 #[test]
-fn pods_that_start_in_one_moment_come_back_when_the_server_says_and_nobody_is_warned() {
+fn pods_that_start_at_one_moment_retry_when_the_server_says_and_log_no_warning() {
     let rig = Rig::new("[]");
     let account = "{apiVersion: v1, kind: ServiceAccount, metadata: {name: default, namespace: default}}";
     rig.server.put(account);

@@ -69,7 +69,7 @@ fn stop(rig: &Rig, mut running: Running) {
 }
 
 #[test]
-fn cs_04_what_a_volume_of_a_driver_leads_to_is_read_from_the_api_server() {
+fn cs_04_the_objects_of_a_drivers_volume_are_read_from_the_api_server() {
     let (rig, driver, _) = rig(json!({"attachRequired": true, "podInfoOnMount": true}));
     let mut running = rig.start();
     running.wait_log("is not attached to node \"n1\" yet: ");

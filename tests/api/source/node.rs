@@ -1,4 +1,4 @@
-//! What the pod's node says of itself.
+//! The Node object of the pod's node.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! What objects of the server come to in volumes.
+//! Objects of the server in volumes.
 
 use std::fs;
 
@@ -73,7 +73,7 @@ fn mg_02_mg_03_an_immutable_object_is_read_once_and_again_when_it_was_deleted_an
     for _ in 0..2 {
         let before = by_metadata();
         rig.server.crash();
-        running.wait_log("is away");
+        running.wait_log("is unreachable");
         rig.server.boot();
         rig.server.become_ready();
         eventually("both are followed by their metadata", || by_metadata() >= before + 2);
@@ -133,7 +133,7 @@ fn a_volume_that_stays_unmounted_has_an_event_and_another_when_it_is_back() {
 }
 
 #[test]
-fn cm_04_me_02_a_missing_object_is_waited_for_in_the_kubelets_words() {
+fn cm_04_me_02_a_volume_waits_for_a_missing_object_in_the_kubelets_words() {
     let rig = Rig::new("[{name: config, configMap: {name: app}}]");
     let mut running = rig.start();
     running.wait_log(r#"MountVolume.SetUp failed for volume "config" : configmap "app" not found"#);
@@ -260,7 +260,7 @@ fn se_03_an_object_of_the_same_name_in_another_namespace_is_not_used() {
 }
 
 #[test]
-fn vm_10_a_volume_that_fails_holds_up_no_other() {
+fn vm_10_a_volume_that_fails_delays_no_other() {
     let rig = Rig::new("[{name: bad, configMap: {name: missing}}, {name: config, configMap: {name: app}}]");
     rig.put_config("1");
     let running = rig.start();
@@ -272,7 +272,7 @@ fn vm_10_a_volume_that_fails_holds_up_no_other() {
 }
 
 #[test]
-fn mg_05_changes_told_twice_or_out_of_order_never_bring_back_what_was_before() {
+fn mg_05_changes_sent_twice_or_out_of_order_never_bring_back_an_older_state() {
     let rig = Rig::of_config("0");
     rig.server.mood(|mood| mood.disturbance = Disturbance { duplicate: true, outdated: true });
     let running = rig.run();
@@ -289,7 +289,7 @@ fn mg_05_changes_told_twice_or_out_of_order_never_bring_back_what_was_before() {
 }
 
 #[test]
-fn an_object_that_is_too_large_keeps_what_was_there_before() {
+fn a_too_large_object_keeps_the_earlier_content() {
     let rig = Rig::of_config("1");
     let running = rig.run();
     rig.wait_watched("ConfigMap", "app");
@@ -312,7 +312,7 @@ fn files_win_over_the_server() {
     running.wait_ready();
     wait_content(&running.volume("config").join("key"), "of a file");
     wait_content(&running.volume("keys").join("k"), "of the server");
-    running.wait_log("ConfigMap default/app is taken from the manifest files");
+    running.wait_log("podfs takes ConfigMap default/app from the manifest files");
     assert_eq!(rig.server.lists("configmaps"), 0);
     // Without the file, the server is asked.
     rig.fixture.remove("objects/app.yaml");
@@ -387,7 +387,7 @@ fn a_pod_may_have_more_objects_than_a_connection_has_room_for() {
 }
 
 #[test]
-fn cm_05_a_missing_key_is_waited_for_in_the_kubelets_words() {
+fn cm_05_a_volume_waits_for_a_missing_key_in_the_kubelets_words() {
     let rig = Rig::new("[{name: config, configMap: {name: app, items: [{key: k, path: f}]}}]");
     rig.put_config("1");
     let mut running = rig.start();

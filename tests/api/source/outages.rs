@@ -17,25 +17,25 @@ fn running() -> (Rig, Running, std::path::PathBuf) {
 }
 
 #[test]
-fn a_server_that_is_away_leaves_volumes_as_they_are_and_is_gone_on_with_when_it_is_back() {
+fn volumes_stay_while_the_server_is_unreachable_and_follow_it_when_it_is_back() {
     let (rig, running, file) = running();
     let lists = rig.server.lists("configmaps");
     rig.server.connections(Order::Refuse);
-    running.wait_log("the API server is away, and volumes stay as they are");
+    running.wait_log("the API server is unreachable, and volumes stay as they are");
     rig.put_config("2");
     assert_eq!(fs::read_to_string(&file).expect("a file"), "1");
     rig.server.connections(Order::Serve);
     wait_content(&file, "2");
     running.wait_log("the API server answers again");
     assert_eq!(rig.server.lists("configmaps"), lists, "the watch goes on from where it was");
-    assert_eq!(running.log().matches("is away").count(), 1, "{}", running.log());
+    assert_eq!(running.log().matches("is unreachable").count(), 1, "{}", running.log());
 }
 
 #[test]
 fn changes_that_the_server_has_forgotten_are_found_by_another_list() {
     let (rig, running, file) = running();
     rig.server.connections(Order::Refuse);
-    running.wait_log("is away");
+    running.wait_log("is unreachable");
     rig.put_config("2");
     rig.put_config("3");
     rig.server.compact();
@@ -53,7 +53,7 @@ fn an_answer_410_to_a_watch_leads_to_another_list() {
 }
 
 #[test]
-fn a_server_that_has_just_started_is_asked_again_and_again_and_one_line_says_why() {
+fn requests_to_a_server_that_has_just_started_are_repeated_with_one_log_line() {
     const OBJECTS: usize = 20;
     let sources: Vec<_> = (0..OBJECTS)
         .map(|number| format!("{{configMap: {{name: c{number}, items: [{{key: k, path: f{number}}}]}}}}"))
@@ -68,7 +68,7 @@ fn a_server_that_has_just_started_is_asked_again_and_again_and_one_line_says_why
     let running = rig.run();
     (0..OBJECTS).for_each(|number| rig.wait_watched("ConfigMap", &format!("c{number}")));
     rig.server.crash();
-    running.wait_log("is away");
+    running.wait_log("is unreachable");
     put("2");
     rig.server.forget_requests();
     rig.server.boot();
@@ -85,7 +85,7 @@ fn a_server_that_has_just_started_is_asked_again_and_again_and_one_line_says_why
 }
 
 #[test]
-fn a_server_that_sends_no_initial_events_is_asked_for_lists() {
+fn podfs_requests_lists_from_a_server_without_initial_events() {
     for initial in [InitialEvents::Refused, InitialEvents::Ignored] {
         let rig =
             Rig::new("[{name: config, configMap: {name: app}}, {name: other, configMap: {name: o, optional: true}}]");
@@ -147,13 +147,13 @@ fn a_server_that_is_busy_says_when_it_is_to_be_asked_again() {
 }
 
 #[test]
-fn answers_that_are_none_keep_what_is_known() {
+fn invalid_answers_leave_known_objects_as_they_are() {
     // MG-06
     let answers = [
         (Answer::Error(500), "500"),
         (Answer::Error(503), "503"),
         (Answer::Html, "no API server"),
-        (Answer::Redirect("https://127.0.0.1:1/".to_owned()), "sends podfs elsewhere (302 Found)"),
+        (Answer::Redirect("https://127.0.0.1:1/".to_owned()), "redirects podfs (302 Found)"),
         (Answer::Oversize(5 << 20), "larger than 4 MiB"),
         (Answer::InvalidUtf8, "not UTF-8"),
     ];
@@ -170,7 +170,7 @@ fn answers_that_are_none_keep_what_is_known() {
 }
 
 #[test]
-fn lists_that_fail_are_asked_for_again() {
+fn failed_lists_are_requested_again() {
     let rig = Rig::of_config("1");
     rig.server.initial_events(InitialEvents::Refused);
     let answers =
@@ -184,7 +184,7 @@ fn lists_that_fail_are_asked_for_again() {
 }
 
 #[test]
-fn a_server_that_takes_connections_and_never_answers_is_waited_for_with_a_reason() {
+fn podfs_waits_with_a_reason_for_a_server_that_never_answers() {
     let rig = Rig::of_config("1");
     rig.server.initial_events(InitialEvents::Refused);
     rig.server.fail_always("list", "configmaps", Answer::Never);
@@ -212,7 +212,7 @@ fn a_server_with_a_certificate_that_has_expired_is_not_trusted_until_it_has_anot
 }
 
 #[test]
-fn the_status_tells_of_each_object_what_is_known_and_what_is_wrong() {
+fn the_status_has_the_version_and_the_error_of_each_object() {
     let (rig, running, _file) = running();
     let version = rig.server.version().to_string();
     let object = || rig.object("ConfigMap default/app").expect("an object");
@@ -222,7 +222,7 @@ fn the_status_tells_of_each_object_what_is_known_and_what_is_wrong() {
     assert!(object["contactAgeSeconds"].as_u64().is_some_and(|age| age < 20));
     assert!(rig.object("Pod default/web").is_some());
     rig.server.connections(Order::Refuse);
-    running.wait_log("is away");
+    running.wait_log("is unreachable");
     let trouble = || rig.object("ConfigMap default/app").expect("an object")["trouble"].to_string();
     eventually("the status says what is wrong", || trouble().contains("the server cannot be reached"));
     assert_eq!(rig.object("ConfigMap default/app").expect("an object")["resourceVersion"].as_str(), Some(&*version));

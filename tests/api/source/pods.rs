@@ -46,7 +46,7 @@ fn a_pod_that_is_deleted_and_made_again_is_another_pod() {
 }
 
 #[test]
-fn a_pod_is_waited_for_while_the_server_is_away() {
+fn podfs_waits_for_its_pod_while_the_server_is_unreachable() {
     let rig = Rig::of_config("1");
     rig.server.connections(Order::Refuse);
     let mut running = rig.start();
@@ -85,7 +85,7 @@ fn a_volume_alone_may_be_of_a_pod_of_the_server() {
 }
 
 #[test]
-fn another_version_of_podfs_goes_on_with_the_same_server() {
+fn another_version_of_podfs_continues_with_the_same_server() {
     let rig = Rig::of_config("1");
     let running = rig.run();
     let file = running.volume("config").join("key");

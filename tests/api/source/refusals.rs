@@ -1,4 +1,4 @@
-//! What cannot be: one sentence, and exit code 2, or 1 where it may be better when podfs is started again.
+//! Refusals: one sentence, and exit code 2, or 1 if a restart of podfs may help.
 
 use std::process::Command;
 use std::time::Duration;
@@ -45,7 +45,7 @@ fn a_pod_of_another_node_is_refused() {
 }
 
 #[test]
-fn a_right_that_comes_a_few_seconds_late_is_waited_for() {
+fn podfs_waits_for_a_right_that_comes_a_few_seconds_late() {
     let mut rig = Rig::of_config("1");
     let user = User::new("somebody", "people");
     rig.kubeconfig = rig.server.kubeconfig_of(&user, Style::Token);
@@ -97,7 +97,7 @@ fn options_that_do_not_go_together_are_refused() {
 }
 
 #[test]
-fn a_missing_permission_is_named_and_waited_for() {
+fn podfs_names_a_missing_permission_and_waits_for_it() {
     let mut rig = Rig::of_config("1");
     let user = User::new("somebody", "people");
     rig.kubeconfig = rig.server.kubeconfig_of(&user, Style::Token);

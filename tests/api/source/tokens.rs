@@ -50,7 +50,7 @@ fn requests(rig: &Rig) -> Vec<Asked> {
 }
 
 #[test]
-fn tk_01_tk_02_a_token_is_asked_for_as_the_volume_says_and_bound_to_the_pod() {
+fn tk_01_tk_02_a_token_is_requested_as_the_volume_says_and_bound_to_the_pod() {
     let volumes = "[{name: access, projected: {defaultMode: 292, sources: [{serviceAccountToken: {path: token}}, \
         {serviceAccountToken: {path: again}}, \
         {serviceAccountToken: {path: vault, audience: vault, expirationSeconds: 7200}}]}}]";
@@ -93,7 +93,7 @@ fn tk_03_the_token_of_a_pod_with_one_user_is_that_users_alone() {
 }
 
 #[test]
-fn tk_05_tk_09_a_token_is_replaced_before_it_ends_in_one_switch_with_what_goes_with_it() {
+fn tk_05_tk_09_a_token_is_replaced_before_it_ends_in_one_switch_with_its_other_sources() {
     let rig = rig(ACCESS, Some(4));
     let running = rig.run();
     let file = token(&running);
@@ -141,7 +141,7 @@ fn tk_06_a_token_that_cannot_be_replaced_stays_and_is_complained_about_when_it_h
 }
 
 #[test]
-fn a_token_that_is_refused_is_waited_for_with_the_words_of_the_server() {
+fn a_volume_waits_for_a_refused_token_with_the_words_of_the_server() {
     let rig = Rig::new(ACCESS);
     rig.server.put(&config_map("kube-root-ca.crt", &[("ca.crt", "anchors")]));
     let mut running = rig.start();
@@ -164,12 +164,12 @@ fn a_token_that_was_issued_expired_is_not_shown() {
 }
 
 #[test]
-fn a_token_is_asked_for_when_the_server_is_back() {
+fn a_token_is_requested_when_the_server_is_back() {
     let rig = rig(ACCESS, Some(6));
     let running = rig.run();
     let (file, first) = (token(&running), serial(&token(&running)));
     rig.server.connections(Order::Refuse);
-    running.wait_log("is away");
+    running.wait_log("is unreachable");
     rig.server.connections(Order::Serve);
     eventually("there is another token", || serial(&file) > first);
 }

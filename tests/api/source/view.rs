@@ -51,7 +51,7 @@ impl Rig {
 }
 
 #[test]
-fn a_view_needs_get_and_watch_only_and_reports_what_is_forbidden() {
+fn a_view_needs_get_and_watch_only_and_reports_forbidden_objects() {
     where_users_may_mount(|| {
         let (rig, _) = rig_of_user(VOLUMES);
         rig.put_config("1");
@@ -75,7 +75,7 @@ fn a_view_needs_get_and_watch_only_and_reports_what_is_forbidden() {
 }
 
 #[test]
-fn no_byte_of_a_secret_of_a_cluster_or_of_a_credential_is_told() {
+fn no_byte_of_a_secret_of_a_cluster_or_of_a_credential_is_printed() {
     where_users_may_mount(|| {
         const SECRET: &str = "correct horse battery staple";
         const BASE64: &str = "Y29ycmVjdCBob3JzZSBiYXR0ZXJ5IHN0YXBsZQ";
@@ -163,7 +163,7 @@ fn a_view_needs_no_right_to_list_of_a_server_that_sends_no_initial_events() {
 }
 
 #[test]
-fn a_view_hears_of_the_bundles_of_a_signer_without_the_right_to_list() {
+fn a_view_gets_the_bundles_of_a_signer_without_the_right_to_list() {
     where_users_may_mount(|| {
         let source = "{clusterTrustBundle: {path: ca, signerName: x.io/y, labelSelector: {}}}";
         let (rig, jane) = rig_of_user(&format!("[{{name: trust, projected: {{sources: [{source}]}}}}]"));
@@ -293,7 +293,7 @@ fn a_program_for_credentials_may_ask_the_person_at_the_terminal() {
         command.env("PODFS_CONFIG", "/dev/null").stdin(Stdio::null());
         command
     };
-    finish(&mut render()).says(2, &["asks a person, and podfs has no terminal to ask at"]);
+    finish(&mut render()).says(2, &["asks for input, and podfs has no terminal"]);
     let mut terminal = Terminal::new(24, 80);
     let mut command = render();
     terminal.is_read_by(&mut command);

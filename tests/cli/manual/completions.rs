@@ -1,4 +1,4 @@
-//! What shells complete.
+//! Completions of shells.
 
 use std::fs;
 use std::process::Command;

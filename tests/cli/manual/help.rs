@@ -1,4 +1,4 @@
-//! What `--help` says, which the others are compared with.
+//! `--help`, with which the other texts are compared.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;

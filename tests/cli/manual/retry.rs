@@ -82,7 +82,7 @@ fn the_script_is_clean() {
 }
 
 #[test]
-fn what_the_quick_script_leaves_out_exists() {
+fn the_quick_script_leaves_out_existing_tests() {
     let script = fs::read_to_string(QUICK).expect("a script");
     let list = script.split("need_root=(").nth(1).and_then(|rest| rest.split(')').next()).expect("a list");
     let modules = list.split_whitespace().map(|tests| tests.split("tests::").next().unwrap_or_default());

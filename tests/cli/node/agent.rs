@@ -1,4 +1,4 @@
-//! The example of an agent that uses `podfs node`: it does what it shows, and leaves nothing behind, however it ends.
+//! The example of an agent that uses `podfs node`: it serves its pods, and removes all that it made, however it ends.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -125,7 +125,7 @@ fn sees_a_change(options: &[&str]) {
 }
 
 #[test]
-fn a_bad_manifest_is_told_and_the_other_pod_is_served() {
+fn a_bad_manifest_is_reported_and_the_other_pod_is_served() {
     let agent = Agent::new();
     fs::write(agent.fixture.path("pods/web.yaml"), "apiVersion: v1\nkind: Pod\nmetadata: [").expect("written");
     let (code, output) = agent.start().end();

@@ -1,4 +1,4 @@
-//! What a daemon has of its supervisors, without the rest of a daemon.
+//! The supervisors of a daemon, without the rest of a daemon.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

@@ -40,7 +40,7 @@ fn knows_web(node: &Node) -> bool {
 }
 
 #[test]
-fn a_run_directory_that_was_deleted_is_made_again_and_volumes_go_on_and_follow_their_objects() {
+fn a_deleted_run_directory_is_made_again_and_volumes_follow_their_objects() {
     let node = node_with_a_pod();
     let mut daemon = node.start();
     node.expect(&["wait", "default/web"]);
@@ -80,7 +80,7 @@ fn a_run_directory_that_was_deleted_is_made_again_and_volumes_go_on_and_follow_t
 }
 
 #[test]
-fn a_daemon_that_is_killed_with_its_run_directory_deleted_is_followed_by_one_that_finds_the_pods() {
+fn the_next_daemon_finds_the_pods_after_a_kill_with_a_deleted_run_directory() {
     let node = node_with_a_pod();
     let mut daemon = node.start();
     node.expect(&["wait", "default/web"]);
@@ -128,7 +128,7 @@ fn fill(file: &Path) {
 }
 
 #[test]
-fn a_full_run_directory_keeps_new_pods_waiting_and_running_ones_go_on_through_every_restart() {
+fn a_full_run_directory_keeps_new_pods_waiting_and_running_ones_survive_every_restart() {
     let node = node_with_a_pod();
     let (run, filler) = (node.fixture.path("run"), node.fixture.path("run/filler"));
     fs::create_dir(&run).expect("a directory");
@@ -141,11 +141,11 @@ fn a_full_run_directory_keeps_new_pods_waiting_and_running_ones_go_on_through_ev
     let reason = || node.volume("late", "config")?["reason"].as_str().map(str::to_owned);
     eventually("its volume says why it waits", || {
         reason().is_some_and(|reason| {
-            reason.starts_with("cannot write down below ") && reason.contains("No space left on device")
+            reason.starts_with("cannot record below ") && reason.contains("No space left on device")
         })
     });
     let status = String::from_utf8(node.ask(&["status"]).stdout).expect("text");
-    assert!(status.contains("config: cannot write down below "), "{status}");
+    assert!(status.contains("config: cannot record below "), "{status}");
     set(&node, "two");
     wait_content(&config.join("key"), "two");
 

@@ -66,7 +66,7 @@ fn the_command_line_with_which_an_earlier_daemon_started_a_supervisor_starts_the
 }
 
 #[test]
-fn a_supervisor_goes_on_as_the_podfs_supervisor_that_is_on_disk_now() {
+fn a_supervisor_becomes_the_podfs_supervisor_that_is_on_disk_now() {
     let node = Node::new();
     let mut builds = Builds::new(&node.fixture);
     node.put("app.yaml", &config_map("app", &[("key", "one")]));

@@ -1,4 +1,4 @@
-//! The README's section on `podfs node` does what it says.
+//! The commands of the README's section on `podfs node` work.
 
 use std::fs;
 use std::path::Path;

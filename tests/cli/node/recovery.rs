@@ -73,7 +73,7 @@ fn rc_02_a_pod_whose_daemon_and_supervisor_were_killed_and_whose_manifest_is_gon
 }
 
 #[test]
-fn rc_06_a_supervisor_that_is_killed_is_followed_by_another_one() {
+fn rc_06_the_daemon_replaces_a_killed_supervisor() {
     let node = node_with_a_pod();
     let _daemon = node.start();
     node.expect(&["wait", "default/web"]);

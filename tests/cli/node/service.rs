@@ -76,7 +76,7 @@ fn vm_07_an_agent_waits_for_volumes_and_reads_the_kubelets_text() {
 }
 
 #[test]
-fn a_wait_says_whether_the_daemon_or_the_pod_is_missing_and_goes_on() {
+fn a_wait_reports_a_missing_daemon_or_pod_and_continues() {
     let node = Node::new();
     let wait = || {
         let mut command = Command::new(PODFS);
@@ -143,7 +143,7 @@ fn vm_11_a_pod_keeps_its_volumes_until_it_is_over_and_released() {
 }
 
 #[test]
-fn a_second_daemon_is_refused_and_the_first_goes_on() {
+fn a_second_daemon_is_refused_and_the_first_continues() {
     let node = ready_node();
     let daemon = node.start();
     let refused = finish(node.fixture.mark(&mut node.command()).stdin(Stdio::null()));

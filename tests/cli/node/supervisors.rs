@@ -188,7 +188,7 @@ fn a_pod_that_another_program_serves_is_left_alone() {
 }
 
 #[test]
-fn rc_02_a_pod_without_supervisor_is_retired_whatever_was_done_before() {
+fn rc_02_a_pod_without_supervisor_is_retired_in_any_state() {
     // How far an earlier retirement, or the kernel with a reboot, had come.
     type Step = fn(&Node);
     let unmount: Step = |node| unmount_below(&node.root());

@@ -1,4 +1,4 @@
-//! `--diff`: what changes against other files.
+//! `--diff`: the changes against other files.
 
 use std::fs;
 

@@ -141,7 +141,7 @@ fn pod_templates_are_rendered_as_the_pods_they_make() {
         assert!(outcome.stdout.starts_with(&format!("pod shop/{name}\n")), "{kind}: {}", outcome.stdout);
         assert!(outcome.stdout.contains("| alpha\n"), "{kind}: {}", outcome.stdout);
         assert!(outcome.stdout.contains(&format!("| {name}\n")), "{kind}: {}", outcome.stdout);
-        let claim = "data  persistentVolumeClaim: what claim data-web-0 is bound to\n";
+        let claim = "data  persistentVolumeClaim: the volume of claim data-web-0\n";
         assert_eq!(outcome.stdout.contains(claim), kind == "StatefulSet", "{kind}: {}", outcome.stdout);
         for container in ["a", "b"] {
             assert_eq!(fixture.render(&["--container", container]).code, Some(0), "{kind}");

@@ -96,7 +96,7 @@ fn a_directory_has_names_links_contents_and_modes() {
 }
 
 #[test]
-fn no_secret_is_shown_unless_it_is_asked_for() {
+fn no_secret_is_shown_without_reveal() {
     let home = TempDir::with_prefix("podfs-test-").expect("a directory");
     chown(home.path(), Some(NOBODY), Some(NOBODY)).expect("another owner");
     let (out, archive) = (home.path().join("out"), home.path().join("volumes.tar"));
@@ -182,8 +182,8 @@ fn volumes_of_the_node_are_one_line_each() {
         "fast  emptyDir: an empty directory in memory",
         "model  image: the image registry.example/model:1, which the container runtime mounts",
         "share  nfs: files:/srv of an NFS server, read-only",
-        "data  persistentVolumeClaim: what claim data is bound to",
-        "own  ephemeral: what claim web-own is bound to",
+        "data  persistentVolumeClaim: the volume of claim data",
+        "own  ephemeral: the volume of claim web-own",
         "odd  iscsi: iscsi volumes are not supported by this version",
     ] {
         assert!(outcome.stdout.contains(&format!("\n{line}")), "{line}: {}", outcome.stdout);

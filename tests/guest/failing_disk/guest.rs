@@ -1,4 +1,4 @@
-//! What is tested in the guest, which has one disk for all tests.
+//! The tests in the guest, which has one disk for all of them.
 
 use std::fs::{self, File};
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! What is tested in the guest.
+//! The tests in the guest.
 
 use std::env::var;
 use std::fs;

@@ -37,8 +37,8 @@ fn linux_serves_and_mounts_nfs() {
 }
 
 #[test]
-fn a_guest_tells_what_its_script_prints_and_how_it_ends() {
-    let Some(machine) = Machine::find_or_skip(Linux::V6_1, "a_guest_tells_what_its_script_prints_and_how_it_ends")
+fn a_guest_returns_the_output_and_exit_code_of_its_script() {
+    let Some(machine) = Machine::find_or_skip(Linux::V6_1, "a_guest_returns_the_output_and_exit_code_of_its_script")
     else {
         return;
     };

@@ -53,7 +53,7 @@ fn the_portmapper_says_where_services_are() {
 }
 
 #[test]
-fn a_server_that_has_no_time_is_asked_again_with_another_xid() {
+fn after_jukebox_the_call_is_repeated_with_another_xid() {
     let server = Scripted::start();
     run(async {
         let export = export(&server).await;
@@ -82,7 +82,7 @@ fn a_soft_call_does_not_wait_for_ever_for_a_server_that_has_no_time() {
 }
 
 #[test]
-fn what_rpc_refuses_is_an_error_with_a_reason() {
+fn a_refusal_of_rpc_is_an_error_with_a_reason() {
     let server = Scripted::start();
     run(async {
         let export = export(&server).await;
@@ -149,7 +149,7 @@ fn a_server_that_only_talks_nonsense_is_not_asked_without_pause() {
 }
 
 #[test]
-fn replies_to_nobody_and_calls_are_ignored() {
+fn unexpected_replies_and_calls_are_ignored() {
     let server = Scripted::start();
     run(async {
         let export = export(&server).await;
@@ -182,7 +182,7 @@ fn results_that_are_cut_off_are_an_error_of_the_call_alone() {
 }
 
 #[test]
-fn a_read_gives_what_was_asked_for_and_no_more() {
+fn a_read_returns_the_requested_bytes_and_no_more() {
     let server = Scripted::start();
     run(async {
         let export = export(&server).await;
@@ -198,7 +198,7 @@ fn a_read_gives_what_was_asked_for_and_no_more() {
 }
 
 #[test]
-fn a_directory_made_twice_because_its_answer_was_lost_is_told_apart() {
+fn a_repeated_mkdir_whose_answer_was_lost_is_distinguished() {
     let server = Scripted::start();
     run(async {
         let export = export(&server).await;
@@ -224,7 +224,7 @@ fn a_call_on_a_connection_that_stays_silent_is_sent_again() {
 }
 
 #[test]
-fn a_call_that_the_server_was_doing_when_its_connection_was_lost_is_not_waited_for_long() {
+fn a_call_that_the_server_was_executing_when_its_connection_was_lost_is_repeated_soon() {
     let server = Scripted::start();
     run(async {
         let mut request = request(&server);

@@ -137,7 +137,7 @@ fn is_made(outcome: Result<Created, Error>) {
 }
 
 #[test]
-fn a_call_waits_for_a_server_that_is_stopped_and_goes_on_with_it() {
+fn a_call_waits_for_a_stopped_server_and_continues_with_it() {
     let server = Ganesha::start();
     run(async {
         let export = export_with(&server, |request| request.policy = impatient()).await.expect("it is mounted");
@@ -394,7 +394,7 @@ fn a_server_that_has_moved_is_found_where_it_is_now() {
 }
 
 #[test]
-fn a_call_that_waits_goes_on_at_once_where_the_server_is_now() {
+fn a_waiting_call_continues_at_once_at_the_servers_new_address() {
     let (mut first, second) = (Ganesha::start(), Ganesha::start());
     run(async {
         let export = export(&first).await;
@@ -422,7 +422,7 @@ fn a_call_that_waits_goes_on_at_once_where_the_server_is_now() {
 }
 
 #[test]
-fn a_server_that_is_away_when_it_is_asked_is_waited_for() {
+fn a_call_waits_for_an_unreachable_server() {
     let mut server = Ganesha::start();
     run(async {
         let export = export(&server).await;

@@ -1,4 +1,4 @@
-//! The client of NFS against a real server, and against what happens to servers.
+//! The NFS client against a real server and its faults.
 
 mod bad_servers;
 mod faults;

@@ -1,4 +1,4 @@
-//! What cannot be mounted is refused with a sentence, in time.
+//! Exports that cannot be mounted are refused with a sentence, in time.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
@@ -58,7 +58,7 @@ fn ports_where_nothing_listens_are_named() {
 }
 
 #[test]
-fn another_service_on_the_port_is_told_apart() {
+fn another_service_on_the_port_is_recognised() {
     let server = Ganesha::start();
     run(async {
         let nfs = server.address().port();

@@ -1,4 +1,4 @@
-//! Every procedure does to the exported directory what it says.
+//! Every procedure has its effect on the exported directory.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -196,7 +196,7 @@ fn a_large_directory_is_listed_page_by_page_with_every_name_once() {
 }
 
 #[test]
-fn the_server_tells_of_itself() {
+fn the_server_reports_its_limits() {
     let server = Ganesha::start();
     run(async {
         let export = export(&server).await;

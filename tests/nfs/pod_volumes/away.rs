@@ -24,7 +24,7 @@ fn soon<T>(what: &str, act: impl FnOnce() -> T) -> T {
 }
 
 #[test]
-fn nf_06_a_server_that_is_silent_holds_up_neither_the_root_nor_other_volumes_nor_the_end() {
+fn nf_06_a_silent_server_delays_neither_the_root_nor_other_volumes_nor_the_end() {
     let ganesha = Ganesha::start();
     fs::write(ganesha.exported().join("there"), vec![1; 1 << 20]).expect("written");
     let fixture = fixture("nfs-silent", &ganesha, "");
@@ -46,7 +46,7 @@ fn nf_06_a_server_that_is_silent_holds_up_neither_the_root_nor_other_volumes_nor
 }
 
 #[test]
-fn a_program_that_is_started_with_an_open_file_holds_up_itself_alone() {
+fn a_program_started_with_an_open_file_delays_only_itself() {
     // It closes what it is not to have, which waits for the server, and holds locks of the kernel meanwhile.
     let ganesha = Ganesha::start();
     let fixture = fixture("nfs-exec", &ganesha, "");
@@ -69,7 +69,7 @@ fn a_program_that_is_started_with_an_open_file_holds_up_itself_alone() {
 }
 
 #[test]
-fn nf_06_reading_goes_on_when_the_server_is_back() {
+fn nf_06_reading_continues_when_the_server_is_back() {
     let mut ganesha = Ganesha::start();
     fs::write(ganesha.exported().join("there"), "content").expect("written");
     let fixture = fixture("nfs-back", &ganesha, ",timeo=5,retrans=1");
@@ -138,7 +138,7 @@ fn status_says_so_too_when_no_call_waits_for_long() {
 }
 
 #[test]
-fn status_says_so_too_when_only_free_space_is_asked_for() {
+fn status_reports_a_silent_server_also_when_only_free_space_is_requested() {
     let mut ganesha = Ganesha::start();
     let fixture = fixture("nfs-status-space", &ganesha, "");
     let mut running = fixture.run();
@@ -159,7 +159,7 @@ fn status_says_so_too_when_only_free_space_is_asked_for() {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_told_and_tried_again() {
+fn a_missing_server_is_reported_and_tried_again() {
     let mut ganesha = Ganesha::start();
     fs::write(ganesha.exported().join("there"), "content").expect("written");
     let fixture = fixture("nfs-absent", &ganesha, "");

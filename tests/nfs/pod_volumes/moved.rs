@@ -103,7 +103,7 @@ fn wait_moved(running: &Running, from: impl Display, to: impl Display) {
 }
 
 #[test]
-fn a_server_that_has_moved_is_found_by_its_name_and_whoever_waits_goes_on() {
+fn a_server_that_has_moved_is_found_by_its_name_and_waiting_calls_continue() {
     let mut ganesha = Ganesha::start();
     fs::write(ganesha.exported().join("there"), "content").expect("written");
     let machine = Machine::new("nfs-moved", &ganesha, 2);
@@ -184,7 +184,7 @@ fn a_machine_without_the_export_is_not_taken_for_a_server_that_has_moved() {
 }
 
 #[test]
-fn a_server_that_nobody_waits_for_is_found_too() {
+fn a_moved_server_is_found_also_while_no_call_waits() {
     let mut ganesha = Ganesha::start();
     fs::write(ganesha.exported().join("there"), "content").expect("written");
     let options = format!("{},{UNBELIEVING},soft,timeo=5,retrans=1", ports(&ganesha));
@@ -203,7 +203,7 @@ fn a_server_that_nobody_waits_for_is_found_too() {
 }
 
 #[test]
-fn a_server_whose_ports_are_not_told_is_found_on_others() {
+fn a_server_without_port_options_is_found_on_other_ports() {
     in_own_network(&[], || {
         let mut ganesha = Ganesha::start();
         fs::write(ganesha.exported().join("there"), "content").expect("written");

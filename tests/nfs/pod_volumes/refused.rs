@@ -62,7 +62,7 @@ fn a_host_that_has_no_address_is_named() {
 }
 
 #[test]
-fn what_needs_the_kernels_client_says_so_where_the_kernel_has_none() {
+fn options_of_the_kernels_client_are_refused_where_the_kernel_has_none() {
     if kernel_nfs::is_there() {
         // tests/guest/kernel_nfs has tests of it.
         return;

@@ -34,7 +34,7 @@ fn a_claim_shows_its_export_and_changes_reach_the_server() {
 }
 
 #[test]
-fn the_status_tells_whose_client_is_used() {
+fn the_status_names_the_nfs_client() {
     let ganesha = Ganesha::start();
     let fixture = fixture("nfs-status", &ganesha, ",nfsvers=3");
     let running = fixture.run();
@@ -103,7 +103,7 @@ impl Drop for Writer {
 }
 
 #[test]
-fn what_was_written_and_synchronised_is_there_after_every_process_was_killed() {
+fn synchronised_data_survives_a_kill_of_every_process() {
     // NF-06
     let mut ganesha = Ganesha::start();
     let fixture = fixture("nfs-killed", &ganesha, "");

@@ -49,7 +49,7 @@ fn claims(fixture: &Fixture, uid: &str, ganesha: &Ganesha, options: &[&str]) {
 }
 
 #[test]
-fn volumes_with_one_server_share_a_connection_and_its_port_whoever_is_killed() {
+fn volumes_with_one_server_share_a_connection_and_its_port_over_kills() {
     let ganesha = Ganesha::start();
     let fixture = Fixture::new("");
     let options = options(&ganesha);
@@ -139,7 +139,7 @@ fn a_connection_outlives_the_volume_that_made_it() {
     assert_ne!(manifest, without);
     fixture.write("pod.yaml", &without);
     let mut running = fixture.run();
-    running.wait_log("volume \"a\" of the podfs before is not wanted any more");
+    running.wait_log("the pod no longer has volume \"a\" of the podfs before");
     assert_eq!(used(&running, &ganesha, &["b"]), first);
     assert_eq!(running.stop().code(), Some(0), "{}", running.log());
     fixture.assert_nothing_left();

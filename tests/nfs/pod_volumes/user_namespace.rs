@@ -67,7 +67,7 @@ fn ids_of_the_pod_are_those_of_the_server() {
 }
 
 #[test]
-fn who_is_root_in_a_namespace_made_within_the_pod_is_not_root() {
+fn root_of_a_namespace_made_within_the_pod_is_not_root() {
     let ganesha = Ganesha::start();
     let secret = ganesha.exported().join("secret");
     fs::write(&secret, "of root").expect("written");

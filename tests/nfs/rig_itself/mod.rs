@@ -1,4 +1,4 @@
-//! The rig that tests of NFS stand on: it does what it says.
+//! Tests of the rig for NFS tests.
 
 mod network;
 mod scripts;

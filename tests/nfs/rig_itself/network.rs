@@ -1,4 +1,4 @@
-//! The network between: each disturbance does what it says, and no more.
+//! The network in between: each disturbance has its effect, and no other.
 
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, Ipv6Addr, TcpListener};
@@ -60,7 +60,7 @@ fn everything_is_carried_to_both_ports_and_back() {
 }
 
 #[test]
-fn a_cut_ends_every_connection_as_it_was_told_and_new_ones_are_carried() {
+fn a_cut_ends_every_connection_and_new_ones_are_carried() {
     let mut scene = Scene::new();
     for (end, error) in [(End::Fin, ErrorKind::UnexpectedEof), (End::Rst, ErrorKind::ConnectionReset)] {
         let mut callers = [scene.again(), scene.again()];
@@ -193,7 +193,7 @@ fn replies_come_in_fragments_and_in_pieces() {
 }
 
 #[test]
-fn what_is_sent_again_and_from_where_is_seen() {
+fn the_network_records_repeated_calls_and_their_ports() {
     let scene = Scene::new();
     let mut callers = [scene.again(), scene.again()];
     let ports: Vec<_> = callers.iter().map(Caller::local_port).collect();

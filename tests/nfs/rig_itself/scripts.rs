@@ -84,7 +84,7 @@ fn a_directory_comes_in_pages_that_end() {
 }
 
 #[test]
-fn what_is_not_committed_is_lost_by_a_restart_and_the_verifier_tells() {
+fn a_restart_loses_uncommitted_data_and_changes_the_verifier() {
     let (server, mut caller, _, file) = scene();
     let before = caller.write(&file, 0, b"HE").expect("an answer").expect("written");
     assert_eq!(caller.commit(&file).expect("an answer"), Ok(before));
@@ -102,7 +102,7 @@ fn what_is_not_committed_is_lost_by_a_restart_and_the_verifier_tells() {
 }
 
 #[test]
-fn a_procedure_fails_as_often_as_it_is_told_to() {
+fn a_procedure_fails_as_often_as_ordered() {
     let (server, mut caller, root, file) = scene();
     server.rule(trouble::jukebox(READ, 2));
     assert_eq!(read(&mut caller, &file).expect("an answer"), Err(JUKEBOX));
@@ -134,7 +134,7 @@ fn a_procedure_is_done_and_the_reply_is_lost() {
 }
 
 #[test]
-fn a_silent_procedure_holds_up_no_other() {
+fn a_silent_procedure_delays_no_other() {
     let (server, mut caller, root, file) = scene();
     server.rule(trouble::silent(READ, ALWAYS));
     let arguments = Writer::default().opaque(&file).u64(0).u32(5).bytes();
@@ -202,7 +202,7 @@ fn names_kinds_sizes_and_dates_are_as_strange_as_a_test_makes_them() {
 }
 
 #[test]
-fn a_sparse_server_tells_no_attributes_that_it_may_leave_out() {
+fn a_sparse_server_omits_optional_attributes() {
     let (server, mut caller, root, file) = scene();
     server.files(|files| files.sparse = true);
     let found = caller.ask(NFS, LOOKUP, Writer::default().opaque(&root).opaque(b"file")).expect("an answer");
@@ -219,7 +219,7 @@ fn handles_of_an_earlier_age_are_stale() {
 }
 
 #[test]
-fn the_port_mapper_tells_its_own_port() {
+fn the_portmapper_answers_with_its_own_port() {
     let (server, mut caller, ..) = scene();
     let question = Writer::default().u32(NFS.0).u32(NFS.1).u32(6).u32(0);
     let port = caller.ask(PORTMAP, GETPORT, question).expect("an answer");

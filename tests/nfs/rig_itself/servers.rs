@@ -22,7 +22,7 @@ use crate::nfs_rig::xdr::Writer;
 use crate::rig_itself::connect;
 
 #[test]
-fn what_is_written_through_the_server_stands_in_the_exported_directory_and_other_clients_read_it() {
+fn writes_through_the_server_are_in_the_exported_directory_and_other_clients_read_them() {
     let server = Ganesha::start();
     let (mut caller, root) = connect(&server);
     let file = caller.create(&root, "file").expect("an answer").expect("created");
@@ -68,7 +68,7 @@ fn a_server_that_moved_has_the_same_files_with_other_handles() {
 }
 
 #[test]
-fn a_stopped_server_takes_calls_and_answers_them_when_it_goes_on() {
+fn a_stopped_server_takes_calls_and_answers_them_when_it_continues() {
     let server = Ganesha::start();
     let (mut caller, root) = connect(&server);
     server.stop();
@@ -97,7 +97,7 @@ fn servers_run_side_by_side_with_files_of_their_own() {
 }
 
 #[test]
-fn exports_are_read_only_refused_squashed_small_and_full_as_they_are_told() {
+fn exports_are_read_only_refused_squashed_small_and_full_as_ordered() {
     let export = |name: &str| Export::named(name);
     let server = Ganesha::with(Setup {
         exports: vec![

@@ -13,7 +13,7 @@ use crate::nfs_rig::{Ganesha, Scripted, eventually};
 use crate::takeover::pod::Pod;
 
 #[test]
-fn open_files_and_directories_go_on() {
+fn open_files_and_directories_stay_usable_over_a_takeover() {
     let server = Ganesha::start();
     for number in 0..2000 {
         File::create(server.exported().join(format!("a-name-that-takes-some-room-{number}"))).expect("created");
@@ -94,7 +94,7 @@ fn a_change_elsewhere_is_seen_through_a_file_that_stays_open() {
 }
 
 #[test]
-fn a_successor_tells_the_root_of_an_nfs_server_that_is_gone() {
+fn a_successor_answers_for_the_root_of_an_unreachable_nfs_server() {
     let mut server = Ganesha::start();
     let pod = Pod::new(&options(&server));
     let ino = std::os::unix::fs::MetadataExt::ino(&fs::metadata(pod.path()).expect("the root"));

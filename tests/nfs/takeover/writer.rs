@@ -1,4 +1,4 @@
-//! A writer that writes all over a file, and knows what must be in it.
+//! A writer that writes at random in a file, and knows the expected content.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;

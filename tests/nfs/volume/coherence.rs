@@ -1,4 +1,4 @@
-//! Close-to-open: an open file shows what was there at the last close, on any client.
+//! Close-to-open: an open file shows the content of the last close, by any client.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use crate::mounted::Mounted;
 use crate::nfs_rig::{Ganesha, eventually};
 
 #[test]
-fn who_opens_a_file_sees_what_was_written_elsewhere() {
+fn an_open_sees_the_writes_of_other_clients() {
     let server = Ganesha::start();
     let (one, other) = (Mounted::new(&server), Mounted::new(&server));
     for content in ["short", "a good deal longer", "short"] {
@@ -48,7 +48,7 @@ fn an_unchanged_file_is_read_from_the_server_once() {
 }
 
 #[test]
-fn what_was_just_written_here_is_not_read_again() {
+fn own_writes_are_read_from_the_cache() {
     let server = Ganesha::start();
     let mounted = Mounted::new(&server);
     let mut file =
@@ -62,7 +62,7 @@ fn what_was_just_written_here_is_not_read_again() {
 }
 
 #[test]
-fn the_size_of_a_file_that_is_being_written_is_what_was_written() {
+fn the_size_of_a_file_includes_unsent_writes() {
     let server = Ganesha::start();
     let mounted = Mounted::new(&server);
     let file = File::create(mounted.at("file")).expect("created");
@@ -75,7 +75,7 @@ fn the_size_of_a_file_that_is_being_written_is_what_was_written() {
 }
 
 #[test]
-fn an_open_file_that_changes_elsewhere_is_read_anew_when_its_attributes_are_asked_for() {
+fn an_open_file_that_changes_elsewhere_is_read_anew_when_its_attributes_are_requested() {
     let server = Ganesha::start();
     fs::write(server.exported().join("file"), "before").expect("written");
     let mounted = Mounted::with(&server, |options| (options.caching.acregmin, options.caching.acregmax) = (0, 0));

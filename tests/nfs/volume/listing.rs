@@ -37,7 +37,7 @@ fn a_large_directory_is_listed_whole_and_each_name_once() {
 }
 
 #[test]
-fn a_directory_that_changes_while_it_is_read_shows_what_stays() {
+fn a_directory_that_changes_while_it_is_read_shows_lasting_names() {
     let server = Ganesha::start();
     let mounted = Mounted::new(&server);
     for number in 0..2000 {
@@ -57,7 +57,7 @@ fn a_directory_that_changes_while_it_is_read_shows_what_stays() {
 }
 
 #[test]
-fn a_server_without_readdirplus_is_asked_for_less() {
+fn a_server_without_readdirplus_gets_readdir() {
     let server = Scripted::start();
     server.files(|files| {
         files.add("one", b"1");

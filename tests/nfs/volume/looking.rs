@@ -1,4 +1,4 @@
-//! What a volume shows.
+//! Names and attributes in a volume.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use crate::mounted::Mounted;
 use crate::nfs_rig::Ganesha;
 
 #[test]
-fn what_the_server_has_is_shown() {
+fn the_volume_shows_the_files_of_the_server() {
     let server = Ganesha::start();
     fs::write(server.exported().join("hello"), "world").expect("written");
     fs::create_dir_all(server.exported().join("a/b")).expect("made");
@@ -21,7 +21,7 @@ fn what_the_server_has_is_shown() {
 }
 
 #[test]
-fn what_is_done_here_is_done_there() {
+fn changes_in_the_volume_reach_the_server() {
     let server = Ganesha::start();
     let mounted = Mounted::new(&server);
     let there = server.exported();

@@ -8,7 +8,7 @@ use crate::mounted::Mounted;
 use crate::nfs_rig::Ganesha;
 
 #[test]
-fn files_are_found_again_when_the_server_calls_them_something_else() {
+fn files_are_found_again_when_the_server_changes_their_handles() {
     let mut server = Ganesha::start();
     fs::create_dir_all(server.exported().join("a/b/c")).expect("made");
     fs::write(server.exported().join("a/b/c/file"), "content").expect("written");
@@ -32,7 +32,7 @@ fn files_are_found_again_when_the_server_calls_them_something_else() {
 }
 
 #[test]
-fn many_who_look_at_the_same_time_find_their_files_again() {
+fn concurrent_reads_find_their_files_on_the_new_server() {
     let mut server = Ganesha::start();
     let names: Vec<_> = (0..16).map(|number| format!("file-{number}")).collect();
     names.iter().for_each(|name| fs::write(server.exported().join(name), name).expect("written"));

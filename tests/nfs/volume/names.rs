@@ -1,4 +1,4 @@
-//! Names, and what has one.
+//! Names: making, renaming and removing them.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -40,7 +40,7 @@ fn two_names_of_a_file_are_one_file() {
 }
 
 #[test]
-fn what_must_be_new_is() {
+fn exclusive_creation_fails_if_the_file_exists() {
     let server = Ganesha::start();
     let mounted = Mounted::new(&server);
     let create = || OpenOptions::new().write(true).create_new(true).open(mounted.at("file"));
@@ -55,7 +55,7 @@ fn what_must_be_new_is() {
 }
 
 #[test]
-fn a_file_that_somebody_else_has_just_made_is_opened_as_it_is() {
+fn a_file_that_another_client_has_just_made_is_opened_as_it_is() {
     let server = Ganesha::start();
     let mounted = Mounted::new(&server);
     assert!(!mounted.at("file").exists());

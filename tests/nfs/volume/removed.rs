@@ -8,7 +8,7 @@ use crate::mounted::Mounted;
 use crate::nfs_rig::{Ganesha, eventually};
 
 #[test]
-fn an_open_file_goes_on_without_a_name_and_is_gone_when_it_is_closed() {
+fn an_open_file_stays_usable_without_a_name_and_ends_at_its_close() {
     let server = Ganesha::start();
     let mounted = Mounted::new(&server);
     fs::write(mounted.at("file"), "content").expect("written");

@@ -34,7 +34,7 @@ fn shown(server: &Ganesha) -> Shown {
 }
 
 #[test]
-fn what_somebody_makes_is_theirs() {
+fn a_new_file_belongs_to_its_caller() {
     let server = Ganesha::start();
     let shown = shown(&server);
     let made = run(1234, &[4321, 5000], "mkdir $1/directory && echo x > $1/file", shown.path());
@@ -61,7 +61,7 @@ fn supplementary_groups_decide_too() {
 }
 
 #[test]
-fn who_has_opened_a_file_may_go_on_when_its_mode_changes() {
+fn an_open_file_stays_usable_when_its_mode_changes() {
     let server = Ganesha::start();
     let shown = shown(&server);
     let command = "exec 3> $1/file; echo one >&3; chmod 400 $1/file; echo two >&3; cat $1/file";
@@ -85,7 +85,7 @@ fn root_may_do_what_the_server_lets_it() {
 }
 
 #[test]
-fn what_may_not_be_changed_is_not() {
+fn changes_of_a_read_only_export_fail() {
     let server = Ganesha::start();
     fs::write(server.exported().join("file"), "content").expect("written");
     let mounted = Mounted::with(&server, |options| options.read_only = true);

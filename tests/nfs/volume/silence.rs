@@ -32,7 +32,7 @@ fn stopped() -> (Ganesha, Shown) {
 }
 
 #[test]
-fn the_root_and_free_space_are_told_while_the_server_is_silent() {
+fn root_and_free_space_are_answered_while_the_server_is_silent() {
     let (server, shown) = stopped();
     for _ in 0..3 {
         let begin = Instant::now();
@@ -46,7 +46,7 @@ fn the_root_and_free_space_are_told_while_the_server_is_silent() {
 }
 
 #[test]
-fn the_root_is_told_when_the_server_is_gone() {
+fn the_root_is_answered_when_the_server_is_gone() {
     let (mut server, shown) = stopped();
     server.cont();
     server.kill();
@@ -57,7 +57,7 @@ fn the_root_is_told_when_the_server_is_gone() {
 }
 
 #[test]
-fn whoever_waits_for_a_silent_server_can_be_killed() {
+fn a_process_that_waits_for_a_silent_server_can_be_killed() {
     let (server, shown) = stopped();
     for signal in [libc::SIGKILL, libc::SIGTERM] {
         let mut reader = cat(&shown.path().join("file"));
@@ -72,7 +72,7 @@ fn whoever_waits_for_a_silent_server_can_be_killed() {
 }
 
 #[test]
-fn whoever_writes_to_a_silent_server_can_be_killed_and_what_it_wrote_arrives() {
+fn a_writer_to_a_silent_server_can_be_killed_and_its_data_arrives() {
     let server = Ganesha::start();
     let shown = Mounted::new(&server).shown();
     let file = File::create(shown.path().join("new")).expect("created");

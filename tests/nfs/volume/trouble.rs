@@ -1,4 +1,4 @@
-//! Servers that do what no good one does.
+//! Faulty servers.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -11,7 +11,7 @@ use crate::nfs_rig::scripted::trouble::{ALWAYS, fails, generous_read, jukebox, r
 use crate::nfs_rig::{Ganesha, Scripted};
 
 #[test]
-fn a_server_that_asks_to_come_again_is_asked_again() {
+fn a_request_is_repeated_after_jukebox() {
     let server = Scripted::start();
     server.files(|files| {
         files.add("file", b"content");
@@ -22,7 +22,7 @@ fn a_server_that_asks_to_come_again_is_asked_again() {
 }
 
 #[test]
-fn more_data_than_was_asked_for_is_not_taken() {
+fn more_data_than_requested_is_ignored() {
     let server = Scripted::start();
     server.files(|files| {
         files.add("file", &[7; 10_000]);
@@ -33,7 +33,7 @@ fn more_data_than_was_asked_for_is_not_taken() {
 }
 
 #[test]
-fn a_write_that_fails_is_told_when_the_file_is_closed_or_synced() {
+fn close_and_fsync_return_the_error_of_a_write() {
     let server = Scripted::start();
     let mounted = Mounted::new(&server);
     server.rule(fails(procedure::WRITE, error::NOSPC, ALWAYS));
@@ -48,7 +48,7 @@ fn a_write_that_fails_is_told_when_the_file_is_closed_or_synced() {
 }
 
 #[test]
-fn a_full_server_is_told_and_keeps_what_it_had() {
+fn a_full_server_returns_enospc_and_keeps_its_data() {
     let exports = vec![Export { storage: Storage::Tmpfs("size=4m"), ..Export::named("/export") }];
     let server = Ganesha::with(Setup { exports, ..Setup::default() });
     let mounted = Mounted::new(&server);
@@ -65,7 +65,7 @@ fn a_full_server_is_told_and_keeps_what_it_had() {
 }
 
 #[test]
-fn a_server_that_forgets_what_it_had_not_on_disk_gets_it_again() {
+fn a_server_that_loses_uncommitted_data_gets_it_again() {
     let server = Scripted::start();
     let mounted = Mounted::new(&server);
     let file = File::create(mounted.at("file")).expect("created");

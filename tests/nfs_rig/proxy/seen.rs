@@ -1,4 +1,4 @@
-//! What the network remembers of the calls that it has carried.
+//! The network's record of the calls that it has carried.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};

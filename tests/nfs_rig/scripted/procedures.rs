@@ -1,4 +1,4 @@
-//! What a good server answers.
+//! The answers of a correct server.
 
 use super::attributes::{Settings, after, changes, full, is_directory, made};
 use super::files::{Files, Node, now};

@@ -1,4 +1,4 @@
-//! The files of each package, and what it needs of the machine.
+//! The files and dependencies of each package.
 
 use std::collections::BTreeSet;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! What `packaging/build` says when it cannot work: one sentence, before anything is built.
+//! Errors of `packaging/build`: one sentence, before it builds anything.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use crate::common::outcome::finish;
 use crate::common::packages::top;
 
 #[test]
-fn what_is_wrong_with_the_options_is_one_sentence() {
+fn bad_options_are_refused_in_one_sentence() {
     for (arguments, sentence) in [
         (&["--colour"][..], "--colour is not an option: see packaging/build --help"),
         (&["--output"], "--output needs a value: see packaging/build --help"),

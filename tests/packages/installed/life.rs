@@ -52,7 +52,7 @@ fn a_fresh_debian_serves_the_examples_and_forgets_podfs_with_the_purge() {
 }
 
 #[test]
-fn what_dpkg_and_rpm_run_is_plain_shell() {
+fn scripts_of_dpkg_and_rpm_are_plain_shell() {
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/scripts");
     let all: Vec<_> = scripts.read_dir().expect("scripts").flatten().map(|entry| entry.path()).collect();
     let checked = Command::new("shellcheck").args(["--shell", "sh"]).args(&all).output().expect("shellcheck runs");
@@ -100,7 +100,7 @@ fn an_upgrade_moves_pods_to_the_new_podfs_while_their_volumes_are_used() {
     machine.does("cp /usr/bin/podfs /podfs.before");
     let said = install(&machine, &versions.stranger());
     assert!(said.contains("refused: ") && said.contains("speaks another protocol"), "{said}");
-    assert!(said.contains("podfs: these pods are served on by the podfs before"), "{said}");
+    assert!(said.contains("podfs: the earlier podfs still serves these pods"), "{said}");
     assert_eq!(machine.run(&format!("systemctl reload {UNIT}")).code, Some(1));
     assert_eq!(processes(&machine), upgraded, "the same processes serve");
     load.goes_on();
@@ -126,7 +126,7 @@ fn a_removal_leaves_pods_served_and_a_purge_waits_for_their_end() {
     let mut load = Load::start(&machine);
 
     let said = machine.does("dpkg --remove podfs 2>&1");
-    assert!(said.contains("podfs: 1 pods are served on until they are stopped"), "{said}");
+    assert!(said.contains("podfs: the servers of 1 pods continue until you stop them"), "{said}");
     machine.does("systemctl daemon-reload");
     load.goes_on();
     // Without a program there is no other supervisor; the server goes on.
@@ -134,7 +134,7 @@ fn a_removal_leaves_pods_served_and_a_purge_waits_for_their_end() {
     machine.eventually(&format!("[ $(systemctl show -P ActiveState {UNIT}) = failed ]"));
     load.goes_on();
     let said = machine.does("dpkg --purge podfs 2>&1");
-    assert!(said.contains("podfs: pods are served still"), "{said}");
+    assert!(said.contains("podfs: servers of pods still run"), "{said}");
     machine.does(&format!("[ -e {} ]", manifest("pod.yaml")));
     load.goes_on();
 

@@ -173,11 +173,11 @@ fn a_removal_of_the_package_leaves_the_pods_of_the_node_served() {
     let before = (supervisor(&machine, UID), supervisor(&machine, WEB));
     let mut load = Load::start(&machine);
     let said = machine.does("dpkg --remove podfs 2>&1");
-    assert!(said.contains("podfs: 2 pods are served on until they are stopped"), "{said}");
+    assert!(said.contains("podfs: the servers of 2 pods continue until you stop them"), "{said}");
     assert_eq!(property(&machine, "podfs-node", "ActiveState"), "inactive");
     load.goes_on();
     let said = machine.does("dpkg --purge podfs 2>&1");
-    assert!(said.contains("podfs: pods are served still"), "{said}");
+    assert!(said.contains("podfs: servers of pods still run"), "{said}");
     load.goes_on();
     // Installed again, the daemon finds them.
     install(&machine, &Versions::get().first());

@@ -48,8 +48,8 @@ fn a_pod_is_started_ready_refreshed_and_stopped_as_a_unit() {
 }
 
 #[test]
-fn a_unit_of_a_pod_that_nobody_knows_fails_once_with_a_sentence() {
-    let Some(machine) = installed("a_unit_of_a_pod_that_nobody_knows_fails_once_with_a_sentence", Init::Systemd) else {
+fn a_unit_without_manifests_fails_once_with_a_sentence() {
+    let Some(machine) = installed("a_unit_without_manifests_fails_once_with_a_sentence", Init::Systemd) else {
         return;
     };
     let said = machine.run(&format!("systemctl start {UNIT}"));
@@ -70,8 +70,8 @@ fn a_unit_of_a_pod_that_nobody_knows_fails_once_with_a_sentence() {
 }
 
 #[test]
-fn a_restart_a_crash_and_a_reload_are_not_noticed_by_who_uses_the_volumes() {
-    let test = "a_restart_a_crash_and_a_reload_are_not_noticed_by_who_uses_the_volumes";
+fn a_restart_a_crash_and_a_reload_fail_no_call() {
+    let test = "a_restart_a_crash_and_a_reload_fail_no_call";
     let Some(machine) = installed(test, Init::Systemd) else { return };
     pods::start(&machine);
     let mut load = Load::start(&machine);
@@ -185,8 +185,8 @@ fn settings_of_one_pod_come_from_its_environment_file() {
 }
 
 #[test]
-fn metrics_of_all_pods_are_a_unit_that_starts_when_it_is_asked_for() {
-    let test = "metrics_of_all_pods_are_a_unit_that_starts_when_it_is_asked_for";
+fn metrics_of_all_pods_are_a_unit_that_an_operator_starts() {
+    let test = "metrics_of_all_pods_are_a_unit_that_an_operator_starts";
     let Some(machine) = installed(test, Init::Systemd) else { return };
     pods::start(&machine);
     assert_eq!(property(&machine, "podfs-metrics.service", "ActiveState"), "inactive");

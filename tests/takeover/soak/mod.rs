@@ -20,7 +20,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 #[test]
-fn whatever_is_killed_whenever_no_caller_notices() {
+fn no_call_fails_when_processes_are_killed_at_random() {
     let kills = number("PODFS_SOAK_KILLS").unwrap_or(120);
     let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock").as_nanos() as u64;
     let mut random = Random(number("PODFS_SOAK_SEED").unwrap_or(clock | 1));
@@ -61,7 +61,7 @@ fn strike(random: &mut Random, pod: &mut Pod, running: &mut Running) -> usize {
         0 => kill_all(running.servers()),
         1 => {
             settled(running);
-            let told = "the keeper of the server's open files ended; there is another one";
+            let told = "the keeper of the server's open files ended; podfs has started another one";
             let before = running.log().matches(told).count();
             kill_all(running.keepers());
             running.wait_log_times(told, before + 1);

@@ -1,16 +1,16 @@
-//! A connection to a server, which goes on when the server comes back.
+//! A connection to a server, which continues when the server comes back.
 //!
 //! 1. A call is pending from when it is made until it is answered, given up or dropped by its caller.
 //!    It keeps the bytes that were sent, and its payload.
-//! 2. A pending call is sent once on every connection, in the order in which the calls were made, and again on the same
-//!    one after `timeo`: always the same bytes with the same xid, so that a server that has done it answers from memory.
-//!    One that was sent on another connection is sent again sooner: a server ignores what it is just doing, and then
-//!    answers on the connection that is gone.
-//! 3. A call is written at once by its caller if nothing waits before it; otherwise the driver writes it.
+//! 2. The client sends a pending call once on every connection, in the order in which the calls were made, and again on the same
+//!    one after `timeo`: always the same bytes with the same xid, so that a server that has executed it answers from memory.
+//!    It repeats a call that was sent on another connection sooner: a server ignores a copy of a call that it is executing, and
+//!    then answers on the connection that is gone.
+//! 3. The caller writes its call at once if no other call waits before it; otherwise the driver writes it.
 //! 4. A message whose writing has begun is written to its end, also when its caller has gone.
 //! 5. A reply is given to the pending call with its xid; a call that was dropped has none, and the reply is dropped,
 //!    too.
-//! 6. There is a socket only while there is something to ask, or the server keeps it open.
+//! 6. There is a socket only while calls are pending, or the server keeps it open.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -66,14 +66,14 @@ impl Reply {
     }
 }
 
-/// What callers, the driver and the deadlines have in common.
+/// State that callers, the driver and the deadlines share.
 #[derive(Debug)]
 pub(super) struct SharedConnection {
     pub(super) peer: Rc<Peer>,
     pub(super) dialer: Dialer,
     pub(super) pool: Pool,
     pub(super) pending: RefCell<HashMap<u32, Rc<PendingCall>>>,
-    /// What is to be written. So much of the first has been written already.
+    /// Calls to write, and how many bytes of the first one are written already.
     queue: RefCell<VecDeque<Rc<PendingCall>>>,
     written: Cell<usize>,
     pub(super) stream: RefCell<Option<Rc<Stream>>>,

@@ -1,4 +1,4 @@
-//! As whom a call is made.
+//! The credential of a call: the user and groups that it is made with.
 
 use crate::xdr::XdrWriter;
 
@@ -10,7 +10,7 @@ const MACHINE: &[u8] = b"podfs";
 const AUTH_NONE: u32 = 0;
 const AUTH_SYS: u32 = 1;
 
-/// As whom a call is made.
+/// The user and groups that a call is made with.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub enum Credential {
     /// No user (AUTH_NONE).

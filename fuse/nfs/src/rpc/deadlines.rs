@@ -1,7 +1,7 @@
-//! Calls that are not answered in time: sent again after `timeo`, and given up or told of after `retrans` times that.
-//! Those that were sent on another connection before are sent again sooner.
+//! Calls that are not answered in time: the client sends them again after `timeo`, and gives them up or logs them after `retrans`
+//! times that. It repeats calls that were sent on another connection before sooner.
 //!
-//! The calls are looked at when the first of them is due, so that most calls cost no timer.
+//! All calls share one timer, which expires when the first of them is due, so that most calls cost no timer.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;

@@ -6,8 +6,8 @@
 //! process is killed, and a [`Stream`] ends its connection before its socket is closed: a child that is just being started
 //! has a copy of the socket, and would keep the connection.
 //!
-//! A process that may make no sockets is given one that is [bound] already, for every connection again; a copy of it in
-//! another process is what a successor goes on with.
+//! A process that may make no sockets gets one that is [bound] already, and uses it for every connection. A successor continues
+//! with a copy of it from another process.
 
 use std::cell::Cell;
 use std::io;
@@ -29,7 +29,7 @@ const RESERVED: std::ops::RangeInclusive<u16> = 665..=1023;
 const ATTEMPT: Duration = Duration::from_secs(10);
 /// A connection without traffic is probed after so long, and then in such steps.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(60), Duration::from_secs(10), 6);
-/// What was sent and not acknowledged for so long ends the connection; the next one finds the server, or does not.
+/// Data that the peer does not acknowledge for so long ends the connection; the next one finds the server, or does not.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(60);
 
 /// A connection, which ends when this is dropped.
@@ -128,7 +128,7 @@ impl Dialer {
 const NOT_RESERVED: &str = "this process may not use ports below 1024 (CAP_NET_BIND_SERVICE); a server that insists on \
     them refuses it";
 
-/// What all copies of a socket have in common, and no other socket has.
+/// The inode number of a socket, which all its copies share and no other socket has.
 ///
 /// # Errors
 /// When the kernel does not tell.

@@ -1,4 +1,4 @@
-//! Connects when there is something to ask, reads what comes, and writes what could not be written at once.
+//! Connects when there is a call to send, reads replies, and writes the bytes that the socket did not take at once.
 
 use std::future::poll_fn;
 use std::io;

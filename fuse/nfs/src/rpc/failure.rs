@@ -44,7 +44,7 @@ pub enum RpcError {
     Malformed(#[from] Malformed),
 }
 
-/// What the server rejects in the credentials of a call.
+/// Why the server rejects the credentials of a call.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Denial {
     /// Of the kind that it is.

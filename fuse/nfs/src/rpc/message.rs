@@ -15,7 +15,7 @@ const LAST: u32 = 1 << 31;
 /// Most bytes of a verifier.
 const MAX_VERIFIER: usize = 400;
 
-/// What is called.
+/// The procedure of a call.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Procedure {
     /// The number of the program.
@@ -75,7 +75,7 @@ impl RpcCall {
         self.head.len() + payload + padding(payload)
     }
 
-    /// What is sent, from the byte `skip` on: up to three parts.
+    /// The bytes to send, from the byte `skip` on: up to three parts.
     pub fn parts(&self, mut skip: usize) -> impl Iterator<Item = IoSlice<'_>> {
         let payload = self.payload.as_deref().unwrap_or_default();
         let parts = [&self.head[..], payload, &[0; 3][..padding(payload.len())]];
@@ -87,14 +87,14 @@ impl RpcCall {
     }
 }
 
-/// What a record is.
+/// The kind of a received record.
 #[derive(Debug, Eq, PartialEq)]
 pub enum Received {
     /// The reply to the call `xid`. Its results begin at the byte `results`.
     Reply {
         /// Of the call.
         xid: u32,
-        /// What became of the call, and where the results begin.
+        /// The outcome of the call, and where its results begin.
         results: Result<usize, RpcError>,
     },
     /// A call. The server of a mount has nothing to ask.

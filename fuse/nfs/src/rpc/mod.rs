@@ -3,13 +3,13 @@
 //! | module | owns |
 //! |---|---|
 //! | [`connection`] | calls in flight, sent again until they are answered |
-//! | `driver` | the socket: connecting, reading, writing what could not be written at once |
+//! | `driver` | the socket: connecting, reading, writing the bytes that it did not take at once |
 //! | `deadlines` | calls that are not answered in time |
 //! | [`peer`] | the server as all its connections see it |
 //! | [`policy`] | how long a call may take, and how often it is sent |
 //! | [`dial`] | sockets, from the same port again |
 //! | [`message`] | calls into bytes, bytes into replies |
-//! | [`credential`] | as whom a call is made |
+//! | [`credential`] | the user and groups that a call is made with |
 //! | [`failure`] | why a call has no results |
 //! | [`record`] | a stream cut into messages |
 //! | [`pool`] | buffers that are used again |

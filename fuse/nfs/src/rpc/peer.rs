@@ -1,9 +1,9 @@
-//! A server as all connections to it see it: where it is, and how it does.
+//! A server, shared by all connections to it: its address, and since when it is silent.
 //!
-//! Two times are kept of its answers. For how long a call has been waiting says whether another call is worth making; a call
-//! that was given up does not wait. For how long the server has been silent goes to the [observers](SilenceObserver): a call
-//! that ends without an answer does not end the silence, whether it was given up or taken back, and neither does a pause between
-//! calls. Only bytes from the server do.
+//! There are two times. The time for which a call has been waiting decides whether another call is worth making; a call that was
+//! given up does not wait. The time for which the server has been silent goes to the [observers](SilenceObserver): a call that ends
+//! without an answer, given up or cancelled, does not end the silence, and neither does a pause between calls. Only bytes from the
+//! server do.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ pub struct Peer {
     address: Cell<SocketAddr>,
     /// Since when there was something to answer, and nothing came. None while there is nothing to answer.
     waiting_since: Cell<Option<Instant>>,
-    /// Since when nothing came although something was asked, whether anybody waits for it or not.
+    /// Since when the server has sent nothing although it has got a call, whether a caller still waits for the answer or not.
     silent_since: Cell<Option<Instant>>,
     observers: RefCell<Vec<Weak<dyn SilenceObserver>>>,
     /// The log says that it does not answer.
@@ -96,7 +96,7 @@ impl Peer {
         observers.push(Arc::downgrade(observer));
     }
 
-    /// What it is called in messages.
+    /// Its name in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -164,7 +164,7 @@ impl Peer {
         self.call_ends();
     }
 
-    /// Whoever made a call does not wait for it any more.
+    /// The caller of a call does not wait for it any more.
     pub(super) fn call_taken_back(&self) {
         if self.call_ends() && self.silent_since.get().is_some_and(|since| since.elapsed() < SOONEST) {
             self.silent_from(None);
@@ -207,10 +207,10 @@ impl Peer {
         }
     }
 
-    /// What it sent cannot be understood.
+    /// Logs that the server sent a message that cannot be parsed.
     pub(super) fn sends_garbage(&self, what: &str) {
         if !self.told_garbage.replace(true) {
-            warn!(server = self.name, "NFS server {}: {what}; the connection is made anew", self.name);
+            warn!(server = self.name, "NFS server {}: {what}; podfs connects again", self.name);
         }
     }
 
@@ -255,7 +255,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(10);
 
-    /// What a volume has got to know last.
+    /// The last report to a volume.
     #[derive(Debug, Default)]
     struct Observed(Mutex<Option<Instant>>);
 
@@ -289,7 +289,7 @@ mod tests {
         Instant::now().checked_sub(LONG).expect("the machine has run for longer")
     }
 
-    /// What the volumes tell of their server: all of them the same.
+    /// Whether all volumes report their server as silent for long.
     #[track_caller]
     fn is_silent_for_long(volumes: &[Arc<Observed>]) -> bool {
         let since = volumes[0].since();
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_are_given_up_make_one_silence_until_something_is_answered() {
+    fn abandoned_calls_are_one_silence_until_the_server_answers() {
         let (peer, volumes) = peer();
         peer.call_begins(long_ago());
         peer.call_given_up();
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_is_taken_back_says_something_only_if_it_could_have_been_answered() {
+    fn a_cancelled_call_counts_as_silence_only_after_a_moment() {
         let (peer, volumes) = peer();
         // So soon that it does not matter how fast this runs.
         peer.call_begins(Instant::now() + LONG);
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_has_moved_owes_nothing_that_nobody_waits_for() {
+    fn a_moved_server_is_not_silent_about_abandoned_calls() {
         let elsewhere = (Ipv4Addr::new(127, 0, 0, 2), 2049).into();
         let (peer, volumes) = peer();
         peer.call_begins(long_ago());

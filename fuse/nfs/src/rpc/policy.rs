@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::DoublingPause;
 
-/// What happens when a server does not answer.
+/// How a call ends when a server does not answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Persistence {
     /// The call waits until it does.
@@ -18,7 +18,7 @@ pub enum Persistence {
 /// How long a call may take, and how often it is sent again.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Policy {
-    /// What happens when that has passed.
+    /// How the call ends after that time.
     pub persistence: Persistence,
     /// After so long without an answer a call is sent again on the same connection.
     pub timeo: Duration,
@@ -29,7 +29,7 @@ pub struct Policy {
 }
 
 impl Default for Policy {
-    /// What Linux does over TCP: `hard,timeo=600,retrans=2`.
+    /// The defaults of Linux over TCP: `hard,timeo=600,retrans=2`.
     fn default() -> Self {
         Self { persistence: Persistence::Hard, timeo: Duration::from_secs(60), retrans: 2, quiet: false }
     }

@@ -1,8 +1,8 @@
 //! Records of a stream (RFC 5531, section 11): a message comes in fragments, each behind its length.
 //!
-//! What is read goes into a buffer of the pool. When it holds whole records, these are handed out as slices of it, and
-//! reading goes on in another buffer, which the beginning of the next record is moved to. A long record's end is known
-//! once it has begun, and nothing is read beyond it; so the data of a READ is never moved.
+//! The client reads into a buffer of the pool. When the buffer holds whole records, the client hands these out as slices of it, and
+//! continues in another buffer, to which it moves the beginning of the next record. It knows the end of a long record once the
+//! record has begun, and reads nothing beyond it; so it never moves the data of a READ.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ const LAST: u32 = 1 << 31;
 /// The length of a fragment's length.
 const MARK: usize = 4;
 
-/// The stream is none of records, or of longer ones than anybody asked for.
+/// The stream does not consist of records, or has longer ones than the client takes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum StreamError {
     /// Of more than [`MAX_RECORD`] bytes.
@@ -33,7 +33,7 @@ pub enum StreamError {
     NoReply,
 }
 
-/// What has been read of a stream, and not been handed out.
+/// The bytes that were read from a stream and not handed out yet.
 #[derive(Debug)]
 pub struct Incoming {
     pool: Pool,

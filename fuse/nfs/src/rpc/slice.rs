@@ -1,4 +1,4 @@
-//! Bytes with a common owner: what a reply carries, and what a request sends along, without a copy.
+//! Bytes with a common owner: the data of replies and requests, without a copy.
 
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -43,7 +43,7 @@ impl From<Vec<u8>> for Slice {
     }
 }
 
-/// The content may be anybody's secret.
+/// The content may be a secret.
 impl fmt::Debug for Slice {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{} bytes", self.range.len())

@@ -1,5 +1,5 @@
-//! The arguments of each procedure. They are written from what is given, and from nothing else: a call sent again by
-//! another process has the same bytes.
+//! The arguments of each procedure. Their bytes depend on the arguments alone: a call that another process repeats has the same
+//! bytes.
 
 use super::attributes::{Changes, FileType, Time};
 use super::handle::FileHandle;
@@ -17,7 +17,7 @@ pub enum Creation {
     Exclusive([u8; 8]),
 }
 
-/// What MKNOD makes.
+/// The type of file that MKNOD makes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Device {
     /// A block device with its major and minor number.

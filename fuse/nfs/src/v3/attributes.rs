@@ -2,7 +2,7 @@
 
 use crate::xdr::{Malformed, XdrReader, XdrWriter, unknown};
 
-/// What a file is.
+/// The type of a file.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum FileType {
     /// A regular file.
@@ -33,7 +33,7 @@ pub struct Time {
 /// The attributes of a file (`fattr3`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Attributes {
-    /// What it is.
+    /// Its type.
     pub kind: FileType,
     /// Permissions, with the set-id and sticky bits.
     pub mode: u32,
@@ -45,7 +45,7 @@ pub struct Attributes {
     pub gid: u32,
     /// In bytes.
     pub size: u64,
-    /// What it takes on disk, in bytes.
+    /// Its space on disk, in bytes.
     pub used: u64,
     /// Major and minor number of a device.
     pub device: (u32, u32),
@@ -73,7 +73,7 @@ pub enum TimeChange {
     To(Time),
 }
 
-/// What is to become of attributes (`sattr3`); what is none stays as it is.
+/// Changes of attributes (`sattr3`); those that are none stay as they are.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Changes {
     /// See [`Attributes`].
@@ -90,7 +90,7 @@ pub struct Changes {
     pub mtime: TimeChange,
 }
 
-/// What tells whether a file has been changed.
+/// The attributes by which a client sees that a file was changed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Before {
     /// See [`Attributes`].

@@ -1,4 +1,4 @@
-//! File handles: what a server calls a file.
+//! File handles: the server's names of files.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use crate::xdr::{Malformed, XdrReader, XdrWriter};
 /// Most bytes of a handle.
 pub const MAX_HANDLE: usize = 64;
 
-/// What a server calls a file. Nothing is known of it but whether two are the same.
+/// A server's handle of a file. A client can only compare handles.
 #[derive(Clone, Copy, Eq, Hash, PartialEq)]
 pub struct FileHandle {
     length: u8,

@@ -1,4 +1,4 @@
-//! NFS version 3 (RFC 1813): what stands in its calls and replies.
+//! NFS version 3 (RFC 1813): the content of its calls and replies.
 //!
 //! | module | owns |
 //! |---|---|
@@ -65,7 +65,7 @@ pub enum ProcedureNumber {
     Commit = 21,
 }
 
-/// What can be asked of ACCESS.
+/// The rights that ACCESS can check.
 pub mod access {
     /// Read a file, or list a directory.
     pub const READ: u32 = 0x01;

@@ -1,6 +1,6 @@
 //! The results of each procedure, behind the status that says that there are any.
 //!
-//! What a failed call tells of attributes is not looked at: a caller that needs them asks.
+//! The client ignores attributes in the results of a failed call: a caller that needs them asks for them.
 
 use super::arguments::Stability;
 use super::attributes::{Around, Attributes, Time};
@@ -22,7 +22,7 @@ pub struct Looked {
 /// Of ACCESS.
 #[derive(Clone, Copy, Debug)]
 pub struct Accessed {
-    /// What is allowed, of what was asked for.
+    /// The granted rights, of those that the call asked for.
     pub granted: u32,
     /// The file's attributes.
     pub attributes: Option<Attributes>,
@@ -31,7 +31,7 @@ pub struct Accessed {
 /// Of READLINK.
 #[derive(Clone, Debug)]
 pub struct LinkTarget {
-    /// What the link points to.
+    /// The target of the link.
     pub target: Slice,
     /// The link's attributes.
     pub attributes: Option<Attributes>,
@@ -40,7 +40,7 @@ pub struct LinkTarget {
 /// Of READ.
 #[derive(Clone, Debug)]
 pub struct Read {
-    /// What was read. It keeps the whole reply in memory.
+    /// The data. It keeps the whole reply in memory.
     pub data: Slice,
     /// The file ends with it.
     pub is_end: bool,
@@ -115,7 +115,7 @@ pub struct FsInfo {
     pub file_max: u64,
     /// The smallest step between two times.
     pub time_step: Time,
-    /// What the file system has (`FSF3_LINK`, …).
+    /// The features of the file system (`FSF3_LINK`, …).
     pub properties: u32,
     /// The attributes of what was asked about.
     pub attributes: Option<Attributes>,

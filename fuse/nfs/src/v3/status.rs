@@ -1,8 +1,8 @@
-//! What a server says became of a call (`nfsstat3`).
+//! The status of a reply (`nfsstat3`).
 
 use rustix::io::Errno;
 
-/// What a server says became of a call.
+/// The status of a reply.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct NfsStatus(pub u32);
 

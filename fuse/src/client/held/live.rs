@@ -1,4 +1,5 @@
-//! What the supervisor holds of the live parts of a projection. Their mount and updates are in [`live`](crate::client::live).
+//! The state that the supervisor holds of the live parts of a projection. Their mount and updates are in
+//! [`live`](crate::client::live).
 
 use std::io;
 use std::os::fd::OwnedFd;

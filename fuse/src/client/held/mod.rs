@@ -1,4 +1,4 @@
-//! What the supervisor holds of a volume, so that the server may die.
+//! The state that the supervisor holds of a volume, so that the server may die.
 //!
 //! Each kind of volume has a file here. [`restore`] lists the kinds.
 //!
@@ -34,9 +34,9 @@ use crate::protocol::{Description, Reporting, VolumeBody, VolumeId};
 use crate::region::{Region, VolumeKind};
 use crate::session::uring::RingMemory;
 
-/// What the supervisor holds of a volume of one kind.
+/// The state that the supervisor holds of a volume of one kind.
 pub(crate) trait HeldKind: Any + Send + Sync {
-    /// What its region has to be of.
+    /// The kind that its region must have.
     fn region_kind(&self) -> VolumeKind;
 
     /// The source of its mounts, as mount tables show it.
@@ -50,7 +50,7 @@ pub(crate) trait HeldKind: Any + Send + Sync {
         Ok(Vec::new())
     }
 
-    /// What a successor needs to know, and the images that belong to it.
+    /// The state that a successor needs, and the images that belong to it.
     fn describe(&self) -> (VolumeBody, Vec<Arc<Image>>);
 
     /// Which of its requests are reported, for a projection.
@@ -69,8 +69,8 @@ pub(crate) trait HeldKind: Any + Send + Sync {
     }
 }
 
-/// What the supervisor holds of a volume that a server has described. Its sockets, if it has some, go to `nfs_sockets`. The
-/// registry of kinds: a new one has a line here.
+/// The state that the supervisor holds of a volume, from a server's description. Its sockets, if it has some, go to
+/// `nfs_sockets`. The registry of kinds: a new one has a line here.
 fn restore(body: VolumeBody, descriptors: Vec<OwnedFd>, nfs_sockets: &SocketSets) -> io::Result<Box<dyn HeldKind>> {
     Ok(match body {
         VolumeBody::Projection { tree, reporting } => Box::new(HeldProjection::restore(*tree, reporting, descriptors)?),
@@ -130,7 +130,7 @@ impl HeldVolume {
         &*self.kind
     }
 
-    /// What is held of it as a volume of kind `K`, if it is one.
+    /// Its state as a volume of kind `K`, if it is one.
     pub(super) fn of_kind<K: HeldKind>(&self) -> Option<&K> {
         let kind: &dyn Any = &*self.kind;
         kind.downcast_ref()
@@ -142,7 +142,7 @@ impl HeldVolume {
         self.region.in_flight().busy().chain(of_rings).collect()
     }
 
-    /// What every message about the volume comes with, and what belongs to its kind.
+    /// The descriptors that every message about the volume has, and those of its kind.
     ///
     /// # Errors
     /// When there are no descriptors left, or the volume is given up.
@@ -154,7 +154,7 @@ impl HeldVolume {
         own.chain(self.kind.descriptors()?.into_iter().map(Ok)).collect()
     }
 
-    /// What a successor needs to know, and the images that belong to it.
+    /// The state that a successor needs, and the images that belong to it.
     pub(super) fn describe(&self, volume: VolumeId) -> (Description, Vec<Arc<Image>>) {
         let (body, images) = self.kind.describe();
         (Description { volume, about: self.about.clone(), body }, images)

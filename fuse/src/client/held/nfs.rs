@@ -1,4 +1,4 @@
-//! What the supervisor holds of an NFS export. Its mount, and the place of its server, are in [`nfs`](crate::client::nfs).
+//! The state that the supervisor holds of an NFS export. [`nfs`](crate::client::nfs) mounts it.
 
 use std::io;
 use std::os::fd::OwnedFd;

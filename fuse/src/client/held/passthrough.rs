@@ -1,4 +1,4 @@
-//! What the supervisor holds of a directory or file of the host. Its mount is in [`passthrough`](crate::client::passthrough).
+//! The state that the supervisor holds of a passthrough volume. [`passthrough`](crate::client::passthrough) mounts it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -39,7 +39,7 @@ impl HeldPassthrough {
         Ok(Self { source, table, options, rings })
     }
 
-    /// What it shows.
+    /// The source that it shows.
     pub(in crate::client) fn source(&self) -> BorrowedFd<'_> {
         self.source.as_fd()
     }

@@ -1,4 +1,4 @@
-//! What the supervisor holds of a projection. Its mounts and commits are in [`projection`](crate::client::projection).
+//! The state that the supervisor holds of a projection. Its mounts and commits are in [`projection`](crate::client::projection).
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -2,11 +2,11 @@
 //!
 //! The server has it, and the supervisor a replica, as of a projection's tree:
 //! 1. It changes only by the steps that were [announced](LiveTree::announce), in their order; any other request that would
-//!    change it is `EROFS`. The server counts the steps in the volume's region before the kernel hears that one is done.
+//!    change it is `EROFS`. The server counts a step in the volume's region before it answers the kernel's request.
 //! 2. Node ids are handed out once and never again, in the order of the steps. So a replica that takes the same steps has the
 //!    same ids, and a successor that begins with it answers for the nodes that the kernel knows.
-//! 3. A node lives until it is unlinked *and* the kernel forgot it. So an open file keeps its bytes. The replica does not see
-//!    what the kernel forgets; the server reports it with each update.
+//! 3. A node lives until it is unlinked *and* the kernel forgot it. So an open file keeps its bytes. The replica does not get
+//!    FORGET; the server reports forgotten nodes with each update.
 //! 4. The server drops an image, and zeroes it by that, when no node of its own *and* none of the replica shows bytes of it
 //!    ([`LiveTree::drop_images`]). So a successor, which begins with the replica, never has an image that is zeroed.
 
@@ -41,7 +41,7 @@ pub enum Shape {
 pub struct Slot {
     /// The path in the payload; empty for all of it.
     pub path: String,
-    /// What it was when it was first wanted.
+    /// Its type when a container first mounted it.
     pub shape: Shape,
 }
 
@@ -74,7 +74,7 @@ pub struct LiveTree {
     asked_before: Option<LiveStep>,
     next: NodeId,
     time: SystemTime,
-    /// What is about to show other bytes, while the kernel drops what it has of it.
+    /// Files that are about to show other bytes, while the kernel drops their pages.
     pub(super) changing: HashSet<NodeId>,
     /// Something was said of it meanwhile.
     pub(super) disturbed: bool,
@@ -141,7 +141,7 @@ impl LiveTree {
         &self.slots
     }
 
-    /// What a plan begins with: it makes those that are not there.
+    /// Sets the slots that the next plan makes or keeps.
     pub fn set_slots(&mut self, slots: Vec<Slot>) {
         self.slots = slots;
     }

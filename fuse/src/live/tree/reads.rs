@@ -1,4 +1,4 @@
-//! What a tree of live parts shows: its entries, attributes and bytes.
+//! The entries, attributes and bytes of a tree of live parts.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -23,7 +23,7 @@ impl LiveTree {
         }
     }
 
-    /// What `stat(2)` shows.
+    /// The attributes that `stat(2)` shows.
     ///
     /// # Errors
     /// `ESTALE` for a node that is gone.

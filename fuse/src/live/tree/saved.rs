@@ -26,7 +26,7 @@ pub struct SavedLiveTree {
 }
 
 impl LiveTree {
-    /// What another process needs to go on with it, and the images that belong to it, in their order.
+    /// The state with which another process continues, and the images that belong to it, in their order.
     pub fn save(&self) -> (SavedLiveTree, Vec<Arc<Image>>) {
         let needed = self.needed_images();
         let (numbers, images) = self

@@ -1,8 +1,8 @@
-//! Calls that may not be made twice: those that make or remove something.
+//! Calls that must not take effect twice: those that make or remove a file.
 //!
-//! Such a call is recorded before it is sent. When the server process dies, its successor gets the same request, and sends the
-//! same bytes with the same xid from the same port: then the NFS server repeats its answer (RFC 1813, 4.6). If it has forgotten
-//! the call, podfs looks at the outcome.
+//! podfs records such a call before it sends it. When the server process dies, its successor gets the same request, and sends the
+//! same bytes with the same xid from the same port: then the NFS server repeats its answer (RFC 1813, 4.6). If the NFS server has
+//! forgotten the call, podfs examines the outcome.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! Reading what a dead server left.
+//! Reading the state that a dead server left in the region.
 //!
 //! The content of a region is not trusted: a cell that contradicts itself or another is lost. A lost cell affects nothing else: a
 //! handle answers `EBADF`, a node `ESTALE`, and a call is made like a new one.
@@ -21,9 +21,9 @@ use crate::region::Region;
 use crate::region::cells::{CellContent, CellId, OwnedCell};
 use crate::session::{HandleId, NodeId};
 
-/// What was read of a region.
+/// The state that was read from a region.
 pub struct InheritedState {
-    /// What is known.
+    /// The client's state.
     pub known: ClientState,
     /// Cells that hold nothing usable.
     pub lost: Vec<CellId>,

@@ -1,14 +1,14 @@
-//! What a volume knows: nodes, their names, open files, calls under way. All of it is in the volume's region too, for the
+//! The state of a volume: nodes, their names, open files, calls under way. All of it is in the volume's region too, for the
 //! successor.
 //!
 //! | module | owns |
 //! |---|---|
 //! | `state` | its form in the region |
-//! | `name` | by what name a node was found |
+//! | `name` | the name by which a node was found |
 //! | `node` | the files that the kernel knows |
 //! | `open_files` | open files and directories |
-//! | `calls` | calls that may not be made twice |
-//! | `inherit` | reading what a dead server left |
+//! | `calls` | calls that must not take effect twice |
+//! | `inherit` | reading the state that a dead server left |
 //!
 //! All of it is used by one thread. No cell stays borrowed across an `await`.
 
@@ -29,7 +29,7 @@ use open_files::OpenFiles;
 pub struct ClientState {
     /// The files that the kernel knows.
     pub nodes: Nodes,
-    /// What is open.
+    /// Open files and directories.
     pub files: OpenFiles,
     /// Calls that may not be made twice.
     pub calls: Calls,

@@ -50,7 +50,7 @@ impl Name {
         Ok(Self { parent, name: name.into(), records })
     }
 
-    /// What leads to it, as a node's cell has it.
+    /// The word in a node's cell that leads to it.
     pub fn word(&self) -> u64 {
         self.records.first().map_or(0, |first| first.id().to_word())
     }

@@ -1,7 +1,6 @@
 //! Nodes: the files that the kernel knows, by its number and by the server's handle.
 //!
-//! A number is never given twice. A node goes when the kernel has forgotten it and nothing is to be written to it any
-//! more.
+//! A number is never given twice. A node is dropped when the kernel has forgotten it and no data is left to write to it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -25,11 +24,11 @@ use crate::session::NodeId;
 pub struct NfsNode {
     /// The kernel's number for it.
     pub id: NodeId,
-    /// What kind of file it is.
+    /// The type of the file.
     pub kind: FileType,
     /// The server's number for it.
     pub fileid: u64,
-    /// What is known of it, and since when.
+    /// Its cached attributes and rights, and their age.
     pub freshness: RefCell<Freshness>,
     /// The credential for its removal at its last close, if it is removed while it is open.
     pub remover: RefCell<Option<Credential>>,
@@ -39,10 +38,10 @@ pub struct NfsNode {
     opens: Cell<u32>,
 }
 
-/// What a node begins with.
+/// The fields of a new node.
 #[derive(Clone, Copy, Debug)]
 pub struct NewNfsNode {
-    /// What the server calls it.
+    /// The server's handle of it.
     pub handle: FileHandle,
     /// As in [`NfsNode`].
     pub kind: FileType,
@@ -58,7 +57,7 @@ impl NfsNode {
         Self { id, kind, fileid, freshness, remover, handle, record, name, opens }
     }
 
-    /// What the server calls it.
+    /// The server's handle of it.
     pub fn handle(&self) -> FileHandle {
         self.handle.get()
     }
@@ -111,7 +110,7 @@ impl NfsNode {
         write_bytes(&cell.handle, handle);
     }
 
-    /// What a cell says of a node; none if no server can have written it.
+    /// The node that a cell describes; none if no server can have written the cell.
     pub fn read(cell: &NodeCell) -> Option<(NodeId, NewNfsNode)> {
         let form = cell.form.load(Relaxed);
         let handle = FileHandle::new(&read_bytes(&cell.handle, (form & HANDLE_LENGTH) as usize))?;
@@ -140,7 +139,7 @@ struct NodeTable {
 pub struct Inherited {
     /// Its number.
     pub id: NodeId,
-    /// What it was found as.
+    /// The node as the server described it.
     pub found: NewNfsNode,
     /// Its cell.
     pub record: OwnedCell<NodeCell>,

@@ -25,7 +25,7 @@ pub struct OpenFile {
     record: RefCell<Option<OwnedCell<OpenCell>>>,
     /// Its number.
     pub handle: HandleId,
-    /// What it is open on.
+    /// The node that is open.
     pub node: Rc<NfsNode>,
     /// The credential of its open.
     pub credential: Credential,
@@ -39,7 +39,7 @@ impl OpenFile {
         self.mark(KNOWN);
     }
 
-    /// What the server wants to see when reading the directory goes on.
+    /// The cookie verifier with which the client reads the directory further.
     pub fn verifier(&self) -> [u8; 8] {
         let word = self.record.borrow().as_ref().map_or(0, |record| record.verifier.load(Relaxed));
         word.to_ne_bytes()
@@ -87,7 +87,7 @@ pub struct OpenFiles {
     table: RefCell<HashMap<HandleId, Rc<OpenFile>>>,
     /// Closed, while what was written through them is not on the server's disk.
     closed: RefCell<HashMap<HandleId, Rc<OpenFile>>>,
-    /// What dead servers opened without a known answer, by the request.
+    /// Handles that dead servers opened without a known answer, by the request.
     unanswered: RefCell<HashMap<u64, HandleId>>,
 }
 

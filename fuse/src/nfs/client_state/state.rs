@@ -1,7 +1,7 @@
-//! What a successor has to know of an NFS volume, cell by cell.
+//! The state of an NFS volume that a successor needs, cell by cell.
 //!
-//! A cell is written before it counts, and never changed where a kill in between would leave something wrong: what
-//! changes is one word, or another cell takes its place.
+//! The server writes a cell before the cell counts, and changes it only in ways that a kill cannot interrupt: it stores one word,
+//! or replaces the cell by another one.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -89,7 +89,7 @@ shared! {
         /// The credential that it is made with.
         identity: IdentityRecord,
     }
-    /// What is known of the root, for when the server does not answer.
+    /// The root's attributes and figures, for answers while the server is silent.
     pub(crate) struct RootCell {
         tag: AtomicU32,
         spare: AtomicU32,
@@ -142,7 +142,7 @@ impl IdentityRecord {
         self.count.store(groups.len() as u32, Relaxed);
     }
 
-    /// What was recorded.
+    /// The recorded value.
     pub fn get(&self) -> Credential {
         match self.count.load(Relaxed) {
             NOBODY => Credential::Anonymous,
@@ -174,7 +174,7 @@ impl RootCell {
         self.words.iter().zip(words).for_each(|(place, word)| place.store(word, Relaxed));
     }
 
-    /// What was recorded.
+    /// The recorded value.
     pub fn get(&self) -> Attributes {
         let word = |index: usize| self.words[index].load(Relaxed);
         let time =

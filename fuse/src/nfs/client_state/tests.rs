@@ -1,4 +1,4 @@
-//! What is known, as another process reads it.
+//! The client's state, as another process reads it from the region.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -94,7 +94,7 @@ fn a_successor_knows_all_of_it() {
 }
 
 #[test]
-fn what_has_ended_leaves_nothing() {
+fn ended_calls_leave_nothing() {
     let (known, region) = volume();
     let cells = || region.cells().tagged().count();
     let before = cells();

@@ -7,7 +7,7 @@ use podfs_nfs::v3::{Attributes, Changes, FileType, Time, TimeChange};
 use crate::session::NodeId;
 use crate::session::abi::{Attr, AttrOut, EntryOut, SetattrIn, fattr};
 
-/// What a file is, as `S_IFMT` of its mode.
+/// The type of a file, as `S_IFMT` of its mode.
 pub fn file_type(kind: FileType) -> u32 {
     match kind {
         FileType::File => libc::S_IFREG,
@@ -20,7 +20,7 @@ pub fn file_type(kind: FileType) -> u32 {
     }
 }
 
-/// What a file with this `S_IFMT` is.
+/// The type of a file with this `S_IFMT`.
 pub fn kind_of(file_type: u32) -> Option<FileType> {
     Some(match file_type {
         libc::S_IFREG => FileType::File,
@@ -39,7 +39,7 @@ pub fn kind_of(file_type: u32) -> Option<FileType> {
 pub struct Shown {
     /// The file system of the root. Files of others below it get other numbers, so that no two have the same.
     pub fsid: u64,
-    /// What a program should read and write at a time, in bytes.
+    /// The preferred size of reads and writes, in bytes.
     pub block: u32,
 }
 
@@ -93,7 +93,7 @@ pub fn attributes(attr: Attr, holds: Duration) -> AttrOut {
     AttrOut { attr_valid: holds.as_secs(), attr_valid_nsec: holds.subsec_nanos(), dummy: 0, attr }
 }
 
-/// What SETATTR asks for.
+/// The changes that SETATTR requests.
 pub fn changes(asked: &SetattrIn) -> Changes {
     let has = |bit: u32| asked.valid & bit != 0;
     let time = |set, now, seconds: u64, nanoseconds| match (has(now), has(set)) {
@@ -128,7 +128,7 @@ fn device_number((major, minor): (u32, u32)) -> u32 {
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
 }
 
-/// What [`device_number`] gave.
+/// The numbers from which [`device_number`] made this one.
 pub fn device_of(number: u32) -> (u32, u32) {
     ((number >> 8) & 0xfff, (number & 0xff) | ((number >> 12) & 0x000f_ff00))
 }

@@ -1,4 +1,4 @@
-//! Changes: what makes or removes something, renames it, or sets attributes.
+//! Requests that make, remove or rename a file, or set its attributes.
 
 use std::rc::Rc;
 
@@ -342,7 +342,7 @@ impl NfsFilesystem {
         Ok(Answer::Done.into())
     }
 
-    /// What had the name before has it no more, unless it is the same file.
+    /// The file that had the name before loses it, unless it is the same file.
     fn replaced(&self, to: (&Rc<NfsNode>, &[u8]), moved: Option<&NfsNode>) {
         let there = self.known.nodes.at(to.0.id, to.1);
         if there.is_some_and(|there| moved.is_none_or(|moved| moved.id != there.id)) {

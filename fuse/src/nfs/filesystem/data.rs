@@ -1,4 +1,4 @@
-//! Open files, and what is in them.
+//! Open files, and their data.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};

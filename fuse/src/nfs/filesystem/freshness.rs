@@ -3,8 +3,8 @@
 //! Times work as with Linux' own client (`nfs(5)`, *Attribute caching*): attributes hold for the shortest time first, and for
 //! twice as long each time they turn out to be unchanged, up to the longest.
 //!
-//! Attributes that were requested before a change that was made here may be from before the change, so they are dropped. To
-//! detect that, questions and changes have places in one order.
+//! If podfs asked for attributes before it made a change, they may be from before the change, so it drops them. To detect that, it
+//! numbers queries and changes in one order.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ impl CallSequence {
     }
 }
 
-/// What is known of a file.
+/// Cached attributes and rights of a file.
 #[derive(Debug, Default)]
 pub struct Freshness {
     attributes: Option<Attributes>,
@@ -69,7 +69,7 @@ struct Right {
     at: Instant,
 }
 
-/// What attributes tell.
+/// The change that new attributes show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttributeChange {
     /// Nothing that matters.
@@ -178,7 +178,7 @@ impl Freshness {
         self.at = None;
     }
 
-    /// What the server granted this credential of `wanted`, as far as that is known and holds.
+    /// The rights of `wanted` that the server granted this credential, as far as they are cached and valid.
     pub fn right(&self, credential: &Credential, wanted: u32, now: Instant, caching: &Caching) -> Option<u32> {
         let holds = caching.shortest(FileType::File);
         let ctime = self.attributes.as_ref()?.ctime;

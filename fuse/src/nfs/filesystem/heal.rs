@@ -1,9 +1,9 @@
 //! Handles that the server does not know any more: `ESTALE`.
 //!
-//! A server that was moved to another machine, or whose disk was mounted anew, may have another handle for every file. A node is
-//! then looked up again, by the name that it was found by in its directory, and the directory too if need be; the MOUNT service
-//! gives the root. The result counts only if it is the same file: of the same kind, with the same number. Everything else stays
-//! `ESTALE`, and so does a file that was really removed.
+//! A server that was moved to another machine, or whose disk was mounted anew, may have another handle for every file. Then podfs
+//! looks a node up again, by the name under which it was found in its directory, and the directory too if necessary; the MOUNT
+//! service gives the root. The result counts only if it is the same file: of the same kind, with the same number. Everything else
+//! stays `ESTALE`, also a file that was really removed.
 
 use std::future::Future;
 use std::pin::Pin;

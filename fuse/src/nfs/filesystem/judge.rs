@@ -1,8 +1,8 @@
 //! Whether a call had its effect.
 //!
-//! A call that is sent again is answered from the server's memory. When the server itself was killed in between, that
-//! memory is gone: then it says that there is such a name already, or none any more, and that may be the effect of the
-//! very call. The same goes for a server that has not noticed the end of the connection before. So podfs looks at the outcome:
+//! The NFS server answers a repeated call from memory. If it was killed in between, that memory is gone: then it answers that the
+//! name exists already, or no longer exists, and that may be the effect of the call itself. The same holds for a server that has
+//! not noticed the end of the previous connection. So podfs examines the outcome:
 //!
 //! | call | done if |
 //! |---|---|
@@ -11,12 +11,12 @@
 //! | REMOVE, RMDIR | there is no such name |
 //! | RENAME | the old name is gone, and the new one leads to the file that had it |
 //!
-//! CREATE is exact, as far as the server is: it keeps the number of the call with the file that it made. Some make the file
-//! first and note the number then, and may be killed between. So in doubt podfs takes an empty file for its own if it was created
-//! after this call was first sent, and is unchanged since. Why no other file is taken for ours: the kernel locks a directory from
-//! before it asks until it has the answer, so no process changes the name in between through this mount, and the kernel had
-//! looked the name up before. The same change by another client in this very moment is mistaken for this call, as with Linux' own
-//! client.
+//! CREATE is exact, as far as the server is: it stores the number of the call with the file that it made. Some servers make the
+//! file first and store the number then, and may be killed in between. So in doubt podfs takes an empty file for its own if it was
+//! created after this call was first sent, and is unchanged since. Why podfs takes no other file for its own: the kernel locks a
+//! directory from before it asks until it has the answer, so no process changes the name in between through this mount, and the
+//! kernel had looked the name up before. Like Linux' own client, podfs mistakes the same change by another client at this moment
+//! for its own.
 
 use podfs_nfs::error::Error;
 use podfs_nfs::export::How;
@@ -33,7 +33,7 @@ use crate::nfs::client_state::node::NfsNode;
 /// By how much the clocks of servers may be behind, in seconds.
 const SLACK: i64 = 120;
 
-/// What a call was to make.
+/// The file that a call was to make.
 pub struct WantedFile<'a> {
     /// Its file type.
     pub kind: FileType,
@@ -44,7 +44,7 @@ pub struct WantedFile<'a> {
 }
 
 impl NfsFilesystem {
-    /// What a call has made: what it says, or, in doubt, what is there.
+    /// The file that a call has made: from its answer, or, in doubt, from the server.
     pub(super) async fn made<T>(
         &self,
         once: Once<T>,
@@ -101,7 +101,7 @@ impl NfsFilesystem {
             .map(|(handle, _)| handle))
     }
 
-    /// What became of a call that removes a name.
+    /// The outcome of a call that removes a name.
     pub(super) async fn removed<T>(
         &self,
         once: Once<T>,
@@ -122,7 +122,7 @@ impl NfsFilesystem {
         Err(error.errno())
     }
 
-    /// What became of a call that gives `file` the name `name` in a directory.
+    /// The outcome of a call that gives `file` the name `name` in a directory.
     pub(super) async fn named<T>(
         &self,
         once: Once<T>,

@@ -7,7 +7,7 @@ use podfs_nfs::v3::listing;
 /// Where reading an open directory has got to.
 #[derive(Debug, Default)]
 pub struct NfsListing {
-    /// What was read last, and the place it begins at.
+    /// The last page that was read, and the place at which it begins.
     pub page: Option<(u64, listing::DirectoryPage)>,
     /// Entries that were given out before the offset `at`.
     pub given: usize,
@@ -18,7 +18,7 @@ pub struct NfsListing {
 }
 
 impl NfsListing {
-    /// Whether what was read last has entries behind `offset`, or ends the directory there.
+    /// Whether the last page has entries behind `offset`, or ends the directory there.
     pub fn has(&self, offset: u64) -> bool {
         let Some((begin, page)) = &self.page else { return false };
         let is_last = page.entries().last().is_none_or(|last| last.cookie == offset);

@@ -1,6 +1,6 @@
-//! Locks. podfs locks nothing at the server: NFSv3 needs a protocol of its own for it (NLM). With the mount option `nolock` the
-//! kernel keeps locks for this mount alone, and sends no lock requests. Without it a lock that only seems to be one would be
-//! worse than none.
+//! Locks. podfs takes no locks at the server: NFSv3 has a separate protocol for that (NLM). With the mount option `nolock` the
+//! kernel keeps locks for this mount alone, and sends no lock requests. Without the option podfs refuses locks, because a lock
+//! that excludes no other client would be worse than none.
 
 use rustix::io::Errno;
 

@@ -1,7 +1,7 @@
-//! Looking: names, attributes, links, the file system as a whole.
+//! Requests that read names, attributes, links and figures of the file system.
 //!
-//! Looking at the volume itself does not wait for a server that does not answer: requests for the root's attributes or for free
-//! space are answered with what is known, after [`TIMEOUT`] at most.
+//! Requests for the root's attributes or for free space do not wait for a silent NFS server: podfs answers them from memory after
+//! [`TIMEOUT`] at most.
 
 use std::future::Future;
 use std::rc::Rc;

@@ -102,7 +102,7 @@ pub struct NfsFilesystem {
     notifier: Notifier,
     invalidator: PageInvalidator,
     writeback: OnceCell<Writeback<ExportStore>>,
-    /// What is known of the root, for a successor.
+    /// The root's attributes and figures, for a successor.
     root: RefCell<OwnedCell<RootCell>>,
     /// The server's last answer about the file system as a whole.
     whole: Cell<Option<FsStat>>,
@@ -115,7 +115,7 @@ pub struct NfsFilesystem {
     has_attributes: Cell<bool>,
 }
 
-/// What a session with such a file system asks the kernel for.
+/// The features that a session with this file system negotiates.
 pub fn wanted(options: &ExportOptions) -> WantedFeatures {
     let mut flags = init::ASYNC_READ
         | init::ASYNC_DIO
@@ -142,7 +142,7 @@ pub fn wanted(options: &ExportOptions) -> WantedFeatures {
     WantedFeatures { flags, max_stack_depth: 0 }
 }
 
-/// What a file system begins with.
+/// The parts of a new file system.
 pub struct NfsFilesystemSetup {
     /// How the export is served.
     pub options: ExportOptions,
@@ -150,9 +150,9 @@ pub struct NfsFilesystemSetup {
     pub export: Export,
     /// The volume's region.
     pub region: Arc<Region>,
-    /// What is known, new or inherited.
+    /// The client's state, new or inherited.
     pub known: ClientState,
-    /// What is known of the root.
+    /// The root's attributes and figures.
     pub root: OwnedCell<RootCell>,
     /// The way to tell the kernel what it did not ask for.
     pub notifier: Notifier,
@@ -287,7 +287,7 @@ impl NfsFilesystem {
         format!("/{}", String::from_utf8_lossy(&parts.join(&b'/')))
     }
 
-    /// What was accepted and is not committed.
+    /// Accepted data that the server has not committed.
     pub fn writeback(&self) -> &Writeback<ExportStore> {
         self.writeback.get().expect("it is set before anything is asked")
     }
@@ -334,7 +334,7 @@ impl NfsFilesystem {
         node.freshness.borrow().attributes().copied().ok_or(Errno::IO)
     }
 
-    /// What was accepted for a file is at the server.
+    /// Waits until the server has the accepted data of a file.
     async fn settle(&self, node: &NfsNode) {
         let writeback = self.writeback();
         if !writeback.is_dirty(node.id) {
@@ -403,7 +403,7 @@ impl NfsFilesystem {
     }
 }
 
-/// What attributes tell of what a file is.
+/// The node that attributes describe.
 fn found(handle: podfs_nfs::v3::FileHandle, attributes: &Attributes) -> NewNfsNode {
     NewNfsNode { handle, kind: attributes.kind, fileid: attributes.fileid }
 }

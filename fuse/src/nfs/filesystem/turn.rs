@@ -1,7 +1,7 @@
-//! One request being answered: its number, its caller, and the calls made for it that may not be made twice.
+//! One request that a task answers: its number, its caller, and its calls that must not take effect twice.
 //!
-//! Records of such calls stay until the answer is written: a successor that gets the same request again finds all of them or,
-//! when the kernel has its answer, needs none.
+//! Records of such calls stay until the answer is written: a successor that gets the same request again finds all of them. Once
+//! the kernel has the answer, the successor needs none.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -33,13 +33,13 @@ pub struct NfsRequest {
     /// A server that has died had read it before.
     pub resent: bool,
     calls: RefCell<Vec<RecordedCall>>,
-    /// What it opened.
+    /// The file that the request opened.
     opened: RefCell<Option<Rc<OpenFile>>>,
 }
 
-/// What became of a call that may not be made twice.
+/// The outcome of a call that must not take effect twice.
 pub struct Once<T> {
-    /// What the server says.
+    /// The server's answer.
     pub outcome: Result<T, Error>,
     /// The call may have been made before, and the server have forgotten it: what the server says may be the effect of the
     /// call itself.

@@ -1,4 +1,4 @@
-//! The records of one file: which are still to be sent, which the server has taken, and what comes next.
+//! The records of one file: which podfs still has to send, which the server has accepted, and the next step.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,7 +17,7 @@ const BEFORE_GROWING: usize = 2;
 /// How often the server may lose accepted data. After that podfs makes it write to disk before each answer (`FILE_SYNC`).
 const MOST_IN_VAIN: u32 = 3;
 
-/// What is known of the records of a file.
+/// The records of a file, and their states.
 #[derive(Default)]
 pub struct File {
     /// Not taken by the server yet, in the order in which they were accepted.
@@ -75,12 +75,12 @@ enum Course {
 /// A write that went wrong.
 struct Failure {
     error: Errno,
-    /// What remembers it.
+    /// Its record in the log.
     record: RecordId,
     writer_knows: bool,
 }
 
-/// What is to be done next.
+/// The next step for a file.
 #[derive(Debug)]
 pub enum Next {
     /// Send this record, from its byte number `skip` on.
@@ -98,7 +98,7 @@ pub enum Next {
     Free(Vec<RecordId>),
 }
 
-/// What became of records.
+/// The outcome of a WRITE or COMMIT for records.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct WriteOutcome {
     /// They are not needed any more.
@@ -205,7 +205,7 @@ impl File {
         Some(Next::Commit(key))
     }
 
-    /// What the server says of a record that was sent.
+    /// Takes the server's answer about a record that was sent.
     pub fn sent(&mut self, id: RecordId, said: Result<Written, Errno>) -> WriteOutcome {
         self.changed.notify_waiters();
         let Some(position) = self.unsent.iter().position(|record| record.id == id) else {
@@ -263,7 +263,7 @@ impl File {
         if stable { WriteOutcome { free: gone, fail: None } } else { self.fail(Errno::IO, gone) }
     }
 
-    /// What the server says to a COMMIT.
+    /// Takes the server's answer to a COMMIT.
     pub fn committed(&mut self, said: Result<Verifier, Errno>) -> WriteOutcome {
         self.changed.notify_waiters();
         let count = self.committing.take().unwrap_or(0).min(self.taken.len());

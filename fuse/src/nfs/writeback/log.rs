@@ -8,8 +8,8 @@
 //!    the kernel sends it again; or it is not needed any more.
 //! 2. A record grows by its bytes, then by its length. *Killed between, or before the answer:* the kernel sends the request
 //!    again, and its data is added once more behind the same data; that changes nothing.
-//! 3. A segment has memory before anything is written to it: a host without memory refuses a write, and does not
-//!    kill the server. It keeps its memory until the volume has no use for it ([`cool`](Log::cool)).
+//! 3. A segment has memory before podfs writes to it: on a host without memory, the write fails, and the kernel does not kill the
+//!    server. The segment keeps its memory until the volume has no use for it ([`cool`](Log::cool)).
 
 #[cfg(test)]
 mod tests;
@@ -35,7 +35,7 @@ const RECORDS: usize = 256;
 const STRIDE: usize = SEGMENT + RECORDS * size_of::<RecordCell>();
 /// Bytes before the first segment.
 const HEADER: usize = 4096;
-/// What a log begins with: `podfslog`.
+/// The first bytes of a log: `podfslog`.
 const MAGIC: u64 = u64::from_le_bytes(*b"podfslog");
 /// The layout that this program writes, and the only one it reads.
 const LAYOUT: u32 = 1;
@@ -74,10 +74,10 @@ shared! {
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// It cannot be mapped.
-    #[error("what was written to the volume cannot be mapped: {0}")]
+    #[error("the log of data written to the volume cannot be mapped: {0}")]
     Memory(#[from] io::Error),
     /// Another program wrote it, or it is damaged.
-    #[error("what was written to the volume cannot be read by this version of podfs; start the volume anew")]
+    #[error("this version of podfs cannot read the log of data written to the volume; start the volume anew")]
     Foreign,
 }
 
@@ -99,7 +99,7 @@ pub struct WriteTarget {
     pub offset: u64,
 }
 
-/// What a dead server left in the log.
+/// The records that a dead server left in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inherited {
     /// Its place.
@@ -122,7 +122,7 @@ pub struct Log {
     sequence: Cell<u64>,
 }
 
-/// What this process knows of a segment.
+/// The state of a segment in this process.
 #[derive(Clone, Copy, Default)]
 struct Segment {
     has_memory: bool,
@@ -253,7 +253,7 @@ impl Log {
         }
     }
 
-    /// What the record holds is not needed any more.
+    /// Frees a record whose data is not needed any more.
     pub fn free(&self, id: RecordId) {
         let Some(cell) = self.cell(id) else { return };
         cell.state.store(FREE, Release);

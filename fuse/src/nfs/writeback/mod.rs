@@ -1,24 +1,25 @@
 //! Writeback: data that a volume has accepted, until the server has it on disk.
 //!
-//! A write is answered as soon as its data is in the [`log`], where the next server of the volume finds it. From there it is
-//! sent, several writes at once, as `UNSTABLE` (RFC 1813, 3.3.7), and kept until a COMMIT with the same verifier says that the
-//! server has it on disk. Another verifier means that the server was started anew and may have lost it: then it is sent again.
+//! podfs answers a write as soon as its data is in the [`log`], where the next server of the volume finds it. From there podfs
+//! sends it, several writes at once, as `UNSTABLE` (RFC 1813, 3.3.7), and keeps it until a COMMIT with the same verifier says that
+//! the NFS server has it on disk. Another verifier means that the NFS server has restarted and may have lost the data: then podfs
+//! sends it again.
 //!
-//! 1. Of one file, a record is not sent while an older one with some of the same bytes is on its way. So the server
-//!    ends up with what was written last.
-//! 2. When the verifier changes, all records of the file that are not committed are sent again, in their order, those
-//!    included that the server called stable: otherwise an old record would come after a newer one. When that goes on
-//!    and on, they are sent as `FILE_SYNC`: then none is older than what the server has on disk, and each answer counts.
-//! 3. A record leaves the log when it is committed, or when its error is remembered. The next write returns an error, and the
-//!    next flush; it stays in the log until a flush has returned it.
-//! 4. Tasks of their own send and commit. A caller that waits for them may be interrupted at any time.
-//! 5. A flush waits for what was accepted before it, and not for what comes later.
-//! 6. A log that is full is committed, all files; a write waits until there is room.
+//! 1. podfs does not send a record while an older one with some of the same bytes of the file is on its way. So the NFS server
+//!    has the last written data in the end.
+//! 2. When the verifier changes, podfs sends all records of the file that are not committed again, in their order, also those
+//!    that the NFS server called stable: otherwise an old record would come after a newer one. When the verifier changes
+//!    repeatedly, podfs sends them as `FILE_SYNC`: then none is older than the data on the server's disk, and each answer counts.
+//! 3. A record leaves the log when it is committed, or when its error is recorded. The next write returns an error, and so does
+//!    the next flush; the error stays in the log until a flush has returned it.
+//! 4. Separate tasks send and commit. A caller that waits for them may be interrupted at any time.
+//! 5. A flush waits for data that was accepted before it, and not for later data.
+//! 6. podfs commits all files of a full log; a write waits until there is room.
 //!
 //! | module | owns |
 //! |---|---|
 //! | `log` | the records, in shared memory |
-//! | `file` | what is known of the records of one file, and which may be sent |
+//! | `file` | the records of one file, their states, and which may be sent |
 
 mod file;
 pub mod log;
@@ -42,7 +43,7 @@ use crate::session::{HandleId, NodeId};
 use file::{File, Next, PendingWrite, WriteOutcome};
 use log::{Inherited, Log, Piece, SEGMENT, WriteTarget};
 
-/// What a server gives with each answer, and changes when it is started anew (RFC 1813, `writeverf3`).
+/// The value that a server sends with each answer, and changes when it restarts (RFC 1813, `writeverf3`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verifier(pub [u8; 8]);
 
@@ -55,7 +56,7 @@ pub struct FileKey {
     pub open: HandleId,
 }
 
-/// What the server says of a write.
+/// The server's answer to a WRITE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Written {
     /// Bytes that it took.
@@ -101,7 +102,7 @@ const IN_FLIGHT: usize = 16;
 /// The log gives memory back when nothing was in it for so long.
 const COOLS_AFTER: Duration = Duration::from_secs(1);
 
-/// What was accepted and is not committed yet.
+/// Accepted data that the server has not committed yet.
 pub struct Writeback<S: Store> {
     inner: Rc<Inner<S>>,
 }

@@ -1,4 +1,4 @@
-//! Changing: what makes, removes or changes names and attributes.
+//! Requests that make, remove or change names and attributes.
 
 use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -361,7 +361,7 @@ impl PassthroughFilesystem {
         }
     }
 
-    /// What is no longer taken once `name` is gone, where that is counted.
+    /// The space that becomes free when `name` is removed, where the server counts.
     fn going(&self, directory: &OwnedFd, parent: &Arc<Node>, name: &OsStr) -> Option<Going> {
         self.usage.as_ref()?;
         let found = self.last_name_of(directory, name)?;
@@ -418,7 +418,7 @@ impl Going {
     }
 }
 
-/// What the kernel writes as one number (`new_encode_dev`).
+/// A device number from the kernel's encoding (`new_encode_dev`).
 fn decode_device(device: u32) -> u64 {
     let (major, minor) = ((device >> 8) & 0xfff, (device & 0xff) | ((device >> 12) & 0xfff00));
     rustix::fs::makedev(major, minor)

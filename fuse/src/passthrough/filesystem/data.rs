@@ -1,4 +1,4 @@
-//! Open files and what is in them.
+//! Open files and their data.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -341,7 +341,7 @@ impl PassthroughFilesystem {
     }
 
     pub(super) fn copy(&self, arguments: &CopyFileRangeIn, wide: bool) -> Result<Answer, Errno> {
-        /// What fits in the narrow answer, in whole pages.
+        /// The largest value of the narrow answer, in whole pages.
         const NARROW: u64 = 0xffff_f000;
         let (from, to) = (self.files.get(arguments.fh_in)?, self.files.get(arguments.fh_out)?);
         let (source, target) = (from.data()?, to.data()?);

@@ -1,4 +1,4 @@
-//! Looking: names, attributes, links, extended attributes, the file system as a whole.
+//! Requests that read names, attributes, links, extended attributes and figures of the file system.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -20,7 +20,7 @@ use crate::caller::privileges::administers_system;
 use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX};
 use crate::session::{Answer, Caller, HandleId, NodeId, RootQuestion, Service};
 
-/// What gives a program capabilities.
+/// The attribute that gives a program capabilities.
 const CAPABILITY: &CStr = c"security.capability";
 
 impl PassthroughFilesystem {
@@ -94,7 +94,7 @@ impl PassthroughFilesystem {
         }))
     }
 
-    /// What the kernel and this program remember of the root, for as long as its source is away.
+    /// Answers about the root from memory, for as long as its source is away.
     pub(super) fn remembered(&self, question: RootQuestion) -> Option<Answer> {
         let root = self.nodes.get(NodeId::ROOT)?;
         let found = || {

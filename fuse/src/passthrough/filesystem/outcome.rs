@@ -1,4 +1,4 @@
-//! Whether a dead server has executed what it had begun: when the kernel sends such a request again, its outcome shows it.
+//! Whether a dead server has executed a request that it had begun: when the kernel sends the request again, its outcome shows that.
 //!
 //! | request | done already if | else |
 //! |---|---|---|
@@ -11,11 +11,11 @@
 //! | RENAME that exchanges, or leaves a whiteout | the old name leads to another file than before | it is renamed |
 //! | SETXATTR that creates | the attribute has the value | it is set; `EEXIST` |
 //! | REMOVEXATTR | there is no such attribute | it is removed |
-//! | WRITE at the end | what is written begins where the file ended before | it is written |
+//! | WRITE at the end | the data begins where the file ended before | it is written |
 //!
-//! Why no other file is taken for ours: the kernel locks a directory from before it asks until it has the answer, so no process
-//! changes the name in between through this mount. A process that makes the same change on the source in this moment, with the
-//! caller's own uid, is mistaken for the dead server.
+//! Why the successor takes no other file for its own: the kernel locks a directory from before it asks until it has the answer,
+//! so no process changes the name in between through this mount. A process that makes the same change on the source in this
+//! moment, with the caller's own uid, is mistaken for the dead server.
 //!
 //! All other requests are done again, because that changes nothing: what they set has the same value afterwards. A lock is taken
 //! on the same description, which already has it.
@@ -53,7 +53,7 @@ pub fn forgive(
     }
 }
 
-/// What `name` leads to, if that was made for `caller` after it was begun.
+/// The file `name`, if it was made for `caller` after the request was begun.
 pub fn made_for(directory: impl AsFd, name: &OsStr, begun: Begun, caller: Caller) -> Option<Statx> {
     const SETGID: u16 = 0o2000;
     let found = look(directory.as_fd(), name)?;

@@ -1,8 +1,8 @@
-//! Reopening what no process has open any more, because the server and its keeper were killed together.
+//! Reopening files that no process has open any more, because the server and its keeper were killed together.
 //!
-//! Each open file is reopened when it is first used. A thread of its own does so for all of them, at once: a
-//! file that is removed from the source before that could not be found again. What is removed through the volume is
-//! reopened first. Locks are taken again before another request can lock the file.
+//! The server reopens each open file when a request first uses it. A thread reopens all of them in the background, because a file
+//! that is removed from the source before that could not be found again. Before the server removes a file, it reopens that file. It
+//! takes locks again before another request can lock the file.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -81,7 +81,7 @@ impl PassthroughFilesystem {
         }
     }
 
-    /// What a file without a name took is free, if it is gone.
+    /// Frees the space of a file without a name, if the file is gone.
     fn discharge_gone(&self, node: &Node) {
         if let (true, Some(usage)) = (node.is_nameless(), &self.usage) {
             usage.lock().discharge(node);

@@ -1,4 +1,4 @@
-//! Directories of an NFS server that hold nothing but files which were just removed.
+//! RMDIR of directories of an NFS server that hold only files which were just removed.
 //!
 //! The kernel's NFS client gives a file that is removed while it is open another name, which begins with `.nfs`, until it is
 //! closed. The server of a volume gets the RELEASE only after `close(2)` has returned. So a process that closes and removes all
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_were_removed_while_they_were_open_are_waited_for() {
+    fn rmdir_waits_for_open_files_that_were_removed() {
         let directory = directory(&[".nfs0001", ".nfs0002"]);
         let close = |count: usize| {
             if count <= 2 {
@@ -109,13 +109,13 @@ mod tests {
     }
 
     #[test]
-    fn files_that_stay_open_are_waited_for_a_second() {
+    fn rmdir_waits_a_second_for_files_that_stay_open() {
         let directory = directory(&[".nfs0001"]);
         assert_eq!(remove(&directory, |_| {}), (Err(Errno::NOTEMPTY), Duration::from_secs(1)));
     }
 
     #[test]
-    fn nobody_waits_when_another_file_comes() {
+    fn rmdir_does_not_wait_when_another_file_appears() {
         let directory = directory(&[".nfs0001"]);
         let make = |_| drop(File::create(directory.path().join("sub/file")).expect("made"));
         assert_eq!(remove(&directory, make), (Err(Errno::NOTEMPTY), PAUSES[0]));

@@ -1,5 +1,5 @@
-//! What the owner of locks has locked, in cells of the region, so that a successor can lock the same again when no process has
-//! the owner's description any more.
+//! The locks of an owner, in cells of the region, so that a successor can take the same locks again when no process has the owner's
+//! description any more.
 //!
 //! 1. A lock is recorded when it is granted, before its caller gets the answer. *Killed before:* the caller asks again.
 //! 2. An unlock is recorded before it is made. *Killed between:* the lock goes with its description, or the kernel sends the
@@ -179,7 +179,7 @@ mod tests {
     const WRITE: u32 = libc::F_WRLCK as u32;
     const NONE: u32 = libc::F_UNLCK as u32;
 
-    /// What is recorded after these were granted, in order.
+    /// The recorded ranges after these locks were granted, in order.
     fn after(granted: &[(u32, u64, u64)]) -> Vec<(u32, u64, u64)> {
         let region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
         let holder = Holder { region: &region, node: NodeId(2), owner: LockOwner(3) };

@@ -1,15 +1,14 @@
 //! Locks of callers, taken on the source, so that they conflict with those of other volumes and of the host.
 //!
 //! A lock belongs to its *owner*, a number the kernel makes: of a process for `fcntl(2)` locks, of an open file for
-//! `flock(2)` and open-file-description locks. Each owner gets an open file description of its own on the source, and
-//! what it locks is locked there, with open-file-description locks and `flock(2)`. They conflict like the caller's
+//! `flock(2)` and open-file-description locks. Each owner gets an open file description of its own on the source, on which the
+//! server takes the owner's locks, as open-file-description locks and by `flock(2)`. They conflict like the caller's
 //! own would:
 //!
 //! 1. Two owners have two descriptions, so they exclude each other; one owner has one, so it never excludes itself.
 //! 2. A process gives up its `fcntl` locks when it closes any descriptor of the file. The kernel reports that with FLUSH, which
 //!    names the owner: the description is closed. A descriptor that only reads, and was opened when the file had no lock, is
-//!    closed without FLUSH: that is what makes reading a file cheap. What is locked through it alone is given up with its
-//!    RELEASE.
+//!    closed without FLUSH, which makes reading a file cheap. Locks taken through it alone end with its RELEASE.
 //! 3. Locks that belong to an open file end with it. The kernel reports that with RELEASE: descriptions that only this open file
 //!    has locked through are closed.
 //!
@@ -18,15 +17,15 @@
 //! has gets it.
 //!
 //! When the server and its keeper are killed, the descriptions and their locks are gone. The successor makes new
-//! descriptions and locks on them what [`locked`] has recorded, before any other request of the volume may lock
-//! the file. If another process of the host has locked the same meanwhile, the owner's locks are lost: what the owner does with
-//! them, and with the open files that it locked through, fails with `EIO` until it closes them.
+//! descriptions and takes the locks that [`locked`] has recorded, before any other request of the volume may lock
+//! the file. If another process of the host has taken a conflicting lock meanwhile, the owner's locks are lost: its calls on
+//! them, and on the open files that it locked through, fail with `EIO` until it closes them.
 //!
 //! | module | owns |
 //! |---|---|
 //! | [`wish`] | one lock that a caller asks for, and its system calls |
 //! | [`waits`] | the threads that wait for a lock |
-//! | [`locked`] | what an owner has locked, as the region records it |
+//! | [`locked`] | the locks of an owner, as the region records them |
 
 mod locked;
 mod waits;
@@ -62,7 +61,7 @@ pub struct Locks {
     to_be_restored: bool,
 }
 
-/// What one owner has locked.
+/// The locks of one owner.
 #[derive(Debug)]
 struct OwnerLocks {
     locked: Locked,
@@ -74,7 +73,7 @@ struct OwnerLocks {
     pid: u32,
 }
 
-/// What an owner locks on.
+/// The open file description of an owner's locks.
 #[derive(Debug)]
 enum Description {
     /// It is open.
@@ -261,7 +260,7 @@ pub fn for_locking(file: &OwnedFd) -> Result<OwnedFd, Errno> {
         .map_err(|errno| if is_passing(errno) { errno } else { Errno::NOLCK })
 }
 
-/// Whether what failed may be possible a moment later.
+/// Whether the failed call may succeed a moment later.
 fn is_passing(errno: Errno) -> bool {
     matches!(errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR)
 }

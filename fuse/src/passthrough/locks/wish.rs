@@ -21,7 +21,7 @@ pub enum Wish {
 }
 
 impl Wish {
-    /// What the request asks for.
+    /// The lock that the request asks for.
     ///
     /// # Errors
     /// `EINVAL` for a kind of lock that there is not.
@@ -47,7 +47,7 @@ impl Wish {
         }
     }
 
-    /// What gives it up.
+    /// The lock call that releases it.
     pub(super) fn undone(self) -> Self {
         match self {
             Wish::Whole(_) => Wish::Whole(FlockOperation::Unlock),

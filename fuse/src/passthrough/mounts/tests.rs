@@ -79,7 +79,7 @@ fn a_name_leads_to_the_node_that_its_open_file_has() {
 }
 
 #[test]
-fn a_name_that_is_given_to_another_file_meanwhile_is_not_told() {
+fn a_name_that_another_file_got_meanwhile_is_not_used() {
     let base = tempfile::tempdir().expect("a directory");
     let at = |name| base.path().join(name);
     let Some(rig) = Rig::new(base.path()) else { return };
@@ -116,7 +116,7 @@ fn a_new_file_with_the_number_of_the_old_one_is_never_opened_as_the_old_one() {
 }
 
 #[test]
-fn a_name_that_another_mount_covers_is_not_told() {
+fn a_name_that_another_mount_covers_is_not_used() {
     let Some(rig) = Rig::new(Path::new("/")) else { return };
     for name in [c"proc", c"dev", c"sys"] {
         assert_eq!(rig.by_name(name, || {}).expect("there is one").map(|(identity, _)| identity), None, "{name:?}");

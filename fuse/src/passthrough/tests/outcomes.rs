@@ -142,7 +142,7 @@ fn a_directory_is_made_once() {
 }
 
 #[test]
-fn a_directory_of_somebody_else_is_in_the_way() {
+fn a_foreign_directory_makes_mkdir_fail() {
     let rig = Rig::unlimited();
     let path = rig.at("new");
     fs::metadata(rig.at("")).expect("attributes");
@@ -189,7 +189,7 @@ fn a_name_is_added_once() {
 }
 
 #[test]
-fn a_file_is_removed_once_and_what_it_took_is_free() {
+fn a_file_is_removed_once_and_its_space_is_free() {
     let call = |rig: &Rig| {
         let path = rig.at("old");
         Box::new(move || fs::remove_file(path)) as Box<_>
@@ -295,7 +295,7 @@ fn an_attribute_is_set_and_removed_once() {
 }
 
 #[test]
-fn what_is_written_at_the_end_is_there_once() {
+fn an_append_takes_effect_once() {
     use std::io::Write;
     use std::os::fd::AsRawFd;
     let append = |path: PathBuf| fs::OpenOptions::new().append(true).open(path).expect("a file");

@@ -64,7 +64,7 @@ fn names_come_and_go() {
 }
 
 #[test]
-fn what_is_appended_is_there_once_and_in_order() {
+fn appends_take_effect_once_and_in_order() {
     for rig in [Rig::unlimited(), Rig::limited(1 << 30)] {
         let open = |caller| OpenOptions::new().append(true).create(true).open(rig.at(&format!("log-{caller}")));
         let logs: Vec<_> = (0..CALLERS).map(|caller| open(caller).expect("a file")).collect();
@@ -81,7 +81,7 @@ fn what_is_appended_is_there_once_and_in_order() {
 }
 
 #[test]
-fn what_is_read_is_never_torn() {
+fn a_read_is_never_torn() {
     for rig in [Rig::unlimited(), Rig::limited(1 << 30)] {
         fs::write(rig.source.join("file"), vec![7; 1 << 20]).expect("written");
         let kept = File::open(rig.at("file")).expect("a file");

@@ -1,4 +1,4 @@
-//! What goes on as before when the server is killed while nothing is asked.
+//! State that survives a kill of an idle server.
 
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -14,7 +14,7 @@ fn both() -> [Rig; 2] {
 }
 
 #[test]
-fn open_files_go_on() {
+fn open_files_stay_usable() {
     for rig in both() {
         let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(rig.at("file")).expect("a file");
         let mut log = OpenOptions::new().append(true).create(true).open(rig.at("log")).expect("a file");
@@ -45,7 +45,7 @@ fn open_files_go_on() {
 }
 
 #[test]
-fn memory_of_forgotten_files_is_given_back_and_successors_go_on() {
+fn memory_of_forgotten_files_is_given_back_and_successors_continue() {
     const FILES: usize = 40_000;
     let rig = Rig::unlimited();
     let names = || (0..FILES).map(|n| format!("file-{n}"));
@@ -115,7 +115,7 @@ fn file_handles_of_callers_lead_to_forgotten_files_also_in_successors() {
 }
 
 #[test]
-fn a_directory_that_is_being_read_goes_on_where_it_was() {
+fn a_directory_listing_continues_where_it_was() {
     let rig = Rig::unlimited();
     let names = || (0..2000).map(|n| format!("a-rather-long-name-of-a-file-{n}"));
     fs::create_dir(rig.source.join("many")).expect("a directory");
@@ -134,7 +134,7 @@ fn a_directory_that_is_being_read_goes_on_where_it_was() {
 }
 
 #[test]
-fn locks_are_held_by_who_held_them() {
+fn owners_keep_their_locks() {
     use nix::fcntl::{Flock, FlockArg};
     for rig in both() {
         fs::write(rig.source.join("file"), "").expect("written");
@@ -151,7 +151,7 @@ fn locks_are_held_by_who_held_them() {
 }
 
 #[test]
-fn a_wait_for_a_lock_goes_on_and_ends_with_the_lock() {
+fn a_wait_for_a_lock_continues_and_ends_with_the_lock() {
     use nix::fcntl::{Flock, FlockArg};
     let rig = Rig::unlimited();
     fs::write(rig.source.join("file"), "").expect("written");
@@ -170,7 +170,7 @@ fn a_wait_for_a_lock_goes_on_and_ends_with_the_lock() {
 }
 
 #[test]
-fn a_removed_directory_is_there_for_who_stands_in_it() {
+fn a_removed_directory_stays_for_processes_inside_it() {
     let rig = Rig::unlimited();
     fs::create_dir(rig.at("directory")).expect("a directory");
     let inside = File::open(rig.at("directory")).expect("a directory");
@@ -182,7 +182,7 @@ fn a_removed_directory_is_there_for_who_stands_in_it() {
 }
 
 #[test]
-fn what_a_limited_volume_takes_is_known_without_a_walk() {
+fn the_space_of_a_limited_volume_is_known_without_a_walk() {
     let rig = Rig::limited(1 << 20);
     fs::write(rig.at("file"), vec![0; 600 << 10]).expect("there is room");
     let used = rig.region.header().counters.used.load(std::sync::atomic::Ordering::Relaxed);

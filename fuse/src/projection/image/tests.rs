@@ -116,7 +116,7 @@ fn a_damaged_image_is_refused_and_never_a_panic() {
 
 proptest! {
     #[test]
-    fn what_goes_in_comes_out(files in proptest::collection::btree_map("[a-c]{1,2}(/[d-f]{1,2}){0,2}", proptest::collection::vec(any::<u8>(), 0..20), 0..20)) {
+    fn an_image_has_the_files_of_its_payload(files in proptest::collection::btree_map("[a-c]{1,2}(/[d-f]{1,2}){0,2}", proptest::collection::vec(any::<u8>(), 0..20), 0..20)) {
         // Paths of depth 1 to 3 over disjoint alphabets conflict only when one is a prefix of another.
         let entries: Vec<_> = files.iter().map(|(path, content)| (path.as_str(), content.as_slice())).collect();
         let conflict = files.keys().any(|a| files.keys().any(|b| b.starts_with(&format!("{a}/"))));

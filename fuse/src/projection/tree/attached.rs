@@ -53,7 +53,7 @@ impl Attached {
         Self { name, image, base, mode: 0o700, time, closed, unlinked, detached: false, forgotten: 0 }
     }
 
-    /// What another process needs beside the image.
+    /// The state that another process needs beside the image.
     pub(super) fn save(&self) -> SavedGeneration {
         SavedGeneration {
             name: self.name.clone(),

@@ -52,7 +52,7 @@ pub struct Root {
     pub directories: BTreeSet<String>,
 }
 
-/// What kind of node it is.
+/// The type of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeKind {
     /// A directory.
@@ -63,7 +63,7 @@ pub enum NodeKind {
     Link,
 }
 
-/// What `stat(2)` shows of a node.
+/// The attributes of a node that `stat(2)` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
     /// Inode number.
@@ -213,7 +213,7 @@ impl Tree {
         }
     }
 
-    /// What `stat(2)` shows.
+    /// The attributes that `stat(2)` shows.
     ///
     /// # Errors
     /// `ESTALE` for a node that is gone.
@@ -235,7 +235,7 @@ impl Tree {
         }
     }
 
-    /// What a link points to.
+    /// The target of a link.
     ///
     /// # Errors
     /// `EINVAL` for a node that is no link, `ESTALE` for one that is gone.
@@ -307,7 +307,7 @@ impl Tree {
         Ok(())
     }
 
-    /// What all generations and links take.
+    /// The size of all generations and links.
     pub fn usage(&self) -> TreeSize {
         let links = TreeSize { bytes: 0, nodes: 1 + (self.fixed.len() + self.links.len()) as u64 };
         self.generations.values().fold(links, |sum, generation| {

@@ -1,7 +1,6 @@
 //! A tree on its way to another process: to the server that takes over, or to the supervisor that adopts.
 //!
-//! The images travel beside it, as descriptors. What comes from a server is not trusted: a tree that does not hold
-//! together is refused.
+//! The images travel beside it, as descriptors. The supervisor does not trust a server: it refuses an inconsistent tree.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -49,7 +48,7 @@ impl SavedTree {
 }
 
 impl Tree {
-    /// What another process needs to go on with this tree, and the images that belong to it, in their order.
+    /// The state with which another process continues this tree, and the images that belong to it, in their order.
     pub fn save(&self) -> (SavedTree, Vec<Arc<Image>>) {
         let links = self.links.iter().map(|(node, link)| SavedLink {
             node: *node,
@@ -147,7 +146,7 @@ impl Tree {
         old.map(|generation| (generation.name().clone(), generation.image())).collect()
     }
 
-    /// What the root looks like.
+    /// The entries of the root.
     pub fn root(&self) -> &Root {
         &self.root
     }

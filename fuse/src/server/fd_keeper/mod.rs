@@ -1,20 +1,20 @@
 //! The keeper: a process that keeps the server's descriptors open when the server is killed.
 //!
 //! It is a clone of the server that shares its table of descriptors (`CLONE_FILES` of `clone(2)`), not its memory. So
-//! every descriptor that the server opens is the keeper's, too, from the same moment on and for nothing: open files,
+//! every descriptor that the server opens is the keeper's, too, at the same moment and without cost: open files,
 //! locks, files without a name. The keeper waits:
 //!
 //! 1. While the server lives, it waits for the server's end.
-//! 2. When the server is dead, it starts the successor if it is asked to and can (`successor`).
+//! 2. When the server is dead, it starts the successor if the supervisor asks for that and it can (`successor`).
 //! 3. It hands descriptors to the successor, by their numbers, until it is dismissed.
 //! 4. When the server is dead and no process has the other end of its channel either, the keeper ends, and with it all
 //!    descriptors of the server: the mounts answer `ENOTCONN`.
 //!
-//! When it dies with the server, the supervisor still has what the mounts need; `succession` says how the next server does
-//! without the rest.
+//! When the keeper dies with the server, the supervisor still has the descriptors that the mounts need; `succession` says how the
+//! next server continues without the others.
 //!
-//! Numbers below [`FIRST_FREE`] are for what a server needs for itself, each of a fixed meaning or taken by a placeholder.
-//! So whatever the server opens for its volumes has a higher number, and a successor can have it at the same one.
+//! Numbers below [`FIRST_FREE`] are for the server's own descriptors, each of a fixed meaning or taken by a placeholder.
+//! So descriptors of volumes have higher numbers, and a successor can have them at the same numbers.
 
 pub(crate) mod successor;
 
@@ -31,7 +31,7 @@ use crate::protocol::receive_descriptors;
 
 /// The keeper's end of its channel.
 pub(crate) const CHANNEL: RawFd = 10;
-/// What the keeper watches the server by.
+/// The number of the descriptor by which the keeper watches the server.
 const SERVER: RawFd = 11;
 /// Where supervisors connect to a server that has lost its own.
 pub(crate) const LISTENER: RawFd = 12;
@@ -138,7 +138,7 @@ impl Keeper {
     }
 }
 
-/// What a keeper of the calling process finds when it begins.
+/// Prepares the descriptors that a keeper of the calling process expects.
 fn prepare() -> io::Result<()> {
     put(rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())?, SERVER)?;
     open_channel()?;
@@ -170,7 +170,7 @@ pub(super) fn empty(number: RawFd) {
     }
 }
 
-/// What a dead server had open, and its keeper has.
+/// The descriptors that a dead server had open and its keeper holds.
 pub(crate) struct Handover(());
 
 impl Handover {
@@ -256,7 +256,7 @@ fn place(descriptors: Vec<OwnedFd>, numbers: &[RawFd]) -> io::Result<()> {
     if descriptors.len() != numbers.len() {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            "the keeper handed over something else than was asked for",
+            "the keeper handed over other descriptors than the successor asked for",
         ));
     }
     for (descriptor, number) in descriptors.into_iter().zip(numbers).rev() {
@@ -322,7 +322,7 @@ fn keep(starts_successor: bool) {
     }
 }
 
-/// What comes on a keeper's channel.
+/// A message on a keeper's channel.
 enum KeeperMessage {
     /// A question for so many descriptors.
     Numbers(usize),
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_go_to_their_numbers_whatever_numbers_they_came_at() {
+    fn descriptors_get_their_recorded_numbers() {
         let came = at(&[700, 701, 703, 705]);
         place(came, &[700, 703, 705, 709]).expect("placed");
         for (number, open) in [(700, true), (701, false), (703, true), (705, true), (709, true)] {
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn all_numbers_are_taken_but_those_of_what_is_to_come() {
+    fn numbers_between_expected_descriptors_are_taken() {
         let one = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).expect("a descriptor");
         let _in_use = at(&[801, 804]);
         let others = take_others(one.as_fd(), 800, &[802, 805, 806]).expect("taken");

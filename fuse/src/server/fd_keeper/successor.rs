@@ -1,17 +1,17 @@
 //! The start of a successor by the keeper of a dead server.
 //!
 //! A program that is executed has to be linked, locked into memory and confined before it can serve: that takes several
-//! milliseconds, while callers wait. The keeper is all that already. It is a clone of the server from the time before the
-//! server had its first volume, its first thread and its first secret, so a clone of the keeper can be the next server. While a
-//! server lives, this costs nothing: the process is the one that keeps the descriptors.
+//! milliseconds, while callers wait. The keeper is linked, locked and confined already. It is a clone of the server from the time
+//! before the server had its first volume, its first thread and its first secret, so a clone of the keeper can be the next server.
+//! While a server lives, this costs nothing, because the keeper exists anyway.
 //!
 //! 1. The supervisor sends [`START`] on the keeper's channel, with a control socket ([`request`]).
 //! 2. The keeper puts the socket at [`NEXT_CONTROL`], and clones itself ([`start`]). The clone is a child of the keeper's parent.
 //!    It shares the keeper's table of descriptors for a moment, then leaves it with a copy of the reserved numbers alone. Nothing
 //!    is closed for that: to close a file may mean to wait for a machine that does not answer.
-//! 3. The keeper answers with the number of the process and its pidfd. It lets go of the socket with its next message, which
-//!    comes only when the successor has spoken or was given up.
-//! 4. The successor drops what was its predecessor's, locks its memory ([`become_server`]), and clones its own keeper. From here
+//! 3. The keeper answers with the process id and a pidfd. It closes the socket with its next message, which it sends only when the
+//!    successor has answered or the supervisor has given it up.
+//! 4. The successor drops the state of its predecessor, locks its memory ([`become_server`]), and clones its own keeper. From here
 //!    on it is like a server that was executed, and inherits descriptors from the same keeper.
 //!
 //! A keeper that is started while the server serves is a clone of a process with threads, which may hold locks. It starts no

@@ -34,12 +34,12 @@ use crate::protocol::{Description, ServerReply, VolumeBody, VolumeId};
 use crate::region::{Region, VolumeKind};
 use crate::trace::Trace;
 
-/// What a kind of volume does in the server.
+/// The behaviour of a kind of volume in the server.
 ///
 /// A new volume is [begun](ServedKind::begin). The volume of a dead server is [restored](restore) from its description, then
 /// [loaded](ServedKind::load) without any effect outside of this process, then [resumed](ServedKind::resume).
 pub(super) trait ServedKind: Any {
-    /// What its region has to be of.
+    /// The kind that its region must have.
     fn region_kind(&self) -> VolumeKind;
 
     /// Whether every request is reported on standard output from the start.
@@ -63,7 +63,7 @@ pub(super) trait ServedKind: Any {
     /// When the device is none, or no thread can be started.
     fn resume(&mut self, volume: &Common, shared: &mut ServerResources) -> io::Result<()>;
 
-    /// What a supervisor that adopts the volume needs, and the descriptors that belong to it.
+    /// The state that a supervisor needs to adopt the volume, and the descriptors that belong to it.
     ///
     /// # Errors
     /// When there are no descriptors left.
@@ -82,14 +82,14 @@ fn restore(body: VolumeBody, descriptors: Vec<OwnedFd>) -> io::Result<Box<dyn Se
     })
 }
 
-/// What every volume comes with.
+/// The descriptors of every volume.
 pub(super) struct VolumeDescriptors {
     pub(super) device: OwnedFd,
     pub(super) mount: OwnedFd,
     pub(super) region: OwnedFd,
 }
 
-/// What a server has of a volume of any kind.
+/// The parts of a volume of any kind in the server.
 pub(super) struct Common {
     /// For the supervisor that adopts the volume.
     about: Value,
@@ -110,7 +110,7 @@ impl Common {
     }
 }
 
-/// What all volumes of a server share.
+/// Resources that all volumes of a server share.
 pub(super) struct ServerResources {
     /// Where lines of audited volumes go.
     output: Arc<AuditOutput>,
@@ -125,7 +125,7 @@ struct ServedVolume {
 }
 
 impl ServedVolume {
-    /// What it has as a volume of kind `K`, if it is one.
+    /// Its state as a volume of kind `K`, if it is one.
     fn kind<K: ServedKind>(&self) -> Option<&K> {
         let kind: &dyn Any = &*self.kind;
         kind.downcast_ref()
@@ -264,5 +264,5 @@ fn copies(images: Vec<Arc<Image>>) -> io::Result<Vec<OwnedFd>> {
 }
 
 fn broken() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "what the last server has left does not fit together")
+    io::Error::new(io::ErrorKind::InvalidData, "the state of the last server is inconsistent")
 }

@@ -25,7 +25,7 @@ impl NfsExport {
         Self { log_and_sockets, options }
     }
 
-    /// What the thread of NFS volumes needs.
+    /// The export as the thread of NFS volumes needs it.
     fn to_serve(&self, volume: &Common) -> io::Result<ServedExport> {
         let mut own = copies(&self.log_and_sockets)?.into_iter();
         Ok(ServedExport {

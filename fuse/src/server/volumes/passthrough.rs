@@ -20,7 +20,7 @@ pub(in crate::server) struct Passthrough {
     options: PassthroughOptions,
     /// The memory of rings, if requests may come over io_uring.
     rings: Option<OwnedFd>,
-    /// What a dead server has left, until this one answers.
+    /// The state that a dead server has left, until this server answers.
     loaded: Option<Loaded>,
 }
 

@@ -119,7 +119,7 @@ impl Drop for Mounted {
 }
 
 #[test]
-fn more_requests_than_threads_wait_for_the_source_and_the_root_is_told_from_memory() {
+fn the_root_is_answered_from_memory_while_more_requests_than_threads_wait_for_the_source() {
     const CALLERS: usize = 3 * MAX_THREADS;
     let mounted = Mounted::new();
     mounted.remote.set_away(true);
@@ -151,7 +151,7 @@ fn more_requests_than_threads_wait_for_the_source_and_the_root_is_told_from_memo
 }
 
 #[test]
-fn who_is_killed_is_let_go_whether_its_request_asks_or_is_parked() {
+fn a_killed_caller_is_answered_whether_its_request_calls_the_source_or_is_parked() {
     let mounted = Mounted::new();
     mounted.remote.set_away(true);
     let look = |number: usize| -> Child {

@@ -1,4 +1,4 @@
-//! What the host says of rings, for the supervisor: the server sees no `/sys`.
+//! The CPUs of the host and the parameter `enable_uring`, read by the supervisor: the server sees no `/sys`.
 
 use std::fs;
 

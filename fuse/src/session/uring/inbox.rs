@@ -36,7 +36,7 @@ impl Inbox {
         Ok(inbox)
     }
 
-    /// What can be read when another thread has left something.
+    /// A descriptor that becomes readable when another thread has left an answer.
     pub(super) fn event(&self) -> RawFd {
         self.event.as_fd().as_raw_fd()
     }

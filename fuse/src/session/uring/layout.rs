@@ -1,4 +1,4 @@
-//! Where everything is in the memory of a volume's rings, in bytes, and how much of it there is.
+//! The layout of the memory of a volume's rings, in bytes, and its size.
 //!
 //! Servers of other versions read it: a change of it needs another [`LAYOUT`].
 

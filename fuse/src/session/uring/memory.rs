@@ -1,4 +1,4 @@
-//! The memory of a volume's rings: what the kernel and a server say to each other, and what a successor needs to know of it.
+//! The memory of a volume's rings: requests and answers of the kernel and a server, and the journal that a successor needs.
 //!
 //! It is one memory file for each volume, which the supervisor makes and holds:
 //!
@@ -44,7 +44,7 @@ use crate::region::shared::shared;
 use crate::session::abi::{InHeader, OutHeader};
 
 shared! {
-    /// What the file begins with.
+    /// The header of the file.
     pub(crate) struct RingHeader {
         magic: AtomicU64,
         layout: AtomicU32,
@@ -56,7 +56,7 @@ shared! {
         /// Entries from here on were never in use.
         used: AtomicU32,
     }
-    /// What is known of one entry.
+    /// The journal of one entry.
     #[repr(align(64))]
     pub(crate) struct Journal {
         /// The number of its queue, and one more.
@@ -92,7 +92,7 @@ pub(in crate::session) enum RingState {
 /// The number of an entry.
 pub(in crate::session) type EntryId = u32;
 
-/// What a dead server has left in an entry.
+/// The state in which a dead server has left an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Left {
     /// No request.
@@ -300,7 +300,7 @@ impl RingMemory {
         &self.journal(entry).slot
     }
 
-    /// What a dead server has left.
+    /// The state in which a dead server has left an entry.
     pub(super) fn left(&self, entry: EntryId) -> Left {
         let (journal, commit) = (self.journal(entry), self.commit_id(entry));
         match journal.state.load(Acquire) {

@@ -9,13 +9,13 @@
 //!
 //! 1. The kernel puts a request into memory that outlives the server ([`memory`]), in a thread of the server. An entry of that
 //!    memory says which request it has, and how far the answer came.
-//! 2. A thread that is killed first takes in what the kernel has for it, and then gives its empty entries back, before it counts
-//!    as exiting (`Ring::end_with_thread`). So the kernel gives no request to a thread that is gone: what comes from then
-//!    on waits in the queue.
-//! 3. The kernel finds a request by its queue and its number, whichever process answers it. So the successor answers what was
-//!    left, by the same rules as on the device, and each commit makes the entry the successor's.
+//! 2. A thread that is killed first takes the requests that the kernel has for it, and then gives its empty entries back, before
+//!    it counts as exiting (`Ring::end_with_thread`). So the kernel gives no request to a dead thread: later requests wait in the
+//!    queue.
+//! 3. The kernel finds a request by its queue and its number, whichever process answers it. So the successor answers the open
+//!    requests, by the same rules as on the device, and each commit makes the entry the successor's.
 //! 4. If the kernel has an answer already, it knows the request no more (`ENOENT`). The successor then registers the entry.
-//! 5. What waits in the queues is woken by one request on each CPU (`wake`).
+//! 5. One request on each CPU wakes the requests that wait in its queue (`wake`).
 //! 6. A takeover can be done again at any point: entries change only as in the life of any server.
 //!
 //! Before the kernel has an entry for each queue, no request comes through a ring. Whatever fails up to then leaves the session
@@ -25,8 +25,8 @@
 //! |---|---|
 //! | `cpus` | how many queues there are, and whether the kernel offers them |
 //! | `ring` | the system calls of io_uring |
-//! | `layout` | where everything is in the memory of the rings |
-//! | [`memory`] | requests and answers, and what a successor needs to know of them |
+//! | `layout` | the layout of the memory of the rings |
+//! | [`memory`] | requests and answers, and the journal that a successor needs |
 //! | `serve` | the thread of a ring |
 //! | `inbox` | answers of other threads |
 //! | `workers` | threads for slow requests |
@@ -144,7 +144,7 @@ impl Rings {
     }
 }
 
-/// What each thread does: one for each CPU that this process may use. The queues of other CPUs are dealt out.
+/// The duty of each thread: one thread for each CPU that this process may use. The queues of other CPUs are dealt out.
 fn duties(queues: usize, usable: &CpuSet) -> Vec<Duty> {
     let is_usable = |queue: &usize| *queue < CpuSet::MAX_CPU && usable.is_set(*queue);
     let (own, others): (Vec<_>, Vec<_>) = (0..queues).partition(is_usable);

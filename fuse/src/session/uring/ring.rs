@@ -117,10 +117,10 @@ impl FuseCommand {
 
 const _: () = assert!(size_of::<Submission>() == ENTRY && size_of::<Params>() == 120);
 
-/// What the kernel says of a submission.
+/// The kernel's result of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Completion {
-    /// What was submitted with it.
+    /// The user data of the submission.
     pub(super) user_data: u64,
     /// Not negative, or the negative number of an error.
     pub(super) result: i32,
@@ -336,7 +336,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn completions_say_what_was_submitted_and_what_came_of_it() {
+    fn completions_have_the_submission_and_its_result() {
         let mut ring = match Ring::new() {
             Ok(ring) => ring,
             // A host may forbid it.

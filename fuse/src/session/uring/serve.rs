@@ -1,7 +1,7 @@
 //! The thread of one ring: it serves the callers of one CPU, on that CPU.
 //!
-//! A new thread first ends what a dead server has left in its queues: answers are committed, and every other entry is given to
-//! the kernel anew. Then it answers the requests that were left, like those that come from now on.
+//! A new thread first handles the entries that a dead server has left in its queues: it commits answers, and registers every other
+//! entry with the kernel again. Then it answers the requests of the dead server, like later ones.
 //!
 //! An entry that waits for its answer takes no request. So before a request may wait, its queue gets another entry.
 
@@ -26,13 +26,13 @@ use crate::session::answer::Responder;
 use crate::session::request::{Operation, Request};
 use crate::session::{Answer, Exchange, Service};
 
-/// What completions of polls come with. Entries have smaller numbers.
+/// The user data of polls. Entries have smaller numbers.
 const THREAD_ENDS: u64 = u64::MAX;
 const ANSWERS: u64 = u64::MAX - 1;
 /// How many entries of a queue can take requests when one is going to wait: one that wakes the queue, and another.
 const ENOUGH: usize = 2;
 
-/// What the threads of a volume share.
+/// State that the threads of a volume share.
 pub(super) struct RingVolume {
     pub(super) memory: Arc<RingMemory>,
     pub(super) device: Arc<OwnedFd>,
@@ -47,14 +47,12 @@ impl RingVolume {
     pub(super) fn wake(&self, cpus: &[usize]) {
         let woken = self.waker.as_ref().map_or(Ok(()), |waker| waker.wake(cpus));
         if let Err(error) = woken {
-            tracing::warn!(
-                "calls that waited for the server may wait on until other calls come on their CPUs: {error}"
-            );
+            tracing::warn!("calls that waited for the server may wait until other calls come on their CPUs: {error}");
         }
     }
 }
 
-/// What a thread is for.
+/// The duty of a thread.
 pub(super) struct Duty {
     /// The CPU that it runs on, if it is one of those that this process may use.
     pub(super) cpu: Option<usize>,
@@ -71,11 +69,11 @@ pub(super) struct Job {
     may_wait: bool,
 }
 
-/// What a thread does first.
+/// The first work of a thread.
 struct First {
     /// Entries in which a dead server has left a request.
     left: Vec<EntryId>,
-    /// What the kernel has said already.
+    /// The completions that the kernel has sent already.
     completions: Vec<Completion>,
 }
 

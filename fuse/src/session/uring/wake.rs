@@ -1,11 +1,11 @@
 //! Waking queues: requests that came while no entry could take them.
 //!
 //! The kernel looks for such requests when a request of the same queue is answered, but not when the queue gets an entry. So
-//! after a takeover, and when a request is going to wait for long, one request more is needed on the queue's CPU. A child
-//! process makes it: `fstatfs(2)` on the private mount.
+//! after a takeover, and when a request is going to wait for long, a child process makes one more request on the queue's CPU:
+//! `fstatfs(2)` on the private mount.
 //!
-//! It is a process of its own, with the mount and a pipe as its only descriptors. If the server dies meanwhile, the child waits
-//! for the next one like any caller, and neither the server's end nor the connection's depends on it. It ends with the pipe.
+//! The child has the mount and a pipe as its only descriptors. If the server dies meanwhile, the child waits for the next one like
+//! any caller, and neither the server's end nor the connection's depends on the child. It ends with the pipe.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

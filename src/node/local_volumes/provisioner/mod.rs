@@ -85,7 +85,7 @@ pub(in crate::node) async fn serve(settings: ProvisionerSettings) {
         Ok(records) => records,
         Err(error) => {
             warn!(
-                "no local volume is offered: the records of cleanings cannot be read: {error}; repair this and restart"
+                "podfs offers no local volume, because it cannot read the records of erasures: {error}; repair this and restart"
             );
             return;
         }
@@ -94,7 +94,7 @@ pub(in crate::node) async fn serve(settings: ProvisionerSettings) {
     let scans = input.clone();
     let tell = move |scan| scans.send(ProvisionerEvent::Scan(scan)).is_ok();
     if let Err(error) = wake::start(settings.directories.clone(), tell) {
-        warn!("no local volume is offered: the directories cannot be watched: {error}");
+        warn!("podfs offers no local volume, because it cannot watch the directories: {error}");
         return;
     }
     let names = names(&settings.client, &settings.node).await;
@@ -143,7 +143,7 @@ async fn names(client: &ApiClient, node: &str) -> NodeNames {
             Err(error) => (error.to_string(), retry.failed(&error)),
         };
         if said.as_ref() != Some(&sentence) {
-            warn!("no local volume is offered yet: {sentence}");
+            warn!("podfs offers no local volume yet: {sentence}");
             said = Some(sentence);
         }
         retry.wait(&pause).await;
@@ -276,7 +276,7 @@ impl Provisioner {
                 match result {
                     Ok(()) => {
                         self.pauses.remove(&name);
-                        info!("{path} of PersistentVolume {name} is clean");
+                        info!("podfs has erased {path} of PersistentVolume {name}");
                     }
                     Err(reason) => self.pause(&name, &format!("{path} of PersistentVolume {name} {reason}")),
                 }

@@ -39,7 +39,7 @@ impl Provisioner {
             DiskStep::Withdraw { volume, uid, version } => {
                 let deleted = self.delete(&volume, &uid, Some(&version)).await;
                 if deleted.is_ok() {
-                    info!("PersistentVolume {volume} is not offered any more: its entry is gone");
+                    info!("podfs has deleted PersistentVolume {volume}: its entry is gone");
                 }
                 deleted
             }
@@ -159,7 +159,7 @@ impl Provisioner {
         let work = move || drop(input.send(ProvisionerEvent::Cleaned(of, Box::new(cleaning.run()))));
         match thread::Builder::new().name("podfs-clean".to_owned()).spawn(work) {
             Ok(_) => {
-                info!("{path} of PersistentVolume {name} was released and is being cleaned");
+                info!("podfs erases {path} of PersistentVolume {name}, which was released");
                 self.settings.metrics.begin(&name, &progress);
                 self.cleanings.insert(name, progress);
             }

@@ -1,4 +1,4 @@
-//! What is read at the start, and what keeps podfs from starting.
+//! The files that podfs reads at the start, and errors that keep it from starting.
 
 use std::os::unix::net::UnixListener;
 

@@ -18,13 +18,13 @@ async fn a_malformed_file_keeps_its_last_objects_until_it_is_mended() {
 }
 
 #[test]
-fn a_problem_is_told_once_and_again_when_it_comes_back() {
+fn a_problem_is_reported_once_and_again_when_it_comes_back() {
     let home = ManifestHome::with_objects(&[("app", "1"), ("db", "1")]);
     let mut steps = home.step_by_step(&["objects"]);
     home.write("objects/app.yaml", "a: [hunter2\n");
     assert!(steps.scan().is_none());
     let told: Vec<_> = steps.ledger.told().collect();
-    let sentence = "objects/app.yaml:1:4: unclosed bracket '['; until then, what was read before stays in use";
+    let sentence = "objects/app.yaml:1:4: unclosed bracket '['; until then, podfs uses the earlier content";
     assert!(matches!(told[..], [only] if only.ends_with(sentence)), "{told:?}");
 
     home.write("objects/db.yaml", &config_map("db", "2"));
@@ -70,7 +70,7 @@ async fn a_duplicate_keeps_the_last_snapshot() {
 }
 
 #[test]
-fn a_duplicate_is_told_with_both_places() {
+fn a_duplicate_is_reported_with_both_places() {
     let home = ManifestHome::with_objects(&[("app", "1")]);
     let mut steps = home.step_by_step(&["objects"]);
     home.write("objects/again.yaml", &config_map("app", "2"));

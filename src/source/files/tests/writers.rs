@@ -113,7 +113,7 @@ fn a_change_in_place_counts_only_when_it_was_heard_to_end() {
 }
 
 #[test]
-fn a_file_that_is_being_written_at_the_start_is_waited_for() {
+fn the_start_waits_for_a_file_that_is_being_written() {
     let home = ManifestHome::with_objects(&[("app", "1")]);
     let (mut watcher, _signals) = Watcher::new().expect("a watcher");
     let mut ledger =

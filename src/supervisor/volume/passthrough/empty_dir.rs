@@ -73,7 +73,7 @@ impl PassthroughSource for EmptyDirSource {
         if let Some(content) = self.content.filter(|_| goes) {
             match content.delete() {
                 Ok(left) if left.is_empty() => {}
-                Ok(left) => warn!("volume {name:?}: what is left of its content are {left}"),
+                Ok(left) => warn!("volume {name:?}: podfs leaves of its content {left}"),
                 Err(error) => warn!("volume {name:?}: {error}"),
             }
         }

@@ -8,7 +8,7 @@ pub enum NfsOptionsError {
     Option {
         /// As the volume has it.
         word: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: OptionProblem,
     },
     /// Two options about one topic.
@@ -21,7 +21,7 @@ pub enum NfsOptionsError {
     },
 }
 
-/// What is wrong with one mount option.
+/// Why one mount option is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionProblem {
     /// No client has it.

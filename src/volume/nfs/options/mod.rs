@@ -10,7 +10,7 @@ use std::time::Duration;
 
 pub use error::{BackendError, NfsOptionsError, OptionProblem};
 
-/// What the mount options of a volume come to. Without an option it is what Linux does, nfs(5).
+/// The parsed mount options of a volume, with the defaults of Linux (nfs(5)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NfsOptions {
     /// The NFS client; podfs chooses if there is none.
@@ -27,7 +27,7 @@ pub struct NfsOptions {
     pub mount_port: Option<u16>,
     /// Where the mount service is, if not at the server.
     pub mount_host: Option<String>,
-    /// What becomes of a call that is not answered.
+    /// How a call ends that the server does not answer.
     pub recovery: Recovery,
     /// How long a call waits before it is repeated.
     pub timeout: Duration,
@@ -107,7 +107,7 @@ pub enum TransportSecurity {
     MutualTls,
 }
 
-/// What becomes of a call that is not answered.
+/// How a call ends that the server does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recovery {
     /// It waits.
@@ -214,7 +214,7 @@ impl NfsOptions {
         }
     }
 
-    /// What only the kernel's client can do.
+    /// The first option that only the kernel's client supports.
     fn needs_kernel(&self) -> Option<String> {
         match (&self.version, &self.security, self.transport_security) {
             (Some(NfsVersion::V4(None)), ..) => Some("nfsvers=4".to_owned()),

@@ -91,7 +91,7 @@ fn meaning(word: &str) -> &str {
     }
 }
 
-/// What the options come to.
+/// Parses the options.
 pub(super) fn parse<'a>(options: impl IntoIterator<Item = &'a str>) -> Result<NfsOptions, NfsOptionsError> {
     let mut parser = Parser::default();
     let words = options.into_iter().flat_map(|option| option.split(','));
@@ -104,7 +104,7 @@ pub(super) fn parse<'a>(options: impl IntoIterator<Item = &'a str>) -> Result<Nf
 #[derive(Default)]
 struct Parser {
     options: NfsOptions,
-    /// What was said about each topic.
+    /// The word that set each topic.
     said: BTreeMap<String, String>,
     minor: Option<u8>,
     no_attributes: bool,

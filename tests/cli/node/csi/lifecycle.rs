@@ -126,7 +126,7 @@ fn publications_are_written_down_again_when_another_process_has_deleted_them() {
     assert_eq!(files(), 1);
     fs::remove_dir_all(kubelet.node.fixture.path("run/node")).expect("removed");
     // A file that is not whole yet has another name; the log says when it is whole.
-    daemon.wait_log("a CSI volume was not written down any more; it is again");
+    daemon.wait_log("another process has deleted the record of a CSI volume; podfs writes it again");
     assert_eq!(files(), 1);
     daemon.signal(Signal::SIGKILL);
     daemon.wait();

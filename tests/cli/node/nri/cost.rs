@@ -113,10 +113,10 @@ impl Times {
 
 #[test]
 #[ignore = "a measurement"]
-fn what_a_plugin_adds_to_a_container() {
+fn the_cost_of_a_plugin_for_a_container() {
     let machine = machine();
     make_kubelets_volumes(&machine);
-    let Some(containerd) = Containerd::start_or_skip(&machine, "what_a_plugin_adds_to_a_container") else { return };
+    let Some(containerd) = Containerd::start_or_skip(&machine, "the_cost_of_a_plugin_for_a_container") else { return };
     let sandbox = containerd.run_pod("web", &CHOSEN);
     for (what, mounts) in [("two volumes", vec![CONFIG, LOGIN]), ("and a subPath", vec![CONFIG, LOGIN, PART])] {
         let (mut none, mut empty, mut podfs) = (Times::default(), Times::default(), Times::default());

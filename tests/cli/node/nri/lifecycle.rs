@@ -35,7 +35,7 @@ fn a_pod_is_released_when_its_sandbox_is_removed_and_not_before() {
 }
 
 #[test]
-fn another_daemon_goes_on_and_learns_from_the_runtime_which_containers_have_its_volumes() {
+fn another_daemon_continues_and_learns_from_the_runtime_which_containers_have_its_volumes() {
     let machine = machine();
     let runtime = machine.listen();
     let mut daemon = start(&machine);

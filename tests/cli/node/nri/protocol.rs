@@ -1,4 +1,4 @@
-//! What a runtime and podfs say to each other, also where one of them says something else.
+//! Messages between a runtime and podfs, also invalid ones.
 
 use podfs::node::nri::messages::nri::*;
 use prost::Message;
@@ -110,7 +110,7 @@ fn garbage_and_a_lost_runtime_end_the_connection_and_podfs_connects_again() {
     plugin.take_registration();
     plugin.refuse_registration("too many plugins");
     assert!(plugin.is_closed());
-    daemon.wait_log("does not take podfs as a plugin: too many plugins");
+    daemon.wait_log("refuses podfs as a plugin: too many plugins");
     drop(runtime.begin(Vec::new(), Vec::new()));
     daemon.wait_log("the runtime has closed the connection");
     drop(runtime);

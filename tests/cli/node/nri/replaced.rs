@@ -1,4 +1,4 @@
-//! What new containers mount: podfs's volumes where they are there, and the kubelet's otherwise.
+//! Mounts of new containers: podfs's volumes if they are mounted, and the kubelet's otherwise.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -215,7 +215,7 @@ fn a_volume_that_is_late_is_the_kubelets_and_the_reason_is_counted_and_logged() 
 }
 
 #[test]
-fn a_volume_that_another_process_has_unmounted_is_never_told_to_a_runtime() {
+fn a_runtime_never_gets_a_volume_that_another_process_has_unmounted() {
     let machine = machine();
     let runtime = machine.listen();
     let _daemon = machine.start();

@@ -1,4 +1,4 @@
-//! RC-04: what becomes of volumes that an earlier daemon left and that cannot be set up again, or not be reconstructed.
+//! RC-04: volumes of an earlier daemon that cannot be set up again, or not be reconstructed.
 
 use std::fs;
 
@@ -54,7 +54,7 @@ fn rc_04_a_pod_whose_checkpoint_cannot_be_read_is_removed_if_no_source_describes
 }
 
 #[test]
-fn rc_04_a_pod_whose_checkpoint_cannot_be_read_goes_on_if_a_source_describes_it() {
+fn rc_04_a_pod_whose_checkpoint_cannot_be_read_stays_if_a_source_describes_it() {
     let node = node_without_processes();
     fs::write(node.fixture.path("run/node/pods/uid-web/checkpoint.json"), "{").expect("written");
     let _daemon = node.start();

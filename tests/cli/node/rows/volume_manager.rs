@@ -1,4 +1,4 @@
-//! VM: what the reconciler and the executor do, in which order.
+//! VM: the operations of the reconciler and the executor, and their order.
 
 use std::fs;
 use std::process::Command;

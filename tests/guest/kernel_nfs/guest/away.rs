@@ -102,7 +102,7 @@ fn a_soft_mount_ends_its_calls_with_an_error() {
 
 #[test]
 #[ignore = "runs in the guest"]
-fn what_waits_goes_on_when_the_server_is_back() {
+fn waiting_calls_continue_when_the_server_is_back() {
     for (path, options, how) in ways() {
         let _emptied = Emptied(DIRECTORY);
         let names: Vec<_> = (0..READERS).map(|number| format!("file-{number}")).collect();

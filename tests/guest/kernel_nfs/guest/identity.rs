@@ -8,7 +8,7 @@ use crate::common::caller::Caller;
 
 #[test]
 #[ignore = "runs in the guest"]
-fn where_root_is_nobody_others_are_who_they_are() {
+fn root_squash_leaves_the_ids_of_other_users() {
     let _squashed = ExportedWith::options("root_squash");
     for (path, options) in [("/", "nfsvers=4.1".to_owned()), ("/export", version_3())] {
         let _emptied = Emptied(DIRECTORY);

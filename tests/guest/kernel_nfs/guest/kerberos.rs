@@ -114,7 +114,7 @@ fn a_claim_is_served_with_each_flavour() {
 
 #[test]
 #[ignore = "runs in the guest"]
-fn who_has_no_ticket_gets_nothing_and_root_is_the_node() {
+fn a_user_without_a_ticket_gets_eacces_and_root_uses_the_nodes_key() {
     let _gssd = Gssd::start(KEYTAB);
     let _ticket = Ticket::of_alice();
     // Without Kerberos, bob could read and root could do all.
@@ -150,7 +150,7 @@ fn who_has_no_ticket_gets_nothing_and_root_is_the_node() {
 
 #[test]
 #[ignore = "runs in the guest"]
-fn what_kerberos_misses_is_told_and_waited_for() {
+fn podfs_names_what_kerberos_lacks_and_waits_for_it() {
     let _strict = ExportedWith::options("sec=krb5:krb5i");
     let fixture = fixture_at(SERVER, "/", "nfsvers=4.1,sec=krb5");
     let mut running = fixture.start();

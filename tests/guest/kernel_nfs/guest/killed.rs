@@ -1,4 +1,4 @@
-//! podfs's own server is killed, also while the NFS server is away: what waits is asked again by the next one.
+//! podfs's own server is killed, also while the NFS server is unreachable: the next server executes the waiting requests.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -21,7 +21,7 @@ const KILLS: usize = 2;
 
 #[test]
 #[ignore = "runs in the guest"]
-fn a_server_that_is_killed_while_its_source_is_away_is_followed_and_no_call_fails() {
+fn a_kill_of_the_server_while_its_source_is_unreachable_fails_no_call() {
     for (path, options, how) in [("/", "nfsvers=4.1".to_owned(), How::Refusing), ("/export", version_3(), How::Silent)]
     {
         let _emptied = Emptied(DIRECTORY);
@@ -79,7 +79,7 @@ fn a_server_that_is_killed_while_its_source_is_away_is_followed_and_no_call_fail
 
 #[test]
 #[ignore = "runs in the guest"]
-fn a_server_that_cannot_end_because_a_close_waits_for_its_source_is_followed_all_the_same() {
+fn a_successor_starts_although_a_close_keeps_the_killed_server_from_ending() {
     // Closing brings what was written to the server, and that wait ends by no signal. Any other redirection would close a copy.
     const CLOSE: &str = r#"exec >"$0"; echo written; read -r line; exec >&-"#;
     for (path, options, how) in [("/", "nfsvers=4.1".to_owned(), How::Refusing), ("/export", version_3(), How::Silent)]

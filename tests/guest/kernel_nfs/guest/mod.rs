@@ -1,4 +1,4 @@
-//! What is tested in the guest, where Linux' own server exports `/export`. Each test leaves the server as it was.
+//! The tests in the guest, where Linux' own server exports `/export`. Each test leaves the server as it was.
 
 mod away;
 mod identity;

@@ -10,7 +10,7 @@ use crate::common::*;
 
 #[test]
 #[ignore = "runs in the guest"]
-fn what_is_wrong_with_an_export_is_told() {
+fn the_error_names_the_fault_of_an_export() {
     for (path, options, sentence) in [
         ("/nowhere", "nfsvers=4.1", "127.0.0.1:/nowhere: NFS server 127.0.0.1 has no such export; correct the path"),
         ("/", "nfsvers=4.1,port=1", "NFS server 127.0.0.1 refuses the connection; start it, or correct the port"),

@@ -1,4 +1,4 @@
-//! What a pod gets.
+//! Volumes of a pod.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
@@ -99,7 +99,7 @@ fn podfs_chooses_the_kernels_client_for_version_4_and_its_own_for_others() {
 
 #[test]
 #[ignore = "runs in the guest"]
-fn a_server_that_is_killed_is_followed_by_another_and_open_files_stay_open() {
+fn open_files_stay_open_when_the_server_is_killed() {
     let _emptied = Emptied(DIRECTORY);
     let fixture = fixture("/", "nfsvers=4.1");
     let running = fixture.run();

@@ -60,7 +60,7 @@ fn prepared(fixture: &Fixture) -> Vec<PathBuf> {
 
 #[test]
 #[ignore = "runs in the guest"]
-fn live_parts_change_in_place_and_their_watchers_hear_of_it() {
+fn live_parts_change_in_place_and_their_watchers_get_events() {
     let parts = "{name: config, mountPath: /a, subPath: app.conf}, {name: config, mountPath: /b, subPath: conf.d}";
     let (fixture, _) = fixture("podfs.io/sub-path.config: live", parts);
     let running = fixture.run();

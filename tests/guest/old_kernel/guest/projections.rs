@@ -70,7 +70,7 @@ fn a_change_is_switched_to_and_raises_the_events_of_a_switch() {
 
 #[test]
 #[ignore = "runs in the guest"]
-fn nobody_writes_to_a_projection_not_even_through_a_mount_that_is_made_writable() {
+fn no_process_writes_to_a_projection_even_through_a_mount_made_writable() {
     let fixture = fixture();
     let running = fixture.run();
     let volume = running.volume("config");

@@ -445,7 +445,7 @@ fn too_many_nanoseconds_are_less_than_a_second() {
 }
 
 #[test]
-fn every_refusal_of_rpc_is_told_apart() {
+fn every_refusal_of_rpc_has_its_own_error() {
     use rpc::{accept_stat_data as accept, auth_stat, rejected_reply, reply_body};
     let reply = |body| {
         let record = packed(&rpc::rpc_msg { xid: 7, body: rpc::msg_body::REPLY(body) });

@@ -1,4 +1,4 @@
-//! What the log believes of its memory, and how long it keeps it.
+//! Which content of its memory the log accepts, and how long it keeps the memory.
 
 use rustix::io::pwrite;
 
@@ -22,7 +22,7 @@ fn memory_is_given_back_only_when_nothing_is_in_the_log() {
 }
 
 #[test]
-fn a_log_of_somebody_else_is_refused_and_garbage_in_it_is_lost() {
+fn a_foreign_log_is_refused_and_invalid_entries_are_lost() {
     let log = Log::create(4).expect("a log");
     log.append(TARGET, b"data").expect("room");
     let file = log.as_fd().try_clone_to_owned().expect("a descriptor");

@@ -50,7 +50,7 @@ async fn settle_down() {
 }
 
 #[test]
-fn what_was_flushed_is_on_disk() {
+fn flushed_data_is_on_disk() {
     run(async {
         let client = TestClient::default();
         let writeback = start(&client, log(), MANNER);
@@ -100,7 +100,7 @@ fn small_writes_that_follow_each_other_become_large_ones() {
 }
 
 #[test]
-fn a_server_that_lost_what_it_had_taken_gets_it_again() {
+fn a_server_that_lost_accepted_data_gets_it_again() {
     run(async {
         let client = TestClient::default();
         let writeback = start(&client, log(), MANNER);
@@ -114,7 +114,7 @@ fn a_server_that_lost_what_it_had_taken_gets_it_again() {
 }
 
 #[test]
-fn a_server_that_loses_what_it_has_taken_again_and_again_is_asked_to_have_it_on_disk() {
+fn after_repeated_losses_the_client_asks_for_stable_writes() {
     run(async {
         let client = TestClient::default();
         client.0.restless.set(true);
@@ -163,7 +163,7 @@ fn a_short_write_is_gone_on_with() {
 }
 
 #[test]
-fn an_error_is_told_to_the_next_write_once_and_to_the_next_flush_once() {
+fn the_next_write_and_the_next_flush_each_return_an_error_once() {
     run(async {
         let client = TestClient::default();
         client.0.error.set(Some(Errno::NOSPC));
@@ -181,7 +181,7 @@ fn an_error_is_told_to_the_next_write_once_and_to_the_next_flush_once() {
 }
 
 #[test]
-fn an_error_that_nobody_was_told_survives_the_server() {
+fn an_unreported_error_survives_the_server() {
     let client = TestClient::default();
     client.0.error.set(Some(Errno::DQUOT));
     let log = run(async {
@@ -199,7 +199,7 @@ fn an_error_that_nobody_was_told_survives_the_server() {
 }
 
 #[test]
-fn what_a_dead_server_had_accepted_is_sent_by_the_next_and_may_be_accepted_twice() {
+fn a_successor_sends_the_data_that_a_dead_server_had_accepted() {
     let client = TestClient::default();
     client.0.stopped.set(true);
     let log = run(async {
@@ -219,7 +219,7 @@ fn what_a_dead_server_had_accepted_is_sent_by_the_next_and_may_be_accepted_twice
 }
 
 #[test]
-fn who_flushes_does_not_wait_for_a_write_to_grow() {
+fn a_flush_does_not_wait_for_a_write_to_grow() {
     run(async {
         let client = TestClient::default();
         let writeback = start(&client, log(), MANNER);
@@ -275,7 +275,7 @@ fn a_full_log_is_committed_and_the_writer_waits() {
 }
 
 #[test]
-fn a_file_with_much_data_is_committed_before_somebody_asks() {
+fn a_file_with_much_data_is_committed_before_a_flush() {
     run(async {
         let client = TestClient::default();
         let writeback = start(&client, log(), MANNER);
@@ -317,7 +317,7 @@ fn of_a_file_that_is_gone_nothing_is_sent_any_more() {
 }
 
 #[test]
-fn who_waits_may_go_away() {
+fn a_waiting_caller_may_be_cancelled() {
     run(async {
         let client = TestClient::default();
         client.0.stopped.set(true);
@@ -366,7 +366,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn whatever_happens_the_disk_has_what_was_written_last(events in events(), chance: u64, wsize in 50..1500usize) {
+    fn the_disk_has_the_last_written_data_after_any_faults(events in events(), chance: u64, wsize in 50..1500usize) {
         let client = TestClient::default();
         client.0.chance.set(chance);
         let manner = Manner { wsize, stable: false };

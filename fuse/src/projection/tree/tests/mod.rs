@@ -315,7 +315,7 @@ fn names_that_are_not_utf_8_are_absent() {
 }
 
 #[test]
-fn whatever_a_commit_that_stopped_leaves_is_put_right() {
+fn the_next_commit_repairs_what_a_stopped_one_left() {
     // AW-16, AW-17, AW-18, AW-19: stop after every step, of the switch and of the removal.
     let (before, after) = ([("a", "1"), ("gone", "1")], [("a", "2"), ("new/b", "2")]);
     for stop in 0..8 {

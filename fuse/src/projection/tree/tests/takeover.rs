@@ -83,7 +83,7 @@ fn adopt(image: &Image) -> Image {
 }
 
 #[test]
-fn a_server_killed_at_any_step_is_followed_by_one_that_shows_the_same() {
+fn a_successor_shows_the_same_tree_after_a_kill_at_any_step() {
     // FU-06: before a step, after it but before its answer, and after its answer but before that was written down.
     let payloads = [&[("a", "1"), ("b", "1")][..], &[("a", "2"), ("c", "2")], &[("c", "3")]];
     let mut undisturbed = Pair::new();

@@ -1,4 +1,4 @@
-//! What a successor finds in the memory of rings.
+//! The memory of rings as a successor finds it.
 
 use super::*;
 
@@ -48,7 +48,7 @@ fn a_request_is_one_piece_wherever_its_payload_is() {
 }
 
 #[test]
-fn a_successor_finds_what_was_begun_and_what_was_answered() {
+fn a_successor_finds_begun_and_answered_requests() {
     let (memory, entry) = mapped();
     request_comes(&memory, entry, 2, &[0; 8], b"name\0");
     assert!(memory.take(entry));
@@ -80,7 +80,7 @@ fn every_server_maps_the_memory_at_one_address() {
 }
 
 #[test]
-fn what_is_no_memory_of_rings_is_refused() {
+fn a_file_that_is_no_memory_of_rings_is_refused() {
     let file = memfd_create("podfs-rings", MemfdFlags::ALLOW_SEALING).expect("a file");
     ftruncate(&file, 1 << 20).expect("a length");
     assert!(RingMemory::map(file.try_clone().expect("a descriptor")).is_err(), "it could shrink");
