@@ -46,6 +46,7 @@ const PODFS_NFS: Layers = &[
 
 /// `src/node`. Those of one layer do not import each other.
 const NODE: Layers = &[
+    &["spans"],
     &["backing", "on_host", "orphans", "pod", "publication"],
     &["checkpoint", "sample", "state"],
     &["feed", "handle", "plugin", "reconstruct"],
