@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(error.class, Class::Nonsense);
         assert!(error.sentence.ends_with("answers 404 Not Found, and not as an API server does"), "{error}");
         let error = ApiError::answered(LIST, StatusCode::FOUND, None, b"");
-        assert!(error.sentence.contains("sends podfs elsewhere (302 Found)"), "{error}");
+        assert!(error.sentence.contains("redirects podfs (302 Found)"), "{error}");
         let error = ApiError::answered(LIST, StatusCode::BAD_GATEWAY, None, b"<html>no backend</html>");
         assert_eq!(error.class, Class::Busy);
     }

@@ -332,7 +332,7 @@ mod tests {
         let (fabricated, handle) = Fabricated::new(NodeState::default());
         let error = for_unmount(&handle, UID, NOT_AT_ALL).await.expect_err("an earlier daemon may have mounted it");
         let text =
-            "mounted volumes=[]: context deadline exceeded; podfs node does not know yet what an earlier one has left";
+            "mounted volumes=[]: context deadline exceeded; podfs node still looks for the volumes of an earlier one";
         assert_eq!(error.to_string(), text);
         fabricated.publish(node([]));
         assert_eq!(for_unmount(&handle, UID, NOT_AT_ALL).await, Ok(()));
