@@ -374,3 +374,19 @@ impl Desk {
         }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_a_task_uses_is_never_late() {
+        let connection =
+            Connection { stream: UnixStream::pair().expect("a socket pair").0, is_handed_over: AtomicBool::new(false) };
+        let long_ago = Instant::now().checked_sub(Duration::from_secs(60)).expect("the machine has run for a minute");
+        assert!(!connection.is_late(Instant::now()));
+        assert!(connection.is_late(long_ago));
+        let _of_the_task = connection.hand_over().expect("a descriptor");
+        assert!(!connection.is_late(long_ago));
+    }
+}

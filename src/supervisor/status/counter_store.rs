@@ -6,8 +6,9 @@
 //! 2. One thread writes at a time, and each time the newest counts: no older counts replace newer ones.
 //! 3. It writes them beside their place and renames them: a supervisor that is killed meanwhile leaves the counts before.
 //! 4. Metrics are shown when the counts in them are written ([`CounterStore::wait_until_written`]), so that none goes back when the
-//!    supervisor is killed after a scrape. A disk that is too slow for that delays the scrape by [`PATIENCE`].
-//! 5. A supervisor that ends, leaves or becomes another version waits likewise.
+//!    supervisor is killed after a scrape. A disk that is too slow for that delays the scrape by [`SCRAPE_PATIENCE`], and the
+//!    scrape still gets its answer.
+//! 5. A supervisor that ends, leaves or becomes another version waits for [`PATIENCE`].
 
 use std::fs::{OpenOptions, rename};
 use std::io::{self, Read, Write};
@@ -23,8 +24,10 @@ use super::counters::Counters;
 use crate::supervisor::run_dir::claim::{COUNTS, NEXT_COUNTS};
 use crate::supervisor::run_dir::trust;
 
-/// How long to wait for the disk.
+/// How long a supervisor that ends waits for the disk.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a scrape does. The program that asks for it waits for two seconds, of which a source that does not answer takes one.
+const SCRAPE_PATIENCE: Duration = Duration::from_millis(500);
 
 /// The counters of a pod. Cheap to clone.
 #[derive(Clone)]
@@ -98,19 +101,23 @@ impl CounterStore {
         }
     }
 
-    /// Blocks until what was counted so far is in the file, or for [`PATIENCE`].
+    /// Blocks until the file has all counts so far, or for [`SCRAPE_PATIENCE`].
     pub(in crate::supervisor) fn wait_until_written(&self) {
+        self.wait(SCRAPE_PATIENCE);
+    }
+
+    fn wait(&self, limit: Duration) {
         let state = self.0.lock();
         let counted = state.changes;
         let is_missing = |state: &mut State| state.is_writing && state.written < counted;
-        let waited = self.0.written.wait_timeout_while(state, PATIENCE, is_missing);
+        let waited = self.0.written.wait_timeout_while(state, limit, is_missing);
         drop(waited.expect("no thread panics while it counts"));
     }
 
-    /// The same for a task, which this does not block.
+    /// Waits until the file has all counts so far, or for [`PATIENCE`], without blocking the task.
     pub(in crate::supervisor) async fn written(&self) {
         let store = self.clone();
-        let wait = spawn_blocking(move || store.wait_until_written());
+        let wait = spawn_blocking(move || store.wait(PATIENCE));
         // All threads may be blocked by volumes.
         let _late = timeout(PATIENCE, wait).await;
     }
