@@ -55,9 +55,10 @@ impl Drop for Stopped {
     }
 }
 
-/// The state stands behind the name in parentheses (`proc_pid_stat(5)`).
-fn all_stopped(process: Pid) -> bool {
+/// Whether all threads of a process are stopped. A thread may end while this reads the list: it runs no more, too. The state stands
+/// behind the name in parentheses (`proc_pid_stat(5)`).
+pub fn all_stopped(process: Pid) -> bool {
     let threads = fs::read_dir(format!("/proc/{process}/task")).expect("a process").flatten();
-    let mut states = threads.map(|thread| fs::read_to_string(thread.path().join("stat")).expect("a thread"));
+    let mut states = threads.filter_map(|thread| fs::read_to_string(thread.path().join("stat")).ok());
     states.all(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
 }

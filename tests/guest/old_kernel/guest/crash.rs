@@ -15,6 +15,7 @@ use nix::sys::stat::minor;
 
 use super::host;
 use crate::common::passthrough::within_timeout;
+use crate::common::stopped::all_stopped;
 use crate::common::*;
 
 #[test]
@@ -47,7 +48,7 @@ fn a_request_in_flight_ends_with_an_error_when_the_server_is_killed() {
     let error = loop {
         let server = running.server();
         kill(server, Signal::SIGSTOP).expect("the server is there");
-        eventually("a request waits", || stopped(server.as_raw()) && waiting(connection) > 0);
+        eventually("a request waits", || all_stopped(server) && waiting(connection) > 0);
         kill(server, Signal::SIGKILL).expect("the server is there");
         let mine = Arc::clone(&file);
         within_timeout("its successor answers", move || mine.read_at(&mut [0], 0)).expect("read");
@@ -68,11 +69,4 @@ fn a_request_in_flight_ends_with_an_error_when_the_server_is_killed() {
 fn waiting(connection: u64) -> u64 {
     let waiting = Path::new("/sys/fs/fuse/connections").join(connection.to_string()).join("waiting");
     fs::read_to_string(waiting).expect("a connection").trim().parse().expect("a number")
-}
-
-/// The state stands behind the name in parentheses (`proc_pid_stat(5)`).
-fn stopped(process: i32) -> bool {
-    let stat = |task: fs::DirEntry| fs::read_to_string(task.path().join("stat")).expect("a thread");
-    let mut tasks = fs::read_dir(format!("/proc/{process}/task")).expect("a process").flatten().map(stat);
-    tasks.all(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
 }
