@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use rustix::mount::{FsPickFlags, fsconfig_reconfigure, fspick};
 use tempfile::TempDir;
 
 use super::*;
@@ -83,6 +84,13 @@ impl Rig {
     /// What is shown under that name.
     fn at(&self, name: &str) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}/{name}", self.mount.as_fd().as_raw_fd()))
+    }
+
+    /// Lets the kernel forget the names and inodes that no process uses, by a remount that changes nothing.
+    fn forget_unused(&self) {
+        let flags = FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_EMPTY_PATH;
+        let picked = fspick(self.mount.as_fd(), "", flags).expect("a mount");
+        fsconfig_reconfigure(&picked).expect("a remount");
     }
 
     /// Kills the server. Its successor is there already, and waits.
