@@ -137,3 +137,43 @@ fn a_close_is_a_message_only_where_it_may_end_a_lock_that_the_server_has_taken()
         assert_eq!(asked.contains_key("FLUSH"), asks, "{asked:?}");
     }
 }
+
+#[test]
+fn directories_of_a_private_empty_dir_are_opened_synced_and_listed_again_with_few_messages() {
+    let mounted = Mounted::alone();
+    let directory = mounted.path().join("directory");
+    fs::create_dir(&directory).expect("a directory");
+    (0..10).for_each(|number| fs::write(directory.join(number.to_string()), "").expect("written"));
+    let list = || assert_eq!(fs::read_dir(&directory).expect("a listing").count(), 10);
+    // The kernel learns from the first OPENDIR that it need not ask.
+    list();
+    undisturbed(|| {
+        list();
+        let asked = mounted.requests_during(|| (0..100).for_each(|_| list()));
+        if asked.is_empty() { Ok(()) } else { Err(format!("{asked:?}")) }
+    });
+    let asked = mounted.requests_during(|| {
+        (0..10).for_each(|_| File::open(&directory).and_then(|opened| opened.sync_all()).expect("synced"));
+    });
+    assert_eq!(asked.into_iter().collect::<Vec<_>>(), [("FSYNCDIR", 10)]);
+}
+
+#[test]
+fn a_listing_of_a_private_empty_dir_shows_each_change_at_once() {
+    let mounted = Mounted::alone();
+    let names = || {
+        let listed = fs::read_dir(mounted.path()).expect("a listing");
+        let mut names: Vec<_> = listed.map(|entry| entry.expect("an entry").file_name()).collect();
+        names.sort_unstable();
+        names
+    };
+    for round in 0..200 {
+        let (one, two) = (format!("a{round}"), format!("b{round}"));
+        fs::write(mounted.path().join(&one), "").expect("written");
+        assert_eq!(names(), [&*one], "{round}");
+        fs::rename(mounted.path().join(&one), mounted.path().join(&two)).expect("renamed");
+        assert_eq!(names(), [&*two], "{round}");
+        fs::remove_file(mounted.path().join(&two)).expect("removed");
+        assert!(names().is_empty(), "{round}");
+    }
+}

@@ -11,7 +11,7 @@
 //! | `look` | reading names, attributes, links, extended attributes and figures of the file system |
 //! | `change` | making, removing and changing names and attributes |
 //! | `data` | open files and their data |
-//! | `list` | open directories |
+//! | `list` | directories and their entries |
 //! | `locking` | locks |
 //! | `reopening` | open files and locks that went with a server and its keeper |
 //! | `outcome` | whether a dead server has executed a request |
@@ -43,6 +43,7 @@ use rustix::io::Errno;
 use super::acting::{self, Identities};
 use super::attributes::{Validity, attr, attributes_of, bytes_taken, kind};
 use super::hashing::Key;
+use super::listing::keeps_offsets;
 use super::locks::LockWaits;
 use super::mounts::{Mounts, proc_path, reopen};
 use super::node::{Identity, Node};
@@ -53,6 +54,7 @@ use super::pruner::Pruner;
 use super::readdirplus::ReaddirplusPolicy;
 use super::share::{Share, Taken};
 use super::tables::Tables;
+use super::unopened::UnopenedListings;
 use super::usage::QuotaUsage;
 use crate::caller::credentials::ActAs;
 use crate::region::Region;
@@ -82,6 +84,9 @@ pub struct PassthroughFilesystem {
     nodes: Nodes,
     directories: Mutex<LruCache<NodeId, OpenedDirectory, Key>>,
     files: OpenFiles,
+    /// The kernel opens directories without OPENDIR.
+    lists_unopened: bool,
+    unopened: UnopenedListings,
     readdirplus: ReaddirplusPolicy,
     /// The kernel keeps locks by itself.
     kernel_keeps_locks: bool,
@@ -155,8 +160,11 @@ impl PassthroughFilesystem {
         if options.kernel_is_alone() && session.accepted() & init::HAS_RESEND == 0 {
             options.cache = Cache::Auto;
         }
+        let root = nodes.get(NodeId::ROOT).and_then(|root| root.held());
         Self {
-            validity: Validity::of(&options, nodes.get(NodeId::ROOT).and_then(|root| root.held()).as_deref()),
+            validity: Validity::of(&options, root.as_deref()),
+            lists_unopened: options.kernel_is_alone() && root.as_deref().is_some_and(keeps_offsets),
+            unopened: UnopenedListings::default(),
             data_path,
             device: session.device(),
             notifier: session.notifier(),
@@ -234,10 +242,10 @@ impl PassthroughFilesystem {
             Operation::CopyFileRange { arguments, wide } => self.copy(arguments, wide),
 
             Operation::OpenDir => self.open_directory(node, exchange),
-            Operation::ReadDir(arguments) => self.read_directory(arguments, exchange.buffer),
-            Operation::ReadDirPlus(arguments) => self.read_directory_plus(arguments, exchange.buffer),
+            Operation::ReadDir(arguments) => self.read_directory(node, arguments, exchange.buffer),
+            Operation::ReadDirPlus(arguments) => self.read_directory_plus(node, arguments, exchange.buffer),
             Operation::ReleaseDir(arguments) => self.release_directory(arguments.fh),
-            Operation::FSyncDir(arguments) => self.sync_directory(arguments),
+            Operation::FSyncDir(arguments) => self.sync_directory(node, arguments),
 
             Operation::Flush(arguments) => self.flush(node, arguments),
             Operation::GetLock(arguments) => self.find_lock(node, arguments),
@@ -255,6 +263,9 @@ impl PassthroughFilesystem {
     fn forget(&self, node: NodeId, lookups: u64) {
         if self.nodes.forget(node, lookups) {
             let _gone = self.open_directories().pop(&node);
+            if self.lists_unopened {
+                let _listing = self.unopened.take(node);
+            }
         }
     }
 

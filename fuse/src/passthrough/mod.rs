@@ -22,6 +22,7 @@
 //! | `pruner` | making the kernel forget files that may have been mapped |
 //! | `locks` | locks of callers, waits for them, and their records for a successor, which has to lock the same again |
 //! | `listing` | reading a directory |
+//! | `unopened` | where reading has got to, in directories that the kernel opens without OPENDIR |
 //! | `share` | how many descriptors a volume may have |
 //! | `readdirplus` | whether attributes go along with names |
 //! | `acting` | acting with the caller's uid, gid and umask |
@@ -31,7 +32,7 @@
 //! | `room` | the free space of the volume |
 //!
 //! Locks of this program are taken in this order: a listing, then a node's open files, then any of the tables (nodes,
-//! open files, mounts, directories, waits), which are held for moments and never while a system call on the source is
+//! open files, mounts, directories, listings, waits), which are held for moments and never while a system call on the source is
 //! made. The account of `usage` may be taken while holding a node's open files, and the tables while holding it.
 
 mod acting;
@@ -55,6 +56,7 @@ mod share;
 mod state;
 mod tables;
 mod takeover;
+mod unopened;
 mod usage;
 
 use std::io;
