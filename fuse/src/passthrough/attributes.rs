@@ -122,7 +122,7 @@ fn counts_blocks_at_once(source: &impl AsFd) -> bool {
 }
 
 /// Whether a file is on a block device of the node. File systems without one have devices of major number 0.
-fn is_on_disk(file: &impl AsFd) -> bool {
+pub fn is_on_disk(file: &impl AsFd) -> bool {
     statx(file, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::empty())
         .is_ok_and(|found| found.stx_dev_major != 0)
 }

@@ -41,9 +41,10 @@ use rustix::fs::{FileType, OFlags, Statx};
 use rustix::io::Errno;
 
 use super::acting::{self, Identities};
-use super::attributes::{Validity, attr, attributes_of, bytes_taken, kind};
+use super::attributes::{Validity, attr, attributes_of, bytes_taken, is_on_disk, kind};
+use super::cached_listings::CachedListings;
 use super::hashing::Key;
-use super::listing::keeps_offsets;
+use super::listing::lists_reliably;
 use super::locks::LockWaits;
 use super::mounts::{Mounts, proc_path, reopen};
 use super::node::{Identity, Node};
@@ -87,6 +88,8 @@ pub struct PassthroughFilesystem {
     /// The kernel opens directories without OPENDIR.
     lists_unopened: bool,
     unopened: UnopenedListings,
+    /// Where the source may change, but can be asked whether it has: those of the root's mount.
+    cached_listings: Option<CachedListings>,
     readdirplus: ReaddirplusPolicy,
     /// The kernel keeps locks by itself.
     kernel_keeps_locks: bool,
@@ -145,6 +148,15 @@ fn stack_depth(source: &OwnedFd) -> u32 {
     }
 }
 
+/// The listings that the kernel may cache although the source may change.
+fn cached_listings(options: &PassthroughOptions, nodes: &Nodes, files: &OpenFiles) -> Option<CachedListings> {
+    let root = nodes.get(NodeId::ROOT)?;
+    let source = root.held()?;
+    // statfs(2) of a network file system waits for its server, which may not answer when this server starts.
+    let may_cache = options.cache == Cache::Auto && is_on_disk(&*source) && lists_reliably(&source);
+    may_cache.then(|| CachedListings::with_open(files.open_directories()))
+}
+
 impl PassthroughFilesystem {
     /// Serves what `tables` know, to the kernel behind `device`.
     pub fn new(
@@ -163,8 +175,9 @@ impl PassthroughFilesystem {
         let root = nodes.get(NodeId::ROOT).and_then(|root| root.held());
         Self {
             validity: Validity::of(&options, root.as_deref()),
-            lists_unopened: options.kernel_is_alone() && root.as_deref().is_some_and(keeps_offsets),
+            lists_unopened: options.kernel_is_alone() && root.as_deref().is_some_and(lists_reliably),
             unopened: UnopenedListings::default(),
+            cached_listings: cached_listings(&options, &nodes, &files),
             data_path,
             device: session.device(),
             notifier: session.notifier(),
@@ -265,6 +278,9 @@ impl PassthroughFilesystem {
             let _gone = self.open_directories().pop(&node);
             if self.lists_unopened {
                 let _listing = self.unopened.take(node);
+            }
+            if let Some(cached) = &self.cached_listings {
+                cached.forget(node);
             }
         }
     }

@@ -116,9 +116,9 @@ impl SourceListing {
     }
 }
 
-/// Whether an offset means the same in each open of a directory on this file system, also after changes there. ext4, XFS, btrfs and
-/// tmpfs (since Linux 6.6) count by hash or by an entry's own number.
-pub fn keeps_offsets(source: &OwnedFd) -> bool {
+/// Whether this file system's listings can be relied on. On ext4, XFS, btrfs and tmpfs (since Linux 6.6) an offset means the same in
+/// each open of a directory, also after changes there, and each change of a directory sets its times.
+pub fn lists_reliably(source: &OwnedFd) -> bool {
     const EXT4: libc::c_long = 0xef53;
     const XFS: libc::c_long = 0x5846_5342;
     const BTRFS: libc::c_long = 0x9123_683e;

@@ -23,6 +23,7 @@
 //! | `locks` | locks of callers, waits for them, and their records for a successor, which has to lock the same again |
 //! | `listing` | reading a directory |
 //! | `unopened` | where reading has got to, in directories that the kernel opens without OPENDIR |
+//! | `cached_listings` | whether the kernel may use a listing again |
 //! | `share` | how many descriptors a volume may have |
 //! | `readdirplus` | whether attributes go along with names |
 //! | `acting` | acting with the caller's uid, gid and umask |
@@ -37,6 +38,7 @@
 
 mod acting;
 mod attributes;
+mod cached_listings;
 mod extents;
 mod filesystem;
 mod handle;

@@ -7,6 +7,8 @@ use rustix::fs::{Mode, OFlags, fdatasync, fsync, openat};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
+use super::super::attributes::attributes_of;
+use super::super::cached_listings::{CachedListings, Change};
 use super::super::listing::{DirectoryEntry, SourceListing};
 use super::super::node::Node;
 use super::super::options::Cache;
@@ -22,20 +24,37 @@ impl PassthroughFilesystem {
             // From now on the kernel opens directories by itself, and caches their listings.
             return Err(Errno::NOSYS);
         }
-        let fh = match self.opened_earlier(exchange) {
-            Some(handle) if self.files.directory(handle).is_ok() => handle,
+        let (fh, may_cache) = match self.opened_earlier(exchange) {
+            Some(handle) if self.files.directory(handle).is_ok() => (handle, 0),
             _ => self.new_directory(node, exchange)?,
         };
-        let open_flags = if self.options.cache == Cache::Always { fopen::CACHE_DIR | fopen::KEEP_CACHE } else { 0 };
-        Ok(Answer::Open(OpenOut { fh, open_flags, backing_id: 0 }))
+        let always = if self.options.cache == Cache::Always { fopen::CACHE_DIR | fopen::KEEP_CACHE } else { 0 };
+        Ok(Answer::Open(OpenOut { fh, open_flags: always | may_cache, backing_id: 0 }))
     }
 
-    fn new_directory(&self, node: &Arc<Node>, exchange: &Exchange<'_>) -> Result<HandleId, Errno> {
+    /// Gives its number, and the flags with which the kernel caches its listing.
+    fn new_directory(&self, node: &Arc<Node>, exchange: &Exchange<'_>) -> Result<(HandleId, u32), Errno> {
         let taken = self.place(exchange)?;
         let directory = self.open_to_read(node)?;
+        let cached = match self.cached_listings(node) {
+            Some(listings) => Some((listings, Change::of(&attributes_of(directory.as_fd())?))),
+            None => None,
+        };
         let with_attributes = self.readdirplus.directory_opened();
         let listing = SourceListing::new(recordable(directory));
-        self.files.add_directory(exchange.number(), Arc::clone(node), listing, with_attributes, taken)
+        let handle = self.files.add_directory(exchange.number(), Arc::clone(node), listing, with_attributes, taken)?;
+        let Some((listings, change)) = cached else { return Ok((handle, 0)) };
+        let Some(names) = listings.opened(node.id, change, with_attributes) else {
+            return Ok((handle, fopen::CACHE_DIR));
+        };
+        self.readdirplus.listed_again(names);
+        Ok((handle, fopen::CACHE_DIR | fopen::KEEP_CACHE))
+    }
+
+    /// What the kernel may cache of a directory that processes of the host may change.
+    fn cached_listings(&self, node: &Node) -> Option<&CachedListings> {
+        let root = self.nodes.get(NodeId::ROOT)?;
+        self.cached_listings.as_ref().filter(|_| Arc::ptr_eq(&node.mount, &root.mount))
     }
 
     /// A descriptor through which its entries can be read, and synced.
@@ -72,6 +91,7 @@ impl PassthroughFilesystem {
         buffer: &mut Vec<u8>,
     ) -> Result<Answer, Errno> {
         let room = arguments.size as usize;
+        let mut names = 0;
         self.continue_listing(node, arguments, |listing, with_attributes| {
             listing.read(arguments.offset, |directory, entry| {
                 if buffer.len() + size_of::<EntryOut>() + listed(entry, 0).length() > room {
@@ -83,6 +103,7 @@ impl PassthroughFilesystem {
                     dot => {
                         if !dot {
                             self.readdirplus.listed(entry.kind == libc::DT_DIR);
+                            names += u32::from(entry.kind != libc::DT_DIR);
                         }
                         None
                     }
@@ -101,6 +122,11 @@ impl PassthroughFilesystem {
             })?;
             Ok(!buffer.is_empty())
         })?;
+        if names > 0
+            && let Some(listings) = self.cached_listings(node)
+        {
+            listings.listed(node.id, names);
+        }
         Ok(Answer::Buffer)
     }
 
@@ -145,7 +171,11 @@ impl PassthroughFilesystem {
     }
 
     pub(super) fn release_directory(&self, handle: HandleId) -> Result<Answer, Errno> {
-        self.files.remove_directory(handle);
+        if let Some(open) = self.files.remove_directory(handle)
+            && let Some(listings) = self.cached_listings(&open.node)
+        {
+            listings.closed(open.node.id);
+        }
         Ok(Answer::Done)
     }
 
