@@ -78,7 +78,6 @@ const WITH_CYCLES: &[&str] = &[
     "fuse/src/passthrough",
     "fuse/src/region",
     "fuse/src/session",
-    "fuse/nfs/src/rpc",
 ];
 
 fn layer(layers: Layers, module: &str) -> usize {
