@@ -29,7 +29,8 @@ use super::takeover::TakeoverError;
 use super::usage::{QuotaUsage, growth_of};
 use crate::mount::table::MountTable;
 use crate::region::Region;
-use crate::region::cells::{CellContent, CellId, OwnedCell};
+use crate::region::cell_id::CellId;
+use crate::region::cells::{CellContent, OwnedCell};
 use crate::session::abi::Kstatfs;
 use crate::session::{HandleId, NodeId, Session};
 

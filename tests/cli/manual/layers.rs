@@ -75,7 +75,6 @@ const SUPERVISOR: Layers = &[
 const WITH_CYCLES: &[&str] = &[
     "fuse/src/nfs",
     "fuse/src/passthrough",
-    "fuse/src/region",
     "fuse/src/session",
 ];
 
