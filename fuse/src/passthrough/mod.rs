@@ -69,7 +69,7 @@ pub use takeover::{Loaded, TakeoverError, load};
 use crate::mount::table::MountTable;
 use crate::region::Region;
 use crate::session::Session;
-use crate::session::uring::RingMemory;
+use crate::session::ring_memory::RingMemory;
 use crate::trace::Trace;
 use filesystem::PassthroughFilesystem;
 use tables::Tables;

@@ -24,7 +24,7 @@ use super::{locks, state};
 use crate::mount::table::MountTable;
 use crate::region::{Region, VolumeKind};
 use crate::session::Session;
-use crate::session::uring::RingMemory;
+use crate::session::ring_memory::RingMemory;
 use crate::trace::Trace;
 
 /// Why a volume cannot be taken over.
