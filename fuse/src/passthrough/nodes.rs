@@ -30,9 +30,9 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::hashing::{Key, random};
-use super::mounts::SourceMount;
 use super::node::{Identity, Node};
 use super::share::Share;
+use super::source_mount::SourceMount;
 use super::state::{MAPPABLE, NodeCell, no_memory};
 use crate::region::Region;
 use crate::region::cell_id::CellId;
