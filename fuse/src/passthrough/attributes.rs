@@ -14,9 +14,9 @@ use std::time::{Duration, UNIX_EPOCH};
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, statx};
 use rustix::io::Errno;
 
-use super::mounts::SourceMount;
 use super::node::Node;
 use super::options::{Cache, PassthroughOptions};
+use super::source_mount::SourceMount;
 use crate::mount::table::Restrictions;
 use crate::session::NodeId;
 use crate::session::abi::{self, Attr, AttrOut, EntryOut, StatxOut, SxTime};

@@ -27,8 +27,6 @@ mod outcome;
 mod reopening;
 mod silly;
 
-pub use data::probe;
-
 use std::ffi::OsStr;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
@@ -43,14 +41,16 @@ use rustix::io::Errno;
 use super::acting::{self, Identities};
 use super::attributes::{Validity, attr, attributes_of, bytes_taken, is_on_disk, kind};
 use super::cached_listings::CachedListings;
+use super::data_path::DataPath;
+use super::descriptor::{proc_path, reopen};
 use super::hashing::Key;
 use super::listing::lists_reliably;
 use super::locks::LockWaits;
-use super::mounts::{Mounts, proc_path, reopen};
+use super::mounts::Mounts;
 use super::node::{Identity, Node};
 use super::nodes::{NewNode, Nodes};
 use super::open_files::OpenFiles;
-use super::options::{Cache, DataPath, PassthroughOptions};
+use super::options::{Cache, PassthroughOptions};
 use super::pruner::Pruner;
 use super::readdirplus::ReaddirplusPolicy;
 use super::share::{Share, Taken};

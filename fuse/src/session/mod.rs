@@ -21,7 +21,9 @@
 //! | `readers` | the threads that read requests from the device |
 //! | `input` | buffers for requests |
 //! | `resume` | requests that a dead server left unanswered |
-//! | [`uring`] | requests over io_uring |
+//! | [`uring`] | requests over io_uring: the rings and their threads |
+//! | [`ring_memory`] | requests and answers of rings, in memory that outlives the server |
+//! | `ring_reply` | answers to requests of a ring, on their way to its thread |
 
 pub mod abi;
 pub mod answer;
@@ -32,6 +34,8 @@ pub mod polled;
 mod readers;
 pub mod request;
 mod resume;
+pub mod ring_memory;
+mod ring_reply;
 mod stall_guard;
 pub mod uring;
 
@@ -53,9 +57,10 @@ pub use polled::PolledSession;
 use readers::Readers;
 pub use request::{Operation, Request, operation_name};
 use resume::Unanswered;
+use ring_memory::{PAYLOAD, RingMemory, RingState};
 pub use stall_guard::RootQuestion;
 use stall_guard::StallGuard;
-use uring::{PAYLOAD, RingMemory, RingState, Rings};
+use uring::Rings;
 
 use crate::region::Region;
 

@@ -161,7 +161,7 @@ fn serving() {
         keeper = keep();
         let loaded =
             load(Arc::clone(&region), None, Some(source), own_table(), options, Arc::default()).expect("loaded");
-        assert_eq!(loaded.losses(), tables::Losses::default(), "nothing is lost");
+        assert_eq!(loaded.losses(), inherit::Losses::default(), "nothing is lost");
         loaded.start(device, None).expect("serving");
     } else {
         region.take_over();

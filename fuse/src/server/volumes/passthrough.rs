@@ -10,7 +10,7 @@ use crate::mount::table::MountTable;
 use crate::passthrough::{self, Loaded, PassthroughOptions};
 use crate::protocol::{ServerReply, VolumeBody};
 use crate::region::VolumeKind;
-use crate::session::uring::RingMemory;
+use crate::session::ring_memory::RingMemory;
 
 /// A directory or file of the host, as it is.
 pub(in crate::server) struct Passthrough {

@@ -14,8 +14,6 @@ use std::time::Instant;
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::inbox::{Inbox, RingReply};
-use super::memory::{EntryId, Left, RingMemory};
 use super::ring::{Completion, FuseCommand, Ring};
 use super::wake::Waker;
 use super::workers::Workers;
@@ -24,6 +22,8 @@ use crate::region::{Begun, Region};
 use crate::session::abi::{UNIQUE_RESEND, URING_COMMIT_AND_FETCH, URING_REGISTER};
 use crate::session::answer::Responder;
 use crate::session::request::{Operation, Request};
+use crate::session::ring_memory::{EntryId, Left, RingMemory};
+use crate::session::ring_reply::{Inbox, RingReply};
 use crate::session::{Answer, Exchange, Service};
 
 /// The user data of polls. Entries have smaller numbers.

@@ -22,6 +22,8 @@
 //! | taken | a thread has begun to answer; the journal's slot says how far it came |
 //! | answered | the answer stands in the entry; the kernel may have it already |
 
+mod layout;
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -34,14 +36,16 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use zerocopy::IntoBytes;
 
-use super::layout::{
-    ADDRESS, ANSWER, ANSWERED, APART, COMMIT_ID, ENTRY, KERNELS, LAYOUT, MAGIC, MOST_QUEUES, MOST_VOLUMES, OPERATION,
-    PAGE, PAYLOAD, PAYLOAD_SIZE, REQUEST, SHORT_ANSWER, SHORT_REQUEST, SPARE, TAKEN,
-};
 use crate::region::Begun;
 use crate::region::in_flight::InFlightSlot;
 use crate::region::shared::shared;
 use crate::session::abi::{InHeader, OutHeader};
+use layout::{
+    ADDRESS, ANSWER, ANSWERED, APART, COMMIT_ID, ENTRY, KERNELS, LAYOUT, MAGIC, MOST_QUEUES, MOST_VOLUMES, OPERATION,
+    PAGE, PAYLOAD_SIZE, REQUEST, SHORT_ANSWER, SHORT_REQUEST, SPARE, TAKEN,
+};
+
+pub(super) use layout::PAYLOAD;
 
 shared! {
     /// The header of the file.
@@ -80,7 +84,7 @@ shared! {
 
 /// Whether requests come through the rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::session) enum RingState {
+pub(super) enum RingState {
     /// Not yet: the kernel does not know of rings, or not of all.
     Beginning = 0,
     /// They do.
@@ -90,7 +94,7 @@ pub(in crate::session) enum RingState {
 }
 
 /// The number of an entry.
-pub(in crate::session) type EntryId = u32;
+pub(super) type EntryId = u32;
 
 /// The state in which a dead server has left an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,7 +219,7 @@ impl RingMemory {
     }
 
     /// Whether requests come through the rings.
-    pub(in crate::session) fn state(&self) -> RingState {
+    pub(super) fn state(&self) -> RingState {
         match self.header().state.load(Acquire) {
             0 => RingState::Beginning,
             1 => RingState::InUse,
