@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use super::survey;
 use crate::metrics::Reading;
 use crate::supervisor::status::PodStatus;
-use crate::supervisor::status::metrics::unspoken;
+use crate::supervisor::status::metrics::without_answer;
 
 /// Takes readings of pods.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ impl Readings {
                     complain(&status, &format!("there are no metrics of pod {}: {reason}", status.title()));
                 }
                 silent.insert(status.uid.clone());
-                unspoken(&status)
+                without_answer(&status)
             })
         });
         let readings = readings.collect();

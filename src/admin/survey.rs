@@ -165,19 +165,19 @@ fn not_listening(directory: &Path, record: &ClaimRecord) -> PodStatus {
             let reason = "the volumes are served but not refreshed; podfs run of the pod takes them over";
             let process = control::peer(&stream).map(|pid| ProcessStatus { pid, version: None });
             let server = process.map(|process| ServerStatus { process, restarts: kept_restarts(directory) });
-            PodStatus { server, ..PodStatus::unspoken(uid(directory), PodState::NoSupervisor, reason) }
+            PodStatus { server, ..PodStatus::without_answer(uid(directory), PodState::NoSupervisor, reason) }
         }
         Err(_) => {
             let reason =
                 "no process serves it; podfs run of the pod continues with what is left, podfs cleanup removes it";
-            PodStatus::unspoken(uid(directory), PodState::Dead, reason)
+            PodStatus::without_answer(uid(directory), PodState::Dead, reason)
         }
     }
 }
 
 fn not_answering(directory: &Path, pid: Option<u32>, reason: String) -> PodStatus {
     let supervisor = pid.map(|pid| ProcessStatus { pid, version: None });
-    PodStatus { supervisor, ..PodStatus::unspoken(uid(directory), PodState::NotAnswering, reason) }
+    PodStatus { supervisor, ..PodStatus::without_answer(uid(directory), PodState::NotAnswering, reason) }
 }
 
 fn silent(directory: &Path) -> PodStatus {

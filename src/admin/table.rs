@@ -263,7 +263,7 @@ mod tests {
                 contact_age_seconds: Some(42),
                 trouble: Some("the server is away".to_owned()),
             }],
-            ..PodStatus::unspoken("c15b", PodState::Degraded, "volume \"late\" waits")
+            ..PodStatus::without_answer("c15b", PodState::Degraded, "volume \"late\" waits")
         };
         let expected = r#"default/web  degraded
   reason      volume "late" waits

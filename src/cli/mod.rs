@@ -31,7 +31,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use podfs_fuse::memory_lock;
 
 use crate::supervisor::program::machine::block_on;
-use crate::supervisor::program::{follow_earlier, log};
+use crate::supervisor::program::{become_supervisor, log};
 use exit::Failure;
 
 /// Kubernetes pod volumes as FUSE mounts, switched atomically.
@@ -115,7 +115,7 @@ fn described(name: &str) -> Option<clap::Command> {
 /// Runs the command of this process's arguments.
 pub fn main() -> ExitCode {
     memory_lock::tune_allocator();
-    if let Some(failure) = follow_earlier(std::env::args_os()) {
+    if let Some(failure) = become_supervisor(std::env::args_os()) {
         return failure.report();
     }
     match config::arguments().and_then(execute) {

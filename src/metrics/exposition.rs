@@ -156,17 +156,17 @@ mod tests {
     fn reading(pod: &str) -> Reading {
         let labels = PodLabels { namespace: "shop".to_owned(), pod: pod.to_owned(), uid: format!("uid-{pod}") };
         let mut reading = Reading::new(labels);
-        reading.tell(&UP, &[], 1.0);
-        reading.tell(&RESIDENT_MEMORY, &["server"], 4096.0);
+        reading.add(&UP, &[], 1.0);
+        reading.add(&RESIDENT_MEMORY, &["server"], 4096.0);
         reading
     }
 
     #[test]
     fn many_pods_are_one_text_with_each_family_once() {
         let mut web = reading("web");
-        web.tell(&FUSE_REQUESTS, &["config", "LOOKUP"], 7.0);
+        web.add(&FUSE_REQUESTS, &["config", "LOOKUP"], 7.0);
         let durations = Distribution { bounds: vec![0.5], groups: vec![2, 1], nanoseconds: 1_750_000_000 };
-        web.tell_durations(&COMMIT_DURATION, &["config"], &durations);
+        web.add_durations(&COMMIT_DURATION, &["config"], &durations);
         let readings = vec![web, reading("db")];
         let expected = r#"# HELP podfs_up Whether the supervisor of the pod answers; if not, the pod has only this metric and podfs_pod_state
 # TYPE podfs_up gauge
@@ -202,7 +202,7 @@ podfs_fuse_requests_total{namespace="shop",pod="web",uid="uid-web",volume="confi
     #[test]
     fn any_text_stays_one_label() {
         let mut hostile = reading("a\"b\\c\n# EOF\npodfs_up 1");
-        hostile.tell(&FUSE_REQUESTS, &["", "\n"], 1.0);
+        hostile.add(&FUSE_REQUESTS, &["", "\n"], 1.0);
         let text = Exposition::of(vec![hostile]).text(Format::Prometheus);
         let pod = r#"pod="a\"b\\c\n# EOF\npodfs_up 1""#;
         assert_eq!(text.matches(pod).count(), 3, "{text}");

@@ -76,10 +76,10 @@ impl Source {
     }
 
     /// Sets the present condition of a volume, for events of the pod. Never waits.
-    pub fn tell(&self, volume: &str, condition: Condition) {
+    pub fn set_condition(&self, volume: &str, condition: Condition) {
         match self {
             Source::Files(_) | Source::Push(_) => {}
-            Source::Api(api) => api.tell(volume, condition),
+            Source::Api(api) => api.set_condition(volume, condition),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::cli::exit::Failure;
 use crate::cli::render::say;
 use crate::cli::status::print;
 use crate::node::service::proto::MountedVolume;
-use crate::node::service::{AskError, DaemonClient};
+use crate::node::service::{DaemonClient, DaemonClientError};
 use crate::node::{NodeState, PodEntry};
 
 /// How long to wait for a daemon that does not answer before the next try.
@@ -142,10 +142,10 @@ impl Wait {
     async fn missing(&self, run_directory: &Path) -> Option<String> {
         let Pod { pod } = &self.pod;
         match DaemonClient::connect(run_directory).await {
-            Err(absent @ AskError::Absent(_)) => Some(absent.to_string()),
+            Err(absent @ DaemonClientError::Absent(_)) => Some(absent.to_string()),
             // A pod that is not there has nothing mounted.
             Ok(mut daemon) if !self.unmounted => match daemon.mounted_volumes(pod.clone()).await {
-                Err(AskError::Refused(_)) => Some(format!("pod {pod}: this node does not have it yet")),
+                Err(DaemonClientError::Refused(_)) => Some(format!("pod {pod}: this node does not have it yet")),
                 _ => None,
             },
             _ => None,
@@ -165,7 +165,9 @@ impl Wait {
                 Ok(mut daemon) => daemon.wait_for_volumes(pod.clone(), Some(seconds)).await,
             };
             match answer {
-                Err(AskError::Absent(_) | AskError::Ends(_)) if !left.is_zero() => sleep(RETRY.min(left)).await,
+                Err(DaemonClientError::Absent(_) | DaemonClientError::Ends(_)) if !left.is_zero() => {
+                    sleep(RETRY.min(left)).await
+                }
                 answer => return Ok(answer?),
             }
         }
@@ -248,11 +250,11 @@ impl<'a> AgentVolume<'a> {
     }
 }
 
-impl From<AskError> for Failure {
-    fn from(error: AskError) -> Failure {
+impl From<DaemonClientError> for Failure {
+    fn from(error: DaemonClientError) -> Failure {
         match error {
-            AskError::NotRoot => Failure::machine(error),
-            AskError::NoPod(_) => Failure::input(error),
+            DaemonClientError::NotRoot => Failure::machine(error),
+            DaemonClientError::NoPod(_) => Failure::input(error),
             _ => Failure::general(error),
         }
     }

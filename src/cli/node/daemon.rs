@@ -177,7 +177,8 @@ impl DaemonOptions {
         let arguments = self.arguments_of_supervisors();
         if let Some(directory) = self.on_host.as_ref().filter(|_| !on_host::has_left_container()) {
             // `config` has put the settings of the file into the environment.
-            return on_host::go_on(directory, exec_state::arguments(std::env::args_os())).map_err(Failure::machine);
+            return on_host::continue_on_node(directory, exec_state::arguments(std::env::args_os()))
+                .map_err(Failure::machine);
         }
         check_machine()?;
         for directory in [&run_directory, &self.root_dir] {

@@ -1,4 +1,4 @@
-//! Removes what is left of a pod that has no supervisor and that the node does not have any more.
+//! Removes the leftovers of a pod that has no supervisor and that the node no longer has.
 //!
 //! The checkpoint goes last. If a retirement is killed at any step, the next one finishes it: each step skips what is gone
 //! already, and finds the rest by its name or its record.
@@ -15,11 +15,12 @@ use crate::node::checkpoint::Checkpoints;
 use crate::node::orphans;
 use crate::supervisor::run_dir::cgroup;
 
-/// Ends the pod's server, detaches its mounts, deletes the content of its emptyDirs, and removes its directories, run files and
-/// checkpoint. Files of others in the pod's directory stay, and are reported with the orphaned directories.
+/// Ends the pod's server, detaches its mounts, deletes the content of its emptyDirs, and removes its directories, run
+/// files and checkpoint. Files of other programs in the pod's directory stay; the report of orphaned directories has
+/// them.
 ///
 /// # Errors
-/// What stays.
+/// When something stays.
 pub(super) fn retire(
     run_directory: &Path,
     root_directory: &Path,

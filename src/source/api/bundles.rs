@@ -19,10 +19,10 @@ use crate::manifest::objects::{Missing, NamedObject};
 
 const QUEUE: usize = 16;
 
-/// Those of one signer, by name.
+/// The bundles of one signer, by name.
 pub(crate) type Bundles<T = NamedObject> = BTreeMap<String, Arc<T>>;
 
-/// The signers whose bundles are followed.
+/// The signers whose bundles podfs follows.
 pub(super) struct Signers {
     client: ApiClient,
     contacts: Contacts,
@@ -57,12 +57,12 @@ impl Signers {
         }
     }
 
-    /// The next news. Cancel-safe.
+    /// Waits for the next update. Cancel-safe.
     pub(super) async fn next(&mut self) -> (String, ObjectUpdate<Bundles>) {
         self.told.recv().await.expect("an end to tell is kept here, too")
     }
 
-    /// Takes news of a signer. Gives whether the bundles have changed.
+    /// Takes an update of a signer. Returns whether the bundles have changed.
     pub(super) fn take(&mut self, signer: &str, told: ObjectUpdate<Bundles>) -> bool {
         let Some(followed) = self.signers.get_mut(signer) else { return false };
         let unknown = followed.bundles.is_none();
@@ -84,12 +84,12 @@ impl Signers {
         }
     }
 
-    /// Whether there is an answer for each of them.
+    /// Whether there is an answer for each signer.
     pub(super) fn are_answered(&self) -> bool {
         self.signers.values().all(|signer| signer.bundles.is_some() || signer.question.trouble.is_some())
     }
 
-    /// Requests about signers whose bundles are not known yet.
+    /// The requests for signers whose bundles are not known yet.
     pub(super) fn unanswered(&self) -> impl Iterator<Item = &ObjectRequest> {
         self.signers.values().filter(|signer| signer.bundles.is_none()).map(|signer| &signer.question)
     }
@@ -111,7 +111,7 @@ pub(crate) fn title_of_signer(signer: &str) -> String {
     format!("ClusterTrustBundles of {signer}")
 }
 
-/// Sends the bundles of a signer, until the receiver is gone.
+/// Sends the bundles of a signer, until the receiver is dropped.
 async fn follow(client: ApiClient, signer: String, contacts: Contacts, tell: Sender<(String, ObjectUpdate<Bundles>)>) {
     let mut teller = SignerTeller::new(client, &signer, contacts);
     loop {
@@ -136,7 +136,7 @@ impl<T: ServedObject> SignerTeller<T> {
         SignerTeller { follower, title: title_of_signer(signer), contacts, bundles: Bundles::new() }
     }
 
-    /// All bundles of the signer, after a change. Not cancel-safe: received changes would be lost.
+    /// Waits for a change, and returns all bundles of the signer. Not cancel-safe: received changes would be lost.
     pub(crate) async fn next(&mut self) -> ObjectUpdate<Bundles<T>> {
         let told = match change(&mut self.bundles, self.follower.next().await, &self.title) {
             Ok(told) => told,
@@ -147,7 +147,7 @@ impl<T: ServedObject> SignerTeller<T> {
     }
 }
 
-/// Takes in what is new of a signer's bundles. One that cannot be used leaves those that are known.
+/// Takes in a change of a signer's bundles. If one cannot be parsed, the known ones stay.
 fn change<T: ServedObject>(
     bundles: &mut Bundles<T>,
     news: FollowerEvent,

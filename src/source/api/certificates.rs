@@ -33,16 +33,16 @@ use crate::kube::retry::Retry;
 use crate::manifest::tokens::Token;
 use crate::volume::{CertificateKey, CredentialKey, KeyType};
 
-/// Up to so much later than its signer says, a certificate is replaced.
+/// The longest time after the signer's `beginRefreshAt` until podfs replaces a certificate.
 const SPREAD: Duration = Duration::from_secs(5 * 60);
-/// A certificate is not replaced more often than this, unless it is valid for less: a clock may be wrong.
+/// The shortest use of a certificate, unless it is valid for less: a clock may be wrong.
 const SHORTEST_USE: Duration = Duration::from_secs(60);
 /// How long the server's authorizer may take to allow a node to read a request that the node has made.
 const UNRELATED: Duration = Duration::from_secs(30);
 /// The reason of a waiting volume while a signer has not answered.
 const NOT_ISSUED: &str = "credential bundle is not issued yet";
 
-/// Sends a certificate with its key, and the next one in time, until the receiver is gone.
+/// Sends a certificate with its key, and the next one in time, until the receiver is dropped.
 pub(super) async fn keep_certified(
     client: ApiClient,
     owner: Owner,
@@ -89,7 +89,7 @@ pub(super) async fn keep_certified(
     }
 }
 
-/// Sends news of a certificate. Each call gives whether there is a receiver.
+/// Sends updates of a certificate. Each call returns whether there is a receiver.
 struct Teller {
     credential: CredentialKey,
     title: String,
@@ -115,9 +115,9 @@ impl Teller {
 
 /// Why there is no certificate.
 enum Ended {
-    /// No task receives it any more.
+    /// No task needs it any more.
     Unneeded,
-    /// There will be none for this pod.
+    /// The pod will get none.
     Refused(String),
     /// Another request may succeed.
     Failed(ApiError),
@@ -129,7 +129,7 @@ impl From<ApiError> for Ended {
     }
 }
 
-/// The requested certificate, and its pod.
+/// A request for a certificate of a pod.
 struct CertificateRequest {
     client: ApiClient,
     owner: Owner,
@@ -138,7 +138,7 @@ struct CertificateRequest {
 }
 
 impl CertificateRequest {
-    /// Makes a key, requests a certificate for it, and waits for the answer. The teller reports why it waits.
+    /// Makes a key, requests a certificate for it, and waits for the answer. Reports meanwhile why it waits.
     async fn certificate(&mut self, teller: &Teller) -> Result<IssuedCertificate, Ended> {
         let pair = self.generate()?;
         let body = self.body(&pair).await?;
@@ -164,7 +164,7 @@ impl CertificateRequest {
                     return Err(ApiError::new(Class::Gone, sentence).into());
                 }
                 FollowerEvent::Alive => {}
-                // What a node may not read any more is gone: its server knows what nodes may read by the objects that it has.
+                // A node gets 403 for a deleted object: the server decides from existing objects what a node may read.
                 FollowerEvent::Trouble(error)
                     if error.class == Class::Forbidden && (was_told || created.elapsed() >= UNRELATED) =>
                 {
@@ -193,7 +193,7 @@ impl CertificateRequest {
         KeyPair::generate_for(algorithm).map_err(|error| Ended::Refused(format!("cannot make a private key: {error}")))
     }
 
-    /// The object that requests the certificate. Its signing request has only the public key, as that of the kubelet.
+    /// The request object. Its signing request has only the public key, as the kubelet's has.
     async fn body(&self, pair: &KeyPair) -> Result<Value, Ended> {
         let Owner { pod, service_account, node } = &self.owner;
         let node = node.as_deref().ok_or_else(|| Ended::Refused("the pod is not on a node".to_owned()))?;
@@ -231,11 +231,11 @@ impl CertificateRequest {
         })
     }
 
-    /// Creates the object, and gives its name.
+    /// Creates the object, and returns its name.
     async fn create(&mut self, body: &Value) -> Result<String, Ended> {
         let created = self.client.create(self.resource, Some(&self.owner.pod.namespace), &[], body).await;
         let created = created.inspect_err(|error| {
-            // What this server does not have in one version, it may have in another.
+            // The server may have the resource in the other version.
             if error.class == Class::NotFound
                 && let Some(other) = self.resource.other_version()
             {
@@ -249,7 +249,7 @@ impl CertificateRequest {
     }
 }
 
-/// A certificate, behind its key.
+/// A certificate after its private key, as PEM.
 struct IssuedCertificate {
     token: Token,
     life: Life,
@@ -271,7 +271,7 @@ struct RequestStatus {
 }
 
 impl RequestStatus {
-    /// The answer of the signer; none, if there is none yet.
+    /// The signer's answer; `None` if there is none yet.
     fn parse(request: Value) -> Result<Option<RequestStatus>, Ended> {
         let answered: RequestObject = serde_json::from_value(request).map_err(|error| nonsense(&error.to_string()))?;
         let condition = |kind: &str| {

@@ -15,14 +15,14 @@ pub struct Contacts(Arc<Mutex<Talk>>);
 #[derive(Default)]
 struct Talk {
     objects: BTreeMap<String, Contact>,
-    /// When podfs heard that the pod was deleted, if it was.
+    /// When podfs learned that the pod was deleted, if it was.
     pod_deleted: Option<SystemTime>,
 }
 
 /// An API server that cannot be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreachable {
-    /// Since when nothing came from it.
+    /// Since when it has not answered.
     pub since: SystemTime,
     /// The error of the last attempt.
     pub trouble: String,
@@ -31,17 +31,17 @@ pub struct Unreachable {
 /// The last contact about one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contact {
-    /// Up to which resource version everything is known, if anything is.
+    /// The resource version up to which podfs knows all changes, if it knows any.
     pub version: Option<String>,
     /// The state of its follower, in a word.
     pub doing: &'static str,
     /// The present error.
     pub trouble: Option<String>,
-    /// Whether the server answered when it was asked last, whatever it answered.
+    /// Whether the server answered the last request, whatever the answer was.
     pub connected: bool,
     /// When the server last answered.
     heard: Option<Instant>,
-    /// Since when it does not, if it does not.
+    /// Since when it has not answered, if so.
     lost: Option<(Instant, SystemTime)>,
 }
 
@@ -58,14 +58,14 @@ impl Contacts {
         self.lock().objects.iter().map(|(object, contact)| (object.clone(), contact.clone())).collect()
     }
 
-    /// The server has answered.
+    /// Notes an answer.
     pub(crate) fn heard(&self, object: &str, doing: &'static str, version: Option<&str>) {
         let (version, heard) = (version.map(str::to_owned), Some(Instant::now()));
         let contact = Contact { version, doing, trouble: None, connected: true, heard, lost: None };
         self.lock().objects.insert(object.to_owned(), contact);
     }
 
-    /// Something is wrong.
+    /// Notes an error.
     pub(crate) fn trouble(&self, object: &str, doing: &'static str, error: &ApiError) {
         let mut talk = self.lock();
         let before = talk.objects.remove(object);
@@ -79,7 +79,7 @@ impl Contacts {
         talk.objects.insert(object.to_owned(), Contact { version, doing, trouble, connected, heard, lost });
     }
 
-    /// Since when the server cannot be reached, if it cannot. One answer about any object ends that, even if other objects
+    /// Since when the server cannot be reached, if so. One answer about any object ends that, even if other objects
     /// wait for their next attempt.
     pub fn unreachable(&self) -> Option<Unreachable> {
         let talk = self.lock();
@@ -90,18 +90,18 @@ impl Contacts {
         Some(Unreachable { since, trouble: contact.trouble.clone().unwrap_or_default() })
     }
 
-    /// When podfs heard that the pod was deleted, if it was.
+    /// When podfs learned that the pod was deleted, if it was.
     pub fn pod_deleted(&self) -> Option<SystemTime> {
         self.lock().pod_deleted
     }
 
-    /// Whether the server has the pod.
+    /// Notes whether the server has the pod.
     pub(super) fn pod_is_there(&self, is_there: bool) {
         let mut talk = self.lock();
         talk.pod_deleted = if is_there { None } else { talk.pod_deleted.or_else(|| Some(SystemTime::now())) };
     }
 
-    /// podfs follows the object no more.
+    /// Forgets an object that podfs no longer follows.
     pub(crate) fn forget(&self, object: &str) {
         self.lock().objects.remove(object);
     }

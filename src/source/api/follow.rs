@@ -1,7 +1,7 @@
 //! Makes snapshots of the pod and of the objects that its volumes refer to. Each change leads to another snapshot at once.
 //!
-//! Files win: podfs does not ask the server for objects of manifest files. An object that is not known yet, or that podfs
-//! may not read, is absent for a reason; one that does not exist is just absent.
+//! Files win: podfs does not ask the server for objects of manifest files. An object that is not known yet, or that
+//! podfs may not read, is absent with a reason; one that does not exist is absent without one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
@@ -30,8 +30,8 @@ use crate::source::Snapshot;
 use crate::source::files::FileSource;
 use crate::volume::{BundleKey, CredentialKey, Volume};
 
-/// How long the first snapshot waits for objects, so that volumes need not come up one by one. A server that answers does
-/// so in much less.
+/// How long the first snapshot waits for objects, so that volumes need not come up one by one. A server usually answers
+/// in much less.
 const GRACE: Duration = Duration::from_millis(300);
 const QUEUE: usize = 64;
 
@@ -45,7 +45,7 @@ pub(super) struct Follow {
     objects: BTreeMap<ObjectKey, Followed>,
     signers: Signers,
     tokens: IssuedCredentials,
-    /// Tokens that are empty, because they are not asked for.
+    /// Tokens that stay empty, because podfs does not request them.
     unissued: BTreeSet<CredentialKey>,
     token_policy: TokenPolicy,
     contacts: Contacts,
@@ -53,7 +53,7 @@ pub(super) struct Follow {
     tell: Sender<(ObjectKey, ObjectUpdate<NamedObject>)>,
     told: Receiver<(ObjectKey, ObjectUpdate<NamedObject>)>,
     pods: Option<(Receiver<ObjectUpdate<Pod>>, Task)>,
-    /// Objects for which the log has said that they come from files.
+    /// Objects of which the log says that they come from files.
     of_files: BTreeSet<ObjectKey>,
     journal: Journal,
 }
@@ -70,21 +70,21 @@ enum KnownObject {
     Is(Arc<NamedObject>),
 }
 
-/// A message to the thread.
+/// An input of the thread.
 enum ObjectNews {
     Files(Snapshot),
     Pod(ObjectUpdate<Pod>),
     Object(ObjectKey, ObjectUpdate<NamedObject>),
     Signer(String, ObjectUpdate<Bundles>),
     Token(CredentialKey, ObjectUpdate<Token>),
-    /// Missing answers of the server count as problems from now on.
+    /// From now on, missing answers of the server are problems.
     Settled,
     /// A line of the log is due.
     Complaint,
 }
 
 impl ObjectNews {
-    /// When it came in: another thread watches files.
+    /// When it arrived; for files, when another thread saw the change.
     fn heard(&self) -> Option<std::time::Instant> {
         match self {
             ObjectNews::Files(snapshot) => snapshot.heard,
@@ -133,7 +133,7 @@ impl Follow {
         self
     }
 
-    /// The first snapshot, soon.
+    /// The first snapshot, after a short wait for answers.
     pub(super) async fn first(&mut self) -> Snapshot {
         self.ask_for_what_is_missing();
         let deadline = Instant::now() + GRACE;
@@ -159,7 +159,7 @@ impl Follow {
             };
             let heard = news.heard();
             let mut differs = self.take(news);
-            // What is in the queue already need not be shown one by one.
+            // Objects in the queue go into the same snapshot.
             while let Ok((key, told)) = self.told.try_recv() {
                 differs |= self.take(ObjectNews::Object(key, told));
             }
@@ -169,7 +169,7 @@ impl Follow {
         }
     }
 
-    /// Until when something is awaited that the server was asked for a moment ago.
+    /// Until when missing answers to recent requests are no problem.
     fn settles(&self) -> Option<Instant> {
         let unknown = self.objects.values().filter(|object| matches!(object.known, KnownObject::NotYet));
         let unknown = unknown.map(|object| &object.question);
@@ -204,7 +204,7 @@ impl Follow {
         }
     }
 
-    /// Takes news of a task. Gives whether the snapshot has changed.
+    /// Takes an input. Returns whether the snapshot has changed.
     fn take(&mut self, news: ObjectNews) -> bool {
         let differs = match news {
             ObjectNews::Files(snapshot) => self.take_files(snapshot),
@@ -260,7 +260,7 @@ impl Follow {
     }
 
     fn take_object(&mut self, key: &ObjectKey, told: ObjectUpdate<NamedObject>) -> bool {
-        // A task that was ended may have sent news before that.
+        // A task that was aborted may have sent an update before.
         if !self.objects.contains_key(key) {
             return false;
         }
@@ -290,7 +290,7 @@ impl Follow {
         }
     }
 
-    /// Follows exactly the objects that are referred to and not in files.
+    /// Follows exactly the referenced objects that files do not have.
     fn ask_for_what_is_missing(&mut self) {
         let wanted = self.wanted();
         let (contacts, journal) = (&self.contacts, &mut self.journal);
@@ -314,7 +314,7 @@ impl Follow {
         }
     }
 
-    /// The objects that volumes refer to and files do not have. Tokens, and the bundles of signers, are asked for right here.
+    /// The referenced objects that files do not have. Requests tokens and the bundles of signers itself.
     fn wanted(&mut self) -> BTreeSet<ObjectKey> {
         let (identity, facts) = match &self.pod {
             Some(pod) => (pod.identity.clone(), pod.facts.clone()),
@@ -379,7 +379,7 @@ async fn until(at: Option<Instant>) {
     }
 }
 
-/// The objects of the pod's namespace that are referred to by name.
+/// The objects of the pod's namespace that volumes refer to by name.
 fn keys(references: &References, namespace: &str) -> BTreeSet<ObjectKey> {
     let of = |kind: ObjectKind, names: &BTreeSet<String>| {
         names.iter().map(|name| key(kind, namespace, name)).collect::<Vec<_>>()
@@ -395,7 +395,7 @@ fn keys(references: &References, namespace: &str) -> BTreeSet<ObjectKey> {
     keys
 }
 
-/// The signers whose bundles are referred to. Where nothing of a signer is selected, nothing is read.
+/// The signers of referenced bundles. A source that selects nothing of a signer needs no bundles.
 fn signers(references: &References) -> BTreeSet<&str> {
     let named = references.bundles.iter().filter_map(|bundle| match bundle {
         BundleKey::OfSigner { signer, selector: Some(_) } => Some(signer.as_str()),

@@ -54,7 +54,7 @@ impl Notices {
         Notices { volumes: BTreeMap::new(), budget: Budget { left: BURST, refilled: now } }
     }
 
-    /// A volume has this condition now.
+    /// Sets the condition of a volume.
     pub(super) fn hear(&mut self, volume: String, condition: Condition, now: Instant) {
         let notice = self.volumes.entry(volume).or_default();
         let before = notice.due.take();
@@ -65,7 +65,7 @@ impl Notices {
         if condition == Condition::Mounted && !notice.has_failed {
             return;
         }
-        // Another reason for a failure that was not posted yet begins no new time.
+        // A failure with another reason, before the first was posted, keeps the time of the first.
         let due = match (&condition, before) {
             (Condition::Failing(_), Some((Condition::Failing(_), due))) if !notice.is_repetition => due,
             _ => now + SETTLE,
@@ -74,7 +74,7 @@ impl Notices {
         notice.is_repetition = false;
     }
 
-    /// One of the conditions to be posted now, with its volume.
+    /// A condition to post now, with its volume.
     pub(super) fn due(&mut self, now: Instant) -> Option<(String, Condition)> {
         let is_affordable = self.budget.left_at(now) > 0;
         let is_due = |(volume, notice): (&String, &Notice)| match &notice.due {
@@ -86,7 +86,7 @@ impl Notices {
         self.volumes.iter().find_map(is_due)
     }
 
-    /// When there is something to post again.
+    /// When the next condition is due.
     pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
         let affordable = if self.budget.left > 0 { now } else { self.budget.refilled + REFILL };
         let due = |notice: &Notice| {
@@ -96,7 +96,7 @@ impl Notices {
         self.volumes.values().filter_map(due).min()
     }
 
-    /// The due event of a volume was posted, or will not be.
+    /// Notes that the due event of a volume was posted, or will not be.
     pub(super) fn done(&mut self, volume: &str, was_posted: bool, now: Instant) {
         let Some(notice) = self.volumes.get_mut(volume) else { return };
         match notice.due.take() {

@@ -22,16 +22,16 @@ use crate::manifest::objects::{NamedObject, ObjectKey, PersistentSource, parse_o
 use crate::manifest::pod::Pod;
 use crate::manifest::{Document, ManifestError, Origin};
 
-/// News of a task about the object that it follows.
+/// An update about an object, from the task that follows it.
 #[derive(Debug)]
 pub(crate) enum ObjectUpdate<T> {
     /// This is the object now.
     Is(Arc<T>),
     /// There is no such object.
     Absent,
-    /// Nothing is new, and the server answers.
+    /// The server answers, and has nothing new.
     Alive,
-    /// Something is wrong. What was known stays in use.
+    /// The last request failed. The known object stays in use.
     Trouble(ApiError),
 }
 
@@ -49,7 +49,7 @@ impl Task {
         Task(tokio::spawn(future).abort_handle())
     }
 
-    /// From a thread that is not the runtime's.
+    /// Spawns from a thread that does not belong to the runtime.
     pub(crate) fn spawn_on(runtime: &Handle, future: impl Future<Output = ()> + Send + 'static) -> Task {
         Task(runtime.spawn(future).abort_handle())
     }
@@ -57,10 +57,10 @@ impl Task {
 
 /// The parsed form of an object of the server.
 pub(crate) trait ServedObject: Sized + Send + Sync + 'static {
-    /// Parses what the server gave. `title` is what it goes by in errors.
+    /// Parses an object of the server. `title` names it in errors.
     ///
     /// # Errors
-    /// An object that the API would refuse, or another kind of object.
+    /// When the API server would refuse the object, or it is of another kind.
     fn parse(object: Value, title: &str) -> Result<Self, ManifestError>;
 
     /// The named object in it.
@@ -79,12 +79,12 @@ impl ServedObject for NamedObject {
     }
 }
 
-/// How long until a PersistentVolume that is bound is asked for again, in seconds: it may grow. Kubelets ask as often.
+/// The interval, in seconds, of requests for a bound PersistentVolume, which may grow. Kubelets ask as often.
 const GROWTH: std::ops::Range<u64> = 60..90;
 
-/// Follows an object until it cannot change any more: a claim or an attachment that is bound, and a PersistentVolume that is bound and
-/// cannot grow. One that can grow is asked for now and then.
-/// The content of an immutable object is read once (MG-02); its metadata shows when it was deleted and made again.
+/// Follows an object until it cannot change any more: a claim or an attachment that is bound, and a PersistentVolume
+/// that is bound and cannot grow. Gets one that can grow now and then.
+/// Reads the content of an immutable object once (MG-02); its metadata shows when it was deleted and made again.
 pub(crate) struct ObjectTeller<T> {
     teller: Teller,
     title: String,
@@ -101,7 +101,8 @@ impl<T: ServedObject> ObjectTeller<T> {
         ObjectTeller { teller, title: key.to_string(), contacts, is_settled, may_grow, _of: PhantomData }
     }
 
-    /// The next news; nothing when the object cannot change any more. Not cancel-safe: received changes would be lost.
+    /// Waits for the next update; `None` when the object cannot change any more. Not cancel-safe: received changes
+    /// would be lost.
     pub(crate) async fn next(&mut self) -> Option<ObjectUpdate<T>> {
         if self.is_settled {
             return if self.may_grow { Some(self.next_size().await) } else { None };
@@ -122,12 +123,12 @@ impl<T: ServedObject> ObjectTeller<T> {
 }
 
 impl<T: ServedObject> ObjectTeller<T> {
-    /// Whether the object is as its pod needs it.
+    /// Whether the object has the state that its pod needs.
     pub(crate) fn is_settled(&self) -> bool {
         self.is_settled
     }
 
-    /// The object with another size. What is mounted does not depend on it in any other way, nor on whether the server answers.
+    /// Waits until the object has another size. What is mounted depends neither on its other fields nor on the server.
     async fn next_size(&mut self) -> ObjectUpdate<T> {
         loop {
             sleep(Duration::from_secs(fastrand::u64(GROWTH))).await;
@@ -143,7 +144,7 @@ impl<T: ServedObject> ObjectTeller<T> {
     }
 }
 
-/// Follows an object until its listener is gone, or until it cannot change any more.
+/// Follows an object until the receiver is dropped, or until the object cannot change any more.
 pub(super) async fn follow_object(
     client: ApiClient,
     key: ObjectKey,
@@ -158,7 +159,7 @@ pub(super) async fn follow_object(
     }
 }
 
-/// How podfs gets news of an object.
+/// The way in which podfs follows an object.
 enum Teller {
     Follower {
         follower: Follower,
@@ -176,7 +177,7 @@ impl Teller {
         }
     }
 
-    /// The next news, of whole objects, and the uid of the object.
+    /// Waits for the next event about whole objects. Returns it with the uid of the object.
     async fn next(&mut self) -> (FollowerEvent, Option<String>) {
         let (follower, immutable) = match self {
             Teller::Follower { follower, immutable } => (follower, immutable),
@@ -195,7 +196,7 @@ impl Teller {
                 follower.follow_whole();
                 (news, uid)
             }
-            // It was deleted and made again.
+            // The object was deleted and made again.
             (_, true) if uid != *immutable => {
                 *immutable = None;
                 follower.list_whole();
@@ -206,7 +207,7 @@ impl Teller {
         }
     }
 
-    /// The object of this uid is immutable.
+    /// Watches only the metadata of the immutable object with this uid.
     fn settle(&mut self, uid: String) {
         if let Teller::Follower { follower, immutable } = self {
             follower.follow_metadata();
@@ -229,7 +230,7 @@ impl Teller {
     }
 }
 
-/// Follows the pod of this uid. Another pod of the same name is none of ours.
+/// Follows the pod with this uid. Ignores another pod of the same name.
 pub(super) async fn follow_pod(
     mut follower: Follower,
     uid: String,
@@ -255,12 +256,12 @@ pub(super) async fn follow_pod(
     }
 }
 
-/// The pod of that name as a server describes it.
+/// The collection of the pod with this name.
 pub(super) fn pods(namespace: &str, name: &str) -> Collection {
     Collection::only(Resource::POD, Some(namespace), name)
 }
 
-/// A pod as a server describes it.
+/// Parses a pod of a server.
 pub(super) fn parse_pod(pod: Value, title: &str) -> Result<Pod, ManifestError> {
     Pod::parse(Document::of_server(origin(title), pod)?)
 }
@@ -282,7 +283,7 @@ fn interpret<T>(news: FollowerEvent, parse: impl Fn(Value) -> Result<T, Manifest
     }
 }
 
-/// Objects of a server are in no file; they go by their names.
+/// The origin of an object of a server: no file, but its name.
 pub(crate) fn origin(title: &str) -> Origin {
     Origin::file(Path::new(title))
 }
@@ -294,7 +295,7 @@ fn is_bound(object: &NamedObject) -> bool {
         || object.persistent_volume().is_some_and(|volume| volume.claim.is_some())
 }
 
-/// Whether a node has to do something when the object has another size.
+/// Whether a node has work to do when the object gets another size.
 fn may_grow(object: &NamedObject) -> bool {
     let source = object.persistent_volume().map(|volume| &volume.source);
     matches!(source, Some(PersistentSource::Csi(_) | PersistentSource::Local { .. }))

@@ -28,17 +28,17 @@ use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::manifest::tokens::Token;
 use crate::volume::{CredentialKey, TokenKey};
 
-/// A token is replaced at this age, however long it is valid.
+/// The age at which podfs replaces a token, however long it is valid.
 const LONGEST_USE: Duration = Duration::from_secs(24 * 60 * 60);
-/// A token is replaced when no more than this part of its life is left.
+/// podfs replaces a token when no more than this part of its life is left.
 const REST: f64 = 0.2;
-/// Up to so much earlier, so that not all pods ask at once.
+/// podfs does so up to this much earlier, so that not all pods ask at once.
 const SPREAD: Duration = Duration::from_secs(10);
-/// Tokens are not replaced more often than this, unless they are valid for less: a clock may be wrong.
+/// The shortest use of a token, unless it is valid for less: a clock may be wrong.
 const SHORTEST_USE: Duration = Duration::from_secs(60);
-/// Clocks can be set, and time passes while a machine sleeps: so often the age of a token is looked at.
+/// How often podfs checks the age of a token: clocks can be set, and time passes while a machine sleeps.
 const LOOK: Duration = Duration::from_secs(600);
-/// The longest that an answer may have been on its way, and clocks that are right may differ by.
+/// The longest time of an answer on its way, and the largest difference of correct clocks.
 const TOLERANCE: Duration = Duration::from_secs(60);
 const QUEUE: usize = 16;
 
@@ -73,7 +73,7 @@ impl IssuedCredentials {
         IssuedCredentials { client, contacts, owner: None, tokens: BTreeMap::new(), tell, told }
     }
 
-    /// Has these tokens issued for this pod, and no others.
+    /// Makes the server issue these tokens for this pod, and no others.
     pub(crate) fn want(&mut self, keys: &BTreeSet<CredentialKey>, pod: &PodIdentity, facts: &PodFacts) {
         let (service_account, node) = (facts.service_account.clone(), facts.node_name.clone());
         let owner = Owner { pod: pod.clone(), service_account, node };
@@ -101,12 +101,12 @@ impl IssuedCredentials {
         self.owner = Some(owner);
     }
 
-    /// The next news. Cancel-safe.
+    /// Waits for the next update. Cancel-safe.
     pub(crate) async fn next(&mut self) -> (CredentialKey, ObjectUpdate<Token>) {
         self.told.recv().await.expect("an end to tell is kept here, too")
     }
 
-    /// Takes news of a token. Gives whether the tokens have changed.
+    /// Takes an update of a token. Returns whether the tokens have changed.
     pub(crate) fn take(&mut self, key: &CredentialKey, told: ObjectUpdate<Token>) -> bool {
         let Some(wanted) = self.tokens.get_mut(key) else { return false };
         match told {
@@ -134,7 +134,7 @@ impl IssuedCredentials {
         self.tokens.values().filter(|wanted| wanted.token.is_none()).map(|wanted| &wanted.question)
     }
 
-    /// Whether there is an answer for each of them.
+    /// Whether there is an answer for each token.
     pub(crate) fn are_answered(&self) -> bool {
         self.tokens.values().all(|wanted| wanted.token.is_some() || wanted.question.trouble.is_some())
     }
@@ -144,7 +144,7 @@ impl IssuedCredentials {
         self.each().map(|(key, token)| (key.clone(), token.map(|token| Token::clone(token)))).collect()
     }
 
-    /// Each token that is asked for, or why there is none.
+    /// Each wanted token, or why there is none.
     pub(crate) fn each(&self) -> impl Iterator<Item = (&CredentialKey, Result<&Arc<Token>, String>)> {
         let token = |(key, wanted)| {
             let WantedCredentials { token, question, .. }: &WantedCredentials = wanted;

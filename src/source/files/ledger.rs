@@ -162,7 +162,7 @@ impl<S: Sum> Ledger<S> {
                 Some(path) => scan.problems.push(SourceError::Restless(path.clone())),
                 None => {}
             }
-            self.tell(&scan.problems);
+            self.report(&scan.problems);
             return Scan { whole: latest, ..scan };
         }
     }
@@ -170,11 +170,11 @@ impl<S: Sum> Ledger<S> {
     /// Reads what changed.
     pub(super) fn next_scan(&mut self, watcher: &mut Watcher) -> Scan<S::Whole> {
         let scan = self.scan(watcher);
-        self.tell(&scan.problems);
+        self.report(&scan.problems);
         scan
     }
 
-    fn tell(&mut self, problems: &[SourceError]) {
+    fn report(&mut self, problems: &[SourceError]) {
         let sentences = problems.iter().map(SourceError::while_running).collect();
         self.told_before = std::mem::replace(&mut self.told, sentences);
     }
