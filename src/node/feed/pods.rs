@@ -38,7 +38,7 @@ pub(super) async fn follow(client: ApiClient, node: String, contacts: Contacts, 
         let event = follower.next().await;
         match &event {
             FollowerEvent::Trouble(error) => contacts.trouble(&title, follower.doing(), error),
-            _ => contacts.heard(&title, follower.doing(), follower.version()),
+            _ => contacts.answered(&title, follower.doing(), follower.version()),
         }
         let change = pods.take(event, Instant::now());
         let trouble = pods.take_trouble();

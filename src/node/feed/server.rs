@@ -16,7 +16,7 @@ use crate::kube::settings::SettingsError;
 use crate::manifest::objects::ObjectKey;
 use crate::manifest::tokens::Token;
 use crate::source::{
-    Contacts, IssuedCredentials, ObjectRequest, ObjectTeller, ObjectUpdate, SignerTeller, Task, title_of_signer,
+    Contacts, IssuedCredentials, ObjectRequest, ObjectUpdate, ObjectWatcher, SignerWatcher, Task, title_of_signer,
 };
 
 /// The API server at which podfs follows objects.
@@ -69,14 +69,14 @@ impl ObjectServer {
         let (client, contacts) = (self.client.clone(), self.contacts.clone());
         let task = match want {
             Want::Object(key) => {
-                Task::spawn_on(&self.runtime, follow_object(ObjectTeller::new(client, key, contacts), answers))
+                Task::spawn_on(&self.runtime, follow_object(ObjectWatcher::new(client, key, contacts), answers))
             }
             Want::AsPod(uid, key) => {
                 let reader = self.readers.as_ref()?.of(uid);
                 Task::spawn_on(&self.runtime, follow_as_pod(reader, key.clone(), answers))
             }
             Want::BundlesOf(signer) => {
-                Task::spawn_on(&self.runtime, follow_signer(SignerTeller::new(client, signer, contacts), answers))
+                Task::spawn_on(&self.runtime, follow_signer(SignerWatcher::new(client, signer, contacts), answers))
             }
             Want::OnlyNode => return None,
         };
@@ -211,13 +211,13 @@ impl FeedAnswers {
     }
 }
 
-async fn follow_object(mut teller: ObjectTeller<WholeObject>, answers: FeedAnswers) {
-    while let Some(update) = teller.next().await {
+async fn follow_object(mut watcher: ObjectWatcher<WholeObject>, answers: FeedAnswers) {
+    while let Some(update) = watcher.next().await {
         if !answers.send(TaskMessage::Update(map(update, |object| vec![object]))) {
             return;
         }
         // The task goes on for a settled object that may still grow.
-        if teller.is_settled() && !answers.send(TaskMessage::Settled) {
+        if watcher.is_settled() && !answers.send(TaskMessage::Settled) {
             return;
         }
     }
@@ -231,11 +231,11 @@ async fn follow_as_pod(reader: Arc<PodReader>, key: ObjectKey, answers: FeedAnsw
     };
     let client = reader.client(tell).await;
     // Other pods may read the same object, each with its own outcome.
-    follow_object(ObjectTeller::new(client, &key, Contacts::default()), answers).await;
+    follow_object(ObjectWatcher::new(client, &key, Contacts::default()), answers).await;
 }
 
-async fn follow_signer(mut teller: SignerTeller<WholeObject>, answers: FeedAnswers) {
-    while answers.send(TaskMessage::Update(map(teller.next().await, |bundles| bundles.values().cloned().collect()))) {}
+async fn follow_signer(mut watcher: SignerWatcher<WholeObject>, answers: FeedAnswers) {
+    while answers.send(TaskMessage::Update(map(watcher.next().await, |bundles| bundles.values().cloned().collect()))) {}
 }
 
 fn map<A, B>(update: ObjectUpdate<A>, to: impl FnOnce(Arc<A>) -> B) -> ObjectUpdate<B> {

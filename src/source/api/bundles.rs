@@ -27,8 +27,8 @@ pub(super) struct Signers {
     client: ApiClient,
     contacts: Contacts,
     signers: BTreeMap<String, Signer>,
-    tell: Sender<(String, ObjectUpdate<Bundles>)>,
-    told: Receiver<(String, ObjectUpdate<Bundles>)>,
+    sender: Sender<(String, ObjectUpdate<Bundles>)>,
+    updates: Receiver<(String, ObjectUpdate<Bundles>)>,
 }
 
 struct Signer {
@@ -40,8 +40,8 @@ struct Signer {
 impl Signers {
     /// No signers.
     pub(super) fn new(client: ApiClient, contacts: Contacts) -> Signers {
-        let (tell, told) = channel(QUEUE);
-        Signers { client, contacts, signers: BTreeMap::new(), tell, told }
+        let (sender, updates) = channel(QUEUE);
+        Signers { client, contacts, signers: BTreeMap::new(), sender, updates }
     }
 
     /// Follows the bundles of these signers, and of no others.
@@ -51,7 +51,7 @@ impl Signers {
             if self.signers.contains_key(*signer) {
                 continue;
             }
-            let task = follow(self.client.clone(), (*signer).to_owned(), self.contacts.clone(), self.tell.clone());
+            let task = follow(self.client.clone(), (*signer).to_owned(), self.contacts.clone(), self.sender.clone());
             let followed = Signer { bundles: None, question: ObjectRequest::new(), _task: Task::spawn(task) };
             self.signers.insert((*signer).to_owned(), followed);
         }
@@ -59,14 +59,14 @@ impl Signers {
 
     /// Waits for the next update. Cancel-safe.
     pub(super) async fn next(&mut self) -> (String, ObjectUpdate<Bundles>) {
-        self.told.recv().await.expect("an end to tell is kept here, too")
+        self.updates.recv().await.expect("an end to tell is kept here, too")
     }
 
     /// Takes an update of a signer. Returns whether the bundles have changed.
-    pub(super) fn take(&mut self, signer: &str, told: ObjectUpdate<Bundles>) -> bool {
+    pub(super) fn take(&mut self, signer: &str, update: ObjectUpdate<Bundles>) -> bool {
         let Some(followed) = self.signers.get_mut(signer) else { return false };
         let unknown = followed.bundles.is_none();
-        match told {
+        match update {
             ObjectUpdate::Is(bundles) => {
                 followed.question.trouble = None;
                 let same = followed.bundles.as_ref() == Some(&bundles);
@@ -112,52 +112,57 @@ pub(crate) fn title_of_signer(signer: &str) -> String {
 }
 
 /// Sends the bundles of a signer, until the receiver is dropped.
-async fn follow(client: ApiClient, signer: String, contacts: Contacts, tell: Sender<(String, ObjectUpdate<Bundles>)>) {
-    let mut teller = SignerTeller::new(client, &signer, contacts);
+async fn follow(
+    client: ApiClient,
+    signer: String,
+    contacts: Contacts,
+    sender: Sender<(String, ObjectUpdate<Bundles>)>,
+) {
+    let mut watcher = SignerWatcher::new(client, &signer, contacts);
     loop {
-        let told = teller.next().await;
-        if tell.send((signer.clone(), told)).await.is_err() {
+        let update = watcher.next().await;
+        if sender.send((signer.clone(), update)).await.is_err() {
             return;
         }
     }
 }
 
 /// Follows the bundles of a signer.
-pub(crate) struct SignerTeller<T> {
+pub(crate) struct SignerWatcher<T> {
     follower: Follower,
     title: String,
     contacts: Contacts,
     bundles: Bundles<T>,
 }
 
-impl<T: ServedObject> SignerTeller<T> {
-    pub(crate) fn new(client: ApiClient, signer: &str, contacts: Contacts) -> SignerTeller<T> {
+impl<T: ServedObject> SignerWatcher<T> {
+    pub(crate) fn new(client: ApiClient, signer: &str, contacts: Contacts) -> SignerWatcher<T> {
         let follower = Follower::new(client, Collection::of_signer(signer));
-        SignerTeller { follower, title: title_of_signer(signer), contacts, bundles: Bundles::new() }
+        SignerWatcher { follower, title: title_of_signer(signer), contacts, bundles: Bundles::new() }
     }
 
     /// Waits for a change, and returns all bundles of the signer. Not cancel-safe: received changes would be lost.
     pub(crate) async fn next(&mut self) -> ObjectUpdate<Bundles<T>> {
-        let told = match change(&mut self.bundles, self.follower.next().await, &self.title) {
-            Ok(told) => told,
+        let update = match change(&mut self.bundles, self.follower.next().await, &self.title) {
+            Ok(update) => update,
             Err(error) => ObjectUpdate::Trouble(ApiError::new(Class::Refused, error.to_string())),
         };
-        note(&self.contacts, &self.title, self.follower.doing(), self.follower.version(), &told);
-        told
+        note(&self.contacts, &self.title, self.follower.doing(), self.follower.version(), &update);
+        update
     }
 }
 
 /// Takes in a change of a signer's bundles. If one cannot be parsed, the known ones stay.
 fn change<T: ServedObject>(
     bundles: &mut Bundles<T>,
-    news: FollowerEvent,
+    event: FollowerEvent,
     title: &str,
 ) -> Result<ObjectUpdate<Bundles<T>>, ManifestError> {
     let named = |bundle: Value| {
         let bundle = T::parse(bundle, title)?;
         Ok::<_, ManifestError>((bundle.named().key.name.clone(), Arc::new(bundle)))
     };
-    match news {
+    match event {
         FollowerEvent::Listed(all) => *bundles = all.into_iter().map(named).collect::<Result<_, _>>()?,
         FollowerEvent::Put(bundle) => {
             let (name, bundle) = named(bundle)?;

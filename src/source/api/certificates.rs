@@ -48,19 +48,19 @@ pub(super) async fn keep_certified(
     owner: Owner,
     key: CertificateKey,
     contacts: Contacts,
-    tell: Sender<(CredentialKey, ObjectUpdate<Token>)>,
+    sender: Sender<(CredentialKey, ObjectUpdate<Token>)>,
 ) {
     let credential = CredentialKey::Certificate(key.clone());
-    let teller = Teller { title: owner.title(&credential), credential, contacts, tell };
+    let reporter = CertificateReporter { title: owner.title(&credential), credential, contacts, sender };
     let mut request =
         CertificateRequest { client: client.clone(), owner, key, resource: Resource::POD_CERTIFICATE_REQUEST };
     let mut retry = Retry::new(client);
     let mut life: Option<Life> = None;
     loop {
-        match request.certificate(&teller).await {
+        match request.certificate(&reporter).await {
             Ok(IssuedCertificate { token, life: granted }) => {
                 retry.reset();
-                if !teller.issued(token).await {
+                if !reporter.issued(token).await {
                     return;
                 }
                 granted.until_due().await;
@@ -68,7 +68,7 @@ pub(super) async fn keep_certified(
             }
             Err(Ended::Unneeded) => return,
             Err(Ended::Refused(sentence)) => {
-                if !teller.waits(ApiError::new(Class::Refused, sentence)).await {
+                if !reporter.waits(ApiError::new(Class::Refused, sentence)).await {
                     return;
                 }
                 return pending().await;
@@ -80,7 +80,7 @@ pub(super) async fn keep_certified(
                     error.sentence = format!("the certificate has expired and refresh failed: {}", error.sentence);
                 }
                 // The reason first, so that a missing certificate always has one.
-                if !teller.waits(error).await || is_over && !teller.send(ObjectUpdate::Absent).await {
+                if !reporter.waits(error).await || is_over && !reporter.send(ObjectUpdate::Absent).await {
                     return;
                 }
                 retry.wait(&pause).await;
@@ -90,16 +90,16 @@ pub(super) async fn keep_certified(
 }
 
 /// Sends updates of a certificate. Each call returns whether there is a receiver.
-struct Teller {
+struct CertificateReporter {
     credential: CredentialKey,
     title: String,
     contacts: Contacts,
-    tell: Sender<(CredentialKey, ObjectUpdate<Token>)>,
+    sender: Sender<(CredentialKey, ObjectUpdate<Token>)>,
 }
 
-impl Teller {
+impl CertificateReporter {
     async fn issued(&self, token: Token) -> bool {
-        self.contacts.heard(&self.title, "issued", None);
+        self.contacts.answered(&self.title, "issued", None);
         self.send(ObjectUpdate::Is(token.into())).await
     }
 
@@ -108,8 +108,8 @@ impl Teller {
         self.send(ObjectUpdate::Trouble(error)).await
     }
 
-    async fn send(&self, told: ObjectUpdate<Token>) -> bool {
-        self.tell.send((self.credential.clone(), told)).await.is_ok()
+    async fn send(&self, update: ObjectUpdate<Token>) -> bool {
+        self.sender.send((self.credential.clone(), update)).await.is_ok()
     }
 }
 
@@ -139,22 +139,22 @@ struct CertificateRequest {
 
 impl CertificateRequest {
     /// Makes a key, requests a certificate for it, and waits for the answer. Reports meanwhile why it waits.
-    async fn certificate(&mut self, teller: &Teller) -> Result<IssuedCertificate, Ended> {
+    async fn certificate(&mut self, reporter: &CertificateReporter) -> Result<IssuedCertificate, Ended> {
         let pair = self.generate()?;
         let body = self.body(&pair).await?;
         let name = self.create(&body).await?;
         let namespace = self.owner.pod.namespace.clone();
         let mut poller = Poller::new(self.client.clone(), Collection::only(self.resource, Some(&namespace), &name));
-        let (created, mut was_told) = (Instant::now(), false);
+        let (created, mut is_reported) = (Instant::now(), false);
         loop {
             match poller.next().await {
                 FollowerEvent::Put(request) => match RequestStatus::parse(request)? {
                     Some(answer) => return answer.into_certificate(&pair, SystemTime::now()),
-                    None if was_told => {}
+                    None if is_reported => {}
                     None => {
-                        was_told = true;
+                        is_reported = true;
                         // It may be a problem of the pod's own signer, so it is not one of the server.
-                        if !teller.waits(ApiError::new(Class::Busy, NOT_ISSUED)).await {
+                        if !reporter.waits(ApiError::new(Class::Busy, NOT_ISSUED)).await {
                             return Err(Ended::Unneeded);
                         }
                     }
@@ -166,12 +166,12 @@ impl CertificateRequest {
                 FollowerEvent::Alive => {}
                 // A node gets 403 for a deleted object: the server decides from existing objects what a node may read.
                 FollowerEvent::Trouble(error)
-                    if error.class == Class::Forbidden && (was_told || created.elapsed() >= UNRELATED) =>
+                    if error.class == Class::Forbidden && (is_reported || created.elapsed() >= UNRELATED) =>
                 {
                     return Err(ApiError { class: Class::Gone, ..error }.into());
                 }
                 FollowerEvent::Trouble(error) => {
-                    if !teller.waits(error).await {
+                    if !reporter.waits(error).await {
                         return Err(Ended::Unneeded);
                     }
                 }

@@ -29,14 +29,14 @@ pub(crate) struct Journal {
 
 impl Journal {
     /// Logs the problem of an object; an outage once, and not for each object.
-    pub(crate) fn note<T>(&mut self, title: &str, told: &ObjectUpdate<T>) {
-        match told {
+    pub(crate) fn note<T>(&mut self, title: &str, update: &ObjectUpdate<T>) {
+        match update {
             ObjectUpdate::Trouble(error) => self.complaints.trouble(title, error, Instant::now()),
             ObjectUpdate::Is(_) | ObjectUpdate::Absent | ObjectUpdate::Alive => {
                 self.complaints.over(title, Instant::now())
             }
         }
-        match told {
+        match update {
             ObjectUpdate::Trouble(ApiError { class: Class::Unreachable, sentence, .. }) if !self.away => {
                 warn!("the API server is unreachable, and volumes stay as they are: {sentence}");
                 self.away = true;
@@ -50,9 +50,9 @@ impl Journal {
     }
 
     /// Logs the problem of a token. An expired token does not end a problem.
-    pub(crate) fn note_token(&mut self, title: &str, told: &ObjectUpdate<Token>) {
-        if !matches!(told, ObjectUpdate::Absent) {
-            self.note(title, told);
+    pub(crate) fn note_token(&mut self, title: &str, update: &ObjectUpdate<Token>) {
+        if !matches!(update, ObjectUpdate::Absent) {
+            self.note(title, update);
         }
     }
 

@@ -10,10 +10,10 @@ use crate::kube::error::ApiError;
 
 /// The last contact about every object. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct Contacts(Arc<Mutex<Talk>>);
+pub struct Contacts(Arc<Mutex<ContactTable>>);
 
 #[derive(Default)]
-struct Talk {
+struct ContactTable {
     objects: BTreeMap<String, Contact>,
     /// When podfs learned that the pod was deleted, if it was.
     pod_deleted: Option<SystemTime>,
@@ -40,7 +40,7 @@ pub struct Contact {
     /// Whether the server answered the last request, whatever the answer was.
     pub connected: bool,
     /// When the server last answered.
-    heard: Option<Instant>,
+    answered_at: Option<Instant>,
     /// Since when it has not answered, if so.
     lost: Option<(Instant, SystemTime)>,
 }
@@ -48,7 +48,7 @@ pub struct Contact {
 impl Contact {
     /// How long ago the server last answered.
     pub fn age(&self) -> Option<Duration> {
-        self.heard.map(|heard| heard.elapsed())
+        self.answered_at.map(|answered_at| answered_at.elapsed())
     }
 }
 
@@ -59,34 +59,35 @@ impl Contacts {
     }
 
     /// Notes an answer.
-    pub(crate) fn heard(&self, object: &str, doing: &'static str, version: Option<&str>) {
-        let (version, heard) = (version.map(str::to_owned), Some(Instant::now()));
-        let contact = Contact { version, doing, trouble: None, connected: true, heard, lost: None };
+    pub(crate) fn answered(&self, object: &str, doing: &'static str, version: Option<&str>) {
+        let (version, answered_at) = (version.map(str::to_owned), Some(Instant::now()));
+        let contact = Contact { version, doing, trouble: None, connected: true, answered_at, lost: None };
         self.lock().objects.insert(object.to_owned(), contact);
     }
 
     /// Notes an error.
     pub(crate) fn trouble(&self, object: &str, doing: &'static str, error: &ApiError) {
-        let mut talk = self.lock();
-        let before = talk.objects.remove(object);
-        let (version, heard, lost) =
-            before.map_or((None, None, None), |before| (before.version, before.heard, before.lost));
+        let mut table = self.lock();
+        let before = table.objects.remove(object);
+        let (version, answered_at, lost) =
+            before.map_or((None, None, None), |before| (before.version, before.answered_at, before.lost));
         let connected = !error.is_outage();
         let now = || (Instant::now(), SystemTime::now());
-        let (heard, lost) =
-            if connected { (Some(Instant::now()), None) } else { (heard, Some(lost.unwrap_or_else(now))) };
+        let (answered_at, lost) =
+            if connected { (Some(Instant::now()), None) } else { (answered_at, Some(lost.unwrap_or_else(now))) };
         let trouble = Some(error.sentence.clone());
-        talk.objects.insert(object.to_owned(), Contact { version, doing, trouble, connected, heard, lost });
+        table.objects.insert(object.to_owned(), Contact { version, doing, trouble, connected, answered_at, lost });
     }
 
     /// Since when the server cannot be reached, if so. One answer about any object ends that, even if other objects
     /// wait for their next attempt.
     pub fn unreachable(&self) -> Option<Unreachable> {
-        let talk = self.lock();
-        let heard = talk.objects.values().filter_map(|contact| contact.heard).max();
-        let lost = talk.objects.values().filter_map(|contact| contact.lost.map(|(at, since)| (at, since, contact)));
-        let (_, since, contact) =
-            lost.filter(|(at, ..)| heard.is_none_or(|heard| *at >= heard)).min_by_key(|(at, ..)| *at)?;
+        let table = self.lock();
+        let answered_at = table.objects.values().filter_map(|contact| contact.answered_at).max();
+        let lost = table.objects.values().filter_map(|contact| contact.lost.map(|(at, since)| (at, since, contact)));
+        let (_, since, contact) = lost
+            .filter(|(at, ..)| answered_at.is_none_or(|answered_at| *at >= answered_at))
+            .min_by_key(|(at, ..)| *at)?;
         Some(Unreachable { since, trouble: contact.trouble.clone().unwrap_or_default() })
     }
 
@@ -97,8 +98,8 @@ impl Contacts {
 
     /// Notes whether the server has the pod.
     pub(super) fn pod_is_there(&self, is_there: bool) {
-        let mut talk = self.lock();
-        talk.pod_deleted = if is_there { None } else { talk.pod_deleted.or_else(|| Some(SystemTime::now())) };
+        let mut table = self.lock();
+        table.pod_deleted = if is_there { None } else { table.pod_deleted.or_else(|| Some(SystemTime::now())) };
     }
 
     /// Forgets an object that podfs no longer follows.
@@ -106,7 +107,7 @@ impl Contacts {
         self.lock().objects.remove(object);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Talk> {
+    fn lock(&self) -> MutexGuard<'_, ContactTable> {
         self.0.lock().expect("no code panics while contacts are locked")
     }
 }
@@ -120,14 +121,14 @@ mod tests {
     fn an_error_leaves_the_known_version_and_ends_with_an_answer() {
         let contacts = Contacts::default();
         let contact = || contacts.all().pop().expect("one").1;
-        contacts.heard("Pod default/web", "watching", Some("7"));
+        contacts.answered("Pod default/web", "watching", Some("7"));
         contacts.trouble("Pod default/web", "waiting", &ApiError::new(Class::Unreachable, "it is away"));
         let in_trouble = contact();
         assert_eq!((in_trouble.version.as_deref(), in_trouble.trouble.as_deref()), (Some("7"), Some("it is away")));
         assert!(in_trouble.age().is_some() && !in_trouble.connected);
         contacts.trouble("Pod default/web", "waiting", &ApiError::new(Class::Forbidden, "it refuses"));
         assert!(contact().connected, "it answers");
-        contacts.heard("Pod default/web", "watching", Some("8"));
+        contacts.answered("Pod default/web", "watching", Some("8"));
         assert_eq!((contact().version.as_deref(), contact().trouble), (Some("8"), None));
     }
 
@@ -135,8 +136,8 @@ mod tests {
     fn an_outage_begins_with_the_first_object_and_ends_with_any_answer() {
         let contacts = Contacts::default();
         let away = ApiError::new(Class::Unreachable, "it is away");
-        contacts.heard("a", "watching", Some("1"));
-        contacts.heard("b", "watching", Some("1"));
+        contacts.answered("a", "watching", Some("1"));
+        contacts.answered("b", "watching", Some("1"));
         assert_eq!(contacts.unreachable(), None);
         contacts.trouble("a", "waiting", &away);
         let first = contacts.unreachable().expect("it is away");

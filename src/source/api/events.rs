@@ -88,7 +88,7 @@ impl Poster {
         let mut pause: Option<Pause> = None;
         loop {
             for (volume, condition) in conditions.take() {
-                self.notices.hear(volume, condition, Instant::now());
+                self.notices.set(volume, condition, Instant::now());
             }
             while pause.is_none()
                 && let Some((volume, condition)) = self.notices.due(Instant::now())

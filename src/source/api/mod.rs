@@ -45,14 +45,14 @@ use crate::volume::Volume;
 use follow::Follow;
 
 pub use crate::kube::settings::Access;
-pub(crate) use bundles::{SignerTeller, title_of_signer};
+pub(crate) use bundles::{SignerWatcher, title_of_signer};
 pub(crate) use complaints::{Journal, SETTLE};
 pub use contacts::{Contact, Contacts, Unreachable};
 pub(crate) use events::{Conditions, grown, post, post_growth, post_read_only};
 pub use live::live_pod;
 pub use notices::Condition;
 pub(crate) use question::ObjectRequest;
-pub(crate) use single::{ObjectTeller, ObjectUpdate, ServedObject, Task, origin};
+pub(crate) use single::{ObjectUpdate, ObjectWatcher, ServedObject, Task, origin};
 pub use start::{PodName, StartError};
 pub(crate) use tokens::IssuedCredentials;
 

@@ -55,7 +55,7 @@ impl Notices {
     }
 
     /// Sets the condition of a volume.
-    pub(super) fn hear(&mut self, volume: String, condition: Condition, now: Instant) {
+    pub(super) fn set(&mut self, volume: String, condition: Condition, now: Instant) {
         let notice = self.volumes.entry(volume).or_default();
         let before = notice.due.take();
         if before.as_ref().is_some_and(|(before, _)| *before == condition) {
@@ -160,13 +160,13 @@ mod tests {
     fn a_failure_that_lasts_is_posted_after_a_second_and_every_ten_minutes() {
         let start = Instant::now();
         let mut notices = Notices::new(start);
-        notices.hear("v".to_owned(), failing("a"), start);
+        notices.set("v".to_owned(), failing("a"), start);
         assert_eq!((notices.due(start), notices.next_due(start)), (None, Some(start + SETTLE)));
-        notices.hear("v".to_owned(), failing("b"), start + SETTLE / 2);
+        notices.set("v".to_owned(), failing("b"), start + SETTLE / 2);
         let mut now = start + SETTLE;
         for _ in 0..100 {
             assert_eq!(post(&mut notices, now), [failing("b")], "the time of the first reason counts");
-            notices.hear("v".to_owned(), failing("b"), now + REPEAT / 2);
+            notices.set("v".to_owned(), failing("b"), now + REPEAT / 2);
             assert_eq!(post(&mut notices, now + REPEAT / 2), []);
             assert_eq!(notices.next_due(now), Some(now + REPEAT));
             now += REPEAT;
@@ -177,16 +177,16 @@ mod tests {
     fn a_success_is_posted_after_a_failure_that_was_posted_and_only_then() {
         let start = Instant::now();
         let mut notices = Notices::new(start);
-        notices.hear("v".to_owned(), Condition::Mounted, start);
+        notices.set("v".to_owned(), Condition::Mounted, start);
         assert_eq!(notices.next_due(start), None);
-        notices.hear("v".to_owned(), failing("a"), start);
-        notices.hear("v".to_owned(), Condition::Mounted, start);
+        notices.set("v".to_owned(), failing("a"), start);
+        notices.set("v".to_owned(), Condition::Mounted, start);
         assert_eq!(notices.next_due(start), None, "it passed within the second");
-        notices.hear("v".to_owned(), failing("a"), start);
+        notices.set("v".to_owned(), failing("a"), start);
         assert_eq!(post(&mut notices, start + SETTLE), [failing("a")]);
         let now = start + REPEAT / 2;
-        notices.hear("v".to_owned(), Condition::Mounted, now);
-        notices.hear("v".to_owned(), Condition::Mounted, now + SETTLE / 2);
+        notices.set("v".to_owned(), Condition::Mounted, now);
+        notices.set("v".to_owned(), Condition::Mounted, now + SETTLE / 2);
         assert_eq!(post(&mut notices, now + SETTLE), [Condition::Mounted]);
         assert_eq!(notices.next_due(now), None);
     }
@@ -195,12 +195,12 @@ mod tests {
     fn an_event_that_cannot_be_posted_stays_due_or_waits() {
         let start = Instant::now();
         let mut notices = Notices::new(start);
-        notices.hear("v".to_owned(), failing("a"), start);
+        notices.set("v".to_owned(), failing("a"), start);
         let now = start + SETTLE;
         assert_eq!(notices.due(now), notices.due(now), "it is due until it is posted");
         notices.done("v", false, now);
         assert_eq!((notices.due(now), notices.next_due(now)), (None, Some(now + REPEAT)));
-        notices.hear("v".to_owned(), Condition::Mounted, now);
+        notices.set("v".to_owned(), Condition::Mounted, now);
         assert_eq!(notices.next_due(now), None, "no failure was posted");
     }
 
@@ -208,7 +208,7 @@ mod tests {
     fn after_a_burst_there_is_an_event_every_five_minutes_and_repetitions_are_free() {
         let start = Instant::now();
         let mut notices = Notices::new(start);
-        (0..100).for_each(|volume| notices.hear(format!("v{volume}"), failing("a"), start));
+        (0..100).for_each(|volume| notices.set(format!("v{volume}"), failing("a"), start));
         let now = start + SETTLE;
         assert_eq!(post(&mut notices, now).len(), 25);
         assert_eq!(notices.next_due(now), Some(notices.budget.refilled + REFILL));

@@ -85,8 +85,8 @@ const GROWTH: std::ops::Range<u64> = 60..90;
 /// Follows an object until it cannot change any more: a claim or an attachment that is bound, and a PersistentVolume
 /// that is bound and cannot grow. Gets one that can grow now and then.
 /// Reads the content of an immutable object once (MG-02); its metadata shows when it was deleted and made again.
-pub(crate) struct ObjectTeller<T> {
-    teller: Teller,
+pub(crate) struct ObjectWatcher<T> {
+    feed: ObjectFeed,
     title: String,
     contacts: Contacts,
     is_settled: bool,
@@ -94,11 +94,11 @@ pub(crate) struct ObjectTeller<T> {
     _of: PhantomData<fn() -> T>,
 }
 
-impl<T: ServedObject> ObjectTeller<T> {
-    pub(crate) fn new(client: ApiClient, key: &ObjectKey, contacts: Contacts) -> ObjectTeller<T> {
-        let teller = Teller::new(client, Collection::of(key));
+impl<T: ServedObject> ObjectWatcher<T> {
+    pub(crate) fn new(client: ApiClient, key: &ObjectKey, contacts: Contacts) -> ObjectWatcher<T> {
+        let feed = ObjectFeed::new(client, Collection::of(key));
         let (is_settled, may_grow) = (false, false);
-        ObjectTeller { teller, title: key.to_string(), contacts, is_settled, may_grow, _of: PhantomData }
+        ObjectWatcher { feed, title: key.to_string(), contacts, is_settled, may_grow, _of: PhantomData }
     }
 
     /// Waits for the next update; `None` when the object cannot change any more. Not cancel-safe: received changes
@@ -107,22 +107,22 @@ impl<T: ServedObject> ObjectTeller<T> {
         if self.is_settled {
             return if self.may_grow { Some(self.next_size().await) } else { None };
         }
-        let (news, uid) = self.teller.next().await;
-        let told = interpret(news, |object| T::parse(object, &self.title));
-        if let (ObjectUpdate::Is(object), Some(uid)) = (&told, uid)
+        let (event, uid) = self.feed.next().await;
+        let update = interpret(event, |object| T::parse(object, &self.title));
+        if let (ObjectUpdate::Is(object), Some(uid)) = (&update, uid)
             && object.named().is_immutable()
         {
-            self.teller.settle(uid);
+            self.feed.settle(uid);
         }
-        self.is_settled = matches!(&told, ObjectUpdate::Is(object) if is_bound(object.named()));
-        self.may_grow = matches!(&told, ObjectUpdate::Is(object) if may_grow(object.named()));
-        let doing = if self.is_settled { "settled" } else { self.teller.doing() };
-        note(&self.contacts, &self.title, doing, self.teller.version(), &told);
-        Some(told)
+        self.is_settled = matches!(&update, ObjectUpdate::Is(object) if is_bound(object.named()));
+        self.may_grow = matches!(&update, ObjectUpdate::Is(object) if may_grow(object.named()));
+        let doing = if self.is_settled { "settled" } else { self.feed.doing() };
+        note(&self.contacts, &self.title, doing, self.feed.version(), &update);
+        Some(update)
     }
 }
 
-impl<T: ServedObject> ObjectTeller<T> {
+impl<T: ServedObject> ObjectWatcher<T> {
     /// Whether the object has the state that its pod needs.
     pub(crate) fn is_settled(&self) -> bool {
         self.is_settled
@@ -132,13 +132,13 @@ impl<T: ServedObject> ObjectTeller<T> {
     async fn next_size(&mut self) -> ObjectUpdate<T> {
         loop {
             sleep(Duration::from_secs(fastrand::u64(GROWTH))).await;
-            if let (news @ FollowerEvent::Put(_), _) = self.teller.next().await
-                && let ObjectUpdate::Is(object) = interpret(news, |object| T::parse(object, &self.title))
+            if let (event @ FollowerEvent::Put(_), _) = self.feed.next().await
+                && let ObjectUpdate::Is(object) = interpret(event, |object| T::parse(object, &self.title))
                 && is_bound(object.named())
             {
-                let told = ObjectUpdate::Is(object);
-                note(&self.contacts, &self.title, "settled", self.teller.version(), &told);
-                return told;
+                let update = ObjectUpdate::Is(object);
+                note(&self.contacts, &self.title, "settled", self.feed.version(), &update);
+                return update;
             }
         }
     }
@@ -149,18 +149,18 @@ pub(super) async fn follow_object(
     client: ApiClient,
     key: ObjectKey,
     contacts: Contacts,
-    tell: Sender<(ObjectKey, ObjectUpdate<NamedObject>)>,
+    sender: Sender<(ObjectKey, ObjectUpdate<NamedObject>)>,
 ) {
-    let mut teller = ObjectTeller::new(client, &key, contacts);
-    while let Some(told) = teller.next().await {
-        if tell.send((key.clone(), told)).await.is_err() {
+    let mut watcher = ObjectWatcher::new(client, &key, contacts);
+    while let Some(update) = watcher.next().await {
+        if sender.send((key.clone(), update)).await.is_err() {
             return;
         }
     }
 }
 
 /// The way in which podfs follows an object.
-enum Teller {
+enum ObjectFeed {
     Follower {
         follower: Follower,
         /// The uid of the immutable object, of which only the metadata is watched.
@@ -169,32 +169,32 @@ enum Teller {
     Poller(Poller),
 }
 
-impl Teller {
-    fn new(client: ApiClient, object: Collection) -> Teller {
+impl ObjectFeed {
+    fn new(client: ApiClient, object: Collection) -> ObjectFeed {
         match object.resource.can_be_watched() {
-            true => Teller::Follower { follower: Follower::new(client, object), immutable: None },
-            false => Teller::Poller(Poller::new(client, object)),
+            true => ObjectFeed::Follower { follower: Follower::new(client, object), immutable: None },
+            false => ObjectFeed::Poller(Poller::new(client, object)),
         }
     }
 
     /// Waits for the next event about whole objects. Returns it with the uid of the object.
     async fn next(&mut self) -> (FollowerEvent, Option<String>) {
         let (follower, immutable) = match self {
-            Teller::Follower { follower, immutable } => (follower, immutable),
-            Teller::Poller(poller) => return (poller.next().await, None),
+            ObjectFeed::Follower { follower, immutable } => (follower, immutable),
+            ObjectFeed::Poller(poller) => return (poller.next().await, None),
         };
-        let news = follower.next().await;
-        let object = match &news {
+        let event = follower.next().await;
+        let object = match &event {
             FollowerEvent::Listed(objects) => objects.last(),
             FollowerEvent::Put(object) | FollowerEvent::Deleted(object) => Some(object),
             FollowerEvent::Alive | FollowerEvent::Trouble(_) => None,
         };
         let uid = object.and_then(uid_of).map(str::to_owned);
-        match (&news, object.is_some_and(|object| object["kind"] == PARTIAL)) {
+        match (&event, object.is_some_and(|object| object["kind"] == PARTIAL)) {
             (FollowerEvent::Deleted(_), _) | (FollowerEvent::Listed(_), false) => {
                 *immutable = None;
                 follower.follow_whole();
-                (news, uid)
+                (event, uid)
             }
             // The object was deleted and made again.
             (_, true) if uid != *immutable => {
@@ -203,13 +203,13 @@ impl Teller {
                 (FollowerEvent::Alive, None)
             }
             (_, true) => (FollowerEvent::Alive, None),
-            (_, false) => (news, uid),
+            (_, false) => (event, uid),
         }
     }
 
     /// Watches only the metadata of the immutable object with this uid.
     fn settle(&mut self, uid: String) {
-        if let Teller::Follower { follower, immutable } = self {
+        if let ObjectFeed::Follower { follower, immutable } = self {
             follower.follow_metadata();
             *immutable = Some(uid);
         }
@@ -217,15 +217,15 @@ impl Teller {
 
     fn doing(&self) -> &'static str {
         match self {
-            Teller::Follower { follower, .. } => follower.doing(),
-            Teller::Poller(_) => "polling",
+            ObjectFeed::Follower { follower, .. } => follower.doing(),
+            ObjectFeed::Poller(_) => "polling",
         }
     }
 
     fn version(&self) -> Option<&str> {
         match self {
-            Teller::Follower { follower, .. } => follower.version(),
-            Teller::Poller(poller) => poller.version(),
+            ObjectFeed::Follower { follower, .. } => follower.version(),
+            ObjectFeed::Poller(poller) => poller.version(),
         }
     }
 }
@@ -236,21 +236,21 @@ pub(super) async fn follow_pod(
     uid: String,
     title: String,
     contacts: Contacts,
-    tell: Sender<ObjectUpdate<Pod>>,
+    sender: Sender<ObjectUpdate<Pod>>,
 ) {
     loop {
-        let news = match follower.next().await {
+        let event = match follower.next().await {
             FollowerEvent::Listed(pods) => {
                 FollowerEvent::Listed(pods.into_iter().filter(|pod| uid_of(pod) == Some(uid.as_str())).collect())
             }
             FollowerEvent::Put(pod) | FollowerEvent::Deleted(pod) if uid_of(&pod) != Some(uid.as_str()) => {
                 FollowerEvent::Alive
             }
-            news => news,
+            event => event,
         };
-        let told = interpret(news, |pod| parse_pod(pod, &title));
-        note(&contacts, &title, follower.doing(), follower.version(), &told);
-        if tell.send(told).await.is_err() {
+        let update = interpret(event, |pod| parse_pod(pod, &title));
+        note(&contacts, &title, follower.doing(), follower.version(), &update);
+        if sender.send(update).await.is_err() {
             return;
         }
     }
@@ -266,8 +266,8 @@ pub(super) fn parse_pod(pod: Value, title: &str) -> Result<Pod, ManifestError> {
     Pod::parse(Document::of_server(origin(title), pod)?)
 }
 
-fn interpret<T>(news: FollowerEvent, parse: impl Fn(Value) -> Result<T, ManifestError>) -> ObjectUpdate<T> {
-    let object = match news {
+fn interpret<T>(event: FollowerEvent, parse: impl Fn(Value) -> Result<T, ManifestError>) -> ObjectUpdate<T> {
+    let object = match event {
         FollowerEvent::Listed(mut objects) => match objects.pop() {
             Some(object) => object,
             None => return ObjectUpdate::Absent,
@@ -307,11 +307,11 @@ pub(super) fn note<T>(
     title: &str,
     doing: &'static str,
     version: Option<&str>,
-    told: &ObjectUpdate<T>,
+    update: &ObjectUpdate<T>,
 ) {
-    match told {
+    match update {
         ObjectUpdate::Trouble(error) => contacts.trouble(title, doing, error),
-        ObjectUpdate::Is(_) | ObjectUpdate::Absent | ObjectUpdate::Alive => contacts.heard(title, doing, version),
+        ObjectUpdate::Is(_) | ObjectUpdate::Absent | ObjectUpdate::Alive => contacts.answered(title, doing, version),
     }
 }
 

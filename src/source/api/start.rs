@@ -100,13 +100,13 @@ pub(super) async fn pod(client: &ApiClient, name: &PodName, node: Option<&str>) 
     let mut follower = Follower::new(client.clone(), pods(&name.namespace, &name.name));
     let started = Instant::now();
     let mut refusal: Option<RefusingServer> = None;
-    let mut told = None;
+    let mut last_warning = None;
     loop {
-        let news = match &refusal {
+        let event = match &refusal {
             Some(refusal) => timeout_at(refusal.ends(), follower.next()).await,
             None => Ok(follower.next().await),
         };
-        match (news, refusal.take()) {
+        match (event, refusal.take()) {
             (Ok(FollowerEvent::Listed(mut found)), _) => {
                 let pod = found.pop().ok_or_else(|| StartError::NoSuchPod(name.clone()))?;
                 let pod = parse_pod(pod, &format!("Pod {name}"))?;
@@ -116,9 +116,9 @@ pub(super) async fn pod(client: &ApiClient, name: &PodName, node: Option<&str>) 
             (Ok(FollowerEvent::Trouble(error)), before) => {
                 // An error that may pass within seconds is not reported before that.
                 let may_pass = error.may_pass() && !error.is_outage() && started.elapsed() < SETTLE;
-                if !may_pass && told.as_ref() != Some(&error.sentence) {
+                if !may_pass && last_warning.as_ref() != Some(&error.sentence) {
                     warn!("podfs waits for pod {name}: {error}");
-                    told = Some(error.sentence.clone());
+                    last_warning = Some(error.sentence.clone());
                 }
                 refusal = RefusingServer::after(before, error);
             }

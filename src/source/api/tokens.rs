@@ -48,8 +48,8 @@ pub(crate) struct IssuedCredentials {
     contacts: Contacts,
     owner: Option<Owner>,
     tokens: BTreeMap<CredentialKey, WantedCredentials>,
-    tell: Sender<(CredentialKey, ObjectUpdate<Token>)>,
-    told: Receiver<(CredentialKey, ObjectUpdate<Token>)>,
+    sender: Sender<(CredentialKey, ObjectUpdate<Token>)>,
+    updates: Receiver<(CredentialKey, ObjectUpdate<Token>)>,
 }
 
 /// The pod and service account of tokens. Those of another pod or another service account are of no use (TK-07).
@@ -69,8 +69,8 @@ struct WantedCredentials {
 impl IssuedCredentials {
     /// No tokens.
     pub(crate) fn new(client: ApiClient, contacts: Contacts) -> IssuedCredentials {
-        let (tell, told) = channel(QUEUE);
-        IssuedCredentials { client, contacts, owner: None, tokens: BTreeMap::new(), tell, told }
+        let (sender, updates) = channel(QUEUE);
+        IssuedCredentials { client, contacts, owner: None, tokens: BTreeMap::new(), sender, updates }
     }
 
     /// Makes the server issue these tokens for this pod, and no others.
@@ -86,13 +86,13 @@ impl IssuedCredentials {
                 continue;
             }
             debug!("{} is asked for", owner.title(key));
-            let (client, contacts, tell) = (self.client.clone(), self.contacts.clone(), self.tell.clone());
+            let (client, contacts, sender) = (self.client.clone(), self.contacts.clone(), self.sender.clone());
             let task = match key.clone() {
                 CredentialKey::Token(key) => {
-                    Task::spawn(keep_issued(client, owner.clone(), key, contacts, tell).in_current_span())
+                    Task::spawn(keep_issued(client, owner.clone(), key, contacts, sender).in_current_span())
                 }
                 CredentialKey::Certificate(key) => {
-                    Task::spawn(keep_certified(client, owner.clone(), key, contacts, tell).in_current_span())
+                    Task::spawn(keep_certified(client, owner.clone(), key, contacts, sender).in_current_span())
                 }
             };
             let question = ObjectRequest::new();
@@ -103,13 +103,13 @@ impl IssuedCredentials {
 
     /// Waits for the next update. Cancel-safe.
     pub(crate) async fn next(&mut self) -> (CredentialKey, ObjectUpdate<Token>) {
-        self.told.recv().await.expect("an end to tell is kept here, too")
+        self.updates.recv().await.expect("an end to tell is kept here, too")
     }
 
     /// Takes an update of a token. Returns whether the tokens have changed.
-    pub(crate) fn take(&mut self, key: &CredentialKey, told: ObjectUpdate<Token>) -> bool {
+    pub(crate) fn take(&mut self, key: &CredentialKey, update: ObjectUpdate<Token>) -> bool {
         let Some(wanted) = self.tokens.get_mut(key) else { return false };
-        match told {
+        match update {
             ObjectUpdate::Is(token) => {
                 wanted.token = Some(token);
                 wanted.question.trouble = None;
@@ -184,13 +184,13 @@ impl Owner {
     }
 }
 
-/// Sends a token, and the next one in time, until the receiver is gone.
+/// Sends a token, and the next one in time, until the receiver is dropped.
 async fn keep_issued(
     client: ApiClient,
     owner: Owner,
     key: TokenKey,
     contacts: Contacts,
-    tell: Sender<(CredentialKey, ObjectUpdate<Token>)>,
+    sender: Sender<(CredentialKey, ObjectUpdate<Token>)>,
 ) {
     let request = owner.request(&key);
     let key = CredentialKey::Token(key);
@@ -210,8 +210,8 @@ async fn keep_issued(
                          token by the time that passes; set the clocks"
                     );
                 }
-                contacts.heard(&title, "issued", None);
-                if tell.send((key.clone(), ObjectUpdate::Is(token.into()))).await.is_err() {
+                contacts.answered(&title, "issued", None);
+                if sender.send((key.clone(), ObjectUpdate::Is(token.into()))).await.is_err() {
                     return;
                 }
                 granted.until_due().await;
@@ -224,11 +224,11 @@ async fn keep_issued(
                 if is_over {
                     error.sentence = format!("the token has expired and refresh failed: {}", error.sentence);
                 }
-                if tell.send((key.clone(), ObjectUpdate::Trouble(error))).await.is_err() {
+                if sender.send((key.clone(), ObjectUpdate::Trouble(error))).await.is_err() {
                     return;
                 }
                 // The reason first, so that a missing token always has one.
-                if is_over && tell.send((key.clone(), ObjectUpdate::Absent)).await.is_err() {
+                if is_over && sender.send((key.clone(), ObjectUpdate::Absent)).await.is_err() {
                     return;
                 }
                 retry.wait(&pause).await;
@@ -237,7 +237,7 @@ async fn keep_issued(
     }
 }
 
-/// A token that was issued.
+/// An issued token.
 struct IssuedToken {
     token: Token,
     life: Life,
@@ -245,7 +245,8 @@ struct IssuedToken {
     clocks_differ: bool,
 }
 
-/// When a token or a certificate is to be replaced, and when it ends: by the clock, which may be set, and by the time that has passed.
+/// When to replace a token or a certificate, and when it ends: by the clock, which may be set, and by the time that has
+/// passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Life {
     issued: (SystemTime, Instant),
@@ -274,7 +275,7 @@ struct TokenResponseStatus {
 }
 
 impl IssuedToken {
-    /// Reads the server's answer. An error quotes nothing of it, because it has a token.
+    /// Parses the server's answer. An error quotes nothing of it, because it has a token.
     fn parse(answer: Value, now: SystemTime) -> Result<IssuedToken, ApiError> {
         let nonsense = |sentence: &str| ApiError::new(Class::Nonsense, sentence);
         let answer: TokenResponse =
@@ -289,7 +290,7 @@ impl IssuedToken {
             return Err(nonsense("the server issued a token that has expired already"));
         }
         let clocks_differ = by_clock.is_zero() || by_clock > whole + TOLERANCE;
-        // A token that was issued just now is good for its whole life, whatever the clocks say.
+        // A token is good for its whole life when it is issued, whatever the clocks say.
         let left = if by_clock.is_zero() { whole } else { by_clock.min(whole) };
         let token = Token { bytes: token.into_bytes(), expires: Some(expires) };
         Ok(IssuedToken { token, life: Life::new(now, whole, left, fastrand::f64()), clocks_differ })
@@ -297,7 +298,8 @@ impl IssuedToken {
 }
 
 impl Life {
-    /// Of a token that is valid for `left` of its `whole` life. `early` is where in the spread it is replaced.
+    /// The life of a token that is valid for `left` of its `whole` life. `early` is the part of the spread by which it
+    /// is replaced earlier.
     fn new(now: SystemTime, whole: Duration, left: Duration, early: f64) -> Life {
         let age = whole.saturating_sub(left);
         let spread = SPREAD.min(whole.mul_f64(REST / 2.0)).mul_f64(early);
@@ -307,12 +309,12 @@ impl Life {
         Life { issued: (now, Instant::now()), due, end: left }
     }
 
-    /// Of a credential that is to be replaced, and ends, so much later than now.
+    /// The life of a credential that has to be replaced, and ends, so much later than now.
     pub(super) fn of(due: Duration, end: Duration) -> Life {
         Life { issued: (SystemTime::now(), Instant::now()), due, end }
     }
 
-    /// Waits until it is to be replaced (TK-05).
+    /// Waits until the credential has to be replaced (TK-05).
     pub(super) async fn until_due(&self) {
         loop {
             let left = self.due.saturating_sub(self.passed());
