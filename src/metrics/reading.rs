@@ -28,7 +28,7 @@ pub struct Reading {
     pub(super) families: BTreeMap<String, Vec<Sample>>,
 }
 
-/// A number, or a few that belong together.
+/// One series of a family, with its value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Sample {
     /// The values of the family's labels, in their order.
@@ -40,7 +40,7 @@ pub(super) struct Sample {
 #[serde(rename_all = "camelCase")]
 pub(super) enum Value {
     Number(f64),
-    /// The buckets of a histogram; the last one has no bound.
+    /// A histogram. `groups` are the counts between two `bounds` (not cumulative), so there is one more than bounds.
     Groups {
         bounds: Vec<f64>,
         groups: Vec<u64>,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tracing::debug;
 
 use super::OperationError;
-use crate::admin::cleanup::{Cleanup, Deed, DeedLine};
+use crate::admin::cleanup::{Cleanup, CleanupLine, CleanupStep};
 use crate::manifest::pod::PodUid;
 use crate::node::checkpoint::Checkpoints;
 use crate::node::orphans;
@@ -28,11 +28,11 @@ pub(super) fn retire(
     uid: &PodUid,
 ) -> Result<(), OperationError> {
     let mut left = Vec::new();
-    let mut tell = |deed: &Deed| match deed {
-        Deed::Left(path, reason) => left.push(format!("{}: {reason}", path.display())),
-        done => debug!("pod {uid}: {}", DeedLine(done, false)),
+    let mut report = |step: &CleanupStep| match step {
+        CleanupStep::Left(path, reason) => left.push(format!("{}: {reason}", path.display())),
+        done => debug!("pod {uid}: {}", CleanupLine(done, false)),
     };
-    let retired = Cleanup::new(false, &mut tell).retire(run_directory, root_directory, uid);
+    let retired = Cleanup::new(false, &mut report).retire(run_directory, root_directory, uid);
     match retired {
         Ok(true) => {}
         Ok(false) => return Err(OperationError::Left { pod: uid.clone(), left: left.join("; ") }),
