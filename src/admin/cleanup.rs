@@ -23,7 +23,7 @@ use podfs_fuse::mount::visible::detach;
 use uuid::Uuid;
 
 use super::leftovers::{HOMES, Leftovers, RemovalOutcome, remove_if_empty};
-use super::probe::{Pulse, pulse};
+use super::probe::{ServerState, server_state};
 use crate::driver::{self, DriverHome};
 use crate::host::{HostError, block, empty_dir, local};
 use crate::manifest::pod::PodUid;
@@ -36,59 +36,59 @@ use crate::supervisor::run_dir::claim::{
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::server::kill_server;
 
-/// One step of a cleanup, done or not.
+/// The outcome of a cleanup for one path or server; in a dry run, what the cleanup would do.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Deed {
+pub enum CleanupStep {
     /// A mount was unmounted.
     Unmounted(PathBuf),
     /// A file or directory was removed.
     Removed(PathBuf),
-    /// The server of a pod was ended, which served nothing that is mounted on the node.
+    /// The server with this process id was ended. None of its volumes was mounted on the node.
     Ended(u32),
-    /// Something stays, for this reason.
+    /// A file, directory or mount stays, for this reason.
     Left(PathBuf, String),
 }
 
-/// A deed as a line of the report: of a dry run, or of a real one.
-pub struct DeedLine<'a>(pub &'a Deed, pub bool);
+/// A step as a line of the report. The second field says whether the cleanup is a dry run.
+pub struct CleanupLine<'a>(pub &'a CleanupStep, pub bool);
 
-impl fmt::Display for DeedLine<'_> {
+impl fmt::Display for CleanupLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            DeedLine(Deed::Unmounted(path), false) => write!(f, "unmounted {}", path.display()),
-            DeedLine(Deed::Unmounted(path), true) => write!(f, "would unmount {}", path.display()),
-            DeedLine(Deed::Removed(path), false) => write!(f, "removed {}", path.display()),
-            DeedLine(Deed::Removed(path), true) => write!(f, "would remove {}", path.display()),
-            DeedLine(Deed::Ended(pid), false) => {
+            CleanupLine(CleanupStep::Unmounted(path), false) => write!(f, "unmounted {}", path.display()),
+            CleanupLine(CleanupStep::Unmounted(path), true) => write!(f, "would unmount {}", path.display()),
+            CleanupLine(CleanupStep::Removed(path), false) => write!(f, "removed {}", path.display()),
+            CleanupLine(CleanupStep::Removed(path), true) => write!(f, "would remove {}", path.display()),
+            CleanupLine(CleanupStep::Ended(pid), false) => {
                 write!(f, "ended the server of a pod whose volumes are all unmounted (pid {pid})")
             }
-            DeedLine(Deed::Ended(pid), true) => {
+            CleanupLine(CleanupStep::Ended(pid), true) => {
                 write!(f, "would end the server of a pod whose volumes are all unmounted (pid {pid})")
             }
-            DeedLine(Deed::Left(path, reason), false) => write!(f, "left {}: {reason}", path.display()),
-            DeedLine(Deed::Left(path, reason), true) => write!(f, "would leave {}: {reason}", path.display()),
+            CleanupLine(CleanupStep::Left(path, reason), false) => write!(f, "left {}: {reason}", path.display()),
+            CleanupLine(CleanupStep::Left(path, reason), true) => write!(f, "would leave {}: {reason}", path.display()),
         }
     }
 }
 
-/// A cleaning of this node.
+/// A cleanup of this node, or the retirement of one pod.
 pub struct Cleanup<'a> {
     dry_run: bool,
-    tell: &'a mut dyn FnMut(&Deed),
+    report: &'a mut dyn FnMut(&CleanupStep),
     /// Mounts of pods that cleanup leaves alone.
     kept: Vec<PathBuf>,
-    /// The root directory that is cleaned.
+    /// The root directory of the pods to clean up.
     root: PathBuf,
     /// Mounts that were reported.
-    told: Vec<PathBuf>,
-    /// The directory of the pod that is retired, if this is no cleanup of a node.
+    reported: Vec<PathBuf>,
+    /// The directory of the pod to retire; `None` for a cleanup of the node.
     retired: Option<PathBuf>,
 }
 
 impl<'a> Cleanup<'a> {
-    /// Calls `tell` after each deed. With `dry_run`, nothing is done.
-    pub fn new(dry_run: bool, tell: &'a mut dyn FnMut(&Deed)) -> Self {
-        Self { dry_run, tell, kept: Vec::new(), root: PathBuf::new(), told: Vec::new(), retired: None }
+    /// Calls `report` after each step. With `dry_run`, the cleanup changes nothing.
+    pub fn new(dry_run: bool, report: &'a mut dyn FnMut(&CleanupStep)) -> Self {
+        Self { dry_run, report, kept: Vec::new(), root: PathBuf::new(), reported: Vec::new(), retired: None }
     }
 
     /// Cleans up after the pods of `run_directory`, then unmounts dead mounts below `root_directory` that no pod has recorded.
@@ -121,10 +121,11 @@ impl<'a> Cleanup<'a> {
     }
 
     /// Removes everything of a pod that does not come back: its server, its mounts, the content of its emptyDirs, its
-    /// directories as far as they are empty, its run files. Gives whether nothing is left that podfs has made.
+    /// directories as far as they are empty, its run files. Returns whether it removed everything that podfs
+    /// made.
     ///
     /// # Errors
-    /// When a directory cannot be trusted, or the mount table cannot be read.
+    /// When users other than root can change a directory, or the mount table cannot be read.
     pub fn retire(mut self, run_directory: &Path, root_directory: &Path, uid: &PodUid) -> io::Result<bool> {
         let directory = std::path::absolute(run_directory)?.join(uid.as_str());
         trust::check(&directory)?;
@@ -135,7 +136,7 @@ impl<'a> Cleanup<'a> {
         self.root = root.clone();
         match ClaimRecord::read(&directory) {
             Some(record) => Ok(self.pod(&directory, &Bounds::new(&directory, root_directory)?, record)),
-            // The node was started anew, or a retirement was killed before its last step.
+            // The node has restarted, or an earlier retirement was killed before its last step.
             None => {
                 self.block_devices(&directory);
                 let all = self.unknown_mounts(&pod)? && self.contents(&pod) && self.drivers(&pod);
@@ -146,7 +147,7 @@ impl<'a> Cleanup<'a> {
         }
     }
 
-    /// Gives whether the next podfs of the pod needs none of the run files.
+    /// Cleans up one pod. Returns whether the next podfs of the pod needs none of its run files.
     fn pod(&mut self, directory: &Path, bounds: &Bounds, before: ClaimRecord) -> bool {
         let (claim, mut record) = match PodClaim::take_leftovers(directory) {
             Ok(claimed) => claimed,
@@ -173,14 +174,14 @@ impl<'a> Cleanup<'a> {
         let outside: Vec<_> = bounds.apply(&mut record).into_iter().filter(|path| is_there(path)).collect();
         outside.iter().for_each(|path| self.leave(path, &format!("it {OUTSIDE}")));
         if let (Some(cgroup), false) = (&record.cgroup, self.dry_run) {
-            // Empty: the server is gone.
+            // The cgroup is empty, because the server has ended.
             match &self.retired {
                 Some(_) => cgroup::remove_when_empty(cgroup),
                 None => cgroup::remove(cgroup),
             }
             cgroup.parent().into_iter().for_each(cgroup::remove_of_supervisor);
         }
-        // The directories around them go with those of the volumes.
+        // `volumes` removes the directories of the block devices.
         self.block_devices(directory);
         let all = directory.file_name().and_then(|uid| uid.to_str()).is_none_or(|uid| self.devices(uid));
         let all = self.volumes(&record) && all && outside.is_empty();
@@ -192,16 +193,17 @@ impl<'a> Cleanup<'a> {
         all
     }
 
-    /// Ends the server that listens in this directory.
+    /// Kills the server with this process id, which listens in the directory.
     fn end(&mut self, directory: &Path, pid: Option<u32>) {
         let (Some(pid), Some(uid)) = (pid, directory.file_name().and_then(|name| name.to_str())) else { return };
         if !self.dry_run {
             kill_server(pid.cast_signed(), uid);
         }
-        (self.tell)(&Deed::Ended(pid));
+        (self.report)(&CleanupStep::Ended(pid));
     }
 
-    /// Gives whether the run files are needed no more.
+    /// Removes the mounts, files and directories of a record. Returns whether the next podfs of the pod needs none of its
+    /// run files.
     fn volumes(&mut self, record: &ClaimRecord) -> bool {
         let mut unmounted = Vec::new();
         let mut all = true;
@@ -229,20 +231,21 @@ impl<'a> Cleanup<'a> {
         let mut in_use: Vec<&Path> = Vec::new();
         for directory in record.directories.iter().rev() {
             let outcome = leftovers.remove_directory(directory);
-            let goes = matches!(outcome, RemovalOutcome::Removed | RemovalOutcome::Absent);
+            let is_removed = matches!(outcome, RemovalOutcome::Removed | RemovalOutcome::Absent);
             // Only the innermost directory, or the mount on it, gets the reason; those above it stay for the same one.
-            let told = in_use.iter().any(|inner| inner.starts_with(directory)) || self.told.contains(directory);
-            if goes || !told {
+            let is_reported =
+                in_use.iter().any(|inner| inner.starts_with(directory)) || self.reported.contains(directory);
+            if is_removed || !is_reported {
                 all &= self.settle(directory, outcome);
             }
-            if !goes {
+            if !is_removed {
                 in_use.push(directory);
             }
         }
         all
     }
 
-    /// Unmounts a recorded path. Gives whether nothing is left there.
+    /// Unmounts all mounts on a recorded path. Returns whether none is left.
     fn unmount_all(&mut self, path: &Path) -> bool {
         let Ok(table) = mounts() else { return false };
         let at = table.iter().filter(|mounted| mounted.at == path);
@@ -254,26 +257,27 @@ impl<'a> Cleanup<'a> {
         true
     }
 
-    /// Unmounts a mount whose podfs is gone, the topmost of its path.
+    /// Unmounts the topmost mount of its path, if its server is dead or the pod is retired. Returns whether it is
+    /// unmounted.
     fn unmount(&mut self, mounted: &MountTableEntry, table: &[MountTableEntry]) -> bool {
         let path = &mounted.at;
-        self.told.push(path.clone());
+        self.reported.push(path.clone());
         let reason = match inside(mounted, table) {
-            // It was served by the server that was ended.
+            // Its server has been killed.
             _ if self.retired.is_some() => None,
             Some(inner) => Some(format!("{} is mounted inside it", inner.display())),
-            // No server is behind a bind mount of a host's directory.
+            // A bind mount of a directory of the host has no server.
             None if mounted.fs_type != FS_TYPE => None,
-            None => match pulse(path) {
-                Pulse::Dead => None,
-                Pulse::Alive => Some("a process still answers for it".to_owned()),
-                Pulse::Silent => Some("it does not answer, but its server may still be there".to_owned()),
+            None => match server_state(path) {
+                ServerState::Dead => None,
+                ServerState::Alive => Some("a process still answers for it".to_owned()),
+                ServerState::Silent => Some("it does not answer, but its server may still be there".to_owned()),
             },
         };
         let reason =
             reason.or_else(|| if self.dry_run { None } else { detach(path).err().map(|error| error.to_string()) });
         match &reason {
-            None => (self.tell)(&Deed::Unmounted(path.clone())),
+            None => (self.report)(&CleanupStep::Unmounted(path.clone())),
             Some(reason) => self.leave(path, reason),
         }
         reason.is_none()
@@ -286,7 +290,7 @@ impl<'a> Cleanup<'a> {
         self.report_devices(left);
     }
 
-    /// Unmounts the file systems of devices that only this pod used. Gives whether none of them stays.
+    /// Unmounts the file systems of devices that only this pod used. Returns whether none of them stays.
     fn devices(&mut self, uid: &str) -> bool {
         self.dry_run || self.report_devices(local::leave_all(&self.root, uid))
     }
@@ -296,7 +300,7 @@ impl<'a> Cleanup<'a> {
         left.is_empty()
     }
 
-    /// The lock file, the sockets beside it, and the directories that were made for them.
+    /// Removes the lock file, the sockets beside it, and the directories that podfs made for them.
     fn run_files(&mut self, directory: &Path, claim: PodClaim, record: &ClaimRecord) {
         let mut run: Vec<_> = record.run.iter().filter(|made| made.exists()).cloned().collect();
         if !run.iter().any(|made| made == directory) {
@@ -313,19 +317,19 @@ impl<'a> Cleanup<'a> {
             let is_removed = if self.dry_run { holds_only(made, &gone) } else { !made.exists() };
             if is_removed {
                 gone.push(made.clone());
-                (self.tell)(&Deed::Removed(made.clone()));
+                (self.report)(&CleanupStep::Removed(made.clone()));
             } else if made == directory {
                 self.leave(made, "it holds files that are not podfs'");
             }
         }
     }
 
-    /// Has the drivers of other vendors unmount what they have mounted for a pod. Gives whether nothing is left.
+    /// Calls the FlexVolume and CSI drivers to unmount the pod's volumes. Returns whether all did.
     fn drivers(&mut self, pod: &Path) -> bool {
         let mut all = true;
         for (home, _) in DriverHome::all(pod) {
             match if self.dry_run { Ok(()) } else { driver::undo(&home) } {
-                Ok(()) => (self.tell)(&Deed::Removed(home.path().to_owned())),
+                Ok(()) => (self.report)(&CleanupStep::Removed(home.path().to_owned())),
                 Err(error) => {
                     self.leave(home.path(), &error.to_string());
                     all = false;
@@ -335,13 +339,13 @@ impl<'a> Cleanup<'a> {
         all
     }
 
-    /// Deletes the content of the emptyDirs of a pod, which are not mounted any more. Gives whether nothing is left.
+    /// Deletes the content of the pod's emptyDirs, after they are unmounted. Returns whether nothing is left.
     fn contents(&mut self, pod: &Path) -> bool {
         let mut all = true;
         let homes = pod.join(HOMES).read_dir().into_iter().flatten().flatten().map(|entry| entry.path());
         for home in homes.filter(|home| home.is_dir() && !home.is_symlink()) {
             match empty_dir::remove(&home) {
-                Ok(left) if left.is_empty() => (self.tell)(&Deed::Removed(home)),
+                Ok(left) if left.is_empty() => (self.report)(&CleanupStep::Removed(home)),
                 Ok(left) => {
                     self.leave(&home, &left.to_string());
                     all = false;
@@ -355,11 +359,11 @@ impl<'a> Cleanup<'a> {
         all
     }
 
-    /// Dead mounts that stand in no record: their run directory is lost, or a `podfs mount` was killed. Gives whether
-    /// none stays below `root`.
+    /// Unmounts dead mounts below `root` that no pod has recorded: their run directory is lost, or a `podfs mount` was
+    /// killed. Returns whether none stays below `root`.
     fn unknown_mounts(&mut self, root: &Path) -> io::Result<bool> {
         let table = mounts()?;
-        let known = |path: &PathBuf| self.kept.contains(path) || self.told.contains(path);
+        let known = |path: &PathBuf| self.kept.contains(path) || self.reported.contains(path);
         let unknown: Vec<_> = table.iter().filter(|it| it.fs_type == FS_TYPE && !known(&it.at)).collect();
         let mut all = true;
         for mounted in unknown.into_iter().rev() {
@@ -368,9 +372,9 @@ impl<'a> Cleanup<'a> {
                 continue;
             }
             let path = &mounted.at;
-            match (pulse(path), is_below) {
-                (Pulse::Dead, true) => all &= self.unmount(mounted, &table),
-                (Pulse::Dead, false) => {
+            match (server_state(path), is_below) {
+                (ServerState::Dead, true) => all &= self.unmount(mounted, &table),
+                (ServerState::Dead, false) => {
                     self.leave(path, &format!("no process answers for it; umount -l {} removes it", path.display()));
                 }
                 (_, true) if self.retired.is_some() => {
@@ -386,12 +390,12 @@ impl<'a> Cleanup<'a> {
         Ok(all)
     }
 
-    /// Reports the outcome for a path. Gives whether the next podfs does not need its record.
+    /// Reports the outcome for a path. Returns whether the next podfs does not need its record.
     fn settle(&mut self, path: &Path, outcome: RemovalOutcome) -> bool {
         match outcome {
             RemovalOutcome::Absent => true,
             RemovalOutcome::Removed => {
-                (self.tell)(&Deed::Removed(path.to_owned()));
+                (self.report)(&CleanupStep::Removed(path.to_owned()));
                 true
             }
             RemovalOutcome::InUse(reason) => {
@@ -406,17 +410,17 @@ impl<'a> Cleanup<'a> {
     }
 
     fn leave(&mut self, path: &Path, reason: &str) {
-        (self.tell)(&Deed::Left(path.to_owned(), reason.to_owned()));
+        (self.report)(&CleanupStep::Left(path.to_owned(), reason.to_owned()));
     }
 }
 
-/// Whether nothing is mounted any more where the pod's volumes were.
+/// Whether none of the recorded mounts of the pod is in the mount table.
 fn is_unmounted(record: &ClaimRecord) -> bool {
     mounts().is_ok_and(|table| !table.iter().any(|mounted| record.mounts.contains(&mounted.at)))
 }
 
-/// A mount inside the mount, which would be lost with it. A mount that came into a bind mount with its source is mounted
-/// elsewhere, too.
+/// A mount inside `mount` that a lazy unmount of `mount` would remove from the node. Inside a bind mount, the mounts of its
+/// source do not count: they are mounted at the source, too.
 fn inside<'a>(mount: &MountTableEntry, table: &'a [MountTableEntry]) -> Option<&'a Path> {
     let is_inside = |other: &MountTableEntry| other.at != mount.at && other.at.starts_with(&mount.at);
     let is_elsewhere = |inner: &MountTableEntry| {

@@ -1,4 +1,4 @@
-//! Directories and mount point files that a podfs had recorded: which of them cleanup removes, and why the others stay.
+//! Removes recorded directories and mount point files, and says why it leaves others.
 //!
 //! The cleanup opens each from the directory above the outermost that podfs made, and the kernel refuses symbolic links and
 //! mount points on the way (`RESOLVE_NO_XDEV`), so no mount can appear between check and removal. It removes directories with
@@ -12,68 +12,68 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, open, openat2, statat, unlinkat};
 use rustix::io::Errno;
 
-/// The outcome for a path.
+/// The outcome of the removal of a path.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RemovalOutcome {
-    /// It is gone, or would be.
+    /// The path is removed; in a dry run, it would be.
     Removed,
-    /// It was gone before.
+    /// The path did not exist.
     Absent,
-    /// It is not empty: its entries belong to other programs, and do not prevent a new start.
+    /// The path stays, because it has entries of other programs. A new start of the pod does not need its record.
     InUse(String),
-    /// It has to be looked at again by the next podfs.
+    /// The path stays, and the next podfs of the pod needs its record.
     Kept(String),
 }
 
-/// The paths of one pod, judged one after another, innermost first.
+/// The paths of one pod. The caller removes them one after another, innermost first.
 pub(super) struct Leftovers<'a> {
     directories: &'a [PathBuf],
     unmounted: Vec<PathBuf>,
-    /// Paths that are removed by now, or would be.
+    /// Removed paths; in a dry run, those that would be.
     gone: Vec<PathBuf>,
     dry_run: bool,
 }
 
-/// Where podfs keeps the content of emptyDirs, in the pod's directory. A cleanup never enters it.
+/// The directory of the content of emptyDirs, in the pod's directory. `Leftovers` never enters it.
 pub(crate) const HOMES: &str = "plugins/kubernetes.io~empty-dir";
 
 const IN_PLACE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 impl<'a> Leftovers<'a> {
-    /// Of these directories, in the order they were made. At the paths in `unmounted`, which hold no links, nothing is
-    /// mounted any more, or would not be.
+    /// `directories` are in the order in which podfs made them. The cleanup has unmounted the paths in `unmounted`, which
+    /// contain no symbolic links; in a dry run, it would have.
     pub(super) fn new(directories: &'a [PathBuf], unmounted: &[PathBuf], dry_run: bool) -> Self {
         Self { directories, unmounted: unmounted.to_vec(), gone: Vec::new(), dry_run }
     }
 
-    /// Removes a file that is as it was made.
+    /// Removes a file that is still empty, as podfs made it.
     pub(super) fn remove_file(&mut self, path: &Path) -> RemovalOutcome {
-        let outcome = self.judge(path, |parent, name| {
+        let outcome = self.check(path, |parent, name| {
             if self.is_unmounted_later(path) {
-                // What is below the mount was empty when it was mounted on.
+                // The file below the mount was empty when podfs mounted on it.
                 return Ok(None);
             }
             let found = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
             let as_made = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile && found.st_size == 0;
             Ok((!as_made).then(|| RemovalOutcome::InUse("it is not the empty file that podfs made".to_owned())))
         });
-        self.carry_out(path, outcome, AtFlags::empty())
+        self.remove(path, outcome, AtFlags::empty())
     }
 
-    /// Removes a file that was written for containers, whatever they have made of its content.
+    /// Removes a file that podfs wrote for containers, whatever its content is now.
     pub(super) fn remove_written(&mut self, path: &Path) -> RemovalOutcome {
-        let outcome = self.judge(path, |parent, name| {
+        let outcome = self.check(path, |parent, name| {
             let found = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
             let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
             Ok((!is_file).then(|| RemovalOutcome::InUse("it is not the file that podfs wrote".to_owned())))
         });
-        self.carry_out(path, outcome, AtFlags::empty())
+        self.remove(path, outcome, AtFlags::empty())
     }
 
-    /// Removes a directory that is empty.
+    /// Removes an empty directory.
     pub(super) fn remove_directory(&mut self, path: &Path) -> RemovalOutcome {
         let gone = &self.gone;
-        let outcome = self.judge(path, |parent, name| {
+        let outcome = self.check(path, |parent, name| {
             if self.is_unmounted_later(path) {
                 return Ok(None);
             }
@@ -82,11 +82,11 @@ impl<'a> Leftovers<'a> {
             let other = entries(directory)?.into_iter().find(|entry| !gone.contains(&path.join(entry)));
             Ok(other.map(|entry| held_by(path, &entry)))
         });
-        self.carry_out(path, outcome, AtFlags::REMOVEDIR)
+        self.remove(path, outcome, AtFlags::REMOVEDIR)
     }
 
-    /// Opens the parent of a path and calls `look`, which gives the reason if the path stays.
-    fn judge(
+    /// Opens the parent of a path and calls `look`, which returns an outcome if the path has to stay.
+    fn check(
         &self,
         path: &Path,
         look: impl FnOnce(&OwnedFd, &OsStr) -> Result<Option<RemovalOutcome>, Errno>,
@@ -101,26 +101,26 @@ impl<'a> Leftovers<'a> {
         let parent = openat2(&base, parent, IN_PLACE | OFlags::DIRECTORY, Mode::empty(), resolve)?;
         let name = path.file_name().ok_or(Errno::INVAL)?;
         if !self.is_unmounted_later(path) {
-            // Refused when something is mounted right on it.
+            // Fails with `EXDEV` when a file system is mounted on the path.
             openat2(&parent, name, IN_PLACE, Mode::empty(), ResolveFlags::NO_XDEV)?;
         }
         let stays = look(&parent, name)?;
         Ok((parent, stays))
     }
 
-    /// Whether a mount is in the way that would not be there if this were no dry run.
+    /// Whether this is a dry run, and the real cleanup would have unmounted the path before.
     fn is_unmounted_later(&self, path: &Path) -> bool {
         let real = || Some(path.parent()?.canonicalize().ok()?.join(path.file_name()?));
         self.dry_run && real().is_some_and(|path| self.unmounted.contains(&path))
     }
 
-    fn carry_out(
+    fn remove(
         &mut self,
         path: &Path,
-        judged: Result<(OwnedFd, Option<RemovalOutcome>), Errno>,
+        checked: Result<(OwnedFd, Option<RemovalOutcome>), Errno>,
         flags: AtFlags,
     ) -> RemovalOutcome {
-        let removed = judged.and_then(|(parent, stays)| match stays {
+        let removed = checked.and_then(|(parent, stays)| match stays {
             Some(outcome) => Ok(outcome),
             None if self.dry_run => Ok(RemovalOutcome::Removed),
             None => unlinkat(&parent, path.file_name().unwrap_or_default(), flags).map(|()| RemovalOutcome::Removed),
@@ -186,22 +186,22 @@ mod tests {
         let (point, used) = (base.path().join("a/b/point"), base.path().join("a/b/used"));
         fs::write(&point, "").expect("written");
         fs::write(&used, "x").expect("written");
-        let judged = |dry_run| {
+        let checked = |dry_run| {
             let mut leftovers = Leftovers::new(&made, &[], dry_run);
             let mut fates: Vec<_> = [&point, &used].iter().map(|file| leftovers.remove_file(file)).collect();
             fates.extend(made.iter().rev().map(|directory| leftovers.remove_directory(directory)));
             fates
         };
-        let planned = judged(true);
+        let planned = checked(true);
         assert!(point.exists() && made.iter().all(|directory| directory.is_dir()), "a dry run changes nothing");
-        assert_eq!(judged(false), planned);
+        assert_eq!(checked(false), planned);
         let kinds = planned.iter().map(|outcome| matches!(outcome, RemovalOutcome::Removed)).collect::<Vec<_>>();
         assert_eq!(kinds, [true, false, true, true, false, false]);
         assert!(
             matches!(&planned[4], RemovalOutcome::InUse(reason) if reason.contains(r#""used" is in it"#)),
             "{planned:?}"
         );
-        assert_eq!(judged(false)[0], RemovalOutcome::Absent);
+        assert_eq!(checked(false)[0], RemovalOutcome::Absent);
     }
 
     #[test]

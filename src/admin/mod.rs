@@ -1,4 +1,4 @@
-//! Commands of an operator for the pods of this node, outside of the processes that serve them.
+//! Commands of an operator for the pods of this node. They run outside of the processes that serve the pods.
 //!
 //! | module | owns |
 //! |---|---|
@@ -6,8 +6,8 @@
 //! | [`readings`] | the metrics of all pods, for each scrape |
 //! | [`table`] | the status as a table |
 //! | [`cleanup`] | removing the remains of killed podfs processes |
-//! | `leftovers` | directories and files of a pod: which cleanup removes, and why the others stay |
-//! | `probe` | whether a mount answers, without waiting for it |
+//! | `leftovers` | removing recorded directories and files of a pod, and the reasons why others stay |
+//! | `probe` | whether the server of a mount answers, without blocking on it |
 
 pub mod cleanup;
 pub(crate) mod leftovers;

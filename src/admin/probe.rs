@@ -1,4 +1,4 @@
-//! Whether a mount answers, without waiting for it.
+//! Whether the server of a mount answers, without blocking on it.
 //!
 //! A mount whose server is gone fails at once with `ENOTCONN`. A mount whose server hangs does not answer, and once the server
 //! has read the request, even SIGKILL does not end the calling process (`fuse_dev_do_read`). So a child process makes the call,
@@ -18,7 +18,7 @@ use rustix::fs::statfs;
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, pidfd_open};
 
-/// How long a mount may take to answer.
+/// Longest wait for an answer of the mount's server.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 const ALIVE: i32 = 0;
@@ -26,47 +26,47 @@ const DEAD: i32 = 1;
 
 /// The state of the server behind a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pulse {
+pub(super) enum ServerState {
     /// It answers, with success or an error.
     Alive,
     /// The kernel has closed the connection, so no server can ever answer.
     Dead,
-    /// It does not answer in time, or could not be asked.
+    /// It does not answer in time, or podfs could not call it.
     Silent,
 }
 
-/// Asks what is mounted at `path`.
-pub(super) fn pulse(path: &Path) -> Pulse {
-    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return Pulse::Silent };
-    // SAFETY: the child makes system calls only, and ends. It allocates nothing: the path is a C string already.
+/// Calls statfs(2) on `path` in a child process, which reaches the server of the mount there.
+pub(super) fn server_state(path: &Path) -> ServerState {
+    let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return ServerState::Silent };
+    // SAFETY: the child makes system calls only, and ends. It does not allocate: the path already is a C string.
     match unsafe { fork() } {
         Ok(ForkResult::Child) => {
             let code = match statfs(path.as_c_str()) {
                 Err(Errno::NOTCONN | Errno::CONNABORTED) => DEAD,
                 _ => ALIVE,
             };
-            // SAFETY: nothing of the parent's is cleaned up on the way.
+            // SAFETY: `_exit` runs no exit handler of the parent.
             unsafe { libc::_exit(code) }
         }
         Ok(ForkResult::Parent { child }) => wait(child),
-        Err(_) => Pulse::Silent,
+        Err(_) => ServerState::Silent,
     }
 }
 
-fn wait(child: Pid) -> Pulse {
+fn wait(child: Pid) -> ServerState {
     let timeout = Timespec { tv_sec: TIMEOUT.as_secs() as i64, tv_nsec: 0 };
     let ended = rustix::process::Pid::from_raw(child.as_raw())
         .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok())
         .is_some_and(|pid| poll(&mut [PollFd::from_borrowed_fd(pid.as_fd(), PollFlags::IN)], Some(&timeout)) == Ok(1));
     if !ended {
-        // No wait for its end: the kernel may delay that as long as the mount is silent.
+        // podfs does not wait for the child's end: the kernel may delay it until the server answers.
         let _ = kill(child, Signal::SIGKILL);
-        return Pulse::Silent;
+        return ServerState::Silent;
     }
     match waitpid(child, None) {
-        Ok(WaitStatus::Exited(_, ALIVE)) => Pulse::Alive,
-        Ok(WaitStatus::Exited(_, DEAD)) => Pulse::Dead,
-        _ => Pulse::Silent,
+        Ok(WaitStatus::Exited(_, ALIVE)) => ServerState::Alive,
+        Ok(WaitStatus::Exited(_, DEAD)) => ServerState::Dead,
+        _ => ServerState::Silent,
     }
 }
 
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn the_root_answers() {
-        assert_eq!(pulse(Path::new("/")), Pulse::Alive);
-        assert_eq!(pulse(Path::new("/no such file")), Pulse::Alive);
+        assert_eq!(server_state(Path::new("/")), ServerState::Alive);
+        assert_eq!(server_state(Path::new("/no such file")), ServerState::Alive);
     }
 }

@@ -1,4 +1,4 @@
-//! The metrics of the pods of a run directory, for each scrape. It reports a pod without metrics once.
+//! The metrics of the pods of a run directory, for each scrape. It reports a pod that does not answer once.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -7,32 +7,33 @@ use std::sync::Mutex;
 use super::survey;
 use crate::metrics::Reading;
 use crate::supervisor::status::PodStatus;
-use crate::supervisor::status::metrics::unspoken;
+use crate::supervisor::status::metrics::without_answer;
 
 /// Takes readings of pods.
 #[derive(Debug, Default)]
 pub struct Readings {
-    /// The uids of the pods that were reported to `complain`.
+    /// The uids of the pods that did not answer the last time.
     silent: Mutex<BTreeSet<String>>,
 }
 
 impl Readings {
-    /// The metrics of the pods of these directories. `complain` gets one sentence when a pod stops to answer.
+    /// The metrics of the pods of these directories. It calls `complain` with a sentence for each pod that
+    /// answered before, and does not now.
     pub fn take(&self, directories: &[PathBuf], complain: impl Fn(&PodStatus, &str)) -> Vec<Reading> {
-        let mut told = self.silent.lock().expect("a panic ends the process");
+        let mut silent_before = self.silent.lock().expect("a panic ends the process");
         let mut silent = BTreeSet::new();
         let readings = survey::metrics_of(directories).into_iter().map(|read| {
             read.unwrap_or_else(|status| {
-                if !told.contains(&status.uid) {
+                if !silent_before.contains(&status.uid) {
                     let reason = status.reason.as_deref().unwrap_or_default();
                     complain(&status, &format!("there are no metrics of pod {}: {reason}", status.title()));
                 }
                 silent.insert(status.uid.clone());
-                unspoken(&status)
+                without_answer(&status)
             })
         });
         let readings = readings.collect();
-        *told = silent;
+        *silent_before = silent;
         readings
     }
 }

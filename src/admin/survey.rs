@@ -17,15 +17,16 @@ use crate::supervisor::run_dir::claim::{self, ClaimRecord, SERVER};
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::status::{PodState, PodStatus, ProcessStatus, ServerStatus, kept_restarts};
 
-/// How long pods may take that are asked at the same time. Asking one takes two seconds at most.
+/// Longest time for the pods that the threads ask at the same time. One request takes two seconds at most.
 const TIMEOUT: Duration = Duration::from_millis(2500);
-/// Most threads that ask, each one pod after another.
+/// Most threads. Each asks one pod after another.
 const MOST_THREADS: usize = 64;
 
-/// The directories of all pods in the run directory, by uid. There are none when nothing was ever served here.
+/// The directories of all pods in the run directory, by uid. It is empty if the run directory does
+/// not exist.
 ///
 /// # Errors
-/// When the run directory cannot be read, or others than root can change it.
+/// When the run directory cannot be read, or users other than root can change it.
 pub fn pods(run_directory: &Path) -> io::Result<Vec<PathBuf>> {
     trust::check(run_directory)?;
     let entries = match std::fs::read_dir(run_directory) {
@@ -39,17 +40,17 @@ pub fn pods(run_directory: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// The status of the pods of these directories, in their order, without those that have ended meanwhile.
-pub fn look_at(pods: &[PathBuf]) -> Vec<PodStatus> {
+pub fn statuses_of(pods: &[PathBuf]) -> Vec<PodStatus> {
     each(pods, look, silent)
 }
 
-/// The metrics of the pods of these directories, in their order, without those that have ended meanwhile; the status of a pod
-/// whose supervisor does not send metrics.
+/// The metrics of the pods of these directories, in their order, without those that have ended meanwhile. If a supervisor does
+/// not send metrics, its entry is the status of the pod.
 pub fn metrics_of(pods: &[PathBuf]) -> Vec<Result<Reading, Box<PodStatus>>> {
     each(pods, read, |directory| Err(Box::new(silent(directory))))
 }
 
-/// Looks at all pods, each on one of a few threads. `silent` stands for one that takes too long.
+/// Calls `look` for each pod, on at most [`MOST_THREADS`] threads. If it takes too long, `silent` makes the result.
 fn each<T: Send + 'static>(pods: &[PathBuf], look: fn(&Path) -> Option<T>, silent: fn(&Path) -> T) -> Vec<T> {
     let (found, findings) = channel();
     let (all_pods, next): (Arc<[PathBuf]>, _) = (pods.into(), Arc::new(AtomicUsize::new(0)));
@@ -62,12 +63,12 @@ fn each<T: Send + 'static>(pods: &[PathBuf], look: fn(&Path) -> Option<T>, silen
                 }
             }
         };
-        // Without a single thread, all pods count as ones that do not answer.
+        // If no thread starts, all pods count as not answering.
         let _none = thread::Builder::new().spawn(work);
     }
     drop(found);
     let mut all: Vec<_> = pods.iter().map(|_| None).collect();
-    // Even if all are silent, the last ones have as long as the first.
+    // Even if no pod answers, the last ones have as much time as the first.
     let rounds = u32::try_from(pods.len().div_ceil(MOST_THREADS)).unwrap_or(u32::MAX);
     let deadline = Instant::now() + TIMEOUT * rounds;
     while let Ok((place, one)) = findings.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -85,7 +86,7 @@ fn look(directory: &Path) -> Option<PodStatus> {
     let status = ask(directory, &ControlQuestion::Status, |answer| match answer {
         ControlAnswer::Status(status) if status.uid == uid(directory) => Ok(*status),
         ControlAnswer::Status(status) => Err(AnswerError::OtherPod(status.title())),
-        other => Err(why_none(other)),
+        other => Err(no_answer(other)),
     });
     status.map(|status| status.unwrap_or_else(|instead| *instead))
 }
@@ -96,11 +97,11 @@ fn read(directory: &Path) -> Option<Result<Reading, Box<PodStatus>>> {
             Some(pod) if pod == uid(directory) => Ok(*reading),
             other => Err(AnswerError::OtherPod(other.unwrap_or_default().to_owned())),
         },
-        other => Err(why_none(other)),
+        other => Err(no_answer(other)),
     })
 }
 
-/// Why an answer is none to what was asked.
+/// Why an answer does not answer the question.
 #[derive(Debug, thiserror::Error)]
 enum AnswerError {
     #[error("its control socket answers for another pod, {0}")]
@@ -111,15 +112,15 @@ enum AnswerError {
     OtherQuestion,
 }
 
-fn why_none(answer: ControlAnswer) -> AnswerError {
+fn no_answer(answer: ControlAnswer) -> AnswerError {
     match answer {
         ControlAnswer::Refused(reason) | ControlAnswer::Busy(reason) => AnswerError::Refused(reason),
         _ => AnswerError::OtherQuestion,
     }
 }
 
-/// The result of `take` for a pod's answer; the status of the pod if there is no answer, or if `take` rejects it. Nothing if the
-/// pod has ended.
+/// Asks a pod's supervisor, and returns what `take` makes of the answer. If there is no answer, or `take` rejects it, returns
+/// the pod's status instead; `None` if the pod has ended.
 fn ask<T>(
     directory: &Path,
     question: &ControlQuestion,
@@ -142,19 +143,20 @@ fn ask<T>(
             not_answering(directory, pid, error.to_string())
         }
     };
-    // What has ended by now is no pod any more.
+    // The pod may have ended meanwhile.
     ClaimRecord::read(directory)?;
     Some(Err(Box::new(named(status, record))))
 }
 
-/// A pod whose supervisor does not answer gets its recorded name.
+/// The status with the recorded name of the pod, for a supervisor that does not answer.
 fn named(status: PodStatus, record: ClaimRecord) -> PodStatus {
     let named = Some(record.pod).filter(|pod| !pod.name.is_empty());
     let (namespace, name) = named.map(|pod| (pod.namespace, pod.name)).unzip();
     PodStatus { namespace, name, ..status }
 }
 
-/// The lock shows whether there is a supervisor: another process may have the recorded process id by now.
+/// The status of a pod whose supervisor does not listen. The lock shows whether there is a supervisor: another process may have
+/// the recorded process id by now.
 fn not_listening(directory: &Path, record: &ClaimRecord) -> PodStatus {
     if claim::is_held(directory) {
         let reason = "its supervisor does not listen: it starts or ends just now, or could not make its control socket";
@@ -165,19 +167,19 @@ fn not_listening(directory: &Path, record: &ClaimRecord) -> PodStatus {
             let reason = "the volumes are served but not refreshed; podfs run of the pod takes them over";
             let process = control::peer(&stream).map(|pid| ProcessStatus { pid, version: None });
             let server = process.map(|process| ServerStatus { process, restarts: kept_restarts(directory) });
-            PodStatus { server, ..PodStatus::unspoken(uid(directory), PodState::NoSupervisor, reason) }
+            PodStatus { server, ..PodStatus::without_answer(uid(directory), PodState::NoSupervisor, reason) }
         }
         Err(_) => {
             let reason =
                 "no process serves it; podfs run of the pod continues with what is left, podfs cleanup removes it";
-            PodStatus::unspoken(uid(directory), PodState::Dead, reason)
+            PodStatus::without_answer(uid(directory), PodState::Dead, reason)
         }
     }
 }
 
 fn not_answering(directory: &Path, pid: Option<u32>, reason: String) -> PodStatus {
     let supervisor = pid.map(|pid| ProcessStatus { pid, version: None });
-    PodStatus { supervisor, ..PodStatus::unspoken(uid(directory), PodState::NotAnswering, reason) }
+    PodStatus { supervisor, ..PodStatus::without_answer(uid(directory), PodState::NotAnswering, reason) }
 }
 
 fn silent(directory: &Path) -> PodStatus {

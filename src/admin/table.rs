@@ -20,12 +20,12 @@ use std::path::Path;
 use crate::supervisor::status::{AuditStatus, ObjectStatus, PodStatus, ProcessStatus, VolumeState, VolumeStatus};
 
 const HEADINGS: [&str; 7] = ["VOLUME", "KIND", "MODE", "GENERATION", "AGE", "REQUESTS", "PATH"];
-/// The columns of numbers, which end at the same place.
+/// The columns of numbers. They are right-aligned.
 const NUMBERS: [usize; 2] = [4, 5];
 const OBJECT_HEADINGS: [&str; 4] = ["OBJECT", "VERSION", "WATCH", "HEARD"];
 const OBJECT_NUMBERS: [usize; 2] = [1, 3];
 
-/// All pods, one after another.
+/// The text for these pods.
 pub fn table(pods: &[PodStatus]) -> String {
     pods.iter().map(pod).collect::<Vec<_>>().join("\n")
 }
@@ -129,7 +129,8 @@ fn objects(objects: &[ObjectStatus]) -> String {
     grid(OBJECT_HEADINGS, &OBJECT_NUMBERS, &rows.collect::<Vec<_>>())
 }
 
-/// Rows below headings, in columns that are as wide as they have to be; below a row may stand remarks.
+/// A table with headings, each row followed by its remarks. A column is as wide as its widest cell; those in `numbers` are
+/// right-aligned.
 pub fn grid<const N: usize>(headings: [&str; N], numbers: &[usize], rows: &[([String; N], Vec<String>)]) -> String {
     let headings = headings.map(str::to_owned);
     let cells = || rows.iter().map(|(cells, _)| cells).chain([&headings]);
@@ -166,7 +167,7 @@ fn cells(volume: &VolumeStatus, base: Option<&Path>) -> [String; 7] {
     ]
 }
 
-/// How it is served, and by which transport where that is not the usual one.
+/// The mode of the volume, with its transport if that is io_uring.
 fn mode(volume: &VolumeStatus) -> String {
     match (&volume.mode, volume.transport.as_deref()) {
         (Some(mode), Some("io_uring")) => format!("{mode}/io_uring"),
@@ -179,7 +180,7 @@ fn or_none(cell: Option<String>) -> String {
     cell.unwrap_or_else(|| "-".to_owned())
 }
 
-/// In the unit that leaves few digits: `42s`, `17m`, `5h`, `12d`.
+/// An age in the unit that gives few digits: `42s`, `17m`, `5h`, `12d`.
 fn age(seconds: u64) -> String {
     match seconds {
         0..120 => format!("{seconds}s"),
@@ -263,7 +264,7 @@ mod tests {
                 contact_age_seconds: Some(42),
                 trouble: Some("the server is away".to_owned()),
             }],
-            ..PodStatus::unspoken("c15b", PodState::Degraded, "volume \"late\" waits")
+            ..PodStatus::without_answer("c15b", PodState::Degraded, "volume \"late\" waits")
         };
         let expected = r#"default/web  degraded
   reason      volume "late" waits

@@ -7,7 +7,7 @@ use anyhow::anyhow;
 use clap::{Args, ValueHint};
 
 use super::exit::Failure;
-use crate::admin::cleanup::{Cleanup, Deed, DeedLine};
+use crate::admin::cleanup::{Cleanup, CleanupLine, CleanupStep};
 use crate::supervisor::program::options::{ROOT_DIRECTORY, RUN_DIRECTORY};
 
 /// Remove mounts and files that killed podfs processes have left.
@@ -53,9 +53,9 @@ impl Cleaning {
         if !rustix::process::geteuid().is_root() {
             return Err(Failure::machine(anyhow!("podfs unmounts file systems, so it must run as root")));
         }
-        // A reader that has closed standard output does not stop the cleanup.
-        let mut tell = |deed: &Deed| drop(writeln!(std::io::stdout(), "{}", DeedLine(deed, dry_run)));
-        let cleaned = Cleanup::new(dry_run, &mut tell).clean(&run_dir, &root_dir);
+        // The cleanup continues after the reader closed standard output.
+        let mut report = |step: &CleanupStep| drop(writeln!(std::io::stdout(), "{}", CleanupLine(step, dry_run)));
+        let cleaned = Cleanup::new(dry_run, &mut report).clean(&run_dir, &root_dir);
         cleaned.map_err(|error| {
             Failure::general(anyhow!("cannot look for what is left in {}: {error}", run_dir.display()))
         })

@@ -4,7 +4,7 @@ use clap::{Args, CommandFactory, ValueEnum};
 use clap_complete::{Generator, generate};
 
 use super::Cli;
-use super::config::documented;
+use super::config::with_variables;
 use super::exit::Failure;
 
 /// Print a script with which a shell completes command lines of podfs.
@@ -43,6 +43,6 @@ impl Completions {
 
 fn print(shell: impl Generator) -> Result<(), Failure> {
     let mut text = Vec::new();
-    generate(shell, &mut documented(Cli::command()), "podfs", &mut text);
+    generate(shell, &mut with_variables(Cli::command()), "podfs", &mut text);
     super::status::print_for_programs(&String::from_utf8_lossy(&text))
 }

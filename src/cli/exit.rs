@@ -1,4 +1,4 @@
-//! How a command ends: an exit code and one sentence.
+//! Converts errors of commands to exit codes.
 
 pub(super) use crate::supervisor::program::failure::Failure;
 

@@ -1,5 +1,5 @@
-//! `kubectl podfs view` and `kubectl podfs render`: podfs under the names by which kubectl finds its plugins, and what kubectl
-//! knows: its kubeconfig, the namespace of the current context, and pods by `pod/NAME`.
+//! `kubectl podfs view` and `kubectl podfs render`: podfs as a plugin of kubectl. It understands kubectl's kubeconfig, the
+//! namespace of the current context, and pods as `pod/NAME`.
 
 use std::env;
 use std::ffi::OsString;
@@ -10,8 +10,8 @@ use anyhow::anyhow;
 
 use super::exit::Failure;
 
-/// Names of links to podfs, and the commands that they stand for. kubectl looks for `kubectl podfs view` by the name with two
-/// dashes; an underscore stands for a dash in a word, as in `kubectl podfs-view`.
+/// Names of links to podfs, and their commands. For `kubectl podfs view`, kubectl looks for the program `kubectl-podfs-view`; for
+/// `kubectl podfs-view`, it looks for `kubectl-podfs_view`.
 const LINKS: [(&str, &str); 4] = [
     ("kubectl-podfs-render", "render"),
     ("kubectl-podfs-view", "view"),
@@ -19,7 +19,7 @@ const LINKS: [(&str, &str); 4] = [
     ("kubectl-podfs_view", "view"),
 ];
 
-/// The words of the command line. Those of a link begin with podfs and the command that it stands for.
+/// The words of the command line. In place of the name of a link, they have `podfs` and the link's command.
 pub(super) fn words() -> Vec<OsString> {
     let mut words: Vec<OsString> = env::args_os().collect();
     let name = words.first().and_then(|program| Path::new(program).file_name());
@@ -29,11 +29,11 @@ pub(super) fn words() -> Vec<OsString> {
     words
 }
 
-/// A pod as kubectl calls it: `pod/web`.
+/// The name of a pod in the form of kubectl: `pod/web`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PodReference(pub(super) String);
 
-/// A text does not name a pod as kubectl does.
+/// The text does not have the form `pod/NAME`.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("give pod/NAME; a workload is shown from its manifest, with --pod")]
 pub(super) struct InvalidPodReference;
@@ -54,7 +54,7 @@ impl FromStr for PodReference {
 /// The kubeconfig that kubectl uses.
 ///
 /// # Errors
-/// When there are several, or none can be named.
+/// When `KUBECONFIG` names several files, or there is neither `KUBECONFIG` nor a home directory.
 pub(super) fn kubeconfig() -> Result<PathBuf, Failure> {
     let list = env::var_os("KUBECONFIG").unwrap_or_default();
     let mut named = env::split_paths(&list).filter(|path| !path.as_os_str().is_empty());
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_goes_by_its_kind_and_name() {
+    fn a_pod_is_named_by_kind_and_name() {
         for text in ["pod/web", "pods/web", "po/web"] {
             assert_eq!(text.parse(), Ok(PodReference("web".to_owned())));
         }

@@ -1,4 +1,4 @@
-//! `podfs metrics`: the pods of this node in numbers.
+//! `podfs metrics`: the metrics of the pods of this node.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -63,7 +63,7 @@ impl Metrics {
     }
 }
 
-/// Listens at the address. Gives the listener, and the address with the port that the kernel chose for port 0.
+/// Listens at the address. Returns the listener and its address, with the port that the kernel chose if the port was 0.
 pub(super) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Failure> {
     let listening = exporter::listen(address).and_then(|listener| Ok((listener.local_addr()?, listener)));
     match listening {
@@ -101,7 +101,7 @@ fn serve(address: SocketAddr, run_directory: PathBuf) -> Result<(), Failure> {
     outcome.map_err(cannot)
 }
 
-/// The numbers of these pods.
+/// The metrics of these pods.
 fn read(directories: &[PathBuf], readings: &Readings) -> Exposition {
     Exposition::of(readings.take(directories, |_, sentence| eprintln!("podfs: {sentence}")))
 }

@@ -1,4 +1,4 @@
-//! The command line: one file per subcommand, and what they share.
+//! The command line: one module for each subcommand, and their common options.
 
 mod cleanup;
 mod completions;
@@ -31,7 +31,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use podfs_fuse::memory_lock;
 
 use crate::supervisor::program::machine::block_on;
-use crate::supervisor::program::{follow_earlier, log};
+use crate::supervisor::program::{become_supervisor, log};
 use exit::Failure;
 
 /// Kubernetes pod volumes as FUSE mounts, switched atomically.
@@ -77,9 +77,9 @@ enum Command {
     MountNfs(mount_nfs::MountNfs),
 }
 
-/// podfs with the one command that the first word names; with all commands where it names none. To describe all takes
-/// milliseconds, and a node starts podfs for each pod and each container.
-fn described_for(words: &[OsString]) -> clap::Command {
+/// The command line with only the command that the first word names; with all commands if it names none. To describe all
+/// commands takes milliseconds, and a node starts podfs for each pod and each container.
+fn command_line_for(words: &[OsString]) -> clap::Command {
     let Some(command) = words.get(1).and_then(|word| word.to_str()).and_then(described) else {
         return Cli::command();
     };
@@ -87,7 +87,7 @@ fn described_for(words: &[OsString]) -> clap::Command {
     GlobalOptions::augment_args(podfs).subcommand(command)
 }
 
-/// One of the commands for people.
+/// The description of a command for people.
 fn described(name: &str) -> Option<clap::Command> {
     fn of<A: Args>(name: &'static str) -> Option<clap::Command> {
         Some(A::augment_args(clap::Command::new(name)))
@@ -112,10 +112,10 @@ fn described(name: &str) -> Option<clap::Command> {
     }
 }
 
-/// Runs the command of this process's arguments.
+/// Runs the command in this process's arguments.
 pub fn main() -> ExitCode {
     memory_lock::tune_allocator();
-    if let Some(failure) = follow_earlier(std::env::args_os()) {
+    if let Some(failure) = become_supervisor(std::env::args_os()) {
         return failure.report();
     }
     match config::arguments().and_then(execute) {
@@ -153,12 +153,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_that_is_described_alone_is_the_same_as_among_all() {
+    fn a_command_has_the_same_description_alone_and_among_all() {
         let mut all = Cli::command();
         all.build();
         for command in visible(&all).filter(|command| command.get_name() != "help") {
             let name = command.get_name();
-            let mut alone = described_for(&["podfs".into(), name.into()]);
+            let mut alone = command_line_for(&["podfs".into(), name.into()]);
             alone.build();
             assert_eq!(visible(&alone).count(), 2, "{name} and help");
             let told = |podfs: &clap::Command| {
@@ -167,7 +167,7 @@ mod tests {
             };
             assert_eq!(told(&alone), told(&all), "{name}");
         }
-        let misspelt = described_for(&["podfs".into(), "rum".into()]);
+        let misspelt = command_line_for(&["podfs".into(), "rum".into()]);
         assert!(visible(&misspelt).count() > 10, "all commands, for a suggestion");
     }
 }

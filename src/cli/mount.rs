@@ -137,7 +137,7 @@ impl Mount {
         block_on(&volumes, async { Ok(supervisor::run(assignment, source, snapshot, report).await?) })
     }
 
-    /// Refuses a volume whose pod or objects no option gives, instead of waiting for ever.
+    /// Refuses a volume if no option names its pod or its objects; podfs would wait for them for ever.
     fn check_needs(&self, volume: &Volume, identity: &PodIdentity, has_pod: bool) -> Result<(), Failure> {
         if self.audit {
             volume.may_be_audited().map_err(|reason| Failure::input(anyhow!("--audit {reason}")))?;
@@ -201,7 +201,7 @@ impl Mount {
         Ok(())
     }
 
-    /// The pod's file may hold objects, too.
+    /// Whether no option names a source of objects. The pod's file may have objects, too.
     fn has_no_objects(&self) -> bool {
         self.source.is_empty() && self.pod.is_none()
     }
@@ -219,11 +219,11 @@ fn read_volume(path: &Path) -> Result<Volume, Failure> {
     let volume: core::Volume = parse_bare(path, &bytes)?;
     let invalid = |sentence: String| Failure::input(anyhow!("{}: {sentence}", path.display()));
     let volume = Volume::parse(&volume, &fields, &VolumeUses::default()).map_err(|error| invalid(error.to_string()))?;
-    // There is no other volume that could be served.
+    // There is no other volume to serve.
     why_unsupported(path, &volume).map_or(Ok(volume), Err)
 }
 
-/// Why podfs does not serve the volume that is described at `path`, if it does not.
+/// The error for the volume of the file `path`, if podfs does not support it.
 fn why_unsupported(path: &Path, volume: &Volume) -> Option<Failure> {
     let reason = volume.unsupported_reason()?;
     Some(Failure::input(anyhow!("{}: volume {:?}: {reason}", path.display(), volume.name.as_str())))

@@ -1,4 +1,4 @@
-//! `podfs mount-nfs`: the process that a supervisor starts to mount an NFS export. Not for people.
+//! `podfs mount-nfs`: mounts an NFS export. Supervisors start it; it is not for people.
 
 use anyhow::Context;
 use clap::Args;

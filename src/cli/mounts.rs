@@ -1,4 +1,4 @@
-//! `podfs mounts`: the mounts of a container, prepared for its runtime.
+//! `podfs mounts`: prepares the mounts of a container for its runtime.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -15,7 +15,7 @@ use crate::mounts::{ContainerMount, Environment, IdMapping};
 use crate::supervisor::control::{ContainerRequest, ControlAnswer, ControlQuestion, ask};
 use crate::supervisor::program::options::RUN_DIRECTORY;
 
-/// How often to ask a supervisor that is busy because its volumes do not answer in time. Each answer takes a second and a half.
+/// Most requests to a supervisor that is busy because a volume does not answer. Each takes 1.5 s.
 const TRIES: u32 = 4;
 
 /// Prepare the mounts of a container of a pod, or remove them.
@@ -159,7 +159,7 @@ fn unexpected(answer: &ControlAnswer) -> Failure {
     Failure::general(anyhow!("the supervisor gave an answer to another question: {answer:?}"))
 }
 
-/// The answer of the pod's supervisor. A busy supervisor may answer when it is asked again.
+/// Asks the pod's supervisor; if it is busy, up to [`TRIES`] times.
 fn answer(directory: &Path, question: &ControlQuestion) -> Result<ControlAnswer, Failure> {
     let mut reason = String::new();
     for _ in 0..TRIES {
@@ -172,7 +172,7 @@ fn answer(directory: &Path, question: &ControlQuestion) -> Result<ControlAnswer,
     Err(Failure::general(anyhow!(reason)))
 }
 
-/// The variables of a file. Errors name lines and never what is in them, which may be secret.
+/// The variables of a file. Errors have line numbers, but no content of lines: it may be secret.
 fn variables(path: &Path) -> anyhow::Result<BTreeMap<String, String>> {
     let (name, bytes) = if path == Path::new("-") {
         let mut bytes = Vec::new();

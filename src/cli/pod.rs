@@ -1,4 +1,4 @@
-//! The options that choose the pod, which the commands without root have in common.
+//! The options for the pod of the commands that do not need root.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use super::kubectl::{self, PodReference};
 use super::source::SourceOptions;
 use crate::source::{Accepted, PodName, Snapshot, Source};
 
-/// A pod, and where it and its objects come from.
+/// The pod, and the sources of the pod and its objects.
 #[derive(Args)]
 pub(super) struct PodOptions {
     /// The pod's manifest, in YAML or JSON; - reads standard input. May also hold a workload, such as a Deployment or a CronJob:
@@ -32,7 +32,7 @@ pub(super) struct PodOptions {
 }
 
 impl PodOptions {
-    /// Opens what the options say. Tokens are asked for only if they are to be shown.
+    /// Opens the sources. Without `reveal`, podfs requests no tokens.
     pub(super) fn open(&mut self, reveal: bool) -> Result<(Source, Snapshot), Failure> {
         self.source.without_tokens = !reveal;
         let name = self.name()?;
@@ -44,7 +44,7 @@ impl PodOptions {
         self.pod.as_deref()
     }
 
-    /// Where objects come from.
+    /// The sources of objects.
     pub(super) fn source(&self) -> &SourceOptions {
         &self.source
     }

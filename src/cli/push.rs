@@ -1,4 +1,4 @@
-//! `podfs push`: objects for a pod, from an agent that reads them for it.
+//! `podfs push`: sends objects to a pod's supervisor. An agent has read them for the pod.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -77,7 +77,7 @@ impl Push {
     }
 }
 
-/// `1 object`, `2 objects`.
+/// A count with its noun: `1 object`, `2 objects`.
 fn counted(count: usize, noun: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} {noun}{plural}")
@@ -103,9 +103,9 @@ fn read(path: &Path) -> Result<Vec<Document>, Failure> {
     Ok(parse_documents(name, &bytes.map_err(|error| Failure::input(anyhow!("{error:#}")))?)?)
 }
 
-/// The supervisor closes the connection of a client that sends more.
+/// Refuses a push that is too long. The supervisor would close the connection without an answer.
 fn check_size(question: &ControlQuestion) -> Result<(), Failure> {
-    // Room for the message around the objects.
+    // 64 KiB are for the message around the objects.
     const LIMIT: usize = LONGEST_PUSH - (64 << 10);
     let bytes = serde_json::to_vec(question).map_err(Failure::general)?.len();
     if bytes <= LIMIT {

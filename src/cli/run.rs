@@ -125,7 +125,7 @@ impl Run {
         service.run(&pod, source, snapshot)
     }
 
-    /// An agent that mixes up files must not serve another pod than the one of `--uid`.
+    /// Refuses a pod whose uid is not `--uid`, for example after an agent confused two files.
     fn check_uid(&self, pod: &PodIdentity) -> Result<(), Failure> {
         match &self.uid {
             Some(wanted) if wanted != pod.uid.as_str() => Err(Failure::input(anyhow!(
@@ -137,7 +137,7 @@ impl Run {
     }
 }
 
-/// After an upgrade, the pod goes on even if the metrics address cannot be served.
+/// Listens for Prometheus. During an upgrade, podfs serves the pod even if it cannot listen there.
 fn listen_for_scrapers(address: SocketAddr) -> Result<Option<TcpListener>, Failure> {
     match metrics::listen(address) {
         Ok((listener, address)) => {
@@ -153,7 +153,7 @@ fn listen_for_scrapers(address: SocketAddr) -> Result<Option<TcpListener>, Failu
 }
 
 fn take_descriptor(number: RawFd) -> Result<OwnedFd, Failure> {
-    // SAFETY: for a number that is no descriptor, fcntl(2) returns an error.
+    // SAFETY: fcntl(2) returns an error for a number that is not an open descriptor.
     let known = unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
     if !known {
         return Err(Failure::input(anyhow!("--ready-fd {number}: there is no such open descriptor")));

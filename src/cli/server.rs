@@ -1,7 +1,7 @@
-//! `podfs server`: executes podfs-fuse, the server of a pod. Not for people.
+//! `podfs server`: executes podfs-fuse, the server of a pod, with the same arguments. Supervisors start it; it is not for people.
 //!
-//! A supervisor of another version starts the server of this version so when it upgrades: only this podfs knows where its
-//! podfs-fuse is. The arguments are those of podfs-fuse.
+//! During an upgrade, a supervisor of another version starts this version's server by this command: only this podfs knows the
+//! path of its podfs-fuse.
 
 use std::ffi::OsString;
 

@@ -1,4 +1,4 @@
-//! The options for the sources of the pod and its objects, which all commands that mount have in common.
+//! The options for the sources of a pod and its objects.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -15,7 +15,7 @@ use crate::source::{
 };
 use crate::volume::Volume;
 
-/// Where objects come from: files, an API server, or both.
+/// The sources of objects: files, an API server, or both.
 #[derive(Args)]
 pub(super) struct SourceOptions {
     /// A file or directory with the objects the pod refers to: ConfigMaps, Secrets, claims, PersistentVolumes and others. May
@@ -38,7 +38,7 @@ pub(super) struct SourceOptions {
 }
 
 impl SourceOptions {
-    /// Opens what the options say. `volumes` are those to serve, if not all those of the pod.
+    /// Opens the sources. `volumes` are the volumes to serve; `None` means all of the pod.
     pub(super) fn open(
         &self,
         pod: Option<&Path>,
@@ -48,7 +48,7 @@ impl SourceOptions {
         self.open_accepting(Accepted::Pods, pod, pod_name, volumes)
     }
 
-    /// As [`Self::open`]. `accepted` says what may be the pod of the pod file.
+    /// Like [`Self::open`]. `accepted` says which documents of the pod file may be the pod.
     pub(super) fn open_accepting(
         &self,
         accepted: Accepted,
@@ -81,12 +81,12 @@ impl SourceOptions {
         Ok((Source::Api(api), snapshot))
     }
 
-    /// No option names a source of objects.
+    /// Whether no option names a source of objects.
     pub(super) fn is_empty(&self) -> bool {
         self.objects.is_empty() && self.access().is_none()
     }
 
-    /// The API server to ask; that of this kubeconfig if no other is given.
+    /// The access to the API server of the options; otherwise to that of this kubeconfig.
     pub(super) fn access_or(
         &mut self,
         kubeconfig: impl FnOnce() -> Result<PathBuf, Failure>,
@@ -99,26 +99,26 @@ impl SourceOptions {
         Ok(Access::Kubeconfig(path))
     }
 
-    /// The API server to ask, if one is given.
+    /// The access to the API server of the options.
     pub(super) fn access(&self) -> Option<Access> {
         let kubeconfig = self.kubeconfig.clone().map(Access::Kubeconfig);
         kubeconfig.or(self.in_cluster.then_some(Access::InCluster))
     }
 }
 
-/// `-` is standard input.
+/// The file with the pod, or the content of standard input if the path is `-`.
 fn pod_input(path: &Path) -> Result<PodInput, Failure> {
     if path != Path::new("-") {
         return Ok(PodInput::File(path.to_owned()));
     }
     let mut bytes = Vec::new();
     io::stdin().read_to_end(&mut bytes).context("cannot read the pod from standard input").map_err(Failure::input)?;
-    // Another version of podfs that this process may become reads it again.
+    // After an upgrade, this process executes another version of podfs, which reads standard input again.
     keep_for_later(&bytes).context("cannot keep the pod from standard input").map_err(Failure::general)?;
     Ok(PodInput::Stdin(bytes))
 }
 
-/// Standard input gives these bytes from now on.
+/// Replaces standard input by a memory file with these bytes.
 fn keep_for_later(bytes: &[u8]) -> io::Result<()> {
     let mut kept = File::from(memfd_create(c"podfs-pod", MemfdFlags::CLOEXEC)?);
     kept.write_all(bytes)?;

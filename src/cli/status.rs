@@ -60,7 +60,7 @@ impl Status {
             Some(uid) => vec![pod_directory(&self.run_dir, uid)?],
             None => pods(&self.run_dir)?,
         };
-        let statuses = survey::look_at(&pods);
+        let statuses = survey::statuses_of(&pods);
         match self.output {
             StatusOutput::Json => print(&json(&statuses)?)?,
             StatusOutput::Table if statuses.is_empty() => {
@@ -68,11 +68,14 @@ impl Status {
             }
             StatusOutput::Table => print(&table::table(&statuses))?,
         }
-        judge(&statuses)
+        check(&statuses)
     }
 }
 
-/// The run directory of a pod that is known there.
+/// The pod's directory in the run directory.
+///
+/// # Errors
+/// When the uid is invalid, or the run directory does not have the pod.
 pub(super) fn pod_directory(run_directory: &Path, uid: &str) -> Result<PathBuf, Failure> {
     let uid = PodUid::parse(uid).map_err(|_| Failure::input(anyhow!("--pod {uid:?}: not the uid of a pod")))?;
     let directory = run_directory.join(uid.as_str());
@@ -103,12 +106,12 @@ fn json(pods: &[PodStatus]) -> Result<String, Failure> {
     Ok(text + "\n")
 }
 
-/// Prints text for people, or JSON: escaped, because a person may read it later. The reader may stop reading.
+/// Prints text for people, or JSON, with control characters escaped. Ignores that the reader has closed the pipe.
 pub(super) fn print(text: &str) -> Result<(), Failure> {
     print_exactly(&printable(text))
 }
 
-/// Prints text that programs read: as it is, unless standard output is a terminal.
+/// Prints text for programs. Escapes control characters only if standard output is a terminal.
 pub(super) fn print_for_programs(text: &str) -> Result<(), Failure> {
     use std::io::IsTerminal;
     if std::io::stdout().is_terminal() { print(text) } else { print_exactly(text) }
@@ -124,7 +127,7 @@ fn print_exactly(text: &str) -> Result<(), Failure> {
     }
 }
 
-fn judge(statuses: &[PodStatus]) -> Result<(), Failure> {
+fn check(statuses: &[PodStatus]) -> Result<(), Failure> {
     let bad: Vec<_> = statuses.iter().filter(|pod| pod.state != PodState::Running).collect();
     match bad.as_slice() {
         [] => Ok(()),

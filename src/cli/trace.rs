@@ -13,7 +13,7 @@ use super::status::pod_directory;
 use crate::supervisor::control::{ControlAnswer, ControlQuestion, ask};
 use crate::supervisor::program::options::RUN_DIRECTORY;
 
-/// How often podfs asks a server that does not answer, because its successor is just starting.
+/// Most requests to a server that does not answer, mostly because its successor starts.
 const TRIES: u32 = 20;
 
 /// Print the FUSE requests of a live volume until Ctrl-C, or until the volume ends.
@@ -70,7 +70,7 @@ impl Trace {
     }
 }
 
-/// Lets the requests be written to a new pipe.
+/// Makes the server write the volume's requests to a new pipe.
 fn attach(directory: &Path, volume: &str) -> anyhow::Result<PipeReader> {
     let (reader, writer) = pipe().context("cannot make a pipe")?;
     let question = ControlQuestion::Trace { volume: volume.to_owned() };
@@ -78,7 +78,7 @@ fn attach(directory: &Path, volume: &str) -> anyhow::Result<PipeReader> {
         match ask(directory, &question, Some(writer.as_fd()))? {
             ControlAnswer::Tracing => return Ok(reader),
             ControlAnswer::Refused(reason) => return Err(anyhow!(reason)),
-            // It takes half a second to say so.
+            // The supervisor answers so after 500 ms without an answer of the server.
             ControlAnswer::Busy(_) => {}
             other => return Err(anyhow!("the supervisor gave an answer to another question: {other:?}")),
         }
@@ -86,11 +86,11 @@ fn attach(directory: &Path, volume: &str) -> anyhow::Result<PipeReader> {
     Err(anyhow!("the server of the pod does not answer; podfs status shows how the pod is"))
 }
 
-/// Prints the requests until the pipe ends. Gives `false` when the reader has closed standard output.
+/// Prints the requests until the end of the pipe. Returns `false` if the reader has closed standard output.
 fn copy(requests: &mut PipeReader) -> Result<bool, Failure> {
     let mut buffer = vec![0; 64 << 10];
     let mut out = io::stdout().lock();
-    // The server that writes the lines talks to containers.
+    // Escapes control characters: the server answers requests of containers, so podfs does not trust its lines.
     let mut printer = Printer::default();
     loop {
         let length = match requests.read(&mut buffer) {

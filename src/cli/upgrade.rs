@@ -1,4 +1,4 @@
-//! `podfs upgrade`: the pods of this node continue with the program that is on disk now.
+//! `podfs upgrade`: switches the pods of this node to the program that is on disk now.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::supervisor::control::{self, AskError};
 use crate::supervisor::program::options::RUN_DIRECTORY;
 use crate::supervisor::run_dir::claim::ClaimRecord;
 
-/// How long the upgrade of a pod may take.
+/// Longest duration of the upgrade of a pod.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Switch pods to the podfs that is on disk now, without unmounting anything.
@@ -65,11 +65,11 @@ impl Upgrade {
     }
 }
 
-/// Gives whether it is done.
+/// Upgrades a pod, and prints its line. Returns whether the new podfs serves the pod.
 fn upgrade(directory: &Path) -> bool {
     use control::Upgrade;
-    tell(&format!("{}: ", title(directory)));
-    let outcome = control::ask_for_upgrade(directory, TIMEOUT, || tell("started, "));
+    print(&format!("{}: ", title(directory)));
+    let outcome = control::ask_for_upgrade(directory, TIMEOUT, || print("started, "));
     let (line, is_done) = match outcome {
         Ok(Upgrade::Done { version }) => (format!("done, podfs {version} serves it"), true),
         Ok(Upgrade::Refused { reason }) => (format!("refused: {reason}"), false),
@@ -80,21 +80,21 @@ fn upgrade(directory: &Path) -> bool {
         }
         Err(error) => (format!("failed: {error}"), false),
     };
-    // Whatever a reason says, it is one line.
-    tell(&line.split_whitespace().collect::<Vec<_>>().join(" "));
-    tell("\n");
+    // A reason may have line breaks.
+    print(&line.split_whitespace().collect::<Vec<_>>().join(" "));
+    print("\n");
     is_done
 }
 
-/// `default/web`, or the uid when the name was not written down.
+/// The pod's name, such as `default/web`, or its uid if the record has no name.
 fn title(directory: &Path) -> String {
     let named = ClaimRecord::read(directory).map(|record| record.pod).filter(|pod| !pod.name.is_empty());
     let uid = || directory.file_name().unwrap_or_default().display().to_string();
     named.map_or_else(uid, |pod| format!("{}/{}", pod.namespace, pod.name))
 }
 
-/// Ignores errors: a reader that has closed standard output does not stop the upgrade.
-fn tell(text: &str) {
+/// Prints a part of a line. Ignores errors: the upgrade continues after the reader closed standard output.
+fn print(text: &str) {
     let mut out = std::io::stdout();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }

@@ -1,4 +1,4 @@
-//! `podfs view`: the projected volumes of a pod as a live file system, for users without root.
+//! `podfs view`: mounts the projected volumes of a pod as a live file system, for users without root.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
@@ -23,7 +23,7 @@ use crate::supervisor::run::signals::StopSignals;
 use crate::view::entries::{Reader, ViewVolumes};
 use crate::view::{Audience, MountedView};
 
-/// How long a reason for which a volume waits may last before podfs reports it: an API server may still be answering.
+/// Delay of the report that a volume waits, while the API server still answers requests.
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// Mount a live, read-only view of a pod's projected volumes, without root.
@@ -69,7 +69,7 @@ pub(super) struct View {
 impl View {
     pub(super) fn execute(mut self) -> Result<(), Failure> {
         self.log.start(LogFormat::Text);
-        // Users cannot lock memory. No other user can look into it, and there are no core dumps.
+        // Users may not lock memory, but podfs can forbid ptrace(2) and core dumps.
         let _unlocked = memory_lock::protect_memory();
         let (source, snapshot) = self.pod.open(self.reveal)?;
         block_on(&[], self.run(source, snapshot))
@@ -78,22 +78,22 @@ impl View {
     async fn run(&self, mut source: Source, snapshot: Snapshot) -> Result<(), Failure> {
         let mut signals = StopSignals::listen().context("cannot listen to signals").map_err(Failure::general)?;
         let reader = Reader::new(self.reveal);
-        let mut told = ViewReports::default();
-        let volumes = told.take(&reader, &snapshot, &ViewVolumes::default())?;
+        let mut reports = ViewReports::default();
+        let volumes = reports.take(&reader, &snapshot, &ViewVolumes::default())?;
         let audience = if self.allow_other { Audience::Everyone } else { Audience::Owner };
         let mut view = MountedView::mount(&self.directory, audience, volumes)?;
-        say(&format!("{} is at {}; Ctrl-C ends this", told.title, view.path().display()));
+        say(&format!("{} is at {}; Ctrl-C ends this", reports.title, view.path().display()));
         let shows_changes = io::stdout().is_terminal();
         loop {
-            told.tell_when_due();
+            reports.report_when_due();
             tokio::select! {
                 snapshot = source.changed() => {
-                    let volumes = told.take(&reader, &snapshot, &view.volumes())?;
+                    let volumes = reports.take(&reader, &snapshot, &view.volumes())?;
                     for line in view.show(volumes).iter().filter(|_| shows_changes) {
                         print(&format!("{line}\n"))?;
                     }
                 }
-                () = told.due() => {}
+                () = reports.due() => {}
                 _ = signals.received() => break,
                 () = view.ended() => break,
             }
@@ -102,34 +102,35 @@ impl View {
     }
 }
 
-/// Reports to the user, made and pending.
+/// The reports to the user on standard error. Each is made once.
 #[derive(Default)]
 struct ViewReports {
-    /// The pod.
+    /// The pod, for the title of the view.
     title: String,
     warnings: BTreeSet<String>,
-    /// Why volumes wait at this moment, by volume, and since when.
+    /// The reasons of volumes that wait now, by volume.
     reasons: BTreeMap<String, String>,
+    /// The time to report `reasons`, if they differ from `reported`.
     due: Option<Instant>,
-    /// The reported reasons.
-    told: BTreeMap<String, String>,
-    /// Lines about volumes that are left out.
+    /// The reasons of the last report.
+    reported: BTreeMap<String, String>,
+    /// The reported lines about omitted volumes.
     left_out: BTreeSet<String>,
 }
 
 impl ViewReports {
-    /// The volumes of a snapshot. A volume that would wait stays as it is.
+    /// Makes the volumes of a snapshot, and notes what to report. A volume that waits keeps its content in `before`.
     fn take(&mut self, reader: &Reader, snapshot: &Snapshot, before: &ViewVolumes) -> Result<ViewVolumes, Failure> {
         let pod = snapshot.pod.as_ref().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
         let view = view_of(pod, snapshot);
         let rendering = Rendering::of_volumes(&view, &pod.volumes, &pod.images);
         self.title = format!("pod {}/{}", rendering.namespace, rendering.name);
         for warning in &rendering.warnings {
-            tell_once(&mut self.warnings, warning);
+            report_once(&mut self.warnings, warning);
         }
         for place in &rendering.places {
             if let RenderedContent::OfNode(line) = &place.content {
-                tell_once(&mut self.left_out, &format!("volume {:?} is left out: {line}", place.volume));
+                report_once(&mut self.left_out, &format!("volume {:?} is left out: {line}", place.volume));
             }
         }
         let waiting = rendering.places.iter().filter_map(|place| match &place.content {
@@ -138,7 +139,7 @@ impl ViewReports {
         });
         self.reasons = waiting.collect();
         let now = Instant::now();
-        self.due = match self.reasons == self.told {
+        self.due = match self.reasons == self.reported {
             true => None,
             false if snapshot.known.is_settling => Some(self.due.unwrap_or(now + SETTLE)),
             false => Some(now),
@@ -154,22 +155,22 @@ impl ViewReports {
         }
     }
 
-    fn tell_when_due(&mut self) {
+    fn report_when_due(&mut self) {
         if self.due.is_none_or(|due| due > Instant::now()) {
             return;
         }
         for (volume, reason) in &self.reasons {
-            if self.told.get(volume) != Some(reason) {
+            if self.reported.get(volume) != Some(reason) {
                 say(&format!("MountVolume.SetUp failed for volume {volume:?} : {reason}"));
             }
         }
-        self.told = self.reasons.clone();
+        self.reported = self.reasons.clone();
         self.due = None;
     }
 }
 
-fn tell_once(told: &mut BTreeSet<String>, sentence: &str) {
-    if told.insert(sentence.to_owned()) {
+fn report_once(reported: &mut BTreeSet<String>, sentence: &str) {
+    if reported.insert(sentence.to_owned()) {
         say(sentence);
     }
 }

@@ -1,17 +1,17 @@
-//! Addresses: where objects are on the server. Only objects of one name are ever read, so that a node's own credentials
-//! will do: the Node authorizer lets a node `list` and `watch` a ConfigMap or Secret of its pods when a field selector names
-//! it. Claims, PersistentVolumes and VolumeAttachments may only be got.
-//! The exceptions are ClusterTrustBundles, which every node may read, and pods: a node may list and watch those that are on it.
-//! To offer local volumes, podfs needs more than a node may: it lists and watches all PersistentVolumes.
-//! Namespaces are listed where pods are chosen by them; a node's own credentials do not allow that.
+//! Addresses of objects on the server. podfs reads single objects by their names, so that a node's own credentials
+//! suffice: the Node authorizer lets a node `list` and `watch` a ConfigMap or Secret of its pods when a field selector
+//! names it. It lets a node only `get` claims, PersistentVolumes and VolumeAttachments.
+//! The exceptions are ClusterTrustBundles, which every node may read, and pods: a node may list and watch its own pods.
+//! To offer local volumes, podfs needs more than a node may do: it lists and watches all PersistentVolumes.
+//! podfs lists namespaces where they choose pods; a node's own credentials do not allow that.
 
 use reqwest::Url;
 
 use crate::manifest::objects::{ObjectKey, ObjectKind};
 
-/// The field that a selector names one object by.
+/// The field by which a selector names one object.
 const NAME: &str = "metadata.name";
-/// The field that says which node a pod is on.
+/// The field with the node of a pod.
 const NODE_NAME: &str = "spec.nodeName";
 
 /// A kind of object, as the server's paths spell it.
@@ -23,7 +23,7 @@ pub(crate) struct Resource {
     pub(crate) api_version: &'static str,
     /// Its `kind`.
     pub(crate) kind: &'static str,
-    /// What a list of them goes by.
+    /// Its name in URLs.
     pub(crate) plural: &'static str,
 }
 
@@ -78,7 +78,7 @@ impl Resource {
         trust_bundle("apis/certificates.k8s.io/v1beta1", "certificates.k8s.io/v1beta1");
     const STABLE_TRUST_BUNDLE: Resource = trust_bundle("apis/certificates.k8s.io/v1", "certificates.k8s.io/v1");
 
-    /// How a certificate for a pod is asked for (KEP-4317).
+    /// A request for a certificate of a pod (KEP-4317).
     pub(crate) const POD_CERTIFICATE_REQUEST: Resource =
         certificate_request("apis/certificates.k8s.io/v1beta1", "certificates.k8s.io/v1beta1");
     const STABLE_CERTIFICATE_REQUEST: Resource =
@@ -106,12 +106,12 @@ impl Resource {
         }
     }
 
-    /// Whether a node may watch them.
+    /// Whether a node may watch these objects.
     pub(crate) fn can_be_watched(self) -> bool {
         ![Self::PERSISTENT_VOLUME, Self::PERSISTENT_VOLUME_CLAIM, Self::VOLUME_ATTACHMENT].contains(&self)
     }
 
-    /// The resource that objects of this kind are.
+    /// The resource of objects of this kind.
     pub(crate) fn of(kind: ObjectKind) -> Resource {
         match kind {
             ObjectKind::ConfigMap => Self::CONFIG_MAP,
@@ -165,14 +165,14 @@ impl Part {
     }
 }
 
-/// What is listed and watched: the objects of a resource in a namespace, or those of the cluster.
+/// A set of objects to list and watch: those of a resource in a namespace, or in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Collection {
     pub(crate) resource: Resource,
     pub(crate) namespace: Option<String>,
-    /// Only those with this value in this field.
+    /// Only objects with this value in this field.
     pub(crate) field: Option<(&'static str, String)>,
-    /// Only those whose labels this selects.
+    /// Only objects whose labels match this selector.
     pub(crate) labels: Option<String>,
 }
 
@@ -211,23 +211,24 @@ impl Collection {
         Collection { resource: Resource::CLUSTER_TRUST_BUNDLE, namespace: None, field, labels: None }
     }
 
-    /// Whether it is at most one object.
+    /// Whether it has at most one object.
     pub(crate) fn is_single(&self) -> bool {
         matches!(self.field, Some((NAME, _)))
     }
 
-    /// Whether a watch can replace the list: of one object, and of those of which some are of use before all are known.
+    /// Whether a watch can replace the list: for one object, and for objects of which some are of use before all are
+    /// known.
     pub(crate) fn needs_no_list(&self) -> bool {
         self.is_single() || self.resource.kind == Resource::CLUSTER_TRUST_BUNDLE.kind
     }
 
-    /// Where the one object is.
+    /// The URL of the one object.
     pub(crate) fn object(&self, server: &Url) -> Url {
         let name = self.field.as_ref().map(|(_, name)| name.as_str()).unwrap_or_default();
         path(server, self.resource, self.namespace.as_deref(), &[name])
     }
 
-    /// Where it is listed.
+    /// The URL of the list.
     pub(crate) fn list(&self, server: &Url) -> Url {
         let mut url = path(server, self.resource, self.namespace.as_deref(), &[]);
         if let Some((field, value)) = &self.field {
@@ -269,7 +270,7 @@ impl Collection {
     }
 }
 
-/// Where an object is created, or what belongs to one: `…/serviceaccounts/NAME/token`.
+/// The URL to create an object, or of a subresource: `…/serviceaccounts/NAME/token`.
 pub(crate) fn path(server: &Url, resource: Resource, namespace: Option<&str>, below: &[&str]) -> Url {
     let mut url = server.clone();
     url.set_query(None);
@@ -283,7 +284,7 @@ pub(crate) fn path(server: &Url, resource: Resource, namespace: Option<&str>, be
     url
 }
 
-/// In a field selector, what separates fields is escaped.
+/// Escapes the separators of a field selector.
 fn escape(value: &str) -> String {
     value.replace('\\', "\\\\").replace(',', "\\,").replace('=', "\\=")
 }

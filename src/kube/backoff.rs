@@ -17,12 +17,12 @@ impl JitteredBackoff {
     /// The longest pause, unless the caller names another.
     pub(crate) const LONGEST: Duration = Duration::from_secs(30);
 
-    /// Counts a failure, and says how long to pause.
+    /// Counts a failure. Returns the pause.
     pub(crate) fn fail(&mut self) -> Duration {
         self.fail_within(Self::LONGEST)
     }
 
-    /// Counts a failure, and says how long to pause: never longer than `longest`.
+    /// Counts a failure. Returns the pause, at most `longest`.
     pub(crate) fn fail_within(&mut self, longest: Duration) -> Duration {
         let full = DoublingPause::new(FIRST, longest).after(self.failures);
         self.failures = self.failures.saturating_add(1);

@@ -1,4 +1,4 @@
-//! What can go wrong between podfs and an API server: one sentence, and whether a later try can succeed.
+//! Errors between podfs and an API server: one sentence, and whether a later try can succeed.
 
 use std::io::{self, ErrorKind};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::tls::{TlsError, is_authority_itself};
 
 const BROKE: &str = "the connection to the server broke";
 
-/// Why settings make no connection. Each text goes on behind the name of the settings.
+/// Why podfs cannot make a connection with the settings. Each text follows the name of the settings.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectionError {
     #[error(transparent)]
@@ -36,13 +36,13 @@ pub enum ConnectionError {
 pub(crate) struct ApiError {
     pub(crate) sentence: String,
     pub(crate) class: Class,
-    /// When the server wants to be asked again.
+    /// How long the server asks podfs to wait.
     pub(crate) retry_after: Option<Duration>,
     /// Whether the server had begun to answer.
     pub(crate) answered: bool,
 }
 
-/// What to do about an error.
+/// The class of an error, which decides what to do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Class {
     /// The server cannot be reached, or does not answer. This passes.
@@ -63,7 +63,7 @@ pub(crate) enum Class {
     Refused,
     /// The answer is not that of an API server.
     Nonsense,
-    /// The server is not the one the settings describe, or does not take podfs's certificate.
+    /// The server is not the one in the settings, or does not accept podfs's certificate.
     Untrusted,
 }
 
@@ -94,17 +94,17 @@ impl ApiError {
         Self { sentence: sentence.into(), class, retry_after: None, answered: false }
     }
 
-    /// An answer that broke off, and not a server that cannot be reached.
+    /// Marks the error as that of an answer that broke off, and not of an unreachable server.
     pub(crate) fn in_answer(self) -> Self {
         Self { answered: true, ..self }
     }
 
-    /// Whether it may pass within seconds, as errors of a server that has just started.
+    /// Whether it may pass within seconds, as errors of a server that has just started do.
     pub(crate) fn may_pass(&self) -> bool {
         self.class.passes() || self.class == Class::Forbidden
     }
 
-    /// Whether there was no answer at all, because the server cannot be reached or is not to be trusted.
+    /// Whether there was no answer at all, because the server cannot be reached or cannot be trusted.
     pub(crate) fn is_outage(&self) -> bool {
         matches!(self.class, Class::Unreachable | Class::Untrusted) && !self.answered
     }
@@ -135,7 +135,7 @@ impl ApiError {
         error
     }
 
-    /// The server's words are a sentence of their own where they name what was asked for, as those about permissions do.
+    /// The server's words are the whole sentence if they name the request, as those about permissions do.
     fn said(asked: &str, code: u16, message: &str) -> Self {
         let message = one_line(message);
         let class = class(code);
@@ -158,7 +158,7 @@ impl ApiError {
         Self::new(class, sentence)
     }
 
-    /// The request got no answer, or not all of it.
+    /// The error of a request without a complete answer.
     pub(crate) fn transport(asked: &str, error: &reqwest::Error) -> Self {
         let (class, cause) = cause(error);
         Self::new(class, format!("cannot {asked}: {cause}"))
@@ -260,7 +260,7 @@ mod tests {
     const LIST: &str = "list configmap default/app";
 
     #[test]
-    fn a_missing_permission_is_told_in_the_servers_words() {
+    fn a_missing_permission_is_reported_in_the_servers_words() {
         let body = br#"{"kind":"Status","apiVersion":"v1","status":"Failure","code":403,"reason":"Forbidden",
             "message":"configmaps \"app\" is forbidden: User \"u\" cannot list resource \"configmaps\" in API group \"\" in the namespace \"default\""}"#;
         let error = ApiError::answered(LIST, StatusCode::FORBIDDEN, None, body);
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_api_server_is_told_apart() {
+    fn other_servers_are_distinguished_from_api_servers() {
         let error = ApiError::answered(LIST, StatusCode::NOT_FOUND, None, b"<html>nothing here</html>");
         assert_eq!(error.class, Class::Nonsense);
         assert!(error.sentence.ends_with("answers 404 Not Found, and not as an API server does"), "{error}");

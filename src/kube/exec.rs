@@ -30,7 +30,7 @@ const MAX_OUTPUT: u64 = 1 << 20;
 pub(crate) struct ProgramCredential {
     pub(crate) token: Option<SecretString>,
     pub(crate) certificate: Option<Certificate>,
-    /// When it has to be asked again; never, if it did not say.
+    /// When the program has to run again; `None` if it did not say.
     pub(crate) expires: Option<SystemTime>,
 }
 
@@ -54,7 +54,7 @@ pub enum ExecError {
     /// The kubeconfig names no program.
     #[error("the kubeconfig's exec has no command")]
     NoCommand,
-    /// The program was started, or was to be.
+    /// The program could not be started, or failed.
     #[error("the kubeconfig's program {program} {problem}")]
     Program {
         program: String,

@@ -32,11 +32,11 @@ use super::error::{ApiError, Class};
 use super::retry::{Pause, Retry};
 use super::version::is_not_newer;
 
-/// The shortest and the longest time a watch is asked for, in seconds: one of many objects, and one of a single object. A node has
-/// hundreds of the latter, and a cluster thousands of nodes.
+/// The shortest and the longest time, in seconds, for which the follower requests a watch: of many objects, and of a
+/// single one. A node has hundreds of the latter, and a cluster thousands of nodes.
 const WATCH: std::ops::Range<u64> = 300..600;
 const WATCH_OF_ONE: std::ops::Range<u64> = 1800..3600;
-/// How much later than asked for a watch may end.
+/// How much later than requested a watch may end.
 const SLACK: Duration = Duration::from_secs(30);
 /// How long a watch may take to send all objects. A server that takes longer does not support the request. If the server took
 /// longer to begin its answer, it is busy, and the watch may take [`INITIAL_OF_BUSY`] times as long as that.
@@ -44,7 +44,7 @@ const INITIAL: Duration = Duration::from_secs(3);
 const INITIAL_OF_BUSY: u32 = 5;
 /// How long a server that sends no bookmark is quiet when it has sent all objects.
 const QUIET: Duration = Duration::from_millis(300);
-/// A watch that ends sooner, and without a word, is as good as a failure: the next one is not asked for at once.
+/// A watch that ends sooner, and without a change, counts as a failure: the next one does not begin at once.
 const SHORT: Duration = Duration::from_secs(1);
 /// The annotation of the bookmark after all objects.
 const INITIAL_END: &str = "/metadata/annotations/k8s.io~1initial-events-end";
@@ -53,7 +53,7 @@ const INITIAL_END: &str = "/metadata/annotations/k8s.io~1initial-events-end";
 pub(crate) struct Follower {
     client: ApiClient,
     collection: Collection,
-    /// What the next list or watch asks for.
+    /// How much of each object the next list or watch requests.
     part: Part,
     state: FollowerState,
     retry: Retry,
@@ -86,18 +86,18 @@ struct Watching {
     watch: Watch,
     began: Instant,
     ends: Instant,
-    heard: bool,
+    has_change: bool,
 }
 
 struct InitialList {
     watching: Watching,
-    /// When the bookmark has to be there, or the server has been quiet for long enough.
+    /// When the bookmark is overdue, or the server has been quiet for long enough.
     until: Instant,
     end: ListEnd,
     /// The objects received, by namespace and name.
     objects: BTreeMap<(String, String), Value>,
     /// The version of the one object, if it was reported already.
-    told: Option<String>,
+    reported: Option<String>,
 }
 
 /// What ends the part of a watch with all objects.
@@ -110,13 +110,13 @@ enum ListEnd {
 /// What a follower reports.
 #[derive(Debug)]
 pub(crate) enum FollowerEvent {
-    /// This is all there is.
+    /// These are all objects.
     Listed(Vec<Value>),
     /// An object is new, or different.
     Put(Value),
-    /// An object is gone.
+    /// An object was deleted.
     Deleted(Value),
-    /// There is nothing new, as of now.
+    /// The server has nothing new.
     Alive,
     /// Following fails at present, for this reason.
     Trouble(ApiError),
@@ -129,7 +129,7 @@ impl Follower {
         Self { client, collection, part, state, retry, version: None, relisted: false, is_list_forbidden: false }
     }
 
-    /// Up to which version everything is known.
+    /// The version up to which all changes are known.
     pub(crate) fn version(&self) -> Option<&str> {
         self.version.as_deref()
     }
@@ -163,24 +163,24 @@ impl Follower {
         self.state = FollowerState::Unlisted;
     }
 
-    /// The next news. Not cancel-safe: received changes would be lost.
+    /// Waits for the next event. Not cancel-safe: received changes would be lost.
     pub(crate) async fn next(&mut self) -> FollowerEvent {
         loop {
-            let news = match std::mem::replace(&mut self.state, FollowerState::Unlisted) {
+            let event = match std::mem::replace(&mut self.state, FollowerState::Unlisted) {
                 FollowerState::Unlisted if self.client.may_send_initial_events() => self.begin().await,
-                FollowerState::Unlisted if self.is_list_forbidden => self.do_without_list().await,
+                FollowerState::Unlisted if self.is_list_forbidden => self.watch_without_list().await,
                 FollowerState::Unlisted => self.list().await,
-                FollowerState::Beginning(beginning) => self.hear_what_there_is(beginning).await,
+                FollowerState::Beginning(beginning) => self.receive_initial_list(beginning).await,
                 FollowerState::Listed => self.begin_watch().await,
-                FollowerState::Watching(watching) => self.hear(watching).await,
+                FollowerState::Watching(watching) => self.receive(watching).await,
                 FollowerState::Waiting { pause, then } => {
                     self.retry.wait(&pause).await;
                     self.state = *then;
                     None
                 }
             };
-            if let Some(news) = news {
-                return news;
+            if let Some(event) = event {
+                return event;
             }
         }
     }
@@ -203,9 +203,9 @@ impl Follower {
         }
     }
 
-    /// Begins a watch, and gets the one object; or receives all objects in the watch.
-    async fn do_without_list(&mut self) -> Option<FollowerEvent> {
-        // If that fails, the list may be allowed by then.
+    /// Begins a watch, and then gets the one object; of several objects, receives all in the watch.
+    async fn watch_without_list(&mut self) -> Option<FollowerEvent> {
+        // If that fails, the server may allow the list by then.
         self.is_list_forbidden = false;
         let watching = match self.watch(Since::Now).await {
             Ok(watching) => watching,
@@ -213,7 +213,7 @@ impl Follower {
         };
         if !self.collection.is_single() {
             self.is_list_forbidden = true;
-            self.hear_from(watching, QUIET, ListEnd::Quiet);
+            self.begin_initial_list(watching, QUIET, ListEnd::Quiet);
             return None;
         }
         let object = match self.client.get_part(&self.collection, self.part).await {
@@ -230,20 +230,20 @@ impl Follower {
         Some(FollowerEvent::Listed(object.into_iter().collect()))
     }
 
-    fn hear_from(&mut self, watching: Watching, within: Duration, end: ListEnd) {
+    fn begin_initial_list(&mut self, watching: Watching, within: Duration, end: ListEnd) {
         let (until, objects) = (Instant::now() + within, BTreeMap::new());
-        self.state = FollowerState::Beginning(Box::new(InitialList { watching, until, end, objects, told: None }));
+        self.state = FollowerState::Beginning(Box::new(InitialList { watching, until, end, objects, reported: None }));
     }
 
-    /// Asks for all objects and their changes in one request.
+    /// Requests all objects and their changes at once.
     async fn begin(&mut self) -> Option<FollowerEvent> {
         let asked = Instant::now();
         match self.watch(Since::Beginning).await {
             Ok(watching) => {
-                self.hear_from(watching, INITIAL.max(asked.elapsed() * INITIAL_OF_BUSY), ListEnd::Bookmark);
+                self.begin_initial_list(watching, INITIAL.max(asked.elapsed() * INITIAL_OF_BUSY), ListEnd::Bookmark);
                 None
             }
-            // A server without it says so; if it refuses anything else, it does so for the list, too.
+            // A server that does not support this refuses it; one that refuses anything else also refuses the list.
             Err(error) if error.class == Class::Refused => {
                 self.client.sends_no_initial_events();
                 None
@@ -252,10 +252,10 @@ impl Follower {
         }
     }
 
-    async fn hear_what_there_is(&mut self, mut beginning: Box<InitialList>) -> Option<FollowerEvent> {
+    async fn receive_initial_list(&mut self, mut beginning: Box<InitialList>) -> Option<FollowerEvent> {
         let Ok(next) = timeout_at(beginning.until, beginning.watching.watch.next()).await else {
             if beginning.end == ListEnd::Quiet {
-                return Some(self.know_what_was_told(*beginning));
+                return Some(self.finish_quiet_list(*beginning));
             }
             self.client.sends_no_initial_events();
             return None;
@@ -276,25 +276,25 @@ impl Follower {
         let Some(version) = version_of(object) else { return Some(self.fail_without_version()) };
         match change {
             WatchChange::Bookmark(bookmark) if bookmark.pointer(INITIAL_END).is_some() => {
-                return Some(self.know_what_there_is(*beginning, version));
+                return Some(self.finish_initial_list(*beginning, version));
             }
             WatchChange::Bookmark(_) => {}
-            // What was never listed cannot go back.
+            // An object that was never listed cannot go back.
             WatchChange::Put(object) if self.version.is_none() && self.collection.is_single() => {
-                let news = match &beginning.told {
+                let event = match &beginning.reported {
                     None => Some(FollowerEvent::Listed(vec![object])),
-                    Some(told) if is_not_newer(&version, told) => None,
+                    Some(reported) if is_not_newer(&version, reported) => None,
                     Some(_) => Some(FollowerEvent::Put(object)),
                 };
-                if news.is_some() {
-                    beginning.told = Some(version);
+                if event.is_some() {
+                    beginning.reported = Some(version);
                 }
                 self.state = FollowerState::Beginning(beginning);
-                return news;
+                return event;
             }
             WatchChange::Put(object) => drop(beginning.objects.insert(name_of(&object), object)),
-            WatchChange::Deleted(object) if beginning.told.is_some() => {
-                beginning.told = Some(version);
+            WatchChange::Deleted(object) if beginning.reported.is_some() => {
+                beginning.reported = Some(version);
                 self.state = FollowerState::Beginning(beginning);
                 return Some(FollowerEvent::Deleted(object));
             }
@@ -304,35 +304,35 @@ impl Follower {
         None
     }
 
-    /// The bookmark after all objects has come.
-    fn know_what_there_is(&mut self, beginning: InitialList, version: String) -> FollowerEvent {
+    /// Takes the bookmark after all objects.
+    fn finish_initial_list(&mut self, beginning: InitialList, version: String) -> FollowerEvent {
         if let Err(error) = self.check_version(&version) {
             return self.fail(error, FollowerState::Unlisted);
         }
-        let InitialList { mut watching, objects, told, .. } = beginning;
-        watching.heard = true;
+        let InitialList { mut watching, objects, reported, .. } = beginning;
+        watching.has_change = true;
         self.retry.reset();
         self.version = Some(version);
         self.state = FollowerState::Watching(Box::new(watching));
-        match told {
+        match reported {
             Some(_) => FollowerEvent::Alive,
             None => FollowerEvent::Listed(objects.into_values().collect()),
         }
     }
 
-    /// The server is quiet, so it has sent all objects.
-    fn know_what_was_told(&mut self, beginning: InitialList) -> FollowerEvent {
+    /// Ends the list: the server is quiet, so it has sent all objects.
+    fn finish_quiet_list(&mut self, beginning: InitialList) -> FollowerEvent {
         let InitialList { mut watching, objects, .. } = beginning;
         let versions = objects.values().filter_map(version_of);
         let newest = versions.reduce(|one, other| if is_not_newer(&other, &one) { one } else { other });
         self.version = newest.or(self.version.take());
-        watching.heard = true;
+        watching.has_change = true;
         self.retry.reset();
         self.state = FollowerState::Watching(Box::new(watching));
         FollowerEvent::Listed(objects.into_values().collect())
     }
 
-    /// Whether a list of this version is not older than what is known.
+    /// Checks that a list of this version is not older than what is known.
     fn check_version(&self, version: &str) -> Result<(), ApiError> {
         match self.version.as_deref() {
             Some(known) if version != known && is_not_newer(version, known) => {
@@ -349,11 +349,11 @@ impl Follower {
         let seconds = fastrand::u64(if self.collection.is_single() { WATCH_OF_ONE } else { WATCH });
         let watch = self.client.watch(&self.collection, self.part, since, seconds).await?;
         let began = Instant::now();
-        Ok(Watching { watch, began, ends: began + Duration::from_secs(seconds) + SLACK, heard: false })
+        Ok(Watching { watch, began, ends: began + Duration::from_secs(seconds) + SLACK, has_change: false })
     }
 
     async fn begin_watch(&mut self) -> Option<FollowerEvent> {
-        // Without a version, there is a list to be asked for.
+        // Without a version, the follower needs a list.
         let version = self.version.clone()?;
         if self.collection.is_single() && self.client.has_forgotten() && self.client.may_send_initial_events() {
             return None;
@@ -367,7 +367,7 @@ impl Follower {
         }
     }
 
-    async fn hear(&mut self, mut watching: Box<Watching>) -> Option<FollowerEvent> {
+    async fn receive(&mut self, mut watching: Box<Watching>) -> Option<FollowerEvent> {
         let Ok(next) = timeout_at(watching.ends, watching.watch.next()).await else {
             self.state = FollowerState::Listed;
             return None;
@@ -388,7 +388,7 @@ impl Follower {
                 return self.break_off(error).await;
             }
         };
-        watching.heard = true;
+        watching.has_change = true;
         self.has_gone_on(&watching);
         let (WatchChange::Put(object) | WatchChange::Deleted(object) | WatchChange::Bookmark(object)) = &change;
         let Some(version) = version_of(object) else { return Some(self.fail_without_version()) };
@@ -404,9 +404,9 @@ impl Follower {
         })
     }
 
-    /// Whether a watch has been of use. Then failures before it do not count any more.
+    /// Whether a watch has been of use. If so, resets the failures before it.
     fn has_gone_on(&mut self, watching: &Watching) -> bool {
-        let has = watching.heard || watching.began.elapsed() >= SHORT;
+        let has = watching.has_change || watching.began.elapsed() >= SHORT;
         if has {
             self.retry.reset();
             self.relisted = false;
@@ -414,7 +414,7 @@ impl Follower {
         has
     }
 
-    /// The answer to a watch breaks off, or has an error.
+    /// Handles an answer to a watch that broke off, or has an error.
     async fn break_off(&mut self, error: ApiError) -> Option<FollowerEvent> {
         if error.class == Class::Unreachable {
             self.client.broke();
@@ -422,10 +422,10 @@ impl Follower {
         self.lose(error.in_answer())
     }
 
-    /// A watch cannot begin, or go on.
+    /// Handles a watch that cannot begin or continue.
     fn lose(&mut self, error: ApiError) -> Option<FollowerEvent> {
         let then = match error.class {
-            // At once, unless that was of no use just now.
+            // At once, unless the last list after a 410 was of no use.
             Class::Gone if !self.relisted => {
                 self.relisted = true;
                 self.client.forgot();
@@ -438,7 +438,7 @@ impl Follower {
     }
 
     fn fail_to_list(&mut self, error: ApiError) -> FollowerEvent {
-        // What this server does not have in one version, it may have in another.
+        // The server may have the resource in another version.
         if error.class == Class::NotFound
             && let Some(other) = self.collection.resource.other_version()
         {

@@ -5,12 +5,12 @@
 //! |---|---|
 //! | `settings` | address and credentials, from a kubeconfig or from inside of a cluster |
 //! | `exec` | credentials from a program that the kubeconfig names |
-//! | `tls` | certificates, as rustls wants them |
-//! | `client` | requests, answers and their limits; credentials that are up to date |
+//! | `tls` | certificates, for rustls |
+//! | `client` | requests, answers and their limits; up-to-date credentials |
 //! | `address` | the URLs of objects |
 //! | `error` | errors, and whether waiting helps |
 //! | `retry`, `outage`, `backoff` | pauses before a failed request is repeated |
-//! | `follower` | the objects of a collection and every change of them, whatever happens to the server |
+//! | `follower` | the objects of a collection and every change of them, also across outages |
 //! | `poller` | one object that may be got and not watched |
 //! | `version` | resource versions: which of two is newer |
 

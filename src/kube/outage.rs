@@ -26,7 +26,7 @@ impl Outage {
         self.backoff.fail_within(if lasted < FIRST_MINUTES { first } else { later })
     }
 
-    /// The server answers.
+    /// Notes that the server answers.
     pub(crate) fn end(&mut self) {
         *self = Outage::default();
     }

@@ -1,5 +1,5 @@
-//! A poller: gets one object that a node's credentials may get and not watch, which are claims and PersistentVolumes. It gets
-//! the object again and again, less often the longer nothing changes, until the object is as its pod needs it.
+//! A poller: gets one object that a node's credentials may get and not watch, which are claims and PersistentVolumes.
+//! It repeats the request, less often the longer nothing changes, until the object is as its pod needs it.
 
 use std::time::Duration;
 
@@ -16,15 +16,15 @@ use super::version::is_not_newer;
 /// The longest pause between two requests, and so the longest delay of a change.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// Asks for an object again and again.
+/// Gets an object again and again.
 pub(crate) struct Poller {
     client: ApiClient,
     object: Collection,
     pace: JitteredBackoff,
     retry: Retry,
-    /// When to ask again.
+    /// The pause before the next request.
     pause: Pause,
-    /// The version of the object, once it was there.
+    /// The version of the object, once it existed.
     version: Option<String>,
     last: Last,
 }
@@ -34,16 +34,16 @@ pub(crate) struct Poller {
 enum Last {
     /// There was none.
     None,
-    /// The object was there.
+    /// The object existed.
     Is,
-    /// There was no such object.
+    /// The object did not exist.
     Absent,
     /// It failed.
     Failed,
 }
 
 impl Poller {
-    /// `object` is one object.
+    /// A poller of the one object of this collection.
     pub(crate) fn new(client: ApiClient, object: Collection) -> Self {
         let (retry, pause) = (Retry::new(client.clone()), Pause::Until(Instant::now()));
         Self { client, object, pace: JitteredBackoff::default(), retry, pause, version: None, last: Last::None }
@@ -54,15 +54,15 @@ impl Poller {
         self.version.as_deref()
     }
 
-    /// The next news.
+    /// Waits for the next event.
     pub(crate) async fn next(&mut self) -> FollowerEvent {
         self.retry.wait(&self.pause).await;
         match self.client.get(&self.object).await {
             Ok(object) => {
                 self.retry.reset();
-                let news = self.take(object);
+                let event = self.take(object);
                 self.pause = Pause::Until(Instant::now() + self.pace.fail_within(LONGEST));
-                news
+                event
             }
             Err(error) => {
                 self.last = Last::Failed;

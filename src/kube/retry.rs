@@ -1,4 +1,4 @@
-//! When a request that failed is made again.
+//! When podfs repeats a request that failed.
 //!
 //! 1. While the server cannot be reached, one request of this process at a time tries it, after a pause that stays below
 //!    a second ([`outage`](super::outage)). The first answer lets all requests that wait go on. So an outage costs no time after its
@@ -18,21 +18,21 @@ use super::backoff::JitteredBackoff;
 use super::client::ApiClient;
 use super::error::{ApiError, Class};
 
-/// The longest that a server can ask podfs to stay away.
+/// The longest time that a server can make podfs wait.
 const LONGEST_ASKED: Duration = Duration::from_secs(60);
 /// How long a connection is new, and how long it is young, with the longest pause of each.
 const NEW: (Duration, Duration) = (Duration::from_secs(10), Duration::from_millis(400));
 const YOUNG: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(2));
-/// Requests that may go on in the same moment are spread over this time.
+/// Requests that may continue at the same moment are spread over this time.
 const SPREAD: Duration = Duration::from_millis(50);
 
-/// The failures of one request that is made again and again.
+/// The failures of one request that podfs repeats.
 pub(crate) struct Retry {
     client: ApiClient,
     backoff: JitteredBackoff,
 }
 
-/// What to wait for before the request is made again.
+/// What to wait for before the request is repeated.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Pause {
     /// The server could not be reached: until it answers some request, or until this request may try.
@@ -48,12 +48,12 @@ impl Retry {
         Retry { client, backoff: JitteredBackoff::default() }
     }
 
-    /// The request succeeded.
+    /// Notes that the request succeeded.
     pub(crate) fn reset(&mut self) {
         self.backoff.reset();
     }
 
-    /// The request failed with this error.
+    /// Notes that the request failed with this error. Returns the pause.
     pub(crate) fn failed(&mut self, error: &ApiError) -> Pause {
         if error.is_outage() {
             self.backoff.reset();
@@ -72,7 +72,7 @@ impl Retry {
         }
     }
 
-    /// The request came to nothing, without an error.
+    /// Notes a request without an error that was of no use. Returns the pause.
     pub(crate) fn fruitless(&mut self) -> Pause {
         Pause::Until(Instant::now() + self.backoff.fail())
     }

@@ -1,4 +1,4 @@
-//! TLS as the settings want it: what the server's certificate is checked against, and podfs's own certificate.
+//! TLS according to the settings: how podfs checks the server's certificate, and podfs's own certificate.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use rustls::{
 };
 use secrecy::{ExposeSecret, SecretString};
 
-/// What the server's certificate has to be signed by.
+/// The authorities that may have signed the server's certificate.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) enum Authority {
-    /// One of these certificates, in PEM.
+    /// These, in PEM.
     Pem(Vec<u8>),
-    /// One that this machine trusts.
+    /// Those that this machine trusts.
     System,
-    /// It need not be signed at all.
+    /// Any, or none: podfs does not check it.
     Unchecked,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Certificate {
     pub(super) key: SecretString,
 }
 
-/// Why the settings' certificates make no TLS. Each text goes on behind the name of the settings.
+/// Why podfs cannot use the settings' certificates. Each text follows the name of the settings.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     #[error(transparent)]
@@ -62,10 +62,10 @@ pub enum PemError {
     Empty,
 }
 
-/// What reqwest is to use.
+/// The TLS settings for reqwest.
 ///
 /// # Errors
-/// Which of the certificates cannot be used, and why.
+/// When one of the certificates cannot be used.
 pub(crate) fn config(authority: &Authority, certificate: Option<&Certificate>) -> Result<ClientConfig, TlsError> {
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
@@ -106,8 +106,8 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemError> {
     if certificates.is_empty() { Err(PemError::Empty) } else { Ok(certificates) }
 }
 
-/// Takes what is signed by the certificate authorities, and a certificate that is one of them, as Go does: a server that made
-/// its own certificate is known by it.
+/// Accepts certificates signed by the authorities, and a certificate that is itself one of them, as Go does: a server
+/// may have made its own certificate.
 #[derive(Debug)]
 struct OrItself {
     verifier: Arc<WebPkiServerVerifier>,
@@ -124,7 +124,7 @@ impl ServerCertVerifier for OrItself {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         match self.verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
-            // Its time was looked at before this was found out.
+            // The verifier checks the certificate's time before it reports this.
             Err(error) if is_authority_itself(&error) && self.certificates.contains(end_entity) => {
                 verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
                 Ok(ServerCertVerified::assertion())
@@ -162,7 +162,7 @@ pub(crate) fn is_authority_itself(error: &Error) -> bool {
     matches!(cause.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))
 }
 
-/// Takes any certificate, as `insecure-skip-tls-verify` wants it. That the server has the key is checked all the same.
+/// Accepts any certificate (`insecure-skip-tls-verify`). Still checks that the server has the key.
 #[derive(Debug)]
 struct AcceptsAnyCertificate(WebPkiSupportedAlgorithms);
 

@@ -27,7 +27,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_never_taken_for_older() {
+    fn versions_that_are_no_numbers_are_never_older() {
         assert!(!is_not_newer("abc", "b"));
         assert!(!is_not_newer("09", "10"));
         assert!(is_not_newer("abc", "abc"));

@@ -28,13 +28,13 @@ use super::exposition::{Exposition, Format};
 const PATH: &str = "/metrics";
 /// Most connections at once.
 const MAX_CONNECTIONS: usize = 16;
-/// How long a request may take to arrive.
+/// Longest time for a client to send the headers of its request.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long it may take from there until the answer is taken.
+/// Longest time from the headers until the client has received the answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Most bytes of a request.
 const LONGEST_REQUEST: usize = 16 << 10;
-/// How long to wait when there are no descriptors for a connection.
+/// Delay after accept(2) failed, mostly for lack of file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Listens, without accepting connections yet.
@@ -47,7 +47,7 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Serves what `read` gives on a thread of its own, for as long as this process lives.
+/// Serves the result of `read` on a separate thread, until this process ends.
 ///
 /// # Errors
 /// When no thread can be started.
@@ -65,7 +65,7 @@ pub fn start(listener: TcpListener, read: impl Fn() -> Exposition + Send + Sync 
     thread::Builder::new().name("metrics".to_owned()).spawn(serve).map(drop)
 }
 
-/// Serves what `read` gives. Never ends by itself.
+/// Serves the result of `read`. It returns only with an error.
 ///
 /// # Errors
 /// When the listener cannot be used.

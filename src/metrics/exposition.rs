@@ -39,12 +39,12 @@ pub struct Exposition {
 }
 
 impl Exposition {
-    /// Of these pods.
+    /// The exposition of the readings of pods or of the node.
     pub fn of(readings: Vec<Reading>) -> Exposition {
         Exposition { readings }
     }
 
-    /// All of it as text.
+    /// All samples as text.
     pub fn text(self, format: Format) -> String {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(self));
@@ -60,13 +60,13 @@ impl Exposition {
 impl Collector for Exposition {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         FAMILIES.iter().try_for_each(|family| {
-            let told: Vec<_> = self.readings.iter().flat_map(|reading| samples(reading, family)).collect();
-            if told.is_empty() {
+            let samples: Vec<_> = self.readings.iter().flat_map(|reading| samples(reading, family)).collect();
+            if samples.is_empty() {
                 return Ok(());
             }
             let (name, unit) = name_and_unit(family);
             let mut metric = encoder.encode_descriptor(name, family.help, unit.as_ref(), metric_type(family.kind))?;
-            told.into_iter().try_for_each(|(labels, value)| match labels.as_slice() {
+            samples.into_iter().try_for_each(|(labels, value)| match labels.as_slice() {
                 [] => write(&mut metric, family.kind, value),
                 labels => write(&mut metric.encode_family(&labels)?, family.kind, value),
             })
@@ -91,7 +91,7 @@ fn samples<'a>(
     };
     reading.families.get(family.name).into_iter().flatten().filter(known).map(move |sample| {
         let own = family.labels.iter().copied().zip(sample.labels.iter().map(String::as_str));
-        // A label without a value is as good as none.
+        // In both formats, an empty label is the same as no label.
         (of_pod.clone().chain(own.filter(|(_, value)| !value.is_empty())).collect(), &sample.value)
     })
 }
@@ -121,7 +121,8 @@ fn metric_type(kind: FamilyType) -> MetricType {
     }
 }
 
-/// In OpenMetrics, the name of a counter is that of its numbers without `_total`, and a unit stands at the name's end.
+/// The name and unit of a family in OpenMetrics: a counter's name is without the `_total` of its samples, and a unit is the
+/// end of the name.
 fn name_and_unit(family: &Family) -> (&'static str, Option<Unit>) {
     let name = family.name.strip_suffix("_total").unwrap_or(family.name);
     let units = [("_seconds", Unit::Seconds), ("_bytes", Unit::Bytes)];
@@ -129,8 +130,8 @@ fn name_and_unit(family: &Family) -> (&'static str, Option<Unit>) {
     found.map_or((name, None), |(name, unit)| (name, Some(unit)))
 }
 
-/// The text format of Prometheus before OpenMetrics: a counter has the name of its samples, and there are neither units nor an
-/// end mark.
+/// Converts OpenMetrics to the text format of Prometheus: there, a counter has the name of its samples, and there are neither
+/// `# UNIT` lines nor an end mark.
 fn without_open_metrics(text: &str) -> String {
     let is_counter = |name: &str| Family::find(&format!("{name}_total")).is_some();
     let mut plain = String::with_capacity(text.len());
@@ -156,17 +157,17 @@ mod tests {
     fn reading(pod: &str) -> Reading {
         let labels = PodLabels { namespace: "shop".to_owned(), pod: pod.to_owned(), uid: format!("uid-{pod}") };
         let mut reading = Reading::new(labels);
-        reading.tell(&UP, &[], 1.0);
-        reading.tell(&RESIDENT_MEMORY, &["server"], 4096.0);
+        reading.add(&UP, &[], 1.0);
+        reading.add(&RESIDENT_MEMORY, &["server"], 4096.0);
         reading
     }
 
     #[test]
     fn many_pods_are_one_text_with_each_family_once() {
         let mut web = reading("web");
-        web.tell(&FUSE_REQUESTS, &["config", "LOOKUP"], 7.0);
+        web.add(&FUSE_REQUESTS, &["config", "LOOKUP"], 7.0);
         let durations = Distribution { bounds: vec![0.5], groups: vec![2, 1], nanoseconds: 1_750_000_000 };
-        web.tell_durations(&COMMIT_DURATION, &["config"], &durations);
+        web.add_durations(&COMMIT_DURATION, &["config"], &durations);
         let readings = vec![web, reading("db")];
         let expected = r#"# HELP podfs_up Whether the supervisor of the pod answers; if not, the pod has only this metric and podfs_pod_state
 # TYPE podfs_up gauge
@@ -202,7 +203,7 @@ podfs_fuse_requests_total{namespace="shop",pod="web",uid="uid-web",volume="confi
     #[test]
     fn any_text_stays_one_label() {
         let mut hostile = reading("a\"b\\c\n# EOF\npodfs_up 1");
-        hostile.tell(&FUSE_REQUESTS, &["", "\n"], 1.0);
+        hostile.add(&FUSE_REQUESTS, &["", "\n"], 1.0);
         let text = Exposition::of(vec![hostile]).text(Format::Prometheus);
         let pod = r#"pod="a\"b\\c\n# EOF\npodfs_up 1""#;
         assert_eq!(text.matches(pod).count(), 3, "{text}");
@@ -212,14 +213,14 @@ podfs_fuse_requests_total{namespace="shop",pod="web",uid="uid-web",volume="confi
 
     #[test]
     fn unknown_values_of_another_version_are_left_out() {
-        let told = r#"{"pod":{"namespace":"a","pod":"b","uid":"c"},"families":{
+        let samples = r#"{"pod":{"namespace":"a","pod":"b","uid":"c"},"families":{
             "podfs_future":[{"labels":[],"value":{"number":1}}],
             "podfs_up":[{"labels":["more"],"value":{"number":1}},{"labels":[],"value":{"number":1}}],
             "podfs_commit_duration_seconds":[
                 {"labels":["v"],"value":{"number":1}},
                 {"labels":["v"],"value":{"groups":{"bounds":[1.0],"groups":[1],"sum":1.0}}}],
             "podfs_volumes":[{"labels":["live"],"value":{"groups":{"bounds":[],"groups":[1],"sum":1.0}}}]}}"#;
-        let text = Exposition::of(vec![serde_json::from_str(told).expect("a reading")]).text(Format::OpenMetrics);
+        let text = Exposition::of(vec![serde_json::from_str(samples).expect("a reading")]).text(Format::OpenMetrics);
         let samples: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
         assert_eq!(samples, [r#"podfs_up{namespace="a",pod="b",uid="c"} 1"#]);
     }

@@ -11,24 +11,24 @@ pub const POD_LABELS: [&str; 3] = ["namespace", "pod", "uid"];
 /// A metric, with all its series.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Family {
-    /// Its name, as people ask for it.
+    /// Its name as in queries; for a counter, with `_total`.
     pub name: &'static str,
-    /// How its numbers behave.
+    /// The type of its samples.
     pub kind: FamilyType,
-    /// Its labels, behind those of the pod.
+    /// Its own labels, which follow those of the pod.
     pub labels: &'static [&'static str],
     /// Its meaning: one sentence, without a full stop.
     pub help: &'static str,
 }
 
-/// How the numbers of a metric behave.
+/// The type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FamilyType {
-    /// Up and down.
+    /// A number that rises and falls.
     Gauge,
-    /// Up, and to 0 when what it counts begins anew. The name ends in `_total`.
+    /// A number that rises, and restarts at 0. The name ends in `_total`.
     Counter,
-    /// How many were how large; each number like a counter.
+    /// Counts of observations, by size. Each count is like a counter.
     Histogram,
 }
 
@@ -58,7 +58,7 @@ macro_rules! families {
                 Family { name: $name, kind: FamilyType::$kind, labels: &[$($label),*], help: $help };
         )*
 
-        /// All of them, in the order of the text.
+        /// All metrics, in the order of the text.
         pub const FAMILIES: &[&Family] = &[$(&$constant),*];
     };
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::families::Family;
 
-/// The pod that numbers are about.
+/// The pod of a reading.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodLabels {
     /// Its namespace; empty if it is unknown.
@@ -22,13 +22,13 @@ pub struct PodLabels {
 /// The numbers of one pod, or of the node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reading {
-    /// The pod; none of the node.
+    /// The pod; `None` for the node.
     pub pod: Option<PodLabels>,
-    /// By the name of their family.
+    /// The samples by the name of their family.
     pub(super) families: BTreeMap<String, Vec<Sample>>,
 }
 
-/// A number, or a few that belong together.
+/// One series of a family, with its value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Sample {
     /// The values of the family's labels, in their order.
@@ -40,7 +40,7 @@ pub(super) struct Sample {
 #[serde(rename_all = "camelCase")]
 pub(super) enum Value {
     Number(f64),
-    /// Of a histogram; the last group has no bound.
+    /// A histogram. `groups` are the counts between two `bounds` (not cumulative), so there is one more than bounds.
     Groups {
         bounds: Vec<f64>,
         groups: Vec<u64>,
@@ -49,12 +49,12 @@ pub(super) enum Value {
 }
 
 impl Reading {
-    /// Of a pod, still without numbers.
+    /// A reading of a pod, without numbers.
     pub fn new(pod: PodLabels) -> Reading {
         Reading { pod: Some(pod), families: BTreeMap::new() }
     }
 
-    /// Of the node, still without numbers.
+    /// A reading of the node, without numbers.
     pub fn of_node() -> Reading {
         Reading { pod: None, families: BTreeMap::new() }
     }
@@ -66,19 +66,19 @@ impl Reading {
         self
     }
 
-    /// Tells one number. `labels` are the values of the family's own labels.
-    pub fn tell(&mut self, family: &Family, labels: &[&str], number: f64) {
-        self.add(family, labels, Value::Number(number));
+    /// Adds one number. `labels` are the values of the family's own labels.
+    pub fn add(&mut self, family: &Family, labels: &[&str], number: f64) {
+        self.push(family, labels, Value::Number(number));
     }
 
-    /// Tells how many took how long.
-    pub fn tell_durations(&mut self, family: &Family, labels: &[&str], durations: &Distribution) {
+    /// Adds a histogram of durations.
+    pub fn add_durations(&mut self, family: &Family, labels: &[&str], durations: &Distribution) {
         let sum = durations.seconds();
         let Distribution { bounds, groups, .. } = durations.clone();
-        self.add(family, labels, Value::Groups { bounds, groups, sum });
+        self.push(family, labels, Value::Groups { bounds, groups, sum });
     }
 
-    fn add(&mut self, family: &Family, labels: &[&str], value: Value) {
+    fn push(&mut self, family: &Family, labels: &[&str], value: Value) {
         debug_assert_eq!(labels.len(), family.labels.len(), "labels of {}", family.name);
         let labels = labels.iter().map(|label| (*label).to_owned()).collect();
         self.families.entry(family.name.to_owned()).or_default().push(Sample { labels, value });

@@ -1,5 +1,5 @@
-//! What volumes of a pod lead to in the cluster: the PersistentVolume behind a claim, with its name on the node and its size. A pure
-//! function of the pod and its objects.
+//! What is behind the volumes of a pod in the cluster: the PersistentVolume of a claim, with its name on the node and
+//! its size. A pure function of the pod and its objects.
 //!
 //! Names are the kubelet's (`GetUniqueVolumeName`): a volume that is attached to the node, or of which the node has one device for all
 //! pods, has one name for all of them.
@@ -12,7 +12,7 @@ use crate::manifest::pod::Pod;
 use crate::volume::migration::complete;
 use crate::volume::{Csi, Volume, VolumeSource};
 
-/// What a volume leads to.
+/// What is behind a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backing {
     /// The plugin that serves it: `kubernetes.io/csi`.
@@ -21,12 +21,12 @@ pub struct Backing {
     pub unique_name: String,
     /// Whether a controller of the cluster attaches it to the node before it is mounted, and detaches it when it is not in use.
     pub attachable: bool,
-    /// The bytes that the PersistentVolume has, if it says so.
+    /// The capacity of the PersistentVolume in bytes, if it has one.
     pub size: Option<u64>,
 }
 
-/// A claim whose PersistentVolume is larger than the claim says: this node is about to grow the volume, unless the pod has it
-/// read-only.
+/// A claim whose PersistentVolume is larger than the claim's status says: this node is about to grow the volume, unless
+/// the pod has it read-only.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Growing {
     /// Its name.
@@ -35,14 +35,14 @@ pub struct Growing {
     pub volume: String,
     /// The bytes that its PersistentVolume has.
     pub bytes: u64,
-    /// Whether a controller of the cluster says when the node has to do its part.
+    /// Whether a controller of the cluster tells the node when to grow it.
     pub by_controller: bool,
-    /// Nothing of the pod may write to it, so it does not grow for this pod.
+    /// Whether nothing of the pod may write to it. Then it does not grow for this pod.
     pub is_read_only: bool,
 }
 
-/// The claims of the pod that are smaller than their PersistentVolumes, of the kinds that grow on the node, as far as these objects
-/// tell.
+/// The claims of the pod that are smaller than their PersistentVolumes, of the kinds that grow on the node, according
+/// to these objects.
 pub fn growing(pod: &Pod, objects: &Objects) -> BTreeSet<Growing> {
     let growing = |volume: &Volume| {
         let VolumeSource::Claim(claim) = &volume.source else { return None };
@@ -60,8 +60,8 @@ pub fn growing(pod: &Pod, objects: &Objects) -> BTreeSet<Growing> {
     pod.volumes.iter().filter_map(growing).collect()
 }
 
-/// What the volumes of the pod lead to, as far as these objects tell. A claim that leads to nothing is left out, and so is a volume of a
-/// CSI driver of which it is not known whether it has to be attached.
+/// What is behind the volumes of the pod, according to these objects. Leaves out claims without a PersistentVolume, and
+/// volumes of a CSI driver if podfs does not know whether they have to be attached.
 pub fn backings(pod: &Pod, objects: &Objects) -> BTreeMap<String, Backing> {
     let backing = |volume: &Volume| {
         let name = volume.name.as_str();
@@ -96,7 +96,7 @@ fn of_csi(csi: &Csi, pod: &Pod, objects: &Objects) -> Option<Backing> {
     }
     let plugin = Csi::DIRECTORY.replace('~', "/");
     let unique_name = format!("{plugin}/{}^{}", csi.driver, csi.handle.as_deref().unwrap_or_default());
-    // The kubelet, too, takes a driver without an object for one whose volumes are attached.
+    // The kubelet, too, assumes that volumes of a driver without a CSIDriver object are attached.
     let attachable = driver.is_none_or(|driver| driver.attach_required);
     Some(Backing { plugin, unique_name, attachable, size: None })
 }

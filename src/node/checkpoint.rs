@@ -55,27 +55,27 @@ enum CheckpointProblem {
     Version(u32),
 }
 
-/// What is known of a pod without its source.
+/// The state of a pod for a daemon that does not have the pod's source yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Checkpoint {
     version: u32,
-    /// Which source described the pod.
+    /// The source that described the pod.
     pub origin: PodOrigin,
-    /// Whether an agent has said that its containers have stopped.
+    /// Whether an agent has reported that its containers have stopped.
     pub released: bool,
-    /// The volumes that its supervisor is to serve.
+    /// The volumes that its supervisor serves.
     pub volumes: BTreeSet<String>,
-    /// Whether it has a supervisor also without a volume, for the other files of its containers.
+    /// Whether it has a supervisor even without a volume, for the other files of its containers.
     #[serde(default)]
     pub without_volumes: bool,
-    /// The pod, as it was written.
+    /// The pod's manifest, as the source has it.
     #[serde(with = "shared")]
     pub manifest: Arc<Value>,
 }
 
 impl Checkpoint {
-    /// Of a pod whose supervisor is to serve these volumes.
+    /// The checkpoint of a pod whose supervisor serves these volumes.
     pub fn new(origin: PodOrigin, manifest: Arc<Value>, volumes: BTreeSet<String>, released: bool) -> Checkpoint {
         Checkpoint { version: VERSION, origin, released, volumes, without_volumes: false, manifest }
     }
@@ -86,8 +86,8 @@ impl Checkpoint {
         Some((metadata["namespace"].as_str().unwrap_or(DEFAULT_NAMESPACE), metadata["name"].as_str()?))
     }
 
-    /// The manifest for the supervisor: with the volumes that it is to serve, and with images, which runtimes mount, and no
-    /// others.
+    /// The manifest for the supervisor. Its volumes are those that the supervisor serves, and images, which runtimes
+    /// mount.
     pub fn served_manifest(&self) -> Value {
         let mut manifest = Value::clone(&self.manifest);
         if let Some(volumes) = manifest.pointer_mut("/spec/volumes").and_then(Value::as_array_mut) {
@@ -99,7 +99,7 @@ impl Checkpoint {
     }
 }
 
-/// A shared value is written as the value is.
+/// Serializes a shared value like the value itself.
 mod shared {
     use std::sync::Arc;
 
@@ -122,7 +122,7 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Those in this run directory. Makes nothing.
+    /// The checkpoints in this run directory. Makes nothing.
     pub fn of(run_directory: &Path) -> Checkpoints {
         Checkpoints { directory: run_directory.join(PODS) }
     }
@@ -135,7 +135,7 @@ impl Checkpoints {
     /// Writes the checkpoint of a pod.
     ///
     /// # Errors
-    /// When the files cannot be written, or others than root can change the directory.
+    /// When the files cannot be written, or users other than root can change the directory.
     pub fn write(&self, uid: &PodUid, checkpoint: &Checkpoint) -> io::Result<()> {
         let directory = self.pod(uid);
         DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
@@ -164,7 +164,7 @@ impl Checkpoints {
         }
     }
 
-    /// Whether the files of a pod are there.
+    /// Whether the files of a pod exist.
     pub fn is_there(&self, uid: &PodUid) -> bool {
         [MANIFEST, CHECKPOINT].iter().all(|name| self.pod(uid).join(name).symlink_metadata().is_ok())
     }
@@ -183,7 +183,7 @@ impl Checkpoints {
     /// The pods with a checkpoint.
     ///
     /// # Errors
-    /// When the directory cannot be read, or others than root can change it.
+    /// When the directory cannot be read, or users other than root can change it.
     pub fn pods(&self) -> io::Result<Vec<PodUid>> {
         trust::check(&self.directory)?;
         let entries = match fs::read_dir(&self.directory) {
@@ -198,7 +198,8 @@ impl Checkpoints {
     }
 }
 
-/// Writes a file of a pod. Nothing else writes there, so the name beside it is free, or left by a daemon that was killed.
+/// Writes a file of a pod. Only the daemon writes there, so the temporary name is free, or left by a daemon that was
+/// killed.
 fn replace(directory: &Path, name: &str, content: &[u8]) -> io::Result<()> {
     let new = directory.join(format!(".{name}"));
     let written = options().open(&new).and_then(|mut file: File| file.write_all(content));
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_and_only_root_can() {
+    fn a_checkpoint_is_read_back_and_only_root_can_read_it() {
         let run = tempfile::tempdir().expect("a directory");
         let checkpoints = Checkpoints::of(run.path());
         assert_eq!((checkpoints.pods().expect("none"), checkpoints.read(&uid()).expect("none")), (Vec::new(), None));

@@ -28,30 +28,31 @@ use super::run_directory;
 use super::service::DaemonLock;
 use super::supervisors::{Settings, Supervisors};
 
-/// What a daemon is started with.
+/// The settings of a daemon.
 pub struct NodeOptions {
     /// Where pods and objects come from.
     pub feed: FeedSettings,
     /// The sources of pods among them.
     pub sources: Vec<PodSource>,
-    /// How supervisors are started, and where volumes appear.
+    /// The settings of supervisors, with the directories of volumes.
     pub supervisors: Settings,
-    /// Whether a pod that no source wants to run any more is released without an agent.
+    /// Whether podfs releases a pod that no source has any more without an agent.
     pub release_when_gone: bool,
-    /// Whether the volumes in use are reported in the status of the Node object.
+    /// Whether the daemon reports the volumes in use in the status of the Node object.
     pub report_volumes_in_use: bool,
-    /// Whether CSI drivers of the node are registered in the cluster.
+    /// Whether the daemon registers CSI drivers of the node in the cluster.
     pub register_csi_drivers: bool,
     /// The directories whose entries the node offers as local volumes.
     pub discover: Vec<ClassDirectory>,
-    /// The root directory of the kubelet, which may use them.
+    /// The root directory of the kubelet, whose pods may use local volumes.
     pub kubelet_root: PathBuf,
     /// Where metrics are served over HTTP.
     pub metrics: Option<TcpListener>,
-    /// How the CSI driver is started, if a kubelet decides which volumes there are. The kubelet is one of the `sources` then.
+    /// The settings of the CSI driver, if a kubelet decides which volumes there are. The kubelet is one of the
+    /// `sources` then.
     pub csi: Option<CsiSettings>,
-    /// How the plugin of the container runtime is started, if its containers have volumes of podfs in the place of the kubelet's.
-    /// The runtime is one of the `sources` then.
+    /// The settings of the runtime's plugin, if podfs serves volumes in the place of the kubelet's. The runtime is one
+    /// of the `sources` then.
     pub nri: Option<NriSettings>,
 }
 

@@ -17,12 +17,12 @@ pub enum NodeError {
     /// The sources cannot be read.
     #[error(transparent)]
     Feed(#[from] FeedError),
-    /// What earlier daemons left cannot be looked for.
+    /// podfs cannot search for what earlier daemons left.
     #[error("cannot look for the volumes of an earlier daemon below {}: {cause}", .path.display())]
     Reconstruct {
         /// The root directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         #[source]
         cause: io::Error,
     },

@@ -17,15 +17,15 @@ pub struct NodeHandle {
 /// A command for the manager.
 #[derive(Debug)]
 pub enum ManagerCommand {
-    /// To look at the pod's volumes again, as the kubelet's `ReprocessPod`.
+    /// Look at the pod's volumes again, as the kubelet's `ReprocessPod`.
     Reprocess(PodUid),
-    /// To refresh all volumes of the pod now (`MarkRemountRequired`).
+    /// Refresh all volumes of the pod now (`MarkRemountRequired`).
     RemountRequired(PodUid),
-    /// The pod's containers have stopped and do not start again: its volumes may be unmounted.
+    /// The pod's containers have stopped and do not start again: the manager may unmount its volumes.
     Release(PodUid, oneshot::Sender<Result<(), CommandError>>),
 }
 
-/// Why the manager did not do what it was asked for.
+/// Why the manager refused a command.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommandError {
     /// The node has no such pod.

@@ -1,7 +1,7 @@
 //! Reports the volumes in use in the status of the Node object, as a kubelet does. Never beside a kubelet: both would write.
 //!
-//! A controller detaches a volume that is not reported. So while it is not known of a volume in use what it leads to, as after a
-//! restart of the daemon, everything stays reported that was.
+//! A controller detaches a volume that is not reported. So while podfs does not know what is behind a volume in use, as
+//! after a restart of the daemon, all that was reported stays reported.
 
 use serde_json::{Value, json};
 use tracing::warn;

@@ -43,7 +43,7 @@ struct NodeCounters {
 /// The metrics of the container runtime.
 #[derive(Debug, Default)]
 struct Nri {
-    /// Nothing where podfs node is no plugin.
+    /// `None` where podfs node is no plugin.
     is_connected: Option<bool>,
     /// By method.
     requests: BTreeMap<String, Distribution>,
@@ -54,88 +54,88 @@ struct Nri {
 }
 
 impl Recorder {
-    /// An operation has ended that began at `started`. `operation` is in the kubelet's words: `volume_mount`.
+    /// Counts an operation that began at `started` and has ended. `operation` is the kubelet's name: `volume_mount`.
     pub fn operation(&self, plugin: &str, operation: &str, started: Instant, has_succeeded: bool) {
         let status = if has_succeeded { "success" } else { "fail-unknown" };
         let key = (operation.to_owned(), plugin.to_owned(), status);
         count(self.counts().operations.entry(key).or_insert_with(none), started);
     }
 
-    /// A volume is mounted that a pod has wanted since `wanted`.
+    /// Counts a mount of a volume that a pod has wanted since `wanted`.
     pub fn mounted(&self, plugin: &str, wanted: Instant) {
         count(self.counts().overall.entry((plugin.to_owned(), "overall_volume_mount")).or_insert_with(none), wanted);
     }
 
-    /// A method of the CSI driver was answered that a kubelet called at `started`.
+    /// Counts a call of the CSI driver by a kubelet that began at `started`.
     pub fn csi(&self, method: &'static str, status: &str, started: Instant) {
         count(self.counts().csi.entry((method, status.to_owned())).or_insert_with(none), started);
     }
 
-    /// Whether the daemon is registered as a plugin of a container runtime.
+    /// Sets whether the daemon is registered as a plugin of a container runtime.
     pub fn nri_connected(&self, is_connected: bool) {
         self.counts().nri.is_connected = Some(is_connected);
     }
 
-    /// A request of the container runtime was answered that began at `started`.
+    /// Counts a request of the container runtime that began at `started`.
     pub fn nri(&self, method: &str, started: Instant) {
         count(self.counts().nri.requests.entry(method.to_owned()).or_insert_with(none), started);
     }
 
-    /// A container has a volume from this source, `podfs` or `kubelet`, for this reason.
+    /// Counts a mount of a container from this source, `podfs` or `kubelet`, for this reason.
     pub fn nri_mount(&self, source: &'static str, reason: &'static str) {
         *self.counts().nri.mounts.entry((source, reason)).or_default() += 1;
     }
 
-    /// So many containers have volumes from this source.
+    /// Sets how many containers have volumes from this source.
     pub fn nri_containers(&self, source: &'static str, containers: usize) {
         self.counts().nri.containers.insert(source, containers);
     }
 
-    /// A volume of an earlier daemon was found.
+    /// Counts a pod of an earlier daemon that was found.
     pub fn reconstructed(&self, has_succeeded: bool) {
         let mut counts = self.counts();
         counts.reconstructions += 1;
         counts.reconstruction_errors += u64::from(!has_succeeded);
     }
 
-    /// The node offers local volumes, with these metrics.
+    /// Adds the metrics of local volumes.
     pub fn local_volumes(&self, metrics: LocalVolumeMetrics) {
         self.counts().local_volumes = Some(metrics);
     }
 
-    /// The numbers of the node at this moment.
+    /// The metrics of the node at this moment.
     pub fn reading(&self, state: &NodeState) -> Reading {
         let mut reading = Reading::of_node();
         let counts = self.counts();
         for ((operation, plugin, status), durations) in &counts.operations {
-            reading.tell_durations(&STORAGE_OPERATIONS, &[operation, plugin, status, "false"], durations);
+            reading.add_durations(&STORAGE_OPERATIONS, &[operation, plugin, status, "false"], durations);
         }
         for ((plugin, operation), durations) in &counts.overall {
-            reading.tell_durations(&OVERALL_OPERATIONS, &[plugin, operation], durations);
+            reading.add_durations(&OVERALL_OPERATIONS, &[plugin, operation], durations);
         }
         for ((method, status), durations) in &counts.csi {
-            reading.tell_durations(&CSI_OPERATIONS, &[DRIVER, method, status], durations);
+            reading.add_durations(&CSI_OPERATIONS, &[DRIVER, method, status], durations);
         }
         let Nri { is_connected, requests, mounts, containers } = &counts.nri;
         if let Some(is_connected) = is_connected {
-            reading.tell(&NRI_CONNECTED, &[], f64::from(u8::from(*is_connected)));
+            reading.add(&NRI_CONNECTED, &[], f64::from(u8::from(*is_connected)));
         }
         for (method, durations) in requests {
-            reading.tell_durations(&NRI_REQUESTS, &[method], durations);
+            reading.add_durations(&NRI_REQUESTS, &[method], durations);
         }
         for ((source, reason), mounts) in mounts {
-            reading.tell(&NRI_MOUNTS, &[source, reason], *mounts as f64);
+            reading.add(&NRI_MOUNTS, &[source, reason], *mounts as f64);
         }
         for (source, containers) in containers {
-            reading.tell(&NRI_CONTAINERS, &[source], *containers as f64);
+            reading.add(&NRI_CONTAINERS, &[source], *containers as f64);
         }
         for ((plugin, world), volumes) in volumes(state) {
-            reading.tell(&TOTAL_VOLUMES, &[plugin, world], f64::from(volumes));
+            reading.add(&TOTAL_VOLUMES, &[plugin, world], f64::from(volumes));
         }
-        reading.tell(&RECONSTRUCTIONS, &[], counts.reconstructions as f64);
-        reading.tell(&RECONSTRUCTION_ERRORS, &[], counts.reconstruction_errors as f64);
+        reading.add(&RECONSTRUCTIONS, &[], counts.reconstructions as f64);
+        reading.add(&RECONSTRUCTION_ERRORS, &[], counts.reconstruction_errors as f64);
         if let Some(metrics) = &counts.local_volumes {
-            metrics.tell(&mut reading);
+            metrics.add_to(&mut reading);
         }
         reading
     }
@@ -145,7 +145,7 @@ impl Recorder {
     }
 }
 
-/// Serves the numbers of the node and of all pods of the run directory, for as long as this process lives.
+/// Serves the metrics of the node and of all pods of the run directory, for as long as this process lives.
 ///
 /// # Errors
 /// When no thread can be started.
@@ -163,7 +163,7 @@ pub fn serve(listener: TcpListener, run_directory: PathBuf, node: NodeHandle, re
     })
 }
 
-/// How many volumes each plugin has in each state of the world.
+/// How many volumes of each plugin are in each state of the world.
 fn volumes(state: &NodeState) -> BTreeMap<(&str, &'static str), u32> {
     let mut count = BTreeMap::new();
     let all = state.pods.values().flat_map(|pod| &pod.volumes);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn me_01_the_node_tells_what_a_kubelet_tells_of_its_volume_manager() {
+    fn me_01_the_node_has_the_metrics_of_a_kubelets_volume_manager() {
         use VolumeMount::{Mounted, NotMounted, Uncertain};
         let (secret, nfs) = ("kubernetes.io/secret", "kubernetes.io/nfs");
         let pods = [

@@ -13,15 +13,15 @@ use crate::manifest::pod::Pod;
 pub struct NodePod {
     /// The parsed pod.
     pub pod: Arc<Pod>,
-    /// The same pod as JSON, as it was written.
+    /// The same pod as JSON, in the form of its source.
     pub manifest: Arc<Value>,
-    /// Which source describes it.
+    /// The source that describes it.
     pub origin: PodOrigin,
-    /// How far it is in its life.
+    /// The stage of its life.
     pub stage: PodStage,
 }
 
-/// Which source describes a pod.
+/// The source that describes a pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum PodOrigin {
@@ -35,7 +35,7 @@ pub enum PodOrigin {
     Runtime,
 }
 
-/// How far a pod is in its life, as its source says.
+/// The stage of a pod's life, according to its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum PodStage {

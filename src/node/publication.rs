@@ -18,9 +18,9 @@ use crate::manifest::pod::{PodIdentity, PodUid};
 use crate::node::spans;
 use crate::supervisor::run_dir::trust;
 
-/// The name of the CSI driver whose publications they are.
+/// The name of podfs's CSI driver.
 pub const DRIVER: &str = "podfs.io";
-/// Where they are, in the run directory.
+/// The directory of the records, in the run directory.
 const DIRECTORY: &str = "node/csi";
 /// The version of the format.
 const VERSION: u32 = 1;
@@ -34,7 +34,7 @@ pub struct Publication {
     pub volume_id: String,
     /// Where it has to appear, below the kubelet's directory.
     pub target: PathBuf,
-    /// The pod that it is for.
+    /// The pod of the volume.
     pub pod: PublishedPod,
     /// The name that podfs gives it: unique among the publications of the pod.
     pub name: String,
@@ -42,7 +42,7 @@ pub struct Publication {
     pub volume: Value,
     /// Whether its files come from fields of the pod.
     pub needs_pod: bool,
-    /// Whether the target can be read only.
+    /// Whether the target is read-only.
     pub read_only: bool,
     /// The group that owns the files, if the kubelet gave one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -52,7 +52,7 @@ pub struct Publication {
     pub mount_options: Vec<String>,
 }
 
-/// The pod of a publication, as the kubelet says it.
+/// The pod of a publication, according to the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PublishedPod {
@@ -90,12 +90,12 @@ impl Publication {
         }
     }
 
-    /// The span of lines about its volume.
+    /// The span of log lines about its volume.
     pub(super) fn span(&self) -> Span {
         spans::of_volume(&self.uid(), Some(&self.identity()), &self.name)
     }
 
-    /// Makes the lines of the current call lines about its volume.
+    /// Adds its volume to the log lines of the current call.
     pub(super) fn name_in_span(&self) {
         spans::set_volume(&self.identity(), &self.name);
     }
@@ -105,18 +105,18 @@ impl Publication {
         PodIdentity { namespace: namespace.clone(), name: name.clone(), uid: self.uid() }
     }
 
-    /// The uid of its pod, which was checked.
+    /// The uid of its pod, which is valid.
     pub fn uid(&self) -> PodUid {
         PodUid::parse(&self.pod.uid).expect("it was parsed when the publication was made or read")
     }
 
-    /// Whether the volume is the same one, wherever it is published.
+    /// Whether both publish the same volume, perhaps at different targets.
     pub fn is_same_volume(&self, other: &Publication) -> bool {
         self.volume == other.volume && self.mount_options == other.mount_options && self.volume_id == other.volume_id
     }
 }
 
-/// The name of a target among files and volumes.
+/// The name of a target's record, and of its volume.
 pub(in crate::node) fn name_of_target(target: &Path) -> String {
     format!("csi-{}", Uuid::new_v5(&Uuid::NAMESPACE_URL, target.as_os_str().as_encoded_bytes()).simple())
 }
@@ -128,15 +128,15 @@ pub struct Publications {
 }
 
 impl Publications {
-    /// Those in this run directory. Makes nothing.
+    /// The records in this run directory. Makes nothing.
     pub fn of(run_directory: &Path) -> Publications {
         Publications { directory: run_directory.join(DIRECTORY) }
     }
 
-    /// Writes the record of one, and replaces an earlier one of its target.
+    /// Writes the record of a publication. Replaces an earlier one of its target.
     ///
     /// # Errors
-    /// When the file cannot be written, or others than root can change the directory.
+    /// When the file cannot be written, or users other than root can change the directory.
     pub fn write(&self, publication: &Publication) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
         trust::check(&self.directory)?;
@@ -149,12 +149,12 @@ impl Publications {
         written.and_then(|()| fs::rename(&new, path)).inspect_err(|_| drop(fs::remove_file(&new)))
     }
 
-    /// Whether the one at a target is written down.
+    /// Whether there is a record of a target.
     pub fn has(&self, target: &Path) -> bool {
         self.path(target).exists()
     }
 
-    /// Forgets the one at a target.
+    /// Removes the record of a target.
     ///
     /// # Errors
     /// When it cannot be removed.
@@ -165,10 +165,10 @@ impl Publications {
         }
     }
 
-    /// All of them, by their targets; and a sentence for each file that cannot be read.
+    /// All publications by their targets, and a sentence for each file that cannot be read.
     ///
     /// # Errors
-    /// When the directory cannot be read, or others than root can change it.
+    /// When the directory cannot be read, or users other than root can change it.
     pub fn read_all(&self) -> io::Result<(BTreeMap<PathBuf, Publication>, Vec<String>)> {
         let (mut all, mut trouble) = (BTreeMap::new(), Vec::new());
         trust::check(&self.directory)?;
@@ -193,7 +193,7 @@ impl Publications {
     }
 }
 
-/// Left by a daemon that was killed while it wrote.
+/// Whether a daemon that was killed left the file incomplete.
 fn is_hidden(path: &Path) -> bool {
     path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."))
 }

@@ -16,11 +16,11 @@ use super::world::desired::DesiredWorld;
 pub struct Operation {
     /// The volume.
     pub id: VolumeId,
-    /// What.
+    /// What to do.
     pub action: Action,
 }
 
-/// What to do.
+/// The action of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Mount it. Something of it may be there already.
@@ -41,8 +41,8 @@ impl Action {
     }
 }
 
-/// What to do now. `pending` are the volumes for which something is being done. Nothing is unmounted before
-/// `ready_to_unmount`: every source has listed its pods, and everything of an earlier daemon was found (VM-02).
+/// The operations that are due. `pending` are the volumes with a running operation. Nothing is unmounted before
+/// `ready_to_unmount`: every source has listed its pods, and podfs has found everything of an earlier daemon (VM-02).
 pub fn reconcile(
     desired: &DesiredWorld,
     actual: &ActualWorld,

@@ -15,18 +15,18 @@ use crate::manifest::pod::PodUid;
 use crate::supervisor::run_dir::claim::{self, ClaimRecord};
 use crate::supervisor::run_dir::trust;
 
-/// A pod of which something was found.
+/// A pod that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reconstructed {
     /// The pod.
     pub uid: PodUid,
-    /// Its checkpoint of an earlier daemon.
+    /// Its checkpoint from an earlier daemon.
     pub checkpoint: Option<Checkpoint>,
     /// Why its checkpoint cannot be read, if it has one.
     pub trouble: Option<String>,
     /// Whether it has a supervisor.
     pub supervisor: FoundSupervisor,
-    /// The directories of its volumes: mounted, or left.
+    /// The directories of its volumes: mounted, or left behind.
     pub volumes: Vec<VolumeDirectory>,
 }
 
@@ -35,7 +35,7 @@ pub struct Reconstructed {
 pub enum FoundSupervisor {
     /// The process with this id holds the lock.
     Alive(u32),
-    /// No process does. Its server may go on.
+    /// No process holds it. The pod's server may go on.
     Dead,
 }
 
@@ -48,10 +48,11 @@ pub struct VolumeDirectory {
     pub name: String,
 }
 
-/// Finds the pods of which there is a volume, a lock or a checkpoint, in the order of their uids.
+/// Finds the pods with a volume, a lock or a checkpoint, in the order of their uids.
 ///
 /// # Errors
-/// When the run directory, the root directory or the mount table cannot be read, or others than root can change them.
+/// When the run directory, the root directory or the mount table cannot be read, or users other than root can change
+/// them.
 pub fn reconstruct(run_directory: &Path, root_directory: &Path) -> io::Result<Vec<Reconstructed>> {
     trust::check(run_directory)?;
     trust::check(root_directory)?;
@@ -125,7 +126,7 @@ impl RootDirectories {
         found
     }
 
-    /// What is in a directory that is no mount point. A file has nothing in it.
+    /// The names in a directory; none if it is a mount point, or no directory.
     fn names(&self, directory: &Path) -> Vec<String> {
         if self.mounted.contains(directory) {
             return Vec::new();
@@ -134,7 +135,7 @@ impl RootDirectories {
     }
 }
 
-/// The entries of a directory that can be pods. There are none where there is no directory.
+/// The entries of a directory whose names can be uids of pods; none if it does not exist.
 fn uids(directory: &Path) -> io::Result<Vec<PodUid>> {
     match names(directory) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),

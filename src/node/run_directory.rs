@@ -32,7 +32,7 @@ pub(super) async fn serve(mut lock: DaemonLock, node: NodeHandle, supervisors: S
     loop {
         tokio::select! {
             served = service::serve(listener, node.clone(), directory.clone()) => return served.map_err(NodeError::Service),
-            () = miss_files(&lock, &supervisors) => {}
+            () = until_files_are_missing(&lock, &supervisors) => {}
         }
         warn!("another process has deleted files of podfs node in {}; podfs makes them again", directory.display());
         let mut last = None;
@@ -53,8 +53,8 @@ pub(super) async fn serve(mut lock: DaemonLock, node: NodeHandle, supervisors: S
     }
 }
 
-/// Has missing files of pods made again, until one of the daemon is missing.
-async fn miss_files(lock: &DaemonLock, supervisors: &Supervisors) {
+/// Makes missing files of pods again, until one of the daemon's own is missing.
+async fn until_files_are_missing(lock: &DaemonLock, supervisors: &Supervisors) {
     let mut looks = interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while lock.is_in_place() {

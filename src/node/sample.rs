@@ -21,7 +21,7 @@ pub(crate) fn pod(uid: &str, volumes: &[&str], used: &[&str]) -> NodePod {
     NodePod { pod, manifest, origin: PodOrigin::Api, stage: PodStage::Desired }
 }
 
-/// Its uid.
+/// A uid.
 pub(crate) fn uid(text: &str) -> PodUid {
     PodUid::parse(text).expect("a uid")
 }

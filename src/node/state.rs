@@ -14,9 +14,9 @@ use crate::manifest::pod::PodUid;
 pub struct NodeState {
     /// Whether every source has listed its pods once. Until then nothing is unmounted (VM-02).
     pub sources_ready: bool,
-    /// Whether everything that an earlier daemon left was found and is known.
+    /// Whether the daemon has found everything that an earlier one left.
     pub states_synced: bool,
-    /// What is wrong with the sources of pods, one sentence each.
+    /// The problems of the sources of pods, one sentence each.
     pub trouble: Vec<String>,
     /// The pods, wanted or still mounted.
     pub pods: BTreeMap<PodUid, Arc<PodEntry>>,
@@ -26,7 +26,7 @@ pub struct NodeState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodEntry {
-    /// Its namespace; none for a pod of which only directories were found.
+    /// Its namespace; absent for a pod of which only directories were found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
     /// Its name, likewise.
@@ -34,13 +34,13 @@ pub struct PodEntry {
     pub name: Option<String>,
     /// Its uid.
     pub uid: String,
-    /// Which source describes it; none when no source does any more.
+    /// The source that describes it; absent when no source does any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<PodOrigin>,
-    /// How far it is in its life; none when no source describes it any more.
+    /// The stage of its life; absent when no source describes it any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage: Option<PodStage>,
-    /// Whether an agent has said that its containers have stopped.
+    /// Whether an agent has reported that its containers have stopped.
     pub released: bool,
     /// Whether the populator has taken all its volumes into the desired state (5.5), and a pod without volumes has its
     /// supervisor.
@@ -58,7 +58,7 @@ pub struct PodEntry {
     pub containers: Vec<ContainerEntry>,
 }
 
-/// A container of a pod that is chosen for the container runtime: whose volumes it shows.
+/// A container of a pod that is chosen for the container runtime, and whose volumes it has: podfs's or the kubelet's.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerEntry {
@@ -66,19 +66,19 @@ pub struct ContainerEntry {
     pub id: String,
     /// Its name in the pod.
     pub name: String,
-    /// The paths in the container that show volumes of podfs.
+    /// The paths in the container with volumes of podfs.
     pub replaced: Vec<String>,
-    /// The paths in the container that show the kubelet's volumes, although podfs serves the pod.
+    /// The paths in the container with the kubelet's volumes, although podfs serves the pod.
     pub kept: Vec<KeptMount>,
 }
 
-/// A mount that shows the kubelet's volume.
+/// A mount of the kubelet's volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KeptMount {
     /// The path in the container.
     pub path: String,
-    /// Why; none if podfs was not asked when the container was created.
+    /// Why; absent if the runtime created the container without podfs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -95,14 +95,14 @@ pub struct VolumeEntry {
     pub plugin: String,
     /// Its kind, as the manifest says it: `configMap`.
     pub kind: String,
-    /// Whether a pod that is wanted asks for it.
+    /// Whether a wanted pod wants it.
     pub desired: bool,
-    /// Whether it is mounted.
+    /// Its mount.
     pub mount: VolumeMount,
     /// Where it is mounted, or is going to be, once that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// Whether it can be read only.
+    /// Whether containers can only read it.
     pub read_only: bool,
     /// Its SELinux label, if the node uses SELinux and it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -110,10 +110,10 @@ pub struct VolumeEntry {
     /// A supplemental group that containers need to use it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<u32>,
-    /// Whether a controller of the cluster attaches it to the node; none while that is not known.
+    /// Whether a controller of the cluster attaches it to the node; absent while unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attachable: Option<bool>,
-    /// The bytes that it has at most: the capacity of its PersistentVolume, or the sizeLimit of an emptyDir.
+    /// Its most bytes: the capacity of its PersistentVolume, or the sizeLimit of an emptyDir.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
     /// Whether an agent has asked to refresh it, and the refresh has not ended.
@@ -123,15 +123,15 @@ pub struct VolumeEntry {
     pub reason: Option<String>,
 }
 
-/// Whether a volume is mounted.
+/// The mount of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum VolumeMount {
-    /// It is not, and nothing of it has to be undone.
+    /// It is not mounted, and nothing of it has to be undone.
     NotMounted,
     /// A mount or an unmount did not end: something of it may be there, and has to be undone later (5.4).
     Uncertain,
-    /// It is.
+    /// It is mounted.
     Mounted,
 }
 
@@ -147,7 +147,7 @@ impl NodeState {
 }
 
 impl PodEntry {
-    /// `default/web`, or the uid when its name is not known.
+    /// `default/web`, or the uid if its name is unknown.
     pub fn title(&self) -> String {
         match (&self.namespace, &self.name) {
             (Some(namespace), Some(name)) => format!("{namespace}/{name}"),

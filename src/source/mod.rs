@@ -24,26 +24,26 @@ pub use api::{
     Access, ApiPlan, ApiSource, Condition, Contact, Contacts, PodName, StartError, TokenPolicy, Unreachable, live_pod,
 };
 pub(crate) use api::{
-    Conditions, IssuedCredentials, Journal, ObjectRequest, ObjectTeller, ObjectUpdate, SETTLE, ServedObject,
-    SignerTeller, Task, grown, origin, post as post_events, post_growth, post_read_only, title_of_signer,
+    Conditions, IssuedCredentials, Journal, ObjectRequest, ObjectUpdate, ObjectWatcher, SETTLE, ServedObject,
+    SignerWatcher, Task, grown, origin, post as post_events, post_growth, post_read_only, title_of_signer,
 };
 pub use files::{Accepted, FileSource, PodInput, SourceError};
 pub(crate) use files::{Files, IMMUTABLE, Role, Scanned, Sum, SummedFiles};
 pub(crate) use push::PodCertificate;
 pub use push::{Certificate, Deletion, Inbox, Push, PushError, PushSource, Taken, Unknown};
 
-/// Where the pod and its objects come from.
+/// The source of the pod and its objects.
 pub enum Source {
     /// Manifest files.
     Files(FileSource),
-    /// An API server, and manifest files for what they describe.
+    /// An API server, and manifest files, which win.
     Api(ApiSource),
-    /// Manifest files, and what is pushed beside them.
+    /// Manifest files, and objects that an agent pushes.
     Push(PushSource),
 }
 
 impl Source {
-    /// The next snapshot that differs in the pod or its objects. Cancel-safe; trouble never ends the wait.
+    /// Waits for a snapshot that differs in the pod or its objects. Cancel-safe; a problem never ends the wait.
     pub async fn changed(&mut self) -> Snapshot {
         match self {
             Source::Files(files) => files.changed().await,
@@ -67,7 +67,7 @@ impl Source {
         }
     }
 
-    /// The pod has these volumes from now on. Gives what is known of what they refer to, if that depends on them.
+    /// Sets the pod's volumes. Returns a new snapshot if the known objects depend on the volumes.
     pub fn want(&mut self, volumes: Vec<Volume>) -> Option<Snapshot> {
         match self {
             Source::Files(_) | Source::Api(_) => None,
@@ -76,10 +76,10 @@ impl Source {
     }
 
     /// Sets the present condition of a volume, for events of the pod. Never waits.
-    pub fn tell(&self, volume: &str, condition: Condition) {
+    pub fn set_condition(&self, volume: &str, condition: Condition) {
         match self {
             Source::Files(_) | Source::Push(_) => {}
-            Source::Api(api) => api.tell(volume, condition),
+            Source::Api(api) => api.set_condition(volume, condition),
         }
     }
 
@@ -91,7 +91,7 @@ impl Source {
         }
     }
 
-    /// Where objects can be pushed to, if they can.
+    /// The inbox for pushed objects, if the source has one.
     pub fn inbox(&self) -> Option<Inbox> {
         match self {
             Source::Push(push) => Some(push.inbox()),
@@ -100,7 +100,7 @@ impl Source {
     }
 }
 
-/// A manifest of the pod is not taken, because an API server has the pod.
+/// The source does not take a manifest of the pod, because an API server has the pod.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "podfs asks the API server for the objects of this pod itself; volumes are published to a podfs run --push, or to one that \
@@ -111,7 +111,7 @@ pub struct ServerHasPod;
 /// The pod and its objects at one moment.
 #[derive(Clone)]
 pub struct Snapshot {
-    /// The pod, when the source was asked for one.
+    /// The pod, if the source has one.
     pub pod: Option<Arc<Pod>>,
     /// What the source knows of its objects.
     pub known: KnownObjects,

@@ -1,5 +1,5 @@
-//! What a program of a supervisor leaves for the one that it executes in an upgrade: a variable with the numbers of descriptors
-//! that stay open over `execve(2)`, and the same arguments.
+//! The state that a supervisor passes to the program that it executes in an upgrade: a variable with the numbers of
+//! descriptors that stay open over `execve(2)`, and the same arguments.
 
 use std::env;
 use std::ffi::OsString;
@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 /// The variable that holds the state.
 const VARIABLE: &str = "PODFS_UPGRADE";
 
-/// What one program leaves for the next.
+/// The content of the variable, as JSON.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct ExecState {
-    /// The client's connection, on which it waits for the answer.
+    /// The connection of the client that asked for the upgrade.
     pub(super) connection: RawFd,
     /// The program before.
     pub(super) before: Option<RawFd>,
@@ -35,7 +35,7 @@ pub(super) struct ExecState {
 }
 
 impl ExecState {
-    /// What the program before has left, if this process was another version of podfs.
+    /// The state from the program before, if this process was another version of podfs.
     pub(super) fn of_before() -> Option<ExecState> {
         serde_json::from_str(&env::var(VARIABLE).ok()?).ok()
     }
@@ -46,15 +46,15 @@ pub(crate) fn upgrade_is_under_way() -> bool {
     env::var_os(VARIABLE).is_some()
 }
 
-/// The podfs-fuse that the program after this one has left, when this one goes on in its place. What is on disk is of another
-/// version.
+/// The podfs-fuse of this version, if the program after this one rolled back to this one and left it open. The
+/// podfs-fuse on disk is of another version.
 pub(super) fn server_program_left() -> Option<OwnedFd> {
     let number = ExecState::of_before()?.server?;
     // SAFETY: the program after this one has left the descriptor for it, and this is called once.
     unsafe { inherited(number) }.ok()
 }
 
-/// Takes a descriptor that the program before has left open. No process that is started from here on gets it, too.
+/// Takes a descriptor that the program before has left open, and sets its close-on-exec flag.
 ///
 /// # Errors
 /// When nothing is open there.
@@ -69,7 +69,7 @@ pub(super) unsafe fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Becomes the program at `path`, with this state and these descriptors. Returns only why that failed.
+/// Executes the program at `path` with this state and these descriptors. Returns only if that fails.
 pub(super) fn become_program(path: &Path, state: &ExecState, left_open: &[BorrowedFd<'_>]) -> io::Error {
     let set = |flags: FdFlag| {
         left_open.iter().try_for_each(|descriptor| fcntl(descriptor, FcntlArg::F_SETFD(flags)).map(drop))
@@ -88,8 +88,8 @@ pub(super) fn become_program(path: &Path, state: &ExecState, left_open: &[Borrow
     cause
 }
 
-/// The arguments of this process, without the descriptor that it has written to and closed, and without the file of settings,
-/// which are in the environment by now: a pod keeps those it was started with.
+/// The arguments for the next program. They leave out `--ready-fd`, a descriptor that this process has written to and
+/// closed, and `--config`, whose settings are in the environment: a pod keeps the settings it was started with.
 pub(crate) fn arguments(all: impl Iterator<Item = OsString>) -> Vec<OsString> {
     const LEFT_OUT: [&[u8]; 2] = [b"--ready-fd", b"--config"];
     let mut arguments = Vec::new();
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_descriptor_that_was_written_to_and_settings_are_not_asked_for_again() {
+    fn the_next_program_gets_the_arguments_without_ready_fd_and_config() {
         let given = |words: &[&str]| {
             arguments(words.iter().map(OsString::from)).into_iter().map(OsString::into_vec).collect::<Vec<_>>()
         };

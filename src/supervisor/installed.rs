@@ -1,5 +1,5 @@
-//! Where the programs of podfs are: beside each other, as in a build, or in `../libexec/podfs`, as in a package; and where the
-//! podfs is that is on disk now, for an upgrade.
+//! The paths of podfs's programs: beside each other, as in a build, or in `../libexec/podfs`, as in a package. Also the
+//! path of the podfs that is on disk now, for an upgrade.
 
 use std::ffi::OsStr;
 use std::io;
@@ -11,9 +11,9 @@ use rustix::fs::{Access, Mode, OFlags, access, open};
 
 /// The program of the supervisors that `podfs node` starts.
 pub(crate) const SUPERVISOR: &str = "podfs-supervisor";
-/// Beside the directory of a podfs that a container has installed, the link to the directory of the last one.
+/// The link to the last directory that a container of podfs has installed. It is beside those directories.
 pub(crate) const CURRENT: &str = "current";
-/// Where a package has the programs, beside the directory of podfs.
+/// The directory of the programs in a package, relative to the parent of podfs's own directory.
 const IN_PACKAGE: &str = "libexec/podfs";
 
 /// Why this podfs cannot start another program of its own.
@@ -35,7 +35,7 @@ pub enum ProgramError {
         /// The place in a package.
         packaged: PathBuf,
     },
-    /// There is one, and it cannot be executed.
+    /// The program exists, and cannot be executed.
     #[error(
         "{}, {purpose}, cannot be executed: {cause}; install it anew, from the package or the build that \
          this podfs is from",
@@ -46,11 +46,11 @@ pub enum ProgramError {
         purpose: &'static str,
         /// Where it is.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         #[source]
         cause: io::Error,
     },
-    /// This podfs does not know where it is itself.
+    /// This podfs cannot read the path of its own executable.
     #[error("podfs cannot find its own program: {0}; mount /proc")]
     Lost(#[source] io::Error),
 }
@@ -90,12 +90,12 @@ fn find(name: &'static str, purpose: &'static str) -> Result<(PathBuf, OwnedFd),
     Err(ProgramError::Missing { name, purpose, beside, packaged })
 }
 
-/// Where this program was started from.
+/// The path of this process's executable.
 pub(crate) fn own_path() -> io::Result<PathBuf> {
     std::fs::read_link("/proc/self/exe")
 }
 
-/// Why there is no program to go on as.
+/// Why an upgrade finds no program to execute.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::supervisor) enum NoProgram {
     #[error(transparent)]
@@ -104,11 +104,11 @@ pub(in crate::supervisor) enum NoProgram {
     Gone(PathBuf),
 }
 
-/// Where the program that runs here was started from, whatever is there now; or where a container has installed podfs on the node
-/// since then.
+/// The path to execute in an upgrade: in the directory that a container has installed last, or else the path that this
+/// program was started from.
 ///
 /// # Errors
-/// When there is nothing that could be started.
+/// When there is no file at that path.
 pub(in crate::supervisor) fn program_on_disk() -> Result<PathBuf, NoProgram> {
     const DELETED: &[u8] = b" (deleted)";
     let path = std::fs::read_link("/proc/self/exe")?;

@@ -11,7 +11,7 @@
 //! | [`volume`] | one volume: waiting, live, or live with a refresh that failed |
 //! | `server` | the server process: its start, its watch, its successors |
 //! | [`run_dir`] | what the pod has on the node: its claim, its sockets, its mount points, its cgroup |
-//! | `exec_state` | what a program leaves for the one that it executes in an upgrade |
+//! | `exec_state` | the state that a program passes to the one that it executes in an upgrade |
 //! | `installed` | where the programs of podfs are on disk |
 //! | [`log_format`] | the form of what is printed on standard error |
 //!

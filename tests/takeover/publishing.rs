@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 
 use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{Signal, kill};
-use podfs::supervisor::control::{self, Follower};
+use podfs::supervisor::control::{self, StatusFollower};
 use podfs::supervisor::status::{PodStatus, VolumeState};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -417,7 +417,7 @@ fn volumes_are_refreshed_and_mounted_again_when_an_agent_asks() {
 }
 
 /// The next status for which `is_it` holds.
-async fn next(follower: &mut Follower, is_it: impl Fn(&PodStatus) -> bool) -> PodStatus {
+async fn next(follower: &mut StatusFollower, is_it: impl Fn(&PodStatus) -> bool) -> PodStatus {
     loop {
         let status = follower.next().await.expect("understood").expect("the supervisor goes on");
         if is_it(&status) {

@@ -5,14 +5,14 @@
 //! 2. The server marks an open with a line as begun in the region. If the server is killed, its successor gets the request again,
 //!    finds the mark and writes no line. After a kill between the line and the mark, the successor writes a second line; after a
 //!    kill before the line, the first. Both have `again`.
-//! 3. Writing to standard error never blocks ([`output`]). A line that does not get through is counted in the region, and the
-//!    volume's next line says how many were lost.
+//! 3. Writing to standard error never blocks ([`output`]). The server counts a lost line in the region, and the volume's next
+//!    line says how many were lost.
 //!
 //! A line has names only, never the content of a file.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `opener` | the process that opens |
+//! | `opener` | the process that opens a file |
 //! | [`output`] | standard error, written without blocking |
 
 mod opener;
@@ -30,12 +30,12 @@ use crate::session::Caller;
 use opener::Opener;
 use output::AuditOutput;
 
-/// Longest line. A pipe takes it whole or not at all (`PIPE_BUF` of `pipe(7)`).
+/// Longest line, in bytes. The kernel writes it to a pipe whole or not at all (`PIPE_BUF` of pipe(7)).
 const LONGEST_LINE: usize = 4095;
-/// Longest key and cgroup in a line that is too long with all of them, in bytes.
+/// Longest key and longest cgroup, in bytes, in a line that would be too long otherwise.
 const LONGEST_PATH: usize = 1024;
 
-/// Whose files they are, as the program that started the volume says. It is in every line.
+/// The owner of the files, as the program that started the volume describes it. It is in every line.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Subject(pub Map<String, Value>);
 
@@ -51,7 +51,7 @@ pub(crate) struct Audit {
 struct AuditLine<'a> {
     /// The kind of event. It also distinguishes these lines from others on standard error.
     audit: &'static str,
-    /// When, in UTC, to the microsecond (RFC 3339).
+    /// The time in UTC, in microseconds (RFC 3339).
     time: String,
     #[serde(flatten)]
     subject: &'a Subject,
@@ -59,21 +59,21 @@ struct AuditLine<'a> {
     key: String,
     #[serde(flatten)]
     opener: Opener,
-    /// A server before this one was asked, too, and may have written a line.
+    /// Whether an earlier server got the request, too, and may have written a line.
     #[serde(skip_serializing_if = "Option::is_none")]
     again: Option<bool>,
-    /// How many lines of the volume were lost since the last one.
+    /// The number of lines of the volume that were lost since its last line.
     #[serde(skip_serializing_if = "Option::is_none")]
     lost: Option<u64>,
 }
 
 impl Audit {
-    /// Writes to `output`, and counts in `region`.
+    /// A log that writes to `output`, and counts in `region`.
     pub(crate) fn new(subject: Subject, region: Arc<Region>, output: Arc<AuditOutput>) -> Self {
         Self { subject, region, output }
     }
 
-    /// Writes down that `caller`, which waits for the answer, opens the file at `key`.
+    /// Writes the line that `caller`, which waits for the answer, opens the file at `key`.
     pub(crate) fn open(&self, key: &str, caller: Caller, is_resent: bool) {
         let opens = self.region.opens();
         let lost = opens.untold();
@@ -95,11 +95,11 @@ impl Audit {
 }
 
 impl AuditLine<'_> {
-    /// The line, with its end. None if it is too long whatever is left out of its paths.
+    /// The line with its line break. Shortens the paths of a line that is too long; `None` if it still is.
     fn text(mut self) -> Option<String> {
         let mut room = LONGEST_PATH;
         loop {
-            // Strings and numbers are always JSON.
+            // Strings and numbers are always valid JSON.
             let mut text = serde_json::to_string(&self).ok()?;
             text.push('\n');
             if text.len() <= LONGEST_LINE {

@@ -7,15 +7,15 @@ use serde::Serialize;
 use crate::caller::status::ThreadStatus;
 use crate::caller::{Caller, cgroup};
 
-/// The id that a request has where the kernel does not tell it: ID-mapped mounts.
+/// The id of a request from an ID-mapped mount, where the kernel does not send the real one.
 const NOBODY: u32 = u32::MAX;
 
-/// A process that opens a file. What is not known is null.
+/// A process that opens a file. Unknown fields are `null` in JSON.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Opener {
-    /// Its number, as the server's pid namespace has it. Unknown if it is in none below that.
+    /// Its id in the server's pid namespace. Unknown if it is not in that namespace or one below it.
     pub(super) pid: Option<u32>,
-    /// Whose permissions it has.
+    /// The ids with which the kernel checks its permissions (`fsuid`, `fsgid`).
     pub(super) uid: Option<u32>,
     pub(super) gid: Option<u32>,
     /// Its name for itself (`proc_pid_comm(5)`).
@@ -26,15 +26,15 @@ pub(super) struct Opener {
 impl Opener {
     /// The process of a thread that waits for the answer to a request.
     pub(super) fn of(caller: Caller) -> Self {
-        let told = |id: u32| (id != NOBODY).then_some(id);
-        let known = Self { uid: told(caller.uid), gid: told(caller.gid), ..Self::default() };
+        let sent = |id: u32| (id != NOBODY).then_some(id);
+        let known = Self { uid: sent(caller.uid), gid: sent(caller.gid), ..Self::default() };
         if caller.pid == 0 {
             return known;
         }
         let status = ThreadStatus::of(caller.pid);
         let number = |name, place| status.as_ref()?.numbers(name).nth(place);
         let pid = number("Tgid", 0).unwrap_or(caller.pid);
-        // Real, effective and saved ids come before those that files are opened with.
+        // The fourth id is that for files, after the real, effective and saved ones.
         Self {
             pid: Some(pid),
             uid: known.uid.or_else(|| number("Uid", 3)),

@@ -3,17 +3,17 @@
 use std::fs::File;
 use std::io::Read;
 
-/// Most bytes of the file. What is looked for stands in the first lines.
+/// Most bytes to read. The needed lines are the first ones.
 const MOST: u64 = 16 << 10;
 
-/// The path of a thread's cgroup, if the thread can be seen.
+/// The path of a thread's cgroup; `None` if this process cannot read it.
 pub fn of(thread: u32) -> Option<String> {
     let mut bytes = Vec::new();
     File::open(format!("/proc/{thread}/cgroup")).ok()?.take(MOST).read_to_end(&mut bytes).ok()?;
     chosen(&String::from_utf8_lossy(&bytes))
 }
 
-/// The path in the hierarchy of version 2; if that is the root, the first path of version 1 that is none.
+/// The path in the hierarchy of version 2. If that is the root, the first path of version 1 that is not the root.
 fn chosen(lines: &str) -> Option<String> {
     let path = |line: &str| line.splitn(3, ':').nth(2).map(str::to_owned);
     let unified = lines.lines().filter(|line| line.starts_with("0::"));

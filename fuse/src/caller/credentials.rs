@@ -1,8 +1,8 @@
-//! The user and groups that a call to another machine is made with.
+//! The user and groups of a call to another machine.
 //!
 //! The kernel reports the user, the group and the thread of a caller. Its supplementary groups are in `/proc/<thread>/status`,
-//! which podfs opens once for each thread and reads again after `HOLDS`: an open file stays the same thread's, and cannot be read
-//! any more once the thread has ended. podfs notices a change of the user or group at once, because the kernel reports both.
+//! which podfs opens once for each thread and reads again after `VALID`: an open file belongs to one thread, and read(2) fails
+//! after the thread has ended. podfs notices a change of the user or group at once, because the kernel reports both.
 
 use std::cell::{Cell, RefCell};
 use std::fs::{self, File};
@@ -17,15 +17,15 @@ use serde::{Deserialize, Serialize};
 use super::Caller;
 use super::status::{self, ThreadStatus};
 
-/// Threads that are remembered.
-const REMEMBERED: NonZeroUsize = NonZeroUsize::new(128).expect("it is not zero");
-/// How long the groups of a thread are believed, if its user and group are what they were.
-const HOLDS: Duration = Duration::from_secs(1);
+/// Most threads in the cache.
+const CACHED: NonZeroUsize = NonZeroUsize::new(128).expect("it is not zero");
+/// How long the cached groups of a thread are valid, if its user and group have not changed.
+const VALID: Duration = Duration::from_secs(1);
 
-/// The user that calls to a source on another machine are made as.
+/// The user of calls to a source on another machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ActAs {
-    /// The caller, as the kernel tells.
+    /// The caller's ids, as the kernel sends them.
     #[default]
     #[serde(rename = "AsTheyAre")]
     Caller,
@@ -37,11 +37,11 @@ pub enum ActAs {
     CallerInItsNamespace,
 }
 
-/// The credentials of callers, as far as they are remembered.
+/// The cached credentials of callers.
 pub struct Credentials {
     act_as: ActAs,
     known: RefCell<LruCache<u32, Thread>>,
-    /// The ids of the pod, once a process of it has made a request.
+    /// The ids of the pod, after its first request.
     pod: Cell<Option<Ids>>,
 }
 
@@ -54,55 +54,56 @@ struct Thread {
 }
 
 impl Credentials {
-    /// Without any caller yet. `act_as` says which credentials calls have.
+    /// An empty cache. `act_as` says which user calls have.
     pub fn new(act_as: ActAs) -> Self {
-        Self { act_as, known: RefCell::new(LruCache::new(REMEMBERED)), pod: Cell::new(None) }
+        Self { act_as, known: RefCell::new(LruCache::new(CACHED)), pod: Cell::new(None) }
     }
 
-    /// The credential of a call for `caller`. A caller that cannot be looked at has no groups but the one the kernel tells.
+    /// The credential of a call for `caller`. If podfs cannot read the caller's status, it has only the group that the
+    /// kernel sent.
     pub fn of(&self, caller: Caller) -> Credential {
         if self.act_as == ActAs::Nobody {
             return Credential::Anonymous;
         }
-        let plain = || Credential::User { uid: told(caller.uid), gid: told(caller.gid), groups: Vec::new() };
+        let plain = || Credential::User { uid: or_nobody(caller.uid), gid: or_nobody(caller.gid), groups: Vec::new() };
         if caller.pid == 0 {
             return plain();
         }
         let mut known = self.known.borrow_mut();
         if let Some(thread) = known.get_mut(&caller.pid) {
-            // In an ID-mapped mount requests name no user, so a change of user would not be noticed.
+            // Requests from an ID-mapped mount have no user, so podfs could not notice a change of user.
             let same = (thread.uid, thread.gid) == (caller.uid, caller.gid) && self.act_as == ActAs::Caller;
-            if same && thread.at.elapsed() < HOLDS {
+            if same && thread.at.elapsed() < VALID {
                 return thread.credential.clone();
             }
             if let Ok(status) = ThreadStatus::read(&thread.status) {
                 (thread.uid, thread.gid, thread.at) = (caller.uid, caller.gid, Instant::now());
-                thread.credential = self.as_told(&status, caller);
+                thread.credential = self.credential(&status, caller);
                 return thread.credential.clone();
             }
-            // Another thread has the number now, or none.
+            // The thread has ended; another one may have its id.
             known.pop(&caller.pid);
         }
         let Some(file) = status::open(caller.pid) else { return plain() };
         let Ok(status) = ThreadStatus::read(&file) else { return plain() };
-        let credential = self.as_told(&status, caller);
+        let credential = self.credential(&status, caller);
         let Caller { uid, gid, .. } = caller;
         let thread = Thread { status: file, uid, gid, credential: credential.clone(), at: Instant::now() };
         known.put(caller.pid, thread);
         credential
     }
 
-    fn as_told(&self, status: &ThreadStatus, caller: Caller) -> Credential {
+    fn credential(&self, status: &ThreadStatus, caller: Caller) -> Credential {
         let groups = status.numbers("Groups").take(MAX_GROUPS).collect();
         match self.act_as {
             ActAs::Nobody => Credential::Anonymous,
             ActAs::Caller => Credential::User { uid: caller.uid, gid: caller.gid, groups },
             ActAs::CallerInItsNamespace => {
                 let ids = self.ids(caller.pid);
-                // The fourth is the one for files (`fsuid`).
+                // The fourth id is that for files (`fsuid`).
                 let own = |name| ids.inside(status.numbers(name).nth(3).unwrap_or(NOBODY));
-                // Requests that create something carry the id, as the mount maps it.
-                let pick = |told: u32, found: u32| if told == UNTOLD { found } else { told };
+                // Requests that create files have the id, as the mount maps it.
+                let pick = |sent: u32, found: u32| if sent == UNSENT { found } else { sent };
                 Credential::User {
                     uid: pick(caller.uid, own("Uid")),
                     gid: pick(caller.gid, own("Gid")),
@@ -112,8 +113,8 @@ impl Credentials {
         }
     }
 
-    /// How the mount maps the ids of a caller. Within a pod, any process may make a user namespace and be root there; that is
-    /// not the namespace of the mount, and podfs does not trust it.
+    /// The ids that the mount maps for a caller. A process of a pod may make a user namespace and be root there; that is not the
+    /// namespace of the mount, so podfs does not use it.
     fn ids(&self, pid: u32) -> Ids {
         let map = |pid: &str| fs::read_to_string(format!("/proc/{pid}/uid_map")).unwrap_or_default();
         let (theirs, ours) = (map(&pid.to_string()), map("self"));
@@ -127,31 +128,31 @@ impl Credentials {
     }
 }
 
-/// The id that a request has where the kernel does not tell it.
-const UNTOLD: u32 = u32::MAX;
-/// The id of a user that is not mapped, as the kernel has it.
+/// The id of a request in which the kernel does not send the real one.
+const UNSENT: u32 = u32::MAX;
+/// The kernel's id for users without a mapping (`overflowuid`).
 const NOBODY: u32 = 65534;
-/// Ids that the kubelet gives a pod at least. They begin at a multiple of it.
-const OF_A_POD: u32 = 1 << 16;
+/// The kubelet maps a multiple of so many ids for a pod, from a multiple of it on (KEP-127).
+const POD_IDS: u32 = 1 << 16;
 
-/// Which ids of the host there are.
+/// The ids of the host that a user namespace maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ids {
-    /// All: the caller is in no other user namespace than this process.
+    /// All: the caller is in this process's user namespace.
     All,
-    /// So many from this one on, as those from 0 on.
+    /// The first id of the host, and the number of ids. In the namespace, they begin at 0.
     Pod(u32, u32),
-    /// It is not known.
+    /// The mapping is unknown.
     None,
 }
 
 impl Ids {
-    /// Those of a pod's namespace, if `map` is of one. A process without privilege cannot make one that looks so: it may map no
-    /// more than a single id (`user_namespaces(7)`). A process that has the privilege is root in the pod already.
+    /// The ids of a pod's namespace; `None` if `map` is not the `uid_map` of one. An unprivileged process cannot write such a
+    /// map: it may map only one id (user_namespaces(7)). A privileged process of the pod is root in it already.
     fn of_pod(map: &str) -> Option<Self> {
         let mut numbers = map.split_whitespace().map(str::parse::<u32>);
         let (inside, outside, count) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
-        let is_one = inside == 0 && count > 0 && outside % OF_A_POD == 0 && count % OF_A_POD == 0;
+        let is_one = inside == 0 && count > 0 && outside % POD_IDS == 0 && count % POD_IDS == 0;
         (is_one && numbers.next().is_none()).then_some(Self::Pod(outside, count))
     }
 
@@ -164,8 +165,8 @@ impl Ids {
     }
 }
 
-fn told(id: u32) -> u32 {
-    if id == UNTOLD { NOBODY } else { id }
+fn or_nobody(id: u32) -> u32 {
+    if id == UNSENT { NOBODY } else { id }
 }
 
 #[cfg(test)]
@@ -215,7 +216,7 @@ mod tests {
             assert_eq!(Ids::of_pod(map), None, "{map}");
         }
         let credentials = Credentials::new(ActAs::CallerInItsNamespace);
-        let Credential::User { uid, gid, .. } = credentials.of(Caller { uid: UNTOLD, gid: UNTOLD, pid: 0 }) else {
+        let Credential::User { uid, gid, .. } = credentials.of(Caller { uid: UNSENT, gid: UNSENT, pid: 0 }) else {
             panic!("a user")
         };
         assert_eq!((uid, gid), (NOBODY, NOBODY));

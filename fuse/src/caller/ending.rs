@@ -1,7 +1,7 @@
 //! Whether a caller is being killed, or has ended.
 //!
-//! When a caller gets a signal, the kernel asks for its call to be interrupted (INTERRUPT), whatever the signal. As with Linux'
-//! own NFS client, podfs interrupts a call only if the signal ends the process: the kernel turns such a signal into SIGKILL for
+//! When a caller gets any signal, the kernel sends INTERRUPT for its request. Like Linux' own NFS client, podfs interrupts a
+//! call only if the signal ends the process: the kernel turns such a signal into SIGKILL for
 //! each of the process's threads (`complete_signal`), where `SigPnd` shows it. The kernel sends INTERRUPT for the first signal
 //! only. So podfs checks an interrupted caller again until it has answered it.
 
@@ -12,24 +12,25 @@ use super::status::ThreadStatus;
 /// `SIGKILL` in a set of signals.
 const KILL: u64 = 1 << (Signal::KILL.as_raw() - 1);
 
-/// Whether a thread is being killed. One that this process cannot see (`pid` 0: in another pid namespace) counts as one:
-/// otherwise no signal might ever end its call.
+/// Whether a thread is being killed. A thread that this process cannot see (`pid` 0: in another pid namespace) counts as killed:
+/// otherwise no signal could end its call.
 pub fn is_dying(pid: u32) -> bool {
     seen(pid).is_none_or(|status| is_killed(&status))
 }
 
-/// Whether a thread has got so far in ending that no signal reaches it: its memory goes before its files (`do_exit`).
+/// Whether a thread is so far in exit that no signal reaches it. The kernel frees its memory before it closes its files
+/// (`do_exit`).
 pub fn is_exiting(pid: u32) -> bool {
     seen(pid).is_none_or(|status| has_no_memory(&status))
 }
 
-/// Whether a thread does not need the answer to its request any more. Of a thread that this process cannot see, the kernel's
-/// INTERRUPT has to say it.
+/// Whether a thread no longer needs the answer to its request. For a thread that this process cannot see, `interrupted` decides:
+/// the kernel's INTERRUPT.
 pub fn has_given_up(pid: u32, interrupted: bool) -> bool {
     seen(pid).map_or(interrupted, |status| is_killed(&status) || has_no_memory(&status))
 }
 
-/// Whether a signal waits for a thread, as far as this process can see it, and is not blocked.
+/// Whether a thread has a pending signal that it does not block; `false` if this process cannot see the thread.
 pub fn has_signal(pid: u32) -> bool {
     let waits = |status: &ThreadStatus| (status.bits("SigPnd") | status.bits("ShdPnd")) & !status.bits("SigBlk") != 0;
     seen(pid).as_ref().is_some_and(waits)

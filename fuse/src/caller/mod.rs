@@ -2,15 +2,15 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`ending`] | whether it is being killed |
+//! | [`ending`] | whether the process is being killed |
 //! | [`credentials`] | its user and groups, for a source on another machine |
 //! | [`privileges`] | whether it administers the system, whether it is in a group |
 //! | [`cgroup`] | its cgroup |
 //! | `status` | reading `/proc/<thread>/status` |
 //!
-//! Of `/proc/<thread>` this reads only files that wait for no other process: `status`, `uid_map` and its like, `cgroup`, `comm`.
-//! A process that executes a program closes files, and waits for the answer to FLUSH, while it holds a lock that `stat`,
-//! `cmdline` and others wait for. The answer would never come.
+//! podfs reads only files of `/proc/<thread>` that never wait for another process: `status`, the maps of ids, `cgroup`, `comm`. A
+//! process in execve(2) closes files, and waits for the answer to FLUSH, while it has a lock that `stat`, `cmdline` and others
+//! wait for. That is a deadlock.
 
 pub mod cgroup;
 pub mod credentials;
@@ -21,10 +21,10 @@ pub(crate) mod status;
 /// The ids of the calling process, from the header of a FUSE request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// Owner of what it creates.
+    /// The owner of new files.
     pub uid: u32,
-    /// Group of what it creates.
+    /// The group of new files.
     pub gid: u32,
-    /// Its thread, as this process's pid namespace numbers it; 0 if that cannot see it.
+    /// The thread's id in this process's pid namespace; 0 if the thread is not in it.
     pub pid: u32,
 }

@@ -1,4 +1,4 @@
-//! The rights of a caller that the kernel has not checked already.
+//! Rights of a caller that the kernel does not check.
 
 use std::fs;
 use std::path::Path;
@@ -6,8 +6,8 @@ use std::path::Path;
 use super::Caller;
 use super::status::ThreadStatus;
 
-/// Whether the caller has `CAP_SYS_ADMIN`, and not only in a user namespace of its own. On an ID-mapped mount the kernel does
-/// not tell the caller's user, so this looks at the process.
+/// Whether the caller has `CAP_SYS_ADMIN` in the server's user namespace. It reads `/proc`, because requests from an ID-mapped
+/// mount do not have the caller's user.
 pub fn administers_system(caller: Caller) -> bool {
     const SYS_ADMIN: u64 = 1 << 21;
     let effective = ThreadStatus::of(caller.pid).map_or(0, |status| status.bits("CapEff"));
@@ -15,16 +15,15 @@ pub fn administers_system(caller: Caller) -> bool {
     effective & SYS_ADMIN != 0 && maps().is_some_and(|maps| Some(maps) == maps_of("self"))
 }
 
-/// Whether the caller is in the group `gid`. A caller that cannot be looked at is in none.
+/// Whether the caller is in the group `gid`. Returns `false` if podfs cannot read its status.
 pub fn is_in_group(caller: Caller, gid: u32) -> bool {
     let Some(status) = ThreadStatus::of(caller.pid) else { return false };
-    // The fourth is the one for files (`fsgid`).
+    // The fourth id is that for files (`fsgid`).
     status.numbers("Gid").skip(3).chain(status.numbers("Groups")).any(|group| group == gid)
 }
 
-/// Which ids of the system there are in the user namespace of a process. Another namespace than this process's own shows
-/// other maps, unless it was given every user, every group and every project of the system on purpose. The namespaces
-/// themselves could be compared only with `CAP_SYS_PTRACE`.
+/// The maps of the user namespace of a process, to compare namespaces: to compare the namespaces themselves needs
+/// `CAP_SYS_PTRACE`. Another namespace has other maps, unless it maps every user, group and project of the system.
 fn maps_of(process: &str) -> Option<[Vec<u8>; 3]> {
     let directory = Path::new("/proc").join(process);
     let map = |name| fs::read(directory.join(name)).ok();

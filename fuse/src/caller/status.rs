@@ -4,19 +4,22 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
 
-/// Most bytes that are read. A line of 65,536 groups, the most that Linux gives a process, is longer; it is cut there.
+/// Most bytes to read. A line with 65,536 groups, the most that Linux allows, is longer; podfs ignores the rest.
 const LONGEST: usize = 1 << 16;
 
-/// The text of such a file.
+/// The text of the status of a thread.
 pub(crate) struct ThreadStatus(String);
 
 impl ThreadStatus {
-    /// That of a thread, if there is one of this number.
+    /// Reads the status of a thread; `None` if there is no such thread.
     pub(crate) fn of(thread: u32) -> Option<Self> {
         Self::read(&open(thread)?).ok()
     }
 
-    /// That of the thread whose file this is. An error says that the thread is gone.
+    /// Reads the open status file of a thread.
+    ///
+    /// # Errors
+    /// When the thread has ended.
     pub(crate) fn read(file: &File) -> io::Result<Self> {
         let mut bytes = vec![0; 4096];
         let mut length = 0;
@@ -37,7 +40,7 @@ impl ThreadStatus {
         Ok(Self(String::from_utf8_lossy(&bytes[..length]).into_owned()))
     }
 
-    /// The values of a line. The name of a process stands in the file, too, but not with a line break in it.
+    /// The values of a line. No process can forge a line with its own name, because the kernel escapes line breaks in it.
     pub(crate) fn values(&self, name: &str) -> Option<&str> {
         self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
     }
@@ -48,13 +51,13 @@ impl ThreadStatus {
         values.split_whitespace().map_while(|word| word.parse().ok())
     }
 
-    /// The bits of a line that has a set: signals or capabilities.
+    /// The bits of a line with a set of signals or capabilities.
     pub(crate) fn bits(&self, name: &str) -> u64 {
         self.values(name).and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
     }
 }
 
-/// The file of a thread. It stays that thread's: once the thread is gone, it cannot be read any more.
+/// Opens the status file of a thread. It belongs to that thread: read(2) fails after the thread has ended.
 pub(crate) fn open(thread: u32) -> Option<File> {
     File::open(format!("/proc/{thread}/status")).ok()
 }

@@ -1,15 +1,13 @@
-//! Committing on one CPU with the server's threads.
+//! Runs a commit and the server's threads on one CPU.
 //!
-//! A commit is a handful of system calls that each wait for the server. Waking a thread on another,
-//! idle CPU costs several times what the answer costs (measured on 2 CPUs: a commit of ten keys took
-//! 0.6 ms when each message woke the other CPU, 0.08 ms when both shared one). So for the length of a
-//! commit the committing thread, the volume's session thread and the server's control thread share
-//! the CPU that the commit began on. Nothing depends on it: where the kernel refuses, commits are only
-//! slower.
+//! A commit makes a few system calls, and each waits for the server. To wake a thread on another, idle CPU takes several times
+//! as long as the answer (measured on 2 CPUs: a commit of ten keys took 0.6 ms when each message woke the other CPU, and 0.08 ms
+//! on one CPU). So the committing thread, the volume's session thread and the server's control thread share the CPU on which the
+//! commit began, until its end. If the kernel refuses, commits are only slower.
 
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-/// The CPUs this process may run on, as it was started.
+/// The CPUs on which this process may run, as of its start.
 pub(crate) struct Affinity(Option<CpuSet>);
 
 impl Affinity {
@@ -18,7 +16,7 @@ impl Affinity {
         Self(sched_getaffinity(None).ok().filter(|cpus| cpus.count() > 1))
     }
 
-    /// Brings `threads` to the calling thread's CPU until the guard is dropped.
+    /// Moves `threads` to the calling thread's CPU until the guard is dropped.
     pub(crate) fn together(&self, threads: impl IntoIterator<Item = Pid>) -> Together<'_> {
         let mut here = CpuSet::new();
         here.set(sched_getcpu());
@@ -33,16 +31,16 @@ impl Affinity {
     }
 }
 
-/// Threads that share a CPU for now.
+/// A guard for threads that share a CPU.
 pub(crate) struct Together<'a> {
     affinity: &'a Affinity,
-    /// `None` is the thread that made the guard, which also drops it.
+    /// The threads. `None` is the one that made the guard; it also drops the guard.
     threads: Vec<Option<Pid>>,
 }
 
 impl Drop for Together<'_> {
     fn drop(&mut self) {
-        // Back to where the process started, not to what another commit had set meanwhile.
+        // Restores the CPUs of the process's start, because a present setting may be that of another commit.
         if let Some(all) = &self.affinity.0 {
             for thread in &self.threads {
                 let _gone = sched_setaffinity(*thread, all);

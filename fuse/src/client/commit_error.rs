@@ -1,22 +1,22 @@
-//! Why the files of a projection are not shown.
+//! Errors of commits.
 
 use std::io;
 
-/// Why a commit did not happen.
+/// Why a commit failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CommitError {
-    /// Memory for the generation could not be had.
+    /// The kernel refused memory for the generation.
     #[error("cannot hold the new generation in memory: {0}")]
     Memory(#[source] io::Error),
-    /// The server did not take the generation.
+    /// The server refused the generation, or has ended.
     #[error("the server did not take the new generation: {0}")]
     Server(#[source] io::Error),
     /// A system call on the private mount failed.
     #[error("cannot commit: {call} failed: {cause}")]
     Step {
-        /// The call and the name it was for.
+        /// The call and its file name.
         call: String,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         cause: io::Error,
     },

@@ -1,4 +1,4 @@
-//! One connection to one server process.
+//! A connection to a server process.
 
 use std::io;
 use std::net::Shutdown;
@@ -10,15 +10,15 @@ use std::time::Duration;
 
 use crate::protocol::{Greeting, ServerReply, ServerRequest, check, receive, send};
 
-/// How long a server may take for an answer until it serves: it only has to load what is there.
+/// Longest wait for an answer of a server that does not serve yet.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A server process that has answered.
+/// The connection to a server process that has answered the greeting.
 pub(super) struct ServerConnection {
-    /// Held from a question to its answer.
+    /// Locked from a request to its answer.
     control: Mutex<UnixStream>,
-    /// The same socket, for when that takes too long.
-    other_way: UnixStream,
+    /// The same socket, to shut it down while `control` is locked.
+    shutdown_handle: UnixStream,
     broken: AtomicBool,
     greeting: Greeting,
     keeper: Mutex<KeeperLink>,
@@ -29,19 +29,19 @@ pub(super) struct ServerConnection {
 pub(super) struct KeeperLink {
     /// Its process.
     pub(super) pid: i32,
-    /// Its channel, until a successor needs it.
+    /// Its channel, until [`ServerConnection::take_keeper`].
     pub(super) channel: Option<OwnedFd>,
     /// Whether it can start a successor.
     pub(super) starts_successor: bool,
 }
 
 impl ServerConnection {
-    /// Greets the server at the other end of `control`. Until [`Self::trust`] is called, it may not take long for an answer.
+    /// Greets the server at the other end of `control`. Until [`Self::trust`], each answer may take [`TIMEOUT`].
     ///
     /// # Errors
-    /// When it does not answer, or speaks another language.
+    /// When it does not answer, or its protocol is incompatible.
     pub(super) fn open(control: UnixStream, greeting: &Greeting) -> io::Result<ServerConnection> {
-        let other_way = control.try_clone()?;
+        let shutdown_handle = control.try_clone()?;
         control.set_read_timeout(Some(TIMEOUT))?;
         control.set_write_timeout(Some(TIMEOUT))?;
         let (reply, mut descriptors) = exchange(&control, &ServerRequest::Hello(greeting.clone()), &[])?;
@@ -52,39 +52,40 @@ impl ServerConnection {
         check(greeting, &theirs).map_err(io::Error::other)?;
         Ok(ServerConnection {
             control: Mutex::new(control),
-            other_way,
+            shutdown_handle,
             broken: AtomicBool::new(false),
             greeting: theirs,
             keeper: Mutex::new(KeeperLink { pid, channel: descriptors.pop(), starts_successor }),
         })
     }
 
-    /// From now on the server may take its time.
+    /// Removes the limit on the time for an answer.
     ///
     /// # Errors
-    /// When the socket is none.
+    /// Those of setsockopt(2).
     pub(super) fn trust(&self) -> io::Result<()> {
-        self.other_way.set_read_timeout(None)?;
-        self.other_way.set_write_timeout(None)
+        self.shutdown_handle.set_read_timeout(None)?;
+        self.shutdown_handle.set_write_timeout(None)
     }
 
-    /// Whether the server answers within `limit`, as far as one can tell without disturbing another question.
+    /// Whether the server answers a request within `limit`. While another request waits for its answer, returns `true`.
+    /// Closes the connection if the server does not answer.
     pub(super) fn is_responsive(&self, limit: Duration) -> bool {
         let Ok(control) = self.control.try_lock() else { return true };
         let set = |limit| control.set_read_timeout(limit).is_ok();
         let answered = set(Some(limit)) && exchange(&*control, &ServerRequest::Volumes, &[]).is_ok();
         if !answered {
-            // What it answers later would be taken for the answer to another question.
+            // A late answer would count as the answer to the next request.
             self.broken.store(true, Ordering::Relaxed);
             self.shut_down();
         }
         answered && set(None)
     }
 
-    /// One question, and its answer.
+    /// Sends a request, and waits for the answer.
     ///
     /// # Errors
-    /// What the server could not do; see [`Self::is_broken`].
+    /// When the server could not do it, or there is no server any more: see [`Self::is_broken`].
     pub(super) fn ask(
         &self,
         request: &ServerRequest,
@@ -98,14 +99,14 @@ impl ServerConnection {
         })
     }
 
-    /// Whether the error of a question is that there is no server any more.
+    /// Whether the error of a request means that there is no server any more.
     pub(super) fn is_broken(&self, error: &io::Error) -> bool {
         error.kind() != io::ErrorKind::Other && self.broken.load(Ordering::Relaxed)
     }
 
-    /// Ends all questions that wait for an answer.
+    /// Closes the connection. All requests that wait for an answer fail.
     pub(super) fn shut_down(&self) {
-        let _ = self.other_way.shutdown(Shutdown::Both);
+        let _ = self.shutdown_handle.shutdown(Shutdown::Both);
     }
 
     /// Tells the server to end.
@@ -131,13 +132,13 @@ impl ServerConnection {
         self.keeper_of().pid
     }
 
-    /// The server's keeper, with its channel, which this no longer has.
+    /// Takes the channel of the server's keeper out of the connection.
     pub(super) fn take_keeper(&self) -> KeeperLink {
         let KeeperLink { pid, channel, starts_successor } = &mut *self.keeper_of();
         KeeperLink { pid: *pid, channel: channel.take(), starts_successor: *starts_successor }
     }
 
-    /// The server has this keeper.
+    /// Notes the server's keeper.
     pub(super) fn set_keeper(&self, keeper: KeeperLink) {
         *self.keeper_of() = keeper;
     }

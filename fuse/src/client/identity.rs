@@ -1,18 +1,18 @@
-//! The name of a volume, and what else the supervisor says of it when it mounts it.
+//! The name of a volume, and the supervisor's record about it.
 //!
 //! The messages to the server have the name in three places, and other versions of podfs read them there: in the options of
-//! passthrough volumes and exports, in the subject of the access log, and in what the supervisor that adopts the volume gets. All
-//! of them come from one [`VolumeIdentity`].
+//! passthrough volumes and exports, in the subject of the access log, and in the record for the supervisor that adopts the volume.
+//! All of them come from one [`VolumeIdentity`].
 
 use serde_json::Value;
 
 use crate::label::VolumeLabel;
 use crate::protocol::Reporting;
 
-/// The field for the name, in the subject of the access log and in what is said of a volume.
+/// The field for the name in the subject of the access log and in the record.
 const NAME: &str = "volume";
 
-/// The name of a volume, and what the supervisor that adopts it has to know.
+/// The name of a volume, and the record for the supervisor that adopts it.
 #[derive(Clone, Debug, Default)]
 pub struct VolumeIdentity {
     name: String,
@@ -20,23 +20,23 @@ pub struct VolumeIdentity {
 }
 
 impl VolumeIdentity {
-    /// A volume of this name. `about` is an object for the supervisor that adopts the volume if this one is killed; it gets the
-    /// name, too.
+    /// The identity of a volume. `about` is a JSON object for the supervisor that adopts the volume if this one is killed.
+    /// [`VolumeIdentity`] adds the name to it.
     pub fn new(name: &str, about: Value) -> Self {
         Self { name: name.to_owned(), about }
     }
 
-    /// For log lines of this process.
+    /// The name, for log lines of this process.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// For log lines of the server.
+    /// The label for log lines of the server.
     pub(super) fn label(&self) -> VolumeLabel {
         VolumeLabel::new(&self.name)
     }
 
-    /// For the access log.
+    /// The reporting with the name in the subject of the access log.
     pub(super) fn reporting(&self, reporting: &Reporting) -> Reporting {
         let mut reporting = reporting.clone();
         if let Some(subject) = &mut reporting.audit {
@@ -45,7 +45,7 @@ impl VolumeIdentity {
         reporting
     }
 
-    /// For the supervisor that adopts the volume.
+    /// The record with the name, for the supervisor that adopts the volume.
     pub(super) fn about(&self) -> Value {
         let mut about = self.about.clone();
         if let Value::Object(fields) = &mut about {
@@ -55,7 +55,7 @@ impl VolumeIdentity {
     }
 }
 
-/// The name in what a supervisor has said of a volume.
+/// The name in the record about a volume.
 pub(super) fn name_in(about: &Value) -> Option<&str> {
     about[NAME].as_str()
 }

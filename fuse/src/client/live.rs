@@ -1,10 +1,10 @@
 //! The supervisor's side of the live parts of one projection: their mount, and its updates.
 //!
-//! An update announces its steps to the server, and then performs them one by one: system calls on the private mount, and two
-//! kinds of messages. It confirms each completed step in the replica, as in a [commit](super::projection).
+//! An update announces its steps to the server, and then performs them one by one: system calls on the private mount, and
+//! messages for two kinds of steps. It confirms each completed step in the replica, as in a [commit](super::projection).
 //!
-//! 1. A supervisor that is killed between two steps leaves them announced, in the server. The next one performs them first, so
-//!    that the kernel raises every event, and then compares the live parts with the projection's current generation.
+//! 1. If a supervisor is killed between two steps, the server still has the announced steps. The next supervisor performs
+//!    them first, so that the kernel raises every event, and then compares the live parts with the projection's current generation.
 //! 2. A step that fails does not stop later updates: the next update begins from the present state of the live parts.
 
 use std::collections::BTreeSet;
@@ -31,19 +31,19 @@ use crate::mount::private::{MountOptions, PrivateMount, open_device};
 use crate::projection::image::{DirectoryAttributes, FileEntry, Image, Index, Layout};
 use crate::protocol::{ServerRequest, VolumeId};
 
-/// Why a path of a projection is not shown live.
+/// Why podfs cannot show a path of a projection as a live part.
 #[derive(Debug, thiserror::Error)]
 pub enum LivePartError {
-    /// The payload has nothing there.
+    /// The payload has no such path.
     #[error("the volume has no {0:?} yet")]
     Missing(String),
     /// The path leads through a file.
     #[error("{0:?} leads through a file; only a directory has something in it")]
     NotADirectory(String),
-    /// The second file system cannot be mounted, or a part of it.
+    /// The file system of live parts, or the part, cannot be mounted.
     #[error(transparent)]
     Mount(#[from] MountError),
-    /// It does not show the path.
+    /// The update that adds the path failed.
     #[error(transparent)]
     Update(#[from] CommitError),
 }
@@ -52,12 +52,12 @@ pub enum LivePartError {
 pub(super) struct Live {
     mounted: MountedVolume,
     tree: Replica<LiveTree>,
-    /// A supervisor before this one, or a step that failed, may have left something undone.
+    /// An earlier supervisor or a failed step may have left an update incomplete.
     untidy: bool,
 }
 
 impl Live {
-    /// Mounts them for the projection `of`, none yet.
+    /// Mounts the file system of the live parts of the projection `of`, without parts.
     pub(super) fn start(
         server: &Arc<ServerClient>,
         of: VolumeId,
@@ -80,8 +80,10 @@ impl Live {
         Ok(Self { mounted, tree, untidy: false })
     }
 
-    /// Those of a supervisor that was killed, perhaps in the middle of an update, and their projection. Gives back a volume of
-    /// another kind.
+    /// The live parts of a supervisor that was killed, perhaps during an update, and the id of their projection.
+    ///
+    /// # Errors
+    /// The volume, if it is of another kind.
     pub(super) fn adopt(mounted: MountedVolume) -> Result<(VolumeId, Self), MountedVolume> {
         match mounted.held.of_kind::<HeldLive>().map(|held| (held.projection(), held.tree())) {
             Some((projection, tree)) => Ok((projection, Self { mounted, tree, untidy: true })),
@@ -89,12 +91,12 @@ impl Live {
         }
     }
 
-    /// Whether no server could go on with them.
+    /// Whether no server could continue with them.
     pub(super) fn is_given_up(&self) -> bool {
         self.mounted.held.is_given_up()
     }
 
-    /// A mount of the part at `path` of `generation`, read-only, attached nowhere yet.
+    /// A detached, read-only mount of the part at `path` of `generation`.
     pub(super) fn part(&mut self, path: &str, generation: &Image) -> Result<OwnedFd, LivePartError> {
         let (path, shape) = resolve(path, generation)?;
         let slot = Slot { path, shape };
@@ -108,7 +110,7 @@ impl Live {
         Ok(self.mounted.held.clone_mount(|mount| mount.read_only_part(&number.to_string()))?)
     }
 
-    /// Shows what `generation` has at the paths that are shown.
+    /// Updates the parts to the content of `generation`.
     pub(super) fn follow(&mut self, generation: &Image) -> Result<(), CommitError> {
         let slots = self.tree.lock().slots().to_vec();
         self.show(slots, generation)
@@ -117,7 +119,7 @@ impl Live {
     fn show(&mut self, slots: Vec<Slot>, generation: &Image) -> Result<(), CommitError> {
         if self.untidy {
             let left = self.tree.lock().announced();
-            // What fails here is planned anew.
+            // The plan below has the failed steps again.
             let _ = self.perform(&left);
         }
         let (before, is_old) = {
@@ -177,7 +179,7 @@ impl Live {
                 let (directory, name) = self.parent(path)?;
                 let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
                 let file = openat(directory, name, flags, Mode::empty())?;
-                // The server shows the time of the payload, whatever is said here.
+                // The server shows the time of the payload, not this one.
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
                 let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
                 let last_modification = Timespec { tv_sec: now.as_secs().cast_signed(), tv_nsec: 0 };
@@ -185,7 +187,7 @@ impl Live {
             }
             LiveStep::Touch { path } => {
                 let (directory, name) = self.parent(path)?;
-                // The server shows the mode of the payload, likewise.
+                // The server shows the mode of the payload, not this one.
                 chmodat(directory, name, Mode::from_raw_mode(0o400), AtFlags::empty())?;
             }
             LiveStep::RemoveFile { path } => {
@@ -200,8 +202,8 @@ impl Live {
         Ok(())
     }
 
-    /// As of a projection's root after a commit: a container's `stat` of a directory that was answered before its entries
-    /// changed may be stored after that, and would be believed for ever.
+    /// Makes the kernel request the attributes of changed directories again. It may have got an answer before the change and
+    /// store it after the change; it would then use the old attributes for ever. A projection does the same with its root.
     fn refresh(&self, steps: &[LiveStep]) -> Result<(), CommitError> {
         let removed =
             |path: &str| steps.iter().any(|step| *step == LiveStep::RemoveDirectory { path: path.to_owned() });
@@ -219,7 +221,7 @@ impl Live {
         Ok((self.directory(directory)?, name))
     }
 
-    /// As of a projection: follows no link and stays inside, whatever the server answers.
+    /// Opens a directory of the mount. It follows no links and stays in the mount, whatever the server answers.
     fn directory(&self, path: &str) -> io::Result<OwnedFd> {
         let path = if path.is_empty() { "." } else { path };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -228,8 +230,7 @@ impl Live {
     }
 }
 
-/// The path in the payload that a path in the volume means, and what is there. A path that begins with the name of a
-/// generation means that generation, which never changes.
+/// Converts a path in the volume to one in the payload, and gives its type. The `..data` of a path is left out.
 fn resolve(path: &str, generation: &Image) -> Result<(String, Shape), LivePartError> {
     let path_of_link = path.strip_prefix("..data/").unwrap_or(path);
     let names: Vec<_> = path_of_link.split('/').filter(|name| !matches!(*name, "" | "." | "..data")).collect();
@@ -244,11 +245,11 @@ fn resolve(path: &str, generation: &Image) -> Result<(String, Shape), LivePartEr
     Ok((names.join("/"), shape))
 }
 
-/// A file of a slot: its path, and what it shows.
+/// A file of a slot: its path, and the node of an image with its content.
 type SlotFile<'a> = (String, &'a Image, Index);
 
-/// The files of `generation` that these slots show. The file of a slot stays as it was in `before`, when the payload has no file
-/// there any more.
+/// The files of `generation` that these slots show. If the payload no longer has the file of a slot, its content is that in
+/// `before`.
 fn files<'a>(slots: &[Slot], generation: &'a Image, before: Option<&'a Image>) -> Vec<SlotFile<'a>> {
     let mut files = Vec::new();
     for (number, slot) in slots.iter().enumerate() {
@@ -272,7 +273,7 @@ fn files<'a>(slots: &[Slot], generation: &'a Image, before: Option<&'a Image>) -
     files
 }
 
-/// The image in which these files are, with directories as those of `generation`.
+/// The layout of these files. Directories have the mode and group of `generation`.
 fn layout<'a>(files: &'a [SlotFile<'a>], generation: &Image) -> Result<Layout<'a>, CommitError> {
     let entries = files.iter().filter_map(|(path, image, file)| {
         let node = image.node(*file)?;

@@ -1,4 +1,4 @@
-//! The supervisor's side: mounts that a server answers for, and the state that has to survive that server.
+//! The supervisor's side: the mounts of a server, and the state that survives the server.
 //!
 //! | module | owns |
 //! |---|---|
@@ -6,14 +6,14 @@
 //! | `projection` | one mounted projection and its commits |
 //! | `live` | the live parts of a projection, and their updates |
 //! | `passthrough` | mounting a directory or file of the host |
-//! | `nfs` | mounting an NFS export, and the place of its server |
+//! | `nfs` | mounting an NFS export, and the address of its server |
 //! | `mounted` | a mounted volume of any kind |
 //! | `server_client` | the requests to a server, and their answers |
 //! | `held` | the state that the supervisor holds of a volume, in one file for each kind |
 //! | `connection` | one connection to one server process |
 //! | `identity` | the name of a volume, and the record of the supervisor about it |
-//! | `commit_error` | why the files of a projection are not shown |
-//! | `affinity` | letting a commit and its answers share a CPU |
+//! | `commit_error` | errors of commits |
+//! | `affinity` | running a commit and the server's threads on one CPU |
 
 mod affinity;
 mod commit_error;

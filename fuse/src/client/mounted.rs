@@ -1,4 +1,4 @@
-//! A mounted volume of any kind, as the supervisor has it.
+//! The supervisor's handle of a mounted volume of any kind.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,7 +17,7 @@ use crate::protocol::{ServerReply, ServerRequest, VolumeId};
 use crate::region::VolumeKind;
 use crate::session::ring_memory::RingMemory;
 
-/// A volume that a server answers for. When this is dropped, the server forgets the volume, and its private mount goes.
+/// A mounted volume with a server. When this is dropped, the server forgets the volume, and its private mount ends.
 pub struct MountedVolume {
     pub(super) server: Arc<ServerClient>,
     pub(super) volume: VolumeId,
@@ -25,8 +25,8 @@ pub struct MountedVolume {
 }
 
 impl MountedVolume {
-    /// Makes a volume of what is held of it, and lets the server answer for it. No successor has to know of the volume if the
-    /// server dies before it has answered: then the volume is made anew.
+    /// Makes a volume, and makes the server serve it. If the server dies before its answer, no successor gets the volume, and this
+    /// fails.
     ///
     /// # Errors
     /// When the server is gone, the kernel's handshake fails, or the server cannot read the source.
@@ -50,12 +50,12 @@ impl MountedVolume {
         Ok((MountedVolume { server: Arc::clone(server), volume, held }, reply))
     }
 
-    /// Which kind it is of.
+    /// The kind of the volume.
     pub fn kind(&self) -> VolumeKind {
         self.held.region.kind()
     }
 
-    /// Whether no successor could take over the volume when its server died: it has to be mounted anew.
+    /// Whether no successor could take over the volume after its server died. The caller has to mount it again.
     pub fn is_given_up(&self) -> bool {
         self.held.is_given_up()
     }
@@ -72,17 +72,17 @@ impl MountedVolume {
         point.attach(&clone)
     }
 
-    /// Whether it is a directory or a file.
+    /// The type of the root of the mount.
     pub fn shape(&self) -> Shape {
         self.held.mount.shape()
     }
 
-    /// The device number of its file system, as the mount table writes it.
+    /// The device number of its file system, in the format of the mount table.
     pub fn device(&self) -> Option<String> {
         self.held.mount.device()
     }
 
-    /// Whether each open is written down.
+    /// Whether the volume has an access log.
     pub fn is_audited(&self) -> bool {
         self.held.is_audited()
     }
@@ -92,8 +92,8 @@ impl MountedVolume {
         self.held.of_kind::<HeldPassthrough>().is_some_and(|passthrough| passthrough.options().remote.is_some())
     }
 
-    /// Changes the limit of a passthrough volume that was mounted with one: most bytes that files may take on the source from now
-    /// on, or none. Files that are there already stay.
+    /// Changes the limit of a passthrough volume that was mounted with one: most bytes that files may use on the source from now
+    /// on; `None` removes it. Existing files stay.
     pub fn set_limit(&self, limit: Option<u64>) {
         let is_limited = |passthrough: &HeldPassthrough| passthrough.options().limit.is_some();
         if self.held.of_kind::<HeldPassthrough>().is_some_and(is_limited) {
@@ -101,17 +101,17 @@ impl MountedVolume {
         }
     }
 
-    /// How the bytes of files travel, as the server of a passthrough volume found out.
+    /// The data path that the server of a passthrough volume has chosen.
     pub fn data_path(&self) -> DataPath {
         DataPath::recorded(&self.held.region).unwrap_or(DataPath::Server)
     }
 
-    /// Whether requests come over io_uring, not through `/dev/fuse`.
+    /// Whether requests arrive over io_uring, not through `/dev/fuse`.
     pub fn is_over_io_uring(&self) -> bool {
         self.held.kind().rings().is_some_and(RingMemory::is_in_use)
     }
 
-    /// A way to look at the volume from elsewhere.
+    /// A handle to observe the volume.
     pub fn watch(&self) -> Watch {
         Watch::new(&self.server, self.volume, &self.held)
     }
@@ -124,7 +124,7 @@ impl MountedVolume {
 
 impl Drop for MountedVolume {
     fn drop(&mut self) {
-        // The server may be gone already, and with it all it held.
+        // An error means that the server has ended, and with it its state of the volume.
         let _ = self.server.remove(self.volume);
     }
 }

@@ -1,4 +1,4 @@
-//! Mounting an NFS export, and the place of its server.
+//! Mounting an NFS export, and the address of its server.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -17,18 +17,17 @@ use crate::nfs::sockets::Sockets;
 use crate::nfs::writeback::log::Log;
 use crate::protocol::{ServerRequest, VolumeId};
 
-/// What a volume may have accepted that the server has not on disk, in MiB.
+/// Size of the log of writes that a volume has accepted and the NFS server does not have on disk, in MiB.
 const LOG: usize = 64;
-/// What the kernel reads ahead, in KiB: four of its largest requests.
+/// The kernel's read-ahead, in KiB: four of its largest requests.
 const READ_AHEAD: u32 = 4096;
 
 impl MountedVolume {
-    /// Mounts the export that `options` name, and lets `server`, which has the `sockets`, answer for it. It is not visible before
-    /// [`show`](Self::show). `attributes` are what the mount's options say of it, such as `nosuid`. `identity` names the
-    /// volume.
+    /// Mounts the export that `options` name, over `sockets`, with `server` as its server. It is not visible before
+    /// [`show`](Self::show). `attributes` are those of the mount options, such as `nosuid`.
     ///
     /// # Errors
-    /// When it cannot be mounted, or the server does not take it: the NFS server does not answer, perhaps.
+    /// When it cannot be mounted, or the server refuses it, for example because the NFS server does not answer.
     pub fn of_export(
         server: &Arc<ServerClient>,
         sockets: Sockets,
@@ -43,12 +42,12 @@ impl MountedVolume {
         let options = &ExportOptions { name: identity.label(), ..options.clone() };
         let log = Log::create(LOG).and_then(|log| log.as_fd().try_clone_to_owned()).map_err(failed)?;
         let kind = HeldExport::new(log, sockets.clone(), options.clone());
-        // Until here, the NFS server may have moved.
+        // The address of the NFS server may have changed since the sockets were made.
         let request =
             |volume, about| ServerRequest::Export { volume, about, options: Box::new(sockets.current(options)) };
         let (volume, _) =
             MountedVolume::begin(server, device, mount, identity.about(), kind, request).map_err(failed)?;
-        // Without it, reading is slower.
+        // With the old value, reading is only slower.
         if let Err(error) = volume.held.mount.set_read_ahead(READ_AHEAD) {
             let volume = identity.name();
             tracing::debug!(volume, "volume {volume:?}: read-ahead stays what it is: {error}");
@@ -58,8 +57,7 @@ impl MountedVolume {
 }
 
 impl ServerClient {
-    /// NFS servers that were asked something and have said nothing for `limit`: of each, one of the volumes that share
-    /// it, and how that is served.
+    /// NFS servers that have owed an answer for `limit`. For each, one of the volumes that share it, with its options.
     pub fn silent_exports(&self, limit: Duration) -> Vec<(VolumeId, ExportOptions)> {
         let mut found: Vec<(VolumeId, &HeldExport)> = Vec::new();
         let volumes = self.volumes();
@@ -73,19 +71,19 @@ impl ServerClient {
         found.into_iter().map(|(volume, export)| (volume, export.options())).collect()
     }
 
-    /// Tells the server the new place of a volume's NFS server, for all volumes that share it now or later.
+    /// Sends the server the new address of a volume's NFS server. It is for all volumes that share that server, now or later.
     ///
     /// # Errors
     /// When there is no such volume any more, or no server.
     pub fn move_nfs(&self, volume: VolumeId, place: NfsAddress) -> io::Result<()> {
         {
-            // A volume that is just starting is in the map already, or its request will carry the new place.
+            // A volume that starts now is in the map already, or its request will have the new address.
             let _joining = self.joining.lock().expect("a thread that panics ends the process");
             let volumes = self.volumes();
             let export = volumes.get(&volume).and_then(|held| held.of_kind::<HeldExport>());
             export.ok_or(io::ErrorKind::NotFound)?.sockets().move_to(place);
         }
-        // A successor that is resumed meanwhile may have got the old place for some of them.
+        // A successor that starts meanwhile may have the old address for some of the volumes.
         self.done(&ServerRequest::Move { volume, place }, &[])
     }
 }

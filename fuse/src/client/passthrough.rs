@@ -16,12 +16,11 @@ use crate::session::ring_memory::RingMemory;
 use crate::session::uring;
 
 impl MountedVolume {
-    /// Mounts what `source` is open on, and lets `server` answer for it. It is not visible before [`show`](Self::show). `source`
-    /// may be opened with `O_PATH`; it must be a directory or a regular file. `identity` names the
-    /// volume.
+    /// Mounts the directory or regular file `source`, with `server` as its server. It is not visible before
+    /// [`show`](Self::show). `source` may be opened with `O_PATH`.
     ///
     /// # Errors
-    /// When it cannot be mounted, or the server does not take it.
+    /// When it cannot be mounted, or the server refuses it.
     pub fn of_source(
         server: &Arc<ServerClient>,
         source: BorrowedFd<'_>,
@@ -33,7 +32,7 @@ impl MountedVolume {
         let device = open_device()?;
         let mount = PrivateMount::of_source(device.as_fd(), source, mount)?;
         let source = match options.remote {
-            // It is attached nowhere, so nothing is above it.
+            // The mount is detached, so nothing is above it.
             Some(_) => Enclosed::open(source),
             None => Enclosed::of(source, identity.name()),
         };
@@ -49,11 +48,11 @@ impl MountedVolume {
     }
 }
 
-/// Memory for rings, if the kernel offers them and there is memory. Without it, requests come through the device.
+/// Memory for rings, if the kernel offers FUSE over io_uring and has the memory. Without it, requests arrive through the device.
 fn rings() -> Option<RingMemory> {
     static WARNED: Once = Once::new();
     if !uring::are_offered() {
-        // It holds for all volumes of this process.
+        // The reason is the same for all volumes of this process.
         WARNED.call_once(|| {
             tracing::warn!(
                 "requests come through /dev/fuse: the kernel offers no io_uring while \

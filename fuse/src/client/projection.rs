@@ -1,14 +1,14 @@
 //! The supervisor's side of one projection: its mounts, and the commits from generation to generation.
 //!
 //! A commit stages the new generation with the server and then performs [`steps`] as
-//! ordinary system calls on the private mount. That is what makes the kernel raise the same inotify
-//! events as the kubelet's writer, in every mount namespace, and keeps its caches right.
+//! ordinary system calls on the private mount. So the kernel raises the same inotify events as for the kubelet's writer, in
+//! every mount namespace, and keeps its caches correct.
 //!
-//! A commit that fails before the switch leaves the old generation in place (AW-17), one that fails
-//! after it leaves the new one. The next commit removes the entries that the failed one has left in the root.
+//! After a commit that failed before the switch, the old generation is current (AW-17); after one that failed later, the new
+//! one is. The next commit removes the entries that the failed one has left in the root.
 //!
-//! After the switch the old generation stays for a while ([`old`](crate::projection::old)). Commits remove the generations whose time
-//! is over; between commits [`Projection::remove_old`] does, when [`Projection::next_removal`] has come.
+//! After the switch the old generation stays for a while ([`old`](crate::projection::old)). Commits remove expired
+//! generations. Between commits, the caller calls [`Projection::remove_old`] at [`Projection::next_removal`].
 //!
 //! The supervisor confirms each completed step in its replica of the tree. If the server dies, its successor begins with the
 //! replica, and the kernel sends the successor the request of a step that is under way.
@@ -44,15 +44,15 @@ use crate::protocol::{Reporting, ServerRequest};
 /// The outcome of a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Commit {
-    /// The payload is what is shown already; nothing was done (AW-10).
+    /// The volume already shows the payload, so the commit did nothing (AW-10).
     Unchanged,
-    /// The new generation is the current one now.
+    /// The new generation is current.
     Switched {
         /// Its name.
         generation: GenerationName,
-        /// From the call of [`Projection::commit`] until the server had the generation.
+        /// Time from the call of [`Projection::commit`] until the server had the generation.
         staged_in: Duration,
-        /// From then until `..data` pointed to it.
+        /// Time from then until `..data` pointed to it.
         switched_in: Duration,
     },
 }
@@ -64,21 +64,20 @@ pub struct Projection {
     hidden: BTreeSet<String>,
     current: Option<(GenerationName, Arc<Image>)>,
     old: OldGenerations,
-    /// Why an old generation could not be removed, until the caller has taken the sentence.
+    /// Why podfs could not remove an old generation, until [`Self::take_left`].
     left: Option<String>,
-    /// A commit stopped half-way; the root may hold what does not belong there.
+    /// Whether a commit failed, so that the root may have entries that do not belong there.
     untidy: bool,
     answering: Answering,
-    /// The parts that containers see change in place, once one wants that.
+    /// The parts that change in place, after the first [`Self::live_part`].
     live: Option<Live>,
 }
 
 impl Projection {
-    /// Mounts an empty projection and lets `server` answer for it. It is not visible before [`show`](Self::show). `identity`
-    /// names it.
+    /// Mounts an empty projection, with `server` as its server. It is not visible before [`show`](Self::show).
     ///
     /// # Errors
-    /// When it cannot be mounted, or the server does not take it.
+    /// When it cannot be mounted, or the server refuses it.
     pub fn start(
         server: &Arc<ServerClient>,
         root: &Root,
@@ -99,7 +98,10 @@ impl Projection {
         Ok(Self::of(mounted, tree, None))
     }
 
-    /// The projection of a supervisor that was killed, perhaps in the middle of a commit. Gives back a volume of another kind.
+    /// The projection of a supervisor that was killed, perhaps during a commit.
+    ///
+    /// # Errors
+    /// The volume, if it is of another kind.
     pub(super) fn adopt(mounted: MountedVolume, live: Option<Live>) -> Result<Self, MountedVolume> {
         let Some(tree) = mounted.held.of_kind::<HeldProjection>().map(HeldProjection::tree) else {
             return Err(mounted);
@@ -111,13 +113,12 @@ impl Projection {
         Ok(projection)
     }
 
-    /// Keeps each generation for so long after its switch, in place of removing it at once. For old generations that are
-    /// there already, the time begins now.
+    /// Keeps each old generation for `time` after the switch to the next one. For existing old generations, the time begins now.
     pub fn keep_old_for(&mut self, time: Duration) {
         self.old.keep_for(time);
     }
 
-    /// When the next old generation is to be removed.
+    /// The time for the next call of [`Self::remove_old`].
     pub fn next_removal(&self) -> Option<Instant> {
         self.old.next_removal().filter(|_| !self.is_given_up())
     }
@@ -127,16 +128,16 @@ impl Projection {
         self.old.usage()
     }
 
-    /// Removes the old generations whose time is over. A generation that cannot be removed yet, because a file system is mounted
-    /// on it for instance, is tried again later.
+    /// Removes expired generations. If one cannot be removed yet, for example because a file system is mounted on it, it tries
+    /// again later.
     pub fn remove_old(&mut self) {
         if self.remove_due() {
-            // A failure means that the server is gone; the next commit asks its successor.
+            // An error means that the server has ended. The next commit goes to its successor.
             let _ = self.refresh_root();
         }
     }
 
-    /// Whether it removed any.
+    /// Removes expired generations. Returns whether it removed any.
     fn remove_due(&mut self) -> bool {
         let mut removed = false;
         for old in self.old.due(Instant::now()) {
@@ -158,7 +159,7 @@ impl Projection {
         removed
     }
 
-    /// Why an old generation could not be removed; given once for each.
+    /// The reason why podfs could not remove an old generation. Each reason is returned once.
     pub fn take_left(&mut self) -> Option<String> {
         self.left.take()
     }
@@ -173,12 +174,12 @@ impl Projection {
         Self { mounted, tree, hidden, current, old, left: None, untidy: false, answering, live }
     }
 
-    /// Whether no successor could take over the projection when its server died: it has to be mounted anew.
+    /// Whether no successor could take over the projection after its server died. The caller has to mount it again.
     pub fn is_given_up(&self) -> bool {
         self.mounted.is_given_up()
     }
 
-    /// Whether each open is written down.
+    /// Whether the projection has an access log.
     pub fn is_audited(&self) -> bool {
         self.mounted.is_audited()
     }
@@ -191,8 +192,8 @@ impl Projection {
     /// Makes `payload` the current generation, and then shows it in the live parts.
     ///
     /// # Errors
-    /// The generation before stays current, unless only what comes after the switch failed: then the new
-    /// one is current, and the next commit puts the rest right. That an old generation cannot be removed is no error.
+    /// If the commit fails before the switch, the old generation stays current; if it fails later, the new one is current, and
+    /// the next commit completes it. It is no error that an old generation cannot be removed.
     pub fn commit(&mut self, payload: &Layout<'_>, directories: DirectoryAttributes) -> Result<Commit, CommitError> {
         let committed = self.switch(payload, directories)?;
         if self.live.take_if(|live| live.is_given_up()).is_some() {
@@ -205,11 +206,11 @@ impl Projection {
         Ok(committed)
     }
 
-    /// A mount of what is at `path`, attached nowhere yet: read-only, and changing in place with each commit from now on.
-    /// What it takes for that is mounted with `options` at the first call.
+    /// A detached, read-only mount of `path`, whose content changes in place with each commit. The first call mounts the file
+    /// system of live parts, with `options`.
     ///
     /// # Errors
-    /// When there is nothing at the path, or the kernel or the server refuses.
+    /// When the path does not exist, or the kernel or the server refuses.
     pub fn live_part(&mut self, path: &str, options: &MountOptions) -> Result<OwnedFd, LivePartError> {
         let (_, image) = self.current.as_ref().ok_or_else(|| LivePartError::Missing(path.to_owned()))?;
         let live = match self.live.take().filter(|live| !live.is_given_up()) {
@@ -264,7 +265,7 @@ impl Projection {
         point.attach(&self.mounted.held.clone_mount(PrivateMount::read_only_clone)?)
     }
 
-    /// As [`Self::show`] on a kernel before 6.15, whatever this kernel can do.
+    /// Like [`Self::show`] on a kernel before 6.15, on any kernel.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -273,12 +274,12 @@ impl Projection {
         point.attach(&self.mounted.held.clone_mount(PrivateMount::read_only_clone_before_6_15)?)
     }
 
-    /// Notes how long it took from when podfs saw a change until containers could.
+    /// Counts a change, with the time from when podfs received it until containers saw it.
     pub fn note_propagation(&self, took: Duration) {
         self.mounted.held.region.counts().propagations.add(took);
     }
 
-    /// A way to look at the volume from elsewhere.
+    /// A handle to observe the volume.
     pub fn watch(&self) -> Watch {
         self.mounted.watch()
     }
@@ -304,7 +305,7 @@ impl Projection {
         self.perform(&steps)
     }
 
-    /// Announces steps, to the replica first, so that a successor that starts meanwhile accepts them.
+    /// Announces steps to the replica, then to the server, so that a successor that starts meanwhile accepts them.
     fn announce(
         &self,
         steps: &[ProjectionStep],
@@ -317,9 +318,8 @@ impl Projection {
         self.mounted.server.announce(self.mounted.volume, steps, staged, time).map_err(CommitError::Server)
     }
 
-    /// Makes the kernel ask for the root's attributes once more. A container's `stat` that was answered
-    /// before the commit may be stored after it, and would be believed for ever; the kernel drops an
-    /// answer that is older than the one it has.
+    /// Makes the kernel request the root's attributes again. It may have got an answer before the commit and store it after the
+    /// commit; it would then use the old attributes for ever. The kernel drops an answer that is older than its present one.
     fn refresh_root(&self) -> Result<(), CommitError> {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
         let refreshed = statx(&self.mounted.held.mount, c"", flags, StatxFlags::BASIC_STATS);
@@ -328,8 +328,8 @@ impl Projection {
             .map_err(|errno| CommitError::Step { call: "stat of the root".to_owned(), cause: errno.into() })
     }
 
-    /// Completes what an earlier commit left half-done; returns whether something is left over. What cannot be removed yet, such
-    /// as a directory that is a mount point, delays no update.
+    /// Repairs the root after a failed commit. Returns whether a step failed: an entry that podfs cannot remove yet, such as a mount
+    /// point, delays no update.
     fn tidy(&mut self) -> Result<bool, CommitError> {
         if !self.untidy {
             return Ok(false);
@@ -338,7 +338,7 @@ impl Projection {
             self.entries().map_err(|cause| CommitError::Step { call: "reading the root".to_owned(), cause })?;
         let mut left_over = false;
         for step in steps::repair(&entries, self.shown(), &self.hidden, |name| self.old.contains(name)) {
-            // One by one: a step that fails would stay the next one that the server accepts.
+            // One by one: after a failed step, the server would accept only that step as the next one.
             let step = [step];
             self.announce(&step, None, SystemTime::now())?;
             left_over |= self.perform(&step).is_err();
@@ -374,8 +374,7 @@ impl Projection {
 
     fn perform_one(&self, step: &ProjectionStep) -> io::Result<()> {
         let root = self.mounted.held.mount.as_fd();
-        // The image's memory is shared with the server; a server gone bad must not lead the supervisor
-        // through a link of its making.
+        // The server shares the image's memory. A compromised server must not make the supervisor follow a link.
         if step.name().contains('/') {
             return Err(io::ErrorKind::InvalidFilename.into());
         }
@@ -394,8 +393,7 @@ impl Projection {
         Ok(())
     }
 
-    /// A directory of the tree. The path is resolved without following links and without leaving the
-    /// mount, whatever the server answers.
+    /// Opens a directory of the mount. It follows no links and stays in the mount, whatever the server answers.
     fn directory(&self, path: &str) -> io::Result<OwnedFd> {
         let path = if path.is_empty() { "." } else { path };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;

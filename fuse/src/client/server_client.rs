@@ -24,24 +24,24 @@ use crate::region::{Distribution, Moment, OpenCount, Region};
 use crate::session::abi::init;
 use crate::session::{NodeId, operation_name};
 
-/// The server of a pod, as its supervisor sees it: whichever process that is at the moment. Calls block until the server
-/// has answered, and while there is none; any thread may make them, one is under way at a time.
+/// The present server of a pod, for its supervisor. Calls block until the server has answered, and while there is no server. Any
+/// thread may call; the connection handles one call at a time.
 pub struct ServerClient {
     pub(super) greeting: Greeting,
     pub(super) link: Mutex<ServerLink>,
     changed: Condvar,
     pub(super) volumes: Mutex<BTreeMap<VolumeId, Arc<HeldVolume>>>,
-    /// Held while a volume is made, so that no successor comes between the server's answer and the entry in `volumes`.
+    /// Locked while a volume is made, so that no takeover happens between the server's answer and the entry in `volumes`.
     pub(super) joining: Mutex<()>,
     pub(super) next: AtomicU32,
-    /// Where supervisors find the server when this one is gone.
+    /// The bound socket at which the next supervisor finds the server.
     pub(super) listener: Mutex<Option<OwnedFd>>,
     affinity: Affinity,
-    /// Of the volumes' connections to NFS servers.
+    /// The sockets of the volumes' connections to NFS servers.
     nfs_sockets: SocketSets,
 }
 
-/// A volume, for observers only. Cheap to clone, and keeps no mount alive.
+/// A handle to observe a volume. It is cheap to clone, and keeps no mount alive.
 #[derive(Clone)]
 pub struct Watch {
     server: Arc<ServerClient>,
@@ -52,18 +52,18 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Looks at a volume of `server`.
+    /// A handle of a volume of `server`.
     pub(crate) fn new(server: &Arc<ServerClient>, volume: VolumeId, held: &Arc<HeldVolume>) -> Self {
         let (region, audited) = (Arc::clone(&held.region), held.is_audited());
         Self { server: Arc::clone(server), volume, region, audited, held: Arc::downgrade(held) }
     }
 
-    /// Number of FUSE requests served so far. Blocks never.
+    /// Number of FUSE requests so far. Never blocks.
     pub fn requests(&self) -> u64 {
         self.region.requests()
     }
 
-    /// Whether requests come over io_uring, not through `/dev/fuse`. Blocks never.
+    /// Whether requests arrive over io_uring, not through `/dev/fuse`. Never blocks.
     pub fn is_over_io_uring(&self) -> bool {
         self.region.accepted().is_some_and(|accepted| accepted & init::OVER_IO_URING != 0)
     }
@@ -73,7 +73,7 @@ impl Watch {
         self.audited.then(|| self.region.opens().counted())
     }
 
-    /// The same by operation, each by its name in the kernel's header; those of which there were none are left out.
+    /// The number of FUSE requests by operation, under its name in the kernel's header. Operations without requests are left out.
     pub fn requests_by_operation(&self) -> BTreeMap<&'static str, u64> {
         let mut operations = BTreeMap::new();
         for (opcode, count) in self.region.counts().requests().filter(|(_, count)| *count > 0) {
@@ -82,18 +82,18 @@ impl Watch {
         operations
     }
 
-    /// Generations shown so far, by how many seconds it took to switch to them.
+    /// The switches to new generations so far, by duration in seconds.
     pub fn commits(&self) -> Distribution {
         self.region.counts().commits.distribution()
     }
 
-    /// Changes shown so far, by the seconds from when podfs saw them until containers could.
+    /// The changes so far, by the seconds from when podfs received them until containers saw them.
     pub fn propagations(&self) -> Distribution {
         self.region.counts().propagations.distribution()
     }
 
-    /// How much room there is in a passthrough volume, as statfs(2) reports it to containers; none for a projection. Blocks for
-    /// as long as the source does, and holds nothing but the source meanwhile.
+    /// The size of a passthrough volume and its free room, as statfs(2) reports them to containers; `None` for other kinds. Blocks
+    /// while the source does, and keeps only the source open meanwhile.
     ///
     /// # Errors
     /// When the volume has ended, or statfs(2) fails on the source.
@@ -105,11 +105,11 @@ impl Watch {
         Room::of(&source, limit, &self.region).map(Some)
     }
 
-    /// Lets the server write a line per FUSE request to `pipe`, until the pipe's reader or the volume is gone. Blocks as the
-    /// calls of [`ServerClient`] do.
+    /// Makes the server write a line for each FUSE request to `pipe`, until the pipe's reader or the volume ends. Blocks like the
+    /// calls of [`ServerClient`].
     ///
     /// # Errors
-    /// When there is no server any more, or the server does not take the pipe.
+    /// When there is no server any more, or the server refuses the pipe.
     pub fn trace(&self, pipe: BorrowedFd<'_>) -> io::Result<()> {
         self.server.done(&ServerRequest::Trace { volume: self.volume }, &[pipe])
     }
@@ -117,11 +117,11 @@ impl Watch {
 
 /// The connection to the server, if there is one.
 pub(super) enum ServerLink {
-    /// There is.
+    /// The server runs.
     Up(Arc<ServerConnection>),
     /// The server is dead; a successor will come.
     Down,
-    /// The pod needs no server any more.
+    /// The pod no longer needs a server.
     Over,
 }
 
@@ -130,19 +130,19 @@ pub(super) enum ServerLink {
 pub struct Doing {
     /// Its name.
     pub volume: String,
-    /// How many requests were read so far.
+    /// The number of requests so far.
     pub requests: u64,
-    /// The threads that answer one, each with its number.
+    /// The ids of the threads that answer a request, each with the request's number.
     pub busy: Vec<(i32, u64)>,
-    /// How many wait without a thread that is busy with them: for a lock, or for an NFS server.
+    /// The number of requests that wait without a thread: for a lock, or for an NFS server.
     pub waits: usize,
-    /// Since when its NFS server owes an answer, if podfs's own client serves the volume.
+    /// Since when its NFS server has owed an answer, if podfs's own client serves the volume.
     pub silent_since: Option<Moment>,
     /// The number of its connection below `/sys/fs/fuse/connections`.
     pub connection: Option<u32>,
 }
 
-/// The server's threads that take part in a commit, as far as they are known.
+/// The known threads of the server that take part in a commit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Answering {
     session: Option<Pid>,
@@ -150,10 +150,10 @@ pub(crate) struct Answering {
 }
 
 impl ServerClient {
-    /// Talks to the server at the other end of `control`, which has no volumes yet.
+    /// Connects to the server at the other end of `control`, which has no volumes yet.
     ///
     /// # Errors
-    /// When it does not answer, or speaks another language.
+    /// When it does not answer, or its protocol is incompatible.
     pub fn new(control: UnixStream, greeting: Greeting) -> io::Result<Self> {
         let connection = ServerConnection::open(control, &greeting)?;
         connection.trust()?;
@@ -179,7 +179,7 @@ impl ServerClient {
         &self.nfs_sockets
     }
 
-    /// Lets the server, and whichever follows it, be found at `socket`, which is bound, when this process is gone.
+    /// Makes the server and its successors listen at the bound `socket`, where the next supervisor finds them.
     ///
     /// # Errors
     /// When the server cannot listen there.
@@ -189,11 +189,11 @@ impl ServerClient {
         Ok(())
     }
 
-    /// Announces the next changes of live parts, and hands over the image they lead to. Gives the unlinked nodes that the
+    /// Announces the next steps of live parts, and sends the image after them. Returns the unlinked nodes that the
     /// kernel knows.
     ///
     /// # Errors
-    /// When the tree has no server any more.
+    /// When the pod no longer needs a server.
     pub(crate) fn update(&self, volume: VolumeId, update: &Update) -> io::Result<Vec<NodeId>> {
         let Update { slots, steps, number, image, time } = update;
         let (slots, steps) = (slots.clone(), steps.clone());
@@ -207,19 +207,18 @@ impl ServerClient {
         }
     }
 
-    /// Lets the server zero the images of live parts that no node needs any more, but these.
+    /// Makes the server zero the images of live parts, except those in `but`.
     ///
     /// # Errors
-    /// When the tree has no server any more.
+    /// When the pod no longer needs a server.
     pub(crate) fn drop_images(&self, volume: VolumeId, but: Vec<u64>) -> io::Result<()> {
         self.done(&ServerRequest::DropImages { volume, but }, &[])
     }
 
-    /// Lets the server make the change of live parts that comes after so many, for which there is no system call. It does no
-    /// harm if it was made already.
+    /// Makes the server apply step number `applied` of the live parts, for which there is no system call. Idempotent.
     ///
     /// # Errors
-    /// When the tree has no server any more, or another change is the next one.
+    /// When the pod no longer needs a server, or another step is the next one.
     pub(crate) fn take(&self, volume: VolumeId, applied: u64) -> io::Result<()> {
         self.done(&ServerRequest::Take { volume, applied }, &[])
     }
@@ -227,20 +226,20 @@ impl ServerClient {
     /// Whether the server knows of live parts of projections.
     ///
     /// # Errors
-    /// When the pod needs no server any more.
+    /// When the pod no longer needs a server.
     pub(super) fn knows_live(&self) -> io::Result<bool> {
         Ok(self.connection()?.knows_live())
     }
 
-    /// Lets the calling thread share its CPU with the threads that answer it, until the guard is dropped.
+    /// Moves the server's threads to the calling thread's CPU, until the guard is dropped.
     pub(crate) fn together(&self, answering: Answering) -> Together<'_> {
         self.affinity.together([answering.session, answering.control].into_iter().flatten())
     }
 
-    /// Announces the next changes of a volume, and hands over the generation they attach.
+    /// Announces the next steps of a projection, and sends their new generation.
     ///
     /// # Errors
-    /// When the tree has no server any more.
+    /// When the pod no longer needs a server.
     pub(crate) fn announce(
         &self,
         volume: VolumeId,
@@ -261,7 +260,7 @@ impl ServerClient {
         }
     }
 
-    /// Closes a generation; gives the indexes of the nodes that the kernel knows.
+    /// Closes a generation. Returns the indexes of the nodes that the kernel knows.
     ///
     /// # Errors
     /// When there is no server any more, or there is no such generation.
@@ -275,21 +274,22 @@ impl ServerClient {
     /// Forgets a volume that is unmounted.
     ///
     /// # Errors
-    /// When the tree has no server any more.
+    /// When the pod no longer needs a server.
     pub(crate) fn remove(&self, volume: VolumeId) -> io::Result<()> {
         let held = self.volumes().remove(&volume);
-        let told = match &*self.link() {
+        let connection = match &*self.link() {
             ServerLink::Up(connection) => Some(Arc::clone(connection)),
-            // A successor does not get the volume any more.
+            // The volume is not in `volumes` any more, so no successor gets it.
             ServerLink::Down | ServerLink::Over => None,
         };
-        let told = told.map_or(Ok(()), |connection| connection.ask(&ServerRequest::Remove { volume }, &[]).map(drop));
-        // The mount goes here at last, not in the process that answers for it.
+        let request = ServerRequest::Remove { volume };
+        let removed = connection.map_or(Ok(()), |connection| connection.ask(&request, &[]).map(drop));
+        // This drops the last copy of the mount here, not in the server, which answers the mount's requests.
         drop(held);
-        told
+        removed
     }
 
-    /// Tells the server that the pod needs it no more. Calls that wait for a server fail from now on.
+    /// Ends the server, because the pod no longer needs one. Calls that wait for a server fail.
     pub fn end(&self) {
         let link = std::mem::replace(&mut *self.link(), ServerLink::Over);
         self.changed.notify_all();
@@ -299,19 +299,19 @@ impl ServerClient {
         }
     }
 
-    /// Lets the server have another keeper, if it is still the one whose keeper was `gone`.
+    /// Makes the server start a new keeper, if its keeper is still the process `gone`.
     ///
     /// # Errors
-    /// When there is no server any more, or no process can be started.
+    /// When there is no server any more, or the server cannot start a process.
     pub fn keep(&self, gone: i32) -> io::Result<()> {
         let connection = match &*self.link() {
             ServerLink::Up(connection) if connection.keeper() == gone => Arc::clone(connection),
-            // A server that follows comes with its own.
+            // A successor has its own keeper.
             _ => return Ok(()),
         };
         match connection.ask(&ServerRequest::Keep, &[])? {
             (ServerReply::Kept { keeper: pid }, mut descriptors) => {
-                // It is a clone of a process with threads.
+                // The new keeper is a clone of a process with threads, so it cannot start one.
                 let starts_successor = false;
                 connection.set_keeper(KeeperLink { pid, channel: descriptors.pop(), starts_successor });
                 Ok(())
@@ -333,24 +333,24 @@ impl ServerClient {
         self.volumes().values().map(doing).collect()
     }
 
-    /// Whether the server answers a question within `limit`. While another question waits for its answer, none is sent.
+    /// Whether the server answers a request within `limit`. While another request waits for its answer, returns `true`.
     pub fn is_responsive(&self, limit: Duration) -> bool {
         let ServerLink::Up(connection) = &*self.link() else { return true };
         let connection = Arc::clone(connection);
         connection.is_responsive(limit)
     }
 
-    /// Number of requests served so far, for all volumes that there are now.
+    /// Number of FUSE requests so far, of all present volumes.
     pub fn requests(&self) -> u64 {
         self.volumes().values().map(|held| held.region.requests()).sum()
     }
 
-    /// The server is dead: calls wait for its successor. Gives what was its connection.
+    /// Notes that the server is dead, so that calls wait for its successor. Returns its connection.
     pub(super) fn lose(&self) -> Option<Arc<ServerConnection>> {
         let mut link = self.link();
         match std::mem::replace(&mut *link, ServerLink::Down) {
             ServerLink::Up(connection) => {
-                // Its keeper has the other end, too, so only this ends the calls that wait for an answer.
+                // The keeper has the other end, too, so only a shutdown ends the calls that wait for an answer.
                 connection.shut_down();
                 Some(connection)
             }
@@ -362,7 +362,7 @@ impl ServerClient {
         }
     }
 
-    /// Calls go to this server from now on.
+    /// Makes this the present server.
     pub(super) fn join_link(&self, connection: ServerConnection) {
         let mut link = self.link();
         if !matches!(*link, ServerLink::Over) {
@@ -371,7 +371,7 @@ impl ServerClient {
         self.changed.notify_all();
     }
 
-    /// The process that keeps the server's descriptors, and the version of the server's program.
+    /// The process id of the server's keeper, and the version of the server's program.
     pub fn facts(&self) -> Option<(i32, String)> {
         match &*self.link() {
             ServerLink::Up(connection) => Some((connection.keeper(), connection.program().to_owned())),
@@ -397,7 +397,7 @@ impl ServerClient {
         }
     }
 
-    /// Asks the server, or its successor if it dies meanwhile.
+    /// Sends a request to the server; if it dies meanwhile, to its successor.
     fn ask(&self, request: &ServerRequest, descriptors: &[BorrowedFd<'_>]) -> io::Result<ServerReply> {
         loop {
             let connection = self.connection()?;
@@ -408,7 +408,7 @@ impl ServerClient {
         }
     }
 
-    /// Waits until the server is another one than it was.
+    /// Waits until `than` is not the present server.
     fn wait_for_other(&self, than: &Arc<ServerConnection>) {
         let mut link = self.link();
         while matches!(&*link, ServerLink::Up(connection) if Arc::ptr_eq(connection, than)) {

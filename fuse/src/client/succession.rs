@@ -1,30 +1,29 @@
 //! Takeover: a successor continues with the volumes of a dead server. Adoption: the next supervisor takes over a server.
 //!
-//! When a server is dead, its successor continues with the same connections to the kernel. Why that is safe:
+//! When a server is dead, its successor continues with the same connections to the kernel. This is safe:
 //!
 //! 1. The last server is dead: none of its threads will ever answer again, or change a region or a source. The caller has waited
 //!    for its end. Its keeper has all its descriptors open.
 //! 2. No process reads the devices. Requests of containers wait in the kernel meanwhile.
-//! 3. The supervisor greets the successor, which takes over the descriptors that the regions refer to, each at the number it had.
-//!    From here on its own keeper has them too.
+//! 3. The supervisor greets the successor. It takes over the descriptors to which the regions refer, each under its old number.
+//!    From here on, its own keeper has them, too.
 //! 4. It loads every volume, without any effect outside. If it dies before the end of this step, the next successor begins again
 //!    at 3, with the same keeper: nothing has changed.
 //! 5. The supervisor dismisses the keeper of the last server. If the successor dies from here on, its own keeper has everything.
-//! 6. It writes FUSE_NOTIFY_RESEND to each device before it reads from it (Linux 6.9): the kernel sends again, once, what the
-//!    last server had read and not answered, marked by bit 63 of its number. Only then the successor's threads begin to read.
+//! 6. It writes FUSE_NOTIFY_RESEND to each device before it reads from it (Linux 6.9). The kernel sends the requests that the last
+//!    server had read and not answered once more, with bit 63 in their numbers. Only then the successor's threads begin to read.
 //! 7. A change that the last server may have made is recorded in the region (passthrough) or in the number of applied steps
-//!    (projections): it is not made twice.
-//! 8. The supervisor repeats the calls for which it had no answer from the last server. They are idempotent, so it does no harm
-//!    if the last server executed them.
+//!    (projections), so its successor does not make it twice.
+//! 8. The supervisor repeats the calls to which the last server did not answer. They are idempotent, so the last server may have
+//!    executed them.
 //!
 //! When the keeper is dead, too, the supervisor waits for its end and [lets it go](LastKeeper::let_go). At 3, the successor then
-//! inherits nothing, and first of all erases the numbers of all descriptors from the regions: no process has them any more, and
-//! it may open other files under them. If it dies before 5, the next successor does the same. It reopens the open files after 6,
+//! inherits no descriptors. First, it erases their numbers from the regions: it may open other files under them. If it dies before 5, the next successor does the same. It reopens the open files after 6,
 //! as far as it can find them (`passthrough::open_files`). A keeper that dies while it hands descriptors over ends the
 //! attempt; the next attempt begins without it.
 //!
-//! A supervisor that finds a server without a supervisor takes over the state of the first one, as the server describes it. It
-//! mounts, unmounts and commits nothing for that.
+//! A supervisor that finds a server without a supervisor takes over the state from the server's description. For that, it
+//! does not mount, unmount or commit.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -57,21 +56,21 @@ pub struct Succession {
     pub given_up: Vec<(VolumeId, String)>,
 }
 
-/// A server that has answered, and has no volumes yet.
+/// A server that has answered the greeting, and has no volumes yet.
 pub struct Successor(ServerConnection);
 
-/// The keeper of a dead server, if it has one. Dropping it leaves the keeper alone.
+/// The keeper of a dead server, if it has one. To drop this does not end the keeper.
 #[derive(Default)]
 pub struct LastKeeper(KeeperLink);
 
 impl LastKeeper {
-    /// The keeper's process, while a successor would ask it for descriptors.
+    /// The keeper's process id, unless it was [let go](Self::let_go).
     pub fn pid(&self) -> Option<i32> {
         self.0.channel.as_ref().map(|_| self.0.pid)
     }
 
-    /// Lets the keeper start a successor. Gives its process and the way to talk to it; nothing if this keeper cannot start one of
-    /// the supervisor's version.
+    /// Makes the keeper start a successor. Returns its process and its socket; `None` if this keeper cannot start one of the
+    /// supervisor's version.
     ///
     /// # Errors
     /// When the keeper does not answer, or there are no more processes.
@@ -89,21 +88,21 @@ impl LastKeeper {
         matches!(poll(&mut state, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1))
     }
 
-    /// The keeper is dead: the next successor begins without inherited descriptors.
+    /// Notes that the keeper is dead, so the next successor begins without inherited descriptors.
     pub fn let_go(&mut self) {
         self.0.channel = None;
     }
 }
 
-/// A volume that was served already.
+/// A volume of a server whose supervisor has ended.
 pub struct AdoptedVolume {
     mounted: MountedVolume,
-    /// If it is a projection.
+    /// The live parts, if it is a projection that has some.
     live: Option<Live>,
 }
 
 impl AdoptedVolume {
-    /// Its name, if the supervisor before said it.
+    /// Its name, if the record has one.
     pub fn name(&self) -> Option<&str> {
         name_in(self.about())
     }
@@ -113,22 +112,22 @@ impl AdoptedVolume {
         &self.mounted.held.about
     }
 
-    /// Which kind it is of.
+    /// The kind of the volume.
     pub fn kind(&self) -> VolumeKind {
         self.mounted.kind()
     }
 
-    /// Whether each open is written down.
+    /// Whether the volume has an access log.
     pub fn is_audited(&self) -> bool {
         self.mounted.is_audited()
     }
 
-    /// Whether requests come over io_uring.
+    /// Whether requests arrive over io_uring.
     pub fn is_over_io_uring(&self) -> bool {
         self.mounted.is_over_io_uring()
     }
 
-    /// The device number of its file system, as the mount table writes it.
+    /// The device number of its file system, in the format of the mount table.
     pub fn device(&self) -> Option<String> {
         self.mounted.device()
     }
@@ -143,7 +142,7 @@ impl AdoptedVolume {
 }
 
 impl ServerClient {
-    /// The server is dead. Calls wait until [there is another one](Self::succeed).
+    /// Notes that the server is dead. Calls wait until [a successor](Self::succeed) serves.
     pub fn mark_dead(&self) -> LastKeeper {
         let Some(connection) = self.lose() else { return LastKeeper::default() };
         let mut keeper = connection.take_keeper();
@@ -151,18 +150,18 @@ impl ServerClient {
         LastKeeper(keeper)
     }
 
-    /// Greets the server at the other end of `control`, which is going to replace the current server.
+    /// Greets the server at the other end of `control`, which will replace the present one.
     ///
     /// # Errors
-    /// When it does not answer, or speaks another language.
+    /// When it does not answer, or its protocol is incompatible.
     pub fn greet(&self, control: UnixStream) -> io::Result<Successor> {
         ServerConnection::open(control, &self.greeting).map(Successor)
     }
 
-    /// Lets a new server take over from the one that was [marked dead](Self::mark_dead).
+    /// Makes a new server take over from the one that was [marked dead](Self::mark_dead).
     ///
     /// # Errors
-    /// When the new server cannot. It is to be killed then, and another one may try.
+    /// When the new server fails. The caller has to kill it, and may try with another one.
     pub fn succeed(&self, successor: Successor, keeper: &mut LastKeeper) -> io::Result<Succession> {
         let Successor(connection) = successor;
         let _joining = self.joining.lock().expect("a thread that panics ends the process");
@@ -181,7 +180,7 @@ impl ServerClient {
                 }
             }
         }
-        // The own keeper has everything now; the last one has had its day.
+        // The successor's keeper has all descriptors now, so the last keeper can end.
         if let Some(last) = std::mem::replace(&mut keeper.0, connection.take_keeper()).channel {
             dismiss(last);
         }
@@ -195,10 +194,10 @@ impl ServerClient {
         Ok(succession)
     }
 
-    /// Takes over the volumes of a server whose supervisor is gone, each with what that supervisor said about it.
+    /// Takes over the volumes of a server whose supervisor has ended, each with that supervisor's record.
     ///
     /// # Errors
-    /// When the server does not answer, speaks another language or serves another pod.
+    /// When the server does not answer, its protocol is incompatible, or it serves another pod.
     pub fn adopt(control: UnixStream, greeting: Greeting) -> io::Result<(Arc<Self>, Vec<AdoptedVolume>)> {
         let connection = ServerConnection::open(control, &greeting)?;
         let (reply, _) = connection.ask(&ServerRequest::Volumes, &[])?;

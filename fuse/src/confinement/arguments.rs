@@ -1,7 +1,7 @@
-//! Calls that the filter allows with some arguments only: those marked with `*` in the lists.
+//! System calls that the filter allows only with some arguments: those marked with `*` in the lists.
 //!
-//! The kernel caches the verdict for calls without a condition; the filter runs for each of these. None of them is needed to
-//! answer a frequent request.
+//! The kernel caches the verdict for calls without a condition; the filter runs for each of these. Frequent
+//! requests need none of them.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule}
 
 use crate::passthrough::IOCTLS;
 
-/// All flags of `clone(2)` that make a namespace.
+/// All flags of clone(2) that make a namespace.
 const NEW_NAMESPACES: libc::c_int = libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWIPC
     | libc::CLONE_NEWNET
@@ -20,7 +20,7 @@ const NEW_NAMESPACES: libc::c_int = libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUSER
     | libc::CLONE_NEWUTS;
 
-/// Descriptors, seals and locks. Not `F_SETOWN`, which makes the kernel send signals.
+/// Commands for descriptors, seals and locks, without `F_SETOWN`, which makes the kernel send signals.
 const FCNTLS: &[libc::c_int] = &[
     libc::F_DUPFD,
     libc::F_DUPFD_CLOEXEC,
@@ -38,31 +38,31 @@ const FCNTLS: &[libc::c_int] = &[
     libc::F_OFD_SETLKW,
 ];
 
-/// Names, the keeper's end with its parent, and what a thread of a session does when it begins.
+/// Names, the end of the keeper with its parent, and the calls of a session's thread at its start.
 const PRCTLS: &[libc::c_int] =
     &[libc::PR_SET_NAME, libc::PR_SET_VMA, PR_GET_AUXV, libc::PR_SET_PDEATHSIG, libc::PR_SET_SECUREBITS];
 
-/// The auxiliary vector, which the C library and others read once (Linux 6.4).
+/// Reads the auxiliary vector, once in each process (Linux 6.4).
 const PR_GET_AUXV: libc::c_int = 0x4155_5856;
 
-/// The rules for the arguments of the call `name`. One of the rules has to hold.
+/// The rules for the arguments of the call `name`. The filter allows a call that matches one of them.
 ///
 /// # Errors
-/// When there is no rule for it here.
+/// When the call has no rule here.
 pub fn of(name: &str) -> io::Result<Vec<SeccompRule>> {
     match name {
-        // Code is what was there when the process began.
+        // No new executable memory.
         "mmap" | "mprotect" => rules([vec![without(2, Dword, libc::PROT_EXEC)?]]),
         "clone" => rules([vec![without(0, Qword, NEW_NAMESPACES)?]]),
-        // For reading only. Where nothing but this is listed, there is nothing but processes to be opened.
+        // Only for reading. A profile without other open calls has only `/proc` of processes to open.
         "openat" => rules([vec![without(2, Dword, libc::O_WRONLY | libc::O_RDWR | libc::O_CREAT | libc::O_TRUNC)?]]),
         "socketpair" => rules([vec![is(0, libc::AF_UNIX)?]]),
         "unshare" => rules([vec![is(0, libc::CLONE_FS)?]]),
-        // Of this process, and no new limit.
+        // Only of this process, and without a new limit.
         "prlimit64" => rules([vec![is(0, 0)?, condition(2, Qword, Eq, 0)?]]),
         "fcntl" => one_of(1, FCNTLS.iter().map(|command| command.cast_unsigned())),
         "prctl" => one_of(0, PRCTLS.iter().map(|option| option.cast_unsigned())),
-        // The kernel takes 32 bits of it.
+        // The kernel uses 32 bits of it.
         "ioctl" => one_of(1, IOCTLS.iter().map(|request| *request as u32)),
         _ => Err(io::Error::other(format!("nothing is known of the arguments of {name}"))),
     }

@@ -1,7 +1,7 @@
-//! The lists of system calls, made into filters that the kernel runs at each call (`seccomp(2)`).
+//! Makes filters for seccomp(2) from the lists of system calls. The kernel runs them at each call.
 //!
-//! There are two: one answers calls as if the kernel did not have them, the other refuses all that are not listed. The
-//! kernel takes the stricter answer of the two.
+//! There are two filters: one answers absent calls with `ENOSYS`, and the other refuses all calls that are not listed. The
+//! kernel uses the stricter result.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,13 +18,13 @@ const PASSTHROUGH: &str = include_str!("calls/passthrough.calls");
 const RINGS: &str = include_str!("calls/rings.calls");
 const ABSENT: &str = include_str!("calls/absent.calls");
 
-/// Allows this process, its threads and its children the calls that `profile` needs, for good.
+/// Restricts this process, its threads and its children to the calls of `profile`, for ever.
 ///
 /// # Errors
-/// When the kernel has no filters.
+/// When the kernel has no seccomp filters.
 pub fn install(profile: Profile) -> io::Result<()> {
     let refuse_absent = compile(rules([ABSENT])?, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32))?;
-    // Calls that are absent are on the list, so that they are not logged.
+    // Absent calls are on the list, too, so that the server does not log them.
     let listed: &[&str] = match profile {
         Profile::Projection => &[ABSENT, COMMON],
         Profile::Audit => &[ABSENT, COMMON, AUDIT],
@@ -49,7 +49,7 @@ fn compile(
 }
 
 fn rules<'a>(lists: impl IntoIterator<Item = &'a str>) -> io::Result<BTreeMap<i64, Vec<SeccompRule>>> {
-    // Names that this architecture does not have are left out.
+    // Without names that this architecture does not have.
     let numbered = lists.into_iter().flat_map(calls).filter_map(|call| Some((Sysno::from_str(call.name).ok()?, call)));
     numbered.map(|(number, call)| Ok((i64::from(number.id()), call.rules()?))).collect()
 }
@@ -58,7 +58,7 @@ fn rules<'a>(lists: impl IntoIterator<Item = &'a str>) -> io::Result<BTreeMap<i6
 #[derive(Clone, Copy, Debug)]
 struct AllowedCall<'a> {
     name: &'a str,
-    /// Not with all arguments.
+    /// Whether only some arguments are allowed.
     limited: bool,
 }
 
@@ -87,7 +87,7 @@ mod tests {
     const WITH_RINGS: &[&str] = &[ABSENT, COMMON, PASSTHROUGH, RINGS];
 
     #[test]
-    fn rings_take_three_calls_that_no_other_profile_has() {
+    fn only_rings_add_three_calls() {
         let names: Vec<_> = calls(RINGS).map(|call| call.name).collect();
         assert_eq!(names, ["io_uring_setup", "io_uring_enter", "sched_setaffinity"]);
     }
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_opens_a_way_out_is_listed() {
+    fn no_call_that_escapes_the_confinement_is_listed() {
         let everything: HashSet<_> =
             PROFILES.into_iter().flatten().flat_map(|list| calls(list)).map(|call| call.name).collect();
         let of_projections: HashSet<_> = calls(COMMON).map(|call| call.name).collect();

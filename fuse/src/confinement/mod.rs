@@ -1,7 +1,7 @@
 //! Confinement: the rights that a server gives up before it answers its first request.
 //!
-//! A hostile container can reach the server through the kernel, and no other process of podfs. So an attacker that takes the server
-//! over should find nothing there: no file, no network, no other process, no privilege. The rights that remain depend on the
+//! A hostile container can reach the server through the kernel, and no other process of podfs. So an attacker that takes over
+//! the server should reach nothing: no file, no network, no other process, no privilege. The rights that remain depend on the
 //! server's [`Profile`].
 //!
 //! | | projections only | with directories of the host |
@@ -15,32 +15,32 @@
 //! | programs | none: no `execve`, no memory that is executable and new | as on the left |
 //! | core dumps, `ptrace` by others | no | no |
 //!
-//! Open descriptors stay open: the server reaches nothing but the descriptors that it was given. A directory of the host is given
-//! as a clone that `..` does not lead out of ([`enclosed`](crate::mount::enclosed)); file handles lead to the rest of its file
-//! system. There the confinement keeps the host's processes, devices and network away.
+//! The server reaches only the descriptors that it gets. It gets a directory of the host as a clone, and `..` does not lead out of
+//! it ([`enclosed`](crate::mount::enclosed)). File handles lead to the rest of its file system. Even then, the confinement
+//! protects the host's processes, devices and network.
 //!
 //! The order matters:
 //!
-//! 1. Limits are raised while there is `CAP_SYS_RESOURCE`: memory can be locked, and threads be started, without
-//!    privilege afterwards. Where they cannot be raised, `CAP_IPC_LOCK` stays: without it an allocation would fail.
+//! 1. Limits, while there is `CAP_SYS_RESOURCE`: afterwards, the server needs no privilege to lock memory and start threads. If
+//!    it cannot raise them, `CAP_IPC_LOCK` stays, because allocations would fail without it.
 //! 2. Namespaces, while there is `CAP_SYS_ADMIN`.
 //! 3. `SECBIT_NO_SETUID_FIXUP`, so that capabilities do not depend on uids; then the bounding set, while there is
 //!    `CAP_SETPCAP`; groups, gid and uid, while there are `CAP_SETGID` and `CAP_SETUID`; then all other capabilities.
-//! 4. A change of uid makes a process dumpable as the system has it by default, so this is set again.
-//! 5. The filter of system calls comes last: nothing above is on its list.
+//! 4. A change of uid resets whether the process is dumpable (`/proc/sys/fs/suid_dumpable`), so the server sets it again.
+//! 5. The filter of system calls, last: it does not allow the calls above.
 //!
-//! All of it is done by a single thread, before there are others, which inherit it.
+//! The first thread does all of it before it starts others, which inherit it.
 //!
-//! If the kernel refuses a step, podfs logs that and continues: a server that is confined less is better than none.
+//! If the kernel refuses a step, podfs logs that and continues: a less confined server is better than none.
 //!
 //! | module | owns |
 //! |---|---|
 //! | [`root`] | the namespaces and the empty root |
 //! | [`privileges`] | limits, uid and capabilities |
 //! | `reach` | the processes that the server can signal |
-//! | `filter` | the list of system calls, made into a filter |
-//! | `arguments` | the arguments that some calls are restricted to |
-//! | [`refusal`] | the error of a call that is not on the list |
+//! | `filter` | the filters of system calls |
+//! | `arguments` | the allowed arguments of some calls |
+//! | [`refusal`] | the error of calls that are not listed |
 
 mod arguments;
 mod filter;
@@ -65,14 +65,14 @@ pub enum Profile {
     Projection,
     /// Projections only, some of them with an access log that names the opening process.
     Audit,
-    /// Directories of the host, and perhaps projections too.
+    /// Directories of the host, and perhaps projections.
     Passthrough,
-    /// The same, and requests may come over io_uring.
+    /// The same, with requests over io_uring.
     Rings,
 }
 
 impl Profile {
-    /// As in the server's arguments.
+    /// The word in the server's arguments.
     pub fn name(self) -> &'static str {
         match self {
             Self::Projection => "projection",
@@ -89,7 +89,7 @@ impl Profile {
     }
 }
 
-/// How far a process is confined.
+/// The confinement of a process.
 #[derive(Debug)]
 pub struct Confined {
     /// The profile of the server.
@@ -100,7 +100,7 @@ pub struct Confined {
     pub missing: Vec<MissingProtection>,
 }
 
-/// A part of the confinement that could not be had.
+/// A part of the confinement that the kernel refused.
 #[derive(Debug)]
 pub struct MissingProtection {
     /// The part.
@@ -109,29 +109,29 @@ pub struct MissingProtection {
     pub cause: io::Error,
 }
 
-/// Confines this process, and logs in one line what could not be had. `lines` is how calls that are refused later are
-/// logged. To be called once, before any thread is started; there is no way back.
+/// Confines this process for ever, and logs the missing parts in one line. `lines` is the format in which the server logs calls
+/// that the filter refuses later. Call it once, before the process starts a thread.
 pub fn confine(profile: Profile, lines: Lines) -> Confined {
     let mut confined = Confined { profile, capabilities: CapabilitySet::empty(), missing: Vec::new() };
     privileges::raise_limits();
-    confined.had("a network of its own", root::leave_network());
-    confined.had("an empty root directory", root::leave_files(profile != Profile::Projection));
-    confined.had("capabilities that do not depend on uids", privileges::fix_capabilities());
+    confined.note("a network of its own", root::leave_network());
+    confined.note("an empty root directory", root::leave_files(profile != Profile::Projection));
+    confined.note("capabilities that do not depend on uids", privileges::fix_capabilities());
     if profile < Profile::Passthrough {
-        confined.had("a uid of its own", privileges::give_up_root());
+        confined.note("a uid of its own", privileges::give_up_root());
     }
-    confined.had("no more capabilities than it needs", privileges::give_up_capabilities(profile));
+    confined.note("no more capabilities than it needs", privileges::give_up_capabilities(profile));
     confined.capabilities = capabilities(None).map_or(CapabilitySet::all(), |own| own.permitted);
-    confined.had("no core dumps", set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(io::Error::from));
-    confined.had("no new privileges", set_no_new_privs(true).map_err(io::Error::from));
-    confined.had("no signals to others", reach::keep_to_itself());
-    confined.had("a list of system calls", refusal::tell(lines).and_then(|()| filter::install(profile)));
+    confined.note("no core dumps", set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(io::Error::from));
+    confined.note("no new privileges", set_no_new_privs(true).map_err(io::Error::from));
+    confined.note("no signals to others", reach::keep_to_itself());
+    confined.note("a list of system calls", refusal::install(lines).and_then(|()| filter::install(profile)));
     confined.log();
     confined
 }
 
 impl Confined {
-    fn had(&mut self, what: &'static str, step: io::Result<()>) {
+    fn note(&mut self, what: &'static str, step: io::Result<()>) {
         if let Err(cause) = step {
             self.missing.push(MissingProtection { what, cause });
         }
@@ -172,8 +172,8 @@ mod tests {
         let capabilities = CapabilitySet::CHOWN | CapabilitySet::MKNOD;
         let mut confined = Confined { profile: Profile::Projection, capabilities, missing: Vec::new() };
         assert_eq!(confined.to_string(), "the server is confined, with the capabilities CHOWN MKNOD");
-        confined.had("a network of its own", Err(io::Error::from_raw_os_error(libc::EPERM)));
-        confined.had("an empty root directory", Err(io::Error::other("no room")));
+        confined.note("a network of its own", Err(io::Error::from_raw_os_error(libc::EPERM)));
+        confined.note("an empty root directory", Err(io::Error::other("no room")));
         let told = "the server is confined, with the capabilities CHOWN MKNOD, but without a network of its own (Operation not permitted (os error 1)), \
                     an empty root directory (no room)";
         assert_eq!(confined.to_string(), told);

@@ -15,42 +15,42 @@ use super::Profile;
 
 /// The capabilities of a server that shows directories of the host.
 const FOR_THE_HOST: &[CapabilitySet] = &[
-    // Handing files to the kernel (`FUSE_DEV_IOC_BACKING_OPEN`), `trusted.` attributes, security labels.
+    // `FUSE_DEV_IOC_BACKING_OPEN`, `trusted.` attributes, security labels.
     CapabilitySet::SYS_ADMIN,
-    // `open_by_handle_at`, and `linkat` of a file that is only known as a descriptor.
+    // open_by_handle_at(2), and linkat(2) of a descriptor.
     CapabilitySet::DAC_READ_SEARCH,
-    // The kernel has checked the caller's permissions already; the source is not to check those of the server.
+    // The kernel has checked the caller's permissions already. The source must not check those of the server.
     CapabilitySet::DAC_OVERRIDE,
-    // Modes, times and `O_NOATIME` of files that belong to others; removing them from sticky directories.
+    // Modes, times and `O_NOATIME` of files of other users, and their removal from sticky directories.
     CapabilitySet::FOWNER,
-    // Owners.
+    // chown(2).
     CapabilitySet::CHOWN,
-    // Setuid and setgid stay where the kernel has decided that they do.
+    // The kernel has decided already whether setuid and setgid bits stay.
     CapabilitySet::FSETID,
-    // Creating files as the caller: `setfsuid`.
+    // New files of the caller's user: setfsuid(2).
     CapabilitySet::SETUID,
-    // And `setfsgid`.
+    // New files of the caller's group: setfsgid(2).
     CapabilitySet::SETGID,
-    // Devices.
+    // Device files.
     CapabilitySet::MKNOD,
     // The attribute `security.capability`.
     CapabilitySet::SETFCAP,
 ];
 
-/// The first of the uids and gids that servers have. From here to 2147483647, no user of a host and no container with
-/// a user namespace has any, by the conventions of systemd.
+/// The first uid and gid of servers. By the conventions of systemd, ids from here to 2147483647 belong to no user of a host and
+/// to no container with a user namespace.
 const FIRST_ID: u32 = 0x7000_0000;
-/// The overflow uid, for a user namespace that has no others.
+/// The overflow uid, for a user namespace that does not map the server's uid.
 const NOBODY: u32 = 65534;
 
-/// Memory can be locked and threads can be started from now on, as far as this process may decide on it.
+/// Removes the limits on locked memory and threads, if this process may.
 pub fn raise_limits() {
     for limit in [Resource::RLIMIT_MEMLOCK, Resource::RLIMIT_NPROC] {
         let _as_it_was = setrlimit(limit, RLIM_INFINITY, RLIM_INFINITY);
     }
 }
 
-/// No change of uid gives or takes capabilities from now on, and root has no more of them than others.
+/// Makes capabilities independent of uids: no change of uid adds or removes capabilities, and root has no special ones.
 ///
 /// # Errors
 /// Without `CAP_SETPCAP`.
@@ -58,22 +58,22 @@ pub fn fix_capabilities() -> io::Result<()> {
     use CapabilitiesSecureBits as Bits;
     let fixed = Bits::NO_SETUID_FIXUP | Bits::NO_ROOT | Bits::NO_CAP_AMBIENT_RAISE;
     set_capabilities_secure_bits(fixed).or_else(|errno| {
-        // The next best: the first change of uid leaves what may be needed.
+        // At least, the first change of uid keeps the capabilities.
         set_keep_capabilities(true)?;
         Err(errno.into())
     })
 }
 
-/// Takes a uid and a gid that no other process within its sight has, so that it can neither signal nor trace any, nor be
-/// counted with any. The number is made of the process id, which is this process's alone in its pid namespace. It stays so for
-/// servers that are clones of this one, since their keepers are in its process group.
+/// Changes to a uid and a gid that no other process in its pid namespace has. So it cannot signal or trace another process, and
+/// shares no limits with one. The ids are made from the process id. Servers that are clones of this one have the same ids; no
+/// process gets this process id meanwhile, because their keepers are in its process group.
 ///
 /// # Errors
 /// Without `CAP_SETUID` and `CAP_SETGID`.
 pub fn give_up_root() -> io::Result<()> {
     set_thread_groups(&[])?;
     let own = FIRST_ID | rustix::process::getpid().as_raw_pid().cast_unsigned();
-    // A user namespace may not have this one.
+    // A user namespace may not map this id.
     become_user(own).or_else(|_| become_user(NOBODY))?;
     Ok(())
 }
@@ -84,7 +84,7 @@ fn become_user(id: u32) -> Result<(), Errno> {
     set_thread_res_uid(uid, uid, uid)
 }
 
-/// Keeps the capabilities that `profile` needs, as far as there are any, and gives up all others for good.
+/// Gives up all capabilities for ever, except those of `profile` that the process has.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -93,7 +93,7 @@ pub fn give_up_capabilities(profile: Profile) -> io::Result<()> {
         Profile::Projection | Profile::Audit => CapabilitySet::empty(),
         Profile::Passthrough | Profile::Rings => FOR_THE_HOST.iter().copied().collect(),
     };
-    // The memory of this process is locked, what comes later included: under a limit, allocations would begin to fail.
+    // This process locks its present and later memory, so with a limit, allocations would fail.
     let for_memory = if memory_is_limited()? { CapabilitySet::IPC_LOCK } else { CapabilitySet::empty() };
     let kept = capabilities(None)?.permitted & (needed | for_memory);
     empty_bounding_set()?;
@@ -106,16 +106,16 @@ fn memory_is_limited() -> io::Result<bool> {
     Ok(getrlimit(Resource::RLIMIT_MEMLOCK)?.0 != RLIM_INFINITY)
 }
 
-/// Without it, a program that is executed could be given what was given up. Needs `CAP_SETPCAP`.
+/// Empties the bounding set, so that execve(2) cannot add capabilities again. Needs `CAP_SETPCAP`.
 fn empty_bounding_set() -> Result<(), Errno> {
     if !capabilities(None)?.effective.contains(CapabilitySet::SETPCAP) {
-        // No program is executed, and none could gain anything: there are no new privileges.
+        // `no_new_privs` has the same effect here, and the server executes no program.
         return Ok(());
     }
     for number in 0..u64::BITS {
         let one = CapabilitySet::from_bits_retain(1 << number);
         match remove_capability_from_bounding_set(one) {
-            // The kernel has no more of them.
+            // The kernel has no more capabilities.
             Err(Errno::INVAL) => break,
             removed => removed?,
         }

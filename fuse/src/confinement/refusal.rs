@@ -1,9 +1,8 @@
 //! A system call that is not on the list fails with `EPERM`, and the server logs the first of its kind.
 //!
-//! The filter lets the kernel send `SIGSYS` to the thread, instead of making the call. The handler puts the error where
-//! the caller looks for a result. It is async-signal-safe: no allocation, no lock, one `write(2)`. A
-//! thread that blocks the signal would be killed by it: the C library blocks all signals for a moment when it starts a
-//! thread, and makes no other calls then than those that are listed.
+//! The filter lets the kernel send `SIGSYS` to the thread, instead of making the call. The handler puts the error into
+//! the register of the result. It is async-signal-safe: no allocation, no lock, one write(2). The signal kills a thread that
+//! blocks it. The C library blocks all signals while it starts a thread, but then makes only listed calls.
 
 use std::ffi::{c_int, c_void};
 use std::io::{self, Write};
@@ -16,25 +15,25 @@ use syscalls::Sysno;
 use crate::log::Lines;
 use crate::log::line::Timestamp;
 
-/// Whether lines are JSON.
+/// Whether log lines are JSON.
 static JSON: AtomicBool = AtomicBool::new(false);
-/// A bit for each call that was logged; the last one stands for all numbers beyond.
-static TOLD: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
+/// A bit for each logged call. The last one is for all higher numbers.
+static LOGGED: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
 
-/// From now on calls that a filter traps are refused and logged.
+/// Installs the handler that refuses and logs calls that a filter traps.
 ///
 /// # Errors
-/// When the handler cannot be set.
-pub fn tell(lines: Lines) -> io::Result<()> {
+/// Those of sigaction(2).
+pub fn install(lines: Lines) -> io::Result<()> {
     JSON.store(lines == Lines::Json, Ordering::Relaxed);
     let flags = SaFlags::SA_SIGINFO | SaFlags::SA_ONSTACK | SaFlags::SA_RESTART;
     let action = SigAction::new(SigHandler::SigAction(refuse), flags, SigSet::empty());
-    // SAFETY: the handler keeps to what is allowed in one.
+    // SAFETY: the handler is async-signal-safe.
     unsafe { sigaction(Signal::SIGSYS, &action) }?;
     Ok(())
 }
 
-/// The part of `siginfo_t` that `SIGSYS` fills (`sigaction(2)`).
+/// The fields of `siginfo_t` for `SIGSYS` (sigaction(2)).
 #[repr(C)]
 struct SystemCall {
     signal: c_int,
@@ -48,18 +47,18 @@ struct SystemCall {
 extern "C" fn refuse(_: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     /// `SYS_SECCOMP` of `asm-generic/siginfo.h`.
     const BY_A_FILTER: c_int = 1;
-    // SAFETY: the kernel gives the handler what the signal brings, laid out like this.
+    // SAFETY: for this signal, the kernel passes a `siginfo_t` with this layout.
     let call = unsafe { &*info.cast::<SystemCall>() };
     if call.code != BY_A_FILTER {
         // A process sent the signal, so no call was trapped.
         return;
     }
-    // SAFETY: the kernel gives the handler the thread's registers, and restores them from there.
+    // SAFETY: the kernel passes the thread's registers, and restores them from there.
     fail_with_eperm(unsafe { &mut *context.cast::<libc::ucontext_t>() });
     if is_first(call.number) {
         let mut line = [0; LONGEST_LINE];
         let length = format(&mut line, call.number, SystemTime::now(), JSON.load(Ordering::Relaxed));
-        // SAFETY: the buffer has as many bytes. A failure is ignored: the reader may be gone.
+        // SAFETY: the buffer has as many bytes. An error does not matter: the log may have no reader.
         unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), length) };
     }
 }
@@ -75,16 +74,16 @@ fn fail_with_eperm(context: &mut libc::ucontext_t) {
 }
 
 fn is_first(number: c_int) -> bool {
-    const LAST: usize = TOLD.len() * u64::BITS as usize - 1;
+    const LAST: usize = LOGGED.len() * u64::BITS as usize - 1;
     let place = usize::try_from(number).unwrap_or(LAST).min(LAST);
     let bit = 1 << (place % u64::BITS as usize);
-    TOLD[place / u64::BITS as usize].fetch_or(bit, Ordering::Relaxed) & bit == 0
+    LOGGED[place / u64::BITS as usize].fetch_or(bit, Ordering::Relaxed) & bit == 0
 }
 
-/// Bytes of a log line, which stand on the stack of a thread that may have little of it.
+/// Bytes of a log line. The buffer is small, because it is on the stack of any thread.
 const LONGEST_LINE: usize = 384;
 
-/// Writes a log line as the logger would; gives its length.
+/// Writes a log line in the format of the logger. Returns its length.
 fn format(line: &mut [u8], number: c_int, at: SystemTime, json: bool) -> usize {
     let name = usize::try_from(number).ok().and_then(Sysno::new).map_or("of an unknown name", |call| call.name());
     let (start, level, end) = match json {

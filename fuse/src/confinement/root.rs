@@ -1,4 +1,4 @@
-//! Namespaces: no network, and a root directory with nothing in it.
+//! Namespaces: without a network, and with an empty root directory.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,24 +11,23 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space,
 use crate::mount::private::{Reach, Shape, set_attributes};
 use crate::mount::root::{Inside, become_root, file_system};
 
-/// A new network namespace has no connection to anything; even its loopback device is down.
+/// Moves to a new network namespace without connections. Even its loopback device is down.
 ///
 /// # Errors
 /// Without `CAP_SYS_ADMIN`.
 pub fn leave_network() -> io::Result<()> {
-    // SAFETY: sockets that are open stay where they are; nothing else here has to do with the network.
+    // SAFETY: open sockets stay in their namespace, and no other code here uses the network.
     Ok(unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?)
 }
 
-/// Makes an empty, read-only directory the root, in a mount namespace that has nothing else. With `processes`, there is
-/// `/proc` in it.
+/// Changes the root to an empty, read-only directory in a new mount namespace without other mounts. With `processes`, it has
+/// `/proc`.
 ///
-/// Descriptors of sources go on working: looking up a name needs no mount namespace, and what the host mounts below them
-/// later is found.
+/// Descriptors of sources still work: a lookup needs no mount namespace, and it finds later mounts of the host below them.
 ///
 /// # Errors
-/// Without `CAP_SYS_ADMIN`, and where the root cannot be changed (the first file system of the kernel, `initramfs`). The
-/// process is then where it was.
+/// Without `CAP_SYS_ADMIN`, and where the root cannot be changed (the first file system of the kernel, `initramfs`). After an
+/// error, the process is in its old namespace.
 pub fn leave_files(processes: bool) -> io::Result<()> {
     let root = file_system("tmpfs", ("mode", "0555"), MountAttrFlags::empty())?;
     let processes = if processes { Some(process_files()?) } else { None };
@@ -37,15 +36,15 @@ pub fn leave_files(processes: bool) -> io::Result<()> {
     // SAFETY: this is the only thread, so no other thread shares the root or the working directory.
     unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
     become_root(&root, inside).inspect_err(|_| {
-        // It has all capabilities that it had when it left, so it may come back.
+        // It still has its capabilities, so it may return to its old namespace.
         let _lost = move_into_link_name_space(home.as_fd(), Some(LinkNameSpaceType::Mount));
     })
 }
 
-/// `/proc` without anything but processes: `/proc/sys` and the like would let root change the host.
+/// `/proc` with processes only: root could change the host by other files, such as `/proc/sys`.
 fn process_files() -> Result<OwnedFd, Errno> {
     file_system("proc", ("subset", "pid"), MountAttrFlags::MOUNT_ATTR_RDONLY).or_else(|_| {
-        // The kernel refuses a container a new `/proc` if parts of the container's own one are covered.
+        // In a container whose `/proc` is covered in parts, the kernel refuses a new `/proc`.
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         let clone = open_tree(CWD, c"/proc", flags | OpenTreeFlags::AT_RECURSIVE)?;
         let read_only = set_attributes(&clone, libc::MOUNT_ATTR_RDONLY, Reach::Itself);

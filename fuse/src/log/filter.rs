@@ -1,24 +1,24 @@
-//! Which events are logged: directives as tracing-subscriber has them, without those of spans and fields.
+//! The filter of events: the directives of tracing-subscriber, without those for spans and fields.
 
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 
-/// Directives, the most specific one first.
+/// The directives, the most specific ones first.
 pub(super) struct Filter(Vec<Directive>);
 
-/// Events whose target begins so are logged from this level on.
+/// Lets events of a target through from a level on.
 struct Directive {
     target: String,
     level: LevelFilter,
 }
 
 impl Filter {
-    /// Directives with commas between them. An unknown directive is left out: the supervisor has checked them. Without any,
-    /// `info` and above is logged.
+    /// Parses directives, separated by commas. It ignores unknown ones, because the supervisor has checked them. Without any, it
+    /// lets `info` and above through.
     pub(super) fn parse(text: &str) -> Self {
         let mut directives: Vec<Directive> = Vec::new();
         for directive in text.split(',').filter_map(|word| Directive::parse(word.trim())) {
-            // The last one of several for a target counts.
+            // Of several directives for a target, the last one applies.
             directives.retain(|earlier| earlier.target != directive.target);
             directives.push(directive);
         }
@@ -36,7 +36,7 @@ impl Filter {
 }
 
 impl Directive {
-    /// `level`, `target` or `target=level`.
+    /// Parses `level`, `target` or `target=level`.
     fn parse(word: &str) -> Option<Self> {
         if word.is_empty() || word.contains(['[', '{']) {
             return None;

@@ -1,4 +1,4 @@
-//! An event as a line, in the form of the crate tracing-subscriber. The supervisor writes its events by the same functions.
+//! Formats events like the crate tracing-subscriber. The supervisor uses the same functions.
 
 use std::fmt::{self, Display, Formatter, Write};
 use std::time::SystemTime;
@@ -10,7 +10,7 @@ use tracing::{Event, Level};
 use crate::printable::printable;
 use crate::utc::utc;
 
-/// A line for people.
+/// An event as a line for people.
 pub fn text(event: &Event<'_>, at: SystemTime, coloured: bool) -> String {
     let paint = |text: &str, colour: &str| match coloured {
         true => format!("\x1b[{colour}m{text}\x1b[0m"),
@@ -38,7 +38,7 @@ pub fn text(event: &Event<'_>, at: SystemTime, coloured: bool) -> String {
     line + "\n"
 }
 
-/// One JSON object. `context` has the fields of the spans around the event; a field of the event itself overrides them.
+/// An event as one JSON object. `context` has the fields of the spans around the event; a field of the event itself overrides them.
 pub fn json(event: &Event<'_>, at: SystemTime, context: Map<String, Value>) -> String {
     let mut fields = JsonFields(context);
     event.record(&mut fields);
@@ -47,7 +47,7 @@ pub fn json(event: &Event<'_>, at: SystemTime, context: Map<String, Value>) -> S
     format!("{{\"timestamp\":{timestamp},\"level\":{level},\"fields\":{fields},\"target\":{target}}}\n")
 }
 
-/// A time as log lines have it.
+/// A time in the format of log lines.
 pub(crate) struct Timestamp(pub(crate) SystemTime);
 
 impl Display for Timestamp {

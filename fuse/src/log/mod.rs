@@ -1,12 +1,12 @@
-//! The server's log: lines on standard error, in the form of the supervisor's lines.
+//! The server's log: lines on standard error, in the format of the supervisor's lines.
 //!
-//! The supervisor logs with the crate tracing-subscriber. Its filters bring a compiler for regular expressions and a table of
-//! 32 KiB into each process. The server needs neither: its code has no spans, and an event about a volume names it in a field.
+//! The supervisor logs with the crate tracing-subscriber. Its filters add a compiler for regular expressions and a table of
+//! 32 KiB to each process. The server needs neither: its code has no spans, and an event about a volume names it in a field.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `filter` | which events are logged (`RUST_LOG`) |
-//! | `line` | an event as a line, for people or as JSON |
+//! | `filter` | the filter of events (`RUST_LOG`) |
+//! | `line` | the format of lines, for people or as JSON |
 
 mod filter;
 pub mod line;
@@ -24,13 +24,13 @@ use tracing::{Event, Metadata};
 use crate::printable::printable_with_colours;
 use filter::Filter;
 
-/// The environment variable that says which events are logged.
+/// The environment variable with the filter of events.
 const FILTER: &str = "RUST_LOG";
 
-/// The pod of this process, as fields, once it is known.
+/// The fields with the pod of this process, after [`set_pod`].
 static PROCESS_FIELDS: OnceLock<Map<String, Value>> = OnceLock::new();
 
-/// Each JSON line of this process names this pod from now on, whichever thread it comes from. Later calls change nothing.
+/// Sets the pod that each JSON line of this process names. Later calls have no effect.
 pub fn set_pod(pod: &str, uid: &str) {
     let fields = [("pod", pod), ("uid", uid)].map(|(name, value)| (name.to_owned(), value.into()));
     let _is_set = PROCESS_FIELDS.set(fields.into_iter().collect());
@@ -41,7 +41,7 @@ pub fn process_fields() -> Map<String, Value> {
     PROCESS_FIELDS.get().cloned().unwrap_or_default()
 }
 
-/// How log lines on standard error look.
+/// The format of log lines on standard error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lines {
     /// Lines for people.
@@ -51,7 +51,7 @@ pub enum Lines {
 }
 
 impl Lines {
-    /// As in the server's arguments.
+    /// The word in the server's arguments.
     pub fn name(self) -> &'static str {
         match self {
             Self::Text => "text",
@@ -59,17 +59,17 @@ impl Lines {
         }
     }
 
-    /// The lines of this name.
+    /// The format of this name.
     pub fn named(name: &str) -> Option<Self> {
         [Self::Text, Self::Json].into_iter().find(|lines| lines.name() == name)
     }
 }
 
-/// Starts logging what the environment variable `RUST_LOG` asks for; without it, `info` and above.
+/// Starts the log with the filter in the environment variable `RUST_LOG`; without it, `info` and above.
 pub fn start(lines: Lines) {
     let filter = Filter::parse(&env::var(FILTER).unwrap_or_default());
     let coloured = lines == Lines::Text && may_be_coloured();
-    // A second call changes nothing.
+    // A second call has no effect.
     let _ = set_global_default(Logger { filter, lines, coloured });
 }
 
@@ -80,8 +80,7 @@ pub fn may_be_coloured() -> bool {
     rustix::termios::isatty(rustix::stdio::stderr()) && !unwanted && !dumb
 }
 
-/// Standard error, with what would act on a terminal escaped. A line that cannot be written is lost: the program goes on
-/// when its log has no reader.
+/// Standard error with control characters escaped. It ignores errors, so the program continues when its log has no reader.
 pub struct StandardError;
 
 impl Write for StandardError {
@@ -120,7 +119,7 @@ impl Subscriber for Logger {
         let _never_fails = StandardError.write(line.as_bytes());
     }
 
-    // No span is enabled, so none is made.
+    // No span is enabled, so there are none.
     fn new_span(&self, _: &Attributes<'_>) -> Id {
         Id::from_u64(1)
     }

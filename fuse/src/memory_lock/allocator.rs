@@ -1,23 +1,21 @@
-//! Freed memory holds no secrets.
+//! Zeroes freed memory.
 //!
-//! Bytes of a Secret pass through readers, parsers and maps before they become a payload. Rather than
-//! trusting each of these to clean up, the allocator of both programs overwrites every block when it is
-//! freed.
+//! Bytes of a Secret pass through readers, parsers and maps before they become a payload. These do not clean up, so the
+//! allocator of both programs overwrites every block when it is freed.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
 use super::wipe;
 
-/// From this size on, a freed block goes back to the kernel at once (the C allocator's mmap threshold,
-/// which [`tune_allocator`](super::tune_allocator) fixes), and the kernel zeroes it before any process gets it. Below, the block
-/// would be handed out again as it is.
+/// The allocator returns freed blocks of this size and above to the kernel at once: it is above the mmap threshold, which
+/// [`tune_allocator`](super::tune_allocator) sets. The kernel zeroes them before another process gets them.
 const RETURNED_AT_ONCE: usize = 1 << 20;
 
 /// The system's allocator, with every block zeroed before it is freed.
 pub struct ZeroingAllocator;
 
-// SAFETY: every call is passed on to the system's allocator unchanged; a block is only written while
-// it is still allocated. The default `realloc` allocates, copies and frees through these.
+// SAFETY: every call goes to the system's allocator unchanged, and a block is written only while it is allocated. The default
+// `realloc` allocates, copies and frees through these.
 unsafe impl GlobalAlloc for ZeroingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps the contract of `GlobalAlloc::alloc`.

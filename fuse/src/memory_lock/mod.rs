@@ -1,4 +1,4 @@
-//! Keeping the memory of a process with secrets out of swap, core dumps and other processes.
+//! Keeps the memory of a process with secrets out of swap, core dumps and other processes.
 
 pub mod allocator;
 mod unused;
@@ -14,20 +14,21 @@ use zeroize::Zeroize;
 
 pub use unused::{return_own_stack, return_unused_memory};
 
-/// Bytes above which the allocator returns a freed block to the kernel at once.
+/// Size from which the allocator returns freed blocks to the kernel at once, in bytes.
 const RETURN_AT: libc::c_int = 128 * 1024;
 
 static LOCKED: AtomicBool = AtomicBool::new(false);
 
-/// No core dumps, no `ptrace` by others of the same user, no swap: everything this process holds now
-/// or later stays in memory, pages it never touches excepted.
+/// Forbids core dumps and ptrace(2) by processes of the same user, and locks present and later memory against swap. The kernel
+/// locks a page when the process first touches it.
 ///
 /// # Errors
-/// When memory cannot be locked (no `CAP_IPC_LOCK`, and a limit in `RLIMIT_MEMLOCK`). The rest holds then.
+/// When memory cannot be locked (no `CAP_IPC_LOCK`, and a limit in `RLIMIT_MEMLOCK`). The other
+/// measures are in effect then.
 pub fn protect_memory() -> io::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
-    // Under a limit, locking what comes later would make some later allocation fail.
+    // With a limit, later allocations would fail.
     if !may_lock_without_limit()? {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
@@ -36,7 +37,7 @@ pub fn protect_memory() -> io::Result<()> {
     Ok(())
 }
 
-/// Locks the memory of a process that is a clone of one whose memory is locked: a clone does not inherit that.
+/// Locks the memory of a clone of a process with locked memory. A clone does not inherit memory locks (mlockall(2)).
 pub(crate) fn lock_again() {
     if is_locked() {
         let _as_the_supervisor_warned = lock_all();
@@ -54,7 +55,7 @@ fn is_locked() -> bool {
 
 /// Overwrites `bytes` with zeros; the compiler keeps the stores even if no code reads the bytes again.
 pub fn wipe(bytes: &mut [u8]) {
-    // SAFETY: any eight bytes are a `u64`. Whole words make an eighth of the stores.
+    // SAFETY: any eight bytes are a `u64`. Words need an eighth of the stores.
     let (head, words, tail) = unsafe { bytes.align_to_mut::<u64>() };
     head.zeroize();
     words.zeroize();
@@ -66,8 +67,8 @@ fn may_lock_without_limit() -> io::Result<bool> {
     Ok(soft == RLIM_INFINITY || capabilities(None)?.effective.contains(CapabilitySet::IPC_LOCK))
 }
 
-/// Keeps the C allocator small in a process with a thread per volume, and lets large blocks, such as
-/// the read buffers of FUSE sessions, go back to the kernel when they are freed.
+/// Limits the memory of the C allocator in a process with a thread for each volume. The allocator returns large blocks, such
+/// as the read buffers of FUSE sessions, to the kernel when they are freed.
 pub fn tune_allocator() {
     // SAFETY: mallopt only sets parameters; it is called before threads are started.
     unsafe {
@@ -76,7 +77,7 @@ pub fn tune_allocator() {
     }
 }
 
-/// Returns all memory that is free to the kernel. A process that is cloned from this one shares what is left.
+/// Returns all free memory to the kernel, for example before a clone, which shares the rest.
 pub fn return_free_memory() {
     // SAFETY: malloc_trim changes no block that is in use.
     unsafe { libc::malloc_trim(0) };

@@ -1,12 +1,12 @@
-//! Giving memory back that a process has used and does not need any more, although all its memory is locked.
+//! Returns unused memory to the kernel, although all memory of the process is locked.
 //!
-//! The kernel takes no page of locked memory back, neither from `malloc_trim(3)` nor from the C library when a thread ends. So
-//! a process that was busy for a moment, when it started, would keep its largest heap and its deepest stacks for ever.
+//! Neither malloc_trim(3) nor the C library at the end of a thread can return locked pages to the kernel. So a process that was
+//! busy for a moment, such as at its start, would keep its largest heap and its deepest stacks for ever.
 //!
-//! 1. A stack below the frames in use is given back with `MADV_DONTNEED_LOCKED` (Linux 5.18): the main thread's when there is
-//!    no work, another's when the thread ends. The C library keeps stacks for later threads.
-//! 2. The heap is unlocked while `malloc_trim(3)` runs, which takes less than a millisecond, and locked again. The allocator
-//!    has zeroed free blocks. Where the memory is not locked, this is `malloc_trim(3)` alone.
+//! 1. `MADV_DONTNEED_LOCKED` (Linux 5.18) returns the pages of a stack below the frames in use: those of the main thread when
+//!    there is no work, those of other threads at their end. The C library keeps stacks for later threads.
+//! 2. podfs unlocks the heap while malloc_trim(3) runs, for less than a millisecond. The allocator has zeroed free blocks. If the
+//!    memory is not locked, podfs only calls malloc_trim(3).
 
 use std::ffi::c_void;
 use std::fs;
@@ -18,20 +18,19 @@ use rustix::mm::{MlockFlags, mlock_with, munlock};
 
 use super::is_locked;
 
-/// The part of the stack below the caller's frame that stays: functions that it calls next need no new pages.
+/// Bytes of the stack below the caller's frame that stay, for the functions that it calls next.
 const STAYS: usize = 16 << 10;
-/// Addresses that the kernel is given are multiples of this.
+/// The size of a page, in bytes.
 const PAGE: usize = 4096;
 
-/// Gives free memory of the heap and of the main thread's stack back to the kernel. To be called by the main thread when there is
-/// nothing to do.
+/// Returns free memory of the heap and of the main thread's stack to the kernel. The main thread calls it when it has no work.
 pub fn return_unused_memory() {
     if let Some(stack) = mapping("[stack]") {
         return_stack(&stack);
     }
     if is_locked() {
         with_heap(|start, length| {
-            // SAFETY: whether memory may be swapped changes nothing for the program.
+            // SAFETY: a memory lock has no effect on the content of memory.
             let _ = unsafe { munlock(start, length) };
         });
     }
@@ -41,14 +40,14 @@ pub fn return_unused_memory() {
     }
 }
 
-/// Gives what the calling thread has used of its stack back to the kernel. To be called when it is about to end.
+/// Returns the unused stack of the calling thread to the kernel. The thread calls it before its end.
 pub fn return_own_stack() {
     if let Some(stack) = own_stack() {
         return_stack(&stack);
     }
 }
 
-/// Pages are locked when they are touched.
+/// Locks pages when the process first touches them.
 fn lock(start: *mut c_void, length: usize) {
     // SAFETY: as for `munlock`.
     let _ = unsafe { mlock_with(start, length, MlockFlags::ONFAULT) };
@@ -59,7 +58,7 @@ fn return_stack(stack: &Range<usize>) {
     let end = (&raw const here as usize).saturating_sub(STAYS) & !(PAGE - 1);
     if stack.contains(&end) {
         let start = ptr::with_exposed_provenance_mut(stack.start);
-        // SAFETY: it is the stack that this function runs on, and nothing so far below its frame is in use.
+        // SAFETY: this function runs on the stack, and nothing so far below its frame is in use.
         unsafe { libc::madvise(start, end - stack.start, libc::MADV_DONTNEED_LOCKED) };
     }
 }
@@ -70,7 +69,7 @@ fn with_heap(act: impl FnOnce(*mut c_void, usize)) {
     }
 }
 
-/// Where the first mapping of this name is.
+/// The addresses of the first mapping with this name.
 fn mapping(name: &str) -> Option<Range<usize>> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     let line = maps.lines().find(|line| line.ends_with(name))?;
@@ -78,11 +77,11 @@ fn mapping(name: &str) -> Option<Range<usize>> {
     Some(usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?)
 }
 
-/// The stack of the calling thread.
+/// The addresses of the calling thread's stack.
 fn own_stack() -> Option<Range<usize>> {
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
     let (mut start, mut length) = (ptr::null_mut(), 0);
-    // SAFETY: the calling thread exists; its attributes are read and destroyed only if the first call has set them.
+    // SAFETY: the calling thread exists. Its attributes are read and destroyed only if the first call has set them.
     unsafe {
         if libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) != 0 {
             return None;
@@ -98,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_goes_on_when_it_has_given_its_stack_back() {
+    fn a_thread_continues_after_it_has_returned_its_stack() {
         fn deep(depth: u64) -> u64 {
             let frame = [depth; 64];
             if depth == 0 { 0 } else { deep(depth - 1) + frame[63] }

@@ -7,20 +7,20 @@ use rustix::mount::{OpenTreeFlags, open_tree};
 use super::MountError;
 use super::private::{Access, Reach, set_attributes};
 
-/// Which mounts that are made later appear in a clone.
+/// The propagation of later mounts between a source and its clone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Propagation {
-    /// Those in the source (`MS_SLAVE`).
+    /// Mounts in the source appear in the clone (`MS_SLAVE`).
     Slave,
-    /// Also those in the clone appear in the source, if the source is a shared mount: they are peers.
+    /// If the source is a shared mount, the clone is its peer: mounts in each appear in the other.
     Peer,
 }
 
-/// A clone of what `source` is open on, with every mount below it, attached nowhere yet (`rbind`). It can be
-/// attached like a clone of a private mount.
+/// A detached clone of the directory or file `source`, with every mount below it (`rbind`). The caller can attach it like a
+/// clone of a private mount.
 ///
-/// The clone follows what is mounted and unmounted on the host (`MS_SLAVE`), and nothing done to it reaches the host:
-/// without that, unmounting it would unmount on the host what is mounted below the source.
+/// The clone gets mount events of the host and sends none to it (`MS_SLAVE`). Otherwise an unmount of the clone would also
+/// unmount the host's mounts below the source.
 ///
 /// # Errors
 /// When the process may not mount, or the source cannot be cloned.
@@ -32,10 +32,10 @@ pub fn bind(source: BorrowedFd<'_>, access: Access) -> Result<OwnedFd, MountErro
     clone(source, CLONE, access, Propagation::Slave)
 }
 
-/// As [`bind()`], without the mounts below it (`bind`), and with this propagation.
+/// Like [`bind()`], but without the mounts below it (`bind`), and with this propagation.
 ///
 /// # Errors
-/// As [`bind()`].
+/// Those of [`bind()`].
 pub fn bind_alone(source: BorrowedFd<'_>, access: Access, propagation: Propagation) -> Result<OwnedFd, MountError> {
     const CLONE: OpenTreeFlags =
         OpenTreeFlags::OPEN_TREE_CLONE.union(OpenTreeFlags::OPEN_TREE_CLOEXEC).union(OpenTreeFlags::AT_EMPTY_PATH);

@@ -1,5 +1,5 @@
-//! Directories and mount point files that podfs makes for a while and removes again: directories with `rmdir`
-//! only, innermost first, files only while they are empty. Directories and files that other processes use stay.
+//! Directories and mount point files that podfs makes, and removes later. It removes directories with rmdir(2), innermost first,
+//! and only empty files. Directories and files that other processes use stay.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -11,46 +11,46 @@ use std::time::Duration;
 use super::MountError;
 use super::table::mounts_at;
 
-/// Mode of what is made, as the kubelet makes its directories.
+/// Mode of directories, like that of the kubelet's.
 const MODE: u32 = 0o750;
-/// Mode of files that are mounted on.
+/// Mode of mount point files.
 const FILE_MODE: u32 = 0o640;
-/// Another podfs may take back a directory just when this one needs it.
+/// Most attempts: another podfs may remove a directory at the moment when this one needs it.
 const TRIES: usize = 8;
 
-/// Directories that were made. Dropping it takes them back.
+/// The directories and files that podfs has made. To drop this removes them.
 #[derive(Debug, Default)]
 pub struct Directories {
-    /// In the order they were made, so that what is inside another comes after it.
+    /// The directories in the order in which they were made: each follows the one around it.
     made: Vec<PathBuf>,
-    /// Files inside them.
+    /// The files inside them.
     files: Vec<PathBuf>,
 }
 
 impl Directories {
-    /// None yet, but those that `made` lists, in their order, and `files` inside them: another process made
-    /// them and ended without taking them back.
+    /// Takes over the directories `made`, in their order, and `files` inside them. The process that made them has ended without
+    /// removing them.
     pub fn inherit(made: Vec<PathBuf>, files: Vec<PathBuf>) -> Self {
         Self { made, files }
     }
 
-    /// The directories that were made, in that order.
+    /// The directories, in the order in which they were made.
     pub fn made(&self) -> &[PathBuf] {
         &self.made
     }
 
-    /// The files that were made.
+    /// The files.
     pub fn files(&self) -> &[PathBuf] {
         &self.files
     }
 
-    /// Takes over a directory that its caller made.
+    /// Adds a directory that the caller has made.
     pub fn adopt(&mut self, directory: PathBuf) {
         self.made.push(directory);
     }
 
-    /// `path` and what is missing above it are about to be made: they are listed from now on, so that they can be written down
-    /// before they are there. Never looks at `path` itself, on which something may be mounted that does not answer.
+    /// Lists `path` and the missing directories above it before they are made, so that the caller can record them first. Does not
+    /// open `path` itself, because a mount on it may not answer.
     pub fn expect(&mut self, path: &Path, is_file: bool) {
         let Some(parent) = path.parent() else { return };
         let missing: Vec<_> = parent.ancestors().take_while(|above| !above.exists()).map(Path::to_owned).collect();
@@ -77,38 +77,37 @@ impl Directories {
         }
     }
 
-    /// Makes `path` and what is missing above it.
+    /// Makes the directory `path`, and the missing directories above it.
     ///
     /// # Errors
-    /// When one cannot be made. Those made before it are taken back with all the others.
+    /// When the kernel refuses one. The drop of this removes those that were made before.
     pub fn make(&mut self, path: &Path) -> Result<(), MountError> {
         if self.files.iter().any(|file| file == path) {
-            take_back_file(path);
+            remove_file(path);
         }
         again(|| self.make_missing(path)).map_err(|cause| explain("directory", path, cause))
     }
 
-    /// Makes an empty file at `path`, and what is missing above it. A file that is there already will do.
+    /// Makes an empty file at `path`, and the missing directories above it, unless the file exists.
     ///
     /// # Errors
-    /// When it cannot be made, or a directory above it.
+    /// When the kernel refuses the file, or a directory above it.
     pub fn make_file(&mut self, path: &Path) -> Result<(), MountError> {
         if self.made.iter().any(|directory| directory == path) {
-            // Goes only when it is empty; else the directory is in the way and is named below.
+            // If the directory is not empty, the error below names it.
             let _ = fs::remove_dir(path);
         }
         again(|| self.make_missing_file(path)).map_err(|cause| explain("file", path, cause))
     }
 
-    /// Takes back what was made at `path` and below it, and then the directories above it up to `top`, as far as they were
-    /// made and are empty.
+    /// Removes the listed files and directories at `path` and below it, then the listed, empty directories above it up to `top`.
     pub fn take_back(&mut self, path: &Path, top: &Path) {
         let is_inside = |made: &Path| made.starts_with(path);
-        self.files.iter().filter(|file| is_inside(file)).for_each(|file| take_back_file(file));
+        self.files.iter().filter(|file| is_inside(file)).for_each(|file| remove_file(file));
         self.files.retain(|file| !is_inside(file) || is_there(file));
         let is_in_the_way = |made: &Path| is_inside(made) || (path.starts_with(made) && made.starts_with(top));
         for directory in self.made.iter().rev().filter(|made| is_in_the_way(made)) {
-            take_back_directory(directory);
+            remove_directory(directory);
         }
         self.made.retain(|made| !is_in_the_way(made) || is_there(made));
     }
@@ -135,7 +134,7 @@ impl Directories {
         }
     }
 
-    /// Another podfs may make it at the same moment.
+    /// Makes a directory, unless it exists: another podfs may make it at the same moment.
     fn make_one(&mut self, path: &Path) -> io::Result<()> {
         match DirBuilder::new().mode(MODE).create(path) {
             Ok(()) => self.list(path.to_owned()),
@@ -149,21 +148,21 @@ impl Directories {
 impl Drop for Directories {
     fn drop(&mut self) {
         for file in &self.files {
-            take_back_file(file);
+            remove_file(file);
         }
         for directory in self.made.iter().rev() {
-            take_back_directory(directory);
+            remove_directory(directory);
         }
     }
 }
 
-/// Removes a directory that is empty. For a moment after an unmount, the kernel may still take it for a mount point.
-fn take_back_directory(directory: &Path) {
-    const MOMENT: Duration = Duration::from_millis(1);
+/// Removes a directory if it is empty. Shortly after an unmount, rmdir(2) may still fail with `EBUSY`, so it tries again.
+fn remove_directory(directory: &Path) {
+    const PAUSE: Duration = Duration::from_millis(1);
     for _ in 0..50 {
         match fs::remove_dir(directory) {
-            Err(error) if error.kind() == ErrorKind::ResourceBusy && is_unmounted(directory) => thread::sleep(MOMENT),
-            // Another process may use it by now; then it is not removed.
+            Err(error) if error.kind() == ErrorKind::ResourceBusy && is_unmounted(directory) => thread::sleep(PAUSE),
+            // It stays if another process uses it now.
             _ => return,
         }
     }
@@ -177,8 +176,8 @@ fn is_unmounted(directory: &Path) -> bool {
     mounts_at(directory).is_ok_and(|mounts| mounts.is_empty())
 }
 
-/// Removes a file that is still as it was made. A mount point cannot be removed.
-fn take_back_file(path: &Path) {
+/// Removes a file if it is still empty. The kernel refuses to remove a mount point.
+fn remove_file(path: &Path) {
     if fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.len() == 0) {
         let _ = fs::remove_file(path);
     }
@@ -230,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn one_directory_is_taken_back_with_those_above_that_nothing_else_is_in() {
+    fn a_directory_is_removed_with_the_empty_ones_above_it() {
         let base = tempfile::tempdir().expect("a directory");
         let (one, two) = (base.path().join("volumes/a/one"), base.path().join("volumes/a/two"));
         let mut directories = Directories::default();
@@ -245,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_expected_is_listed_before_it_is_made_and_once() {
+    fn an_expected_directory_is_listed_once_before_it_is_made() {
         let base = tempfile::tempdir().expect("a directory");
         let (there, new, file) = (base.path().join("there"), base.path().join("a/b"), base.path().join("c/file"));
         fs::create_dir(&there).expect("made");
@@ -289,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_taken_back_with_the_empty_directories_above_it() {
+    fn a_part_is_removed_with_the_empty_directories_above_it() {
         let base = tempfile::tempdir().expect("a directory");
         let (top, file, other) =
             (base.path().join("top"), base.path().join("top/a/b/file"), base.path().join("top/a/c"));

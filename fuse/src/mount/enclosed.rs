@@ -1,15 +1,15 @@
-//! Sources as servers get them: cut off from the host's other mounts.
+//! Encloses sources for servers: cuts them off from the host's other mounts.
 //!
 //! A process with a descriptor of a directory reaches the directories above it by `..`, and from there every mount of its mount
-//! namespace. So a server gets a clone of its source, with a clone of every mount below it, that lies alone in a mount namespace
-//! of its own:
+//! namespace. So a server gets a clone of its source, with a clone of every mount below it, in a mount namespace without other
+//! mounts:
 //!
 //! 1. The clone is a slave of the host's mounts. Later mounts of the host below the source appear in it, and unmounts of the host
 //!    take effect in it.
-//! 2. That takes a mount namespace: the kernel hands no mount event on to a clone that is attached nowhere.
+//! 2. Only a clone in a mount namespace gets mount events; a detached clone does not.
 //! 3. The root of the namespace is an empty read-only tmpfs with the clone in it. `..` ends there.
-//! 4. An open mount table of the namespace keeps the namespace alive, also when no process is in it. So the supervisor, the
-//!    server and its successors hold the namespace by the descriptor that they read its mounts from.
+//! 4. An open mount table of the namespace keeps the namespace alive, even without processes in it. So the supervisor, the
+//!    server and its successors keep the namespace by their descriptor of its mount table.
 //!
 //! A private mount gets no mount events. A clone of it would not show later mounts of the host below the source, so podfs does not
 //! enclose such a source.
@@ -31,17 +31,17 @@ use super::table::{MountTable, mount_id, mount_with_id};
 /// The name of the clone in its namespace.
 const NAME: &std::ffi::CStr = c"source";
 
-/// A source, and the mounts that are to be found below it.
+/// A source, and the mount table that has the mounts below it.
 #[derive(Debug)]
 pub struct Enclosed {
     /// The source, or its clone.
     pub source: OwnedFd,
-    /// The mounts of the namespace that it is in.
+    /// The mount table of its namespace.
     pub table: MountTable,
 }
 
 impl Enclosed {
-    /// Encloses a source of this node. What cannot be enclosed is taken as it is, with a line in the log.
+    /// Encloses a source of this node. If it cannot, it logs that, and returns the source itself.
     ///
     /// # Errors
     /// When there are no more descriptors, or there is no `/proc`.
@@ -57,42 +57,42 @@ impl Enclosed {
         Self::open(source)
     }
 
-    /// A source that is attached nowhere, or not to be enclosed.
+    /// The source itself, without a clone: a detached source, or one that cannot be enclosed.
     ///
     /// # Errors
-    /// As [`Self::of`].
+    /// Those of [`Self::of`].
     pub fn open(source: BorrowedFd<'_>) -> io::Result<Self> {
         Ok(Self { source: source.try_clone_to_owned()?, table: MountTable::open()? })
     }
 }
 
-/// None for a source whose mount gets no mount events.
+/// Encloses a source; `None` if its mount gets no mount events.
 fn enclose(source: BorrowedFd<'_>) -> io::Result<Option<Enclosed>> {
     let mounted = mount_with_id(mount_id(source)?)?;
     if mounted.ok_or_else(|| io::Error::other("the mount of its source is not in the mount table"))?.is_private {
         return Ok(None);
     }
-    // The kernel knows the type of the root from the mount itself; this causes no request.
+    // The kernel gets the type of the root from the mount, without a request to the file system.
     let found = statx(source, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
     let shape = match FileType::from_raw_mode(found.stx_mode.into()) {
         FileType::Directory => Shape::Directory,
         _ => Shape::File,
     };
     let clone = bind(source, Access::ReadWrite).map_err(io::Error::other)?;
-    let enclosing = || put_apart(&clone, shape);
+    let enclosing = || attach_in_own_namespace(&clone, shape);
     let table = thread::scope(|scope| scope.spawn(enclosing).join());
     let table = table.map_err(|_panic| io::Error::other("a thread ended early"))??;
-    // It is open on the root of the clone, wherever that is attached.
+    // The descriptor is of the root of the clone, in any namespace.
     Ok(Some(Enclosed { source: clone, table }))
 }
 
-/// Attaches the clone in a new mount namespace, and opens the mount table there. For a thread that does nothing else: the
-/// namespace is its own from then on.
-fn put_apart(clone: &OwnedFd, shape: Shape) -> io::Result<MountTable> {
+/// Attaches the clone in a new mount namespace, and opens the mount table there. The calling thread stays in that namespace, so it
+/// must end afterwards.
+fn attach_in_own_namespace(clone: &OwnedFd, shape: Shape) -> io::Result<MountTable> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let own_files = openat(CWD, c"/proc/thread-self", flags, Mode::empty())?;
     let root = file_system("tmpfs", ("mode", "0555"), MountAttrFlags::empty())?;
-    // SAFETY: only this thread's mount namespace and working directory become its own.
+    // SAFETY: this affects only the mount namespace and working directory of this thread.
     unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
     become_root(&root, Some(Inside { mount: clone, name: NAME, shape }))?;
     let table = openat(&own_files, c"mountinfo", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;

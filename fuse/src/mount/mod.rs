@@ -1,8 +1,7 @@
 //! The mounts of a volume.
 //!
-//! `fsopen("fuse")` and `fsmount` make a *private* mount: read-write, attached nowhere, known only by
-//! its descriptor. A clone of it, made read-only while it is still detached, is moved to the volume's path: the *visible* mount.
-//! Both show one superblock. Root in a container gets `EROFS` from the kernel; only the holder of the private descriptor can
+//! `fsopen("fuse")` and `fsmount` make a *private* mount: read-write, detached, reachable only by its descriptor. podfs clones it,
+//! makes the clone read-only, and moves it to the volume's path: the *visible* mount. Both have the same superblock. Root in a container gets `EROFS` from the kernel; only the holder of the private descriptor can
 //! change the tree.
 //!
 //! | module | owns |
@@ -11,7 +10,7 @@
 //! | [`enclosed`] | sources cut off from the host's other mounts |
 //! | [`private`] | opening `/dev/fuse`, the private mount, its clone |
 //! | [`visible`] | mount points, and the mounts on them |
-//! | [`directories`] | directories made for a while and taken back |
+//! | [`directories`] | directories that podfs makes and removes later |
 //! | `root` | the root directory of a new mount namespace |
 //! | [`table`] | reading `/proc/thread-self/mountinfo` |
 
@@ -26,7 +25,7 @@ pub(crate) mod root;
 pub mod table;
 pub mod visible;
 
-/// Why something could not be mounted or unmounted.
+/// Why podfs cannot mount or unmount.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// There is no `/dev/fuse`, or this kernel has no FUSE or no mount API.
@@ -47,7 +46,7 @@ pub enum MountError {
         #[source]
         cause: io::Error,
     },
-    /// The place of a mount is taken.
+    /// The mount point is in use.
     #[error("{} {problem}", .path.display())]
     Occupied {
         /// The mount point.
@@ -55,7 +54,7 @@ pub enum MountError {
         /// The object at the path, and the advice.
         problem: &'static str,
     },
-    /// Anything else.
+    /// Any other error.
     #[error("{what}: {cause}")]
     Failed {
         /// The step that failed.
@@ -67,7 +66,7 @@ pub enum MountError {
 }
 
 impl MountError {
-    /// Sorts `cause` by what the user can do about it.
+    /// Converts the kernel's error of the step `what`.
     pub(crate) fn new(what: impl Into<String>, cause: impl Into<io::Error>) -> Self {
         let (what, cause) = (what.into(), cause.into());
         match cause.raw_os_error() {
@@ -77,7 +76,7 @@ impl MountError {
         }
     }
 
-    /// Whether the kernel said `EINVAL`.
+    /// Whether the kernel's error is `EINVAL`.
     pub(crate) fn is_invalid(&self) -> bool {
         matches!(self, Self::Failed { cause, .. } if cause.raw_os_error() == Some(libc::EINVAL))
     }

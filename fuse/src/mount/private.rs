@@ -1,4 +1,4 @@
-//! The private mount: where commits happen, attached nowhere.
+//! The private mount: detached, and used for commits.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -20,15 +20,15 @@ const DEVICE: &str = "/dev/fuse";
 
 /// The source of projections in the mount table.
 pub(crate) const PROJECTION_SOURCE: &str = "podfs";
-/// The source of passthrough volumes there.
+/// The source of passthrough volumes in the mount table.
 pub const PASSTHROUGH_SOURCE: &str = "podfs-passthrough";
-/// The source of NFS volumes there.
+/// The source of NFS volumes in the mount table.
 pub(crate) const NFS_SOURCE: &str = "podfs-nfs";
 
-/// A new FUSE connection: what the server reads requests from.
+/// Opens `/dev/fuse`, from which the server reads requests.
 ///
 /// # Errors
-/// When there is no `/dev/fuse` or it may not be opened.
+/// When `/dev/fuse` does not exist, or the process may not open it.
 pub fn open_device() -> Result<OwnedFd, MountError> {
     rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|errno| match errno {
         Errno::NOENT => MountError::Unsupported { what: format!("cannot open {DEVICE}"), cause: errno.into() },
@@ -36,20 +36,20 @@ pub fn open_device() -> Result<OwnedFd, MountError> {
     })
 }
 
-/// How a mount differs from others.
+/// The options of a private mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountOptions {
-    /// SELinux label of everything in it (`context=`), for hosts that run SELinux. Labels of a projection
-    /// cannot be set later: its visible mount is read-only.
+    /// The SELinux label of all its files (`context=`), for hosts with SELinux. In a projection, they cannot be relabelled
+    /// later, because its visible mount is read-only.
     pub selinux_context: Option<String>,
-    /// Whether its root is a directory or a single file.
+    /// The type of its root.
     pub shape: Shape,
 }
 
-/// The type of a mount point: the kernel mounts files on files and directories on directories only.
+/// The type of a mount point. The kernel mounts only files on files and directories on directories.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Shape {
-    /// A directory, and what is in it.
+    /// A directory with its content.
     #[default]
     Directory,
     /// One file.
@@ -59,37 +59,37 @@ pub enum Shape {
 /// The rights of containers in a visible mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Look only: the kernel refuses every change with `EROFS`.
+    /// Read-only: the kernel refuses every change with `EROFS`.
     ReadOnly,
-    /// Whatever modes and owners allow.
+    /// Read-write, as modes and owners allow.
     ReadWrite,
 }
 
-/// A mounted file system that only its holder can reach.
+/// A mounted file system that is reachable only by this descriptor.
 pub struct PrivateMount {
     tree: OwnedFd,
     /// The source of its clones in the mount table.
     source: &'static str,
-    /// The label that it was mounted with, as far as this process knows.
+    /// The SELinux label of the mount, if this process made it.
     selinux_context: Option<String>,
 }
 
 impl PrivateMount {
-    /// Mounts the file system that `device` serves. The kernel asks for the handshake at once; calls on
-    /// the mount wait until the server has answered it.
+    /// Mounts the file system of `device`. The kernel sends FUSE_INIT at once; calls on the mount wait until the server has
+    /// answered it.
     ///
     /// # Errors
-    /// When the process may not mount, or the kernel cannot.
+    /// When the process may not mount, or the kernel refuses.
     pub fn new(device: BorrowedFd<'_>, options: &MountOptions) -> Result<Self, MountError> {
         let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
         Self::mount(device, PROJECTION_SOURCE, attributes, options)
     }
 
-    /// As [`Self::new`], for a file system that shows what `source` is open on: programs, setuid and devices work as
-    /// they do there.
+    /// Like [`Self::new`], for a file system that shows `source`. It allows programs, setuid and devices if the mount of the
+    /// source does.
     ///
     /// # Errors
-    /// As [`Self::new`], and when the source's attributes cannot be read.
+    /// Those of [`Self::new`], and when the source's attributes cannot be read.
     pub fn of_source(
         device: BorrowedFd<'_>,
         source: BorrowedFd<'_>,
@@ -99,11 +99,11 @@ impl PrivateMount {
         Self::mount(device, PASSTHROUGH_SOURCE, attributes, options)
     }
 
-    /// Another mount of the file system that `device` serves already (since Linux 5.15). Before 6.15, a private mount can be
-    /// cloned once.
+    /// Another private mount of the mounted file system of `device` (since Linux 5.15). Before 6.15, a private mount can be cloned
+    /// only once.
     ///
     /// # Errors
-    /// As [`Self::new`], and when the server does not answer.
+    /// Those of [`Self::new`], and when the server does not answer.
     pub(crate) fn again(&self, device: BorrowedFd<'_>) -> Result<Self, MountError> {
         let attributes =
             attributes(self.as_fd()).map_err(|errno| MountError::new("cannot look at the private mount", errno))?;
@@ -111,11 +111,10 @@ impl PrivateMount {
         Self::mount(device, self.source, attributes, &options)
     }
 
-    /// As [`Self::new`], for a file system that shows an export: setuid and devices work as far as `attributes` let
-    /// them.
+    /// Like [`Self::new`], for an NFS export. `attributes` say whether it allows setuid and devices.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// Those of [`Self::new`].
     pub fn of_export(
         device: BorrowedFd<'_>,
         attributes: MountAttrFlags,
@@ -124,8 +123,8 @@ impl PrivateMount {
         Self::mount(device, NFS_SOURCE, attributes, options)
     }
 
-    /// How far the kernel reads ahead when a file is read sequentially, in KiB. So several requests are on their way at once. To
-    /// be called after the handshake, which sets it back.
+    /// Sets the kernel's read-ahead for sequential reads, in KiB, so that it sends several requests at once. Call it after
+    /// FUSE_INIT, which resets it.
     ///
     /// # Errors
     /// When this process does not see the host's `/sys`.
@@ -135,7 +134,7 @@ impl PrivateMount {
         std::fs::write(format!("/sys/class/bdi/{device}/read_ahead_kb"), kib.to_string())
     }
 
-    /// A private mount that another process made, of this source.
+    /// A private mount that another process made, with this source in the mount table.
     pub(crate) fn adopt(tree: OwnedFd, source: &'static str) -> Self {
         Self { tree, source, selinux_context: None }
     }
@@ -163,7 +162,7 @@ impl PrivateMount {
         for (key, value) in settings {
             fsconfig_set_string(context.as_fd(), key, value).map_err(failed)?;
         }
-        // All users may enter (FU-03); the kernel checks modes and owners.
+        // `allow_other` (FU-03); the kernel checks modes and owners.
         for key in ["allow_other", "default_permissions"] {
             fsconfig_set_flag(context.as_fd(), key).map_err(failed)?;
         }
@@ -175,18 +174,18 @@ impl PrivateMount {
         Ok(Self { tree, source, selinux_context: options.selinux_context.clone() })
     }
 
-    /// The number of the connection, below `/sys/fs/fuse/connections`. The kernel knows it; this causes no request.
+    /// The number of the connection, below `/sys/fs/fuse/connections`. It needs no request to the server.
     pub(crate) fn connection(&self) -> Option<u32> {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         statx(&self.tree, c"", flags, StatxFlags::empty()).ok().map(|found| found.stx_dev_minor)
     }
 
-    /// The device number of the file system, as the mount table writes it. The kernel knows it; this causes no request.
+    /// The device number of the file system, in the format of the mount table. It needs no request to the server.
     pub(crate) fn device(&self) -> Option<String> {
         self.connection().map(|minor| format!("0:{minor}"))
     }
 
-    /// Whether its root is a directory. The kernel knows that from the mount itself; this causes no request.
+    /// The type of its root. It needs no request to the server.
     pub(crate) fn shape(&self) -> Shape {
         match root_type(self.tree.as_fd()) {
             Ok(FileType::RegularFile) => Shape::File,
@@ -194,11 +193,9 @@ impl PrivateMount {
         }
     }
 
-    /// A read-only clone, attached nowhere yet. The flags are set while it is detached, so that copies that propagate into
-    /// containers carry them too.
+    /// A detached, read-only clone. Its flags are set before it is attached, so that its copies in containers have them, too.
     ///
-    /// There is no `noexec`: scripts in configMaps are run from their volume, as on the kubelet's
-    /// tmpfs.
+    /// It is not `noexec`: containers may run scripts in their configMaps, as on the kubelet's tmpfs.
     ///
     /// # Errors
     /// When the kernel refuses the clone or its flags.
@@ -208,7 +205,7 @@ impl PrivateMount {
         Ok(clone)
     }
 
-    /// A clone with the flags of this mount, attached nowhere yet.
+    /// A detached clone with the flags of this mount.
     ///
     /// # Errors
     /// When the kernel refuses the clone.
@@ -221,7 +218,7 @@ impl PrivateMount {
         clone.map_err(|errno| MountError::new("cannot clone the private mount", errno))
     }
 
-    /// As [`Self::read_only_clone`], of the entry `name` of its root alone.
+    /// Like [`Self::read_only_clone`], of the entry `name` of its root.
     ///
     /// # Errors
     /// When there is no such entry, or the kernel refuses.
@@ -236,7 +233,7 @@ impl PrivateMount {
         Ok(clone)
     }
 
-    /// As [`Self::read_only_clone`] on a kernel before 6.15, whatever this kernel can do.
+    /// Like [`Self::read_only_clone`] on a kernel before 6.15, on any kernel.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -261,18 +258,17 @@ fn clone_detached(tree: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     open_tree(tree, c"", CLONE | OpenTreeFlags::AT_EMPTY_PATH)
 }
 
-/// Attaches the mount in a mount namespace of its own, clones it there, or the entry `part` of its root, and detaches
-/// it. The kernel attaches it no second time.
+/// Attaches the mount in a new mount namespace, clones it there, or the entry `part` of its root, and detaches it. The kernel
+/// cannot attach it a second time.
 fn clone_in_own_namespace(tree: BorrowedFd<'_>, part: &str) -> Result<OwnedFd, Errno> {
-    // Any directory or file does: it is covered in the thread's own namespace only.
+    // Any directory or file can be the mount point, because only the thread's own namespace changes.
     let stage = match root_type(tree)? {
         FileType::Directory => "/proc",
         _ => "/proc/version",
     };
     let part = if part.is_empty() { stage.to_owned() } else { format!("{stage}/{part}") };
     let clone = || {
-        // SAFETY: only this thread's mount namespace and working directory become its own; it ends
-        // with this closure and shares neither.
+        // SAFETY: this affects only the mount namespace and working directory of this thread, which ends with this closure.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
         mount_change(c"/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
         move_mount(tree, c"", CWD, stage, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
@@ -283,7 +279,7 @@ fn clone_in_own_namespace(tree: BorrowedFd<'_>, part: &str) -> Result<OwnedFd, E
     thread::scope(|scope| scope.spawn(clone).join()).unwrap_or(Err(Errno::NOMEM))
 }
 
-/// The flags of the mount that `file` is open in.
+/// The flags of the mount of `file`.
 fn attributes(file: BorrowedFd<'_>) -> Result<MountAttrFlags, Errno> {
     let there = fstatvfs(file)?.f_flag;
     let flags = [
@@ -296,7 +292,7 @@ fn attributes(file: BorrowedFd<'_>) -> Result<MountAttrFlags, Errno> {
     Ok(flags.fold(MountAttrFlags::empty(), |all, (_, attribute)| all | attribute))
 }
 
-/// The kernel knows the type of the root from the mount itself; this causes no request.
+/// The type of the root. The kernel gets it from the mount, without a request to the server.
 fn root_type(tree: BorrowedFd<'_>) -> Result<FileType, Errno> {
     let root = statx(tree, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
     Ok(FileType::from_raw_mode(root.stx_mode.into()))
@@ -311,7 +307,7 @@ fn set_read_only(clone: &OwnedFd) -> io::Result<()> {
 pub(crate) enum Reach {
     /// One mount.
     Itself,
-    /// It and all mounts below it, which also get this propagation type (`MS_SLAVE` and others).
+    /// The mount and all mounts below it. They also get this propagation type (such as `MS_SLAVE`).
     AllBelow {
         /// The type.
         propagation: libc::c_ulong,

@@ -1,4 +1,4 @@
-//! Root directories of new mount namespaces: an empty, read-only file system with at most one other mount in it.
+//! The root directory of a new mount namespace: an empty, read-only file system with at most one mount in it.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,7 +17,7 @@ use super::private::{Reach, Shape, set_attributes};
 
 /// A mount in the root directory.
 pub(crate) struct Inside<'a> {
-    /// The mount, attached nowhere yet.
+    /// The detached mount.
     pub(crate) mount: &'a OwnedFd,
     /// Its name in the root directory.
     pub(crate) name: &'a CStr,
@@ -25,14 +25,13 @@ pub(crate) struct Inside<'a> {
     pub(crate) shape: Shape,
 }
 
-/// Makes `root`, which is attached nowhere yet, the root directory of the calling thread's mount namespace, and takes every
-/// other mount but `inside` out of the namespace. The namespace begins as a copy of another one, and no other process is in
-/// it.
+/// Makes the detached mount `root` the root directory of the calling thread's mount namespace, with `inside` in it, and unmounts
+/// all other mounts of the namespace. The namespace must be a new copy of another one, without other processes.
 ///
 /// # Errors
-/// Where the root directory cannot be changed (the first file system of the kernel, `initramfs`).
+/// When the kernel cannot change the root directory (the first file system of the kernel, `initramfs`).
 pub(crate) fn become_root(root: &OwnedFd, inside: Option<Inside<'_>>) -> io::Result<()> {
-    // First of all, nothing that happens here reaches the host.
+    // So no change here propagates to the host.
     mount_change(c"/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
     attach(root, CWD, c"/")?;
     if let Some(Inside { mount, name, shape }) = inside {
@@ -44,13 +43,13 @@ pub(crate) fn become_root(root: &OwnedFd, inside: Option<Inside<'_>>) -> io::Res
     }
     set_attributes(root, libc::MOUNT_ATTR_RDONLY, Reach::Itself)?;
     fchdir(root)?;
-    // The old root is put on top of the new one, and taken away from there with all that is mounted in it.
+    // pivot_root(2) puts the old root on top of the new one. There, it is unmounted with all its mounts.
     pivot_root(c".", c".")?;
     unmount(c".", UnmountFlags::DETACH)?;
     Ok(chdir(c"/")?)
 }
 
-/// A new file system, attached nowhere yet.
+/// A new, detached file system.
 pub(crate) fn file_system(
     kind: &str,
     (key, value): (&str, &str),

@@ -11,23 +11,23 @@ use std::sync::Mutex;
 use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::io::Errno;
 
-/// The type of the file systems this crate mounts.
+/// The type of the file systems of this crate.
 pub const FS_TYPE: &str = "fuse.podfs";
 
-/// The mounts of the namespace that the calling thread is in.
+/// The mount table of the calling thread's namespace.
 const TABLE: &str = "/proc/thread-self/mountinfo";
 
-/// An open mount table. It shows the mount namespace that it was opened in, as that is when it is read, and the namespace
-/// exists as long as a process has it open.
+/// An open mount table. Each read has the present mounts of the namespace in which it was opened. The namespace exists as long as
+/// a process has the table open.
 #[derive(Debug)]
 pub struct MountTable {
     file: File,
-    /// One reader at a time: each part that is read begins where the last one ended.
+    /// Locked while a thread reads the file from its beginning to its end.
     turn: Mutex<()>,
 }
 
 impl MountTable {
-    /// That of the mount namespace that the calling thread is in.
+    /// Opens the mount table of the calling thread's namespace.
     ///
     /// # Errors
     /// When it cannot be opened.
@@ -35,7 +35,7 @@ impl MountTable {
         Ok(OwnedFd::from(File::open(TABLE)?).into())
     }
 
-    /// The mount of that id, as `statx(2)` and `name_to_handle_at(2)` tell it.
+    /// The mount with the id of statx(2) and name_to_handle_at(2).
     ///
     /// # Errors
     /// When the table cannot be read.
@@ -78,25 +78,25 @@ impl AsFd for MountTable {
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountTableEntry {
-    /// The kernel's number for it, as `statx(2)` and `name_to_handle_at(2)` report it.
+    /// The id of statx(2) and name_to_handle_at(2).
     pub id: u64,
-    /// The number of the mount that it is mounted on.
+    /// The id of the mount on which it is mounted.
     pub parent: u64,
-    /// Nothing on it can be changed.
+    /// Whether it is read-only.
     pub read_only: bool,
     /// The flags that restrict its files.
     pub restrictions: Restrictions,
-    /// Mount events are propagated neither to it nor from it (`MS_PRIVATE`).
+    /// Whether it gets and sends no mount events (`MS_PRIVATE`).
     pub is_private: bool,
-    /// Where it is mounted.
+    /// The mount point.
     pub at: PathBuf,
     /// Its file system type.
     pub fs_type: String,
-    /// The file system, by its device number.
+    /// The device number of the file system.
     pub device: String,
-    /// Which directory of the file system it shows.
+    /// The directory of the file system that it shows.
     pub root: PathBuf,
-    /// Its source, in the file system's own words.
+    /// Its source. The format depends on the file system.
     pub source: String,
 }
 
@@ -112,10 +112,10 @@ pub struct Restrictions {
 }
 
 impl Restrictions {
-    /// All of them.
+    /// All restrictions.
     pub const ALL: Self = Self { nosuid: true, nodev: true, noexec: true };
 
-    /// Reads the options of a mount: `rw,nosuid,relatime`.
+    /// Parses the options of a mount: `rw,nosuid,relatime`.
     fn of_options(options: &[u8]) -> Self {
         Self { nosuid: has(options, "nosuid"), nodev: has(options, "nodev"), noexec: has(options, "noexec") }
     }
@@ -125,7 +125,7 @@ fn has(options: &[u8], name: &str) -> bool {
     options.split(|byte| *byte == b',').any(|option| option == name.as_bytes())
 }
 
-/// The mounts exactly at `path`, which holds no symbolic links; the topmost comes last.
+/// The mounts at `path`, which must have no symbolic links. The topmost one comes last.
 ///
 /// # Errors
 /// When the table cannot be read.
@@ -133,7 +133,7 @@ pub fn mounts_at(path: &Path) -> io::Result<Vec<MountTableEntry>> {
     Ok(mounts()?.into_iter().filter(|mounted| mounted.at == path).collect())
 }
 
-/// The mount of that id in this mount namespace.
+/// The mount with this id in this mount namespace.
 ///
 /// # Errors
 /// When the table cannot be read.
@@ -149,7 +149,7 @@ pub fn mounts() -> io::Result<Vec<MountTableEntry>> {
     Ok(parse_all(&std::fs::read(TABLE)?))
 }
 
-/// The id of the mount that `file` was opened through. The file system, which this very process may serve, is not asked.
+/// The id of the mount of `file`. It needs no request to the file system, whose server this process may be.
 pub(crate) fn mount_id(file: BorrowedFd<'_>) -> Result<u64, Errno> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     Ok(statx(file, c"", flags, StatxFlags::MNT_ID)?.stx_mnt_id)
@@ -180,7 +180,7 @@ fn path(field: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(unescape(field)))
 }
 
-/// Blanks, tabs, newlines and backslashes stand as three octal digits.
+/// Decodes blanks, tabs, newlines and backslashes, which are a backslash with three octal digits.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(field.len());
     let mut rest = field;

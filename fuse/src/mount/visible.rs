@@ -1,4 +1,4 @@
-//! Mount points: the directories and files that volumes appear at.
+//! Mount points, and the mounts of volumes on them.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -14,46 +14,45 @@ use super::directories::Directories;
 use super::private::{Reach, Shape, set_attributes};
 use super::table::{FS_TYPE, MountTableEntry, mount_id, mount_with_id, mounts_at};
 
-/// What to do with a podfs mount that is already at a mount point.
+/// How to handle an old podfs mount at a mount point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leftovers {
-    /// The caller holds the lock of this pod, so the supervisor that mounted it is gone. A dead mount is covered by the new one:
-    /// that reaches containers which have the directory above it mounted (`HostToContainer`), and to unmount it first would cut
-    /// them off. Any other is taken away.
+    /// Cover a dead mount by the new one, and unmount any other. The caller has the lock of the pod, so the supervisor of the mount
+    /// has ended. Containers that have mounted the directory above (`HostToContainer`) get the new mount. They would not if podfs
+    /// unmounted the dead one first.
     Cover,
-    /// Take it away only when its server is gone.
+    /// Unmount it only if its server is dead.
     RemoveDead,
 }
 
-/// The object that a new mount covers.
+/// The object below a new mount.
 enum Below {
     /// The directory or file itself.
     Nothing,
-    /// A mount whose server is gone.
+    /// A mount whose server is dead.
     Dead,
 }
 
-/// An empty directory or file that a volume can be mounted on.
+/// An empty directory or file on which a volume can be mounted.
 #[derive(Debug)]
 pub struct MountPoint {
     path: PathBuf,
 }
 
 impl MountPoint {
-    /// Makes a directory at `path` ready to be mounted on; what is missing of it is made as one of `directories`, and
-    /// mounts that a podfs which is gone left there are taken away.
+    /// Prepares the directory `path` as a mount point. Makes missing directories, adds them to `directories`, and handles old podfs
+    /// mounts there as `leftovers` says.
     ///
     /// # Errors
-    /// When something else is mounted there, when it is not an empty directory, or when a directory
-    /// cannot be made.
+    /// When another file system is mounted there, it is not an empty directory, or a directory cannot be made.
     pub fn prepare(path: &Path, leftovers: Leftovers, directories: &mut Directories) -> Result<Self, MountError> {
         Self::prepare_shape(path, Shape::Directory, leftovers, directories)
     }
 
-    /// As [`Self::prepare`], for a volume of either shape.
+    /// Like [`Self::prepare`], for a directory or a file.
     ///
     /// # Errors
-    /// As [`Self::prepare`]; a file has to be empty, too.
+    /// Those of [`Self::prepare`]. A file has to be empty, too.
     pub fn prepare_shape(
         path: &Path,
         shape: Shape,
@@ -68,7 +67,7 @@ impl MountPoint {
         let path = resolve(&absolute).map_err(|cause| MountError::at("find", &absolute, cause))?;
         let point = Self { path };
         match (point.clear(leftovers)?, shape) {
-            // The kernel cannot read what is below a dead mount.
+            // The directory below a dead mount is not readable.
             (Below::Dead, _) => {}
             (Below::Nothing, Shape::Directory) => point.check_empty()?,
             (Below::Nothing, Shape::File) => point.check_empty_file()?,
@@ -76,7 +75,7 @@ impl MountPoint {
         Ok(point)
     }
 
-    /// The place of a mount that is there already.
+    /// The mount point of an existing mount.
     ///
     /// # Errors
     /// When the directories above it cannot be read.
@@ -86,7 +85,7 @@ impl MountPoint {
         Ok(Self { path })
     }
 
-    /// The place of a mount that was there once. `path` has no symbolic links; the directories above may be gone.
+    /// The mount point of a recorded mount. `path` has no symbolic links; it may not exist any more.
     pub fn recorded(path: &Path) -> Self {
         Self { path: path.to_owned() }
     }
@@ -96,7 +95,7 @@ impl MountPoint {
         &self.path
     }
 
-    /// Shows `clone` here.
+    /// Attaches `clone` here.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -106,7 +105,7 @@ impl MountPoint {
         Ok(self.visible(mount_id(clone.as_fd()).ok().and_then(|id| mount_with_id(id).ok()).flatten()))
     }
 
-    /// The mount that is here, if it is alive.
+    /// The topmost mount here, if its server is not dead.
     ///
     /// # Errors
     /// When the mount table cannot be read.
@@ -115,7 +114,8 @@ impl MountPoint {
         Ok(top.map(|top| self.visible(Some(top))))
     }
 
-    /// The mount of the file system with this device number, whether it is still here or another process has unmounted it.
+    /// The mount of the file system with this device number. If it is not here, because another process has unmounted it, the result
+    /// is [lost](VisibleMount::is_lost).
     ///
     /// # Errors
     /// When the mount table cannot be read.
@@ -181,7 +181,7 @@ impl MountPoint {
     }
 }
 
-/// Takes away every mount at `path`, which a podfs that is gone has recorded as its own.
+/// Unmounts every mount at `path`, lazily. An earlier podfs has recorded the path.
 ///
 /// # Errors
 /// When the kernel refuses, or the mount table cannot be read.
@@ -190,16 +190,16 @@ pub fn take_away(path: &Path) -> Result<(), MountError> {
     mounts.iter().try_for_each(|_| detach(path))
 }
 
-/// As [`take_away`], of a part of a volume. What a container has mounted in the part stays mounted in the volume.
+/// Like [`take_away`], for a part of a volume. Mounts of containers in the part stay mounted in the volume.
 ///
 /// # Errors
-/// As [`take_away`].
+/// Those of [`take_away`].
 pub fn take_away_part(path: &Path) -> Result<(), MountError> {
     let mounts = mounts_at(path).map_err(|cause| MountError::at("look at", path, cause))?;
     mounts.iter().try_for_each(|_| {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let slave = Reach::AllBelow { propagation: libc::MS_SLAVE };
-        // The kernel unmounts what is in the peers of a mount, too.
+        // As a peer, the mount would propagate its unmounts to the volume.
         let separated =
             open(path, flags, Mode::empty()).map_err(Into::into).and_then(|top| set_attributes(&top, 0, slave));
         separated.map_err(|cause| MountError::at("change the propagation of", path, cause))?;
@@ -207,42 +207,41 @@ pub fn take_away_part(path: &Path) -> Result<(), MountError> {
     })
 }
 
-/// A mount that containers see. Dropping it unmounts it.
+/// A mount that containers see. To drop it unmounts it.
 #[derive(Debug)]
 pub struct VisibleMount {
     path: PathBuf,
-    /// Its line in the mount table, when it was mounted or found.
+    /// Its line in the mount table, of the time when it was mounted or found.
     entry: Option<MountTableEntry>,
-    /// Whether it is there, as far as this process knows.
+    /// Whether it is mounted, unless another process has unmounted it unnoticed.
     mounted: bool,
-    /// How many mounts of podfs are below it that are not unmounted before it.
+    /// The number of podfs mounts below it, to unmount after it.
     covers: u32,
 }
 
 /// The state of the path of a visible mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// The mount.
+    /// The mount is visible.
     Visible,
-    /// Another file system, of this type, that is mounted over it.
+    /// A file system of this type is mounted over it.
     Covered(String),
-    /// Whatever was there before: the mount was unmounted.
+    /// The mount was unmounted.
     Gone,
 }
 
 impl VisibleMount {
-    /// Where it is.
+    /// The mount point.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether nothing on it could be changed, when it was mounted or found.
+    /// Whether it was read-only when it was mounted or found; `None` if it was not in the mount table.
     pub fn is_read_only(&self) -> Option<bool> {
         self.entry.as_ref().map(|entry| entry.read_only)
     }
 
-    /// The state of its path, by the mount table. The kernel gives a mount the number of one that was unmounted before, so
-    /// the file system has to be the same, too.
+    /// The state of its path in the mount table. The kernel reuses ids of mounts, so this compares the device number, too.
     pub fn presence(&self, table: &[MountTableEntry]) -> Presence {
         let Some(entry) = self.entry.as_ref().filter(|_| self.mounted) else { return Presence::Gone };
         let is_it =
@@ -254,10 +253,10 @@ impl VisibleMount {
         over.map_or(Presence::Visible, |over| Presence::Covered(over.fs_type.clone()))
     }
 
-    /// The root of the mount, to look at what is in it. Opening it causes no request.
+    /// Opens the root of the mount, without a request to its server.
     ///
     /// # Errors
-    /// When its path cannot be opened or leads to something else, because another process has unmounted or covered it.
+    /// When its path cannot be opened, or another process has unmounted or covered the mount.
     pub fn open(&self) -> Result<OwnedFd, MountError> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let root = open(&self.path, flags, Mode::empty()).map_err(|errno| MountError::at("open", &self.path, errno))?;
@@ -268,44 +267,43 @@ impl VisibleMount {
         }
     }
 
-    /// Another process has unmounted it. What is mounted at its path from now on is not unmounted with it.
+    /// Notes that another process has unmounted it. So to drop this does not unmount later mounts at its path.
     pub fn lose(&mut self) {
         self.mounted = false;
     }
 
-    /// Whether another process has unmounted it.
+    /// Whether another process has unmounted it, as [`Self::lose`] notes.
     pub fn is_lost(&self) -> bool {
         !self.mounted
     }
 
-    /// `again` is mounted in the place of this one, which is lost.
+    /// Replaces this mount, which is lost, by `again` at the same path.
     pub fn replace(&mut self, again: VisibleMount) {
         let covers = self.covers;
         *self = again;
         self.covers += covers;
     }
 
-    /// Unmounts it, lazily when it is busy: it disappears from the path at once, and processes keep what they have open on it.
+    /// Unmounts it; lazily if it is busy: then it disappears from the path at once, and processes keep their open files on it.
     ///
     /// # Errors
-    /// When the kernel refuses; the mount stays then.
+    /// When the kernel refuses. Then the mount stays.
     pub fn unmount(mut self) -> Result<(), MountError> {
         if self.mounted {
             self.mounted = false;
-            take_off(&self.path)?;
+            unmount_or_detach(&self.path)?;
         }
-        (0..self.covers).try_for_each(|_| take_off(&self.path))?;
+        (0..self.covers).try_for_each(|_| unmount_or_detach(&self.path))?;
         uncover(&self.path)
     }
 
-    /// As [`Self::unmount`]; and processes that still wait for an answer get an error at once. That does not need the server of
-    /// the mount, which may be unable to end.
+    /// Like [`Self::unmount`], but processes that wait for an answer get an error at once. It does not need the mount's server, which
+    /// may be unable to end.
     ///
     /// # Errors
-    /// As [`Self::unmount`].
+    /// Those of [`Self::unmount`].
     pub fn unmount_and_abort(self) -> Result<(), MountError> {
-        // The kernel aborts the connection first, even while processes use the mount. `unmount` finds out whether that also
-        // unmounted it.
+        // `MNT_FORCE` aborts the connection, even while processes use the mount. If it does not unmount the mount, `unmount` does.
         if self.mounted {
             let _gone =
                 rustix::mount::unmount(&self.path, UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
@@ -313,7 +311,7 @@ impl VisibleMount {
         self.unmount()
     }
 
-    /// `below`, on which it is mounted, stays until both are unmounted (see [`Leftovers::Cover`]).
+    /// Notes that this is mounted on `below`. [`Self::unmount`] unmounts both (see [`Leftovers::Cover`]).
     pub fn cover(&mut self, mut below: VisibleMount) {
         self.covers += u32::from(below.mounted) + below.covers;
         below.mounted = false;
@@ -328,8 +326,8 @@ impl Drop for VisibleMount {
     }
 }
 
-/// Unmounts the dead mounts that a mount has covered. The mount table has a line for each mount of the node, so it is read
-/// only when a mount is left: thousands of volumes may be unmounted one after another.
+/// Unmounts dead podfs mounts at `path`. It reads the mount table, which has all mounts of the node, only if a mount is left there:
+/// a caller may unmount thousands of volumes.
 fn uncover(path: &Path) -> Result<(), MountError> {
     while may_be_mount_point(path) {
         let mounts = mounts_at(path).map_err(|cause| MountError::at("look at", path, cause))?;
@@ -341,7 +339,7 @@ fn uncover(path: &Path) -> Result<(), MountError> {
     Ok(())
 }
 
-/// Whether a file system is mounted at `path`, or the kernel cannot tell. No file system is asked.
+/// Whether `path` is a mount point; `true` if statx(2) fails, except with `ENOENT`. It needs no request to a file system.
 fn may_be_mount_point(path: &Path) -> bool {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     match statx(CWD, path, flags, StatxFlags::empty()) {
@@ -351,22 +349,21 @@ fn may_be_mount_point(path: &Path) -> bool {
     }
 }
 
-/// Whether the mount at `path` has no server any more.
+/// Whether the server of the mount at `path` is dead.
 pub fn is_dead(path: &Path) -> bool {
     matches!(rustix::fs::statfs(path), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
-fn take_off(path: &Path) -> Result<(), MountError> {
+fn unmount_or_detach(path: &Path) -> Result<(), MountError> {
     match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {
         Ok(()) => Ok(()),
-        // Another process has unmounted it: there is nothing left to do.
+        // Another process has unmounted it.
         Err(Errno::INVAL | Errno::NOENT) => Ok(()),
         Err(_busy) => detach(path),
     }
 }
 
-/// Takes away the topmost mount at `path` lazily: it disappears from the path at once, and processes keep what they have open on
-/// it.
+/// Unmounts the topmost mount at `path` lazily: it disappears from the path at once, and processes keep their open files on it.
 ///
 /// # Errors
 /// When nothing is mounted there, or the kernel refuses.
@@ -375,8 +372,7 @@ pub fn detach(path: &Path) -> Result<(), MountError> {
         .map_err(|errno| MountError::at("unmount", path, errno))
 }
 
-/// The path without symbolic links. The last element is not looked into: what is mounted there may
-/// be dead.
+/// The path without symbolic links. It needs no request to a mount at the last element, which may be dead.
 fn resolve(path: &Path) -> io::Result<PathBuf> {
     match (path.parent(), path.file_name()) {
         (Some(parent), Some(name)) => {
@@ -397,7 +393,7 @@ mod tests {
     use crate::mount::private::Access;
 
     #[test]
-    fn a_file_is_shown_on_a_file_and_what_was_made_for_it_goes() {
+    fn a_file_volume_is_mounted_on_a_file_that_is_removed_later() {
         let base = tempfile::tempdir().expect("a directory");
         let (source, at) = (base.path().join("source"), base.path().join("made/point"));
         fs::write(&source, "hello").expect("written");
@@ -415,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recorded_mount_is_taken_away_and_another_shape_is_refused() {
+    fn a_recorded_mount_is_unmounted_and_another_shape_is_refused() {
         let base = tempfile::tempdir().expect("a directory");
         let base = base.path().canonicalize().expect("a real path");
         let (source, at) = (base.join("source"), base.join("point"));

@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 
-/// Why the settings of the node cannot be used.
+/// Why podfs cannot use the settings of the node.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConfigError {
     /// The file cannot be read.
@@ -16,7 +16,7 @@ pub(super) enum ConfigError {
     /// The file is not TOML. The parser's own text has several lines.
     #[error("{origin}: is not TOML: {message}")]
     Toml { origin: String, message: String },
-    /// The file has a key that there is not.
+    /// The file has an unknown key.
     #[error("{origin}: unknown key {key:?}; {hint}")]
     UnknownKey { origin: String, key: String, hint: String },
     /// The value in the file has another type than the option.
@@ -27,10 +27,10 @@ pub(super) enum ConfigError {
         #[source]
         problem: ValueProblem,
     },
-    /// Two settings of one place.
+    /// Two settings of the file, or of the environment, exclude each other.
     #[error("{origin}: {key} and {rival} ({there}) exclude each other; remove one")]
     Conflict { origin: String, key: &'static str, rival: &'static str, there: String },
-    /// A flag of the environment that is no bool.
+    /// The environment variable of a flag is neither `true` nor `false`.
     #[error("{origin}: {key} must be true or false")]
     Flag { origin: String, key: &'static str },
     /// The option refuses the value.

@@ -1,4 +1,4 @@
-//! The file of settings that is installed: every key with its meaning and its default, none of them set.
+//! The installed file of settings. It has every key with its meaning and its default, in comments.
 
 use clap::Command;
 

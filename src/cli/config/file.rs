@@ -1,4 +1,4 @@
-//! The file of settings: TOML, one line for each, no tables.
+//! The file of settings: TOML without tables, one line for each setting.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -17,11 +17,11 @@ use super::{Setting, check};
 /// Most bytes that podfs reads of a file of settings.
 pub(super) const LONGEST: u64 = 1 << 20;
 
-/// The settings of a file. Gives none if the file at the default path does not exist. `podfs` describes the commands that have
-/// settings, which a file that says nothing does not need.
+/// The settings of a file. There are none if the file at the default path does not exist. It calls `podfs`, which describes the
+/// commands, only if the file has text.
 ///
 /// # Errors
-/// What is wrong, with the line where there is one.
+/// The problem, with the line if it is in one.
 pub(super) fn read(path: &Path, named: bool, podfs: impl FnOnce() -> Command) -> Result<Vec<Setting>, ConfigError> {
     match text(path) {
         Ok(text) if text.is_empty() => Ok(Vec::new()),
@@ -71,7 +71,7 @@ fn text(path: &Path) -> io::Result<String> {
 
 /// The known key that an unknown one resembles.
 fn hint(name: &str) -> String {
-    /// Words that are less alike are not meant.
+    /// Least likeness of two keys for a hint, from 0 to 1.
     const ALIKE: f64 = 0.75;
     let likeness = |key: &Key| strsim::jaro_winkler(key.name, name);
     let nearest = KEYS.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
@@ -84,7 +84,7 @@ fn hint(name: &str) -> String {
     }
 }
 
-/// The value as it would stand on the command line.
+/// The value in the form that it has on the command line.
 fn typed(key: &Key, value: &DeValue<'_>, podfs: &Command) -> Result<OsString, ValueProblem> {
     let option = key.option(podfs);
     match value {
@@ -117,7 +117,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_is_too_strange(text in ".*", line in "[a-z-]{1,8}[ =.]{1,3}[\"'\\[{]?[^\"]{0,9}[\"'\\]}]?", before in "(\n|#é\n){0,3}") {
+        fn no_text_causes_a_panic(text in ".*", line in "[a-z-]{1,8}[ =.]{1,3}[\"'\\[{]?[^\"]{0,9}[\"'\\]}]?", before in "(\n|#é\n){0,3}") {
             let podfs = Cli::command();
             for text in [&text, &(before + &line + "\n" + &text)] {
                 if let Err(error) = settings(Path::new("/f"), text, &podfs) {

@@ -1,4 +1,4 @@
-//! Which settings a node has.
+//! The settings of a node.
 
 use clap::{Arg, Command};
 
@@ -10,8 +10,9 @@ pub(in crate::cli) struct Key {
     pub(in crate::cli) variable: &'static str,
 }
 
-/// All of them. Type, meaning and default are those of the option; it applies to every command that has it. An option about one
-/// pod is no setting, and neither is one that only one pod of a node could have, such as an address to listen on.
+/// All settings. A setting has the type, meaning and default of its option, and applies to every command with that option.
+/// Options about one pod are not settings, nor are options that only one pod of a node can have, such as an address to listen
+/// on.
 pub(in crate::cli) const KEYS: &[Key] = &[
     Key { name: "root-dir", variable: "PODFS_ROOT_DIR" },
     Key { name: "run-dir", variable: "PODFS_RUN_DIR" },
@@ -39,28 +40,28 @@ pub(in crate::cli) const KEYS: &[Key] = &[
 ];
 
 impl Key {
-    /// Its option, where this command has it.
+    /// The setting's option, if this command has it.
     pub(in crate::cli) fn of<'a>(&self, command: &'a Command) -> Option<&'a Arg> {
         command.get_arguments().find(|argument| argument.get_long() == Some(self.name))
     }
 
-    /// The commands that have it.
+    /// The commands with the setting's option.
     pub(in crate::cli) fn commands<'a>(&self, podfs: &'a Command) -> impl Iterator<Item = &'a Command> {
         visible(podfs).filter(|command| self.of(command).is_some())
     }
 
-    /// Its option, as the first of these commands has it.
+    /// The setting's option, from the first command that has it.
     pub(in crate::cli) fn option<'a>(&self, podfs: &'a Command) -> &'a Arg {
         visible(podfs).find_map(|command| self.of(command)).expect("every key is the name of an option")
     }
 
-    /// Whether the setting has a value where neither the environment nor the file sets one.
+    /// Whether the setting has a value if neither the environment nor the file sets one.
     pub(in crate::cli) fn has_default(&self, podfs: &Command) -> bool {
         let option = self.option(podfs);
         !option.get_action().takes_values() || !option.get_default_values().is_empty()
     }
 
-    /// The value of an option in a file of settings: a flag is true or false, everything else a string.
+    /// An example of the value in TOML: `false` for a flag, otherwise a string in quotes.
     pub(in crate::cli) fn example(&self, podfs: &Command) -> String {
         let option = self.option(podfs);
         if !option.get_action().takes_values() {
@@ -72,7 +73,7 @@ impl Key {
     }
 }
 
-/// The commands that are for people. The others read no settings.
+/// The commands for people. The others do not read settings.
 pub(in crate::cli) fn visible(podfs: &Command) -> impl Iterator<Item = &Command> {
     podfs.get_subcommands().filter(|command| !command.is_hide_set())
 }

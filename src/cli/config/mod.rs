@@ -1,11 +1,12 @@
-//! The settings of a node, and how they meet the command line.
+//! The settings of a node, and their precedence over the defaults of the command line.
 //!
-//! 1. A setting is an option that has a [`keys::Key`]. A flag wins over the environment, that over the file, that over the
-//!    default. What conflicts with something that wins is left out, so `--in-cluster` wins over a `kubeconfig` of the file.
-//! 2. What is left becomes the default of its option, before the command line is parsed. So types, checks, conflicts and
-//!    `--help` are those of the option.
+//! 1. A setting is an option that has a [`keys::Key`]. A flag wins over the environment, the environment over the file, and the
+//!    file over the default. podfs ignores a setting that conflicts with one that wins, so `--in-cluster` wins over a
+//!    `kubeconfig` of the file.
+//! 2. The other settings become defaults of their options, before clap parses the command line. So types, checks, conflicts
+//!    and `--help` are those of the option.
 //! 3. A process reads the file once, and puts its settings into the environment. So the server of a pod, and the next version of
-//!    podfs after an upgrade, have the same settings, whatever the file says by then.
+//!    podfs after an upgrade, have the same settings, even if the file has changed since.
 
 mod error;
 mod example;
@@ -23,40 +24,40 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
 
 use super::Cli;
-use super::described_for;
+use super::command_line_for;
 use super::exit::Failure;
 use super::kubectl;
 use error::ConfigError;
 use keys::{KEYS, Key};
 
-/// Where the settings of a node are, unless another place is given.
+/// The file of settings, unless `--config` or [`VARIABLE`] names another one.
 pub(super) const FILE: &str = "/etc/podfs/podfs.toml";
-/// The environment variable that names another place.
+/// The environment variable that names another file.
 pub(super) const VARIABLE: &str = "PODFS_CONFIG";
-/// A file that says nothing.
+/// An empty file.
 const NOTHING: &str = "/dev/null";
 
-/// One setting that the environment or the file has.
+/// A setting of the environment or the file.
 struct Setting {
     key: &'static Key,
-    /// As it would stand on the command line; of a flag `true` or `false`.
+    /// The value in the form that it has on the command line; for a flag, `true` or `false`.
     value: OsString,
     /// An environment variable, or a file and its line.
     origin: String,
 }
 
-/// The arguments of this process, completed by the settings of the node.
+/// The arguments of this process, with the settings of the node as defaults.
 ///
 /// # Errors
 /// A setting that cannot be used. Bad arguments and `--help` end the process.
 pub(super) fn arguments() -> Result<Cli, Failure> {
     let words = kubectl::words();
     let parse = |podfs: Command| podfs.try_get_matches_from(&words);
-    let podfs = match settled(&words) {
+    let podfs = match with_settings(&words) {
         Ok(podfs) => podfs,
         Err(error) => {
             // `--help` works in spite of a mistake in the settings.
-            let podfs = described_for(&words);
+            let podfs = command_line_for(&words);
             if !parse(podfs.clone()).is_err_and(|error| is_help(&error)) {
                 return Err(Failure::input(error));
             }
@@ -64,14 +65,14 @@ pub(super) fn arguments() -> Result<Cli, Failure> {
         }
     };
     let matches = match parse(podfs.clone()) {
-        Err(error) if is_help(&error) => parse(documented(podfs)),
+        Err(error) if is_help(&error) => parse(with_variables(podfs)),
         other => other,
     };
     Ok(matches.and_then(|matches| Cli::from_arg_matches(&matches)).unwrap_or_else(|error| error.exit()))
 }
 
-/// podfs as its help shows it, with the environment variables.
-pub(super) fn documented(podfs: Command) -> Command {
+/// The command line with the environment variables, for help texts.
+pub(super) fn with_variables(podfs: Command) -> Command {
     let commands: Vec<_> = podfs.get_subcommands().map(|command| command.get_name().to_owned()).collect();
     let with_variable =
         |command: Command, key: &'static Key| match key.of(&command).map(|option| option.get_id().clone()) {
@@ -88,9 +89,9 @@ fn is_help(error: &clap::Error) -> bool {
     matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand)
 }
 
-/// podfs with the settings as defaults of the command that is called.
-fn settled(words: &[OsString]) -> Result<Command, ConfigError> {
-    let podfs = described_for(words);
+/// The command line with the settings as defaults of the called command.
+fn with_settings(words: &[OsString]) -> Result<Command, ConfigError> {
+    let podfs = command_line_for(words);
     // The final parse reports mistakes and prints help.
     let help = Arg::new("help").short('h').long("help").action(ArgAction::SetTrue).global(true);
     let given = podfs.clone().disable_help_flag(true).arg(help).ignore_errors(true).try_get_matches_from(words);
@@ -106,21 +107,21 @@ fn settled(words: &[OsString]) -> Result<Command, ConfigError> {
     let is_given = |option: &&Arg| given.value_source(option.get_id().as_str()) == Some(ValueSource::CommandLine);
     let flags = command.get_arguments().filter(is_given).map(|option| Decision { option, is_on: true });
     let mut decided: Vec<_> = flags.collect();
-    let mut settings = chosen(from_environment, command, &mut decided)?;
-    let from_file = chosen(from_file, command, &mut decided)?;
+    let mut settings = applicable(from_environment, command, &mut decided)?;
+    let from_file = applicable(from_file, command, &mut decided)?;
     publish(&from_file);
     settings.extend(from_file);
     let name = name.to_owned();
     Ok(podfs.mut_subcommand(name, |command| settings.into_iter().fold(command, with_default)))
 }
 
-/// The command that is called, if it is one for people.
+/// The called command, if it is for people.
 fn called<'a>(given: &'a ArgMatches, podfs: &'a Command) -> Option<(&'a str, &'a ArgMatches, &'a Command)> {
     let (name, given) = given.subcommand()?;
     keys::visible(podfs).find(|command| command.get_name() == name).map(|command| (name, given, command))
 }
 
-/// The path of the settings, and whether the flag or the variable names it.
+/// The path of the file of settings, and whether the flag or the variable names it.
 fn place(flag: Option<PathBuf>) -> (PathBuf, bool) {
     match flag.or_else(|| variable(VARIABLE).map(PathBuf::from)) {
         Some(path) => (path, true),
@@ -128,12 +129,12 @@ fn place(flag: Option<PathBuf>) -> (PathBuf, bool) {
     }
 }
 
-/// An environment variable that says something.
+/// The value of an environment variable; `None` if it is empty or not set.
 fn variable(name: &str) -> Option<OsString> {
     env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// The settings of the environment that this command has.
+/// The settings in the environment that are options of this command.
 fn environment(command: &Command) -> Result<Vec<Setting>, ConfigError> {
     let options = KEYS.iter().filter_map(|key| Some((key, key.of(command)?)));
     let settings = options.filter_map(|(key, option)| {
@@ -143,20 +144,20 @@ fn environment(command: &Command) -> Result<Vec<Setting>, ConfigError> {
     settings.map(|(setting, option)| check(&setting, option).map(|()| setting)).collect()
 }
 
-/// An option that a place of higher priority sets, and whether it takes effect. A flag that is `false` excludes no other.
+/// An option that a source of higher precedence sets, and whether it is on. A flag that is `false` excludes no other.
 struct Decision<'a> {
     option: &'a Arg,
     is_on: bool,
 }
 
-/// The settings of one place that apply: the command has them, and no decision of a place before conflicts. They become
-/// decisions for the places after it.
-fn chosen<'a>(
+/// The settings of one source that apply: they are options of the command, and no earlier decision sets or excludes them. They
+/// become decisions for the sources of lower precedence.
+fn applicable<'a>(
     settings: Vec<Setting>,
     command: &'a Command,
     decided: &mut Vec<Decision<'a>>,
 ) -> Result<Vec<Setting>, ConfigError> {
-    let mut holding: Vec<(Setting, Decision<'a>)> = Vec::new();
+    let mut applied: Vec<(Setting, Decision<'a>)> = Vec::new();
     for setting in settings {
         let Some(option) = setting.key.of(command) else { continue };
         let decision = Decision { option, is_on: option.get_action().takes_values() || setting.value == "true" };
@@ -164,18 +165,18 @@ fn chosen<'a>(
         if decided.iter().any(|other| other.option == option || excludes(other)) {
             continue;
         }
-        if let Some((rival, _)) = holding.iter().find(|(_, other)| excludes(other)) {
+        if let Some((rival, _)) = applied.iter().find(|(_, other)| excludes(other)) {
             let (key, rival, there) = (setting.key.name, rival.key.name, rival.origin.clone());
             return Err(ConfigError::Conflict { origin: setting.origin, key, rival, there });
         }
-        holding.push((setting, decision));
+        applied.push((setting, decision));
     }
-    let (holding, decisions): (Vec<_>, Vec<_>) = holding.into_iter().unzip();
+    let (applied, decisions): (Vec<_>, Vec<_>) = applied.into_iter().unzip();
     decided.extend(decisions);
-    Ok(holding)
+    Ok(applied)
 }
 
-/// Whether a command cannot have both.
+/// Whether the command refuses the two options together.
 fn exclude(command: &Command, one: &Arg, other: &Arg) -> bool {
     command.get_arg_conflicts_with(one).contains(&other) || command.get_arg_conflicts_with(other).contains(&one)
 }
@@ -187,16 +188,16 @@ fn with_default(command: Command, setting: Setting) -> Command {
     })
 }
 
-/// Puts what the file says into the environment, in place of the file.
+/// Puts the settings of the file into the environment, and makes [`VARIABLE`] name an empty file.
 fn publish(settings: &[Setting]) {
-    // SAFETY: the process has only looked at its arguments: no other thread runs yet.
+    // SAFETY: the process has only parsed its arguments, so no other thread runs yet.
     unsafe {
         settings.iter().for_each(|setting| env::set_var(setting.key.variable, &setting.value));
         env::set_var(VARIABLE, NOTHING);
     }
 }
 
-/// The option's own check.
+/// Checks a setting as its option does.
 fn check(setting: &Setting, option: &Arg) -> Result<(), ConfigError> {
     let Setting { key, value, origin } = setting;
     if !option.get_action().takes_values() {
@@ -212,7 +213,7 @@ fn check(setting: &Setting, option: &Arg) -> Result<(), ConfigError> {
     })
 }
 
-/// Why an option refuses a value, without its usage.
+/// Why an option refuses a value, without the usage text.
 fn objection(error: &clap::Error, value: &OsStr) -> String {
     if let Some(cause) = error.source() {
         return cause.to_string();

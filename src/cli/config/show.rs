@@ -1,4 +1,4 @@
-//! `podfs config`: the settings of this node, and where each comes from.
+//! `podfs config`: the settings of this node, and the source of each.
 
 use std::path::PathBuf;
 

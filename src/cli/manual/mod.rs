@@ -1,4 +1,4 @@
-//! `podfs man`: the manual pages that say what the command line says itself. The other pages are in `packaging/man`.
+//! `podfs man`: the manual pages with the help texts of the command line. The other pages are in `packaging/man`.
 
 mod page;
 
@@ -34,7 +34,7 @@ impl Man {
     }
 }
 
-/// podfs with helps that end as sentences do: a page has room for that.
+/// The command line with a full stop after each help text, for manual pages.
 fn in_sentences(podfs: Command) -> Command {
     let sentence = |option: Arg| match option.get_long_help().or(option.get_help()).map(|help| format!("{help}.")) {
         Some(help) => option.help(help.clone()).long_help(help),

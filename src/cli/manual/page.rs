@@ -7,10 +7,10 @@ use clap_mangen::roff::{Roff, bold, italic, roman};
 use crate::cli::config::keys::{KEYS, visible};
 use crate::cli::config::{FILE, VARIABLE};
 
-/// When the pages were last read from beginning to end.
+/// The date of the last complete review of the pages.
 const DATE: &str = "2026-11-21";
 const MANUAL: &str = "podfs manual";
-/// The pages that are written by hand, and that of the settings.
+/// The pages in `packaging/man`, and that of the settings.
 const OTHERS: [&str; 4] = ["podfs(8)", "podfs.toml(5)", "podfs-pod(5)", "podfs-agent(7)"];
 
 /// The name of a command's page.
@@ -18,7 +18,7 @@ pub(super) fn name(command: &Command) -> String {
     format!("podfs-{}.8", command.get_name())
 }
 
-/// The page of a command: what its help says, and where it looks.
+/// The page of a command: its help, environment variables and files.
 pub(super) fn of_command(command: &Command, podfs: &Command) -> String {
     let title = format!("podfs-{}", command.get_name());
     let man =
@@ -104,7 +104,8 @@ fn source() -> String {
     format!("podfs {}", env!("CARGO_PKG_VERSION"))
 }
 
-/// The sections of a help text after the options: headings in capitals, below them codes with their meaning, or commands.
+/// Adds the sections of a help text after the options. A section has a heading in capitals, then codes with their meaning, or
+/// examples.
 fn sections(roff: &mut Roff, help: &str) {
     let mut is_code = false;
     for line in help.lines().chain([""]) {
@@ -131,7 +132,7 @@ fn sections(roff: &mut Roff, help: &str) {
     }
 }
 
-/// The commands of a command, each with how it is called, what it does, and its own options.
+/// Adds the subcommands of a command, each with its usage, its help and its own options.
 fn commands(roff: &mut Roff, command: &Command) {
     for (index, inner) in visible(command).enumerate() {
         if index == 0 {
@@ -152,7 +153,7 @@ fn commands(roff: &mut Roff, command: &Command) {
     }
 }
 
-/// How a command of a command is called: `wait POD`.
+/// The usage of a subcommand, such as `wait POD`.
 fn call(command: &Command) -> String {
     let places = command.get_positionals().flat_map(|place| place.get_value_names().unwrap_or_default());
     [command.get_name()].into_iter().chain(places.map(|name| name.as_str())).collect::<Vec<_>>().join(" ")
@@ -193,7 +194,7 @@ fn see_also(roff: &mut Roff, own: &str, podfs: &Command) {
     roff.control("SH", ["SEE ALSO"]).text([roman(others.join(", "))]);
 }
 
-/// Makes one page of what was rendered in pieces, each of which begins by defining the apostrophe.
+/// Makes one page of pieces, each of which begins with a definition of the apostrophe.
 fn tidy(text: &str) -> String {
     const APOSTROPHE: &str = ".ie \\n(.g .ds Aq \\(aq\n.el .ds Aq '\n";
     let once = APOSTROPHE.to_owned() + &text.replace(APOSTROPHE, "").replace(".br\n\n.br\n", ".sp\n");

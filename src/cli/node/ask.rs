@@ -1,4 +1,4 @@
-//! The commands by which a person or a script asks the daemon.
+//! The commands for requests to the daemon.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use crate::cli::exit::Failure;
 use crate::cli::render::say;
 use crate::cli::status::print;
 use crate::node::service::proto::MountedVolume;
-use crate::node::service::{AskError, DaemonClient};
+use crate::node::service::{DaemonClient, DaemonClientError};
 use crate::node::{NodeState, PodEntry};
 
-/// How long to wait for a daemon that does not answer before the next try.
+/// Delay before the next try to connect to the daemon.
 const RETRY: Duration = Duration::from_millis(100);
-/// How long the daemon, or the pod, may be missing before a wait says so.
+/// Delay before `podfs node wait` says that the daemon or the pod is missing.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// A question to the daemon.
@@ -103,7 +103,7 @@ impl AskCommand {
             AskCommand::Status(Show { output }) => {
                 let state = connect().await?.state().await?;
                 show(output, &state, table::pods)?;
-                judge(&state)
+                check(&state)
             }
             AskCommand::State(Show { output }) => show(output, &connect().await?.state().await?, table::volumes),
             AskCommand::Wait(wait) => wait.ask(run_directory).await,
@@ -125,7 +125,7 @@ impl AskCommand {
 impl Wait {
     async fn ask(self, run_directory: &Path) -> Result<(), Failure> {
         let waiting = self.answer(run_directory);
-        let telling = async {
+        let report = async {
             sleep(GRACE).await;
             if let Some(missing) = self.missing(run_directory).await {
                 say(&format!("{missing}; waiting for it, up to {} s", self.timeout));
@@ -134,18 +134,18 @@ impl Wait {
         tokio::pin!(waiting);
         tokio::select! {
             outcome = &mut waiting => outcome,
-            () = telling => waiting.await,
+            () = report => waiting.await,
         }
     }
 
-    /// The daemon or the pod that a wait lacks before it can wait for volumes.
+    /// A sentence about the missing daemon or pod; `None` if both exist.
     async fn missing(&self, run_directory: &Path) -> Option<String> {
         let Pod { pod } = &self.pod;
         match DaemonClient::connect(run_directory).await {
-            Err(absent @ AskError::Absent(_)) => Some(absent.to_string()),
-            // A pod that is not there has nothing mounted.
+            Err(absent @ DaemonClientError::Absent(_)) => Some(absent.to_string()),
+            // A wait for the unmount of a missing pod ends at once.
             Ok(mut daemon) if !self.unmounted => match daemon.mounted_volumes(pod.clone()).await {
-                Err(AskError::Refused(_)) => Some(format!("pod {pod}: this node does not have it yet")),
+                Err(DaemonClientError::Refused(_)) => Some(format!("pod {pod}: this node does not have it yet")),
                 _ => None,
             },
             _ => None,
@@ -157,7 +157,7 @@ impl Wait {
         let deadline = Instant::now() + Duration::from_secs((*timeout).into());
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            // Not less than the rest: so the daemon's own answer says why volumes are missing.
+            // Rounded up: the daemon waits at least until the deadline, and its answer says which volumes are missing.
             let seconds = u32::try_from(left.as_millis().div_ceil(1000)).unwrap_or(u32::MAX);
             let answer = match DaemonClient::connect(run_directory).await {
                 Err(error) => Err(error),
@@ -165,7 +165,9 @@ impl Wait {
                 Ok(mut daemon) => daemon.wait_for_volumes(pod.clone(), Some(seconds)).await,
             };
             match answer {
-                Err(AskError::Absent(_) | AskError::Ends(_)) if !left.is_zero() => sleep(RETRY.min(left)).await,
+                Err(DaemonClientError::Absent(_) | DaemonClientError::Ends(_)) if !left.is_zero() => {
+                    sleep(RETRY.min(left)).await
+                }
                 answer => return Ok(answer?),
             }
         }
@@ -179,8 +181,8 @@ fn show(output: AskOutput, state: &NodeState, table: fn(&NodeState) -> String) -
     }
 }
 
-fn judge(state: &NodeState) -> Result<(), Failure> {
-    let waiting = state.pods.values().filter(|pod| !table::is_as_it_should_be(pod)).count();
+fn check(state: &NodeState) -> Result<(), Failure> {
+    let waiting = state.pods.values().filter(|pod| !table::has_needed_volumes(pod)).count();
     match (waiting, state.trouble.len()) {
         (0, 0) => Ok(()),
         (0, _) => Err(Failure::general(anyhow!("podfs cannot read a source of pods: {}", state.trouble.join("; ")))),
@@ -195,7 +197,7 @@ fn json(document: &impl Serialize) -> Result<String, Failure> {
     Ok(serde_json::to_string_pretty(document).map_err(Failure::general)? + "\n")
 }
 
-/// All that the daemon knows.
+/// The output of `--output json`: the state of the node.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct DaemonReport<'a> {
@@ -221,7 +223,7 @@ struct AgentVolumes<'a> {
     volumes: Vec<AgentVolume<'a>>,
 }
 
-/// The facts of a volume that an agent needs.
+/// The fields of a volume that an agent needs.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct AgentVolume<'a> {
@@ -248,11 +250,11 @@ impl<'a> AgentVolume<'a> {
     }
 }
 
-impl From<AskError> for Failure {
-    fn from(error: AskError) -> Failure {
+impl From<DaemonClientError> for Failure {
+    fn from(error: DaemonClientError) -> Failure {
         match error {
-            AskError::NotRoot => Failure::machine(error),
-            AskError::NoPod(_) => Failure::input(error),
+            DaemonClientError::NotRoot => Failure::machine(error),
+            DaemonClientError::NoPod(_) => Failure::input(error),
             _ => Failure::general(error),
         }
     }

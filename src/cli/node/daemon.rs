@@ -1,4 +1,4 @@
-//! The daemon: its options, and its life from the first check to the last signal.
+//! Starts the daemon, and runs it until a signal ends it.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -32,16 +32,16 @@ use crate::supervisor::run::signals::StopSignals;
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::status::report::notify;
 
-/// Calls that may block: starting processes, reading directories.
+/// Most threads for blocking calls, such as starting processes and reading directories.
 const BLOCKING_THREADS: usize = 16;
 
-/// The root directory of a kubelet by default.
+/// The default root directory of a kubelet.
 const KUBELET_ROOT: &str = "/var/lib/kubelet";
 
-/// The NRI socket of a container runtime by default.
+/// The default NRI socket of a container runtime.
 const NRI_SOCKET: &str = "/var/run/nri/nri.sock";
 
-/// The place among plugins by default.
+/// The default index of podfs among NRI plugins.
 const NRI_INDEX: &str = "90";
 
 /// Which pods are chosen for the runtime's containers.
@@ -177,7 +177,8 @@ impl DaemonOptions {
         let arguments = self.arguments_of_supervisors();
         if let Some(directory) = self.on_host.as_ref().filter(|_| !on_host::has_left_container()) {
             // `config` has put the settings of the file into the environment.
-            return on_host::go_on(directory, exec_state::arguments(std::env::args_os())).map_err(Failure::machine);
+            return on_host::continue_on_node(directory, exec_state::arguments(std::env::args_os()))
+                .map_err(Failure::machine);
         }
         check_machine()?;
         for directory in [&run_directory, &self.root_dir] {
@@ -191,7 +192,7 @@ impl DaemonOptions {
         let sources = [
             csi.is_some().then_some(PodSource::Kubelet),
             nri.is_some().then_some(PodSource::Runtime),
-            // With the CSI driver alone, they only describe pods.
+            // With --csi and without --nri, files and API server only describe pods.
             (files && (csi.is_none() || nri.is_some())).then_some(PodSource::Files),
             (server && (csi.is_none() || nri.is_some())).then_some(PodSource::Api),
         ];
@@ -222,7 +223,7 @@ impl DaemonOptions {
         serve(options)
     }
 
-    /// The settings that each pod's podfs run has from the daemon.
+    /// The arguments for each pod's supervisor.
     fn arguments_of_supervisors(&self) -> Vec<OsString> {
         let mut arguments = self.log.arguments();
         arguments.extend(["--log-format", self.log_format.word(), "--keep-old-generations"].map(OsString::from));
@@ -240,7 +241,7 @@ impl DaemonOptions {
         arguments
     }
 
-    /// How the CSI driver is started, if it is to be.
+    /// The settings of the CSI driver; `None` without `--csi`.
     fn csi(&self) -> Result<Option<CsiSettings>, Failure> {
         let Some(socket) = self.csi.clone() else { return Ok(None) };
         let Some(node) = self.node_name.clone() else {
@@ -253,7 +254,7 @@ impl DaemonOptions {
         Ok(Some(CsiSettings { socket, kubelet_root: self.kubelet_root.clone(), node, allow }))
     }
 
-    /// How the plugin of the container runtime is started, if it is to be.
+    /// The settings of the NRI plugin; `None` without `--nri`.
     fn nri(&self) -> Result<Option<NriSettings>, Failure> {
         let Some(socket) = self.nri.clone() else { return Ok(None) };
         self.check_beside_kubelet()?;
@@ -286,7 +287,7 @@ impl DaemonOptions {
         Ok(())
     }
 
-    /// How the API server is reached, if it is to be asked.
+    /// The access to the API server; `None` without `--kubeconfig` and `--in-cluster`.
     fn api(&self) -> Result<Option<Access>, Failure> {
         let kubeconfig = self.kubeconfig.clone().map(Access::Kubeconfig);
         let access = kubeconfig.or(self.in_cluster.then_some(Access::InCluster));
@@ -329,7 +330,7 @@ fn serve(options: NodeOptions) -> Result<(), Failure> {
             }
         }
     });
-    // The process does not wait for threads that are blocked on a source which does not answer.
+    // The process does not wait for threads that a source blocks.
     runtime.shutdown_background();
     ended
 }

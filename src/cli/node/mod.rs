@@ -1,4 +1,4 @@
-//! `podfs node`: the volume manager of a node, and the commands that ask it.
+//! `podfs node`: the volume manager of a node, and the commands for requests to it.
 
 mod ask;
 mod daemon;

@@ -4,7 +4,7 @@ use crate::admin::table::{grid, one_line};
 use crate::node::service::proto::MountedVolume;
 use crate::node::{ContainerEntry, KeptMount, NodeState, PodEntry, PodOrigin, PodStage, VolumeEntry, VolumeMount};
 
-/// A line for each pod; below it, what is wrong.
+/// A line for each pod, followed by its problems.
 pub(super) fn pods(state: &NodeState) -> String {
     let row = |pod: &PodEntry| {
         let wanted = pod.volumes.iter().filter(|volume| volume.desired).count();
@@ -31,7 +31,7 @@ pub(super) fn pods(state: &NodeState) -> String {
     text
 }
 
-/// A line for each volume; below it, what is wrong.
+/// A line for each volume, followed by its problem.
 pub(super) fn volumes(state: &NodeState) -> String {
     let row = |pod: &PodEntry, volume: &VolumeEntry| {
         let mount = match volume.mount {
@@ -60,7 +60,7 @@ pub(super) fn volumes(state: &NodeState) -> String {
     text + &containers(state)
 }
 
-/// A line for each container that a container runtime has asked for; below it, why it has volumes of the kubelet.
+/// A line for each container that the container runtime has created, followed by the reasons why it has volumes of the kubelet.
 fn containers(state: &NodeState) -> String {
     let list = |paths: Vec<&str>| if paths.is_empty() { "-".to_owned() } else { one_line(&paths.join(", ")) };
     let row = |pod: &PodEntry, container: &ContainerEntry| {
@@ -76,7 +76,7 @@ fn containers(state: &NodeState) -> String {
     }
 }
 
-/// The paths that an agent binds into containers.
+/// A line for each mounted volume, with the path that an agent binds into containers.
 pub(super) fn mounted(volumes: &[MountedVolume]) -> String {
     let row = |volume: &MountedVolume| {
         let access = if volume.read_only { "read-only" } else { "read-write" };
@@ -91,8 +91,8 @@ pub(super) fn mounted(volumes: &[MountedVolume]) -> String {
     }
 }
 
-/// Whether a pod that should run has all its volumes. A pod that has ended may have volumes or not.
-pub(super) fn is_as_it_should_be(pod: &PodEntry) -> bool {
+/// Whether the pod has all its volumes, or does not need them because it has ended or was deleted.
+pub(super) fn has_needed_volumes(pod: &PodEntry) -> bool {
     word(pod) != "waiting"
 }
 
@@ -110,7 +110,7 @@ fn head(state: &NodeState) -> String {
     if lines.is_empty() { String::new() } else { lines.join("\n") + "\n\n" }
 }
 
-/// How a pod is, in a word.
+/// The state of a pod, in a word.
 fn word(pod: &PodEntry) -> &'static str {
     let lacks = |volume: &VolumeEntry| volume.mount != VolumeMount::Mounted;
     match pod.stage {
@@ -169,7 +169,7 @@ mod tests {
         };
         let gone =
             PodEntry { name: None, uid: "v".to_owned(), origin: None, stage: None, volumes: Vec::new(), ..web.clone() };
-        assert!(!is_as_it_should_be(&web) && is_as_it_should_be(&gone));
+        assert!(!has_needed_volumes(&web) && has_needed_volumes(&gone));
         let by_uid = |pod: PodEntry| (PodUid::parse(&pod.uid).expect("a uid"), Arc::new(pod));
         let mut state = NodeState { pods: [web, gone].map(by_uid).into(), ..NodeState::default() };
         state.trouble = vec!["pods: forbidden".to_owned()];

@@ -1,4 +1,4 @@
-//! `podfs render`: what the volumes of a pod will contain, for people and tests. No privilege, no FUSE, no node.
+//! `podfs render`: shows the content of a pod's volumes, for people and tests. It needs no privilege, no FUSE and no node.
 
 mod old;
 
@@ -30,7 +30,7 @@ use crate::supervisor::program::options::ROOT_DIRECTORY;
 use crate::supervisor::run::machine;
 use old::Old;
 
-/// How long an API server may take to answer.
+/// Longest wait for the answers of an API server.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Show what the volumes of a pod will contain, without mounting them.
@@ -78,7 +78,7 @@ pub(super) struct Render {
     log: LogOptions,
 }
 
-/// Where a rendering goes, and how.
+/// The format and destination of a rendering.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum RenderOutput {
     Tree,
@@ -87,7 +87,7 @@ enum RenderOutput {
     Tar(Option<PathBuf>),
 }
 
-/// A text does not name an output of a rendering.
+/// The text is not a valid `--output`.
 #[derive(Debug, thiserror::Error)]
 #[error("give tree, json, dir:DIR, tar or tar:FILE")]
 struct InvalidRenderOutput;
@@ -110,15 +110,15 @@ impl FromStr for RenderOutput {
 impl Render {
     pub(super) fn execute(mut self) -> Result<(), Failure> {
         self.log.start(LogFormat::Text);
-        // No other process of the user looks into it, and there are no core dumps.
+        // Forbids ptrace(2) by the user's other processes, and core dumps.
         let _unlocked = memory_lock::protect_memory();
         if self.output == RenderOutput::Tar(None) && io::stdout().is_terminal() {
             let sentence = "an archive is no text for a terminal; give --output tar:FILE, or redirect standard output";
             return Err(Failure::input(anyhow!(sentence)));
         }
-        // Another token is no change.
+        // Without tokens: a new token would be a difference.
         let (source, snapshot) = self.pod.open(self.reveal && self.diff.is_none())?;
-        let snapshot = block_on(&[], async { Ok(settled(source, snapshot).await) })?;
+        let snapshot = block_on(&[], async { Ok(after_answers(source, snapshot).await) })?;
         let pod = snapshot.pod.as_ref().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
         let view = view_of(pod, &snapshot);
         let rendering = self.render(pod, &view)?;
@@ -135,9 +135,9 @@ impl Render {
                 };
                 print(&diff::text(&old, &rendering, self.reveal))?;
             }
-            None => self.give(&rendering)?,
+            None => self.write(&rendering)?,
         }
-        judge(&rendering)
+        check_complete(&rendering)
     }
 
     fn render<'a>(&self, pod: &'a Pod, view: &'a PodView) -> Result<Rendering<'a>, Failure> {
@@ -149,11 +149,11 @@ impl Render {
         }
     }
 
-    fn give(&self, rendering: &Rendering<'_>) -> Result<(), Failure> {
+    fn write(&self, rendering: &Rendering<'_>) -> Result<(), Failure> {
         match &self.output {
             RenderOutput::Tree => return print(&tree::text(rendering, self.reveal)),
             RenderOutput::Json => return print(&json::text(rendering, self.reveal).map_err(Failure::general)?),
-            // Half of the volumes could be taken for all of them.
+            // A reader could take an incomplete directory or archive for a complete one.
             RenderOutput::Directory(_) | RenderOutput::Tar(_) if !rendering.reasons().is_empty() => return Ok(()),
             RenderOutput::Directory(path) => {
                 directory::write(rendering, self.reveal, path).map_err(|error| match error {
@@ -173,7 +173,7 @@ impl Render {
                 }
             }
         }
-        self.say_what_is_left_out(rendering);
+        self.report_omissions(rendering);
         Ok(())
     }
 
@@ -189,8 +189,8 @@ impl Render {
         written.map_err(|error| Failure::general(anyhow!("{}: cannot be written: {error}", path.display())))
     }
 
-    /// Files and archives cannot say it themselves.
-    fn say_what_is_left_out(&self, rendering: &Rendering<'_>) {
+    /// Reports empty secret files and omitted volumes on standard error, because directories and archives do not show them.
+    fn report_omissions(&self, rendering: &Rendering<'_>) {
         match rendering.secrets() {
             0 => {}
             _ if self.reveal => {}
@@ -205,7 +205,7 @@ impl Render {
     }
 }
 
-/// The pod and its objects, as a snapshot has them.
+/// The pod and its objects in the snapshot.
 pub(in crate::cli) fn view_of(pod: &Pod, snapshot: &Snapshot) -> PodView {
     PodView {
         identity: pod.identity.clone(),
@@ -215,8 +215,8 @@ pub(in crate::cli) fn view_of(pod: &Pod, snapshot: &Snapshot) -> PodView {
     }
 }
 
-/// The snapshot once no answer is outstanding, or once the server's time is over.
-async fn settled(mut source: Source, mut snapshot: Snapshot) -> Snapshot {
+/// Waits until all requests to the API server are answered, or for [`ANSWER_TIMEOUT`]. Returns the last snapshot.
+async fn after_answers(mut source: Source, mut snapshot: Snapshot) -> Snapshot {
     let deadline = tokio::time::Instant::now() + ANSWER_TIMEOUT;
     while snapshot.known.is_settling {
         match tokio::time::timeout_at(deadline, source.changed()).await {
@@ -227,8 +227,8 @@ async fn settled(mut source: Source, mut snapshot: Snapshot) -> Snapshot {
     snapshot
 }
 
-/// Manifests that podfs would wait with are a failure.
-fn judge(rendering: &Rendering<'_>) -> Result<(), Failure> {
+/// Fails if a volume waits. Reports all reasons; the last one is the error.
+fn check_complete(rendering: &Rendering<'_>) -> Result<(), Failure> {
     let mut reasons = rendering.reasons();
     let Some(last) = reasons.pop() else { return Ok(()) };
     for reason in &reasons {

@@ -11,7 +11,7 @@ use anyhow::anyhow;
 use super::super::block_on;
 use super::super::exit::Failure;
 use super::super::pod::PodOptions;
-use super::{say, settled};
+use super::{after_answers, say};
 use crate::manifest::pod::{Pod, is_pod_or_template};
 use crate::manifest::{Document, KnownObjects, parse_documents};
 use crate::source::{
@@ -21,7 +21,7 @@ use crate::source::{
 /// The name of the volume that admission adds to each pod with a service account; manifests do not have it.
 const INJECTED: &str = "kube-api-access-";
 
-/// The side to compare with.
+/// The source of the old side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Old {
     /// The objects of the API server.
@@ -39,7 +39,7 @@ impl FromStr for Old {
 }
 
 impl Old {
-    /// The old pod, and what is known of its objects. There is none if the cluster does not have it.
+    /// The old pod with its objects; `None` if the cluster does not have the pod.
     pub(super) fn read(
         &self,
         options: &PodOptions,
@@ -57,7 +57,7 @@ impl Old {
     }
 }
 
-/// Those of the path. The pod is the new one, unless the path is a file that holds one.
+/// The objects at the path. The pod is that of the path, if it is a file with a pod; otherwise the new one.
 fn of_files(path: &Path, new: &Arc<Pod>, snapshot: &Snapshot) -> Result<(Arc<Pod>, Snapshot), Failure> {
     let holds_pod = path.is_file() && documents(path)?.iter().any(is_pod_or_template);
     let (_files, old) = match holds_pod {
@@ -86,7 +86,7 @@ fn of_cluster(access: Access, file: Option<&Path>, new: &Arc<Pod>) -> Result<Opt
     let files = Some((no_files, of_pod));
     let plan = ApiPlan { access, pod: None, node: None, volumes: None, files, tokens: TokenPolicy::Empty };
     let (api, snapshot) = ApiSource::open(plan)?;
-    let snapshot = block_on(&[], async { Ok(settled(Source::Api(api), snapshot).await) })?;
+    let snapshot = block_on(&[], async { Ok(after_answers(Source::Api(api), snapshot).await) })?;
     Ok(Some((live, snapshot)))
 }
 
@@ -98,7 +98,7 @@ struct PodOrWorkload {
 }
 
 impl PodOrWorkload {
-    /// That of the file; otherwise the pod itself.
+    /// The first pod or workload of the file; otherwise the pod itself.
     fn of(file: Option<&Path>, pod: &Pod) -> Result<PodOrWorkload, Failure> {
         let namespace = pod.identity.namespace.clone();
         let file = file.filter(|file| *file != Path::new("-"));

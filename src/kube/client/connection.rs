@@ -1,4 +1,4 @@
-//! A connection with its credentials: one set of settings, made into what requests need.
+//! A connection with its credentials, from one reading of the settings.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,16 +14,16 @@ use crate::kube::error::ConnectionError;
 use crate::kube::exec::{self, ProgramCredential};
 use crate::kube::settings::{Access, Bearer, Settings, SettingsError};
 
-/// What requests are made with. Nothing in it shows a secret.
+/// What requests need. Its debug output has no secret.
 pub(super) struct ApiConnection {
     pub(super) lanes: Arc<Lanes>,
-    /// The address that requests begin with.
+    /// The base URL of requests.
     pub(super) server: Url,
     pub(super) authorization: Option<HeaderValue>,
-    /// When a program has to be asked for other credentials.
+    /// When the program has to issue other credentials.
     pub(super) expires: Option<SystemTime>,
     issued: Option<ProgramCredential>,
-    /// Whether the last request had an answer, so that the next one will find a connection.
+    /// Whether the last request had an answer, so that the next one finds a connection.
     made: AtomicBool,
 }
 
@@ -68,23 +68,23 @@ impl ApiConnection {
         Ok(ApiConnection { lanes, server, authorization, expires, issued, made: AtomicBool::new(made) })
     }
 
-    /// Whether a request finds a connection to make use of.
+    /// Whether the next request finds a connection.
     pub(super) fn is_made(&self) -> bool {
         self.made.load(Ordering::Relaxed)
     }
 
-    /// Whether a request had an answer. Tells whether the one before had.
+    /// Notes whether a request had an answer. Returns whether the one before had.
     pub(super) fn note(&self, answered: bool) -> bool {
         self.made.swap(answered, Ordering::Relaxed)
     }
 
-    /// Whether the server would take podfs for the same one.
+    /// Whether both have the same identity for the server.
     pub(super) fn same_credentials(&self, other: &ApiConnection) -> bool {
         Arc::ptr_eq(&self.lanes, &other.lanes) && self.authorization == other.authorization
     }
 }
 
-/// The result of a call on a thread for blocking calls.
+/// The result of a blocking thread.
 fn joined<T>(result: Result<T, JoinError>) -> T {
     result.expect("reading settings and certificates does not panic")
 }
@@ -106,7 +106,7 @@ fn authorization(
     Ok(Some(header))
 }
 
-/// As Kubernetes itself spells bytes.
+/// Base64, as Kubernetes encodes bytes.
 fn base64(bytes: &[u8]) -> String {
     match serde_json::to_value(k8s_openapi::ByteString(bytes.to_vec())) {
         Ok(serde_json::Value::String(text)) => text,

@@ -1,4 +1,4 @@
-//! One request: over the connection of the moment, with credentials that are up to date, a deadline and a limit.
+//! One request: over the current connection, with up-to-date credentials, a deadline and a limit.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::renewal::Doubt;
 use super::{ApiClient, QUEUE};
 use crate::kube::error::{ApiError, Class};
 
-/// How long an answer may take to begin, and then to end, unless it is that to a watch.
+/// How long an answer may take to begin, and then to end, except for a watch.
 const DEADLINE: Duration = Duration::from_secs(15);
 
 /// How long the answer to a request goes on.
@@ -26,7 +26,7 @@ pub(super) enum Lasts {
 }
 
 impl ApiClient {
-    /// A request with its answer's body.
+    /// Sends a request, and returns the body of the answer.
     pub(super) async fn ask<'a>(
         &self,
         asked: &str,
@@ -42,7 +42,8 @@ impl ApiClient {
         body.map_err(ApiError::in_answer)
     }
 
-    /// A request with a successful answer. After a 401, the client reads the credentials again and repeats the request.
+    /// Sends a request, and returns a successful answer. After a 401, the client reads the credentials again and
+    /// repeats the request.
     pub(super) async fn answer<'a>(
         &self,
         asked: &str,
@@ -147,7 +148,7 @@ pub(super) fn too_large(asked: &str, limit: usize) -> ApiError {
     ApiError::new(Class::Nonsense, sentence)
 }
 
-/// Reads the body of an error; a failure to read it is no other error.
+/// Reads the body of an error, as far as possible.
 async fn body_of_error(mut answer: Response, code: StatusCode) -> Vec<u8> {
     const LIMIT: usize = 64 << 10;
     let mut body = Vec::new();

@@ -19,13 +19,13 @@ use crate::kube::tls::{Authority, Certificate};
 /// The name of podfs in the server's logs.
 const USER_AGENT: &str = concat!("podfs/", env!("CARGO_PKG_VERSION"));
 const CONNECT: Duration = Duration::from_secs(10);
-/// How often podfs pings the server while a request is under way, and how long it waits for the answer.
+/// How often podfs pings the server during a request, and how long it waits for the answer.
 const PING: Duration = Duration::from_secs(15);
 const PONG: Duration = Duration::from_secs(10);
-/// Most watches on a connection: there is room for other requests beside them.
+/// Most watches on a connection; the rest is for other requests.
 const WATCHES: usize = 80;
 
-/// The connections. The first is made use of for everything, others only for watches.
+/// The connections. The first is for all requests, the others only for watches.
 pub(super) struct Lanes {
     party: Party,
     lanes: Mutex<Vec<Lane>>,
@@ -37,7 +37,7 @@ struct Lane {
     watches: Arc<AtomicUsize>,
 }
 
-/// Room for a watch, until it is dropped.
+/// The place of a watch on a connection, until it is dropped.
 pub(super) struct Room(Arc<AtomicUsize>);
 
 impl Drop for Room {
@@ -62,7 +62,7 @@ impl Party {
         Party { server, server_name, authority, proxy, certificate }
     }
 
-    /// Requests go by the name that the server's certificate has; connections go where the settings say.
+    /// The URL of requests has the name in the server's certificate; connections go to the address in the settings.
     pub(super) fn address(&self) -> Result<Url, ConnectionError> {
         let mut server = self.server.clone();
         if let Some(name) = &self.server_name {
@@ -112,10 +112,10 @@ impl PartialEq for Party {
 }
 
 impl Lanes {
-    /// No connection is made yet.
+    /// Without any connection yet.
     ///
     /// # Errors
-    /// Certificates that cannot be used.
+    /// When the certificates cannot be used.
     pub(super) fn new(party: Party) -> Result<Lanes, ConnectionError> {
         let first = Lane { http: party.http()?, watches: Arc::default() };
         Ok(Lanes { party, lanes: Mutex::new(vec![first]) })
@@ -125,17 +125,17 @@ impl Lanes {
         self.party == *party
     }
 
-    /// For a request that ends soon.
+    /// The connection for a request that ends soon.
     pub(super) fn first(&self) -> reqwest::Client {
         self.lock()[0].http.clone()
     }
 
-    /// For a watch, with room for it.
+    /// A connection for a watch, with a place on it.
     pub(super) fn for_watch(&self) -> (reqwest::Client, Room) {
         let mut lanes = self.lock();
         let free = lanes.iter().find(|lane| lane.watches.load(Ordering::Relaxed) < WATCHES).cloned();
         let lane = free.unwrap_or_else(|| {
-            // What was possible once is possible again.
+            // The settings worked for the first connection.
             let http = self.party.http().unwrap_or_else(|_| lanes[0].http.clone());
             let lane = Lane { http, watches: Arc::default() };
             lanes.push(lane.clone());
@@ -150,7 +150,7 @@ impl Lanes {
     }
 }
 
-/// Finds this host whatever name is looked for.
+/// Resolves every name to this host.
 struct InItsPlace(String);
 
 impl Resolve for InItsPlace {

@@ -1,11 +1,12 @@
 //! The client: requests to the API server, over one HTTP/2 connection, with credentials that are up to date.
 //!
-//! - The client reads the settings again when the server answers 401 or takes no connection, before the credentials of a program
-//!   expire, and otherwise at a request, at most once a minute, because files change. It keeps the connection unless the
-//!   certificates have changed. Requests do not wait for that while the credentials they have are good (`renewal`).
+//! - The client reads the settings again when the server answers 401 or accepts no connection, before the credentials
+//!   of a program expire, and otherwise at a request, at most once a minute, because files change. It keeps the
+//!   connection unless the certificates have changed. Requests do not wait for that while their credentials are good
+//!   (`renewal`).
 //! - Requests have deadlines and answers have limits; the follower that reads a watch ends it. While a watch is quiet, only
 //!   pings show that the server is gone.
-//! - Redirects are not followed: an API server sends none, and credentials are for it alone.
+//! - The client follows no redirects: an API server sends none, and credentials are for it alone.
 
 mod connection;
 mod exchange;
@@ -35,18 +36,19 @@ pub(crate) use watch::{Watch, WatchChange};
 
 /// Most bytes of an answer about one object. Its values are 1 MiB at most, and a third more in base64.
 const MAX_OBJECT: usize = 4 << 20;
-/// Most bytes of a list of many.
+/// Most bytes of a list.
 const MAX_LIST: usize = 32 << 20;
-/// For how long after a connection was made a 410 says that the server has started: it answers other watches with 410, too.
+/// For how long after a connection was made a 410 means that the server has restarted: it answers other watches with
+/// 410, too.
 const FORGETS: Duration = Duration::from_secs(30);
 /// The kind of an object, and of a list, of which the server sends the metadata only.
 pub(crate) const PARTIAL: &str = "PartialObjectMetadata";
 const PARTIAL_LIST: &str = "PartialObjectMetadataList";
-/// How long requests wait for the first one to have made a connection, and for one that tries a server that was away. When
-/// all pods of a node come back at once, that takes a while, and each further try would cost another handshake.
+/// How long requests wait for the first one to make a connection, and for the one that tries an unreachable server.
+/// When all pods of a node come back at once, that takes a while, and each further try would cost another handshake.
 const QUEUE: Duration = Duration::from_secs(3);
 
-/// An API server, as podfs talks to it. Cheap to clone.
+/// A client of one API server. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct ApiClient(Arc<SharedClient>);
 
@@ -58,7 +60,7 @@ struct SharedClient {
     opening: Arc<Mutex<()>>,
     /// Held by the request that makes the connection, so that others find it made.
     first: Mutex<()>,
-    /// Held by the request that is the next to try a server that cannot be reached.
+    /// Held by the next request that tries an unreachable server.
     turn: Mutex<()>,
     reach: StdMutex<Reach>,
     /// Notified when the server answers again.
@@ -73,12 +75,12 @@ struct SharedClient {
     has_forgotten: AtomicBool,
 }
 
-/// How the server could be reached.
+/// Whether the server can be reached.
 struct Reach {
     outage: Outage,
     /// When the connection was made.
     since: Instant,
-    /// When the last request was made that has to make a connection, and how many of these go on.
+    /// When the last request that has to make a connection was sent, and how many of these are running.
     tried: Instant,
     trying: u32,
 }
@@ -94,16 +96,16 @@ impl Drop for Trying<'_> {
 
 /// The content of a list.
 pub(crate) struct List {
-    /// The version that changes are asked for from.
+    /// The version at which the watch after it begins.
     pub(crate) version: String,
     pub(crate) items: Vec<Value>,
 }
 
 impl ApiClient {
-    /// Reads the settings. Nothing is asked of the server yet.
+    /// Reads the settings. Sends no request.
     ///
     /// # Errors
-    /// Settings that cannot be used.
+    /// When the settings cannot be used.
     pub(crate) async fn open(access: Access) -> Result<ApiClient, SettingsError> {
         let current = Current::new(ApiConnection::open(&access, None).await?);
         Ok(ApiClient(Arc::new(SharedClient {
@@ -126,7 +128,7 @@ impl ApiClient {
         })))
     }
 
-    /// The one object of a collection that is one; none if there is no such object.
+    /// The object of a collection with at most one; `None` if it does not exist.
     pub(crate) async fn get(&self, collection: &Collection) -> Result<Option<Value>, ApiError> {
         self.get_part(collection, Part::Whole).await
     }
@@ -142,7 +144,7 @@ impl ApiClient {
         }
     }
 
-    /// What a collection holds at this moment.
+    /// The objects of a collection at this moment.
     pub(crate) async fn list(&self, collection: &Collection, part: Part) -> Result<List, ApiError> {
         let asked = format!("list {}", collection.title());
         let limit = if collection.is_single() { MAX_OBJECT } else { MAX_LIST };
@@ -181,7 +183,7 @@ impl ApiClient {
         Ok(Watch::new(asked, answer, room, MAX_OBJECT))
     }
 
-    /// Creates an object, or asks for what an object has below it (`below` is `[NAME, "token"]` then). Gives the answer.
+    /// Creates an object, or a subresource of one (`below` is `[NAME, "token"]` then). Returns the answer.
     pub(crate) async fn create(
         &self,
         resource: Resource,
@@ -196,8 +198,8 @@ impl ApiClient {
         parse(&asked, &body)
     }
 
-    /// Changes an object, or what it has below it (`below` is `[NAME, "status"]` then), as a JSON merge patch says. Gives what
-    /// it is then.
+    /// Changes an object, or a subresource of one (`below` is `[NAME, "status"]` then), by a JSON merge patch. Returns
+    /// the changed object.
     pub(crate) async fn patch(
         &self,
         resource: Resource,
@@ -211,8 +213,8 @@ impl ApiClient {
         parse(&asked, &body)
     }
 
-    /// Deletes the one object of a collection, if it has this uid and, if one is given, this version. That it is gone already is
-    /// no error.
+    /// Deletes the one object of a collection, if it has this uid and, if one is given, this version. A missing object
+    /// is no error.
     pub(crate) async fn delete(
         &self,
         collection: &Collection,
@@ -262,27 +264,27 @@ impl ApiClient {
         Trying(self)
     }
 
-    /// How long the server has been reached.
+    /// For how long the server has been reachable.
     pub(crate) fn connected_for(&self) -> Duration {
         self.reach().since.elapsed()
     }
 
-    /// Whether to ask for all objects at the beginning of a watch, which saves the request for a list.
+    /// Whether to request all objects at the beginning of a watch, which saves the request for a list.
     pub(crate) fn may_send_initial_events(&self) -> bool {
         self.0.initial_events.load(Ordering::Relaxed)
     }
 
-    /// The server does not send it. It may have learnt to do so when there is another connection.
+    /// Notes that the server does not support this. The client tries it again on another connection.
     pub(crate) fn sends_no_initial_events(&self) {
         self.0.initial_events.store(false, Ordering::Relaxed);
     }
 
-    /// The server no longer knows what happened since the version of a watch.
+    /// Notes that the server no longer has the changes since the version of a watch.
     pub(crate) fn forgot(&self) {
         self.0.has_forgotten.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the server was reached just now, and no longer knows what happened before.
+    /// Whether the server was reached just now, and no longer has earlier changes.
     pub(crate) fn has_forgotten(&self) -> bool {
         self.0.has_forgotten.load(Ordering::Relaxed) && self.connected_for() < FORGETS
     }
@@ -291,7 +293,7 @@ impl ApiClient {
         self.0.reach.lock().expect("no code panics while it is locked")
     }
 
-    /// The server has answered the first request of a connection.
+    /// Notes that the server has answered the first request of a connection.
     fn reached(&self) {
         let mut reach = self.reach();
         reach.outage.end();

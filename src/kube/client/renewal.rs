@@ -35,7 +35,7 @@ pub(super) struct Current {
     /// How many openings have ended.
     openings: u64,
     doubt: Doubt,
-    /// What is wrong with the settings since they were read.
+    /// The last problem with the settings.
     complaint: Option<String>,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Current {
 pub(super) enum Doubt {
     /// There is no reason.
     No,
-    /// The server takes no connection: perhaps because of a certificate.
+    /// The server accepts no connection: perhaps because of a certificate.
     Connection,
     /// The server rejects the credentials.
     Identity,
@@ -53,13 +53,13 @@ pub(super) enum Doubt {
 /// Whether requests can use the credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Validity {
-    /// Nothing is to be done.
+    /// podfs need not do anything.
     Fresh,
     /// Requests use them; podfs reads the files again meanwhile.
     Due,
     /// The request that reads the files again waits for that; others use what they have.
     Doubtful,
-    /// Requests wait.
+    /// Requests wait for others.
     Useless,
 }
 
@@ -94,7 +94,7 @@ impl Current {
         }
     }
 
-    /// An opening has ended that considered this doubt. The credentials that were good remain where new ones cannot be read.
+    /// Takes the result of an opening that considered this doubt. If new credentials cannot be read, the old ones stay.
     fn replace(&mut self, opened: Result<ApiConnection, SettingsError>, considered: Doubt) {
         let mut is_another = false;
         match opened {
@@ -158,7 +158,8 @@ impl ApiClient {
         self.current().replace(opened, doubt);
     }
 
-    /// Whatever was read after this connection is not in doubt: others have met the same trouble.
+    /// Raises a doubt about this connection. A connection that was opened since is not in doubt: other requests have
+    /// met the same problem.
     pub(super) fn doubt_what_was(&self, connection: &Arc<ApiConnection>, doubt: Doubt) {
         let mut current = self.current();
         if Arc::ptr_eq(&current.connection, connection) {
@@ -166,7 +167,7 @@ impl ApiClient {
         }
     }
 
-    /// An answer has broken off, perhaps with the connection.
+    /// Notes that an answer broke off, perhaps with the connection.
     pub(crate) fn broke(&self) {
         let mut current = self.current();
         current.connection.note(false);

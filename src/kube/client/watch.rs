@@ -1,4 +1,4 @@
-//! A watch: an answer that goes on, one line of JSON for each change.
+//! A watch: an answer that lasts, with one line of JSON for each change.
 
 use reqwest::Response;
 use serde::Deserialize;
@@ -14,9 +14,9 @@ pub(crate) struct Watch {
     asked: String,
     answer: Response,
     _room: Option<Room>,
-    /// What was read and is not a whole line yet.
+    /// The bytes of an incomplete line.
     rest: Vec<u8>,
-    /// How much of `rest` is known to have no end of line.
+    /// How many bytes of `rest` have no end of line.
     searched: usize,
     limit: usize,
 }
@@ -28,7 +28,7 @@ pub(crate) enum WatchChange {
     Put(Value),
     /// An object is gone.
     Deleted(Value),
-    /// Nothing changed until this version.
+    /// Nothing changed up to this version.
     Bookmark(Value),
 }
 
@@ -44,10 +44,10 @@ impl Watch {
         Self { asked, answer, _room: room, rest: Vec::new(), searched: 0, limit }
     }
 
-    /// The next change; none when the server has ended the watch.
+    /// Waits for the next change; `None` when the server has ended the watch.
     ///
     /// # Errors
-    /// An error from the server; a connection that breaks; an answer that is none to a watch.
+    /// When the server sends an error, the connection breaks, or the answer is not one to a watch.
     pub(crate) async fn next(&mut self) -> Result<Option<WatchChange>, ApiError> {
         loop {
             if let Some(line) = self.line() {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_told_without_quoting_them() {
+    fn invalid_bytes_are_reported_without_quoting_them() {
         let error = change(ASKED, b"{\"type\":\"ADDED\",\"object\":\"\xff\"}").expect_err("an error");
         assert_eq!(error.sentence, "cannot watch configmap default/app: the answer is not UTF-8");
     }

@@ -10,9 +10,9 @@ use super::{Authority, Bearer, SettingProblem, Settings, SettingsError, User, re
 pub(super) const HOST: &str = "KUBERNETES_SERVICE_HOST";
 pub(super) const PORT: &str = "KUBERNETES_SERVICE_PORT";
 
-/// The directory of a container that has its service account.
+/// The directory of the service account in a container.
 pub(crate) const DIRECTORY: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// The environment variable that names another place of it, for a podfs that has left its container.
+/// The environment variable with another path of that directory, for a podfs that has left its container.
 pub(crate) const VARIABLE: &str = "PODFS_SERVICE_ACCOUNT";
 
 pub(super) fn read() -> Result<Settings, SettingsError> {

@@ -25,22 +25,22 @@ use in_cluster::{HOST, PORT};
 pub(crate) use in_cluster::{DIRECTORY as SERVICE_ACCOUNT, VARIABLE as SERVICE_ACCOUNT_VARIABLE};
 pub use pod_token::PodToken;
 
-/// Where settings come from.
+/// The source of settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Access {
     /// The current context of this kubeconfig file.
     Kubeconfig(PathBuf),
     /// The service account of the pod that podfs runs in.
     InCluster,
-    /// The same server, as the service account of another pod, which this token is of.
+    /// The same server, with the token of another pod's service account.
     AsPod(Box<Access>, PodToken),
 }
 
 impl Access {
-    /// The namespace of pods that name none.
+    /// The namespace of pods whose manifests have none.
     ///
     /// # Errors
-    /// A kubeconfig that cannot be used.
+    /// When the kubeconfig cannot be used.
     pub fn namespace(&self) -> Result<Option<String>, SettingsError> {
         match self {
             Access::Kubeconfig(path) => kubeconfig::namespace(path),
@@ -55,7 +55,7 @@ pub(super) struct Settings {
     pub(super) server: Url,
     /// The name in its certificate, if it is not that of the address.
     pub(super) server_name: Option<String>,
-    /// What its certificate has to be signed by.
+    /// Which authority has to sign its certificate.
     pub(super) authority: Authority,
     /// A proxy on the way to it.
     pub(super) proxy: Option<Url>,
@@ -66,13 +66,13 @@ pub(super) struct Settings {
 /// podfs's credentials for the server.
 #[derive(Default)]
 pub(super) struct User {
-    /// The owner of a certificate.
+    /// A client certificate.
     pub(super) certificate: Option<Certificate>,
-    /// The bearer of something.
+    /// The credentials in the header `Authorization`.
     pub(super) bearer: Option<Bearer>,
 }
 
-/// What goes with every request.
+/// The credentials in the header of every request.
 pub(super) enum Bearer {
     /// A token.
     Token(SecretString),
@@ -85,7 +85,7 @@ pub(super) enum Bearer {
 impl Settings {
     /// Reads the settings, and the files they name.
     ///
-    /// # Errors
+    /// When something is missing or wrong; the error names the file and the field.
     /// What is missing or wrong, with the file and the field.
     pub(super) fn read(access: &Access) -> Result<Settings, SettingsError> {
         match access {
@@ -107,7 +107,7 @@ pub enum SettingsError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What podfs reads it for.
+        /// The content of the file.
         what: &'static str,
         /// The kernel's reason.
         #[source]
@@ -125,7 +125,7 @@ pub enum SettingsError {
     /// podfs runs in no pod.
     #[error("--in-cluster: {0} is not set: podfs runs in no pod of a cluster; give --kubeconfig instead")]
     NotInCluster(&'static str),
-    /// The token of a pod has not come yet.
+    /// The token of a pod has not arrived yet.
     #[error(
         "podfs has no token of the pod's service account yet; the kubelet sends it with its next NodePublishVolume"
     )]
@@ -133,7 +133,7 @@ pub enum SettingsError {
     /// The token of a pod cannot be used.
     #[error("the token of the pod's service account, which the kubelet has sent: {0}")]
     PodToken(#[source] SettingProblem),
-    /// What `--in-cluster` finds cannot be used.
+    /// The service account of `--in-cluster` cannot be used.
     #[error("--in-cluster: {0}")]
     InCluster(#[source] SettingProblem),
 }
@@ -141,7 +141,7 @@ pub enum SettingsError {
 /// What is wrong with a setting, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingProblem {
-    /// It does not say what it should.
+    /// A setting is missing or wrong.
     #[error("{0}")]
     Sentence(String),
     /// The address of the server makes no URL.

@@ -1,4 +1,5 @@
-//! The token of a pod's service account, as a kubelet hands it over: kept in memory alone, and replaced by the next one.
+//! The token of a pod's service account, from a kubelet. podfs keeps it in memory only, and replaces it by the next
+//! one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use tokio::sync::watch;
 
 use super::SettingsError;
 
-/// A token that may be there later, and is replaced in time. Clones are the same token.
+/// A token that may arrive later, and is replaced in time. Clones share the token.
 #[derive(Clone)]
 pub struct PodToken(Arc<watch::Sender<Option<SecretString>>>);
 
@@ -19,19 +20,19 @@ impl Default for PodToken {
 }
 
 impl PodToken {
-    /// This is the token from now on.
+    /// Replaces the token.
     pub fn replace(&self, token: SecretString) {
         self.0.send_replace(Some(token));
     }
 
-    /// Whether there is one.
+    /// Whether there is a token.
     pub fn is_known(&self) -> bool {
         self.0.borrow().is_some()
     }
 
-    /// Waits until there is one.
+    /// Waits for a token.
     pub(crate) async fn known(&self) {
-        // Fails only when the sender is gone, which is kept here.
+        // Fails only when the sender is dropped, which this struct owns.
         let _ = self.0.subscribe().wait_for(Option::is_some).await;
     }
 

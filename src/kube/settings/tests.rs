@@ -38,7 +38,7 @@ fn token(settings: &Settings) -> &str {
 }
 
 #[test]
-fn the_current_context_says_where_the_server_is_and_who_podfs_is() {
+fn the_current_context_has_the_server_and_the_user() {
     let settings = read(GOOD).expect("settings");
     assert_eq!(settings.server.as_str(), "https://10.0.0.1:6443/");
     assert!(settings.authority == Authority::Pem(b"AAA".to_vec()));
@@ -58,7 +58,7 @@ fn files_are_beside_the_kubeconfig() {
 }
 
 #[test]
-fn what_is_wrong_is_one_sentence() {
+fn an_error_is_one_sentence() {
     let cluster = |field: &str| GOOD.replace("certificate-authority-data: QUFB", field);
     let user = |field: &str| GOOD.replace("token: secret-token", field);
     let rows = [
@@ -125,7 +125,7 @@ fn a_server_at_a_loopback_address_may_be_reached_by_http() {
 }
 
 #[test]
-fn a_kubeconfig_that_is_not_there_is_named() {
+fn a_missing_kubeconfig_is_named() {
     let error = Settings::read(&Access::Kubeconfig("/nowhere/config".into())).err().expect("an error").to_string();
     assert_eq!(error, "/nowhere/config: the kubeconfig cannot be read: No such file or directory (os error 2)");
 }

@@ -41,7 +41,7 @@ fn found_among(objects: &Objects) -> Option<(String, bool, Option<u64>)> {
 }
 
 #[test]
-fn a_claim_leads_to_the_names_of_the_kubelet() {
+fn a_claim_has_the_names_of_the_kubelet() {
     const GI: Option<u64> = Some(1 << 30);
     let csi = volume("csi: {driver: d, volumeHandle: h}");
     assert_eq!(
@@ -57,7 +57,7 @@ fn a_claim_leads_to_the_names_of_the_kubelet() {
 }
 
 #[test]
-fn what_is_not_known_leads_nowhere() {
+fn a_volume_with_an_absent_or_unknown_object_has_no_backing() {
     let csi = volume("csi: {driver: d, volumeHandle: h}");
     assert_eq!(found(&[]), None);
     assert_eq!(found(&[CLAIM]), None);

@@ -1,4 +1,4 @@
-//! From `volumeAttributes` to a volume of a pod, as core/v1 describes it. Plain data, except the look at the real path of a
+//! From `volumeAttributes` to a volume of a pod, as core/v1 describes it. Plain data, except for the real path of a
 //! directory of the node.
 //!
 //! Volumes that show objects of the pod's namespace are always allowed: their fields have no namespace. Volumes that show
@@ -13,9 +13,9 @@ use serde_json::{Map, Value, json};
 use super::AllowList;
 use crate::manifest::{ManifestError, parse_bare};
 
-/// Attributes that a kubelet or a provisioner adds begin like this.
+/// The prefixes of attributes that a kubelet or a provisioner adds.
 const OF_OTHERS: [&str; 3] = ["csi.storage.k8s.io/", "storage.kubernetes.io/", "kubernetes.io/"];
-/// Less similar words are not suggested.
+/// The least similarity of a word that podfs suggests (Jaro-Winkler).
 const ALIKE: f64 = 0.75;
 
 /// Kinds, and the attributes of each besides `kind`.
@@ -42,15 +42,15 @@ pub struct Described {
 /// Which attribute is wrong, and what to write instead.
 #[derive(Debug, thiserror::Error)]
 pub enum AttributesError {
-    /// Objects of other namespaces are not for the pod.
+    /// An attribute `namespace`: objects of other namespaces are not for the pod.
     #[error(
         "volumeAttributes: objects are always those of the pod's own namespace; remove the attribute \"namespace\""
     )]
     Namespace,
-    /// The two ways to describe a volume.
+    /// Both ways to describe a volume.
     #[error("volumeAttributes: give either \"kind\" or \"volume\", not both")]
     KindAndVolume,
-    /// Neither of them.
+    /// Neither way to describe a volume.
     #[error("volumeAttributes: \"kind\" is required, such as configMap, with \"name\", the name of the object")]
     NoKind,
     /// An attribute or a kind that podfs does not know.
@@ -58,9 +58,9 @@ pub enum AttributesError {
     Unknown {
         /// `attribute` or `kind`.
         what: &'static str,
-        /// As it was written.
+        /// The word, as the user wrote it.
         word: String,
-        /// What may be meant.
+        /// A suggestion.
         hint: String,
     },
     /// The kind needs another attribute.
@@ -76,7 +76,7 @@ pub enum AttributesError {
     Mode {
         /// The attribute.
         attribute: String,
-        /// As it was written.
+        /// The value, as the user wrote it.
         text: String,
     },
     /// A flag that is no bool.
@@ -84,11 +84,11 @@ pub enum AttributesError {
     Flag {
         /// The attribute.
         attribute: String,
-        /// What the parser said.
+        /// The parser's error.
         #[source]
         cause: ParseBoolError,
     },
-    /// An attribute that should be YAML.
+    /// An attribute that is no valid YAML.
     #[error("volumeAttributes: {0}")]
     Yaml(#[source] ManifestError),
     /// The YAML is no volume.
@@ -99,7 +99,7 @@ pub enum AttributesError {
     NotServed {
         /// The kind.
         kind: String,
-        /// Those that podfs serves.
+        /// The kinds that podfs serves.
         served: String,
     },
     /// A volume of no kind, or of several.
@@ -117,7 +117,7 @@ pub enum AttributesError {
          csi-allow in podfs.toml"
     )]
     Server(String),
-    /// The API would not take the volume.
+    /// The API server would not accept the volume.
     #[error(transparent)]
     Invalid(ManifestError),
     /// podfs does not serve such a volume.
@@ -128,7 +128,7 @@ pub enum AttributesError {
 /// The volume that these attributes describe.
 ///
 /// # Errors
-/// Which attribute is wrong.
+/// When an attribute is wrong; the error names it.
 pub fn describe(attributes: &BTreeMap<String, String>, allow: &AllowList) -> Result<Described, AttributesError> {
     let own: BTreeMap<&str, &str> = attributes
         .iter()
@@ -264,7 +264,7 @@ fn yaml(name: &str, text: &str) -> Result<Value, AttributesError> {
     Ok(parsed.get("volume").cloned().unwrap_or_default())
 }
 
-/// A volume of core/v1 as YAML: its kind, and what stands below.
+/// A volume of core/v1 as YAML: its kind, and the fields of that.
 fn parse_volume(text: &str) -> Result<(String, Value), AttributesError> {
     let Value::Object(mut fields) = yaml("volume", text)? else {
         return Err(AttributesError::NoVolume);
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_what_to_write_instead() {
+    fn an_error_names_the_attribute_and_a_correction() {
         for (attributes, sentence) in [
             (&[("kind", "configMap"), ("nmae", "a")][..], "unknown attribute \"nmae\"; did you mean \"name\"?"),
             (&[("knd", "configMap")], "unknown attribute \"knd\"; did you mean \"kind\"?"),
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_allowed_by_where_it_really_is() {
+    fn a_directory_is_allowed_by_its_real_path() {
         let node = tempfile::tempdir().expect("a directory");
         let at = |name: &str| node.path().join(name).to_str().expect("text").to_owned();
         for name in ["shared", "shared/a", "private"] {

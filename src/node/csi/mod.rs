@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`attributes`] | from `volumeAttributes` to a volume of a pod |
 //! | [`request`] | from a NodePublishVolume request to a publication |
-//! | [`target`] | the directories of the kubelet that volumes appear at |
+//! | [`target`] | the directories of the kubelet at which volumes appear |
 //! | `service` | the services Identity and Node |
 //! | `operations` | publish, unpublish and the state of a volume |
 //! | [`sockets`] | the sockets for the kubelet, and registration |
@@ -30,7 +30,7 @@ use std::path::PathBuf;
 pub use service::{Driver, serve};
 pub use sockets::{CsiError, Sockets};
 
-/// How the driver is started.
+/// The settings of the driver.
 #[derive(Clone, Debug)]
 pub struct CsiSettings {
     /// The socket that the kubelet calls.
@@ -51,7 +51,7 @@ pub struct AllowList {
 }
 
 impl AllowList {
-    /// Of these entries: absolute paths, and names or addresses of servers.
+    /// The list of these entries: absolute paths, and names or addresses of servers.
     pub fn new<'a>(entries: impl IntoIterator<Item = &'a str>) -> AllowList {
         let mut list = AllowList::default();
         for entry in entries.into_iter().map(str::trim).filter(|entry| !entry.is_empty()) {

@@ -1,4 +1,4 @@
-//! Publish, unpublish and the state of a volume: what the services do with the manager and the targets.
+//! Publishing, unpublishing and the state of a volume: the work of the services with the manager and the targets.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -24,16 +24,16 @@ use crate::node::state::{NodeState, VolumeEntry, VolumeMount};
 const MOUNT: Duration = Duration::from_secs(60);
 /// How long a call waits for a file system.
 const FILE_SYSTEM: Duration = Duration::from_secs(10);
-/// How often the directories of pods are looked at.
+/// How often podfs looks at the directories of pods.
 pub(super) const LOOK: Duration = Duration::from_secs(5);
 
-/// What a call without a token hears where pods read their objects.
+/// The error of a call without a token, where podfs reads objects as the pod.
 const NO_TOKEN: &str = "the call has no token of the pod's service account, and podfs reads objects as the pod (csi-read-as); the \
     CSIDriver object of podfs.io must have tokenRequests: [{audience: \"\"}]";
 
-/// The publications of the kubelet, and what is done for them. Cheap to clone.
+/// The publications of the kubelet, and the work on them. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Operations {
+pub(super) struct CsiOperations {
     shared: Arc<SharedOperations>,
 }
 
@@ -42,15 +42,15 @@ struct SharedOperations {
     written: Publications,
     node: NodeHandle,
     changes: UnboundedSender<KubeletChange>,
-    /// The readers of the objects of volumes, where the pods read them with their own credentials.
+    /// The readers of objects, where podfs reads them with the credentials of the pods.
     readers: Option<PodReaders>,
-    /// Held for a moment, and never over a call that may block.
+    /// Locked for moments, and never over a call that may block.
     known: Mutex<BTreeMap<PathBuf, Publication>>,
-    /// The targets with a call that has not ended. Likewise.
+    /// The targets with a call that has not ended. Locked likewise.
     busy: Mutex<HashSet<PathBuf>>,
 }
 
-/// The right to work on a target.
+/// The exclusive right to work on a target.
 struct TargetLock {
     shared: Arc<SharedOperations>,
     target: PathBuf,
@@ -62,14 +62,14 @@ impl Drop for TargetLock {
     }
 }
 
-/// How a volume is.
+/// The state of a volume.
 pub(super) struct Stats {
     pub(super) usage: Option<TargetUsage>,
     pub(super) abnormal: bool,
     pub(super) message: String,
 }
 
-impl Operations {
+impl CsiOperations {
     pub(super) fn new(
         root: KubeletRoot,
         written: Publications,
@@ -77,9 +77,9 @@ impl Operations {
         node: NodeHandle,
         changes: UnboundedSender<KubeletChange>,
         readers: Option<PodReaders>,
-    ) -> Operations {
+    ) -> CsiOperations {
         let (known, busy) = (Mutex::new(known), Mutex::default());
-        Operations { shared: Arc::new(SharedOperations { root, written, node, changes, readers, known, busy }) }
+        CsiOperations { shared: Arc::new(SharedOperations { root, written, node, changes, readers, known, busy }) }
     }
 
     pub(super) fn root(&self) -> &KubeletRoot {
@@ -89,11 +89,11 @@ impl Operations {
     /// Mounts the volume at its target. A repeated call checks that it is still mounted. The token is that of the pod.
     pub(super) async fn publish(&self, publication: Publication, token: Option<SecretString>) -> Result<(), Status> {
         publication.name_in_span();
-        let turn = self.turn(&publication.target)?;
+        let lock = self.lock_target(&publication.target)?;
         self.shared.take_token(&publication, token)?;
         let shared = Arc::clone(&self.shared);
         let done = tokio::spawn(async move {
-            let _turn = turn;
+            let _lock = lock;
             shared.publish(publication).await
         });
         done.await.unwrap_or_else(|error| Err(Status::internal(error.to_string())))
@@ -101,7 +101,7 @@ impl Operations {
 
     /// Unmounts the volume from the target. A target that does not exist is no error.
     pub(super) async fn unpublish(&self, volume_id: &str, target: PathBuf) -> Result<(), Status> {
-        let turn = self.turn(&target)?;
+        let lock = self.lock_target(&target)?;
         let known = self.shared.known().get(&target).cloned();
         known.iter().for_each(Publication::name_in_span);
         if let Some(known) = known.filter(|known| known.volume_id != volume_id) {
@@ -113,13 +113,13 @@ impl Operations {
         }
         let shared = Arc::clone(&self.shared);
         let done = tokio::spawn(async move {
-            let _turn = turn;
+            let _lock = lock;
             shared.unpublish(target).await
         });
         done.await.unwrap_or_else(|error| Err(Status::internal(error.to_string())))
     }
 
-    /// How the volume at a path is.
+    /// The state of the volume at a path.
     pub(super) async fn stats(&self, volume_id: &str, path: &Path) -> Result<Stats, Status> {
         let known = self.shared.known().get(path).filter(|known| known.volume_id == volume_id).cloned();
         let Some(publication) = known else {
@@ -127,11 +127,11 @@ impl Operations {
             return Err(Status::not_found(sentence));
         };
         publication.name_in_span();
-        let turn = self.turn(path)?;
+        let lock = self.lock_target(path)?;
         let (shared, target) = (Arc::clone(&self.shared), path.to_owned());
-        // The thread keeps the turn: a volume that hangs takes one thread, not one for each call.
+        // The thread holds the lock: a volume that hangs takes one thread, not one for each call.
         let asked = spawn_blocking(move || {
-            let _turn = turn;
+            let _lock = lock;
             let is_mounted = shared.root.mounted(&target).is_ok_and(|layers| !layers.is_empty());
             (is_mounted, shared.root.usage(&target))
         });
@@ -156,13 +156,13 @@ impl Operations {
         }
     }
 
-    /// Unmounts volumes whose pods the kubelet does not have any more, for as long as the daemon lives.
+    /// Unmounts volumes whose pods the kubelet no longer has, until the daemon ends.
     pub(super) async fn retire_gone_pods(self) {
         let mut look = tokio::time::interval(LOOK);
         loop {
             look.tick().await;
             let known: Vec<_> = self.shared.known().values().cloned().collect();
-            self.write_again(&known).await;
+            self.restore_records(&known).await;
             let root = self.shared.root.clone();
             let gone = spawn_blocking(move || {
                 known.into_iter().filter(|known| root.has_lost_pod(&known.target, &known.pod.uid)).collect::<Vec<_>>()
@@ -185,21 +185,21 @@ impl Operations {
         }
     }
 
-    /// Writes down again what another process has deleted from the run directory.
-    async fn write_again(&self, known: &[Publication]) {
+    /// Writes the records again that another process has deleted from the run directory.
+    async fn restore_records(&self, known: &[Publication]) {
         let (shared, all) = (Arc::clone(&self.shared), known.to_vec());
         let missing = spawn_blocking(move || {
             all.into_iter().filter(|publication| !shared.written.has(&publication.target)).collect::<Vec<_>>()
         });
         for publication in missing.await.unwrap_or_default() {
-            // A call for it writes it down, or removes it.
-            let Ok(turn) = self.turn(&publication.target) else { continue };
+            // A running call for it writes or removes the record.
+            let Ok(lock) = self.lock_target(&publication.target) else { continue };
             if !self.shared.known().contains_key(&publication.target) {
                 continue;
             }
             let (shared, span) = (Arc::clone(&self.shared), publication.span());
             let written = spawn_blocking(move || {
-                let _turn = turn;
+                let _lock = lock;
                 shared.written.write(&publication)
             });
             let written = written.await;
@@ -212,7 +212,7 @@ impl Operations {
         }
     }
 
-    fn turn(&self, target: &Path) -> Result<TargetLock, Status> {
+    fn lock_target(&self, target: &Path) -> Result<TargetLock, Status> {
         match self.shared.busy().insert(target.to_owned()) {
             true => Ok(TargetLock { shared: Arc::clone(&self.shared), target: target.to_owned() }),
             false => Err(Status::aborted(format!("another call for {} has not ended; call again", target.display()))),
@@ -244,7 +244,7 @@ impl SharedOperations {
         }
     }
 
-    /// Has the pod read its objects with this token from now on.
+    /// Makes podfs read the pod's objects with this token from now on.
     fn take_token(&self, publication: &Publication, token: Option<SecretString>) -> Result<(), Status> {
         let Some(readers) = &self.readers else { return Ok(()) };
         let uid = publication.uid();
@@ -256,7 +256,7 @@ impl SharedOperations {
         Ok(())
     }
 
-    /// Refuses what contradicts an earlier call.
+    /// Refuses a publication that contradicts an earlier one.
     fn check_known(&self, publication: &Publication) -> Result<(), Status> {
         let known = self.known();
         let at_target = known.get(&publication.target).filter(|known| *known != publication);
@@ -287,7 +287,7 @@ impl SharedOperations {
         self.changes.send(change).map_err(|_| Status::unavailable("podfs node ends; call again when it has started"))
     }
 
-    /// The path of the volume, as soon as podfs has mounted it.
+    /// Waits until podfs has mounted the volume, and returns its path.
     async fn mounted(&self, publication: &Publication, until: Instant) -> Result<PathBuf, Status> {
         let mut states = self.node.follow();
         loop {
@@ -356,12 +356,12 @@ impl SharedOperations {
         Ok(())
     }
 
-    /// Waits until the manager does not want the volume any more. A publication that comes next must not find the volume of this
-    /// one in the manager's state.
+    /// Waits until the manager no longer wants the volume. A later publication must not find the volume of this one in
+    /// the manager's state.
     async fn forgotten(&self, publication: &Publication) {
         let mut states = self.node.follow();
         let is_wanted = |state: &Arc<NodeState>| entry(state, publication).is_some();
-        // Fails only while the daemon ends. The manager never waits for anything.
+        // Fails only while the daemon ends. The manager never blocks.
         let _ = timeout(FILE_SYSTEM, states.wait_for(|state| !is_wanted(state))).await;
     }
 

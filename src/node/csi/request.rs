@@ -19,7 +19,7 @@ use crate::node::publication::{Publication, PublishedPod, name_of_target};
 use crate::types::is_dns_label;
 use crate::volume::NfsOptions;
 
-/// Kubelets put these into the volume's context.
+/// The keys of the volume's context that kubelets set.
 const NAMESPACE: &str = "csi.storage.k8s.io/pod.namespace";
 const NAME: &str = "csi.storage.k8s.io/pod.name";
 const UID: &str = "csi.storage.k8s.io/pod.uid";
@@ -27,10 +27,10 @@ const SERVICE_ACCOUNT: &str = "csi.storage.k8s.io/serviceAccount.name";
 /// The tokens of the pod's service account: among the secrets where the CSIDriver object says so, otherwise in the context.
 const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 
-/// What a request asks for.
+/// The publication that a request asks for.
 ///
 /// # Errors
-/// INVALID_ARGUMENT with a sentence that says what is wrong.
+/// INVALID_ARGUMENT with a sentence about the problem.
 pub fn parse(
     request: &NodePublishVolumeRequest,
     kubelet_root: &Path,
@@ -66,7 +66,7 @@ pub fn token(request: &NodePublishVolumeRequest) -> Result<Option<SecretString>,
     let Some(text) = texts.find(|text| !text.is_empty()) else { return Ok(None) };
     let mut tokens: BTreeMap<String, KubeletToken> = serde_json::from_str(text)
         .map_err(|_| Status::invalid_argument(format!("{TOKENS} is not what a kubelet sends: tokens by audience")))?;
-    // The audience without a name is the API server. An operator may have written its name.
+    // The empty audience is the API server. An operator may have written the server's name instead.
     let token = match tokens.remove("") {
         Some(token) => Some(token),
         None if tokens.len() == 1 => tokens.into_values().next(),
@@ -81,7 +81,7 @@ struct KubeletToken {
     token: SecretString,
 }
 
-/// A field that has to be there.
+/// Checks that a field is not empty.
 ///
 /// # Errors
 /// INVALID_ARGUMENT when it is empty.
@@ -109,7 +109,7 @@ pub fn target(target: &str, kubelet_root: &Path) -> Result<PathBuf, Status> {
     Ok(path.components().collect())
 }
 
-/// How the kubelet wants to mount the volume.
+/// The file system volume in a capability.
 fn mount(capability: &VolumeCapability) -> Result<&MountVolume, Status> {
     match &capability.access_type {
         Some(AccessType::Mount(mount)) => Ok(mount),
@@ -180,7 +180,7 @@ fn pod(context: &HashMap<String, String>, target: &Path, kubelet_root: &Path) ->
     }
 }
 
-/// What a volume goes by in its pod: its name in the kubelet's path, `VOLUME/mount`, where that can be a volume's name.
+/// The name of a volume in its pod: that in the kubelet's path, `VOLUME/mount`, if it is a valid name of a volume.
 fn name(target: &Path) -> String {
     let parent = target.parent().and_then(Path::file_name).and_then(|name| name.to_str());
     let is_mount = target.file_name().is_some_and(|name| name == "mount");
@@ -188,7 +188,7 @@ fn name(target: &Path) -> String {
     name.unwrap_or_else(|| name_of_target(target))
 }
 
-/// Whether the API would take the volume.
+/// Checks that the API server would accept the volume.
 fn check(name: &str, volume: &Value) -> Result<(), AttributesError> {
     let mut volume = volume.clone();
     volume["name"] = json!(name);

@@ -9,7 +9,7 @@ use tonic::{Code, Request, Response, Status};
 use tracing::{Instrument, debug, info, warn};
 
 use super::CsiSettings;
-use super::operations::{Operations, Stats};
+use super::operations::{CsiOperations, Stats};
 use super::request::{parse, required, target, token};
 use super::sockets::{CsiError, Sockets, register};
 use super::target::TargetUsage;
@@ -25,21 +25,21 @@ use crate::node::publication::{DRIVER, Publications};
 use crate::node::service::clients;
 use crate::node::spans;
 
-/// What the driver can do besides publishing.
+/// The capabilities of the driver besides publishing.
 const CAPABILITIES: [rpc::Type; 3] =
     [rpc::Type::GetVolumeStats, rpc::Type::VolumeCondition, rpc::Type::VolumeMountGroup];
 
 /// The driver, ready to be served.
 pub struct Driver {
-    operations: Operations,
+    operations: CsiOperations,
     sockets: Sockets,
     service: CsiAnswers,
 }
 
-/// What answers. Cheap to clone.
+/// The implementation of both services. Cheap to clone.
 #[derive(Clone)]
 struct CsiAnswers {
-    operations: Operations,
+    operations: CsiOperations,
     settings: Arc<CsiSettings>,
     node: NodeHandle,
     recorder: Recorder,
@@ -72,13 +72,14 @@ impl Driver {
                 }
             }
         });
-        let operations = Operations::new(sockets.root.clone(), written, known, node.clone(), changes, feed.readers());
+        let operations =
+            CsiOperations::new(sockets.root.clone(), written, known, node.clone(), changes, feed.readers());
         let service = CsiAnswers { operations: operations.clone(), settings: Arc::new(settings), node, recorder };
         Ok(Driver { operations, sockets, service })
     }
 }
 
-/// Serves the kubelet for as long as it is not dropped.
+/// Serves the kubelet until the future is dropped.
 ///
 /// # Errors
 /// When a socket cannot be served.
@@ -123,7 +124,7 @@ impl CsiAnswers {
     async fn publish(&self, request: NodePublishVolumeRequest) -> Result<NodePublishVolumeResponse, Status> {
         let (root, settings) = (self.operations.root().path().to_owned(), Arc::clone(&self.settings));
         let token = token(&request)?;
-        // The real path of a directory of the node is looked at.
+        // Parsing looks up the real path of a directory of the node.
         let parsed = tokio::task::spawn_blocking(move || parse(&request, &root, &settings.allow));
         let publication = parsed.await.map_err(|error| Status::internal(error.to_string()))??;
         self.operations.publish(publication, token).await?;
@@ -133,7 +134,7 @@ impl CsiAnswers {
     async fn unpublish(&self, request: NodeUnpublishVolumeRequest) -> Result<NodeUnpublishVolumeResponse, Status> {
         required("volume_id", &request.volume_id)?;
         required("target_path", &request.target_path)?;
-        // Nothing of podfs can be elsewhere.
+        // podfs has mounted nothing elsewhere.
         if let Ok(target) = target(&request.target_path, self.operations.root().path()) {
             self.operations.unpublish(&request.volume_id, target).await?;
         }

@@ -1,4 +1,5 @@
-//! The sockets for the kubelet: the one that it calls, and the registration in its `plugins_registry`, which names that.
+//! The sockets for the kubelet: the one for its calls, and the one in its `plugins_registry`, which tells it the path
+//! of the first.
 //!
 //! A kubelet dials the second one with the percent-encoded path as `:authority`, which HTTP libraries refuse. With an `@` in the
 //! name of the socket, the path is the userinfo of an authority, which may be encoded. Nothing else of the name matters.
@@ -25,18 +26,18 @@ use crate::node::publication::DRIVER;
 use crate::node::service::clients;
 use crate::supervisor::run_dir::socket;
 
-/// Where a kubelet looks for sockets, in its directory.
+/// The directory below the kubelet's in which it looks for registration sockets.
 const REGISTRY: &str = "plugins_registry";
 /// The name of the socket there.
 const NAME: &str = "podfs.io@reg.sock";
 
-/// Why there is no driver.
+/// Why the driver cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum CsiError {
-    /// The directory of the kubelet is not one.
+    /// The directory is not that of a kubelet.
     #[error(transparent)]
     KubeletRoot(NoKubelet),
-    /// Another process listens there.
+    /// Another process listens on the socket.
     #[error("another process serves the CSI driver at {}; two podfs on one node cannot both be {DRIVER}: stop that one first", .0.display())]
     InUse(PathBuf),
     /// A socket or a file cannot be used.
@@ -44,7 +45,7 @@ pub enum CsiError {
     File {
         /// The path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         #[source]
         cause: io::Error,
     },
@@ -56,7 +57,7 @@ pub enum CsiError {
     Connection(#[source] tonic::transport::Error),
 }
 
-/// The sockets, which listen.
+/// The sockets, listening.
 #[derive(Debug)]
 pub struct Sockets {
     pub(super) driver: UnixListener,
@@ -87,7 +88,7 @@ impl Sockets {
     }
 }
 
-/// A socket for root alone, in the place of one that no process listens on any more.
+/// Makes a socket for root alone. Replaces one on which no process listens any more.
 fn open(path: &Path) -> Result<UnixListener, CsiError> {
     let failed = |cause| CsiError::File { path: path.to_owned(), cause };
     let (Some(directory), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
@@ -108,7 +109,7 @@ fn open(path: &Path) -> Result<UnixListener, CsiError> {
     listening().map_err(failed)
 }
 
-/// Answers the kubelet's questions about the endpoint, until it is dropped.
+/// Answers the kubelet's questions about the endpoint, until the future is dropped.
 pub(super) async fn register(listener: UnixListener, endpoint: &Path) -> Result<(), CsiError> {
     let clients = clients(listener).map_err(CsiError::Service)?;
     let service = RegistrationServer::new(SocketAnswers { endpoint: endpoint.to_string_lossy().into_owned() });

@@ -1,4 +1,5 @@
-//! The directories of the kubelet that volumes appear at. Everything here may block on a file system, except [`device`].
+//! The directories of the kubelet at which volumes appear. All calls here may block on a file system, except
+//! [`device`].
 //!
 //! 1. podfs opens a path from the kubelet's directory without following symbolic links, and uses the descriptor from then on. So
 //!    a process that can write to a directory on the way cannot lead podfs elsewhere.
@@ -38,20 +39,20 @@ pub enum TargetError {
     /// It, or a directory above it, is a symbolic link or something else that is no directory.
     #[error("target_path {}: it or a directory above it is a symbolic link or no directory; podfs follows no links there", .0.display())]
     NoDirectory(PathBuf),
-    /// The kernel refuses.
+    /// A system call failed.
     #[error("cannot {what} {}: {cause}", .path.display())]
     Failed {
-        /// What podfs wanted to do.
+        /// The step that failed.
         what: &'static str,
-        /// With which path.
+        /// The path of the step.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         #[source]
         cause: io::Error,
     },
 }
 
-/// How much of a file system is in use.
+/// The usage of a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TargetUsage {
     /// Bytes: available, total, used.
@@ -60,7 +61,7 @@ pub struct TargetUsage {
     pub inodes: [i64; 3],
 }
 
-/// Why a directory is not that of a kubelet.
+/// Why a directory does not belong to a kubelet.
 #[derive(Debug, thiserror::Error)]
 #[error("{} is not the directory of a kubelet: {reason}; give its --root-dir with --kubelet-root", .path.display())]
 pub struct NoKubelet {
@@ -78,10 +79,10 @@ enum NoKubeletReason {
 }
 
 impl KubeletRoot {
-    /// The directory of a kubelet, which has to be there with its pods.
+    /// The directory of a kubelet, which must have a directory `pods`.
     ///
     /// # Errors
-    /// What is missing.
+    /// When one of the two is missing.
     pub fn open(path: &Path) -> Result<KubeletRoot, NoKubelet> {
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let wrong = |reason| NoKubelet { path: path.to_owned(), reason };
@@ -92,18 +93,19 @@ impl KubeletRoot {
         }
     }
 
-    /// Its path, as targets begin.
+    /// Its path, with which targets begin.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether the kubelet has no directory any more of the pod that this target is in. A target elsewhere is of no pod's directory.
+    /// Whether the kubelet no longer has a directory of the pod that this target is in. False for a target outside of
+    /// that directory.
     pub fn has_lost_pod(&self, target: &Path, uid: &str) -> bool {
         let pod = self.path.join("pods").join(uid);
         target.starts_with(&pod) && matches!(pod.symlink_metadata(), Err(error) if error.kind() == ErrorKind::NotFound)
     }
 
-    /// The mounts at a target, the topmost last, by the mount table: no file system is asked.
+    /// The mounts at a target, the topmost last, from the mount table: this sends no request to a file system.
     ///
     /// # Errors
     /// When the table cannot be read.
@@ -111,7 +113,7 @@ impl KubeletRoot {
         mounts_at(&self.real(target))
     }
 
-    /// Whether a target can be made, or is there.
+    /// Checks that podfs can make or use a target.
     ///
     /// # Errors
     /// When it is no directory, or the directory above it cannot be opened.
@@ -121,7 +123,7 @@ impl KubeletRoot {
             Ok(found) if FileType::from_raw_mode(found.st_mode) != FileType::Directory => {
                 Err(TargetError::NoDirectory(target.to_owned()))
             }
-            // It is not there, or is the mount of a file system that is dead.
+            // It does not exist, or is the mount of a dead file system.
             _ => Ok(()),
         }
     }
@@ -141,7 +143,7 @@ impl KubeletRoot {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(failed("make", target)(errno.into())),
         }
-        // Opens the mount at the target without a request to its server.
+        // `O_PATH` opens the mount at the target without a request to its server.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let at = openat(&parent, &name, flags, Mode::empty()).map_err(|errno| match errno {
             Errno::LOOP | Errno::NOTDIR => TargetError::NoDirectory(target.to_owned()),
@@ -157,7 +159,7 @@ impl KubeletRoot {
     /// Unmounts the target, and removes it. At a target that podfs has not recorded, unmounts only mounts of podfs.
     ///
     /// # Errors
-    /// When the target is not empty, is no directory, or the kernel refuses. One that is gone already is none.
+    /// When the target is not empty, is no directory, or the kernel refuses. A target that does not exist is no error.
     pub fn unmount(&self, target: &Path, is_known: bool) -> Result<(), TargetError> {
         let failed = |what| move |cause: io::Error| TargetError::Failed { what, path: target.to_owned(), cause };
         let (parent, name) = match self.parent(target) {
@@ -184,18 +186,18 @@ impl KubeletRoot {
         }
     }
 
-    /// How much of the volume at the target is in use. May block for as long as the volume does.
+    /// The usage of the volume at the target. Blocks for as long as the volume does.
     ///
     /// # Errors
-    /// When the file system does not say.
+    /// When the file system does not report it.
     pub fn usage(&self, target: &Path) -> io::Result<TargetUsage> {
-        let told = statfs(self.real(target))?;
+        let status = statfs(self.real(target))?;
         let number = |blocks: u64, size: i64| i64::try_from(blocks).unwrap_or(i64::MAX).saturating_mul(size);
-        let size = told.f_bsize.max(1);
-        let (free, total) = (number(told.f_bfree, size), number(told.f_blocks, size));
-        let (free_inodes, inodes) = (number(told.f_ffree, 1), number(told.f_files, 1));
+        let size = status.f_bsize.max(1);
+        let (free, total) = (number(status.f_bfree, size), number(status.f_blocks, size));
+        let (free_inodes, inodes) = (number(status.f_ffree, 1), number(status.f_files, 1));
         Ok(TargetUsage {
-            bytes: [number(told.f_bavail, size), total, total.saturating_sub(free).max(0)],
+            bytes: [number(status.f_bavail, size), total, total.saturating_sub(free).max(0)],
             inodes: [free_inodes, inodes, inodes.saturating_sub(free_inodes).max(0)],
         })
     }

@@ -18,34 +18,34 @@ use crate::volume::MARK;
 /// The kinds of volume that podfs serves in the kubelet's place, as manifests name them.
 const KINDS: [&str; 4] = ["configMap", "secret", "downwardAPI", "projected"];
 
-/// Which pods are chosen.
+/// The rule that chooses pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
     /// Those with the label or annotation, and those of namespaces with the label.
     #[default]
     Labeled,
-    /// All but those that say `"false"`.
+    /// All but those whose label or annotation is `"false"`.
     All,
 }
 
 /// A change of the node's pods that the runtime has reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuntimeChange {
-    /// These sandboxes are all that there are, with their pods.
+    /// These are all sandboxes of the node, with their pods.
     Synchronized(BTreeMap<String, PodUid>),
     /// A sandbox of the pod starts.
     Started(String, PodUid),
-    /// No container of the sandbox runs any more.
+    /// All containers of the sandbox have ended for good.
     Stopped(String),
-    /// The sandbox is gone.
+    /// The sandbox was removed.
     Removed(String),
-    /// The connection is lost: sandboxes may go unseen.
+    /// The connection is lost: podfs may miss sandboxes.
     Lost,
-    /// The kubelet has no directory of the pod any more.
+    /// The kubelet no longer has a directory of the pod.
     NoDirectory(PodUid),
-    /// These are all containers of the pod whose volumes podfs was asked for.
+    /// These are all containers of the pod whose volumes the runtime has asked for.
     Containers(PodIdentity, Vec<ContainerEntry>),
-    /// What is wrong with the connection now.
+    /// These are the problems of the connection now.
     Trouble(Vec<String>),
 }
 
@@ -53,11 +53,11 @@ pub enum RuntimeChange {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Sandbox {
     pod: PodUid,
-    /// Whether its containers were ended for good.
+    /// Whether its containers have ended for good.
     is_stopped: bool,
 }
 
-/// The pods that are chosen.
+/// The pods whose volumes podfs serves.
 #[derive(Debug, Default)]
 pub struct Chosen {
     choice: Choice,
@@ -65,31 +65,31 @@ pub struct Chosen {
     namespaces: BTreeSet<String>,
     /// The sandboxes, by their ids.
     sandboxes: BTreeMap<String, Sandbox>,
-    /// Whether they are all that there are.
+    /// Whether these are all sandboxes of the node.
     is_synchronized: bool,
     /// The pods that were chosen and have not been given up.
-    taken: BTreeSet<PodUid>,
-    /// Those of them that an earlier daemon served, and that no source has described yet.
-    unheard: BTreeSet<PodUid>,
-    /// Those that no source has any more.
+    served: BTreeSet<PodUid>,
+    /// Those of them that an earlier daemon served, and that no source has listed yet.
+    unconfirmed: BTreeSet<PodUid>,
+    /// The pods that no source has any more.
     gone: BTreeSet<PodUid>,
-    /// Those of which the kubelet has no directory.
+    /// The pods of which the kubelet has no directory.
     without_directory: BTreeSet<PodUid>,
 }
 
 impl Chosen {
-    /// Chooses in this way. `earlier` are the pods that an earlier daemon served.
+    /// Chooses by this rule. `earlier` are the pods that an earlier daemon served.
     pub fn new(choice: Choice, earlier: impl IntoIterator<Item = PodUid>) -> Chosen {
-        let taken: BTreeSet<PodUid> = earlier.into_iter().collect();
-        Chosen { choice, unheard: taken.clone(), taken, ..Chosen::default() }
+        let served: BTreeSet<PodUid> = earlier.into_iter().collect();
+        Chosen { choice, unconfirmed: served.clone(), served, ..Chosen::default() }
     }
 
-    /// Whether the labels of namespaces matter.
+    /// Whether the rule needs the labels of namespaces.
     pub fn wants_namespaces(&self) -> bool {
         self.choice == Choice::Labeled
     }
 
-    /// Whether the pod is one that is chosen when it starts.
+    /// Whether podfs chooses the pod when it starts.
     pub fn matches(&self, pod: &NodePod) -> bool {
         let facts = &pod.pod.facts;
         let mark = facts.labels.get(MARK).or_else(|| facts.annotations.get(MARK)).map(String::as_str);
@@ -102,36 +102,36 @@ impl Chosen {
         is_marked && is_possible
     }
 
-    /// The namespaces with the label are these. Gives whether others were before.
+    /// Sets the namespaces with the label. Returns whether that is a change.
     pub fn take_namespaces(&mut self, namespaces: BTreeSet<String>) -> bool {
         let before = std::mem::replace(&mut self.namespaces, namespaces);
         before != self.namespaces
     }
 
-    /// Takes a change of a source: it has the pod, or no longer has it.
-    pub fn hear(&mut self, uid: &PodUid, has_it: bool) {
-        self.unheard.remove(uid);
+    /// Notes that a source has the pod, or no longer has it.
+    pub fn note_pod(&mut self, uid: &PodUid, has_it: bool) {
+        self.unconfirmed.remove(uid);
         match has_it {
             true => drop(self.gone.remove(uid)),
             false => drop(self.gone.insert(uid.clone())),
         }
     }
 
-    /// A source has listed its pods. Gives those of an earlier daemon that no source has described.
-    pub fn hear_all(&mut self) -> BTreeSet<PodUid> {
-        let unheard = std::mem::take(&mut self.unheard);
-        self.gone.extend(unheard.iter().cloned());
-        unheard
+    /// Notes that a source has listed all of its pods. Returns those of an earlier daemon that no source has.
+    pub fn note_list(&mut self) -> BTreeSet<PodUid> {
+        let unconfirmed = std::mem::take(&mut self.unconfirmed);
+        self.gone.extend(unconfirmed.iter().cloned());
+        unconfirmed
     }
 
-    /// Takes a change of the runtime. Gives the pods whose service may have changed.
+    /// Notes a change that the runtime has reported. Returns the pods whose service it may change.
     pub fn change(&mut self, change: &RuntimeChange) -> Vec<PodUid> {
         match change {
             RuntimeChange::Synchronized(sandboxes) => {
                 let of = |pod: &PodUid| Sandbox { pod: pod.clone(), is_stopped: false };
                 self.sandboxes = sandboxes.iter().map(|(id, pod)| (id.clone(), of(pod))).collect();
                 self.is_synchronized = true;
-                self.taken.iter().cloned().collect()
+                self.served.iter().cloned().collect()
             }
             RuntimeChange::Started(sandbox, uid) => {
                 self.sandboxes.insert(sandbox.clone(), Sandbox { pod: uid.clone(), is_stopped: false });
@@ -159,8 +159,8 @@ impl Chosen {
         }
     }
 
-    /// Whether podfs serves the pod, which a source describes or has described.
-    pub fn holds(&mut self, uid: &PodUid, pod: Option<&NodePod>) -> bool {
+    /// Decides whether podfs serves the pod. `pod` is its last description by a source.
+    pub fn is_served(&mut self, uid: &PodUid, pod: Option<&NodePod>) -> bool {
         let Some(pod) = pod else { return false };
         let is_terminal = pod.stage == PodStage::Terminal;
         let has_ended = self.gone.contains(uid) || is_terminal;
@@ -172,17 +172,17 @@ impl Chosen {
             }
             false => !self.without_directory.contains(uid),
         };
-        let goes_on = self.taken.contains(uid) && (may_run || (!has_ended && pod.stage == PodStage::Terminating));
+        let goes_on = self.served.contains(uid) && (may_run || (!has_ended && pod.stage == PodStage::Terminating));
         match starts || goes_on {
-            true => drop(self.taken.insert(uid.clone())),
-            false => drop(self.taken.remove(uid)),
+            true => drop(self.served.insert(uid.clone())),
+            false => drop(self.served.remove(uid)),
         }
         starts || goes_on
     }
 
-    /// Nothing is known of the pod any more.
+    /// Forgets the pod.
     pub fn forget(&mut self, uid: &PodUid) {
-        self.taken.remove(uid);
+        self.served.remove(uid);
         self.gone.remove(uid);
         self.without_directory.remove(uid);
     }
@@ -193,8 +193,8 @@ impl Chosen {
     }
 
     /// The pods that podfs serves.
-    pub fn taken(&self) -> Vec<PodUid> {
-        self.taken.iter().cloned().collect()
+    pub fn served(&self) -> Vec<PodUid> {
+        self.served.iter().cloned().collect()
     }
 }
 
@@ -204,7 +204,7 @@ fn payload_volumes(manifest: &Value) -> impl Iterator<Item = &Value> {
     volumes.filter(|volume| KINDS.iter().any(|kind| volume.get(kind).is_some_and(|source| !source.is_null())))
 }
 
-/// The manifest with its payload volumes alone, and with the containers' mounts of those. Everything else is the kubelet's.
+/// The manifest with only its payload volumes, and only the containers' mounts of these. The rest is the kubelet's.
 pub fn with_payload_volumes(manifest: &Value) -> Value {
     let volumes: Vec<Value> = payload_volumes(manifest).cloned().collect();
     let names: BTreeSet<String> =
@@ -263,43 +263,43 @@ mod tests {
     fn a_chosen_pod_stays_until_it_is_gone_and_its_sandboxes_are_removed() {
         let (uid, mut chosen) = (sample::uid("u"), Chosen::default());
         let (runs, ends) = (pod(Some("true"), PodStage::Desired), pod(Some("true"), PodStage::Terminating));
-        assert!(!chosen.holds(&uid, Some(&ends)), "it is being deleted when podfs first hears of it");
+        assert!(!chosen.is_served(&uid, Some(&ends)), "it is being deleted when podfs first hears of it");
         chosen.change(&sandboxes(&[]));
-        assert!(chosen.holds(&uid, Some(&runs)), "its containers are going to start");
+        assert!(chosen.is_served(&uid, Some(&runs)), "its containers are going to start");
         chosen.change(&RuntimeChange::Started("s1".into(), uid.clone()));
         let unmarked = pod(None, PodStage::Desired);
-        assert!(chosen.holds(&uid, Some(&unmarked)), "its containers run with podfs's volumes");
-        assert!(chosen.holds(&uid, Some(&ends)));
-        chosen.hear(&uid, false);
-        assert!(chosen.holds(&uid, Some(&ends)), "the server has forgotten it, and the sandbox runs");
+        assert!(chosen.is_served(&uid, Some(&unmarked)), "its containers run with podfs's volumes");
+        assert!(chosen.is_served(&uid, Some(&ends)));
+        chosen.note_pod(&uid, false);
+        assert!(chosen.is_served(&uid, Some(&ends)), "the server has forgotten it, and the sandbox runs");
         chosen.change(&RuntimeChange::Stopped("s1".into()));
-        assert!(chosen.holds(&uid, Some(&ends)));
+        assert!(chosen.is_served(&uid, Some(&ends)));
         assert_eq!(chosen.change(&RuntimeChange::Removed("s1".into())), vec![uid.clone()]);
-        assert!(!chosen.holds(&uid, Some(&ends)));
-        assert!(chosen.taken().is_empty());
+        assert!(!chosen.is_served(&uid, Some(&ends)));
+        assert!(chosen.served().is_empty());
     }
 
     #[test]
-    fn a_pod_whose_end_nobody_saw_goes_with_the_runtimes_list_or_with_the_kubelets_directory() {
+    fn a_pod_that_ended_unseen_goes_with_the_runtimes_list_or_with_the_kubelets_directory() {
         let (uid, ended) = (sample::uid("u"), pod(Some("true"), PodStage::Terminal));
         let earlier = || Chosen::new(Choice::Labeled, [uid.clone()]);
         let mut chosen = earlier();
-        assert!(chosen.holds(&uid, Some(&ended)), "the runtime has not said which sandboxes there are");
+        assert!(chosen.is_served(&uid, Some(&ended)), "the runtime has not said which sandboxes there are");
         chosen.change(&sandboxes(&["s"]));
-        assert!(chosen.holds(&uid, Some(&ended)));
+        assert!(chosen.is_served(&uid, Some(&ended)));
         chosen.change(&RuntimeChange::Stopped("s".into()));
-        assert!(!chosen.holds(&uid, Some(&ended)), "its phase says that no container runs");
+        assert!(!chosen.is_served(&uid, Some(&ended)), "its phase says that no container runs");
         let mut chosen = earlier();
         chosen.change(&sandboxes(&[]));
-        assert!(!chosen.holds(&uid, Some(&ended)));
+        assert!(!chosen.is_served(&uid, Some(&ended)));
         let mut chosen = earlier();
-        assert_eq!(chosen.hear_all(), [uid.clone()].into());
+        assert_eq!(chosen.note_list(), [uid.clone()].into());
         chosen.change(&RuntimeChange::NoDirectory(uid.clone()));
-        assert!(!chosen.holds(&uid, Some(&ended)));
+        assert!(!chosen.is_served(&uid, Some(&ended)));
     }
 
     #[test]
-    fn only_the_four_kinds_are_left_of_a_manifest() {
+    fn a_manifest_keeps_only_volumes_of_the_four_kinds() {
         let manifest = json!({"spec": {
             "volumes": [
                 {"name": "a", "configMap": {"name": "x"}}, {"name": "b", "emptyDir": {}}, {"name": "c", "hostPath": {"path": "/"}},

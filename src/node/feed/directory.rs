@@ -1,7 +1,7 @@
 //! The manifest directory: static pods and objects of all its files.
 //!
-//! Each file may have any number of documents. Where two documents describe one pod or one object, the first one counts, in
-//! the order of the files' names; the other one is a problem that the node's status shows.
+//! Each file may have any number of documents. If two documents describe one pod or one object, podfs uses the first
+//! one, in the order of the files' names, and reports the other one in the node's status.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,10 +16,10 @@ use crate::manifest::{Document, ManifestError, Origin, parse_documents};
 use crate::node::pod::{NodePod, PodOrigin, PodStage};
 use crate::source::{Files, IMMUTABLE, Role, Sum};
 
-/// Objects by what they go by.
+/// Objects by their keys.
 pub(super) type FileObjects = BTreeMap<ObjectKey, Arc<WholeObject>>;
 
-/// What the files of the directory come to.
+/// The content of the directory.
 pub(super) struct Directory {
     /// The pods, no uid and no name twice.
     pub(super) pods: Vec<NodePod>,
@@ -27,11 +27,11 @@ pub(super) struct Directory {
     pub(super) objects: Arc<FileObjects>,
 }
 
-/// Adds up the files of the directory.
+/// Combines the files of the directory.
 pub(super) struct DirectorySum {
-    /// The node that its pods are on, where that is known.
+    /// The node of its pods, if known.
     node: Option<String>,
-    /// The objects of the last time.
+    /// The objects of the last reading.
     objects: Arc<FileObjects>,
     problems: Vec<(Origin, &'static str, String)>,
 }
@@ -152,7 +152,7 @@ impl Sum for DirectorySum {
 mod tests {
     use super::*;
 
-    /// What files with these names and texts come to: the pods with their files, and the problems.
+    /// The pods with their files, and the problems, of files with these names and texts.
     fn add_up(sum: &mut DirectorySum, files: &[(&str, &str)]) -> (Vec<String>, Vec<String>) {
         let parse =
             |(name, text): &(&str, &str)| sum.parse(Role::Objects, Path::new(name), text.as_bytes()).expect(text);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use super::registry::{Registry, Want};
+use super::registry::{ObjectRegistry, Want};
 use super::update::PodReferences;
 use crate::binding::{Further, further};
 use crate::manifest::objects::{ObjectKey, ObjectKind, Objects};
@@ -25,13 +25,13 @@ use crate::volume::{BundleKey, CredentialKey, Volume, VolumeSource};
 
 /// How long the first push waits for objects, so that volumes need not come up one by one (the kubelet: 1 s, MG-07).
 const GRACE: Duration = Duration::from_secs(1);
-/// Why there is no token.
+/// Why tokens are missing without an API server.
 const NO_ISSUER: &str =
     "podfs node has no API server that issues tokens; give it one with --kubeconfig or --in-cluster";
 
 /// The pushes for the supervisor of one pod. Dropping it ends the watches that no other pod needs.
 pub struct ObjectFollower {
-    registry: Arc<Registry>,
+    registry: Arc<ObjectRegistry>,
     changed: Arc<Notify>,
     pod: NodePod,
     references: References,
@@ -40,14 +40,14 @@ pub struct ObjectFollower {
     wanted_tokens: BTreeSet<CredentialKey>,
     /// Its tokens, if there is a server that issues them.
     tokens: Option<IssuedCredentials>,
-    /// When the pod began to refer to what it refers to.
+    /// When the follower was made.
     began: Instant,
-    /// What the supervisor was sent.
+    /// The references in the last push.
     sent: Option<PodReferences>,
 }
 
 impl ObjectFollower {
-    pub(super) fn new(registry: Arc<Registry>, pod: &NodePod) -> ObjectFollower {
+    pub(super) fn new(registry: Arc<ObjectRegistry>, pod: &NodePod) -> ObjectFollower {
         let mut follower = ObjectFollower {
             tokens: registry.tokens(),
             registry,
@@ -63,7 +63,7 @@ impl ObjectFollower {
         follower
     }
 
-    /// The pod's source has changed the pod. The next push has what the supervisor needs of that.
+    /// Takes a changed pod of the source. The next push has the change.
     pub fn update(&mut self, pod: &NodePod) {
         self.pod = pod.clone();
         self.references = references_of(pod);
@@ -71,13 +71,14 @@ impl ObjectFollower {
         self.changed.notify_one();
     }
 
-    /// The next push is a complete one again: the supervisor is another one, or has missed a push.
+    /// Makes the next push a complete one: the supervisor is another one, or has missed a push.
     pub fn restart(&mut self) {
         self.sent = None;
         self.changed.notify_one();
     }
 
-    /// What volumes of the pod lead to, and the claims whose volumes are about to grow, in the objects that were pushed.
+    /// What is behind the volumes of the pod, and the claims whose volumes are about to grow, according to the objects
+    /// that were pushed.
     pub(in crate::node) fn backings_and_growing(&self) -> (BTreeMap<String, Backing>, BTreeSet<Growing>) {
         let leads_further = |volume: &Volume| matches!(volume.source, VolumeSource::Claim(_) | VolumeSource::Csi(_));
         let pod = &self.pod.pod;
@@ -90,7 +91,7 @@ impl ObjectFollower {
         }
     }
 
-    /// The next push: at first everything, and then the changes. Cancel-safe.
+    /// The next push: at first all objects, then the changes. Cancel-safe.
     pub async fn next(&mut self) -> Push {
         loop {
             let (mut now, mut waits) = self.look();
@@ -117,13 +118,13 @@ impl ObjectFollower {
             };
             tokio::select! {
                 () = self.changed.notified() => {}
-                (key, told) = token => self.take_token(&key, told),
+                (key, update) = token => self.take_token(&key, update),
                 () = until(waits.settles) => {}
             }
         }
     }
 
-    /// Everything that is known at this moment.
+    /// The references and their objects at this moment.
     fn look(&mut self) -> (PodReferences, FollowerDeadlines) {
         self.subscribe();
         let (mut waits, mut is_answered) = (FollowerDeadlines { first: None, settles: None }, true);
@@ -172,17 +173,17 @@ impl ObjectFollower {
         }
     }
 
-    fn take_token(&mut self, key: &CredentialKey, told: ObjectUpdate<Token>) {
+    fn take_token(&mut self, key: &CredentialKey, update: ObjectUpdate<Token>) {
         if let Some(tokens) = &mut self.tokens {
-            self.registry.note_token(&title(tokens, key, &self.pod), &told);
-            tokens.take(key, told);
+            self.registry.note_token(&title(tokens, key, &self.pod), &update);
+            tokens.take(key, update);
         }
     }
 
-    /// Subscribes to what the pod refers to, and to nothing else. A claim leads to its PersistentVolume.
+    /// Subscribes to the objects to which the pod refers, and to no others. A claim leads to its PersistentVolume.
     fn subscribe(&mut self) {
         let named = wants(&self.pod, &self.references, self.registry.readers().is_some());
-        // What is known already leads to more at once.
+        // A known object leads to more at once.
         loop {
             let Further { objects, tokens } = self.further(&named);
             self.want_tokens(tokens);
@@ -200,7 +201,7 @@ impl ObjectFollower {
         }
     }
 
-    /// What the volumes refer to through the objects that are known.
+    /// The references of the volumes through known objects.
     fn further(&self, named: &BTreeSet<Want>) -> Further {
         let answers = named.union(&self.wants).map(|want| self.registry.answer(want));
         let parsed = answers.flat_map(|answer| answer.objects).map(|object| Arc::clone(&object.parsed));
@@ -219,15 +220,15 @@ impl Drop for ObjectFollower {
     }
 }
 
-/// How long to wait, unless something changes.
+/// How long to wait without a change.
 struct FollowerDeadlines {
-    /// For objects about which the source has not answered, before the first push.
+    /// The end of the wait for sources that have not answered, before the first push.
     first: Option<Instant>,
-    /// Until what is unknown is a problem.
+    /// When unknown objects become a problem.
     settles: Option<Instant>,
 }
 
-/// What a token of the pod goes by in the log.
+/// The title of a token of the pod in the log.
 fn title(tokens: &IssuedCredentials, key: &CredentialKey, pod: &NodePod) -> String {
     format!("{} of pod {}", tokens.title(key), pod.pod.identity)
 }
@@ -236,8 +237,8 @@ fn references_of(pod: &NodePod) -> References {
     references(&pod.pod.volumes, &pod.pod.identity, &pod.pod.facts)
 }
 
-/// What the pod refers to by name. Objects of another namespace are never among it (SE-03). A pod that only a kubelet has published
-/// volumes of may have to read the content of these itself.
+/// The references of the pod by name. Objects of another namespace are never among them (SE-03). If only a kubelet has
+/// published volumes of the pod, podfs may have to read their content as the pod.
 fn wants(pod: &NodePod, references: &References, reads_as_pods: bool) -> BTreeSet<Want> {
     let identity = &pod.pod.identity;
     let reads_itself = reads_as_pods && pod.origin == PodOrigin::Kubelet;
@@ -254,7 +255,7 @@ fn wants(pod: &NodePod, references: &References, reads_as_pods: bool) -> BTreeSe
     wants.extend(of(ObjectKind::PersistentVolumeClaim, &references.claims));
     wants.extend(references.bundles.iter().filter_map(|bundle| match bundle {
         BundleKey::Named(name) => Some(Want::Object(key(ObjectKind::ClusterTrustBundle, "", name))),
-        // Where nothing of a signer is selected, nothing is read.
+        // A source that selects nothing of a signer needs no bundles.
         BundleKey::OfSigner { selector: None, .. } => None,
         BundleKey::OfSigner { signer, .. } => Some(Want::BundlesOf(signer.clone())),
     }));

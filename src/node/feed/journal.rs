@@ -17,26 +17,26 @@ pub(super) struct SharedJournal {
 struct JournalState {
     /// Locked for moments.
     journal: Mutex<Journal>,
-    /// A line may be due at another time.
+    /// Notified when the next line may be due at another time.
     changed: Notify,
 }
 
 impl SharedJournal {
-    /// An empty one. Inside of a tokio runtime.
+    /// An empty journal. To be called inside of a tokio runtime.
     pub(super) fn new() -> SharedJournal {
         let shared = Arc::new(JournalState { journal: Mutex::default(), changed: Notify::new() });
         let task = Task::spawn(log(Arc::clone(&shared)));
         SharedJournal { shared, _task: task }
     }
 
-    /// Logs what is wrong with an object, or that it is over.
-    pub(super) fn note<T>(&self, title: &str, told: &ObjectUpdate<T>) {
-        self.write(|journal| journal.note(title, told));
+    /// Logs the problem of an object, or its end.
+    pub(super) fn note<T>(&self, title: &str, update: &ObjectUpdate<T>) {
+        self.write(|journal| journal.note(title, update));
     }
 
-    /// Logs what is wrong with a token, or that it is over.
-    pub(super) fn note_token(&self, title: &str, told: &ObjectUpdate<Token>) {
-        self.write(|journal| journal.note_token(title, told));
+    /// Logs the problem of a token, or its end.
+    pub(super) fn note_token(&self, title: &str, update: &ObjectUpdate<Token>) {
+        self.write(|journal| journal.note_token(title, update));
     }
 
     fn write(&self, write: impl FnOnce(&mut Journal)) {
@@ -48,7 +48,7 @@ impl SharedJournal {
         }
     }
 
-    /// Nothing refers to the object any more.
+    /// Forgets an object to which no pod refers any more.
     pub(super) fn forget(&self, title: &str) {
         self.shared.lock().forget(title);
     }

@@ -1,10 +1,10 @@
-//! The pods of a node with a kubelet. The sources, the API server or manifest files, describe the pods; the publications of the
-//! kubelet ([`publication`](crate::node::publication)) and the choice of the operator ([`chosen`](super::chosen)) say which volumes of them podfs serves.
-//! Plain data.
+//! The pods of a node with a kubelet. The sources, the API server or manifest files, describe the pods; the
+//! publications of the kubelet ([`publication`](crate::node::publication)) and the choice of the operator
+//! ([`chosen`](super::chosen)) decide which of their volumes podfs serves. Plain data.
 //!
 //! 1. podfs mounts volumes of a pod only while the pod has a publication or is chosen.
 //! 2. A volume with fields of the pod waits until a source describes the pod; others need not wait.
-//! 3. A pod that its source does not have any more keeps its last description: its containers may still run.
+//! 3. A pod that its source no longer has keeps its last description: its containers may still run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -25,27 +25,27 @@ use crate::volume::{forget_other_volumes, set_mount_options};
 /// The pods of a node with a kubelet.
 #[derive(Debug, Default)]
 pub struct KubeletPods {
-    /// What the sources say, by uid.
+    /// The pods as the sources describe them, by uid.
     described: BTreeMap<PodUid, NodePod>,
     /// The publications, by target.
     publications: BTreeMap<PathBuf, Publication>,
     /// The pods that are chosen, where podfs serves the containers of the runtime.
     chosen: Option<Chosen>,
-    /// Those that were reported to the daemon.
-    told: BTreeSet<PodUid>,
+    /// The chosen pods that the manager has.
+    reported: BTreeSet<PodUid>,
 }
 
-/// What a kubelet has changed.
+/// A change that a kubelet has made.
 #[derive(Clone, Debug)]
 pub enum KubeletChange {
-    /// It wants the volume at its target.
+    /// The kubelet wants the volume at its target.
     Published(Box<Publication>),
-    /// It wants nothing at the target any more.
+    /// The kubelet no longer wants a volume at the target.
     Unpublished(PathBuf),
 }
 
 impl KubeletPods {
-    /// Begins with the publications of an earlier daemon.
+    /// Starts with the publications of an earlier daemon.
     pub fn publish(&mut self, publications: BTreeMap<PathBuf, Publication>) -> FeedEvent {
         self.publications = publications;
         self.published()
@@ -57,7 +57,8 @@ impl KubeletPods {
         FeedEvent::Pods(PodSource::Kubelet, uids.iter().filter_map(|uid| self.pod(uid)).collect())
     }
 
-    /// Begins with the pods that an earlier daemon served for the runtime. Their checkpoints have the publications, too.
+    /// Starts with the pods that an earlier daemon served for the runtime. Their checkpoints have the publications,
+    /// too.
     pub fn choose(&mut self, chosen: Chosen, earlier: &[NodePod]) -> FeedEvent {
         self.chosen = Some(chosen);
         let mut pods = Vec::new();
@@ -66,22 +67,22 @@ impl KubeletPods {
             let published: BTreeSet<&str> = self.of(&uid).map(|publication| publication.name.as_str()).collect();
             let manifest = Arc::new(without(Value::clone(&pod.manifest), &published));
             self.described.insert(uid.clone(), NodePod { manifest, ..pod.clone() });
-            self.told.insert(uid.clone());
-            if self.holds(&uid) {
+            self.reported.insert(uid.clone());
+            if self.is_served(&uid) {
                 pods.extend(self.pod(&uid));
             }
         }
         FeedEvent::Pods(PodSource::Runtime, pods)
     }
 
-    /// Takes a change of a source. Gives the changes for the manager.
-    pub fn hear(&mut self, event: FeedEvent) -> Vec<FeedEvent> {
+    /// Takes a change of a source. Returns the changes for the manager.
+    pub fn change_source(&mut self, event: FeedEvent) -> Vec<FeedEvent> {
         match event {
             FeedEvent::Pods(source, pods) => {
                 let mut events: Vec<_> = pods.into_iter().filter_map(|pod| self.describe(pod)).collect();
                 if let Some(chosen) = &mut self.chosen {
-                    for uid in chosen.hear_all() {
-                        events.extend(self.tell(&uid));
+                    for uid in chosen.note_list() {
+                        events.extend(self.change_of(&uid));
                         self.forget_gone(&uid);
                     }
                     // The manager unmounts nothing before the sources have listed their pods.
@@ -92,7 +93,7 @@ impl KubeletPods {
             FeedEvent::Put(pod) => self.describe(pod).into_iter().collect(),
             FeedEvent::Gone(_, uid) => {
                 self.note(&uid, false);
-                let event = if self.is_chosen(&uid) { self.tell(&uid) } else { None };
+                let event = if self.is_chosen(&uid) { self.change_of(&uid) } else { None };
                 self.forget_gone(&uid);
                 event.into_iter().collect()
             }
@@ -100,7 +101,7 @@ impl KubeletPods {
         }
     }
 
-    /// Takes a change of the kubelet. Gives the changes for the manager.
+    /// Takes a change of the kubelet. Returns the change for the manager.
     pub fn change(&mut self, change: KubeletChange) -> Option<FeedEvent> {
         let uid = match change {
             KubeletChange::Published(publication) => {
@@ -110,13 +111,13 @@ impl KubeletPods {
             }
             KubeletChange::Unpublished(target) => self.publications.remove(&target)?.uid(),
         };
-        match self.is_published(&uid) || self.holds(&uid) {
+        match self.is_published(&uid) || self.is_served(&uid) {
             true => self.pod(&uid).map(FeedEvent::Put),
             false => Some(FeedEvent::Gone(PodSource::Kubelet, uid)),
         }
     }
 
-    /// Takes a change of the runtime. Gives the changes for the manager.
+    /// Takes a change of the runtime. Returns the changes for the manager.
     pub fn change_runtime(&mut self, change: RuntimeChange) -> Vec<FeedEvent> {
         let Some(chosen) = &mut self.chosen else { return Vec::new() };
         let concerned = chosen.change(&change);
@@ -124,58 +125,58 @@ impl KubeletPods {
             RuntimeChange::Containers(pod, containers) => vec![FeedEvent::Containers(pod, containers)],
             RuntimeChange::Trouble(trouble) => vec![FeedEvent::Trouble(PodSource::Runtime, trouble)],
             _ => {
-                let events = concerned.iter().filter_map(|uid| self.tell_end(uid)).collect();
+                let events = concerned.iter().filter_map(|uid| self.end_of(uid)).collect();
                 concerned.iter().for_each(|uid| self.forget_gone(uid));
                 events
             }
         }
     }
 
-    /// Takes the marked namespaces. Gives the changes for the manager.
+    /// Takes the marked namespaces. Returns the changes for the manager.
     pub fn take_namespaces(&mut self, namespaces: BTreeSet<String>) -> Vec<FeedEvent> {
         if !self.chosen.as_mut().is_some_and(|chosen| chosen.take_namespaces(namespaces)) {
             return Vec::new();
         }
         let known: Vec<PodUid> = self.described.keys().cloned().collect();
-        known.iter().filter_map(|uid| self.tell(uid)).collect()
+        known.iter().filter_map(|uid| self.change_of(uid)).collect()
     }
 
     fn describe(&mut self, pod: NodePod) -> Option<FeedEvent> {
         let uid = self.uid_for(&pod);
         self.described.insert(uid.clone(), pod);
         self.note(&uid, true);
-        self.tell(&uid)
+        self.change_of(&uid)
     }
 
     fn note(&mut self, uid: &PodUid, has_it: bool) {
         if let Some(chosen) = &mut self.chosen {
-            chosen.hear(uid, has_it);
+            chosen.note_pod(uid, has_it);
         }
     }
 
-    /// The change of a pod for the manager.
-    fn tell(&mut self, uid: &PodUid) -> Option<FeedEvent> {
-        let is_held = self.holds(uid);
-        // Reported and no longer chosen: only the kubelet's publications stay.
-        let was_told = if is_held { self.told.insert(uid.clone()) } else { self.told.remove(uid) };
-        match is_held || self.is_published(uid) {
+    /// The change of a pod for the manager, if there is one.
+    fn change_of(&mut self, uid: &PodUid) -> Option<FeedEvent> {
+        let is_served = self.is_served(uid);
+        // A pod that is no longer chosen keeps only the kubelet's publications.
+        let was_reported = if is_served { self.reported.insert(uid.clone()) } else { self.reported.remove(uid) };
+        match is_served || self.is_published(uid) {
             true => self.pod(uid).map(FeedEvent::Put),
-            false => was_told.then(|| FeedEvent::Gone(PodSource::Runtime, uid.clone())),
+            false => was_reported.then(|| FeedEvent::Gone(PodSource::Runtime, uid.clone())),
         }
     }
 
     /// The change for the manager after a sandbox of a pod has ended: the pod is gone, or nothing.
-    fn tell_end(&mut self, uid: &PodUid) -> Option<FeedEvent> {
-        match self.holds(uid) {
+    fn end_of(&mut self, uid: &PodUid) -> Option<FeedEvent> {
+        match self.is_served(uid) {
             true => None,
-            false => self.tell(uid),
+            false => self.change_of(uid),
         }
     }
 
-    /// Forgets a pod that no source has and that nothing needs.
+    /// Forgets a pod that no source has and podfs no longer serves.
     fn forget_gone(&mut self, uid: &PodUid) {
         let is_gone = self.chosen.as_ref().is_none_or(|chosen| chosen.is_gone(uid));
-        if is_gone && !self.is_published(uid) && !self.holds(uid) {
+        if is_gone && !self.is_published(uid) && !self.is_served(uid) {
             self.described.remove(uid);
             if let Some(chosen) = &mut self.chosen {
                 chosen.forget(uid);
@@ -183,17 +184,17 @@ impl KubeletPods {
         }
     }
 
-    /// Whether the pod is served for the runtime.
-    fn holds(&mut self, uid: &PodUid) -> bool {
+    /// Whether podfs serves the pod for the runtime.
+    fn is_served(&mut self, uid: &PodUid) -> bool {
         let described = self.described.get(uid);
-        self.chosen.as_mut().is_some_and(|chosen| chosen.holds(uid, described))
+        self.chosen.as_mut().is_some_and(|chosen| chosen.is_served(uid, described))
     }
 
     fn is_chosen(&self, uid: &PodUid) -> bool {
-        self.told.contains(uid)
+        self.reported.contains(uid)
     }
 
-    /// The kubelet may give a static pod another uid than podfs: then the name decides.
+    /// The kubelet's uid of a static pod may differ from podfs's: then the name decides.
     fn uid_for(&self, pod: &NodePod) -> PodUid {
         let identity = &pod.pod.identity;
         let is_static = matches!(pod.origin, PodOrigin::File(_)) && !self.is_published(&identity.uid);
@@ -212,7 +213,7 @@ impl KubeletPods {
         self.publications.values().filter(move |publication| publication.pod.uid == uid.as_str())
     }
 
-    /// What a source says of the pod.
+    /// The description of the pod by a source.
     fn description(&self, uid: &PodUid, publication: &Publication) -> Option<&NodePod> {
         let is_named = |pod: &&NodePod| {
             let identity = &pod.pod.identity;
@@ -222,11 +223,11 @@ impl KubeletPods {
         self.described.get(uid).or_else(|| self.described.values().find(is_named))
     }
 
-    /// The pod with the volumes that the kubelet wants now, if it wants any.
+    /// The pod with the volumes that podfs serves now, if it is known.
     fn pod(&self, uid: &PodUid) -> Option<NodePod> {
         let first = self.of(uid).next();
         let described = first.map_or_else(|| self.described.get(uid), |first| self.description(uid, first));
-        let is_chosen = self.told.contains(uid);
+        let is_chosen = self.reported.contains(uid);
         let manifest = match (described, first) {
             (Some(pod), _) if is_chosen => with_payload_volumes(&pod.manifest),
             (Some(pod), _) => without_volumes(Value::clone(&pod.manifest)),
@@ -239,7 +240,7 @@ impl KubeletPods {
         match document.and_then(Pod::parse) {
             Ok(pod) => {
                 let (pod, manifest) = (Arc::new(pod), Arc::new(manifest));
-                // The next daemon knows by it that the pod was chosen.
+                // The origin shows the next daemon that the pod was chosen.
                 let origin = if is_chosen { PodOrigin::Runtime } else { PodOrigin::Kubelet };
                 Some(NodePod { pod, manifest, origin, stage: PodStage::Desired })
             }
@@ -252,7 +253,7 @@ impl KubeletPods {
     }
 }
 
-/// What the kubelet says of a pod.
+/// A manifest with what the publication has about the pod.
 fn bare(publication: &Publication) -> Value {
     let pod = &publication.pod;
     let mut spec = json!({"containers": []});
@@ -370,10 +371,13 @@ mod tests {
         assert_eq!(names(pods.change(published(publication("a", false)))), ["a"]);
         assert_eq!(names(pods.change(published(publication("d", true)))), ["a"], "its pod is not known yet");
         let described = sample::pod("u", &["{name: other, emptyDir: {}}"], &["other"]);
-        assert_eq!(names(pods.hear(FeedEvent::Put(described)).pop()), ["a", "d"]);
+        assert_eq!(names(pods.change_source(FeedEvent::Put(described)).pop()), ["a", "d"]);
         let neighbour = sample::pod("v", &["{name: other, emptyDir: {}}"], &["other"]);
-        assert!(pods.hear(FeedEvent::Put(neighbour)).is_empty(), "it has no publication");
-        assert!(pods.hear(FeedEvent::Gone(PodSource::Api, sample::uid("u"))).is_empty(), "its containers may run");
+        assert!(pods.change_source(FeedEvent::Put(neighbour)).is_empty(), "it has no publication");
+        assert!(
+            pods.change_source(FeedEvent::Gone(PodSource::Api, sample::uid("u"))).is_empty(),
+            "its containers may run"
+        );
         assert_eq!(names(pods.change(KubeletChange::Unpublished(publication("a", false).target))), ["d"]);
         assert_eq!(names(pods.change(KubeletChange::Unpublished(publication("d", false).target))), ["gone u"]);
         assert!(pods.change(KubeletChange::Unpublished("/k/pods/u/a/mount".into())).is_none());
@@ -386,7 +390,7 @@ mod tests {
         Arc::make_mut(&mut described.manifest)["metadata"]["annotations"] = json!({
             "podfs.io/cache.other": "none", "podfs.io/sub-path.a": "live", "podfs.io/mount-options.share": "soft", "x": "y",
         });
-        pods.hear(FeedEvent::Put(described));
+        pods.change_source(FeedEvent::Put(described));
         let mut share = publication("share", false);
         share.volume = json!({"nfs": {"server": "nfs.example", "path": "/"}});
         share.mount_options = vec!["nolock".to_owned(), "ro".to_owned()];
@@ -418,7 +422,7 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let of_runtime = (PodOrigin::Runtime, vec!["app".to_owned()]);
-        assert_eq!(volumes_of(pods.hear(FeedEvent::Put(described)).first()), of_runtime);
+        assert_eq!(volumes_of(pods.change_source(FeedEvent::Put(described)).first()), of_runtime);
         let published = pods.change(KubeletChange::Published(Box::new(publication("a", false))));
         let both = (PodOrigin::Runtime, vec!["app".to_owned(), "a".to_owned()]);
         assert_eq!(volumes_of(published.as_ref()), both);
@@ -433,8 +437,12 @@ mod tests {
         let FeedEvent::Pods(_, first) = next.published() else { panic!("all pods come first") };
         assert_eq!(volumes_of(first.into_iter().map(FeedEvent::Put).next().as_ref()), both, "another daemon goes on");
         let terminating = NodePod { stage: PodStage::Terminating, ..sample::pod("u", &volumes, &["app", "data"]) };
-        assert_eq!(volumes_of(next.hear(FeedEvent::Put(terminating)).first()), both, "it ends, and has not ended");
-        let gone = pods.hear(FeedEvent::Gone(PodSource::Api, uid.clone()));
+        assert_eq!(
+            volumes_of(next.change_source(FeedEvent::Put(terminating)).first()),
+            both,
+            "it ends, and has not ended"
+        );
+        let gone = pods.change_source(FeedEvent::Gone(PodSource::Api, uid.clone()));
         assert_eq!(volumes_of(gone.first()), of_runtime, "its sandbox runs");
         let ended = pods.change_runtime(RuntimeChange::Removed("s".to_owned()));
         assert!(matches!(&ended[..], [FeedEvent::Gone(PodSource::Runtime, gone)] if *gone == uid), "{ended:?}");

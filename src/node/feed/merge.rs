@@ -15,9 +15,9 @@ use crate::node::pod::{NodePod, PodOrigin};
 
 /// The annotation of a mirror pod: the kubelet's hash of the static pod, which is its uid.
 const MIRROR: &str = "kubernetes.io/config.mirror";
-/// The uid of the static pod that a pod stands for.
+/// The annotation of a mirror pod with the uid of its static pod.
 const HASH: &str = "kubernetes.io/config.hash";
-/// Where the kubelet has a pod from; `file` for a static pod.
+/// The annotation with the kubelet's source of a pod; `file` for a static pod.
 const SOURCE: &str = "kubernetes.io/config.source";
 
 pub(super) type Pods = BTreeMap<PodUid, NodePod>;
@@ -38,7 +38,7 @@ impl Merge {
         Merge { earlier, files: None, api: None, shown: Pods::new() }
     }
 
-    /// These are the static pods now. `unread` are files of which nothing was ever read.
+    /// Takes the static pods. `unread` are files that podfs has never read.
     pub(super) fn take_files(&mut self, pods: &[NodePod], unread: &BTreeSet<PathBuf>) -> Vec<FeedEvent> {
         let mut files: Pods = self
             .earlier
@@ -55,26 +55,27 @@ impl Merge {
         self.changes(is_first.then_some(PodSource::Files))
     }
 
-    /// These are the pods of the API server.
+    /// Takes the pods of the API server.
     pub(super) fn take_list(&mut self, pods: Vec<NodePod>) -> Vec<FeedEvent> {
         let pods = pods.into_iter().map(|pod| (pod.pod.identity.uid.clone(), pod)).collect();
         let is_first = self.api.replace(pods).is_none();
         self.changes(is_first.then_some(PodSource::Api))
     }
 
-    /// A pod of the API server is new, or different.
+    /// Takes a new or changed pod of the API server.
     pub(super) fn take_put(&mut self, pod: NodePod) -> Vec<FeedEvent> {
         self.api.get_or_insert_default().insert(pod.pod.identity.uid.clone(), pod);
         self.changes(None)
     }
 
-    /// A pod of the API server is gone.
+    /// Takes the deletion of a pod of the API server.
     pub(super) fn take_gone(&mut self, uid: &PodUid) -> Vec<FeedEvent> {
         self.api.get_or_insert_default().remove(uid);
         self.changes(None)
     }
 
-    /// The changes that the manager does not have yet. Deleted pods come first: another pod may have the name of one of them.
+    /// The changes that the manager does not have yet. Deletions come first: another pod may have the name of a deleted
+    /// one.
     fn changes(&mut self, first: Option<PodSource>) -> Vec<FeedEvent> {
         let now = self.wanted();
         let gone = self.shown.iter().filter(|(uid, _)| !now.contains_key(uid));
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn each_source_tells_all_its_pods_once_and_then_what_changes() {
+    fn each_source_lists_its_pods_once_and_then_reports_changes() {
         let mut merge = Merge::new(Vec::new());
         let none = BTreeSet::new();
         assert_eq!(shown(merge.take_files(&[file("a", "u1")], &none)), ["Files: u1 Files"]);

@@ -10,14 +10,14 @@
 //! | `merge` | the pods of all sources as one: which count, and what changed |
 //! | `object` | an object as it was written, and as podfs understands it |
 //! | `readers` | the pods that read the objects of their CSI volumes with tokens of their own |
-//! | `registry` | which pods refer to which objects, and what is known of them |
+//! | `registry` | which pods refer to which objects, and what podfs knows of each object |
 //! | `server` | the requests for objects to the API server |
-//! | `journal` | the log lines about them |
+//! | `journal` | the log lines about objects |
 //! | `follower` | the pushes for the supervisor of one pod |
 //! | `update` | from the state of a supervisor to the push that brings it up to date |
 //!
-//! [`Feed::next`] gives the manager the changes of pods; [`PodObjects`] follows their objects. Callers may be slow: a pod or an
-//! object that changed several times meanwhile comes once, in its last state.
+//! [`Feed::next`] gives the manager the changes of pods; [`PodObjects`] follows their objects. A slow caller gets a pod
+//! or an object that changed several times meanwhile once, in its last state.
 
 mod chosen;
 mod directory;
@@ -52,7 +52,7 @@ use directory::{Directory, DirectorySum};
 use kubelet_pods::KubeletPods;
 use merge::Merge;
 use pods::PodChange;
-use registry::Registry;
+use registry::ObjectRegistry;
 use server::ObjectServer;
 
 pub use chosen::{Choice, Chosen, RuntimeChange};
@@ -60,18 +60,18 @@ pub use follower::ObjectFollower;
 pub use kubelet_pods::KubeletChange;
 pub(in crate::node) use readers::PodReaders;
 
-/// Where pods and objects come from.
+/// The sources of pods and objects.
 #[derive(Default)]
 pub struct FeedSettings {
     /// The directory of static pods and of objects.
     pub manifests: Option<PathBuf>,
-    /// How to reach the API server, if there is one. It needs the name of the node.
+    /// The access to the API server, if there is one. It needs the name of the node.
     pub api: Option<Access>,
-    /// Whether the objects of CSI volumes are read as the pods that have them, with their tokens.
+    /// Whether podfs reads the objects of CSI volumes as the pods that have them, with the pods' tokens.
     pub reads_as_pods: bool,
     /// The name of the node, where it is known.
     pub node: Option<String>,
-    /// The pods that an earlier daemon knew. Those in files that cannot be read at the start stay.
+    /// The pods that an earlier daemon knew. Those in files that podfs cannot read at the start stay.
     pub earlier: Vec<NodePod>,
 }
 
@@ -95,15 +95,15 @@ pub enum FeedEvent {
     Pods(PodSource, Vec<NodePod>),
     /// A pod is new, or different.
     Put(NodePod),
-    /// The source does not have the pod any more.
+    /// The source no longer has the pod.
     Gone(PodSource, PodUid),
-    /// These are all containers of the pod whose volumes podfs was asked for.
+    /// These are all containers of the pod whose volumes the runtime has asked for.
     Containers(PodIdentity, Vec<ContainerEntry>),
-    /// All that is wrong with the source now, one sentence each; nothing if nothing is.
+    /// These are all problems of the source now, one sentence each.
     Trouble(PodSource, Vec<String>),
 }
 
-/// Why there is no feed.
+/// Why the feed cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum FeedError {
     /// Files cannot be watched.
@@ -112,7 +112,7 @@ pub enum FeedError {
     /// The settings of the API server cannot be used.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// Nothing says which pods are those of this node.
+    /// The node has no name, by which its pods are found.
     #[error("the pods of this node are found by its name; give it with --node-name, as kubectl get nodes shows it")]
     NoNode,
 }
@@ -130,7 +130,7 @@ pub struct Feed {
     client: Option<ApiClient>,
     /// The pods of a node with a kubelet, where that or the runtime decides which of them podfs serves.
     kubelet: Option<KubeletPods>,
-    /// Where pods are chosen by their namespaces.
+    /// Follows the namespaces by which pods are chosen.
     _namespaces: Option<Task>,
     _files: Option<SummedFiles>,
     _pods: Option<Task>,
@@ -139,10 +139,10 @@ pub struct Feed {
 /// The objects of the node's pods. Cheap to clone.
 #[derive(Clone)]
 pub struct PodObjects {
-    registry: Arc<Registry>,
+    registry: Arc<ObjectRegistry>,
 }
 
-/// What came in.
+/// A change from one of the sources.
 enum FeedInput {
     Files { pods: Option<Vec<NodePod>>, problems: BTreeSet<String>, unread: BTreeSet<PathBuf>, is_found: bool },
     Api { change: Option<PodChange>, trouble: Option<Vec<String>> },
@@ -151,7 +151,7 @@ enum FeedInput {
     Namespaces(BTreeSet<String>),
 }
 
-/// What is known of the files.
+/// The state of the manifest files.
 #[derive(Default)]
 struct StaticPods {
     pods: Vec<NodePod>,
@@ -159,11 +159,11 @@ struct StaticPods {
 }
 
 impl Feed {
-    /// Begins to read and to ask. It does not wait for answers.
+    /// Starts to read files and to request objects. Does not wait for answers.
     ///
     /// # Errors
-    /// The kernel's limits on watches of files, and settings of the API server that cannot be used. Files that are missing or
-    /// wrong, and a server that cannot be reached, come later, as trouble.
+    /// When a limit of the kernel on watches of files is reached, or the settings of the API server cannot be used.
+    /// Missing or wrong files, and a server that cannot be reached, come later, as trouble.
     pub async fn open(settings: FeedSettings) -> Result<Feed, FeedError> {
         let FeedSettings { manifests, api, reads_as_pods, node, earlier } = settings;
         let (input, inputs) = unbounded_channel();
@@ -182,7 +182,7 @@ impl Feed {
             (None, _) => None,
         };
         let server = client.clone().map(|client| ObjectServer::new(client, contacts.clone(), readers));
-        let registry = Registry::new(manifests.is_some(), server);
+        let registry = ObjectRegistry::new(manifests.is_some(), server);
         let files = manifests.map(|path| open_files(path, node, Arc::clone(&registry), input.clone())).transpose()?;
         Ok(Feed {
             inputs,
@@ -215,7 +215,8 @@ impl Feed {
         self.client.clone()
     }
 
-    /// From now on a kubelet decides which pods there are: the sources only describe them. Gives the sender of its changes.
+    /// From now on a kubelet decides which pods podfs serves: the sources only describe them. Returns the sender of its
+    /// changes.
     pub fn follow_kubelet(
         &mut self,
         publications: BTreeMap<PathBuf, Publication>,
@@ -225,8 +226,9 @@ impl Feed {
         move |change| input.send(FeedInput::Kubelet(change)).is_ok()
     }
 
-    /// From now on pods are served only if they are chosen for the runtime's containers, or the kubelet has published volumes of
-    /// them. `earlier` are those that an earlier daemon served for the runtime. Gives the sender of the runtime's changes.
+    /// From now on podfs serves pods only if they are chosen for the runtime's containers, or the kubelet has published
+    /// volumes of them. `earlier` are those that an earlier daemon served for the runtime. Returns the sender of the
+    /// runtime's changes.
     pub fn follow_runtime(
         &mut self,
         chosen: Chosen,
@@ -237,9 +239,9 @@ impl Feed {
         }
         let kubelet = self.kubelet.get_or_insert_default();
         let pods = kubelet.choose(chosen, earlier);
-        // The kubelet's pods that are chosen, too, never appear without the volumes that they have for the runtime.
-        for told in self.events.iter_mut().filter(|event| matches!(event, FeedEvent::Pods(PodSource::Kubelet, _))) {
-            *told = kubelet.published();
+        // Chosen pods of the kubelet never appear without the volumes that they have for the runtime.
+        for event in self.events.iter_mut().filter(|event| matches!(event, FeedEvent::Pods(PodSource::Kubelet, _))) {
+            *event = kubelet.published();
         }
         self.events.push_back(pods);
         let input = self.input.clone();
@@ -251,7 +253,7 @@ impl Feed {
         self.objects.clone()
     }
 
-    /// What is new. Cancel-safe.
+    /// Waits for the next change. Cancel-safe.
     pub async fn next(&mut self) -> FeedEvent {
         loop {
             if let Some(event) = self.events.pop_front() {
@@ -285,14 +287,14 @@ impl Feed {
             Some(PodChange::Gone(uid)) => self.merge.take_gone(&uid),
             None => Vec::new(),
         };
-        self.tell(events);
+        self.pass_on(events);
         self.events.extend(trouble.map(|trouble| FeedEvent::Trouble(PodSource::Api, trouble)));
     }
 
-    /// Gives the manager the changes of the sources, or what they mean for the pods of a kubelet.
-    fn tell(&mut self, events: Vec<FeedEvent>) {
+    /// Passes the changes of the sources to the manager, or to the pods of a kubelet.
+    fn pass_on(&mut self, events: Vec<FeedEvent>) {
         match &mut self.kubelet {
-            Some(kubelet) => self.events.extend(events.into_iter().flat_map(|event| kubelet.hear(event))),
+            Some(kubelet) => self.events.extend(events.into_iter().flat_map(|event| kubelet.change_source(event))),
             None => self.events.extend(events),
         }
     }
@@ -308,7 +310,7 @@ impl Feed {
         // A directory that never existed may belong to an earlier daemon's pods: until it exists, its pods are unknown.
         if is_found {
             let events = self.merge.take_files(&self.static_pods.pods, unread);
-            self.tell(events);
+            self.pass_on(events);
         }
         if problems != self.static_pods.problems {
             self.events.push_back(FeedEvent::Trouble(PodSource::Files, problems.iter().cloned().collect()));
@@ -324,11 +326,11 @@ impl PodObjects {
     }
 }
 
-/// Reads the manifest directory. Objects are known before the pods that refer to them.
+/// Reads the manifest directory. Registers objects before the pods that refer to them.
 fn open_files(
     path: PathBuf,
     node: Option<String>,
-    registry: Arc<Registry>,
+    registry: Arc<ObjectRegistry>,
     input: UnboundedSender<FeedInput>,
 ) -> Result<SummedFiles, SourceError> {
     SummedFiles::open(DirectorySum::new(node), path, move |scanned| {
@@ -339,7 +341,7 @@ fn open_files(
             }
             pods
         });
-        // Fails only when the feed is gone, and this thread about to end.
+        // Fails only if the feed was dropped, and this thread is about to end.
         let _ = input.send(FeedInput::Files { pods, problems, unread, is_found });
     })
 }

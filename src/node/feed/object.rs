@@ -1,4 +1,4 @@
-//! An object as its source wrote it, which supervisors are sent, and as podfs understands it.
+//! An object in the form that its source and supervisors use, and parsed.
 
 use std::sync::Arc;
 
@@ -10,24 +10,24 @@ use crate::source::ServedObject;
 
 /// An object that volumes can show.
 pub(crate) struct WholeObject {
-    /// What supervisors are sent.
+    /// The form that supervisors get.
     pub(crate) value: Value,
-    /// What podfs reads in it.
+    /// The form that podfs uses.
     pub(crate) parsed: Arc<NamedObject>,
 }
 
 impl WholeObject {
-    /// An object of a manifest file; none if volumes do not show objects of its kind.
+    /// Parses an object of a manifest file; `None` if volumes do not show objects of its kind.
     ///
     /// # Errors
-    /// An object that the API would refuse.
+    /// When the API server would refuse the object.
     pub(crate) fn parse(document: Document) -> Result<Option<Arc<WholeObject>>, ManifestError> {
         let mut value = document.clone().into_value();
         strip(&mut value);
         Ok(parse_object(document)?.map(|parsed| Arc::new(WholeObject { value, parsed: Arc::new(parsed) })))
     }
 
-    /// Whether a volume would show the same of both.
+    /// Whether a volume shows the same of both.
     pub(crate) fn says_the_same_as(&self, other: &WholeObject) -> bool {
         self.parsed.says_the_same_as(&other.parsed)
     }
@@ -50,7 +50,7 @@ impl ServedObject for WholeObject {
     }
 }
 
-/// Removes what no volume shows and what can be as large as the object itself.
+/// Removes fields that no volume shows and that can be as large as the rest of the object.
 pub(crate) fn strip(object: &mut Value) {
     let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
     metadata.remove("managedFields");
@@ -70,7 +70,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_object_is_kept_as_it_was_written_without_what_only_servers_need() {
+    fn an_object_keeps_its_form_without_managed_fields() {
         let yaml = "{apiVersion: v1, kind: ConfigMap, metadata: {name: app, labels: {a: b}, managedFields: [{}]}, data: {k: v}}";
         let object = objects(yaml).remove(0);
         assert_eq!(object.key().to_string(), "ConfigMap default/app");

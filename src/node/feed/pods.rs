@@ -20,11 +20,11 @@ use crate::source::{Contacts, SETTLE, origin};
 
 /// A change of the pods of the server.
 pub(super) enum PodChange {
-    /// These are all.
+    /// These are all pods.
     All(Vec<NodePod>),
     /// A pod is new, or different.
     Put(NodePod),
-    /// A pod is gone.
+    /// A pod was deleted.
     Gone(PodUid),
 }
 
@@ -35,12 +35,12 @@ pub(super) async fn follow(client: ApiClient, node: String, contacts: Contacts, 
     let mut follower = Follower::new(client, collection);
     let mut pods = ServerPods::new(node);
     loop {
-        let news = follower.next().await;
-        match &news {
+        let event = follower.next().await;
+        match &event {
             FollowerEvent::Trouble(error) => contacts.trouble(&title, follower.doing(), error),
-            _ => contacts.heard(&title, follower.doing(), follower.version()),
+            _ => contacts.answered(&title, follower.doing(), follower.version()),
         }
-        let change = pods.take(news, Instant::now());
+        let change = pods.take(event, Instant::now());
         let trouble = pods.take_trouble();
         if (change.is_some() || trouble.is_some()) && input.send(FeedInput::Api { change, trouble }).is_err() {
             return;
@@ -52,27 +52,27 @@ pub(super) async fn follow(client: ApiClient, node: String, contacts: Contacts, 
 struct ServerPods {
     node: String,
     pods: BTreeMap<PodUid, NodePod>,
-    /// What is wrong with pods that cannot be served, by their names.
+    /// The problems of pods that podfs cannot serve, by their names.
     bad: BTreeMap<String, String>,
-    /// What is wrong with the watch, and since when.
+    /// The problem of the watch, and since when.
     trouble: Option<(Instant, String)>,
     /// The problems that were reported last.
-    told: Vec<String>,
+    reported: Vec<String>,
 }
 
 impl ServerPods {
     fn new(node: String) -> ServerPods {
-        ServerPods { node, pods: BTreeMap::new(), bad: BTreeMap::new(), trouble: None, told: Vec::new() }
+        ServerPods { node, pods: BTreeMap::new(), bad: BTreeMap::new(), trouble: None, reported: Vec::new() }
     }
 
-    /// Takes news of the server. Gives the change for the manager, if there is one.
-    fn take(&mut self, news: FollowerEvent, now: Instant) -> Option<PodChange> {
-        if let FollowerEvent::Trouble(error) = &news {
+    /// Takes an event of the watch. Returns the change for the manager, if there is one.
+    fn take(&mut self, event: FollowerEvent, now: Instant) -> Option<PodChange> {
+        if let FollowerEvent::Trouble(error) = &event {
             self.note(error, now);
             return None;
         }
         self.trouble = None;
-        match news {
+        match event {
             FollowerEvent::Listed(pods) => {
                 let before = std::mem::take(&mut self.pods);
                 self.bad.clear();
@@ -99,13 +99,13 @@ impl ServerPods {
     fn take_trouble(&mut self) -> Option<Vec<String>> {
         let sentences = self.trouble.iter().map(|(_, sentence)| sentence).filter(|sentence| !sentence.is_empty());
         let sentences: Vec<_> = sentences.chain(self.bad.values()).cloned().collect();
-        (sentences != self.told).then(|| {
-            self.told.clone_from(&sentences);
+        (sentences != self.reported).then(|| {
+            self.reported.clone_from(&sentences);
             sentences
         })
     }
 
-    /// Keeps the pod, or what was known of it where it cannot be read. Gives it if it is different.
+    /// Stores the pod; if it cannot be parsed, keeps the version before. Returns the pod if it has changed.
     fn put(&mut self, object: Value, known: Option<NodePod>) -> Option<NodePod> {
         let (name, stage) = (name_of(&object), stage_of(&object));
         let manifest = manifest_of(object);
@@ -150,7 +150,7 @@ fn parse(name: &str, manifest: Value, stage: PodStage) -> Result<NodePod, Manife
     Ok(NodePod { pod, manifest: Arc::new(manifest), origin: PodOrigin::Api, stage })
 }
 
-/// What of a pod decides about its volumes. Its status changes all the time, and with it the version.
+/// The part of a pod that decides about its volumes. Its status changes all the time, and with it the version.
 fn manifest_of(mut pod: Value) -> Value {
     strip(&mut pod);
     if let Some(fields) = pod.as_object_mut() {
@@ -212,9 +212,9 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_told_when_what_matters_of_it_is_different() {
+    fn a_pod_is_reported_when_fields_that_matter_have_changed() {
         let (mut pods, now) = server();
-        let mut take = |news| shown(pods.take(news, now));
+        let mut take = |event| shown(pods.take(event, now));
         assert_eq!(take(FollowerEvent::Listed(vec![plain("a", "u1")])), "u1 Desired");
         let mut beat = plain("a", "u1");
         beat["metadata"]["resourceVersion"] = "2".into();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_cannot_be_read_stays_as_it_was_and_is_told() {
+    fn a_pod_that_cannot_be_parsed_stays_and_is_reported() {
         let (mut pods, now) = server();
         pods.take(FollowerEvent::Listed(vec![plain("a", "u1")]), now);
         let mut bad = plain("a", "u1");
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(shown(pods.take(FollowerEvent::Put(bad.clone()), now)), "nothing");
         let trouble = pods.take_trouble().expect("trouble");
         assert!(trouble[0].starts_with("Pod default/a: spec.volumes[0]"), "{trouble:?}");
-        assert_eq!(pods.take_trouble(), None, "it was told");
+        assert_eq!(pods.take_trouble(), None, "it was reported");
         assert_eq!(shown(pods.take(FollowerEvent::Listed(vec![bad]), now)), "u1 Desired");
         assert_eq!(
             shown(pods.take(FollowerEvent::Put(pod("a", "u1", json!({"a": "b"}), json!({}))), now)),
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_told_at_once_and_a_busy_server_when_it_lasts() {
+    fn a_refusal_is_reported_at_once_and_a_busy_server_when_it_lasts() {
         let (mut pods, now) = server();
         let error = |class, sentence: &str| FollowerEvent::Trouble(ApiError::new(class, sentence));
         pods.take(error(Class::Busy, "busy"), now);

@@ -14,7 +14,7 @@ use crate::kube::settings::{PodToken, SettingsError};
 use crate::manifest::pod::PodUid;
 use crate::source::Access;
 
-/// How long podfs waits before it reads settings again that cannot be used.
+/// The pause before podfs reads settings again that it could not use.
 const RETRY: Duration = Duration::from_secs(10);
 
 /// The readers of the node's pods. Cheap to clone.
@@ -32,12 +32,12 @@ pub(super) struct PodReader {
 }
 
 impl PodReaders {
-    /// Readers at this server; no token is known.
+    /// Readers at this server, without any token.
     pub(super) fn new(server: Access) -> PodReaders {
         PodReaders { server, pods: Arc::default() }
     }
 
-    /// The reader of a pod, be its token known or not.
+    /// The reader of a pod, with or without a token.
     pub(super) fn of(&self, uid: &PodUid) -> Arc<PodReader> {
         let new = || {
             let server = self.server.clone();
@@ -46,12 +46,12 @@ impl PodReaders {
         Arc::clone(&self.pods.entry(uid.clone()).or_insert_with(new))
     }
 
-    /// The token of a pod is this one now.
+    /// Replaces the token of a pod.
     pub(in crate::node) fn renew(&self, uid: &PodUid, token: SecretString) {
         self.of(uid).token.replace(token);
     }
 
-    /// Whether a token of the pod is known.
+    /// Whether podfs has a token of the pod.
     pub(in crate::node) fn knows(&self, uid: &PodUid) -> bool {
         self.pods.get(uid).is_some_and(|reader| reader.token.is_known())
     }
@@ -63,8 +63,8 @@ impl PodReaders {
 }
 
 impl PodReader {
-    /// The pod's client: all of its objects are read over one connection. Without a token, podfs reports what is missing and waits
-    /// for it, and likewise when the settings of the server cannot be used.
+    /// The pod's client, with one connection for all of its objects. Without a token, or if the settings of the server
+    /// cannot be used, calls `tell` with the problem and waits.
     pub(super) async fn client(&self, tell: impl Fn(&SettingsError)) -> ApiClient {
         if !self.token.is_known() {
             tell(&SettingsError::NoPodToken);

@@ -1,4 +1,4 @@
-//! Which pods refer to which objects, and what is known of each object, for all pods of the node.
+//! Which pods refer to which objects, and what podfs knows of each object, for all pods of the node.
 //!
 //! An object comes from the manifest files, or else from the API server. Files win: podfs does not ask the server for an object
 //! that they describe. An entry exists as long as a pod refers to its object; the watch ends with it (MG-01).
@@ -7,10 +7,10 @@
 //!
 //! 1. `files` is held for the copy of a pointer. An entry of `entries` may be locked while `files` is locked for that, never
 //!    the other way round. Neither is held over an `await`.
-//! 2. Files are replaced first, and then the entries of what differs are visited. A pod that begins to refer to an object reads
-//!    the files with the entry locked: it sees the new files, or its entry is visited.
-//! 3. A question is asked, given up and answered with its entry locked. It has a number, by which the registry ignores the answer
-//!    of a task that was given up.
+//! 2. Files are replaced first, and then the registry visits the entries of objects that differ. A pod that begins to
+//!    refer to an object reads the files with the entry locked: it sees the new files, or its entry is visited.
+//! 3. The registry starts, cancels and completes a request with its entry locked. A request has a number, by which the
+//!    registry ignores the answer of a cancelled task.
 //! 4. A follower is notified after the entry has changed, and reads entries after it was notified. A notification that comes
 //!    while it reads makes it read again.
 
@@ -24,13 +24,13 @@ use tokio::time::Instant;
 use super::directory::FileObjects;
 use super::object::WholeObject;
 use super::readers::PodReaders;
-use super::server::{Asked, ObjectServer, Said};
+use super::server::{FollowedObject, ObjectServer, TaskMessage};
 use crate::manifest::objects::{Missing, ObjectKey, ObjectKind};
 use crate::manifest::pod::PodUid;
 use crate::manifest::tokens::Token;
 use crate::source::{IssuedCredentials, ObjectUpdate, SETTLE};
 
-/// What a pod refers to.
+/// A reference of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Want {
     /// An object.
@@ -39,38 +39,38 @@ pub(super) enum Want {
     AsPod(PodUid, ObjectKey),
     /// All ClusterTrustBundles of a signer.
     BundlesOf(String),
-    /// The only Node there is: that of a pod which is on no node by name.
+    /// The only Node object, for a pod without the name of a node.
     OnlyNode,
 }
 
-/// What is known of it.
-pub(super) struct PodAnswer {
+/// What podfs knows of a reference.
+pub(super) struct WantAnswer {
     pub(super) objects: Vec<Arc<WholeObject>>,
-    /// Why it is not known, if it is not.
+    /// Why the object is unknown, if it is.
     pub(super) absence: Option<Absence>,
-    /// Whether it is worth while to wait for a better answer.
+    /// Whether the sources have answered, so that waiting is of no use.
     pub(super) is_answered: bool,
 }
 
-/// Why nothing is known of an object.
+/// Why an object is unknown.
 pub(super) struct Absence {
     pub(super) reason: String,
-    /// Until when that is no problem.
+    /// When that becomes a problem.
     pub(super) settles: Option<Instant>,
 }
 
 /// The state of an object, and the followers that are notified of changes.
-pub(super) struct Registry {
-    me: Weak<Registry>,
+pub(super) struct ObjectRegistry {
+    me: Weak<ObjectRegistry>,
     server: Option<ObjectServer>,
-    entries: DashMap<Want, RegisteredPod>,
+    entries: DashMap<Want, RegisteredWant>,
     files: RwLock<FilesKnown>,
 }
 
 /// The objects of the manifest files.
 #[derive(Clone)]
 enum FilesKnown {
-    /// They have not been read.
+    /// podfs has not read them.
     NotYet {
         since: Instant,
     },
@@ -78,20 +78,20 @@ enum FilesKnown {
 }
 
 #[derive(Default)]
-struct RegisteredPod {
+struct RegisteredWant {
     followers: Vec<Arc<Notify>>,
-    /// What the API server was asked, if it is.
-    asked: Option<Asked>,
+    /// What the task that follows the object at the API server has found, if there is one.
+    followed: Option<FollowedObject>,
 }
 
-impl Registry {
-    /// Nothing refers to anything. `has_files` says whether there are manifest files to be read.
-    pub(super) fn new(has_files: bool, server: Option<ObjectServer>) -> Arc<Registry> {
+impl ObjectRegistry {
+    /// A registry without references. `has_files` is whether there are manifest files to read.
+    pub(super) fn new(has_files: bool, server: Option<ObjectServer>) -> Arc<ObjectRegistry> {
         let files = match has_files {
             true => FilesKnown::NotYet { since: Instant::now() },
             false => FilesKnown::Are(Arc::default()),
         };
-        Arc::new_cyclic(|me| Registry {
+        Arc::new_cyclic(|me| ObjectRegistry {
             me: Weak::clone(me),
             server,
             entries: DashMap::new(),
@@ -99,7 +99,7 @@ impl Registry {
         })
     }
 
-    /// These are the objects of the manifest files now.
+    /// Replaces the objects of the manifest files.
     pub(super) fn take_files(&self, objects: Arc<FileObjects>) {
         let before = {
             let mut files = self.files.write().expect("no code panics while it is locked");
@@ -125,28 +125,28 @@ impl Registry {
         }
     }
 
-    /// A task says this about the question of that number.
-    pub(super) fn take(&self, want: &Want, question: u64, said: Said) {
-        if let (Some(server), Said::Told(told)) = (&self.server, &said) {
-            server.note(&want.title(), told);
+    /// Takes a message of the task with this number.
+    pub(super) fn take(&self, want: &Want, question: u64, message: TaskMessage) {
+        if let (Some(server), TaskMessage::Update(update)) = (&self.server, &message) {
+            server.note(&want.title(), update);
         }
         if let Some(mut entry) = self.entries.get_mut(want)
-            && let Some(asked) = entry.asked.as_mut().filter(|asked| asked.is(question))
-            && asked.take(said)
+            && let Some(followed) = entry.followed.as_mut().filter(|followed| followed.is(question))
+            && followed.take(message)
         {
             entry.notify();
         }
     }
 
-    /// This follower's pod refers to it from now on. An object that could not change any more is asked for again: it may have
-    /// been made anew since.
+    /// Adds a reference of this follower's pod. Requests an object again that could not change any more: another one
+    /// may have its name now.
     pub(super) fn subscribe(&self, want: &Want, follower: &Arc<Notify>) {
         let mut entry = self.entries.entry(want.clone()).or_default();
         entry.followers.push(Arc::clone(follower));
         self.ask(want, &mut entry);
     }
 
-    /// This follower's pod no longer refers to it.
+    /// Removes a reference of this follower's pod.
     pub(super) fn unsubscribe(&self, want: &Want, follower: &Arc<Notify>) {
         let gone = self.entries.remove_if_mut(want, |_, entry| {
             entry.followers.retain(|other| !Arc::ptr_eq(other, follower));
@@ -157,26 +157,26 @@ impl Registry {
         }
     }
 
-    /// What is known of something that was subscribed to.
-    pub(super) fn answer(&self, want: &Want) -> PodAnswer {
+    /// What podfs knows of a reference that was added.
+    pub(super) fn answer(&self, want: &Want) -> WantAnswer {
         let mut objects = match self.files() {
             FilesKnown::Are(files) => of_files(&files, want),
             FilesKnown::NotYet { since } => {
                 let reason = format!("{}: the manifest directory was not read yet", want.title());
                 let absence = Absence { reason, settles: Some(since + SETTLE) };
-                return PodAnswer { objects: Vec::new(), absence: Some(absence), is_answered: false };
+                return WantAnswer { objects: Vec::new(), absence: Some(absence), is_answered: false };
             }
         };
         let entry = self.entries.get(want);
-        let Some(asked) = entry.as_ref().and_then(|entry| entry.asked.as_ref()) else {
-            return PodAnswer { objects, absence: None, is_answered: true };
+        let Some(followed) = entry.as_ref().and_then(|entry| entry.followed.as_ref()) else {
+            return WantAnswer { objects, absence: None, is_answered: true };
         };
-        // Those of files win, and come last here.
-        objects.splice(0..0, asked.objects().iter().cloned());
-        PodAnswer { objects, absence: asked.absence(want), is_answered: asked.is_answered() }
+        // Objects of files win, and come last here.
+        objects.splice(0..0, followed.objects().iter().cloned());
+        WantAnswer { objects, absence: followed.absence(want), is_answered: followed.is_answered() }
     }
 
-    /// What reads objects as pods, if pods are to read their own.
+    /// The readers of objects as pods, if pods read their own objects.
     pub(super) fn readers(&self) -> Option<&PodReaders> {
         self.server.as_ref()?.readers()
     }
@@ -187,30 +187,31 @@ impl Registry {
     }
 
     /// Logs a problem of a token, or its end.
-    pub(super) fn note_token(&self, title: &str, told: &ObjectUpdate<Token>) {
+    pub(super) fn note_token(&self, title: &str, update: &ObjectUpdate<Token>) {
         if let Some(server) = &self.server {
-            server.note_token(title, told);
+            server.note_token(title, update);
         }
     }
 
-    /// No pod has this token any more.
+    /// Forgets a token that no pod has any more.
     pub(super) fn forget_token(&self, title: &str) {
         if let Some(server) = &self.server {
             server.forget_token(title);
         }
     }
 
-    /// Asks the server about what is not in files, or gives up to ask. What files say is known before anything is asked.
-    fn ask(&self, want: &Want, entry: &mut RegisteredPod) {
+    /// Requests an object from the server, or cancels the request if the files have the object. Does nothing before the
+    /// files were read.
+    fn ask(&self, want: &Want, entry: &mut RegisteredWant) {
         let (Some(server), FilesKnown::Are(files)) = (&self.server, self.files()) else { return };
         if matches!(want, Want::Object(key) | Want::AsPod(_, key) if files.contains_key(key)) {
-            entry.asked = None;
-        } else if entry.asked.as_ref().is_none_or(Asked::is_settled) {
-            entry.asked = server.ask(want, &self.me, entry.asked.take());
+            entry.followed = None;
+        } else if entry.followed.as_ref().is_none_or(FollowedObject::is_settled) {
+            entry.followed = server.ask(want, &self.me, entry.followed.take());
         }
     }
 
-    /// How many objects are followed, and for how many pods.
+    /// How many references there are, and how many followers have them.
     #[cfg(test)]
     pub(super) fn subscriptions(&self) -> (usize, usize) {
         (self.entries.len(), self.entries.iter().map(|entry| entry.followers.len()).sum())
@@ -221,14 +222,14 @@ impl Registry {
     }
 }
 
-impl RegisteredPod {
+impl RegisteredWant {
     fn notify(&self) {
         self.followers.iter().for_each(|follower| follower.notify_one());
     }
 }
 
 impl Want {
-    /// What it is where nothing is known of it; the only Node has no name that it could be missed by.
+    /// The reference in a push if nothing is known of it. The only Node has no name that a push could have.
     pub(super) fn missing(&self) -> Option<Missing> {
         match self {
             Want::Object(key) | Want::AsPod(_, key) => Some(Missing::Object(key.clone())),
@@ -237,7 +238,7 @@ impl Want {
         }
     }
 
-    /// Whether it is among these, which no pod reads by itself.
+    /// Whether it is among these references, none of which belongs to a pod's own reader.
     fn is_one_of(&self, wants: &BTreeSet<Want>) -> bool {
         match self {
             Want::AsPod(_, key) => wants.contains(&Want::Object(key.clone())),
@@ -246,7 +247,7 @@ impl Want {
     }
 }
 
-/// What is referred to by those that refer to this object.
+/// The references that this object matches.
 fn wants_of(object: &Arc<WholeObject>) -> impl Iterator<Item = Want> {
     let signer = object.parsed.trust_bundle().and_then(|bundle| bundle.signer.clone());
     let only_node = (object.key().kind == ObjectKind::Node).then_some(Want::OnlyNode);

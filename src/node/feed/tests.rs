@@ -1,4 +1,4 @@
-//! A manifest directory as the feed of a node: real files, and what the manager and supervisors hear.
+//! A manifest directory as the feed of a node: real files, and the events for the manager and supervisors.
 
 use std::fs;
 use std::path::PathBuf;
@@ -70,7 +70,7 @@ async fn push(follower: &mut ObjectFollower) -> Push {
     timeout(Duration::from_secs(20), follower.next()).await.expect("a push")
 }
 
-/// Whether nothing is to be pushed.
+/// Whether there is no push.
 async fn is_quiet(follower: &mut ObjectFollower) -> bool {
     timeout(Duration::from_millis(1), follower.next()).await.is_err()
 }
@@ -113,7 +113,7 @@ async fn pods_appear_change_and_go_with_their_files() {
 }
 
 #[tokio::test]
-async fn a_manifest_that_stops_parsing_leaves_its_pod_and_is_told_with_its_line() {
+async fn a_manifest_that_stops_parsing_keeps_its_pod_and_is_reported_with_its_line() {
     let mut home = FeedHome::open(&[("web.yaml", &pod("web", "u1", "[]"))]).await;
     assert_eq!(home.next().await, "Files: default/web u1");
     home.write("web.yaml", "apiVersion: v1\nkind: [Pod\n");
@@ -142,7 +142,7 @@ async fn a_broken_manifest_at_the_start_keeps_the_pod_of_an_earlier_daemon_and_n
 }
 
 #[tokio::test]
-async fn a_directory_that_is_not_there_yet_has_told_nothing() {
+async fn a_directory_that_does_not_exist_yet_lists_no_pods() {
     let mut home = FeedHome::at(tempfile::tempdir().expect("a directory"), Some("manifests"), Vec::new()).await;
     assert_eq!(home.next().await, "trouble Files: manifests: there is no such file or directory");
     fs::create_dir(home.path("manifests")).expect("a directory");
@@ -152,7 +152,7 @@ async fn a_directory_that_is_not_there_yet_has_told_nothing() {
 }
 
 #[tokio::test]
-async fn a_follower_hears_everything_once_and_then_what_changed() {
+async fn a_follower_pushes_all_objects_once_and_then_the_changes() {
     let web = pod("web", "u1", APP);
     let mut home = FeedHome::open(&[
         ("app.yaml", &config_map("default", "app", "1")),
@@ -216,7 +216,7 @@ async fn mg_01_one_object_reaches_all_pods_that_refer_to_it_and_nothing_is_kept_
 }
 
 #[tokio::test]
-async fn a_claim_leads_to_its_volume_and_a_pod_that_refers_to_something_else_hears_of_that() {
+async fn a_claim_leads_to_its_volume_and_changed_references_are_pushed() {
     let claim = |volume: &str| {
         format!(
             "{{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {{name: data}}, spec: {{volumeName: {volume}}}}}"
@@ -256,7 +256,7 @@ async fn a_claim_leads_to_its_volume_and_a_pod_that_refers_to_something_else_hea
 }
 
 #[tokio::test]
-async fn a_token_that_nobody_issues_is_unknown_and_says_what_to_do() {
+async fn a_token_without_an_issuer_is_unknown_with_advice() {
     let volumes = "[{name: a, projected: {sources: [{serviceAccountToken: {path: token, audience: vault}}]}}]";
     let mut home = FeedHome::open(&[("web.yaml", &pod("web", "u1", volumes))]).await;
     let pods = home.pods().await;

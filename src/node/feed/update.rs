@@ -27,15 +27,15 @@ pub(super) struct PodReferences {
     pub(super) pod: Arc<Value>,
     pub(super) objects: BTreeMap<ObjectKey, Arc<WholeObject>>,
     pub(super) tokens: BTreeMap<CredentialKey, Arc<Token>>,
-    /// What nothing is known of, with the reasons.
+    /// The objects of which nothing is known, with the reasons.
     pub(super) missing: BTreeMap<Missing, String>,
     pub(super) missing_tokens: BTreeMap<CredentialKey, String>,
-    /// Whether that is no problem yet.
+    /// Whether missing objects are no problem yet.
     pub(super) settling: bool,
 }
 
 impl PodReferences {
-    /// A sent object stays as long as it is unknown whether it still exists (MG-06).
+    /// Keeps a sent object as long as it is unknown whether it still exists (MG-06).
     pub(super) fn keep_what_became_unknown(&mut self, before: &PodReferences) {
         self.missing.retain(|missing, _| {
             let Missing::Object(key) = missing else { return true };
@@ -45,8 +45,8 @@ impl PodReferences {
         });
     }
 
-    /// Leaves out objects that would make the push too large. They are not known until the next push, or are what they were
-    /// before.
+    /// Omits objects that would make the push too large. Until the next push, they are unknown, or stay as they were
+    /// sent before.
     pub(super) fn limit(&mut self, before: Option<&PodReferences>) {
         let mut room = ROOM;
         let mut later = Vec::new();
@@ -72,13 +72,13 @@ impl PodReferences {
         }
     }
 
-    /// All objects of it, parsed.
+    /// All objects, parsed.
     pub(super) fn parsed(&self) -> Objects {
         let objects = Objects::default().with(self.objects.values().map(|object| Arc::clone(&object.parsed)));
         objects.with_absences(self.missing.clone())
     }
 
-    /// All of it.
+    /// A push of everything.
     pub(super) fn whole(&self) -> Push {
         let objects = self.objects.values().map(|object| object.value.clone());
         let tokens = self.tokens.iter().map(|(key, token)| credential(key, token));
@@ -86,7 +86,7 @@ impl PodReferences {
         Push { objects, replace: true, ..self.without_objects() }
     }
 
-    /// What is different from before; nothing if nothing is.
+    /// A push of the differences; `None` if there are none.
     pub(super) fn since(&self, before: &PodReferences) -> Option<Push> {
         let is_new_object = |(key, object): &(&ObjectKey, &Arc<WholeObject>)| {
             before.objects.get(key).is_none_or(|sent| !Arc::ptr_eq(sent, object))
@@ -98,7 +98,8 @@ impl PodReferences {
         }
         objects.extend(self.objects.iter().filter(is_new_object).map(|(_, object)| object.value.clone()));
         objects.extend(self.tokens.iter().filter(is_new_token).map(|(key, token)| credential(key, token)));
-        // A push names objects of the pod's namespace alone. What is of another one goes with the volume that names it.
+        // A push deletes objects of the pod's namespace alone. An object of another one goes with the volume that names
+        // it.
         let gone = before.objects.keys().filter(|key| !self.objects.contains_key(key) && self.is_of_pod(key));
         let deletion = |key: &ObjectKey| Deletion { kind: key.kind.to_string(), name: key.name.clone() };
         let push = Push { objects, delete: gone.map(deletion).collect(), ..self.without_objects() };
@@ -133,7 +134,7 @@ impl PodReferences {
     }
 }
 
-/// About how many bytes a value has.
+/// The approximate size of a value in bytes.
 fn weight(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 8,
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_push_is_everything_and_later_ones_are_what_changed() {
+    fn the_first_push_is_complete_and_later_ones_have_the_changes() {
         let first = view(&[config_map("a"), config_map("b")].concat());
         let whole = first.whole();
         assert!(whole.replace && whole.objects.len() == 3 && whole.objects[0]["kind"] == "Pod");
@@ -251,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn mg_06_what_was_sent_stays_until_it_is_known_that_it_is_gone() {
+    fn mg_06_a_sent_object_stays_until_its_deletion_is_known() {
         let before = view(&config_map("a"));
         let mut now = view("");
         now.missing.insert(Missing::Object(key("a")), "it is away".to_owned());

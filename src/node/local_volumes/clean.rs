@@ -17,29 +17,29 @@ use super::record::{CleaningRecord, write};
 use crate::host::delete;
 use crate::host::device::erase;
 
-/// After so many bytes, the record says how many are erased.
+/// podfs records the progress after so many bytes.
 const STEP: u64 = 1 << 30;
-/// Where a kubelet, or podfs, has a volume in a pod, before its name.
+/// The path of a volume in a pod's directory, of a kubelet or of podfs, before its name.
 const IN_POD: &str = "volumes/kubernetes.io~local-volume";
-/// Below a root directory: what a kubelet, or podfs, has of a volume for all pods, before its name.
+/// The paths, below a root directory, of what a kubelet or podfs has of a volume for all pods, before its name.
 const GLOBAL: [&str; 3] = [
     "plugins/kubernetes.io/local-volume/mounts",
     "plugins/kubernetes.io/local-volume/volumeDevices",
     "plugins/kubernetes.io~local-volume/volumeDevices",
 ];
 
-/// How far an erasure is, and whether it is to go on.
+/// The progress of an erasure, and whether it has to stop.
 #[derive(Debug, Default)]
 pub(super) struct CleaningProgress {
-    /// Bytes, of a device.
+    /// Erased bytes of a device.
     pub(super) erased: AtomicU64,
-    /// Bytes, of a device; 0 of a file system.
+    /// Bytes of a device; 0 for a file system.
     pub(super) total: AtomicU64,
     stopped: AtomicBool,
 }
 
 impl CleaningProgress {
-    /// Ends the erasure soon.
+    /// Makes the erasure end soon.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
     }
@@ -49,26 +49,26 @@ impl CleaningProgress {
     }
 }
 
-/// What to erase, and how.
+/// An erasure.
 pub(super) struct Cleaning {
     pub(super) record: CleaningRecord,
-    /// Where the record is.
+    /// The file of the record.
     pub(super) file: PathBuf,
     /// The root directories of podfs and of the kubelet.
     pub(super) roots: [PathBuf; 2],
     pub(super) progress: Arc<CleaningProgress>,
 }
 
-/// How an erasure has ended.
+/// The outcome of an erasure.
 pub(super) struct Cleaned {
     /// The last record on the disk, if this erasure has written one.
     pub(super) record: Option<CleaningRecord>,
-    /// Why it did not come to its end.
+    /// Why it did not finish.
     pub(super) result: Result<(), CleaningError>,
 }
 
 impl Cleaning {
-    /// Erases everything, unless the entry is in use or another one by now.
+    /// Erases everything, unless the entry is in use, or is another disk or file system by now.
     pub(super) fn run(self) -> Cleaned {
         let mut written = None;
         let result = self.erase(&mut written);
@@ -106,13 +106,13 @@ impl Cleaning {
         written: &mut Option<CleaningRecord>,
     ) -> Result<(), CleaningError> {
         self.progress.total.store(size, Ordering::Relaxed);
-        let (mut kept, mut told) = (Ok(()), 0);
+        let (mut kept, mut last_tenth) = (Ok(()), 0);
         let begin = record.erased;
         let mut progress = |erased: u64| {
             self.progress.erased.store(erased, Ordering::Relaxed);
             let tenth = erased.saturating_mul(10) / size.max(1);
-            if tenth > told && erased < size {
-                told = tenth;
+            if tenth > last_tenth && erased < size {
+                last_tenth = tenth;
                 info!("{} is erased to {} %", self.record.path.display(), tenth * 10);
             }
             if erased - record.erased >= STEP {
@@ -145,7 +145,7 @@ impl Cleaning {
         Err(CleaningError::OtherEntry(self.record.volume.clone()))
     }
 
-    /// Looks whether a pod has the volume still.
+    /// Checks that no pod still has the volume.
     fn check_unused(&self) -> Result<(), CleaningError> {
         let name = &self.record.volume;
         let table = mounts().map_err(CleaningError::NoMountTable)?;

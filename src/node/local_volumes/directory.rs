@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use crate::types::is_domain;
 
-/// A directory whose entries are offered in a StorageClass. Reads `CLASS=DIR`.
+/// A directory whose entries podfs offers in a StorageClass. Parsed from `CLASS=DIR`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassDirectory {
     /// The name of the StorageClass.
@@ -14,7 +14,7 @@ pub struct ClassDirectory {
     pub directory: PathBuf,
 }
 
-/// Why a text is no [`ClassDirectory`], or several of them do not fit together.
+/// Why a text is no [`ClassDirectory`], or several of them overlap.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidClassDirectory(String);

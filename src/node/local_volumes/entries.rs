@@ -13,14 +13,14 @@ use super::ClassDirectory;
 use super::error::EntryProblem;
 use crate::manifest::objects::VolumeMode;
 
-/// What the directories hold at one moment.
+/// The content of the directories at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Scan {
     /// The entries, by their path without symbolic links.
     pub(super) entries: BTreeMap<PathBuf, DiskEntry>,
-    /// The directories that were read, without symbolic links.
+    /// The directories that podfs could read, without symbolic links.
     pub(super) read: BTreeSet<PathBuf>,
-    /// What could not be read, one sentence each.
+    /// Why podfs could not read the others, one sentence each.
     pub(super) unread: Vec<String>,
 }
 
@@ -29,16 +29,16 @@ pub(super) struct Scan {
 pub(super) struct DiskEntry {
     /// The StorageClass of its directory.
     pub(super) class: String,
-    /// What it is to containers; or why it is not offered.
+    /// Its volume mode, or why podfs does not offer it.
     pub(super) mode: Result<VolumeMode, EntryProblem>,
 }
 
-/// Looks at the directories.
+/// Scans the directories.
 ///
 /// # Errors
-/// When there is no mount table.
+/// When the mount table cannot be read.
 pub(super) fn scan(directories: &[ClassDirectory]) -> io::Result<Scan> {
-    // The table is read first: what is mounted after it was read leads to another scan.
+    // Reads the table first: a later mount leads to another scan.
     let mut mounted = BTreeMap::new();
     for mount in mounts()? {
         // The topmost mount of a place comes last.
@@ -85,7 +85,7 @@ fn mode(entry: &fs::DirEntry, mounted: Option<&MountTableEntry>) -> Result<Volum
             Some(_) => Ok(VolumeMode::Filesystem),
         };
     }
-    // A device that is bound over a file is what the path leads to, and not what the directory lists.
+    // If a device is bound over a file, the path leads to the device, but the directory lists the file.
     let found = fs::symlink_metadata(&path)?;
     match found.file_type().is_block_device() {
         true => Ok(VolumeMode::Block),

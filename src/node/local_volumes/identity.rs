@@ -23,20 +23,20 @@ pub(super) struct Identity {
     /// What it says of itself, the same after each boot, if it says something.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     id: Option<String>,
-    /// Which directory of the file system it is.
+    /// The root of the mount in its file system.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     root: Option<String>,
-    /// The boot since which the rest is true.
+    /// The boot for which the rest is valid.
     boot: String,
     /// The device number.
     device: String,
-    /// The kernel's number for the disk, or the file system's for itself.
+    /// The kernel's sequence number of the disk, or the id that the file system reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     number: Option<u64>,
 }
 
 impl Identity {
-    /// That of a mount, of which `directory` is the root.
+    /// The identity of a mount with the root `directory`.
     pub(super) fn of_mount(mounted: &MountTableEntry, directory: impl AsFd) -> Result<Identity, InspectionError> {
         let found = fstatvfs(directory).map_err(InspectionError::NoAnswer)?;
         Ok(Identity {
@@ -48,14 +48,14 @@ impl Identity {
         })
     }
 
-    /// That of a disk.
+    /// The identity of a disk.
     pub(super) fn of_device(device: &BlockDevice) -> Result<Identity, InspectionError> {
         let (major, minor) = device.number();
         let id = device.serial();
         Ok(Identity { id, root: None, boot: boot()?, device: format!("{major}:{minor}"), number: device.sequence() })
     }
 
-    /// Whether both are surely the same. Where nothing outlives the boot, only the same boot tells.
+    /// Whether both are certainly the same. Without an id that survives a reboot, they have to be of the same boot.
     pub(super) fn is(&self, other: &Identity) -> bool {
         if self.root != other.root {
             return false;
@@ -72,7 +72,7 @@ fn boot() -> Result<String, InspectionError> {
     boot_id().map_err(InspectionError::NoBootId)
 }
 
-/// What outlives the boot: the id of a file system on a device, or what another one is a mount of, such as an export.
+/// An id that survives a reboot: that of a file system on a device, or the source of another one, such as an export.
 fn id_of(mounted: &MountTableEntry) -> Option<String> {
     if IN_MEMORY.contains(&mounted.fs_type.as_str()) {
         return None;
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_an_id_is_known_after_a_boot_and_everything_else_is_not() {
+    fn an_entry_is_recognised_after_a_boot_only_by_an_id() {
         let disk = identity(Some("ext4 a"), "1", "8:1", 5);
         assert!(disk.is(&identity(Some("ext4 a"), "2", "8:17", 6)));
         assert!(!disk.is(&identity(Some("ext4 b"), "1", "8:1", 5)));

@@ -1,4 +1,4 @@
-//! A thorough look at an entry: it opens the mount or the device, so it may block.
+//! A thorough check of an entry: it opens the mount or the device, so it may block.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use crate::host::block;
 use crate::host::device::{BlockDevice, foreign_content};
 use crate::manifest::objects::VolumeMode;
 
-/// An entry that can be offered.
+/// An entry that podfs can offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Fit {
     /// Its size in bytes.
@@ -22,10 +22,10 @@ pub(super) struct Fit {
     pub(super) identity: Identity,
 }
 
-/// Looks whether an entry can be offered.
+/// Checks whether podfs can offer an entry.
 ///
 /// # Errors
-/// Why not.
+/// When it cannot.
 pub(super) fn inspect(path: &Path, mode: VolumeMode) -> Result<Fit, InspectionError> {
     let fit = match mode {
         VolumeMode::Filesystem => {
@@ -53,7 +53,7 @@ pub(super) fn inspect(path: &Path, mode: VolumeMode) -> Result<Fit, InspectionEr
 /// Opens the root of the mount at `path`, without following links, and identifies it.
 ///
 /// # Errors
-/// When nothing is mounted there, or the same is mounted elsewhere, too.
+/// When nothing is mounted there, or the file system is mounted elsewhere, too.
 pub(super) fn open_mount(path: &Path) -> Result<(OwnedFd, Identity), InspectionError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory =
@@ -76,8 +76,8 @@ pub(super) fn open_mount(path: &Path) -> Result<(OwnedFd, Identity), InspectionE
     Ok((directory, identity))
 }
 
-/// Whether something can be seen at `other` that is seen at `mounted`. Where a directory is bound, what the whole file system
-/// is mounted at is no other use.
+/// Whether `other` shows something that `mounted` shows. If a directory is bound, a mount of its whole file system is
+/// no other use.
 fn shows_the_same(other: &MountTableEntry, mounted: &MountTableEntry) -> bool {
     other.id != mounted.id && other.device == mounted.device && other.root.starts_with(&mounted.root)
 }

@@ -18,18 +18,18 @@ struct Numbers {
     cleanings: BTreeMap<String, Arc<CleaningProgress>>,
 }
 
-/// How many there are.
+/// The numbers of volumes by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct LocalVolumeCounts {
-    /// Offered, and no claim has them.
+    /// Offered, without a claim.
     pub(super) free: usize,
-    /// A claim has them.
+    /// With a claim.
     pub(super) bound: usize,
-    /// Their claim is gone.
+    /// Their claim was deleted.
     pub(super) released: usize,
-    /// Entries that are not offered.
+    /// Entries that podfs does not offer.
     pub(super) unfit: usize,
-    /// Steps that failed and are done again.
+    /// Failed steps that podfs tries again.
     pub(super) failing: usize,
 }
 
@@ -38,7 +38,7 @@ impl LocalVolumeMetrics {
         self.numbers().counts = counts;
     }
 
-    /// A device or file system is being cleaned.
+    /// Reports the erasure of a device or file system from now on.
     pub(super) fn begin(&self, volume: &str, progress: &Arc<CleaningProgress>) {
         self.numbers().cleanings.insert(volume.to_owned(), Arc::clone(progress));
     }
@@ -48,18 +48,18 @@ impl LocalVolumeMetrics {
     }
 
     /// Adds the present values to a reading.
-    pub fn tell(&self, reading: &mut Reading) {
+    pub fn add_to(&self, reading: &mut Reading) {
         let numbers = self.numbers();
         let LocalVolumeCounts { free, bound, released, unfit, failing } = numbers.counts;
         let states = [("free", free), ("bound", bound), ("released", released), ("unfit", unfit), ("failing", failing)];
         for (state, count) in states {
-            reading.tell(&LOCAL_VOLUMES, &[state], count as f64);
+            reading.add(&LOCAL_VOLUMES, &[state], count as f64);
         }
         for (volume, progress) in &numbers.cleanings {
             let size = progress.total.load(Ordering::Relaxed);
             if size > 0 {
-                reading.tell(&LOCAL_VOLUME_SIZE, &[volume], size as f64);
-                reading.tell(&LOCAL_VOLUME_ERASED, &[volume], progress.erased.load(Ordering::Relaxed) as f64);
+                reading.add(&LOCAL_VOLUME_SIZE, &[volume], size as f64);
+                reading.add(&LOCAL_VOLUME_ERASED, &[volume], progress.erased.load(Ordering::Relaxed) as f64);
             }
         }
     }

@@ -3,18 +3,18 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `directory` | a class and its directory, as the operator says them |
+//! | `directory` | a class and its directory, from the command line |
 //! | `entries` | the entries of the directories: a cheap scan |
-//! | `wake` | a thread that looks again after each change |
-//! | `inspection` | a thorough look at an entry, before it is offered or erased |
+//! | `wake` | a thread that scans again after each change |
+//! | `inspection` | a thorough check of an entry, before it is offered or erased |
 //! | `identity` | which file system or disk an entry is |
-//! | `volume` | PersistentVolumes, as far as they matter here |
+//! | `volume` | PersistentVolumes, with the fields that podfs uses here |
 //! | `record` | the record of an erasure that has begun, in a file |
 //! | `plan` | from all of these to the next steps; a pure function |
 //! | `clean` | erasing the data of a user |
 //! | `error` | why an entry is not offered or not erased |
 //! | `metrics` | the metrics |
-//! | `provisioner` | the task that does the steps |
+//! | `provisioner` | the task that performs the steps |
 //!
 //! Why no data of a user is lost, or seen by another user, whenever podfs is killed:
 //!

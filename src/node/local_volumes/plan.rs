@@ -1,5 +1,5 @@
-//! From the entries, PersistentVolumes and records to the next steps. A pure function, so that tests can ask it about every state
-//! that a kill can leave.
+//! From the entries, PersistentVolumes and records to the next steps. A pure function, so that tests can try every
+//! state that a kill can leave.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,14 +9,14 @@ use super::record::CleaningRecord;
 use super::volume::{self, LocalVolume, NodeNames, Phase, Reclaim};
 use crate::manifest::objects::VolumeMode;
 
-/// A StorageClass, as far as it matters here.
+/// A StorageClass, with the fields that podfs uses here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Class {
     pub(super) reclaim: Reclaim,
     pub(super) mount_options: Vec<String>,
 }
 
-/// What there is.
+/// The input of a plan.
 #[derive(Clone, Copy)]
 pub(super) struct World<'a> {
     pub(super) node: &'a NodeNames,
@@ -25,18 +25,18 @@ pub(super) struct World<'a> {
     pub(super) volumes: &'a BTreeMap<String, LocalVolume>,
     /// The StorageClasses that exist, by name.
     pub(super) classes: &'a BTreeMap<String, Class>,
-    /// What was begun to be cleaned; nothing where the record cannot be read.
+    /// The records of erasures that have begun; `None` for a record that podfs cannot read.
     pub(super) records: &'a BTreeMap<String, Option<CleaningRecord>>,
 }
 
-/// Something to do.
+/// A step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum DiskStep {
-    /// Removes the record of this PersistentVolume: it is gone, or not to be cleaned any more.
+    /// Removes the record of this PersistentVolume, which is deleted, or not to be erased any more.
     Forget(String),
-    /// Deletes a PersistentVolume, which is clean.
+    /// Deletes a PersistentVolume that is erased.
     Delete { volume: String, uid: String },
-    /// Deletes a PersistentVolume, of which the entry is gone, if it is as it was and no claim has it.
+    /// Deletes a PersistentVolume whose entry is gone, if it still has this version, in which no claim has it.
     Withdraw { volume: String, uid: String, version: String },
     /// Erases the data of a user.
     Clean(CleaningRecord),
@@ -45,7 +45,7 @@ pub(super) enum DiskStep {
 }
 
 impl DiskStep {
-    /// The PersistentVolume that it is about.
+    /// The PersistentVolume of the step.
     pub(super) fn volume(&self) -> &str {
         match self {
             DiskStep::Forget(volume) | DiskStep::Delete { volume, .. } | DiskStep::Withdraw { volume, .. } => volume,
@@ -55,12 +55,12 @@ impl DiskStep {
     }
 }
 
-/// Says what to do. No two steps are about one PersistentVolume, or about one entry.
+/// Plans the next steps. No two of them concern one PersistentVolume, or one entry.
 pub(super) fn plan(world: World<'_>) -> Vec<DiskStep> {
     let World { node, scan, volumes, classes, records } = world;
     let mut steps = Vec::new();
     for (name, record) in records {
-        // Only the operator can find out what an unreadable record was about.
+        // Only the operator can find out what an unreadable record said.
         let Some(record) = record else { continue };
         let volume = volumes.get(name);
         let is_wanted = volume.is_none_or(|volume| is_to_be_cleaned(volume) && is_about(record, volume));
@@ -74,7 +74,7 @@ pub(super) fn plan(world: World<'_>) -> Vec<DiskStep> {
     for volume in volumes.values().filter(|volume| !records.contains_key(&volume.name) && volume.is_here) {
         if is_to_be_cleaned(volume) {
             steps.extend(CleaningRecord::of(volume).filter(|record| may_clean(world, record)).map(DiskStep::Clean));
-        } else if is_vain(volume, scan) {
+        } else if has_lost_its_entry(volume, scan) {
             let LocalVolume { name, uid, version, .. } = volume;
             let (volume, uid, version) = (name.clone(), uid.clone(), version.clone());
             steps.push(DiskStep::Withdraw { volume, uid, version });
@@ -92,18 +92,18 @@ pub(super) fn plan(world: World<'_>) -> Vec<DiskStep> {
     steps
 }
 
-/// Whether a PersistentVolume is one of podfs's own that its user has left, and that is to be offered again.
+/// Whether a PersistentVolume is one of podfs's own that its user has released, and that podfs offers again.
 pub(super) fn is_to_be_cleaned(volume: &LocalVolume) -> bool {
     let is_released = volume.phase == Phase::Released && volume.claim.is_some();
     volume.own.is_some() && volume.is_here && is_released && volume.reclaim == Some(Reclaim::Delete)
 }
 
-/// Whether a record is about this very PersistentVolume, and this user of it.
+/// Whether a record belongs to this PersistentVolume and its last claim.
 pub(super) fn is_about(record: &CleaningRecord, volume: &LocalVolume) -> bool {
     record.uid == volume.uid && Some(&record.claim) == volume.claim.as_ref()
 }
 
-/// Whether the operator has podfs look after the directory of the entry, and no other PersistentVolume names the entry.
+/// Whether podfs watches the directory of the entry, and no other PersistentVolume names the entry.
 fn may_clean(world: World<'_>, record: &CleaningRecord) -> bool {
     let is_watched = record.path.parent().is_some_and(|directory| world.scan.read.contains(directory));
     let overlaps = |other: &&LocalVolume| {
@@ -113,8 +113,8 @@ fn may_clean(world: World<'_>, record: &CleaningRecord) -> bool {
     is_watched && !world.volumes.values().any(|other| overlaps(&other))
 }
 
-/// Whether no claim has a PersistentVolume and nothing is behind it. A user would fill the disk below the mount point.
-fn is_vain(volume: &LocalVolume, scan: &Scan) -> bool {
+/// Whether a PersistentVolume has no claim, and its entry is gone. A user would fill the disk below the mount point.
+fn has_lost_its_entry(volume: &LocalVolume, scan: &Scan) -> bool {
     let is_free = volume.phase == Phase::Free && !volume.claimed && !volume.deleting;
     let (Some(_), Some(path)) = (&volume.own, &volume.path) else { return false };
     let is_watched = path.parent().is_some_and(|directory| scan.read.contains(directory));
@@ -126,7 +126,7 @@ fn has_record(records: &BTreeMap<String, Option<CleaningRecord>>, name: &str, pa
     records.contains_key(name) || records.values().flatten().any(|record| record.path.starts_with(path))
 }
 
-/// Problems for the operator, one sentence each, by what they are about.
+/// Problems for the operator, one sentence each, by subject.
 pub(super) fn remarks(world: World<'_>) -> BTreeMap<String, String> {
     let World { scan, volumes, classes, records, .. } = world;
     let mut remarks = BTreeMap::new();

@@ -20,7 +20,7 @@ use crate::manifest::objects::VolumeMode;
 const DIRECTORY: &str = "plugins/podfs/local-volumes";
 const SUFFIX: &str = ".json";
 
-/// A PersistentVolume that is being cleaned, or was.
+/// A PersistentVolume whose erasure has begun.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct CleaningRecord {
@@ -34,13 +34,13 @@ pub(super) struct CleaningRecord {
     /// Whether it is a device.
     pub(super) is_device: bool,
     pub(super) identity: Identity,
-    /// So many bytes of the device are zero.
+    /// How many bytes of the device are zero.
     pub(super) erased: u64,
-    /// Whether everything is erased, and on the disk.
+    /// Whether everything is erased, and synced to the disk.
     pub(super) is_done: bool,
 }
 
-/// The records of a node. One that cannot be read is there, and has no content.
+/// The records of a node. A record that cannot be read is `None`.
 #[derive(Debug)]
 pub(super) struct Records {
     directory: PathBuf,
@@ -48,7 +48,7 @@ pub(super) struct Records {
 }
 
 impl CleaningRecord {
-    /// That of a volume whose cleaning has not begun. Nothing if podfs may not clean it.
+    /// The record of a volume before its erasure; `None` if podfs may not erase it.
     pub(super) fn of(volume: &LocalVolume) -> Option<CleaningRecord> {
         Some(CleaningRecord {
             volume: volume.name.clone(),
@@ -79,7 +79,7 @@ impl Records {
         for entry in entries {
             let entry = entry?;
             let file = entry.file_name().to_string_lossy().into_owned();
-            // What begins with a dot was never whole.
+            // A file with a dot was never complete.
             if let Some(name) = file.strip_suffix(SUFFIX).filter(|name| !name.starts_with('.')) {
                 let record =
                     fs::read(entry.path()).ok().and_then(|bytes| serde_json::from_slice::<CleaningRecord>(&bytes).ok());
@@ -89,7 +89,7 @@ impl Records {
         Ok(Records { directory, by_name })
     }
 
-    /// Where the record of a PersistentVolume is.
+    /// The file for the record of a PersistentVolume.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.directory.join(format!("{name}{SUFFIX}"))
     }
@@ -105,7 +105,7 @@ impl Records {
     }
 }
 
-/// Writes a record to its file. It is on the disk then.
+/// Writes a record to its file, and syncs it to the disk.
 ///
 /// # Errors
 /// When it cannot be written.

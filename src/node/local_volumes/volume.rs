@@ -1,5 +1,5 @@
-//! PersistentVolumes, as far as they matter to the volumes that a node offers. What podfs cannot read of one makes it a
-//! volume that podfs leaves alone.
+//! PersistentVolumes, with the fields that local volumes of a node need. podfs leaves a volume alone that it cannot
+//! parse.
 
 use std::path::{Path, PathBuf};
 
@@ -9,10 +9,10 @@ use uuid::Uuid;
 use super::identity::Identity;
 use crate::manifest::objects::VolumeMode;
 
-/// The component that has made a PersistentVolume. The controller of PersistentVolumes leaves the deletion of one with this
-/// annotation to it.
+/// The annotation with the component that has made a PersistentVolume. The controller of PersistentVolumes leaves the
+/// deletion to that component.
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
-/// The file system or disk that a PersistentVolume is, as JSON.
+/// The annotation with the file system or disk of a PersistentVolume, as JSON.
 const IDENTITY: &str = "local.podfs.io/identity";
 /// The label of a node that the affinity of PersistentVolumes names.
 pub(super) const HOSTNAME: &str = "kubernetes.io/hostname";
@@ -26,19 +26,19 @@ pub(super) struct NodeNames {
     pub(super) hostname: String,
 }
 
-/// What becomes of a volume that was released.
+/// The reclaim policy of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reclaim {
     Delete,
     Retain,
 }
 
-/// How far a PersistentVolume is in its life.
+/// The phase of a PersistentVolume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// No claim has it, or the controller has not looked at it yet.
+    /// No claim has it, or the controller has not seen it yet.
     Free,
-    /// Its claim is gone.
+    /// Its claim was deleted.
     Released,
     /// Anything else: bound, or failed.
     Other,
@@ -58,9 +58,9 @@ pub(super) struct LocalVolume {
     pub(super) reclaim: Option<Reclaim>,
     pub(super) class: String,
     pub(super) mode: VolumeMode,
-    /// The path of the node that it is at.
+    /// Its path on the node.
     pub(super) path: Option<PathBuf>,
-    /// Whether podfs has offered it on this node, and knows what it was.
+    /// Its identity, if podfs has offered it on this node.
     pub(super) own: Option<Identity>,
     /// Whether it can be used on this node.
     pub(super) is_here: bool,
@@ -68,7 +68,7 @@ pub(super) struct LocalVolume {
     pub(super) deleting: bool,
 }
 
-/// What a PersistentVolume is made of.
+/// The content of a new PersistentVolume.
 pub(super) struct Offer<'a> {
     pub(super) class: &'a str,
     pub(super) path: &'a Path,
@@ -80,7 +80,7 @@ pub(super) struct Offer<'a> {
     pub(super) mount_options: &'a [String],
 }
 
-/// The name of the PersistentVolume of an entry: the same whenever it is offered.
+/// The name of the PersistentVolume of an entry: always the same for one entry.
 pub(super) fn name(node: &str, class: &str, path: &Path) -> String {
     let text = format!("{node}\0{class}\0{}", path.display());
     let (number, _) = Uuid::new_v5(&Uuid::NAMESPACE_OID, text.as_bytes()).as_u64_pair();
@@ -92,7 +92,7 @@ fn provisioner(node: &str) -> String {
 }
 
 impl LocalVolume {
-    /// Reads an object of the API server. Nothing if it is none that the server would have.
+    /// Parses an object of the API server; `None` if it lacks what the server always sets.
     pub(super) fn parse(object: &Value, node: &NodeNames) -> Option<LocalVolume> {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
         let annotation = |key: &str| object["metadata"]["annotations"][key].as_str();
@@ -128,13 +128,13 @@ impl LocalVolume {
         })
     }
 
-    /// Whether it is what an entry is, or a part of it.
+    /// Whether its path is the entry, or below it.
     pub(super) fn names(&self, entry: &Path) -> bool {
         self.is_here && self.path.as_ref().is_some_and(|path| path.starts_with(entry))
     }
 }
 
-/// Whether one of the terms may be true of this node. Only what surely names other nodes counts as elsewhere.
+/// Whether one of the terms may match this node. Only a term that certainly names other nodes does not.
 fn is_here(terms: &Value, node: &NodeNames) -> bool {
     let Some(terms) = terms.as_array() else { return true };
     let names_others = |requirement: &Value, key: &str, own: &str| {

@@ -1,5 +1,5 @@
-//! A thread that looks at the directories: at once, after each change of them (inotify) and of the mount table
-//! (`proc_pid_mountinfo(5)`), and now and then.
+//! A thread that scans the directories: at once, after each change of them (inotify) and of the mount table
+//! (`proc_pid_mountinfo(5)`), and every 30 s.
 
 use std::fs::File;
 use std::io;
@@ -14,15 +14,15 @@ use tracing::warn;
 use super::ClassDirectory;
 use super::entries::{Scan, scan};
 
-/// How long to wait for a change: disks become free, and sizes change, without any.
+/// The longest time between two scans: disks become free, and sizes change, without an event.
 const LONGEST: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
-/// From one scan to the next. A node that starts pods changes its mount table all the time.
+/// The shortest time between two scans. A node that starts pods changes its mount table all the time.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Starts the thread. It ends when `tell` says no.
+/// Starts the thread. It ends when `tell` returns false.
 ///
 /// # Errors
-/// When changes cannot be watched, or there is no thread.
+/// When changes cannot be watched, or the thread cannot be started.
 pub(super) fn start(directories: Vec<ClassDirectory>, tell: impl Fn(Scan) -> bool + Send + 'static) -> io::Result<()> {
     let changes = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
     let table = File::open("/proc/self/mountinfo")?;
@@ -35,7 +35,7 @@ fn watch(directories: &[ClassDirectory], changes: &OwnedFd, table: &File, tell: 
     loop {
         let began = Instant::now();
         for ClassDirectory { directory, .. } in directories {
-            // One that is missing is reported by the scan, and watched when it is there.
+            // The scan reports a missing directory; podfs watches it as soon as it exists.
             let _ = add_watch(changes, directory, of_entries());
         }
         match scan(directories) {
@@ -50,7 +50,7 @@ fn watch(directories: &[ClassDirectory], changes: &OwnedFd, table: &File, tell: 
         let (changes, table) = (changes.as_fd(), table.as_fd());
         let mut sources =
             [PollFd::from_borrowed_fd(changes, PollFlags::IN), PollFd::from_borrowed_fd(table, PollFlags::PRI)];
-        // An interrupted wait is one more scan.
+        // An interrupted wait only leads to one more scan.
         let _ = poll(&mut sources, Some(&LONGEST));
         let mut events = [0; 4096];
         while rustix::io::read(changes, &mut events).is_ok_and(|count| count > 0) {}

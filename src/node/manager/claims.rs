@@ -1,8 +1,8 @@
 //! The status of claims whose volumes have grown on this node, as a kubelet keeps it: the new capacity, or why the volume did not
 //! grow. A controller of the cluster waits for it.
 //!
-//! A supervisor grows a volume and reports the outcome in its status for as long as the claim's status is not known to have it. So a
-//! daemon that was started again hears of it, too, and writes it if that was not done.
+//! A supervisor grows a volume, and reports the outcome in its status until the claim's status has it. So a daemon that
+//! was restarted learns the outcome, too, and writes it if the last one did not.
 
 use std::collections::HashMap;
 
@@ -21,15 +21,15 @@ use crate::source::post_growth;
 use crate::supervisor::status::ExpansionStatus;
 use crate::types::Quantity;
 
-/// The conditions of a claim that are about its growth. They end with it.
+/// The conditions of a claim about its growth. They end with the growth.
 const OF_GROWTH: [&str; 4] = ["FileSystemResizePending", "Resizing", "ControllerResizeError", "NodeResizeError"];
 const FAILED: &str = "NodeResizeError";
-/// The state of a claim's growth that lets its user ask for less.
+/// The state of a claim's growth in which its user may ask for less.
 const INFEASIBLE: &str = "NodeResizeInfeasible";
 /// Most characters of a condition's message.
-const MOST_WORDS: usize = 1024;
+const MAX_MESSAGE: usize = 1024;
 
-/// The claims whose status is to be written.
+/// The writers of claims' statuses.
 pub(super) struct Claims {
     client: Option<ApiClient>,
     node: String,
@@ -41,7 +41,7 @@ struct Writer {
     task: JoinHandle<()>,
 }
 
-/// A claim whose volume has grown, or has not.
+/// The outcome of the growth of a claim's volume.
 struct Grown {
     namespace: String,
     claim: String,
@@ -52,13 +52,19 @@ struct Grown {
 }
 
 impl Claims {
-    /// Writes to the server of this client. Without one, nothing is written.
+    /// Writes to the server of this client. Without one, it writes nothing.
     pub(super) fn new(client: Option<ApiClient>, node: Option<String>) -> Claims {
         Claims { client, node: node.unwrap_or_default(), writers: HashMap::new() }
     }
 
-    /// A volume of a pod, of this claim, came out of its last growth like this. Gives whether that is new. Never waits.
-    pub(super) fn tell(&mut self, pod: &PodIdentity, volume: &str, claim: String, expansion: &ExpansionStatus) -> bool {
+    /// Writes the outcome of a volume's growth to its claim. Returns whether the outcome is new. Never waits.
+    pub(super) fn report_growth(
+        &mut self,
+        pod: &PodIdentity,
+        volume: &str,
+        claim: String,
+        expansion: &ExpansionStatus,
+    ) -> bool {
         let Some(client) = self.client.clone() else { return false };
         let key = (pod.uid.clone(), volume.to_owned());
         if self.writers.get(&key).is_some_and(|writer| writer.expansion == *expansion) {
@@ -79,7 +85,7 @@ impl Claims {
         true
     }
 
-    /// The pod is gone.
+    /// Stops the writers for a pod that is gone.
     pub(super) fn stop(&mut self, pod: &PodUid) {
         self.writers.retain(|(uid, _), writer| {
             if uid == pod {
@@ -91,21 +97,21 @@ impl Claims {
 }
 
 impl Grown {
-    /// Writes the status until the server has taken it, or it is not to be written any more.
+    /// Writes the status until the server has accepted it, or it is obsolete.
     async fn write(self, client: ApiClient) {
-        let (mut retry, mut said) = (Retry::new(client.clone()), None);
+        let (mut retry, mut last_error) = (Retry::new(client.clone()), None);
         loop {
             match self.try_to_write(&client).await {
                 Ok(()) => return,
-                // Another client was faster: the claim is read again.
+                // Another client was faster: podfs reads the claim again.
                 Err(error) if error.class == Class::Conflict => {}
                 Err(error) if error.class == Class::NotFound => return,
                 Err(error) => {
                     let sentence = error.to_string();
-                    if said.as_ref() != Some(&sentence) {
+                    if last_error.as_ref() != Some(&sentence) {
                         let Grown { namespace, claim, .. } = &self;
                         warn!("podfs cannot write the status of claim {namespace}/{claim}: {sentence}; it tries again");
-                        said = Some(sentence);
+                        last_error = Some(sentence);
                     }
                     let pause = retry.failed(&error);
                     retry.wait(&pause).await;
@@ -124,7 +130,7 @@ impl Grown {
         let resource = Resource::PERSISTENT_VOLUME_CLAIM;
         client.patch(resource, Some(namespace), &[name, "status"], &change).await?;
         if expansion.error.is_none() {
-            // The claim says it, too: an event that the server does not take is not posted again.
+            // The claim has the size, too: podfs does not repeat an event that the server refuses.
             let posted = post_growth(client, &claim, &self.volume, &self.node).await;
             posted.unwrap_or_else(|error| debug!("no event says that claim {namespace}/{name} has grown: {error}"));
             info!("claim {namespace}/{name} has {} now", text(&volume["spec"]["capacity"]["storage"]));
@@ -133,7 +139,7 @@ impl Grown {
     }
 }
 
-/// What is to change in the status of a claim. Nothing if it says so already, or if its PersistentVolume has yet another size.
+/// The change of a claim's status; `None` if the status has it, or if the PersistentVolume has yet another size.
 fn change(claim: &Value, volume: &Value, expansion: &ExpansionStatus) -> Option<Value> {
     let (size, status) = (&volume["spec"]["capacity"]["storage"], &claim["status"]);
     let is_current = bytes(size) == Some(expansion.bytes);
@@ -157,7 +163,7 @@ fn change(claim: &Value, volume: &Value, expansion: &ExpansionStatus) -> Option<
             change
         }
         Some(error) => {
-            let message: String = format!("failed to expand pvc with {error}").chars().take(MOST_WORDS).collect();
+            let message: String = format!("failed to expand pvc with {error}").chars().take(MAX_MESSAGE).collect();
             let known = conditions().find(|condition| condition["type"] == FAILED);
             let is_known = known.is_some_and(|known| known["message"] == message);
             if is_known && (!expansion.infeasible || state == INFEASIBLE) {

@@ -1,5 +1,5 @@
-//! The containers of pods that are chosen for the container runtime, and whether they have podfs's volumes or the kubelet's. A
-//! container with the kubelet's volumes gets an event of the pod.
+//! The containers of pods that are chosen for the container runtime, and whether they have podfs's volumes or the
+//! kubelet's. podfs posts an event of the pod for a container with the kubelet's volumes.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,13 @@ use crate::node::state::ContainerEntry;
 pub(super) struct PodContainers(BTreeMap<PodUid, Vec<ContainerEntry>>);
 
 impl PodContainers {
-    /// These are all containers of the pod now.
+    /// Replaces the containers of the pod.
     pub(super) fn take(&mut self, pod: &PodIdentity, containers: Vec<ContainerEntry>, events: &mut Events) {
         let before = self.of(&pod.uid);
         for new in containers.iter().filter(|one| before.iter().all(|known| known.id != one.id)) {
             for mount in &new.kept {
                 if let Some(reason) = &mount.reason {
-                    events.tell_kept(pod, &new.name, &mount.path, reason);
+                    events.report_kept(pod, &new.name, &mount.path, reason);
                 }
             }
         }

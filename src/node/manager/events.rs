@@ -24,13 +24,13 @@ struct Poster {
 }
 
 impl Events {
-    /// Posts to the server of this client. Without one, nothing is posted.
+    /// Posts to the server of this client. Without one, it posts nothing.
     pub(super) fn new(client: Option<ApiClient>, node: Option<String>) -> Events {
         Events { client, node, posters: HashMap::new() }
     }
 
     /// Sets the condition of a volume of a pod. Never waits.
-    pub(super) fn tell(&mut self, pod: &PodIdentity, volume: &VolumeStatus) {
+    pub(super) fn report(&mut self, pod: &PodIdentity, volume: &VolumeStatus) {
         let Some(client) = self.client.clone() else { return };
         let condition = match (volume.state, &volume.reason) {
             (VolumeState::Live, _) => Condition::Mounted,
@@ -41,15 +41,15 @@ impl Events {
     }
 
     /// Reports that a container has the kubelet's volume, although podfs serves the pod. Never waits.
-    pub(super) fn tell_kept(&mut self, pod: &PodIdentity, container: &str, path: &str, reason: &str) {
+    pub(super) fn report_kept(&mut self, pod: &PodIdentity, container: &str, path: &str, reason: &str) {
         let Some(client) = self.client.clone() else { return };
         let sentence = format!("Container {container:?} has the kubelet's volume at {path:?} : {reason}");
-        // No volume has a name with this sign.
+        // No name of a volume has a colon.
         self.post(client, pod, &format!("{container}:{path}"), Condition::Kept(sentence));
     }
 
-    /// Reports how the growth of a volume came out. Never waits.
-    pub(super) fn tell_growth(&mut self, pod: &PodIdentity, volume: &str, expansion: &ExpansionStatus) {
+    /// Reports the outcome of a volume's growth. Never waits.
+    pub(super) fn report_growth(&mut self, pod: &PodIdentity, volume: &str, expansion: &ExpansionStatus) {
         let Some(client) = self.client.clone() else { return };
         let condition = match &expansion.error {
             None => Condition::Resized(grown(volume)),
@@ -57,7 +57,7 @@ impl Events {
                 "NodeExpandVolume.NodeExpandVolume failed for volume {volume:?} : {error}"
             )),
         };
-        // No volume has a name with this sign.
+        // No name of a volume has a colon.
         self.post(client, pod, &format!("growth:{volume}"), condition);
     }
 
@@ -66,10 +66,10 @@ impl Events {
             let (conditions, posting) = post_events(client, pod.clone(), self.node.clone());
             Poster { conditions, task: tokio::spawn(posting.instrument(spans::of_pod(pod))) }
         });
-        poster.conditions.tell(about, condition);
+        poster.conditions.set(about, condition);
     }
 
-    /// The pod is gone.
+    /// Stops the poster of a pod that is gone.
     pub(super) fn stop(&mut self, pod: &PodUid) {
         if let Some(poster) = self.posters.remove(pod) {
             poster.task.abort();

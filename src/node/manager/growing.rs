@@ -1,9 +1,9 @@
-//! Claims whose volumes are about to grow on this node: before a supervisor hears of the larger PersistentVolume, the claim's status
-//! says that the node is at it (`NodeResizeInProgress`). Its user can ask for less only while no node is at it.
+//! Claims whose volumes are about to grow on this node. Before a supervisor gets the larger PersistentVolume, podfs
+//! sets the claim's status to `NodeResizeInProgress`: its user can ask for less only while no node grows the volume.
 //!
-//! Of a volume that the pod has read-only, events say that it does not grow, as the kubelet's do.
+//! For a volume that the pod has read-only, podfs posts an event that it does not grow, as the kubelet does.
 //!
-//! A server that does not take that in time delays no volume: the supervisor grows it all the same.
+//! A server that does not accept this in time delays no volume: the supervisor grows it all the same.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -20,35 +20,35 @@ use crate::node::backing::Growing;
 use crate::source::post_read_only;
 use crate::types::Quantity;
 
-/// The longest that the pod's volumes wait for the status of its claims.
+/// How long the pod's volumes wait for the status of its claims.
 const WAIT: Duration = Duration::from_secs(2);
 const IN_PROGRESS: &str = "NodeResizeInProgress";
 const INFEASIBLE: &str = "NodeResizeInfeasible";
-/// What a controller says when the node has to do its part of a growth.
+/// The condition with which a controller asks the node to do its part of a growth.
 const PENDING: &str = "FileSystemResizePending";
 
-/// Says which claims are being grown, for the volumes of one pod.
+/// Announces in claims that their volumes grow, for one pod.
 pub(super) struct Announcer {
     client: ApiClient,
     pod: PodIdentity,
     node: String,
-    told: BTreeSet<Growing>,
+    announced: BTreeSet<Growing>,
 }
 
 impl Announcer {
     pub(super) fn new(client: ApiClient, pod: &Pod) -> Announcer {
         let node = pod.facts.node_name.clone().unwrap_or_default();
-        Announcer { client, pod: pod.identity.clone(), node, told: BTreeSet::new() }
+        Announcer { client, pod: pod.identity.clone(), node, announced: BTreeSet::new() }
     }
 
-    /// Says once that these claims are being grown, or that they are not.
+    /// Announces once that the volumes of these claims grow, or that they do not.
     pub(super) async fn announce(&mut self, growing: BTreeSet<Growing>) {
         let namespace = &self.pod.namespace;
         let marks = async {
-            for claim in growing.difference(&self.told) {
-                let told = if claim.is_read_only { self.refuse(claim).await } else { self.mark(claim).await };
+            for claim in growing.difference(&self.announced) {
+                let outcome = if claim.is_read_only { self.refuse(claim).await } else { self.mark(claim).await };
                 let name = &claim.claim;
-                told.unwrap_or_else(|error| {
+                outcome.unwrap_or_else(|error| {
                     debug!("claim {namespace}/{name} does not say whether its volume grows: {error}");
                 });
             }
@@ -56,7 +56,7 @@ impl Announcer {
         if timeout(WAIT, marks).await.is_err() {
             debug!("claims of {namespace} do not say in time that their volumes grow");
         }
-        self.told = growing;
+        self.announced = growing;
     }
 
     async fn mark(&self, growing: &Growing) -> Result<(), ApiError> {
@@ -66,7 +66,7 @@ impl Announcer {
             let Some(change) = change(&claim, growing) else { return Ok(()) };
             let (resource, path) = (Resource::PERSISTENT_VOLUME_CLAIM, [growing.claim.as_str(), "status"]);
             match self.client.patch(resource, Some(&self.pod.namespace), &path, &change).await {
-                // Another client was faster: the claim is read again.
+                // Another client was faster: podfs reads the claim again.
                 Err(error) if error.class == Class::Conflict => {}
                 outcome => return outcome.map(drop),
             }
@@ -83,7 +83,7 @@ impl Announcer {
     }
 }
 
-/// What is to change in the status of a claim.
+/// The change of a claim's status; `None` if it needs none.
 fn change(claim: &Value, growing: &Growing) -> Option<Value> {
     let status = &claim["status"];
     let state = status["allocatedResourceStatuses"]["storage"].as_str().unwrap_or_default();
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn cs_13_a_claim_says_that_the_node_is_at_it_if_its_growth_is_up_to_the_node() {
+    fn cs_13_a_claim_is_in_progress_if_the_node_has_to_grow_it() {
         let change = |capacity, state, by_controller| change(&claim(capacity, state), &growing(by_controller));
         let marked = change("8Gi", None, false).expect("a change");
         assert_eq!(marked["status"], json!({"allocatedResourceStatuses": {"storage": IN_PROGRESS}}));

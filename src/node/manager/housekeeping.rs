@@ -11,10 +11,10 @@ use crate::manifest::pod::PodUid;
 use crate::node::orphans::Orphans;
 use crate::node::spans;
 
-/// How often (the kubelet's housekeeping, 5.8).
+/// The interval of passes (the kubelet's housekeeping, 5.8).
 pub(super) const HOUSEKEEPING: Duration = Duration::from_secs(2);
 
-/// The passes. The lock is held for one pass.
+/// The passes. A pass holds the lock.
 pub(super) struct Housekeeping(Arc<Mutex<Orphans>>);
 
 impl Housekeeping {
@@ -22,7 +22,7 @@ impl Housekeeping {
         Housekeeping(Arc::new(Mutex::new(orphans)))
     }
 
-    /// Starts a pass over the directories of all pods but the known ones, unless the last one goes on still.
+    /// Starts a pass over the directories of all pods but the known ones, unless the last pass is still running.
     pub(super) fn start_pass(&self, known: BTreeSet<PodUid>) {
         let orphans = Arc::clone(&self.0);
         spawn_blocking(move || {

@@ -2,22 +2,22 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`pods`] | what the sources say of the pods, and until when their volumes are needed |
-//! | `published` | when a state is published, and of which pods it is made anew |
-//! | `picture` | the published state of a pod |
+//! | [`pods`] | the pods as the sources describe them, and until when their volumes are needed |
+//! | `published` | publishing the state |
+//! | `pod_entry` | the published state of a pod |
 //! | `containers` | whether containers of a container runtime have podfs's volumes or the kubelet's |
 //! | `events` | events of the pods of an API server |
 //! | `growing` | the status of claims whose volumes are about to grow |
 //! | `claims` | the status of claims whose volumes have grown |
-//! | `operations` | starting the reconciler's operations, and what follows from their ends |
+//! | `operations` | starting the reconciler's operations, and handling their ends |
 //! | `housekeeping` | the passes over directories of deleted pods |
 //! | [`recovery`] | pods that an earlier daemon left |
 //! | `without_volumes` | the supervisors of pods that want no volume |
 //! | `unmounts` | volumes that another process has unmounted |
 //! | `pusher` | pushing objects to the supervisor of a pod |
 //!
-//! It takes events one after another: pods from the [`feed`](super::feed), statuses from supervisors, commands from agents,
-//! ends of operations, ends of pauses. After each it brings the desired world up to date, asks the
+//! It takes events one after another: pods from the [`feed`](super::feed), statuses from supervisors, commands from
+//! agents, ends of operations, ends of pauses. After each it brings the desired world up to date, asks the
 //! [reconciler](super::reconciler) for operations, starts each on a task of its own, and publishes the state. It never
 //! waits for a supervisor, a mount or a server itself.
 
@@ -27,7 +27,7 @@ mod events;
 mod growing;
 mod housekeeping;
 mod operations;
-mod picture;
+mod pod_entry;
 pub mod pods;
 mod published;
 mod pusher;
@@ -49,7 +49,7 @@ use super::handle::{CommandError, ManagerCommand, NodeHandle};
 use super::metrics::Recorder;
 use super::operation::Executor;
 use super::orphans::Orphans;
-use super::plugin::Registry;
+use super::plugin::PluginRegistry;
 use super::pod::PodOrigin;
 use super::spans;
 use super::state::{NodeState, VolumeMount};
@@ -70,7 +70,7 @@ use recovery::Recovered;
 use unmounts::Unmounts;
 use without_volumes::WithoutVolumes;
 
-/// Most commands that wait for their turn.
+/// Most commands in the queue.
 const MAX_COMMANDS: usize = 256;
 
 /// The manager of the node's volumes.
@@ -78,13 +78,13 @@ pub struct Manager {
     pods: Pods,
     desired: DesiredWorld,
     actual: ActualWorld,
-    plugins: Registry,
+    plugins: PluginRegistry,
     executor: Executor,
     supervisors: Supervisors,
     /// The process ids of supervisors that have reported a status.
     pids: BTreeMap<PodUid, u32>,
     pushers: Pushers,
-    /// What volumes lead to, as they were told last.
+    /// What is behind volumes, as the pushers reported it last.
     backings: BTreeMap<VolumeId, Backing>,
     found: mpsc::UnboundedReceiver<Backings>,
     events: Events,
@@ -94,12 +94,12 @@ pub struct Manager {
     without_volumes: WithoutVolumes,
     housekeeping: Housekeeping,
     recorder: Recorder,
-    /// Since when volumes are wanted that are not mounted yet.
+    /// Since when pods have wanted volumes that are not mounted yet.
     wanted_since: BTreeMap<VolumeId, Instant>,
     trouble: BTreeMap<PodSource, Vec<String>>,
-    /// The pods of an earlier daemon whose checkpoints cannot be used, until every source has listed its pods.
+    /// The pods of an earlier daemon whose checkpoints this one cannot use, until every source has listed its pods.
     lost: BTreeSet<PodUid>,
-    /// The pods of which something may have changed since the state was published.
+    /// The pods whose published state may have changed.
     touched: BTreeSet<PodUid>,
     commands: mpsc::Receiver<ManagerCommand>,
     ends: mpsc::UnboundedReceiver<Ended>,
@@ -115,14 +115,14 @@ pub struct ManagerSettings {
     pub node: Option<String>,
     /// Where volumes appear.
     pub root_directory: PathBuf,
-    /// Whether a pod that no source wants to run any more is released without an agent.
+    /// Whether podfs releases a pod that no source has any more without an agent.
     pub release_when_gone: bool,
-    /// The pods of an earlier daemon whose checkpoints cannot be used.
+    /// The pods of an earlier daemon whose checkpoints this one cannot use.
     pub lost: BTreeSet<PodUid>,
 }
 
 impl Manager {
-    /// A manager of a node on which this was found, and its handle.
+    /// A manager of a node on which `found` was left, and its handle.
     pub fn new(
         found: Vec<Recovered>,
         settings: ManagerSettings,
@@ -139,7 +139,7 @@ impl Manager {
             pods: Pods::new(settings.sources, settings.release_when_gone),
             desired: DesiredWorld::default(),
             actual: ActualWorld::default(),
-            plugins: Registry::built_in(),
+            plugins: PluginRegistry::built_in(),
             executor: Executor::default(),
             pushers,
             backings: BTreeMap::new(),
@@ -166,7 +166,7 @@ impl Manager {
         (manager, NodeHandle::new(receiver, sender))
     }
 
-    /// Takes what an earlier daemon left of a pod (5.7).
+    /// Takes over what an earlier daemon left of a pod (5.7).
     fn recover(&mut self, found: Recovered) {
         let Recovered { pod, released, volumes, without_volumes } = found;
         let uid = pod.pod.identity.uid.clone();
@@ -201,7 +201,7 @@ impl Manager {
                 () = self.unmounts.look_is_due() => self.look_at_mounts(),
                 _ = housekeeping.tick() => self.remove_orphans(),
             }
-            // Many pods that start at once are one reason to look at all of them, not many.
+            // Takes all waiting reports and ends before the next pass over the pods.
             while let Ok((uid, report)) = reports.try_recv() {
                 self.take_report(&uid, report);
             }
@@ -214,7 +214,7 @@ impl Manager {
     fn take_event(&mut self, event: FeedEvent) {
         let changed = match event {
             FeedEvent::Pods(source, pods) => {
-                let changed = self.pods.tell_all(source, pods);
+                let changed = self.pods.take_list(source, pods);
                 if self.pods.sources_ready() {
                     info!("every source has listed its pods: {} on this node", self.pods.iter().count());
                 }
@@ -228,7 +228,7 @@ impl Manager {
             FeedEvent::Containers(pod, containers) => {
                 self.touch(&pod.uid);
                 self.containers.take(&pod, containers, &mut self.events);
-                // Of a pod that the manager does not know, nothing more comes.
+                // A pod that the manager does not know gets no more events.
                 if self.containers.of(&pod.uid).is_empty() && self.pods.get(&pod.uid).is_none() {
                     self.events.stop(&pod.uid);
                 }
@@ -243,7 +243,7 @@ impl Manager {
         changed.iter().for_each(|uid| self.describe(uid));
     }
 
-    /// Brings the desired world up to date with what is known of the pod.
+    /// Brings the desired world up to date with the pod's description.
     fn describe(&mut self, uid: &PodUid) {
         self.touch(uid);
         let Some(known) = self.pods.get(uid) else { return };
@@ -251,7 +251,7 @@ impl Manager {
             true => {
                 self.desired.put(known.pod.clone(), &self.plugins);
                 self.pushers.describe(&known.pod);
-                // A supervisor that is started anew begins with what is written down.
+                // A supervisor that starts later reads the checkpoint.
                 if self.pids.contains_key(uid) && self.desired.pod(uid).is_some_and(DesiredPod::is_processed) {
                     self.supervisors.update(&known.pod);
                 }
@@ -265,8 +265,8 @@ impl Manager {
         let _span = self.pod_span(uid).entered();
         self.touch(uid);
         match report {
-            SupervisorReport::Up(pid) => self.know_supervisor(uid, pid),
-            SupervisorReport::Status(status) => self.see(uid, &status),
+            SupervisorReport::Up(pid) => self.supervisor_is_up(uid, pid),
+            SupervisorReport::Status(status) => self.take_status(uid, &status),
             SupervisorReport::Gone => {
                 warn!(
                     "pod {uid}: its supervisor is gone; its server still serves, and podfs starts another supervisor"
@@ -278,15 +278,15 @@ impl Manager {
         }
     }
 
-    /// A supervisor that was started again has no objects.
-    fn know_supervisor(&mut self, uid: &PodUid, pid: u32) {
+    /// Pushes all objects to a new supervisor.
+    fn supervisor_is_up(&mut self, uid: &PodUid, pid: u32) {
         self.pids.insert(uid.clone(), pid);
         if let Some(known) = self.pods.get(uid) {
             self.pushers.start(&known.pod);
         }
     }
 
-    /// Takes what volumes of a pod lead to. A volume whose claim is gone keeps its last entry: it is still mounted.
+    /// Notes what is behind volumes of a pod. A volume whose claim is gone keeps its last entry: it is still mounted.
     fn take_backings(&mut self, uid: &PodUid, backings: BTreeMap<String, Backing>) {
         self.touch(uid);
         let id = |volume| VolumeId { pod: uid.clone(), volume };
@@ -294,35 +294,35 @@ impl Manager {
     }
 
     /// Takes the status of a supervisor.
-    fn see(&mut self, uid: &PodUid, status: &PodStatus) {
+    fn take_status(&mut self, uid: &PodUid, status: &PodStatus) {
         let known = self.pods.get(uid).filter(|known| known.pod.origin == PodOrigin::Api);
         let pod = known.map(|known| known.pod.pod.clone());
         for volume in &status.volumes {
             if let Some(pod) = &pod {
-                self.events.tell(&pod.identity, volume);
-                self.tell_growth(pod, volume);
+                self.events.report(&pod.identity, volume);
+                self.report_growth(pod, volume);
             }
             let id = VolumeId { pod: uid.clone(), volume: volume.name.clone() };
             let is_mounted = volume.state != VolumeState::Waiting;
-            // Why a wanted volume waits is worth knowing, also while its first mount goes on.
+            // The reason why a wanted volume waits is published during its first mount, too.
             if !is_mounted && self.actual.volume(&id).is_none() && self.desired.volume(&id).is_none() {
                 continue;
             }
             if is_mounted {
                 self.executor.forget(&id);
             }
-            self.actual.saw(&id, is_mounted, seen(volume), volume.reason.clone());
+            self.actual.report(&id, is_mounted, seen(volume), volume.reason.clone());
             self.count_mounted(&id);
         }
     }
 
-    /// Tells the cluster how the last growth of a volume came out.
-    fn tell_growth(&mut self, pod: &Pod, volume: &VolumeStatus) {
+    /// Reports the outcome of a volume's last growth to the cluster.
+    fn report_growth(&mut self, pod: &Pod, volume: &VolumeStatus) {
         let Some(expansion) = &volume.expansion else { return };
         let spec = pod.volumes.iter().find(|spec| spec.name.as_str() == volume.name);
         let Some(claim) = spec.and_then(|spec| spec.claim_name(&pod.identity.name)) else { return };
-        if self.claims.tell(&pod.identity, &volume.name, claim, expansion) {
-            self.events.tell_growth(&pod.identity, &volume.name, expansion);
+        if self.claims.report_growth(&pod.identity, &volume.name, claim, expansion) {
+            self.events.report_growth(&pod.identity, &volume.name, expansion);
         }
     }
 
@@ -347,7 +347,8 @@ impl Manager {
         }
     }
 
-    /// Records a release before the agent gets its answer: after a SIGKILL of the daemon, the agent does not release again.
+    /// Records a release before the agent gets its answer: after a SIGKILL of the daemon, the agent does not release
+    /// again.
     fn remember_release(&self, uid: &PodUid, answer: oneshot::Sender<Result<(), CommandError>>) {
         let (supervisors, uid, span) = (self.supervisors.clone(), uid.clone(), self.pod_span(uid));
         let remember = async move {
@@ -373,11 +374,11 @@ impl Manager {
             self.events.stop(&uid);
             self.claims.stop(&uid);
             self.pids.remove(&uid);
-            // No unmount of a volume has ended the supervisor of a pod without volumes.
+            // A pod without volumes has no unmount that would end its supervisor.
             if self.without_volumes.forget(&uid) || !described {
                 self.retire(&uid);
             }
-            // While its source describes it, it is remembered that it was released.
+            // A pod that its source still describes stays released.
             if !described {
                 self.executor.forget_pod(&uid);
                 self.pods.forget(&uid);
@@ -385,7 +386,7 @@ impl Manager {
         }
     }
 
-    /// A volume that another process has unmounted or covered is set up again by its supervisor.
+    /// Makes supervisors mount volumes again that another process has unmounted or covered.
     fn look_at_mounts(&mut self) {
         let mounted = self.actual.volumes().filter(|(_, volume)| volume.mount == VolumeMount::Mounted);
         let mounted = mounted.filter_map(|(id, volume)| Some((id, volume.seen.path.as_deref()?)));
@@ -396,7 +397,7 @@ impl Manager {
         }
     }
 
-    /// Removes pods of an earlier daemon that cannot be reconstructed and that no source describes: once (RC-04).
+    /// Removes pods of an earlier daemon that this one cannot reconstruct and that no source describes: once (RC-04).
     fn retire_lost_pods(&mut self) {
         for uid in std::mem::take(&mut self.lost) {
             if self.pods.get(&uid).is_none() {
@@ -433,12 +434,12 @@ impl Manager {
         self.backings.retain(|id, _| desired.volume(id).is_some() || actual.volume(id).is_some());
     }
 
-    /// The span of lines about a pod.
+    /// The span of log lines about a pod.
     fn pod_span(&self, uid: &PodUid) -> Span {
         spans::of_uid(uid, self.pods.get(uid).map(|known| &known.pod.pod.identity))
     }
 
-    /// The span of lines about a volume.
+    /// The span of log lines about a volume.
     fn volume_span(&self, id: &VolumeId) -> Span {
         let known = self.pods.get(&id.pod);
         spans::of_volume(&id.pod, known.map(|known| &known.pod.pod.identity), &id.volume)

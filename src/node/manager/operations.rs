@@ -1,4 +1,4 @@
-//! The operations of the manager: each runs on a task of its own, and its end comes back to the manager as an event.
+//! The operations of the manager: each runs on a task of its own, which sends its end to the manager.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::node::supervisors::FailureKind;
 use crate::node::world::VolumeId;
 use crate::node::world::actual::OperationOutcome;
 
-/// How long an operation waits for a volume. Its supervisor goes on with it, and says when it is mounted.
+/// How long an operation waits for a volume. Its supervisor continues, and reports when the volume is mounted.
 pub(super) const MOUNT: Duration = Duration::from_secs(10);
 
 /// The end of an operation.
@@ -107,7 +107,7 @@ impl Manager {
         self.forget_unmounted();
     }
 
-    /// A wanted volume is mounted: counts how long that took.
+    /// Counts how long the mount of a wanted volume took, once it is mounted.
     pub(super) fn count_mounted(&mut self, id: &VolumeId) {
         let is_mounted = self.actual.volume(id).is_some_and(|volume| volume.mount == VolumeMount::Mounted);
         if is_mounted && let Some(since) = self.wanted_since.remove(id) {
@@ -115,7 +115,7 @@ impl Manager {
         }
     }
 
-    /// Logs what is worth a line only for a search for errors. Most pauses of thousands of volumes end without one.
+    /// Logs a line for debugging. Most pauses of thousands of volumes end without one.
     pub(super) fn log_detail(&self, id: &VolumeId, detail: &dyn fmt::Display) {
         if enabled!(Level::DEBUG) {
             let _span = self.volume_span(id).entered();
@@ -130,7 +130,7 @@ impl Manager {
         seen.or_else(wanted).unwrap_or_else(|| "unknown".to_owned())
     }
 
-    /// What failed, in the kubelet's words (5.11).
+    /// The failure of an operation, in the kubelet's words (5.11).
     fn event(&self, id: &VolumeId, action: Action, error: &str) -> String {
         let operation = match action {
             Action::Mount | Action::Remount => "MountVolume.SetUp",

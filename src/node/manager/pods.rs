@@ -32,7 +32,7 @@ pub struct Pods {
     pods: BTreeMap<PodUid, KnownPod>,
     /// The sources that have not listed their pods yet.
     awaited: BTreeSet<PodSource>,
-    /// Whether a pod that no source wants to run any more is released without an agent.
+    /// Whether podfs releases a pod that no source has any more without an agent.
     release_when_gone: bool,
 }
 
@@ -41,23 +41,23 @@ pub struct Pods {
 pub struct KnownPod {
     /// The pod, as its source described it last.
     pub pod: NodePod,
-    /// Whether a source describes it still.
+    /// Whether a source still describes it.
     pub described: bool,
     /// Whether its containers have stopped for good.
     pub released: bool,
-    /// Whether its volumes are wanted, or were.
-    taken: bool,
+    /// Whether its volumes were ever wanted.
+    was_wanted: bool,
 }
 
 impl KnownPod {
-    /// Whether it is to run.
+    /// Whether it should run.
     pub fn is_wanted(&self) -> bool {
         self.described && self.pod.stage == PodStage::Desired
     }
 
-    /// Whether its volumes have to be there.
+    /// Whether podfs has to serve its volumes.
     pub fn needs_volumes(&self) -> bool {
-        self.is_wanted() || (self.taken && !self.released)
+        self.is_wanted() || (self.was_wanted && !self.released)
     }
 }
 
@@ -85,14 +85,14 @@ impl Pods {
     /// Adds a pod that an earlier daemon served, which no source has described yet.
     pub fn recover(&mut self, pod: NodePod, released: bool) {
         let uid = pod.pod.identity.uid.clone();
-        self.pods.insert(uid, KnownPod { pod, described: false, released, taken: true });
+        self.pods.insert(uid, KnownPod { pod, described: false, released, was_wanted: true });
     }
 
-    /// Takes the first list of a source: all its pods. Gives the pods that changed.
-    pub fn tell_all(&mut self, source: PodSource, pods: Vec<NodePod>) -> Vec<PodUid> {
+    /// Takes the first list of a source. Returns the pods that have changed.
+    pub fn take_list(&mut self, source: PodSource, pods: Vec<NodePod>) -> Vec<PodUid> {
         let mut changed: Vec<_> = pods.into_iter().map(|pod| self.put(pod)).collect();
         self.awaited.remove(&source);
-        // What an earlier daemon served, and the source does not have any more.
+        // An earlier daemon served these, and the source no longer has them.
         let gone = self.pods.iter().filter(|(uid, known)| {
             !known.described && source_of(&known.pod.origin) == source && !changed.contains(uid)
         });
@@ -102,23 +102,23 @@ impl Pods {
         changed
     }
 
-    /// Takes a new pod, or one that is described anew. Gives its uid.
+    /// Takes a new or changed pod. Returns its uid.
     pub fn put(&mut self, pod: NodePod) -> PodUid {
         let uid = pod.pod.identity.uid.clone();
         let (stage, before) = (pod.stage, self.pods.remove(&uid));
-        let taken = match (stage, &before) {
+        let was_wanted = match (stage, &before) {
             (PodStage::Desired, _) => true,
-            (_, Some(before)) => before.taken,
+            (_, Some(before)) => before.was_wanted,
             (PodStage::Terminating | PodStage::Terminal, None) => false,
         };
-        // A pod that runs again after it was released, as a static pod whose file came back.
+        // A released pod may run again: a static pod whose file came back.
         let released = before.is_some_and(|before| before.released) && stage != PodStage::Desired;
         let released = released || (self.release_when_gone && stage == PodStage::Terminal);
-        self.pods.insert(uid.clone(), KnownPod { pod, described: true, released, taken });
+        self.pods.insert(uid.clone(), KnownPod { pod, described: true, released, was_wanted });
         uid
     }
 
-    /// No source describes the pod any more.
+    /// Notes that no source has the pod any more.
     pub fn gone(&mut self, uid: &PodUid) {
         if let Some(known) = self.pods.get_mut(uid) {
             known.described = false;
@@ -126,10 +126,10 @@ impl Pods {
         }
     }
 
-    /// The pod's containers have stopped for good.
+    /// Notes that the pod's containers have stopped for good.
     ///
     /// # Errors
-    /// When the node does not have it, or when it is to run.
+    /// When the node does not have it, or when it should run.
     pub fn release(&mut self, uid: &PodUid) -> Result<(), CommandError> {
         let known = self.pods.get_mut(uid).ok_or_else(|| CommandError::Unknown(uid.to_string()))?;
         if known.is_wanted() {
@@ -139,7 +139,7 @@ impl Pods {
         Ok(())
     }
 
-    /// Forgets a pod that no source describes, and of which nothing is left.
+    /// Forgets a pod that no source has, and of which nothing is left.
     pub fn forget(&mut self, uid: &PodUid) {
         self.pods.remove(uid);
     }

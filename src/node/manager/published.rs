@@ -1,16 +1,16 @@
-//! The published state: made anew after each event, of the pods that the event was about.
+//! The published state. After each event, it changes for the pods of the event.
 
 use std::sync::Arc;
 
-use super::{Manager, picture};
+use super::{Manager, pod_entry};
 use crate::manifest::pod::PodUid;
 use crate::node::reconciler::Action;
 use crate::node::state::{NodeState, VolumeMount};
 use crate::node::world::VolumeId;
 
 impl Manager {
-    /// Publishes what has changed. What is published of a pod is made anew only if something of it was touched, so that an event of
-    /// one pod costs the same however many pods there are.
+    /// Publishes what has changed. Computes the state of a pod only after [`Manager::touch`], so that an event of one
+    /// pod costs the same however many pods there are.
     pub(super) fn publish(&mut self) {
         let before = Arc::clone(&self.state.borrow());
         let mut pods = before.pods.clone();
@@ -21,10 +21,10 @@ impl Manager {
                 continue;
             }
             let (known, pid) = (self.pods.get(&uid), self.pids.get(&uid).copied());
-            let worlds = picture::Worlds { desired: &self.desired, actual: &self.actual, backings: &self.backings };
-            let mut entry = picture::of_pod(&uid, known, worlds, pid, self.containers.of(&uid));
+            let worlds = pod_entry::Worlds { desired: &self.desired, actual: &self.actual, backings: &self.backings };
+            let mut entry = pod_entry::of_pod(&uid, known, worlds, pid, self.containers.of(&uid));
             self.complete(&uid, &mut entry);
-            // A volume that is wanted again while it is being unmounted is not there for its next user.
+            // A wanted volume that is being unmounted is not ready for its next user.
             for volume in &mut entry.volumes {
                 let id = VolumeId { pod: uid.clone(), volume: volume.name.clone() };
                 if self.executor.runs(&id, Action::Unmount.name()) {
@@ -47,7 +47,7 @@ impl Manager {
         }
     }
 
-    /// What is published of the pod may have changed.
+    /// Notes that the published state of the pod may have changed.
     pub(super) fn touch(&mut self, uid: &PodUid) {
         if !self.touched.contains(uid) {
             self.touched.insert(uid.clone());

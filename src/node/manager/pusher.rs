@@ -1,9 +1,9 @@
-//! Pushes objects to supervisors: one task for each pod pushes what its volumes show, and later each change.
+//! Pushes objects to supervisors: one task for each pod pushes the objects of its volumes, and later each change.
 //!
-//! A supervisor that was started again has no objects, so it gets all of them. After a push that failed, the task pushes all
-//! objects again, until the pod needs none any more. Before each push, the manager gets to know what claims of the pod lead to, so
-//! it reports a volume as in use before the supervisor can mount it, and claims of the API server say that their volumes grow before
-//! the supervisor can grow them.
+//! A supervisor that was started again has no objects, so it gets all of them. After a push that failed, the task
+//! pushes all objects again, until the pod needs none any more. Before each push, the task reports to the manager what
+//! is behind the claims of the pod, so the manager reports a volume as in use before the supervisor can mount it. It
+//! also announces growth in claims of the API server before the supervisor can grow their volumes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::node::pod::{NodePod, PodOrigin};
 use crate::node::spans;
 use crate::node::supervisors::{PushFailure, PushPath, Supervisors};
 
-/// How long to wait after a supervisor did not take a push.
+/// The pause after a push that a supervisor did not take.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The tasks that push.
@@ -33,7 +33,7 @@ pub(super) struct Pushers {
     pushers: HashMap<PodUid, Pusher>,
 }
 
-/// What volumes of a pod lead to.
+/// What is behind volumes of a pod.
 pub(super) type Backings = (PodUid, BTreeMap<String, Backing>);
 
 struct Pusher {
@@ -42,7 +42,7 @@ struct Pusher {
 }
 
 impl Pushers {
-    /// Gives the receiver of what volumes lead to, too.
+    /// Without any pod. Also returns the receiver of [`Backings`].
     pub(super) fn new(
         objects: PodObjects,
         supervisors: Supervisors,
@@ -52,14 +52,14 @@ impl Pushers {
         (Pushers { objects, supervisors, client, backings, pushers: HashMap::new() }, found)
     }
 
-    /// The pod is described anew: its labels or references may differ.
+    /// Takes a changed pod: its labels or references may differ.
     pub(super) fn describe(&self, pod: &NodePod) {
         if let Some(pusher) = self.pushers.get(&pod.pod.identity.uid) {
             pusher.described.send_replace(pod.clone());
         }
     }
 
-    /// Starts to push to the pod's supervisor, which is new: everything first, then each change.
+    /// Starts to push to the pod's new supervisor: everything first, then each change.
     pub(super) fn start(&mut self, pod: &NodePod) {
         let uid = pod.pod.identity.uid.clone();
         self.stop(&uid);

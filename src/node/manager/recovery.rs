@@ -1,4 +1,4 @@
-//! Pods that an earlier daemon left, as far as this one can continue with them.
+//! Pods that an earlier daemon left, for this one to continue with.
 
 use std::sync::Arc;
 
@@ -18,9 +18,9 @@ pub struct Recovered {
     pub pod: NodePod,
     /// Whether an agent has released it.
     pub released: bool,
-    /// The names of the volumes that its supervisor serves, or was to serve.
+    /// The names of the volumes that its supervisor serves, or should serve.
     pub volumes: Vec<String>,
-    /// Whether it has a supervisor also without a volume.
+    /// Whether it has a supervisor even without a volume.
     pub without_volumes: bool,
 }
 
@@ -28,14 +28,14 @@ pub struct Recovered {
 pub enum RecoveredPod {
     /// A pod that it served.
     Pod(Recovered),
-    /// A pod that it served, whose checkpoint cannot be used. If no source describes the pod, it is retired (RC-04).
+    /// A pod that it served, whose checkpoint this daemon cannot use. If no source describes the pod, podfs retires it
+    /// (RC-04).
     Lost(PodUid),
-    /// Nothing: no daemon has served the pod. A supervisor that was not started by one is left alone.
+    /// Nothing: no daemon has served the pod. podfs leaves a supervisor alone that no daemon has started.
     Nothing,
 }
 
-/// The pod of a checkpoint, if there is one that can be read. Without it, nothing but the pod's source can say what is to be
-/// served.
+/// The pod of a valid checkpoint. Without one, only the pod's source knows which volumes to serve.
 pub fn recover(found: Reconstructed, recorder: &Recorder) -> RecoveredPod {
     let Reconstructed { uid, checkpoint, trouble, supervisor, .. } = found;
     let _span = spans::of_uid(&uid, None).entered();

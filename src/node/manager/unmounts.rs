@@ -10,17 +10,17 @@ use tracing::warn;
 use crate::node::world::VolumeId;
 use crate::supervisor::TableWatch;
 
-/// What was seen of the mounts of volumes.
+/// The mounts of volumes at the last look.
 pub(super) struct Unmounts {
     watch: Option<TableWatch>,
-    /// The root directory as supervisors name it, and as the mount table does.
+    /// The root directory in the form of supervisors, and in that of the mount table.
     root: (PathBuf, PathBuf),
-    /// The numbers of the mounts at the path of a volume, where that is not one mount.
+    /// The numbers of the mounts at the path of a volume that does not have exactly one.
     odd: BTreeMap<VolumeId, Vec<u64>>,
 }
 
 impl Unmounts {
-    /// Of the volumes below this directory. Without a watch of the table, volumes are served all the same.
+    /// Watches the volumes below this directory. If the table cannot be watched, podfs serves the volumes all the same.
     pub(super) fn new(root: &Path) -> Unmounts {
         let watch = TableWatch::open();
         let watch = watch.inspect_err(|error| warn!("podfs cannot notice unmounts by other processes: {error}")).ok();
@@ -36,7 +36,7 @@ impl Unmounts {
         }
     }
 
-    /// Those of the mounted volumes that are not at their paths, or are covered there, or are there again, since the last look.
+    /// The mounted volumes that, since the last look, were unmounted, were covered, or are visible again.
     pub(super) fn look<'a>(&mut self, mounted: impl Iterator<Item = (&'a VolumeId, &'a Path)>) -> Vec<VolumeId> {
         match mounts() {
             Ok(table) => self.compare(&table, mounted),
@@ -76,7 +76,7 @@ mod tests {
     use crate::node::sample::uid;
 
     #[test]
-    fn volumes_that_are_unmounted_covered_or_there_again_are_told_once() {
+    fn volumes_that_were_unmounted_covered_or_mounted_again_are_reported_once() {
         let mut table = mounts().expect("a mount table");
         let template = table.remove(0);
         let mount = |id: u64, at: &str| MountTableEntry { id, at: at.into(), ..template.clone() };

@@ -1,7 +1,7 @@
-//! The supervisors of pods that want no volume. Their containers have a hosts file, a termination log and images, which a
-//! supervisor prepares.
+//! The supervisors of pods that want no volume. A supervisor prepares the hosts file, the termination log and the
+//! images of their containers.
 //!
-//! A pod of a kubelet or a container runtime gets none: these have such files themselves.
+//! A pod of a kubelet or a container runtime gets none: these make such files themselves.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -27,43 +27,43 @@ pub(super) struct WithoutVolumes {
     starts: JoinSet<StartOutcome>,
 }
 
-/// The end of a start.
+/// The end of a supervisor's start.
 pub(super) struct StartOutcome {
     uid: PodUid,
     outcome: Result<(), MountFailure>,
 }
 
-/// Whether the supervisor of a pod without volumes is there.
+/// The supervisor of a pod without volumes.
 enum Service {
-    /// An earlier daemon has started it. It is started now if it is gone.
+    /// An earlier daemon has started it. podfs starts another one if it has ended.
     Recovered,
-    /// It is being started, after the failures that this knows.
+    /// It is starting; `backoff` has the failures so far.
     Starting { backoff: Backoff },
-    /// It answers. When it ends by itself, it is started again.
+    /// It answers. When it ends by itself, podfs starts another one.
     Up,
     /// It did not start.
     Failed { reason: String, backoff: Backoff, retry_at: Instant },
 }
 
 impl WithoutVolumes {
-    /// An earlier daemon has given this pod a supervisor.
+    /// Notes that an earlier daemon has started a supervisor for this pod.
     pub(super) fn recover(&mut self, uid: PodUid) {
         self.pods.insert(uid, Service::Recovered);
     }
 
-    /// The supervisor of the pod has ended by itself.
+    /// Notes that the supervisor of the pod has ended by itself.
     pub(super) fn gone(&mut self, uid: &PodUid) {
         if matches!(self.pods.get(uid), Some(Service::Up)) {
             self.pods.remove(uid);
         }
     }
 
-    /// Forgets the pod. Gives whether it may have a supervisor.
+    /// Forgets the pod. Returns whether it may have a supervisor.
     pub(super) fn forget(&mut self, uid: &PodUid) -> bool {
         self.pods.remove(uid).is_some()
     }
 
-    /// The next start that has ended; never, if there is none. Cancel-safe.
+    /// Waits for the end of the next start. Cancel-safe.
     pub(super) async fn next(&mut self) -> StartOutcome {
         match self.starts.join_next().await {
             Some(started) => started.expect("a task that panics ends the process"),
@@ -80,7 +80,7 @@ impl WithoutVolumes {
         pauses.filter(|retry_at| *retry_at > before).min()
     }
 
-    /// The pauses after starts that failed, if the pod needs one now.
+    /// The pauses after failed starts, if the pod needs a supervisor now.
     fn due(&self, uid: &PodUid, now: Instant) -> Option<Backoff> {
         match self.pods.get(uid) {
             None | Some(Service::Recovered) => Some(PAUSE.backoff()),
@@ -95,7 +95,7 @@ impl WithoutVolumes {
         self.starts.spawn(async move { StartOutcome { uid, outcome: supervisors.serve(&pod, MOUNT).await } });
     }
 
-    /// Takes the end of a start. Gives why it failed, and how long the pause is.
+    /// Takes the end of a start. Returns the reason of a failure, and the pause.
     fn take(&mut self, started: StartOutcome) -> Option<(String, Duration)> {
         let service = self.pods.get_mut(&started.uid)?;
         let Service::Starting { mut backoff } = *service else { return None };
@@ -114,7 +114,7 @@ impl WithoutVolumes {
 }
 
 impl Manager {
-    /// Starts the supervisors that pods without volumes lack.
+    /// Starts the missing supervisors of pods without volumes.
     pub(super) fn serve_pods_without_volumes(&mut self) {
         let now = Instant::now();
         let lacking = self
@@ -138,7 +138,7 @@ impl Manager {
         }
     }
 
-    /// Adds to the published state of a pod without volumes whether it has its supervisor.
+    /// Adds the state of the supervisor to the published state of a pod without volumes.
     pub(super) fn complete(&self, uid: &PodUid, entry: &mut PodEntry) {
         if !self.desired.pod(uid).is_some_and(needs_only_a_supervisor) {
             return;
@@ -154,7 +154,7 @@ impl Manager {
     }
 }
 
-/// Whether the pod needs its supervisor, and no volume of it does.
+/// Whether the pod needs a supervisor although it wants no volume.
 fn needs_only_a_supervisor(wanted: &DesiredPod) -> bool {
     let is_run_by_an_agent = matches!(wanted.pod.origin, PodOrigin::File(_) | PodOrigin::Api);
     is_run_by_an_agent && wanted.volumes.is_empty() && wanted.is_processed()

@@ -21,7 +21,7 @@ use crate::node::spans;
 use crate::node::state::{ContainerEntry, KeptMount, PodEntry};
 use crate::volume::MARK;
 
-/// The events that podfs wants. Every version of NRI that podfs can talk to has them.
+/// The events to which podfs subscribes. Every version of NRI that podfs supports has them.
 const EVENTS: [Event; 5] = [
     Event::RunPodSandbox,
     Event::StopPodSandbox,
@@ -32,35 +32,35 @@ const EVENTS: [Event; 5] = [
 /// The longest time for one answer.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Where the source of a volume is, as metrics have it.
+/// The sources of mounts, as the metrics name them.
 const PODFS: &str = "podfs";
 const KUBELET: &str = "kubelet";
 
-/// What the runtime's requests are answered from.
+/// The state for the answers to the runtime's requests.
 pub(super) struct NriAnswers {
     settings: NriSettings,
     roots: Roots,
-    /// Where podfs has its volumes.
+    /// The directory of podfs's volumes.
     own: PathBuf,
     run_directory: PathBuf,
     node: NodeHandle,
     recorder: Recorder,
     changes: Box<dyn Fn(RuntimeChange) -> bool + Send + Sync>,
-    /// The time for one answer.
+    /// The time limit of one answer.
     allowed: Duration,
-    /// The containers that there are with volumes of chosen pods, by their ids.
+    /// The containers with volumes of chosen pods, by their ids.
     containers: BTreeMap<String, (PodIdentity, ContainerEntry)>,
-    /// What has come of the runtime's list: pods by their sandboxes, and containers.
+    /// The part of the runtime's list that has arrived: pods by their sandboxes, and containers.
     listed: (BTreeMap<String, PodSandbox>, Vec<Container>),
-    /// The pods whose volumes did not come in time.
+    /// The pods whose volumes were not mounted in time.
     late: HashSet<PodUid>,
 }
 
 /// An answer.
 pub(super) enum Answered {
-    /// Bytes of the message; whether it is the one to the runtime's last list.
+    /// The bytes of the message, and whether it answers the last part of the runtime's list.
     Message(Vec<u8>, bool),
-    /// The method is not known.
+    /// podfs does not know the method.
     Unimplemented,
 }
 
@@ -90,7 +90,7 @@ impl NriAnswers {
         }
     }
 
-    /// Answers a request. What cannot be read has an empty answer: an error would fail a container.
+    /// Answers a request. A request that podfs cannot parse gets an empty answer: an error would fail a container.
     pub(super) async fn answer(&mut self, method: &str, payload: &[u8]) -> Answered {
         let started = Instant::now();
         let answer = match method {
@@ -115,12 +115,12 @@ impl NriAnswers {
     }
 
     /// Sends a change to the manager.
-    pub(super) fn tell(&self, change: RuntimeChange) {
+    pub(super) fn report(&self, change: RuntimeChange) {
         // Fails only while the daemon ends.
         let _ = (self.changes)(change);
     }
 
-    /// The pods that podfs serves for the runtime and of which the kubelet has no directory any more.
+    /// The pods that podfs serves for the runtime and of which the kubelet no longer has a directory.
     pub(super) fn without_directory(&self) -> Vec<PodUid> {
         let state = self.node.state();
         let ours =
@@ -148,15 +148,16 @@ impl NriAnswers {
             let listed = containers.iter().filter_map(listed).collect();
             let before = std::mem::replace(&mut self.containers, listed);
             let uid = |(id, pod): (String, PodSandbox)| Some((id, PodUid::parse(&pod.uid).ok()?));
-            self.tell(RuntimeChange::Synchronized(pods.into_iter().filter_map(uid).collect()));
+            self.report(RuntimeChange::Synchronized(pods.into_iter().filter_map(uid).collect()));
             let all = before.values().chain(self.containers.values());
             let concerned: BTreeMap<_, _> = all.map(|(pod, _)| (pod.uid.clone(), pod.clone())).collect();
-            concerned.values().for_each(|pod| self.tell_containers(pod));
+            concerned.values().for_each(|pod| self.report_containers(pod));
         }
         (SynchronizeResponse { more }, !more)
     }
 
-    /// Whether a container from before has podfs's volumes or the kubelet's; nothing if it has none that podfs could serve.
+    /// Whether an existing container has podfs's volumes or the kubelet's; `None` if it has none that podfs could
+    /// serve.
     fn listed(&self, container: &Container, pod: &PodSandbox) -> Option<(PodIdentity, ContainerEntry)> {
         let is_own = |mount: &&Mount| std::path::Path::new(&mount.source).starts_with(&self.own);
         let is_kept = |mount: &&Mount| self.roots.place(&mount.source).is_some();
@@ -174,15 +175,15 @@ impl NriAnswers {
         let StateChangeEvent { pod, container, .. } = change;
         let sandbox = pod.unwrap_or_default();
         match (event, PodUid::parse(&sandbox.uid)) {
-            (Event::RunPodSandbox, Ok(uid)) => self.tell(RuntimeChange::Started(sandbox.id, uid)),
-            (Event::StopPodSandbox, _) => self.tell(RuntimeChange::Stopped(sandbox.id)),
+            (Event::RunPodSandbox, Ok(uid)) => self.report(RuntimeChange::Started(sandbox.id, uid)),
+            (Event::StopPodSandbox, _) => self.report(RuntimeChange::Stopped(sandbox.id)),
             (Event::RemovePodSandbox, uid) => {
                 self.late.retain(|late| Some(late) != uid.as_ref().ok());
-                self.tell(RuntimeChange::Removed(sandbox.id));
+                self.report(RuntimeChange::Removed(sandbox.id));
             }
             (Event::RemoveContainer, _) => {
                 if let Some((pod, _)) = self.containers.remove(&container.unwrap_or_default().id) {
-                    self.tell_containers(&pod);
+                    self.report_containers(&pod);
                 }
             }
             _ => {}
@@ -198,7 +199,8 @@ impl NriAnswers {
         if mounts.is_empty() || !self.is_chosen(&pod) {
             return CreateContainerResponse::default();
         }
-        // A part may be one of a volume of another kind; and a pod that only has CSI volumes of podfs is not chosen.
+        // A part (subPath) may belong to a volume of another kind; and podfs does not choose a pod that only has CSI
+        // volumes of podfs.
         let known = self.entry(&uid);
         let is_left = |place: &super::places::PodVolumePath| {
             known.as_ref().is_some_and(|pod| {
@@ -230,7 +232,7 @@ impl NriAnswers {
         CreateContainerResponse { adjust: Some(ContainerAdjustment { mounts: replaced.collect() }) }
     }
 
-    /// Counts and logs where a container has its volumes from. They are named by their destinations.
+    /// Counts and logs the sources of a container's mounts, by destination.
     fn note(&mut self, pod: &PodSandbox, container: &Container, sources: &Sources, volumes: &BTreeMap<&str, &str>) {
         let known = identity(pod);
         for (destination, source) in sources {
@@ -266,13 +268,13 @@ impl NriAnswers {
             }
         }
         self.containers.insert(container.id.clone(), (pod.clone(), entry));
-        self.tell_containers(&pod);
+        self.report_containers(&pod);
     }
 
-    /// Sends the containers of a pod, which have changed, to the manager.
-    fn tell_containers(&self, pod: &PodIdentity) {
+    /// Sends the changed containers of a pod to the manager.
+    fn report_containers(&self, pod: &PodIdentity) {
         let of_pod = self.containers.values().filter(|(of, _)| of.uid == pod.uid);
-        self.tell(RuntimeChange::Containers(pod.clone(), of_pod.map(|(_, container)| container.clone()).collect()));
+        self.report(RuntimeChange::Containers(pod.clone(), of_pod.map(|(_, container)| container.clone()).collect()));
         let of_podfs = self.containers.values().filter(|(_, container)| !container.replaced.is_empty()).count();
         self.recorder.nri_containers(PODFS, of_podfs);
         self.recorder.nri_containers(KUBELET, self.containers.len() - of_podfs);

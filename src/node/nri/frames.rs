@@ -1,17 +1,17 @@
 //! Bytes of an NRI connection: ttrpc messages of several connections in frames on one socket. Plain data.
 //!
-//! A frame is the number of its connection, its length and a part of that connection's bytes; nothing opens or closes a
-//! connection. A message is a header of ten bytes (length, stream, type, flags) and an envelope. Frames and messages need not
-//! begin together. Numbers are big endian.
+//! A frame is the number of its connection, its length and a part of that connection's bytes; no frame opens or closes
+//! a connection. A message is a header of ten bytes (length, stream, type, flags) and an envelope. Frames and messages
+//! need not begin together. Numbers are big endian.
 //!
-//! podfs reads and writes these itself instead of with the crate ttrpc: that crate would bring a second library for the messages
+//! podfs has its own code for this instead of the crate ttrpc: that crate would bring a second library for the messages
 //! of protobuf, and would still need a mux. podfs needs little of both.
 
 use std::collections::BTreeMap;
 
-/// The connection on which the runtime asks the plugin.
+/// The connection for requests of the runtime to the plugin.
 pub const TO_PLUGIN: u32 = 1;
-/// The connection on which the plugin asks the runtime.
+/// The connection for requests of the plugin to the runtime.
 pub const TO_RUNTIME: u32 = 2;
 /// The longest part of a connection in a frame to a runtime: a longer one breaks the connection.
 pub const LONGEST_PART: usize = 4096;
@@ -22,10 +22,10 @@ const LONGEST_RECEIVED: usize = LONGEST_MESSAGE + MESSAGE_HEADER;
 const FRAME_HEADER: usize = 8;
 const MESSAGE_HEADER: usize = 10;
 
-/// What a message is.
+/// The type of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageType {
-    /// A question.
+    /// A request.
     Request,
     /// The answer to the request of the same stream.
     Response,
@@ -34,31 +34,31 @@ pub enum MessageType {
 /// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TtrpcMessage {
-    /// The connection that it is of.
+    /// Its connection.
     pub connection: u32,
-    /// Which request it is, or answers.
+    /// The number of the request that it is, or answers.
     pub stream: u32,
-    /// What it is.
+    /// Its type.
     pub kind: MessageType,
     /// The envelope.
     pub body: Vec<u8>,
 }
 
-/// Why bytes are not those of an NRI connection.
+/// Why bytes do not belong to an NRI connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// There are two connections.
+    /// A frame for another connection than the two.
     #[error("a frame for connection {0}; podfs knows only 1 and 2")]
     Connection(u32),
     /// A frame or a message is too long.
     #[error("a frame of {0} bytes; podfs takes at most {LONGEST_RECEIVED}")]
     Length(usize),
-    /// Neither a request nor a response.
+    /// A message that is neither a request nor a response.
     #[error("a message of type {0}; podfs knows only 1 and 2")]
     Kind(u8),
 }
 
-/// Puts messages together from the bytes that come in.
+/// Assembles messages from the bytes of a socket.
 #[derive(Debug, Default)]
 pub struct FrameReader {
     socket: Vec<u8>,
@@ -71,10 +71,10 @@ impl FrameReader {
         self.socket.extend_from_slice(bytes);
     }
 
-    /// The next message that is whole.
+    /// The next complete message.
     ///
     /// # Errors
-    /// When the bytes are garbage: nothing after them can be understood.
+    /// When the bytes are garbage: podfs cannot parse anything after them.
     pub fn message(&mut self) -> Result<Option<TtrpcMessage>, FrameError> {
         self.take_frames()?;
         for (connection, bytes) in &mut self.connections {
@@ -98,7 +98,7 @@ impl FrameReader {
         Ok(None)
     }
 
-    /// Gives each connection its bytes, also of frames that are not whole yet to their end.
+    /// Gives each connection the bytes of its complete frames.
     fn take_frames(&mut self) -> Result<(), FrameError> {
         while let Some([connection, length]) = self.socket.first_chunk::<FRAME_HEADER>().map(numbers) {
             let length = length as usize;
@@ -128,7 +128,7 @@ fn numbers(bytes: &[u8; FRAME_HEADER]) -> [u32; 2] {
 }
 
 impl TtrpcMessage {
-    /// Its bytes on the socket, in frames that a runtime takes.
+    /// Its bytes on the socket, in frames that a runtime accepts.
     pub fn frames(&self) -> Vec<u8> {
         let mut message = Vec::with_capacity(MESSAGE_HEADER + self.body.len());
         message.extend_from_slice(&length(&self.body));
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_told_before_its_length_is_kept_in_memory() {
+    fn garbage_is_refused_before_memory_of_its_length_is_used() {
         let read = |bytes: &[u8]| {
             let mut reader = FrameReader::default();
             reader.feed(bytes);

@@ -1,4 +1,4 @@
-//! The messages of the Node Resource Interface and of ttrpc, as the build made them from `proto/nri.proto` and
+//! The messages of the Node Resource Interface and of ttrpc, which the build makes from `proto/nri.proto` and
 //! `proto/ttrpc.proto`.
 //!
 //! Debugging output of a container has no environment, and that of an envelope no payload: both may be secret.

@@ -33,7 +33,7 @@ pub use session::{NriError, Plugin, serve};
 /// The name of the plugin.
 pub const PLUGIN: &str = "podfs";
 
-/// How the plugin is started.
+/// The settings of the plugin.
 #[derive(Clone, Debug)]
 pub struct NriSettings {
     /// The socket of the container runtime.
@@ -42,6 +42,6 @@ pub struct NriSettings {
     pub index: String,
     /// The directory of the kubelet: `/var/lib/kubelet`.
     pub kubelet_root: PathBuf,
-    /// Which pods are served.
+    /// Which pods podfs serves.
     pub choice: Choice,
 }

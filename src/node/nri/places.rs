@@ -8,32 +8,33 @@ use super::messages::nri::Mount;
 /// The directories of volumes that podfs serves, as the kubelet names them.
 const PLUGINS: [&str; 4] =
     ["kubernetes.io~configmap", "kubernetes.io~secret", "kubernetes.io~downward-api", "kubernetes.io~projected"];
-/// Options of mounts that follow later mounts of the node: those need a source that podfs does not promise.
+/// Options of mounts that follow later mounts of the node: those need a source with propagation, which podfs does not
+/// promise.
 const PROPAGATED: [&str; 4] = ["slave", "rslave", "shared", "rshared"];
 
-/// Where the kubelet has its pods: as it names the directory, and without symbolic links.
+/// The kubelet's root directory: as it names the directory, and without symbolic links.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Roots(Vec<PathBuf>);
 
-/// What the source of a mount is to the kubelet.
+/// The volume that a path of the kubelet belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodVolumePath {
     /// The uid of the pod.
     pub pod: String,
     /// The name of the volume.
     pub volume: String,
-    /// Whether it is a part of the volume, which is prepared for one container.
+    /// Whether it is a part of the volume (subPath), which the kubelet prepares for one container.
     pub is_part: bool,
 }
 
 impl Roots {
-    /// Of a kubelet with this directory. Looks where it really is.
+    /// The directories of a kubelet with this root. Resolves symbolic links.
     pub fn of(kubelet_root: &Path) -> Roots {
         let real = kubelet_root.canonicalize().ok().filter(|real| real != kubelet_root);
         Roots([Some(kubelet_root.to_owned()), real].into_iter().flatten().collect())
     }
 
-    /// What a source is, if a volume that podfs may serve or a part of any volume.
+    /// The volume of a source, if podfs may serve its kind, or if the source is a part of any volume.
     pub fn place(&self, source: &str) -> Option<PodVolumePath> {
         let below = self.0.iter().find_map(|root| Path::new(source).strip_prefix(root.join("pods")).ok())?;
         let names: Vec<&str> = below.iter().map(|name| name.to_str()).collect::<Option<_>>()?;
@@ -50,8 +51,8 @@ impl Roots {
     }
 }
 
-/// Whether a mount cannot have another source: the container wants later mounts of the node, or maps ids in a way that only the
-/// runtime knows.
+/// Whether a mount cannot have another source: the container wants later mounts of the node, or maps ids in a way that
+/// only the runtime knows.
 pub fn is_bound_to_its_source(mount: &Mount) -> bool {
     let is_such = |option: &String| PROPAGATED.contains(&option.as_str()) || option.contains("idmap");
     mount.options.iter().any(is_such)
@@ -60,7 +61,7 @@ pub fn is_bound_to_its_source(mount: &Mount) -> bool {
 /// The mount with another source.
 pub fn with_source(mount: &Mount, source: String) -> Mount {
     let mut replaced = Mount { source, ..mount.clone() };
-    // runc 1.1 lifts what it does not find among the options.
+    // runc 1.1 clears a restriction that is missing among the options.
     for option in ["nosuid", "nodev"] {
         if !replaced.options.iter().any(|one| one == option) {
             replaced.options.push(option.to_owned());

@@ -1,7 +1,7 @@
 //! The connection to the container runtime: connecting, the requests on it, and reconnecting after it was lost.
 //!
-//! The plugin dials and registers itself. The runtime may send its first request before it answers that. The plugin answers
-//! requests in their order.
+//! The plugin connects and registers itself. The runtime may send its first request before it answers the registration.
+//! The plugin answers requests in their order.
 
 use std::convert::Infallible;
 use std::fs::File;
@@ -29,7 +29,7 @@ use crate::node::metrics::Recorder;
 
 /// The service of the runtime.
 const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
-/// The status of ttrpc, as of gRPC, for a method that is not known.
+/// The status of ttrpc, as of gRPC, for an unknown method.
 const UNIMPLEMENTED: i32 = 12;
 /// How long a runtime may take from the connection to its list of all containers.
 const BEGIN: Duration = Duration::from_secs(30);
@@ -40,13 +40,13 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const PAUSE: DoublingPause = DoublingPause::new(FIRST_PAUSE, Duration::from_secs(2));
 /// How often podfs looks for directories of pods while it is not connected.
 const LOOK: Duration = Duration::from_secs(10);
-/// How long another podfs node that ends may take.
+/// How long podfs waits for another podfs node that ends.
 const ENDING: Duration = Duration::from_secs(3);
 
 /// Why podfs node cannot be a plugin of the runtime.
 #[derive(Debug, thiserror::Error)]
 pub enum NriError {
-    /// The directory of the kubelet is not one.
+    /// The directory is not that of a kubelet.
     #[error(transparent)]
     KubeletRoot(NoKubelet),
     /// Another podfs node is the plugin.
@@ -54,10 +54,10 @@ pub enum NriError {
     InUse(PathBuf),
 }
 
-/// The plugin, ready to be connected.
+/// The plugin, before it connects.
 pub struct Plugin {
     settings: NriSettings,
-    right: Option<Flock<File>>,
+    plugin_lock: Option<Flock<File>>,
 }
 
 /// Why a connection has ended.
@@ -78,37 +78,37 @@ enum ConnectionEnd {
 }
 
 impl Plugin {
-    /// Takes the right to be the plugin: a lock on the directory of the runtime's socket, if it is there. Waits for a podfs node that
-    /// ends.
+    /// Takes the lock on the directory of the runtime's socket, if that exists: it allows only one plugin. Waits for a
+    /// podfs node that ends.
     ///
     /// # Errors
-    /// When another podfs node is the plugin, or the kubelet's directory is none.
+    /// When another podfs node is the plugin, or the directory is not that of a kubelet.
     pub async fn open(settings: NriSettings) -> Result<Plugin, NriError> {
         KubeletRoot::open(&settings.kubelet_root).map_err(NriError::KubeletRoot)?;
         let until = Instant::now() + ENDING;
         loop {
             match lock(&settings.socket) {
-                Some(Ok(right)) => return Ok(Plugin { settings, right: Some(right) }),
+                Some(Ok(plugin_lock)) => return Ok(Plugin { settings, plugin_lock: Some(plugin_lock) }),
                 Some(Err(())) if Instant::now() > until => return Err(NriError::InUse(settings.socket)),
                 Some(Err(())) => sleep(FIRST_PAUSE).await,
-                None => return Ok(Plugin { settings, right: None }),
+                None => return Ok(Plugin { settings, plugin_lock: None }),
             }
         }
     }
 
-    /// How it is started.
+    /// Its settings.
     pub fn settings(&self) -> &NriSettings {
         &self.settings
     }
 }
 
-/// The lock, unless another process has it; nothing if there is no directory.
+/// The lock, unless another process has it; `None` if the directory does not exist.
 fn lock(socket: &Path) -> Option<Result<Flock<File>, ()>> {
     let directory = File::open(socket.parent()?).ok()?;
     Some(Flock::lock(directory, FlockArg::LockExclusiveNonblock).map_err(drop))
 }
 
-/// Serves the runtime, and connects again when it is gone, for as long as the future is not dropped.
+/// Serves the runtime, and connects again when the connection has ended, until the future is dropped.
 pub async fn serve(
     plugin: Plugin,
     own: PathBuf,
@@ -117,43 +117,43 @@ pub async fn serve(
     recorder: Recorder,
     changes: Box<dyn Fn(RuntimeChange) -> bool + Send + Sync>,
 ) -> Infallible {
-    let Plugin { settings, mut right } = plugin;
+    let Plugin { settings, mut plugin_lock } = plugin;
     recorder.nri_connected(false);
     let socket = settings.socket.clone();
     let index = settings.index.clone();
     let mut answers = NriAnswers::new(settings, own, run_directory, node, recorder.clone(), changes);
-    let (mut backoff, mut told, mut look) = (PAUSE.backoff(), None, Instant::now() + LOOK);
+    let (mut backoff, mut last_trouble, mut look) = (PAUSE.backoff(), None, Instant::now() + LOOK);
     loop {
-        if right.is_none() {
-            right = lock(&socket).and_then(Result::ok);
+        if plugin_lock.is_none() {
+            plugin_lock = lock(&socket).and_then(Result::ok);
         }
         let trouble = match UnixStream::connect(&socket).await {
             Err(error) => no_runtime(&socket, &error),
-            Ok(_) if right.is_none() => format!("{}; podfs tries again", NriError::InUse(socket.clone())),
+            Ok(_) if plugin_lock.is_none() => format!("{}; podfs tries again", NriError::InUse(socket.clone())),
             Ok(stream) => {
                 let mut session = Session { stream, reader: FrameReader::default(), is_synchronized: false };
                 let end = session.run(&index, &mut answers, || {
                     backoff.reset();
                     recorder.nri_connected(true);
-                    if told.take().is_some() {
+                    if last_trouble.take().is_some() {
                         info!("the container runtime at {} is connected again", socket.display());
                     }
                 });
                 let end = end.await;
                 recorder.nri_connected(false);
-                answers.tell(RuntimeChange::Lost);
+                answers.report(RuntimeChange::Lost);
                 format!(
                     "container runtime at {}: {end}; new containers have the kubelet's volumes; podfs connects again",
                     socket.display()
                 )
             }
         };
-        if told.as_ref() != Some(&trouble) {
-            answers.tell(RuntimeChange::Trouble(vec![trouble.clone()]));
-            told = Some(trouble);
+        if last_trouble.as_ref() != Some(&trouble) {
+            answers.report(RuntimeChange::Trouble(vec![trouble.clone()]));
+            last_trouble = Some(trouble);
         }
         if Instant::now() > look {
-            answers.without_directory().into_iter().for_each(|uid| answers.tell(RuntimeChange::NoDirectory(uid)));
+            answers.without_directory().into_iter().for_each(|uid| answers.report(RuntimeChange::NoDirectory(uid)));
             look = Instant::now() + LOOK;
         }
         sleep(backoff.fail()).await;
@@ -181,7 +181,8 @@ struct Session {
 }
 
 impl Session {
-    /// Registers the plugin and answers requests until the connection ends. Calls `begun` when the runtime has listed containers.
+    /// Registers the plugin and answers requests until the connection ends. Calls `begun` when the runtime has listed
+    /// containers.
     async fn run(&mut self, index: &str, answers: &mut NriAnswers, mut begun: impl FnMut()) -> ConnectionEnd {
         match self.serve(index, answers, &mut begun).await {
             Ok(never) => match never {},
@@ -207,7 +208,7 @@ impl Session {
                     let was_synchronized = self.is_synchronized;
                     self.answer(&message, answers).await?;
                     if self.is_synchronized && !was_synchronized {
-                        answers.tell(RuntimeChange::Trouble(Vec::new()));
+                        answers.report(RuntimeChange::Trouble(Vec::new()));
                         begun();
                     }
                 }
@@ -217,7 +218,7 @@ impl Session {
                         return Err(ConnectionEnd::Refused(message));
                     }
                 }
-                // Nothing else is asked for.
+                // podfs makes no other request.
                 _ => {}
             }
         }

@@ -17,7 +17,7 @@ use crate::node::NodeHandle;
 use crate::node::state::{NodeState, VolumeEntry, VolumeMount};
 use crate::supervisor::control::{ContainerRequest, ControlAnswer, ControlQuestion, ask};
 
-/// How long to wait until a supervisor that is busy is asked again.
+/// The pause before podfs asks a busy supervisor again.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Why a container has a volume of the kubelet.
@@ -59,7 +59,7 @@ impl Reason {
     }
 }
 
-/// Where podfs has volumes, by the destinations of a container's mounts.
+/// The sources of podfs for a container's mounts, by destination; or why there is none.
 pub(super) type Sources = BTreeMap<String, Result<String, Reason>>;
 
 /// A mount of a container that podfs is to replace.
@@ -69,7 +69,7 @@ pub(super) struct WantedMount {
     pub(super) place: PodVolumePath,
 }
 
-/// Finds the sources of a container's mounts. Waits until `until` for volumes that are not there, if it may.
+/// Finds the sources of a container's mounts. Waits until `until` for volumes that are not mounted yet, if it may.
 pub(super) async fn find(
     node: &NodeHandle,
     run_directory: &Path,
@@ -109,7 +109,7 @@ pub(super) async fn find(
     found.into_iter().map(source).collect()
 }
 
-/// A volume in the manager's state.
+/// The path of a volume in the manager's state.
 fn look(state: &NodeState, uid: &PodUid, volume: &str) -> Result<PathBuf, Reason> {
     let pod = state.pods.get(uid).filter(|pod| pod.origin.is_some()).ok_or(Reason::UnknownPod)?;
     let is_wanted = |entry: &&VolumeEntry| entry.desired && entry.name == volume;
@@ -120,7 +120,8 @@ fn look(state: &NodeState, uid: &PodUid, volume: &str) -> Result<PathBuf, Reason
     }
 }
 
-/// Has the pod's supervisor prepare the parts of volumes that a container mounts. Gives where, by their paths in the container.
+/// Makes the pod's supervisor prepare the parts of volumes (subPath) that a container mounts. Returns their paths on
+/// the node, by their paths in the container.
 async fn prepare(directory: PathBuf, container: &Container, until: Instant) -> BTreeMap<PathBuf, PathBuf> {
     let variable =
         |variable: &String| variable.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -157,7 +158,7 @@ async fn prepare(directory: PathBuf, container: &Container, until: Instant) -> B
     mounts.into_iter().filter_map(place).collect()
 }
 
-/// A path of the container without what does not matter.
+/// A path of the container, normalized.
 fn normal(path: &str) -> PathBuf {
     Path::new(path).components().collect()
 }

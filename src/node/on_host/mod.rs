@@ -1,4 +1,4 @@
-//! Leaving a container: the `podfs node` of a DaemonSet goes on on the node itself (`--on-host`).
+//! Leaving a container: the `podfs node` of a DaemonSet continues on the node itself (`--on-host`).
 //!
 //! The kernel kills all processes of a container when it ends, so no process that serves volumes may be in it. The container's
 //! first process installs the programs on the node (`programs`) and starts the daemon from there:
@@ -12,8 +12,8 @@
 //! 4. The container's first process stays in the container, so that `kubectl exec` works. It forwards signals and ends with
 //!    the daemon's exit status; when it is killed, the kernel kills the daemon.
 //!
-//! The option `--on-host` decides, not a look at the namespaces: a mount namespace can also be that of a test, of a unit or of a
-//! sandbox, which podfs must not leave.
+//! The option `--on-host` decides, not a check of the namespaces: a mount namespace can also be that of a test, of a
+//! unit or of a sandbox, which podfs must not leave.
 
 mod programs;
 
@@ -43,10 +43,10 @@ use crate::supervisor::run_dir::trust;
 const FIRST: &str = "/proc/1";
 /// The environment variable that the first process of the container sets for the daemon that it starts on the node.
 pub(crate) const LEFT: &str = "PODFS_LEFT_CONTAINER";
-/// The signals that are forwarded.
-const HANDED_ON: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
+/// The signals that the container's first process forwards.
+const FORWARDED: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 
-/// Why the daemon does not go on on the node.
+/// Why the daemon cannot continue on the node.
 #[derive(Debug, thiserror::Error)]
 pub enum OnHostError {
     /// This process sees no other process of the node, or is in no container.
@@ -63,7 +63,7 @@ pub enum OnHostError {
     Install {
         /// The directory of the node.
         directory: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         #[source]
         cause: io::Error,
     },
@@ -75,7 +75,7 @@ pub enum OnHostError {
     Start {
         /// The program on the node.
         program: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         #[source]
         cause: io::Error,
     },
@@ -90,30 +90,30 @@ pub fn has_left_container() -> bool {
 /// process when the daemon has ended. For a process that has no other threads.
 ///
 /// # Errors
-/// When there is no node to go on on, or the daemon cannot be started.
-pub fn go_on(directory: &Path, arguments: Vec<OsString>) -> Result<(), OnHostError> {
+/// When this process is in no container of a node, or the daemon cannot be started.
+pub fn continue_on_node(directory: &Path, arguments: Vec<OsString>) -> Result<(), OnHostError> {
     let node = NodeNamespaces::open()?;
     let failed = |cause| OnHostError::Install { directory: directory.to_owned(), cause };
     let programs = Programs::own().map_err(failed)?;
     let account = account();
     let mut signals = SigSet::empty();
-    HANDED_ON.iter().chain([&Signal::SIGCHLD]).for_each(|signal| signals.add(*signal));
+    FORWARDED.iter().chain([&Signal::SIGCHLD]).for_each(|signal| signals.add(*signal));
     signals.thread_block().map_err(|errno| OnHostError::Namespaces(errno.into()))?;
-    let (tell, told) = channel();
+    let (sender, receiver) = channel();
     let directory = directory.to_owned();
-    // The kernel kills the daemon when the thread ends that has started it.
+    // The kernel kills the daemon when the thread that has started it ends (`PR_SET_PDEATHSIG`).
     thread::spawn(move || {
         let started = node.enter().and_then(|()| start(&directory, &programs, &arguments, account));
-        let _ = tell.send(started);
+        let _ = sender.send(started);
         loop {
             thread::park();
         }
     });
-    let pid = told.recv().expect("the thread never ends")?;
+    let pid = receiver.recv().expect("the thread never ends")?;
     wait(pid, &signals)
 }
 
-/// Where the container has its service account, by a path that is good on the node for as long as this process lives.
+/// The path of the container's service account that is valid on the node for as long as this process lives.
 fn account() -> Option<PathBuf> {
     let directory = Path::new(SERVICE_ACCOUNT).canonicalize().ok()?;
     let below = directory.strip_prefix("/").ok()?;
@@ -171,7 +171,7 @@ fn wait(pid: Pid, signals: &SigSet) -> ! {
     }
 }
 
-/// What the daemon has of the node: its mounts, its root directory, and the whole paths of cgroups.
+/// What the daemon takes from the node: its mounts, its root directory, and the whole paths of cgroups.
 struct NodeNamespaces {
     mounts: OwnedFd,
     cgroups: OwnedFd,
@@ -204,7 +204,7 @@ impl NodeNamespaces {
     }
 }
 
-/// The namespaces of the node that a daemon which has left its container is not in, for the supervisors that it starts.
+/// The namespaces of the node that a daemon outside of its container does not have, for the supervisors that it starts.
 ///
 /// # Errors
 /// When they cannot be opened.

@@ -16,9 +16,9 @@ use ring::digest::{Context, SHA256};
 use crate::supervisor::installed::{CURRENT, SUPERVISOR, supervisor_program};
 use crate::supervisor::server::program::ServerProgram;
 
-/// The name of a copy that is not whole begins with this; the process id that makes it follows.
+/// The prefix of an incomplete copy; the id of the process that makes it follows.
 const NEW: &str = ".new-";
-/// So many bytes of the digest tell builds of one version apart.
+/// How many bytes of the digest distinguish builds of one version.
 const DIGEST: usize = 6;
 
 /// The programs of this podfs.
@@ -30,7 +30,7 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// Those that this process runs and would start.
+    /// The programs that this process runs and would start.
     ///
     /// # Errors
     /// When they cannot be found or read.
@@ -43,7 +43,7 @@ impl Programs {
         Ok(Programs { podfs, supervisor, server, name: format!("{}-{digest}", program::version()) })
     }
 
-    /// Copies them into the directory, unless they are there. Gives the path of podfs.
+    /// Copies them into the directory, unless they are there. Returns the path of podfs.
     ///
     /// # Errors
     /// When the directory cannot be written to.
@@ -97,13 +97,13 @@ fn digest(files: [&mut File; 3]) -> io::Result<String> {
     Ok(context.finish().as_ref().iter().take(DIGEST).map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Removes the copies that no process runs, except that of `podfs`. Gives them.
+/// Removes the copies that no process runs, except that of `podfs`. Returns them.
 ///
 /// # Errors
 /// When the directory or the processes cannot be read.
 pub(super) fn remove_unused(directory: &Path, podfs: &Path) -> io::Result<Vec<PathBuf>> {
     let mut removed = Vec::new();
-    // Listed before the processes: what is installed meanwhile is not seen here.
+    // Listed before the processes: a copy that is installed meanwhile is not in the list.
     let entries: Vec<_> = fs::read_dir(directory)?.filter_map(|entry| Some(entry.ok()?.path())).collect();
     let running = running()?;
     for path in entries {

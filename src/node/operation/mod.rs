@@ -18,7 +18,7 @@ use crate::manifest::pod::PodUid;
 /// The pauses after failures.
 pub const PAUSE: DoublingPause = DoublingPause::new(Duration::from_millis(500), Duration::from_secs(122));
 
-/// What is being done, and what failed last. The manager's task alone changes it.
+/// The running operations and the last failures, by volume. Only the manager's task changes it.
 #[derive(Debug, Default)]
 pub struct Executor(BTreeMap<VolumeId, OperationRecord>);
 
@@ -36,7 +36,7 @@ struct LastFailure {
     backoff: Backoff,
     pause: Duration,
     at: Instant,
-    /// The same moment for people.
+    /// The same moment in wall-clock time, for messages.
     time: SystemTime,
     error: String,
 }
@@ -51,9 +51,9 @@ pub enum NotNow {
     },
     /// The last one failed, and the pause after it is not over.
     Pausing {
-        /// Until when.
+        /// The end of the pause.
         until: SystemTime,
-        /// How long the pause is.
+        /// The length of the pause.
         pause: Duration,
         /// Why it failed.
         error: String,
@@ -123,7 +123,7 @@ impl Executor {
         }
     }
 
-    /// Forgets what failed for the volumes of a pod that is gone.
+    /// Forgets the failures of volumes of a pod that is gone.
     pub fn forget_pod(&mut self, pod: &PodUid) {
         self.0.retain(|id, known| known.is_running || id.pod != *pod);
     }
@@ -138,7 +138,8 @@ impl Executor {
         self.0.iter().filter(|(_, known)| known.is_running).map(|(id, _)| id.clone()).collect()
     }
 
-    /// When the first pause ends that had not ended `before`. One that had is that of a volume which needs no operation any more.
+    /// When the first pause ends that ends after `before`. An earlier one belongs to a volume that no longer needs an
+    /// operation.
     pub fn next_retry(&self, before: Instant) -> Option<Instant> {
         let pauses = self.0.values().filter(|known| !known.is_running);
         let ends = pauses.filter_map(|known| known.failure.as_ref().map(|failure| failure.at + failure.pause));

@@ -1,4 +1,4 @@
-//! Directories of pods that the node does not have any more: the daemon removes empty ones, and reports the others.
+//! Directories of pods that the node no longer has: the daemon removes empty ones, and reports the others.
 //!
 //! A pass looks at each directory in `ROOT/pods` whose pod the manager does not have and that no process serves (OR-01):
 //!
@@ -9,8 +9,8 @@
 //!    it does not enter a mount that appears meanwhile either.
 //!    Before that, it deletes the content of emptyDirs that supervisors of this daemon kept over a shutdown of the node, if the pod
 //!    has not come back. A file beside the content marks it (`host::empty_dir`).
-//! 4. The pass reports what stays when that changes, in one report (OR-03). It looks again after 2, 4, 8 seconds, at last every
-//!    30, or when the pod's directory has changed.
+//! 4. The pass reports the directories that stay when these change, in one report (OR-03). It looks at such a directory
+//!    again after 2, 4, 8 seconds, at last every 30, or when the directory has changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, OsStr};
@@ -35,14 +35,14 @@ use crate::manifest::pod::PodUid;
 use crate::node::spans;
 use crate::supervisor::run_dir::claim::{LOCK, SERVER};
 
-/// How long a directory that stays is left alone, unless it changes. The pause doubles with each look that finds it as it was: a
-/// mount that goes does not change it, and what keeps it for longer is there for days.
+/// How long a pass skips a directory that stays, unless it changes. The pause doubles with each look without a change:
+/// an unmount does not change the directory, and any other obstacle stays for days.
 const PAUSE: DoublingPause = DoublingPause::new(Duration::from_secs(2), Duration::from_secs(30));
-/// In a pod's directory, the volumes' directories.
+/// The directory of volumes in a pod's directory.
 const VOLUMES: &str = "volumes";
-/// Likewise, where containers' subPaths are mounted.
+/// The directory of containers' subPaths in a pod's directory.
 const SUB_PATHS: &str = "volume-subpaths";
-/// So many directories that stay are named in a report.
+/// How many of the directories that stay a report names.
 const NAMED: usize = 5;
 
 /// Looks for orphaned directories, pass after pass.
@@ -60,7 +60,7 @@ struct KeptDirectory {
     /// When its content last changed.
     changed: Option<Changed>,
     looked: Instant,
-    /// How long to leave it alone from then on.
+    /// How long passes skip it from then on.
     pause: Duration,
     backoff: Backoff,
 }
@@ -68,12 +68,12 @@ struct KeptDirectory {
 /// `st_mtime`.
 type Changed = (i64, u64);
 
-/// What a pass came to.
+/// The result of a pass.
 #[derive(Debug, Default)]
 pub struct Pass {
     /// The pods whose directories were removed.
     pub removed: Vec<PodUid>,
-    /// What stays, if the last pass did not report the same.
+    /// The directories that stay, if the last pass did not report the same.
     pub report: Option<OrphanReport>,
 }
 
@@ -82,7 +82,7 @@ pub struct Pass {
 pub struct OrphanReport(Vec<(PodUid, String)>);
 
 impl Orphans {
-    /// Of the pods below the root directory that have their locks in the run directory.
+    /// The directories of pods below the root directory. The pods' locks are in the run directory.
     pub fn new(run_directory: &Path, root_directory: &Path) -> Orphans {
         Orphans { pods: root_directory.join("pods"), run: run_directory.to_owned(), kept: BTreeMap::new() }
     }
@@ -138,7 +138,7 @@ impl Orphans {
         Ok(pass)
     }
 
-    /// Whether a process serves the pod, or has left something that is to be retired first.
+    /// Whether a process serves the pod, or podfs has to retire what one has left first.
     fn is_served(&self, uid: &PodUid) -> bool {
         let run = self.run.join(uid.as_str());
         [LOCK, SERVER].iter().any(|name| run.join(name).symlink_metadata().is_ok())
@@ -151,8 +151,8 @@ impl Orphans {
     }
 }
 
-/// Removes the directory of a pod that is not served any more, as far as it is empty. Gives why something of it stays, if it
-/// does.
+/// Removes the directory of a pod that no process serves any more, as far as it is empty. Returns why something of it
+/// stays, if it does.
 ///
 /// # Errors
 /// When the directory of all pods or the mount table cannot be read.
@@ -168,7 +168,7 @@ fn mounted_below(pods: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(mounts()?.into_iter().map(|mounted| mounted.at).filter(|at| at.starts_with(pods)).collect())
 }
 
-/// Removes the directory of a pod, as far as it is empty. Gives why something of it stays, if it does.
+/// Removes the directory of a pod, as far as it is empty. Returns why something of it stays, if it does.
 fn remove(pods: &Path, directory: BorrowedFd<'_>, uid: &PodUid, mounted: &[PathBuf]) -> io::Result<Option<String>> {
     let path = pods.join(uid.as_str());
     if let Some(at) = mounted.iter().find(|at| at.starts_with(&path)) {
@@ -194,7 +194,7 @@ fn remove(pods: &Path, directory: BorrowedFd<'_>, uid: &PodUid, mounted: &[PathB
     }
 }
 
-/// Deletes the content of emptyDirs that was kept over a shutdown. What stays is found by the walk.
+/// Deletes the content of emptyDirs that was kept over a shutdown. The walk finds what stays.
 fn delete_kept_content(pod: &Path) {
     let homes = pod.join(HOMES).read_dir().into_iter().flatten().flatten();
     let homes = homes.filter(|home| home.file_type().is_ok_and(|kind| kind.is_dir())).map(|home| home.path());
@@ -210,7 +210,7 @@ fn delete_kept_content(pod: &Path) {
     }
 }
 
-/// The removal of what is in a pod's directory.
+/// The removal of the entries of a pod's directory.
 struct Removal<'a> {
     pod: &'a Path,
     /// The first entries that stay, each with the reason.
@@ -232,7 +232,7 @@ impl Removal<'_> {
             Errno::NOTDIR => "it is a file".to_owned(),
             cause => io::Error::from(cause).to_string(),
         };
-        // What is in a volume keeps the volume: that is what the kubelet names.
+        // Like the kubelet, names the volume that is not empty.
         let mut parts = place.iter();
         let at = |depth: usize| self.pod.join(place.iter().take(depth).collect::<PathBuf>());
         self.stays.push(match parts.next().and_then(OsStr::to_str) {
@@ -269,7 +269,7 @@ impl Visitor for Removal<'_> {
         };
         match removed {
             Ok(()) | Err(Errno::NOENT) => {}
-            // What is in it was counted already.
+            // The entries in it are counted already.
             Err(Errno::NOTEMPTY | Errno::EXIST) if self.count > 0 => {}
             Err(errno) => self.stays(&path, errno),
         }
@@ -292,7 +292,7 @@ fn is_empty_file(parent: BorrowedFd<'_>, name: &CStr) -> bool {
         .is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::RegularFile && found.st_size == 0)
 }
 
-/// When the content of a directory last changed. A file system that is mounted on it is not asked.
+/// When the content of a directory last changed. Sends no request to a file system that is mounted on it.
 fn changed(path: &Path) -> Option<Changed> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     let path = CString::new(path.as_os_str().as_bytes()).ok()?;

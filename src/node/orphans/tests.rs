@@ -170,7 +170,7 @@ fn or_02_links_are_not_followed() {
 }
 
 #[test]
-fn or_03_what_stays_is_reported_once_until_it_changes() {
+fn or_03_a_directory_that_stays_is_reported_once_until_it_changes() {
     let mut node = TestNode::with(&["a/volumes/p/v/file", "b/volumes/p/v/file", "b/volumes/p/v/more"]);
     let report = node.pass().report.expect("both stay").to_string();
     assert!(report.starts_with("2 orphaned pod directories stay: ") && report.contains("(2 entries stay)"), "{report}");

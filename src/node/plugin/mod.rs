@@ -40,29 +40,29 @@ pub enum PluginError {
     /// Two plugins or more claim to serve it.
     #[error("multiple volume plugins matched: {}", .0.join(","))]
     Several(Vec<&'static str>),
-    /// Two plugins go by one name.
+    /// Two plugins have one name.
     #[error("volume plugin {0:?} was registered more than once")]
     Twice(&'static str),
 }
 
 /// The plugins of the node.
-pub struct Registry(Vec<Box<dyn VolumePlugin>>);
+pub struct PluginRegistry(Vec<Box<dyn VolumePlugin>>);
 
-impl Registry {
+impl PluginRegistry {
     /// The kinds of volume that `podfs run` serves.
-    pub fn built_in() -> Registry {
-        Registry(built_in::plugins())
+    pub fn built_in() -> PluginRegistry {
+        PluginRegistry(built_in::plugins())
     }
 
-    /// These plugins.
+    /// A registry of these plugins.
     ///
     /// # Errors
-    /// When two go by one name.
-    pub fn new(plugins: Vec<Box<dyn VolumePlugin>>) -> Result<Registry, PluginError> {
+    /// When two have one name.
+    pub fn new(plugins: Vec<Box<dyn VolumePlugin>>) -> Result<PluginRegistry, PluginError> {
         let names: Vec<_> = plugins.iter().map(|plugin| plugin.name()).collect();
         match names.iter().enumerate().find(|(index, name)| names[..*index].contains(name)) {
             Some((_, name)) => Err(PluginError::Twice(name)),
-            None => Ok(Registry(plugins)),
+            None => Ok(PluginRegistry(plugins)),
         }
     }
 
@@ -85,7 +85,7 @@ impl Registry {
     }
 }
 
-impl fmt::Debug for Registry {
+impl fmt::Debug for PluginRegistry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.0.iter().map(|plugin| plugin.name())).finish()
     }

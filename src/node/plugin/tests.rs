@@ -28,7 +28,7 @@ fn each_kind_of_volume_has_one_plugin_with_the_kubelets_name() {
         ("{name: h, persistentVolumeClaim: {claimName: x}}", "kubernetes.io/persistent-claim"),
     ];
     let pod = sample::pod("u", &volumes.map(|(volume, _)| volume), &[]).pod;
-    let registry = Registry::built_in();
+    let registry = PluginRegistry::built_in();
     for (volume, (_, name)) in pod.volumes.iter().zip(volumes) {
         let plugin = registry.find(volume).expect("a plugin");
         assert_eq!(plugin.name(), name);
@@ -43,14 +43,15 @@ fn each_kind_of_volume_has_one_plugin_with_the_kubelets_name() {
 #[test]
 fn a_volume_without_a_plugin_or_with_several_is_refused_by_name() {
     let pod = sample::pod("u", &["{name: x, iscsi: {targetPortal: a, iqn: b, lun: 0}}"], &[]).pod;
-    let error = Registry::built_in().find(&pod.volumes[0]).err().expect("no plugin").to_string();
+    let error = PluginRegistry::built_in().find(&pod.volumes[0]).err().expect("no plugin").to_string();
     assert!(
         error.starts_with("no volume plugin matched") && error.contains("iscsi") && error.contains("\"x\""),
         "{error}"
     );
-    let both = Registry::new(vec![Box::new(Greedy("a")), Box::new(Greedy("b"))]).expect("two plugins");
+    let both = PluginRegistry::new(vec![Box::new(Greedy("a")), Box::new(Greedy("b"))]).expect("two plugins");
     let error = both.find(&pod.volumes[0]).err().expect("two plugins").to_string();
     assert_eq!(error, "multiple volume plugins matched: a,b");
-    let twice = Registry::new(vec![Box::new(Greedy("a")), Box::new(Greedy("a"))]).expect_err("one name").to_string();
+    let twice =
+        PluginRegistry::new(vec![Box::new(Greedy("a")), Box::new(Greedy("a"))]).expect_err("one name").to_string();
     assert_eq!(twice, "volume plugin \"a\" was registered more than once");
 }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::manifest::pod::PodUid;
-use crate::node::plugin::Registry;
+use crate::node::plugin::PluginRegistry;
 use crate::node::sample;
 use crate::node::world::actual::{OperationOutcome, Seen};
 
@@ -16,13 +16,13 @@ fn id(pod: &str, volume: &str) -> VolumeId {
 
 fn desired(pods: &[(&str, &[&str])]) -> DesiredWorld {
     let mut desired = DesiredWorld::default();
-    pods.iter().for_each(|(uid, used)| desired.put(sample::pod(uid, &VOLUMES, used), &Registry::built_in()));
+    pods.iter().for_each(|(uid, used)| desired.put(sample::pod(uid, &VOLUMES, used), &PluginRegistry::built_in()));
     desired
 }
 
 fn mounted(ids: &[VolumeId]) -> ActualWorld {
     let mut actual = ActualWorld::default();
-    ids.iter().for_each(|id| actual.saw(id, true, Seen::default(), None));
+    ids.iter().for_each(|id| actual.report(id, true, Seen::default(), None));
     actual
 }
 
@@ -115,7 +115,7 @@ impl Model {
             ModelStep::Want(pod, used) if used.is_empty() => self.desired.remove(&sample::uid(PODS[pod])),
             ModelStep::Want(pod, used) => {
                 let names: Vec<_> = used.iter().map(|volume| ["a", "b"][*volume]).collect();
-                self.desired.put(sample::pod(PODS[pod], &VOLUMES, &names), &Registry::built_in());
+                self.desired.put(sample::pod(PODS[pod], &VOLUMES, &names), &PluginRegistry::built_in());
             }
             ModelStep::End(number, outcome) if number < self.running.len() => self.end(number, outcome),
             ModelStep::End(..) => {}

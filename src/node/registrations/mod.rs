@@ -5,7 +5,7 @@
 //! | module | owns |
 //! |---|---|
 //! | `registry` | a thread that watches the sockets of the registry |
-//! | `objects` | what is to change in the two objects; pure functions |
+//! | `objects` | the changes of the two objects; pure functions |
 //! | `registrar` | the task that asks drivers and writes the objects |
 //!
 //! 1. Only this node writes its CSINode object, and never beside a kubelet, which writes it, too. A change names the version of the object

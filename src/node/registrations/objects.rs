@@ -1,4 +1,4 @@
-//! What is to change in the CSINode and the Node object for a driver, as JSON merge patches.
+//! The changes of the CSINode and the Node object for a driver, as JSON merge patches.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 use crate::driver::csi::NodeDriver;
 use crate::volume::migration::REPLACED_PLUGINS;
 
-/// The annotation of a Node with what each driver calls the node.
+/// The annotation of a Node with each driver's name of the node.
 const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
 /// The annotation of a CSINode with the kubelet's plugins whose volumes CSI drivers serve on the node.
 const MIGRATED: &str = "storage.alpha.kubernetes.io/migrated-plugins";
 
-/// What is to be different.
+/// A change of the node's drivers.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Edit<'a> {
     /// A driver has registered.
@@ -46,8 +46,8 @@ pub(super) fn new_csi_node(node: &Value) -> Value {
     })
 }
 
-/// What is to change in the CSINode. Nothing if it is so already. The server takes no change of an entry: one that differs is removed
-/// first, and the next change adds it.
+/// The change of the CSINode; `None` if it needs none. The server refuses a change of an entry: podfs removes an entry
+/// that differs, and adds it with the next change.
 pub(super) fn csi_node_change(found: &Value, edit: Option<Edit<'_>>) -> Option<Value> {
     let drivers = found["spec"]["drivers"].as_array().cloned().unwrap_or_default();
     let plugins = REPLACED_PLUGINS.join(",");
@@ -81,7 +81,7 @@ fn entry(driver: &NodeDriver) -> Value {
     entry
 }
 
-/// Whether an entry says what the driver says, whatever the order of its keys.
+/// Whether an entry has the driver's values, with keys in any order.
 fn is_entry_of(found: &Value, driver: &NodeDriver) -> bool {
     let keys = found["topologyKeys"].as_array().into_iter().flatten();
     let mut keys: Vec<_> = keys.filter_map(Value::as_str).collect();
@@ -91,7 +91,8 @@ fn is_entry_of(found: &Value, driver: &NodeDriver) -> bool {
         && found["allocatable"]["count"].as_i64() == driver.most_volumes.map(i64::from)
 }
 
-/// What is to change in the Node: the annotation, and for a driver that has registered the labels of its topology.
+/// The change of the Node: the annotation, and for a driver that has registered the labels of its topology. `None` if
+/// it needs none.
 ///
 /// # Errors
 /// When a label has another value already, or the annotation cannot be read.

@@ -1,5 +1,5 @@
-//! The task that asks drivers what they are, and writes the objects of the node. Drivers are asked at the same time, each on a
-//! task of its own; the objects are written one after another.
+//! The task that asks drivers for their names and topologies, and writes the objects of the node. It asks drivers at
+//! the same time, each on a task of its own; it writes the objects one after another.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -20,9 +20,9 @@ use crate::kube::client::ApiClient;
 use crate::kube::error::{ApiError, Class};
 use crate::kube::retry::{Pause, Retry};
 
-/// Pauses before a registration that failed is tried again: the first, and the longest (the kubelet's).
+/// The pauses before podfs tries a failed registration again: the first, and the longest (the kubelet's).
 const PAUSE: DoublingPause = DoublingPause::new(Duration::from_millis(500), Duration::from_secs(120));
-/// How often in a row another client may be faster before podfs takes it for a failure.
+/// How often in a row another client may be faster before podfs reports a failure.
 const CONFLICTS: usize = 20;
 
 /// Registers the drivers of a node for as long as the daemon runs.
@@ -36,10 +36,10 @@ pub(in crate::node) async fn serve(client: ApiClient, node: String, root: &Path)
     }
     let retry = Retry::new(client.clone());
     let (sockets, gone) = (BTreeMap::new(), BTreeSet::new());
-    Registrar { client, node, input, inputs, sockets, gone, has_object: false, retry, said: None }.run().await;
+    Registrar { client, node, input, inputs, sockets, gone, has_object: false, retry, last_warning: None }.run().await;
 }
 
-/// Something new.
+/// An event for the registrar.
 enum RegistrarInput {
     Sockets(BTreeMap<PathBuf, SocketId>),
     Asked(PathBuf, SocketId, Result<Option<NodeDriver>, DriverError>),
@@ -52,13 +52,13 @@ struct Registrar {
     inputs: UnboundedReceiver<RegistrarInput>,
     /// The sockets of the registry.
     sockets: BTreeMap<PathBuf, Registration>,
-    /// The drivers that have gone, and that the cluster has still.
+    /// The drivers that have gone, and that the cluster still has.
     gone: BTreeSet<String>,
-    /// Whether the CSINode object was seen to be there.
+    /// Whether podfs has seen the CSINode object.
     has_object: bool,
     retry: Retry,
     /// The last warning about the API server.
-    said: Option<String>,
+    last_warning: Option<String>,
 }
 
 /// The registration of a plugin by a socket.
@@ -70,33 +70,33 @@ struct Registration {
     driver: Option<String>,
 }
 
-/// How far a registration came.
+/// The stage of a registration.
 enum Stage {
-    /// The plugin is being asked. Its answer leads to `Known` or `Foreign`, a failure to `Failed`.
+    /// podfs is asking the plugin. The answer leads to `Known` or `Foreign`, a failure to `Failed`.
     Asked,
-    /// It is asked again at this time.
+    /// podfs asks the plugin again at this time.
     Failed(Instant),
     /// It is no CSI driver.
     Foreign,
-    /// The cluster is to know this driver. A refusal leads to `Failed`.
+    /// podfs has to register this driver in the cluster. A refusal leads to `Failed`.
     Known(NodeDriver),
-    /// The cluster knows the driver.
+    /// The cluster has the driver.
     Registered,
 }
 
-/// What is to be written.
+/// A change of the cluster's objects.
 enum RegistrationStep {
-    /// The CSINode has to be there, also on a node without drivers.
+    /// Makes the CSINode, also on a node without drivers.
     Begin,
     Remove(String),
     Put(PathBuf, NodeDriver),
 }
 
-/// Why the objects are not as they are to be.
+/// Why podfs could not write an object.
 enum WriteError {
     /// The server cannot be reached, or is not ready.
     Passing(ApiError),
-    /// It does not take them.
+    /// The server refuses the change.
     Refused(String),
 }
 
@@ -128,7 +128,7 @@ impl Registrar {
 
     fn take(&mut self, input: RegistrarInput) {
         match input {
-            RegistrarInput::Sockets(found) => self.see(&found),
+            RegistrarInput::Sockets(found) => self.take_sockets(&found),
             RegistrarInput::Asked(path, id, asked) => {
                 let Some(registration) = self.sockets.get_mut(&path).filter(|known| known.id == id) else { return };
                 match asked {
@@ -144,8 +144,8 @@ impl Registrar {
         }
     }
 
-    /// Takes the sockets that are there now.
-    fn see(&mut self, found: &BTreeMap<PathBuf, SocketId>) {
+    /// Takes the sockets that exist now.
+    fn take_sockets(&mut self, found: &BTreeMap<PathBuf, SocketId>) {
         let is_there = |path: &PathBuf, known: &Registration| found.get(path) == Some(&known.id);
         let (stay, left): (BTreeMap<_, _>, BTreeMap<_, _>) =
             std::mem::take(&mut self.sockets).into_iter().partition(|(path, known)| is_there(path, known));
@@ -188,7 +188,7 @@ impl Registrar {
         });
     }
 
-    /// The driver's registration failed: the driver learns why, and podfs asks it again later.
+    /// Notes a failed registration. Reports the reason to the driver, and asks it again later.
     fn refuse(&mut self, path: &Path, sentence: &str) {
         let Some(registration) = self.sockets.get_mut(path) else { return };
         registration.stage = Stage::Failed(Instant::now() + registration.backoff.fail());
@@ -196,7 +196,7 @@ impl Registrar {
             warn!("{} registers no driver: {sentence}; podfs asks again", path.display());
         }
         let (path, sentence) = (path.to_owned(), sentence.to_owned());
-        // A driver that is gone does not take it.
+        // Fails if the driver has ended.
         tokio::spawn(async move { answer(&path, Some(&sentence)).await });
     }
 
@@ -221,7 +221,7 @@ impl Registrar {
         match done {
             Ok(()) => {
                 self.retry.reset();
-                self.said = None;
+                self.last_warning = None;
                 self.has_object = true;
                 self.performed(step);
             }
@@ -229,7 +229,7 @@ impl Registrar {
             Err(WriteError::Refused(sentence)) => match step {
                 RegistrationStep::Put(path, _) => self.refuse(&path, &sentence),
                 RegistrationStep::Begin | RegistrationStep::Remove(_) => {
-                    self.say(&sentence);
+                    self.log_once(&sentence);
                     let pause = self.retry.fruitless();
                     self.wait_until(&pause).await;
                 }
@@ -253,12 +253,12 @@ impl Registrar {
     }
 
     async fn wait_for_server(&mut self, error: &ApiError) {
-        self.say(&error.to_string());
+        self.log_once(&error.to_string());
         let pause = self.retry.failed(error);
         self.wait_until(&pause).await;
     }
 
-    /// Waits before the next request. What happens meanwhile is known then.
+    /// Waits before the next request, and takes events meanwhile.
     async fn wait_until(&mut self, pause: &Pause) {
         loop {
             tokio::select! {
@@ -268,10 +268,10 @@ impl Registrar {
         }
     }
 
-    fn say(&mut self, sentence: &str) {
-        if self.said.as_deref() != Some(sentence) {
+    fn log_once(&mut self, sentence: &str) {
+        if self.last_warning.as_deref() != Some(sentence) {
             warn!("podfs cannot register CSI drivers: {sentence}; it tries again");
-            self.said = Some(sentence.to_owned());
+            self.last_warning = Some(sentence.to_owned());
         }
     }
 
@@ -285,7 +285,7 @@ impl Registrar {
         self.write_node(Edit::Remove(name)).await
     }
 
-    /// Changes the CSINode until there is nothing to change. Makes it if it is not there.
+    /// Changes the CSINode until it needs no change. Makes it if it does not exist.
     async fn write_csi_node(&self, edit: Option<Edit<'_>>) -> Result<(), WriteError> {
         let collection = Collection::only(Resource::CSI_NODE, None, &self.node);
         for _ in 0..CONFLICTS {
@@ -301,13 +301,13 @@ impl Registrar {
         Err(WriteError::Refused(format!("CSINode {} is changed by another client all the time", self.node)))
     }
 
-    /// Changes the Node until there is nothing to change.
+    /// Changes the Node until it needs no change.
     async fn write_node(&self, edit: Edit<'_>) -> Result<(), WriteError> {
         for _ in 0..CONFLICTS {
             let found = self.node().await?;
             let change = node_change(&found, edit).map_err(|error| WriteError::Refused(error.to_string()))?;
             let Some(change) = change else { return Ok(()) };
-            // As the kubelet does, which may change the labels of its own Node there.
+            // Through `status`, like the kubelet, which may change the labels of its own Node there.
             go_on(self.client.patch(Resource::NODE, None, &[&self.node, "status"], &change).await)?;
         }
         Err(WriteError::Refused(format!("Node {} is changed by another client all the time", self.node)))
@@ -319,7 +319,7 @@ impl Registrar {
     }
 }
 
-/// Whether a change was made, or another client was faster, is seen by reading the object again.
+/// After a change, and after a conflict with another client, the caller reads the object again.
 fn go_on(done: Result<Value, ApiError>) -> Result<(), WriteError> {
     match done {
         Err(error) if error.class == Class::Conflict => Ok(()),

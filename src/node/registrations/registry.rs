@@ -14,22 +14,23 @@ use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
 
 use crate::driver::csi::sockets_in;
 
-/// How long to wait for a change, in case one was missed.
+/// The longest wait for a change, in case podfs missed one.
 const LONGEST: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
-/// From one look to the next: a driver that starts makes and removes several files.
+/// The pause between two looks: a driver that starts makes and removes several files.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Tells a socket from another one that is at its path later.
+/// Distinguishes a socket from a later one at the same path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SocketId {
     inode: u64,
     made: (i64, i64),
 }
 
-/// Starts the thread. It gives all sockets to `tell` at once and after each change, and ends when `tell` says no.
+/// Starts the thread. It passes all sockets to `tell`, at once and after each change, and ends when `tell` returns
+/// false.
 ///
 /// # Errors
-/// When the directory cannot be made or watched, or there is no thread.
+/// When the directory cannot be made or watched, or the thread cannot be started.
 pub(super) fn watch(
     registry: PathBuf,
     tell: impl Fn(BTreeMap<PathBuf, SocketId>) -> bool + Send + 'static,
@@ -40,11 +41,11 @@ pub(super) fn watch(
         while tell(sockets(&registry)) {
             thread::sleep(PAUSE);
             let mut source = [PollFd::from_borrowed_fd(changes.as_fd(), PollFlags::IN)];
-            // An interrupted wait is one more look.
+            // An interrupted wait only leads to one more look.
             let _ = poll(&mut source, Some(&LONGEST));
             let mut events = [0; 4096];
             while rustix::io::read(&changes, &mut events).is_ok_and(|count| count > 0) {}
-            // Another process may have removed the directory. What cannot be watched now is looked at later.
+            // Another process may have removed the directory. If it cannot be watched now, the next look tries again.
             let _ = follow(&changes, &registry);
         }
     };

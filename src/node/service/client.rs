@@ -17,14 +17,14 @@ use super::socket::{SOCKET, is_absent};
 use crate::node::NodeState;
 use crate::supervisor::control::{call, peer_user};
 
-/// More than the state of any node takes.
+/// More bytes than the state of any node takes.
 const LONGEST_ANSWER: usize = 256 << 20;
-/// How long a daemon may take beyond what it was given.
+/// How long a daemon may take beyond the time limit of a request.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why there is no answer.
+/// Why a request to the daemon failed.
 #[derive(Debug, thiserror::Error)]
-pub enum AskError {
+pub enum DaemonClientError {
     /// No daemon listens.
     #[error("podfs node does not run here: {} does not answer; start it, for instance by: systemctl start podfs-node", .0.display())]
     Absent(PathBuf),
@@ -51,10 +51,10 @@ pub enum AskError {
         #[source]
         cause: AskFailure,
     },
-    /// What was given can be the name of no pod.
+    /// The argument cannot be the name of a pod.
     #[error("{0}")]
     NoPod(String),
-    /// The daemon has another answer than the one that was asked for.
+    /// The daemon refuses the request.
     #[error("{0}")]
     Refused(String),
 }
@@ -68,7 +68,7 @@ pub enum AskFailure {
     /// The connection fails.
     #[error("{}", sentence(.0))]
     Connection(#[from] tonic::transport::Error),
-    /// The daemon does not know the question.
+    /// The daemon does not know the request.
     #[error("it is of another version and does not know the question")]
     OtherVersion,
     /// The daemon, or this side of the connection, reports an error.
@@ -88,23 +88,23 @@ impl DaemonClient {
     ///
     /// # Errors
     /// When there is none, and when this user may not ask it.
-    pub async fn connect(run_directory: &Path) -> Result<DaemonClient, AskError> {
+    pub async fn connect(run_directory: &Path) -> Result<DaemonClient, DaemonClientError> {
         let path = run_directory.join(SOCKET);
         if !rustix::process::geteuid().is_root() {
-            return Err(AskError::NotRoot);
+            return Err(DaemonClientError::NotRoot);
         }
         let stream = match call(run_directory, SOCKET) {
-            Err(error) if is_absent(&error) => return Err(AskError::Absent(path)),
-            Err(error) => return Err(AskError::Failed { path, cause: error.into() }),
+            Err(error) if is_absent(&error) => return Err(DaemonClientError::Absent(path)),
+            Err(error) => return Err(DaemonClientError::Failed { path, cause: error.into() }),
             Ok(stream) => stream,
         };
         if let Some(uid) = peer_user(&stream).filter(|uid| *uid != 0 && *uid != rustix::process::geteuid().as_raw()) {
-            return Err(AskError::OtherUser { path, uid });
+            return Err(DaemonClientError::OtherUser { path, uid });
         }
-        let failed = |cause: AskFailure| AskError::Failed { path: path.clone(), cause };
+        let failed = |cause: AskFailure| DaemonClientError::Failed { path: path.clone(), cause };
         let adopted = stream.set_nonblocking(true).and_then(|()| UnixStream::from_std(stream));
         let mut stream = Some(adopted.map_err(|error| failed(error.into()))?);
-        // A connection that ends is not made again: the client asks once.
+        // The client does not connect again: it sends one request.
         let connector = service_fn(move |_: Uri| {
             let stream = stream.take().map(TokioIo::new);
             async move { stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
@@ -119,103 +119,103 @@ impl DaemonClient {
     /// Waits until the pod's volumes are mounted.
     ///
     /// # Errors
-    /// When they are not in time.
-    pub async fn wait_for_volumes(&mut self, pod: String, timeout: Option<u32>) -> Result<(), AskError> {
+    /// When they are not mounted in time.
+    pub async fn wait_for_volumes(&mut self, pod: String, timeout: Option<u32>) -> Result<(), DaemonClientError> {
         let answer = self.service.wait_for_volumes(WaitForVolumesRequest { pod, timeout_seconds: timeout }).await;
-        self.taken(answer).map(drop)
+        self.received(answer).map(drop)
     }
 
     /// Waits until none of the pod's volumes is mounted.
     ///
     /// # Errors
-    /// When one is after that time.
-    pub async fn wait_for_unmount(&mut self, pod: String, timeout: Option<u32>) -> Result<(), AskError> {
+    /// When one is still mounted after that time.
+    pub async fn wait_for_unmount(&mut self, pod: String, timeout: Option<u32>) -> Result<(), DaemonClientError> {
         let answer = self.service.wait_for_unmount(WaitForUnmountRequest { pod, timeout_seconds: timeout }).await;
-        self.taken(answer).map(drop)
+        self.received(answer).map(drop)
     }
 
     /// The pod's volumes that are mounted.
     ///
     /// # Errors
     /// When the node does not have the pod.
-    pub async fn mounted_volumes(&mut self, pod: String) -> Result<Vec<MountedVolume>, AskError> {
+    pub async fn mounted_volumes(&mut self, pod: String) -> Result<Vec<MountedVolume>, DaemonClientError> {
         let answer = self.service.get_mounted_volumes(GetMountedVolumesRequest { pod }).await;
-        Ok(self.taken(answer)?.volumes)
+        Ok(self.received(answer)?.volumes)
     }
 
     /// Asks for a refresh of the pod's volumes.
     ///
     /// # Errors
     /// When the node does not have the pod.
-    pub async fn mark_remount_required(&mut self, pod: String) -> Result<(), AskError> {
+    pub async fn mark_remount_required(&mut self, pod: String) -> Result<(), DaemonClientError> {
         let answer = self.service.mark_remount_required(MarkRemountRequiredRequest { pod }).await;
-        self.taken(answer).map(drop)
+        self.received(answer).map(drop)
     }
 
     /// Releases the pod's volumes.
     ///
     /// # Errors
-    /// When the pod is to run, or the node does not have it.
-    pub async fn release(&mut self, pod: String) -> Result<(), AskError> {
+    /// When the pod should run, or the node does not have it.
+    pub async fn release(&mut self, pod: String) -> Result<(), DaemonClientError> {
         let answer = self.service.release(ReleaseRequest { pod }).await;
-        self.taken(answer).map(drop)
+        self.received(answer).map(drop)
     }
 
-    /// What a container of the pod mounts, which is about to start.
+    /// The mounts of a container of the pod that is about to start.
     ///
     /// # Errors
     /// When it cannot be mounted, or not yet.
     pub async fn prepare_container(
         &mut self,
         request: PrepareContainerRequest,
-    ) -> Result<Vec<ContainerMount>, AskError> {
+    ) -> Result<Vec<ContainerMount>, DaemonClientError> {
         let answer = self.service.prepare_container(request).await;
-        Ok(self.taken(answer)?.mounts)
+        Ok(self.received(answer)?.mounts)
     }
 
-    /// Removes what was made for a container of the pod; without one, for all.
+    /// Removes what was made for a container of the pod; for all of them without one.
     ///
     /// # Errors
-    /// When something is in use still.
-    pub async fn release_container(&mut self, pod: String, container: Option<String>) -> Result<(), AskError> {
+    /// When something is still in use.
+    pub async fn release_container(&mut self, pod: String, container: Option<String>) -> Result<(), DaemonClientError> {
         let answer = self.service.release_container(ReleaseContainerRequest { pod, container }).await;
-        self.taken(answer).map(drop)
+        self.received(answer).map(drop)
     }
 
-    /// All that the daemon knows.
+    /// The state of the node.
     ///
     /// # Errors
     /// When it does not answer.
-    pub async fn state(&mut self) -> Result<NodeState, AskError> {
+    pub async fn state(&mut self) -> Result<NodeState, DaemonClientError> {
         let answer = self.service.get_state(GetStateRequest {}).await;
-        Ok(convert::state(self.taken(answer)?))
+        Ok(convert::state(self.received(answer)?))
     }
 
-    /// What changes from now on.
+    /// A stream of later changes.
     ///
     /// # Errors
     /// When the daemon does not answer.
-    pub async fn watch(&mut self, pod: String) -> Result<Streaming<WatchResponse>, AskError> {
+    pub async fn watch(&mut self, pod: String) -> Result<Streaming<WatchResponse>, DaemonClientError> {
         let answer = self.service.watch(WatchRequest { pod }).await;
-        self.taken(answer)
+        self.received(answer)
     }
 
-    fn taken<T>(&self, answer: Result<tonic::Response<T>, Status>) -> Result<T, AskError> {
-        let failed = |cause| AskError::Failed { path: self.path.clone(), cause };
+    fn received<T>(&self, answer: Result<tonic::Response<T>, Status>) -> Result<T, DaemonClientError> {
+        let failed = |cause| DaemonClientError::Failed { path: self.path.clone(), cause };
         answer.map(tonic::Response::into_inner).map_err(|status| match status.code() {
-            Code::InvalidArgument => AskError::NoPod(status.message().to_owned()),
+            Code::InvalidArgument => DaemonClientError::NoPod(status.message().to_owned()),
             Code::NotFound | Code::DeadlineExceeded | Code::FailedPrecondition => {
-                AskError::Refused(status.message().to_owned())
+                DaemonClientError::Refused(status.message().to_owned())
             }
             Code::Unimplemented => failed(AskFailure::OtherVersion),
-            // Said by the daemon, or by this side of a connection that was cut.
-            Code::Unavailable => AskError::Ends(self.path.clone()),
+            // From the daemon, or from this side of a broken connection.
+            Code::Unavailable => DaemonClientError::Ends(self.path.clone()),
             _ => failed(AskFailure::Status(Box::new(status))),
         })
     }
 }
 
-/// The innermost cause says most.
+/// The innermost cause, which is the most specific.
 fn sentence(error: &dyn std::error::Error) -> String {
     let mut innermost = error;
     while let Some(cause) = innermost.source() {

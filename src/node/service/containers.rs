@@ -10,7 +10,7 @@ use super::proto::container_mount::Source;
 use crate::mounts::{ContainerMount, DeviceNode, Environment, IdMapping, MountSource, Propagation};
 use crate::supervisor::control::{ContainerRequest, ControlAnswer, ControlQuestion, ask};
 
-/// How often to ask a busy supervisor: each of its answers takes a second and a half.
+/// How often the service asks a busy supervisor: each of its answers takes a second and a half.
 const TRIES: u32 = 4;
 
 /// The answer of the supervisor of the pod with this run directory.
@@ -30,7 +30,7 @@ pub(super) async fn answer(directory: PathBuf, question: ControlQuestion) -> Res
     asked.await.unwrap_or_else(|_| Err(Status::internal("the question was not asked to its end")))
 }
 
-/// What the supervisor is asked for.
+/// The request for the supervisor.
 pub(super) fn request(message: proto::PrepareContainerRequest) -> Result<ContainerRequest, Status> {
     let proto::PrepareContainerRequest { container, environment, pod_ips, hostname, host_network, .. } = message;
     let (uid_mappings, gid_mappings) = (message.uid_mappings, message.gid_mappings);

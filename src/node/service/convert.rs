@@ -7,7 +7,7 @@ use super::proto;
 use crate::manifest::pod::PodUid;
 use crate::node::{ContainerEntry, KeptMount, NodeState, PodEntry, PodOrigin, PodStage, VolumeEntry, VolumeMount};
 
-/// All that the daemon knows, as a message.
+/// The state of the node as a message.
 pub(super) fn state_message(state: &NodeState) -> proto::GetStateResponse {
     proto::GetStateResponse {
         sources_ready: state.sources_ready,
@@ -85,7 +85,7 @@ fn volume_message(volume: &VolumeEntry) -> proto::Volume {
     }
 }
 
-/// What a container can use of the pod at this moment, as messages.
+/// The mounted volumes of a pod as messages.
 pub(super) fn mounted_messages(pod: &PodEntry) -> Vec<proto::MountedVolume> {
     let mounted = pod.volumes.iter().filter(|volume| volume.mount == VolumeMount::Mounted);
     let message = |volume: &VolumeEntry| {

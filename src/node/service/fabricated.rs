@@ -26,7 +26,7 @@ impl Fabricated {
     }
 }
 
-/// A node that knows everything, and has these pods.
+/// A node that has found everything, and has these pods.
 pub(super) fn node(pods: impl IntoIterator<Item = PodEntry>) -> NodeState {
     let by_uid = |pod: PodEntry| (PodUid::parse(&pod.uid).expect("a uid"), Arc::new(pod));
     let pods = pods.into_iter().map(by_uid).collect();

@@ -20,10 +20,10 @@ use crate::manifest::pod::PodUid;
 use crate::node::{CommandError, NodeHandle, NodeState, PodEntry};
 use crate::supervisor::control::{self as supervisor, ControlQuestion};
 
-/// Events that wait for a client of Watch; the stream waits with the next one.
+/// Events in the queue of a client of Watch; when it is full, the stream waits.
 const WATCH_AHEAD: usize = 16;
 
-/// Answers from the manager's state.
+/// The methods, which answer from the manager's state.
 pub(super) struct Methods {
     node: NodeHandle,
     run_directory: PathBuf,
@@ -136,23 +136,23 @@ impl VolumeManager for Methods {
         let pod = request.into_inner().pod;
         let only = if pod.is_empty() { None } else { Some(valid(&pod)?.to_owned()) };
         let (events, received) = mpsc::channel(WATCH_AHEAD);
-        tokio::spawn(tell(self.node.clone(), only, events));
+        tokio::spawn(send_changes(self.node.clone(), only, events));
         Ok(Response::new(Box::pin(ReceiverStream::new(received))))
     }
 }
 
 /// Sends changes to a client of Watch, until it disconnects or the daemon ends.
-async fn tell(node: NodeHandle, only: Option<String>, events: mpsc::Sender<Result<WatchResponse, Status>>) {
+async fn send_changes(node: NodeHandle, only: Option<String>, events: mpsc::Sender<Result<WatchResponse, Status>>) {
     let mut states = node.follow();
-    let mut told = BTreeMap::new();
+    let mut sent = BTreeMap::new();
     let mut is_first = true;
     loop {
         let state = Arc::clone(&states.borrow_and_update());
-        let mut news = changes(&mut told, &state, only.as_deref());
+        let mut new_events = changes(&mut sent, &state, only.as_deref());
         if std::mem::take(&mut is_first) {
-            news.push(Event::Initial(Initial {}));
+            new_events.push(Event::Initial(Initial {}));
         }
-        for event in news {
+        for event in new_events {
             if events.send(Ok(WatchResponse { event: Some(event) })).await.is_err() {
                 return;
             }
@@ -164,12 +164,12 @@ async fn tell(node: NodeHandle, only: Option<String>, events: mpsc::Sender<Resul
     }
 }
 
-/// The changes from these pods, which a client has, to this state.
-fn changes(told: &mut BTreeMap<PodUid, Arc<PodEntry>>, state: &NodeState, only: Option<&str>) -> Vec<Event> {
+/// The events from these pods, which a client has, to this state.
+fn changes(sent: &mut BTreeMap<PodUid, Arc<PodEntry>>, state: &NodeState, only: Option<&str>) -> Vec<Event> {
     let wanted = only.map(|pod| state.find(pod).map(|(uid, _)| uid));
     let is_wanted = |uid: &PodUid| wanted.is_none_or(|one| one == Some(uid));
     let mut events = Vec::new();
-    told.retain(|uid, _| {
+    sent.retain(|uid, _| {
         let stays = state.pods.contains_key(uid) && is_wanted(uid);
         if !stays {
             events.push(Event::Gone(uid.to_string()));
@@ -177,9 +177,9 @@ fn changes(told: &mut BTreeMap<PodUid, Arc<PodEntry>>, state: &NodeState, only: 
         stays
     });
     for (uid, pod) in state.pods.iter().filter(|(uid, _)| is_wanted(uid)) {
-        if !told.get(uid).is_some_and(|before| Arc::ptr_eq(before, pod) || before == pod) {
+        if !sent.get(uid).is_some_and(|before| Arc::ptr_eq(before, pod) || before == pod) {
             events.push(Event::Pod(convert::pod_message(pod)));
-            told.insert(uid.clone(), Arc::clone(pod));
+            sent.insert(uid.clone(), Arc::clone(pod));
         }
     }
     events
@@ -189,7 +189,7 @@ fn of_another_question() -> Status {
     Status::internal("the pod's supervisor gave an answer to another question")
 }
 
-/// What can be the name of a pod.
+/// Checks that a text can be the name of a pod.
 fn valid(pod: &str) -> Result<&str, Status> {
     let is_name = pod
         .split_once('/')

@@ -1,6 +1,6 @@
 //! The gRPC service of the daemon on `RUN/node.sock`, and its client. The messages are in `proto/podfs/volumemanager/v1`.
 //!
-//! It works on a [`NodeHandle`] alone: it reads the state that the manager publishes, and sends commands.
+//! It uses a [`NodeHandle`] alone: it reads the state that the manager publishes, and sends commands.
 //!
 //! | module | owns |
 //! |---|---|
@@ -34,13 +34,13 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::transport::Server;
 
-pub use client::{AskError, AskFailure, DaemonClient};
+pub use client::{AskFailure, DaemonClient, DaemonClientError};
 pub use socket::{DaemonError, DaemonLock};
 
 use super::{NodeHandle, NodeState, VolumeEntry, VolumeMount};
 use proto::volume_manager_server::VolumeManagerServer;
 
-/// How long to wait when there are no descriptors for a connection. The client waits in the queue.
+/// The pause when there are no descriptors for a connection. The client waits in the queue.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The code that the build generates from the service's file, which has the documentation.
@@ -49,7 +49,7 @@ pub mod proto {
     tonic::include_proto!("podfs.volumemanager.v1");
 }
 
-/// Answers on the socket, for as long as it is not dropped. Supervisors of pods are found in the run directory.
+/// Answers on the socket until the future is dropped. Finds supervisors of pods in the run directory.
 ///
 /// # Errors
 /// When the socket cannot be used.
@@ -59,7 +59,7 @@ pub async fn serve(listener: UnixListener, node: NodeHandle, run_directory: Path
     Server::builder().add_service(service).serve_with_incoming(clients).await.map_err(io::Error::other)
 }
 
-/// The clients that connect, for as long as it is not dropped. Those of other users are left out.
+/// The clients that connect, except those of other users.
 ///
 /// # Errors
 /// When the socket cannot be used.
@@ -74,20 +74,20 @@ pub(super) fn clients(listener: UnixListener) -> io::Result<impl Stream<Item = i
     Ok(clients.filter_map(|client| client.ok().filter(is_of_this_user).map(Ok)))
 }
 
-/// Whether the process at the other end is one of root's.
+/// Whether the process at the other end runs as this user.
 fn is_of_this_user(client: &UnixStream) -> bool {
     client.peer_cred().is_ok_and(|peer| peer.uid() == rustix::process::geteuid().as_raw())
 }
 
-/// The unique names, sorted, of the volumes in use that a controller of the cluster attaches to the node: from when a pod asks for one
-/// until it is unmounted. The controller detaches none of them.
+/// The unique names, sorted, of the volumes in use that a controller of the cluster attaches to the node: a volume is
+/// in use from the moment a pod wants it until it is unmounted. The controller detaches none of them.
 pub fn volumes_in_use(state: &NodeState) -> Vec<String> {
     let attached = in_use(state).filter(|volume| volume.attachable == Some(true));
     let names: BTreeSet<String> = attached.map(|volume| volume.unique_name.clone()).collect();
     names.into_iter().collect()
 }
 
-/// The volumes that pods ask for, or that are not unmounted.
+/// The volumes that pods want, or that are not unmounted.
 pub(super) fn in_use(state: &NodeState) -> impl Iterator<Item = &VolumeEntry> {
     let all = state.pods.values().flat_map(|pod| &pod.volumes);
     all.filter(|volume| volume.desired || volume.mount != VolumeMount::NotMounted)

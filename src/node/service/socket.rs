@@ -33,13 +33,13 @@ pub const LOCK: &str = "node.lock";
 
 /// How long a child of a dead daemon may hold its lock.
 const DYING: Duration = Duration::from_secs(3);
-/// How long to wait until the lock is tried again.
+/// The pause before the next try to lock.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Why this process cannot be the daemon of the run directory.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// Another one is.
+    /// Another process is.
     #[error("podfs node runs already here, as process {pid} ({} is locked); stop that one first, or give another --run-dir", .path.display())]
     Taken {
         /// The locked file.
@@ -47,7 +47,7 @@ pub enum DaemonError {
         /// The process id in the locked file.
         pid: String,
     },
-    /// Others than root can change the run directory.
+    /// Users other than root can change the run directory.
     #[error(transparent)]
     Untrusted(#[from] Untrusted),
     /// A file cannot be used.
@@ -55,13 +55,14 @@ pub enum DaemonError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         #[source]
         cause: io::Error,
     },
 }
 
-/// The right to be the daemon of a run directory. Dropping it gives the right up, and removes the socket if there is one.
+/// The right to be the daemon of a run directory. Dropping it releases the lock, and removes the socket if there is
+/// one.
 #[derive(Debug)]
 pub struct DaemonLock {
     directory: PathBuf,
@@ -70,12 +71,12 @@ pub struct DaemonLock {
 }
 
 impl DaemonLock {
-    /// Takes the right. Makes the run directory if there is none.
+    /// Takes the lock. Makes the run directory if it does not exist.
     ///
     /// # Errors
-    /// When another daemon has it, and when the files cannot be used.
+    /// When another daemon holds the lock, and when the files cannot be used.
     pub fn take(run_directory: &Path) -> Result<DaemonLock, DaemonError> {
-        // What is done later must not depend on the working directory.
+        // Later steps must not depend on the working directory.
         let directory = std::path::absolute(run_directory).unwrap_or_else(|_| run_directory.to_owned());
         let path = directory.join(LOCK);
         let failed = |cause| DaemonError::File { path: path.clone(), cause };
@@ -90,12 +91,12 @@ impl DaemonLock {
         };
         let mut lock = lock(open, &path)?;
         let text = format!("{}\n", std::process::id());
-        // The file keeps its block, so that a daemon can start on a disk that is full meanwhile.
+        // The file keeps its block, so that a daemon can start while the disk is full.
         lock.write_all(text.as_bytes()).and_then(|()| lock.set_len(text.len() as u64)).map_err(failed)?;
         Ok(DaemonLock { directory, has_socket: false, lock })
     }
 
-    /// Listens on the socket, in the place of one that a daemon which was killed has left.
+    /// Listens on the socket. Replaces one that a killed daemon has left.
     ///
     /// # Errors
     /// When the socket cannot be made.
@@ -112,18 +113,19 @@ impl DaemonLock {
         Ok(listener)
     }
 
-    /// Whether the lock file and the socket are where they were made. Another process may have deleted the run directory.
+    /// Whether the lock file and the socket are still at their paths. Another process may have deleted the run
+    /// directory.
     pub fn is_in_place(&self) -> bool {
         self.has_lock_in_place() && self.directory.join(SOCKET).symlink_metadata().is_ok()
     }
 
-    /// Takes the right again, if the lock file was deleted, and listens at a new socket.
+    /// Takes the lock again, if its file was deleted, and listens on a new socket.
     ///
     /// # Errors
-    /// When another daemon has taken the right meanwhile, and when the files cannot be made.
+    /// When another daemon has taken the lock meanwhile, and when the files cannot be made.
     pub fn restore(&mut self) -> Result<UnixListener, DaemonError> {
         if !self.has_lock_in_place() {
-            // A socket that is there now is that of another daemon.
+            // A socket that exists now belongs to another daemon.
             self.has_socket = false;
             *self = DaemonLock::take(&self.directory)?;
         }
@@ -167,7 +169,7 @@ fn is_gone(pid: &str) -> bool {
     pid.parse().is_ok_and(|pid| kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH))
 }
 
-/// The process that wrote into the locked file. One that has just begun may not have written yet.
+/// The process that wrote into the locked file. One that has just started may not have written yet.
 fn holder(file: File) -> String {
     let mut text = String::new();
     let read = file.take(16).read_to_string(&mut text);
@@ -177,7 +179,7 @@ fn holder(file: File) -> String {
     }
 }
 
-/// Why a connection is impossible, as a sentence.
+/// Whether no process listens.
 pub(super) fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
 }
@@ -190,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_directory_has_one_daemon_and_one_that_is_gone_stands_in_no_way() {
+    fn a_run_directory_has_one_daemon_and_a_dead_one_does_not_block_the_next() {
         let run = tempfile::tempdir().expect("a directory");
         let run = run.path().join("made");
         let lock = DaemonLock::take(&run).expect("the first");
@@ -239,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_waits_for_the_lock_that_a_child_of_a_killed_one_has_still() {
+    fn a_daemon_waits_for_the_lock_that_a_child_of_a_killed_daemon_holds() {
         let run = tempfile::tempdir().expect("a directory");
         let lock = DaemonLock::take(run.path()).expect("the first");
         // No process has the largest id.
@@ -252,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_socket_is_told_by_its_path() {
+    fn an_error_names_the_path_that_is_no_socket() {
         let run = tempfile::tempdir().expect("a directory");
         fs::create_dir(run.path().join(SOCKET)).expect("a directory");
         let mut lock = DaemonLock::take(run.path()).expect("the lock");

@@ -112,7 +112,7 @@ async fn an_agent_takes_a_pod_through_its_life() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_told_in_a_sentence() {
+async fn an_error_is_one_sentence() {
     let daemon = Daemon::start(node([pod([volume("config", NotMounted)])]));
     let mut client = daemon.client().await;
     let late = client.wait_for_volumes(UID.to_owned(), Some(0)).await.expect_err("it is not mounted").to_string();
@@ -131,7 +131,7 @@ async fn what_is_wrong_is_told_in_a_sentence() {
 }
 
 #[tokio::test]
-async fn a_client_that_watches_is_told_of_all_pods_and_then_of_changes() {
+async fn a_client_that_watches_gets_all_pods_and_then_changes() {
     let other = || {
         let mut other = pod([]);
         (other.uid, other.name) = ("other".to_owned(), Some("other".to_owned()));

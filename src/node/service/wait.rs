@@ -12,10 +12,10 @@ use crate::node::{NodeHandle, NodeState, PodEntry, PodStage, VolumeEntry, Volume
 
 /// How long an agent waits by default: a second more than the longest back-off (5.1).
 pub const TIMEOUT: Duration = Duration::from_secs(123);
-/// What the manager has to look at a pod again, before the pod's errors count: the kubelet's poll interval (5.1). Errors that
-/// the state has before are those of an earlier look.
+/// How long the manager may take to process a pod again before the pod's errors count: the kubelet's poll interval
+/// (5.1). Earlier errors may be outdated.
 const REPROCESSING: Duration = Duration::from_millis(300);
-/// What the kubelet says when the time is over.
+/// The kubelet's words for a timeout.
 const TIME_IS_OVER: &str = "context deadline exceeded";
 
 /// Why a wait ended without success.
@@ -24,21 +24,21 @@ pub enum WaitError {
     /// The node does not have the pod.
     #[error("pod {0}: this node does not have it; podfs node status lists its pods, by NAMESPACE/NAME and uid")]
     Unknown(String),
-    /// The time is over, and volumes are not mounted.
+    /// The timeout is over, and volumes are not mounted.
     #[error("{0}")]
     NotMounted(Unmounted),
     /// The pod has errors that waiting does not solve, and volumes are not mounted.
     #[error("{0}")]
     Failed(Unmounted),
-    /// The pod's volumes are not mounted any more, and never again.
+    /// The pod's volumes are no longer mounted, and will not be again.
     #[error("pod {pod}: {why}, so its volumes are not mounted any more")]
     Over {
-        /// The pod.
+        /// The end of the pod.
         pod: String,
         /// What has ended it.
         why: &'static str,
     },
-    /// The time is over, and volumes are still mounted.
+    /// The timeout is over, and volumes are still mounted.
     #[error("mounted volumes=[{}]: {reason}", .volumes.join(" "))]
     StillMounted {
         /// Their names, sorted.
@@ -61,7 +61,7 @@ pub enum WaitError {
 pub struct Unmounted {
     /// Their names, sorted.
     pub unmounted: Vec<String>,
-    /// Those of them that the populator could not take into the desired state, sorted.
+    /// Those that the populator could not add to the desired state, sorted.
     pub unprocessed: Vec<String>,
     /// Why.
     pub reason: String,
@@ -70,7 +70,7 @@ pub struct Unmounted {
 /// Waits until the volumes are mounted that the pod's containers use.
 ///
 /// # Errors
-/// When the time is over, when the pod has errors or is over, and when the daemon ends.
+/// When the timeout is over, when the pod has errors or has ended, and when the daemon ends.
 pub async fn for_volumes(node: &NodeHandle, pod: &str, timeout: Duration) -> Result<(), WaitError> {
     let mut states = node.follow();
     let deadline = Instant::now() + timeout;
@@ -104,7 +104,7 @@ pub async fn for_volumes(node: &NodeHandle, pod: &str, timeout: Duration) -> Res
 /// Waits until no volume of the pod is mounted any more.
 ///
 /// # Errors
-/// When the time is over, and when the daemon ends.
+/// When the timeout is over, and when the daemon ends.
 pub async fn for_unmount(node: &NodeHandle, pod: &str, timeout: Duration) -> Result<(), WaitError> {
     let mut states = node.follow();
     let deadline = Instant::now() + timeout;
@@ -133,10 +133,11 @@ async fn change(states: &mut watch::Receiver<Arc<NodeState>>, deadline: Instant)
     }
 }
 
-/// Whether the pod has all volumes that its containers use. What is mounted for nothing any more does not count.
+/// Whether all volumes that the pod's containers use are mounted. A mount that no container uses any more does not
+/// count.
 ///
 /// # Errors
-/// When it never gets them again.
+/// When they will not be mounted again.
 fn volumes_are_mounted(node: &NodeState, pod: &PodEntry) -> Result<bool, WaitError> {
     let why = match pod.stage {
         _ if pod.released => Some("it was released"),
@@ -150,7 +151,7 @@ fn volumes_are_mounted(node: &NodeState, pod: &PodEntry) -> Result<bool, WaitErr
         return Err(WaitError::Over { pod: pod.title(), why });
     }
     let mut expected = pod.volumes.iter().filter(|volume| is_expected(volume)).peekable();
-    // A pod that nothing has looked at yet may have volumes that are not known yet.
+    // A pod that was not processed yet may have more volumes.
     Ok((pod.processed || expected.peek().is_some()) && !expected.any(is_unmounted))
 }
 
@@ -165,7 +166,7 @@ fn mounted(state: &NodeState, pod: &str) -> Vec<String> {
     state.find(pod).map_or_else(Vec::new, |(_, entry)| sorted(entry.volumes.iter().filter(|volume| is_mounted(volume))))
 }
 
-/// A container uses it. What no container uses is there only for as long as it is mounted.
+/// Whether a container uses it. A volume that no container uses is listed only while it is mounted.
 fn is_expected(volume: &VolumeEntry) -> bool {
     volume.desired || is_unprocessed(volume)
 }
@@ -178,12 +179,12 @@ fn is_unmounted(volume: &VolumeEntry) -> bool {
     is_expected(volume) && volume.mount != VolumeMount::Mounted
 }
 
-/// What is uncertain may be mounted.
+/// An uncertain volume may be mounted.
 fn is_mounted(volume: &VolumeEntry) -> bool {
     volume.mount != VolumeMount::NotMounted
 }
 
-/// Why the wait failed: the kubelet's words, and the reasons that podfs knows.
+/// Why the wait failed: the kubelet's words, and the reasons that podfs has.
 fn reason(pod: &PodEntry, concerns: fn(&VolumeEntry) -> bool) -> String {
     let volumes = pod.volumes.iter().filter(|volume| concerns(volume));
     let reasons = volumes.filter_map(|volume| Some(format!("{}: {}", volume.name, volume.reason.as_ref()?)));
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn vm_07_when_the_time_is_over_the_text_is_the_kubelets() {
+    async fn vm_07_after_the_timeout_the_text_is_the_kubelets() {
         let mut unresolved = volume("claim", NotMounted);
         unresolved.desired = false;
         let volumes = [volume("z", Uncertain), unresolved, volume("config", NotMounted), volume("up", Mounted)];
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn vm_07_the_text_ends_with_what_is_known_of_the_volumes() {
+    async fn vm_07_the_text_ends_with_the_reasons_of_the_volumes() {
         let mut config = volume("config", NotMounted);
         config.reason = Some("configmap \"web\" not found".to_owned());
         assert_eq!(
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn vm_07_errors_of_the_pod_end_the_wait_once_the_pod_was_looked_at_again() {
+    async fn vm_07_errors_of_the_pod_end_the_wait_once_the_pod_was_processed_again() {
         let mut waiting = pod([volume("a", NotMounted), volume("b", NotMounted)]);
         waiting.errors = vec!["one".to_owned(), "two".to_owned()];
         let (mut fabricated, handle) = Fabricated::new(node([waiting.clone()]));
@@ -279,7 +280,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pod_without_volumes_waits_only_until_it_was_looked_at() {
+    async fn a_pod_without_volumes_waits_only_until_it_was_processed() {
         let mut empty = pod([]);
         assert_eq!(at_once(node([empty.clone()]), UID).await, Ok(()));
         empty.processed = false;
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pod_that_is_over_is_not_waited_for() {
+    async fn a_wait_for_a_pod_that_has_ended_fails_at_once() {
         let over = |change: fn(&mut PodEntry)| {
             let mut pod = pod([volume("a", Mounted)]);
             change(&mut pod);
@@ -339,7 +340,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn when_the_daemon_ends_no_agent_waits_on() {
+    async fn a_wait_ends_with_the_daemon() {
         let (fabricated, handle) = Fabricated::new(node([pod([volume("a", NotMounted)])]));
         drop(fabricated);
         assert_eq!(for_volumes(&handle, UID, LONG).await, Err(WaitError::Ending));

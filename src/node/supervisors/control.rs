@@ -1,4 +1,4 @@
-//! Talking to the supervisor of a pod.
+//! Requests to the supervisor of a pod.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,30 +9,30 @@ use tokio::time::timeout;
 use super::{OperationError, blocking};
 use crate::source::{Push, Taken};
 use crate::supervisor::control::{
-    self, AskError, ControlAnswer, ControlQuestion, Follower, Publish, PushConnection, VolumeNames,
+    self, AskError, ControlAnswer, ControlQuestion, Publish, PushConnection, StatusFollower, VolumeNames,
 };
 use crate::supervisor::run_dir::claim::{CONTROL, LOCK, SERVER};
 use crate::supervisor::status::PodStatus;
 
 /// How long a supervisor may take for its first status.
 const FIRST: Duration = Duration::from_secs(2);
-/// How long it may take to begin with something.
+/// How long it may take to begin with a request.
 const BEGIN: Duration = Duration::from_secs(5);
-/// How long it may take to unmount volumes: the content of emptyDirs is deleted with them.
+/// How long it may take to unmount volumes: it also deletes the content of emptyDirs.
 const UNPUBLISH: Duration = Duration::from_secs(300);
 
 /// Follows the status of a pod.
 pub(super) struct StatusWatch {
-    follower: Follower,
+    follower: StatusFollower,
     first: Option<Box<PodStatus>>,
 }
 
 impl StatusWatch {
-    /// Begins with the status at this moment. A supervisor that starts takes objects before it says it.
+    /// Waits for the status at this moment. A supervisor that starts accepts objects before it sends its first status.
     ///
     /// # Errors
-    /// When the supervisor does not say how the pod is.
-    pub(super) async fn begin(mut follower: Follower) -> Result<StatusWatch, AskError> {
+    /// When the supervisor sends no status.
+    pub(super) async fn begin(mut follower: StatusFollower) -> Result<StatusWatch, AskError> {
         let silent = |reason: &str| AskError::Silent { pid: follower.pid(), reason: reason.to_owned() };
         let (nothing, closed) = (silent("it does not say how the pod is"), silent("it closed the connection"));
         match timeout(FIRST, follower.next()).await {
@@ -43,7 +43,7 @@ impl StatusWatch {
         }
     }
 
-    /// The status after its next change; nothing when the supervisor has ended. Cancel-safe.
+    /// The status after its next change; `None` when the supervisor has ended. Cancel-safe.
     ///
     /// # Errors
     /// When the supervisor's message cannot be parsed.
@@ -60,7 +60,7 @@ pub(super) fn misses_files(directory: &Path) -> bool {
     [LOCK, CONTROL, SERVER].iter().any(|name| directory.join(name).symlink_metadata().is_err())
 }
 
-/// The way to push objects to the supervisor of a pod: one connection, which is made at the first push.
+/// The way to push objects to the supervisor of a pod: one connection, opened by the first push.
 pub struct PushPath {
     directory: PathBuf,
     connection: Option<PushConnection>,
@@ -68,22 +68,23 @@ pub struct PushPath {
 
 /// Why a supervisor did not take objects.
 pub struct PushFailure {
-    /// In one sentence.
+    /// The reason, a sentence.
     pub reason: String,
-    /// It had taken others on the same connection, which leads nowhere any more: another supervisor may be there already.
+    /// Whether the supervisor had taken others on the same connection, which has ended: another supervisor may be there
+    /// already.
     pub is_replaced: bool,
 }
 
 impl PushPath {
-    /// To the supervisor of the pod with this run directory.
+    /// The way to the supervisor of the pod with this run directory.
     pub(super) fn new(directory: PathBuf) -> Self {
         Self { directory, connection: None }
     }
 
-    /// Gives objects to the supervisor.
+    /// Sends objects to the supervisor.
     ///
     /// # Errors
-    /// When it does not answer, or does not take them.
+    /// When it does not answer, or refuses them.
     pub async fn push(&mut self, push: Push) -> Result<Taken, PushFailure> {
         let before = self.connection.take();
         let was_connected = before.is_some();
@@ -104,15 +105,15 @@ impl PushPath {
 /// Connects to the supervisor that listens in the pod's run directory.
 ///
 /// # Errors
-/// When none does.
-pub(super) async fn connect(directory: &Path) -> Result<Follower, AskError> {
+/// When no supervisor listens.
+pub(super) async fn connect(directory: &Path) -> Result<StatusFollower, AskError> {
     control::follow(directory).await
 }
 
-/// Publishes to the supervisor the volumes that are wanted, besides those that it serves.
+/// Publishes volumes to the supervisor, besides those that it serves.
 ///
 /// # Errors
-/// When it does not answer, or does not take them.
+/// When it does not answer, or refuses.
 pub(super) async fn publish(directory: &Path, manifest: Value) -> Result<(), OperationError> {
     match ask(directory, ControlQuestion::Publish(Publish { manifest }), BEGIN).await? {
         ControlAnswer::Published(_) => Ok(()),
@@ -120,7 +121,7 @@ pub(super) async fn publish(directory: &Path, manifest: Value) -> Result<(), Ope
     }
 }
 
-/// Has the supervisor unmount volumes, and delete what goes with them. Those that it does not have are gone already.
+/// Makes the supervisor unmount volumes, and delete what ends with them. It may have unmounted some already.
 ///
 /// # Errors
 /// When it does not answer, or something of them stays.
@@ -140,7 +141,7 @@ pub(super) async fn unpublish(directory: &Path, mut volumes: Vec<String>) -> Res
     }
 }
 
-/// Has the supervisor refresh volumes.
+/// Makes the supervisor refresh volumes.
 ///
 /// # Errors
 /// When it does not answer, or does not have them.

@@ -10,13 +10,13 @@ use super::launch::LaunchError;
 use crate::manifest::pod::PodUid;
 use crate::supervisor::control::AskError;
 
-/// Why the supervisor of a pod does not do what it should, or why what it left is still there.
+/// Why the supervisor of a pod does not do what it should, or why leftovers of it stay.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum OperationError {
     /// The daemon ends, and answers nothing any more.
     #[error("podfs node ends")]
     DaemonEnds,
-    /// The supervisor is not started.
+    /// The supervisor cannot be started.
     #[error(transparent)]
     Launch(#[from] Arc<LaunchError>),
     /// The pod has a supervisor that the daemon did not start.
@@ -40,29 +40,29 @@ pub enum OperationError {
     /// The task that asked it has failed.
     #[error(transparent)]
     Task(#[from] Arc<JoinError>),
-    /// What the pod is to have cannot be recorded.
+    /// The volumes of the pod cannot be recorded.
     #[error("cannot record below {} what podfs mounts: {cause}", .directory.display())]
     Write {
         /// The run directory.
         directory: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         #[source]
         cause: Arc<io::Error>,
     },
-    /// Some of what the supervisor left stays.
+    /// Some leftovers of the supervisor stay.
     #[error("cannot remove all that remains of pod {pod}: {left}")]
     Left {
         /// The pod.
         pod: PodUid,
-        /// What stays, and why.
+        /// The leftovers, each with the reason.
         left: String,
     },
-    /// What the supervisor left cannot be looked for.
+    /// podfs cannot look for the leftovers of the supervisor.
     #[error("cannot look for what remains of pod {pod}: {cause}")]
     Clean {
         /// The pod.
         pod: PodUid,
-        /// What the kernel said.
+        /// The error of the system call.
         #[source]
         cause: Arc<io::Error>,
     },
@@ -71,7 +71,7 @@ pub enum OperationError {
     Remove {
         /// The pod.
         pod: PodUid,
-        /// What the kernel said.
+        /// The error of the system call.
         #[source]
         cause: Arc<io::Error>,
     },

@@ -26,11 +26,11 @@ use crate::supervisor::program;
 use crate::supervisor::run_dir::cgroup;
 use crate::supervisor::server::spawn::{Role, Start};
 
-/// The unit whose settings supervisors have.
+/// The unit with the settings of supervisors.
 const UNIT: &str = include_str!("../../../packaging/systemd/podfs@.service");
-/// There is this directory where systemd is the service manager (`sd_booted(3)`).
+/// The directory that exists where systemd is the service manager (`sd_booted(3)`).
 const BOOTED: &str = "/run/systemd/system";
-/// Settings of the unit that are given in another way, or that only a file can have.
+/// Settings of the unit that `systemd-run` gets as options, or that only a file can have.
 const NOT_TRANSIENT: [&str; 4] = ["Type", "ExecStart", "EnvironmentFile", "Slice"];
 
 /// Starts supervisors.
@@ -43,16 +43,16 @@ pub(super) struct Launcher {
     is_systemd: bool,
 }
 
-/// A supervisor that was started.
+/// A supervisor that was launched.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Launched {
-    /// This child of the daemon.
+    /// A child of the daemon, with this pid.
     Child(i32),
-    /// A unit, whose process is known when it listens.
+    /// A unit. Its pid is known when it listens.
     Unit,
 }
 
-/// Why systemd or the kernel does not start or stop a supervisor.
+/// Why systemd or the kernel cannot start or stop a supervisor.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
     /// The supervisor would be in the namespaces of the daemon's container.
@@ -66,7 +66,7 @@ pub enum LaunchError {
     Program {
         /// The program.
         program: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         #[source]
         cause: io::Error,
     },
@@ -75,7 +75,7 @@ pub enum LaunchError {
     Unit {
         /// The unit.
         unit: String,
-        /// What the program printed.
+        /// The output of systemd-run.
         complaint: String,
     },
     /// systemd does not stop the unit.
@@ -83,14 +83,14 @@ pub enum LaunchError {
     Stop {
         /// The unit.
         unit: String,
-        /// What the program printed.
+        /// The output of systemctl.
         complaint: String,
     },
 }
 
 impl Launcher {
-    /// Starts this program with these arguments for each pod, besides its manifest and its uid.
-    /// Reloads of units execute podfs.
+    /// For each pod, starts this program with these arguments, and with the pod's manifest and uid. Reloads of units
+    /// execute podfs.
     pub(super) fn new(program: PathBuf, podfs: PathBuf, arguments: Vec<OsString>, run_directory: PathBuf) -> Launcher {
         Launcher { program, podfs, arguments, run_directory, is_systemd: Path::new(BOOTED).is_dir() }
     }
@@ -125,7 +125,7 @@ impl Launcher {
         started.map(Launched::Child).map_err(|cause| LaunchError::Program { program: self.program.clone(), cause })
     }
 
-    /// The command line behind the program's name.
+    /// The arguments of the program.
     fn words(&self, uid: &PodUid, manifest: &Path) -> Vec<OsString> {
         let fixed = ["--uid", uid.as_str(), "--pod"].map(OsString::from);
         fixed.into_iter().chain([manifest.as_os_str().to_owned()]).chain(self.arguments.iter().cloned()).collect()
@@ -138,14 +138,14 @@ impl Launcher {
         command.args(self.properties(uid).iter().map(|property| format!("--property={property}")));
         command.arg("--").arg(&self.program).args(self.words(uid, manifest));
         match complaint(command.output()) {
-            // systemd waits a second before it starts one that has died again.
+            // After a crash, systemd waits a second before it starts the unit again.
             Some(complaint) if complaint.contains("already loaded") || complaint.contains("already exists") => Ok(()),
             Some(complaint) => Err(LaunchError::Unit { unit: unit_name(uid), complaint }),
             None => Ok(()),
         }
     }
 
-    /// What the packaged unit says, for this pod.
+    /// The settings of the packaged unit, for this pod.
     fn properties(&self, uid: &PodUid) -> Vec<String> {
         let podfs = self.podfs.display().to_string();
         let mut properties: Vec<(String, String)> = Vec::new();
@@ -157,7 +157,7 @@ impl Launcher {
             if key == "ExecReload" {
                 value.push_str(&format!(" --run-dir {}", quoted(&self.run_directory)));
             }
-            // Written twice in a file, they are added to each other; given twice as properties, the last one counts.
+            // A file may set a key twice, which adds the values; of properties that are set twice, the last one counts.
             match properties.iter_mut().find(|(other, _)| *other == key && key == "CapabilityBoundingSet") {
                 Some((_, all)) => all.extend([" ", &value]),
                 None => properties.push((key, value)),
@@ -174,7 +174,7 @@ pub(super) fn is_started_with(pid: u32, manifest: &Path) -> bool {
     program::is_started_with(&words, manifest.as_os_str())
 }
 
-/// Has systemd stop the unit that a process is in, if it is that of the pod's supervisor. Gives whether it is.
+/// Makes systemd stop the unit of a process, if it is the unit of the pod's supervisor. Returns whether it is.
 ///
 /// # Errors
 /// When systemd refuses.

@@ -1,4 +1,4 @@
-//! The life of a pod's supervisor, as the task of the pod sees it.
+//! The life of a pod's supervisor, from the side of the pod's task.
 
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -15,38 +15,38 @@ use crate::supervisor::control::AskError;
 use crate::supervisor::server::Process;
 use crate::supervisor::status::PodStatus;
 
-/// The first pause before a supervisor is called again; each is a quarter longer than the one before. So it is called at the
-/// latest when a quarter of the time of its start has passed once more.
+/// The first pause before the task calls a supervisor again; each is a quarter longer than the one before. So the task
+/// reaches a supervisor after at most 1.25 times its start-up time.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 
 /// The life of the supervisor.
 pub(super) enum Life {
     /// There is none. A mount leads to `Queued`.
     Absent,
-    /// It waits for its turn to be started.
+    /// It waits for a permit to start.
     Queued(Pin<Box<dyn Future<Output = Option<OwnedSemaphorePermit>> + Send + Sync>>),
-    /// It was started or found, and does not answer yet, or does not any more.
+    /// It was started or found, and does not answer yet, or no longer.
     Calling(Calling),
     /// It sends its status.
     Up(Up),
-    /// It got SIGTERM. It is killed when its end takes too long.
+    /// It got SIGTERM. podfs kills it if its end takes too long.
     Ending { process: Process, kill_at: Instant, cgroup: Option<PathBuf> },
 }
 
 /// A supervisor that does not answer.
 pub(super) struct Calling {
-    /// The process; systemd does not say which it is.
+    /// The process; `None` while systemd starts it.
     pub(super) process: Option<Process>,
-    /// Whether systemd was asked to start it.
+    /// Whether systemd starts it.
     pub(super) is_unit: bool,
-    /// Since when it does not answer.
+    /// Since when it has not answered.
     pub(super) since: Instant,
-    /// When it is called again, and how long the pause after that is.
+    /// When the task calls it again, and the pause after that.
     pub(super) next: Instant,
     pub(super) pause: Duration,
-    /// Whether its silence is reported.
+    /// Whether the manager has the report that it does not answer.
     pub(super) is_reported: bool,
-    /// So many supervisors are started at once.
+    /// Held because only so many supervisors may start at once.
     pub(super) permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -54,36 +54,36 @@ pub(super) struct Calling {
 pub(super) struct Up {
     pub(super) watch: StatusWatch,
     pub(super) process: Process,
-    /// A publication of the wanted volumes under way.
+    /// A running publication of the wanted volumes.
     pub(super) change: Option<PublicationChange>,
     /// Whether it has sent a status.
     pub(super) has_spoken: bool,
 }
 
-/// A publication to a supervisor under way.
+/// A running publication to a supervisor.
 pub(super) struct PublicationChange {
     pub(super) wanted: Checkpoint,
-    pub(super) told: JoinHandle<Result<(), OperationError>>,
+    pub(super) task: JoinHandle<Result<(), OperationError>>,
 }
 
-/// What happened to the supervisor.
+/// An event of the supervisor.
 pub(super) enum LifeEvent {
-    /// It is its turn to be started.
+    /// It has the permit to start.
     Turn(Option<OwnedSemaphorePermit>),
-    /// It is to be called again.
+    /// It is time to call it again.
     Call,
     /// Its process has ended, in this way.
     Ended(String),
-    /// It says how it is, closed the connection, or cannot be understood.
+    /// It sent its status or closed the connection, or its message cannot be parsed.
     Status(Result<Option<Box<PodStatus>>, AskError>),
-    /// It knows which volumes are wanted, or not.
+    /// A publication of the wanted volumes has ended.
     Changed(Result<(), OperationError>),
-    /// It got SIGTERM long ago.
+    /// It has not ended in time after SIGTERM.
     Overdue,
 }
 
 impl Calling {
-    /// Begins now.
+    /// Calls it from now on.
     pub(super) fn new(process: Option<Process>, is_unit: bool, permit: Option<OwnedSemaphorePermit>) -> Calling {
         let now = Instant::now();
         Calling { process, is_unit, since: now, next: now, pause: FIRST_PAUSE, is_reported: false, permit }
@@ -91,7 +91,7 @@ impl Calling {
 }
 
 impl Life {
-    /// What happens next. Cancel-safe.
+    /// Waits for the next event. Cancel-safe.
     pub(super) async fn next(&mut self) -> LifeEvent {
         match self {
             Life::Absent => std::future::pending().await,
@@ -107,7 +107,7 @@ impl Life {
             Life::Up(Up { watch, process, change, .. }) => tokio::select! {
                 how = process.ended() => LifeEvent::Ended(how.to_string()),
                 status = watch.next() => LifeEvent::Status(status),
-                changed = async { (&mut change.as_mut().expect("there is one").told).await }, if change.is_some() => {
+                changed = async { (&mut change.as_mut().expect("there is one").task).await }, if change.is_some() => {
                     LifeEvent::Changed(changed.unwrap_or_else(|error| Err(error.into())))
                 }
             },
@@ -119,7 +119,7 @@ impl Life {
     }
 }
 
-/// The process with this id, while it is there.
+/// The process with this id, if it exists.
 pub(super) fn process(pid: u32) -> Option<Process> {
     i32::try_from(pid).ok().and_then(|pid| Process::with_pid(pid).ok())
 }

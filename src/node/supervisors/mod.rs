@@ -6,8 +6,8 @@
 //! | `waiting` | the operations that wait for a supervisor |
 //! | `life` | the life of a supervisor, from its start to its end |
 //! | `launch` | starting one, as a unit of systemd or detached |
-//! | `control` | talking to one |
-//! | `retire` | removing what is left of a pod without a supervisor |
+//! | `control` | requests to one |
+//! | `retire` | removing the leftovers of a pod without a supervisor |
 //! | `error` | why an operation on a pod does not succeed |
 //!
 //! The daemon finds a pod's supervisor by the lock in the run directory, not as its child: when the daemon is killed, its
@@ -44,9 +44,9 @@ use super::spans;
 use crate::manifest::pod::PodUid;
 use crate::supervisor::status::PodStatus;
 
-/// How many supervisors start at once: more of them are not ready sooner, and take memory at the same time.
+/// How many supervisors start at once: more would not be ready sooner, but take memory at the same time.
 const STARTS: usize = 8;
-/// So many reports wait for the manager; then supervisors are followed no further.
+/// Reports in the queue of the manager; when it is full, the tasks of pods wait.
 const REPORTS: usize = 256;
 
 /// The supervisors of a node. Cheap to clone.
@@ -60,21 +60,21 @@ struct SharedSupervisors {
     settings: Settings,
     checkpoints: Checkpoints,
     launcher: Launcher,
-    /// A permit is held while a supervisor starts.
+    /// A task holds a permit while its supervisor starts.
     starts: Arc<Semaphore>,
     reports: mpsc::Sender<(PodUid, SupervisorReport)>,
     /// The tasks of pods.
     tasks: DashMap<PodUid, mpsc::UnboundedSender<PodOperation>>,
 }
 
-/// Where pods are, and how their supervisors are started.
+/// The directories of pods, and the command line of their supervisors.
 #[derive(Clone, Debug)]
 pub struct Settings {
     run_directory: PathBuf,
     root_directory: PathBuf,
     /// The program of supervisors.
     program: PathBuf,
-    /// podfs itself.
+    /// The program podfs.
     podfs: PathBuf,
     arguments: Vec<OsString>,
 }
@@ -82,10 +82,10 @@ pub struct Settings {
 /// A report about a supervisor, for the manager.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SupervisorReport {
-    /// It listens: the process with this id was started, was found, or has become another version of podfs. Of the objects that were
-    /// pushed before, it may know none.
+    /// It listens: the process with this id was started, was found, or has executed another version of podfs. It may
+    /// have none of the objects that were pushed before.
     Up(u32),
-    /// The status of the pod: at once, and after each change; also that its supervisor does not answer any more.
+    /// The status of the pod: at once, and after each change; also if its supervisor no longer answers.
     Status(Box<PodStatus>),
     /// It has ended by itself. The next mount of a volume starts another one with all volumes that it served.
     Gone,
@@ -97,18 +97,18 @@ pub enum SupervisorReport {
 pub struct MountFailure {
     /// The reason, a sentence.
     pub reason: String,
-    /// What that means for the volume.
+    /// The class of the failure.
     pub kind: FailureKind,
 }
 
 /// The kubelet's classes of errors (5.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureKind {
-    /// Nothing of the volume is there.
+    /// Nothing of the volume is mounted.
     Final,
-    /// The volume may be there, now or later: its supervisor goes on with it, and it has to be unmounted.
+    /// The volume may be mounted, now or later: its supervisor continues with it, and it has to be unmounted.
     Uncertain,
-    /// It was not tried.
+    /// podfs did not try.
     Transient,
 }
 
@@ -119,10 +119,10 @@ impl MountFailure {
 }
 
 impl Settings {
-    /// Supervisors of the pods below these directories are started from this program.
+    /// Settings for pods below these directories, whose supervisors are started from this program.
     ///
     /// # Errors
-    /// When `/proc` is not there, or there is no working directory that a relative path could begin at.
+    /// When `/proc` is not mounted, or there is no working directory that a relative path could begin at.
     pub fn new(run_directory: &Path, root_directory: &Path, program: PathBuf) -> io::Result<Settings> {
         let (run_directory, root_directory) =
             (std::path::absolute(run_directory)?, std::path::absolute(root_directory)?);
@@ -132,17 +132,17 @@ impl Settings {
         Ok(Settings { run_directory, root_directory, program, podfs: own_program()?, arguments })
     }
 
-    /// Where pods have their locks and sockets.
+    /// The directory of the pods' locks and sockets.
     pub fn run_directory(&self) -> &Path {
         &self.run_directory
     }
 
-    /// Where volumes appear.
+    /// The directory of the volumes.
     pub fn root_directory(&self) -> &Path {
         &self.root_directory
     }
 
-    /// The same, with further arguments of each supervisor.
+    /// These settings, with further arguments of each supervisor.
     #[must_use]
     pub fn with_arguments(mut self, arguments: impl IntoIterator<Item = OsString>) -> Settings {
         self.arguments.extend(arguments);
@@ -150,7 +150,7 @@ impl Settings {
     }
 }
 
-/// The path of this program: that of a newer one, if an upgrade has put one in its place.
+/// The path of this program, also after an upgrade has replaced the file.
 fn own_program() -> io::Result<PathBuf> {
     let path = std::fs::read_link("/proc/self/exe")?;
     let replaced = path.to_str().and_then(|path| path.strip_suffix(" (deleted)")).map(PathBuf::from);
@@ -158,7 +158,7 @@ fn own_program() -> io::Result<PathBuf> {
 }
 
 impl Supervisors {
-    /// Nothing is started yet. The receiver gets the reports about all supervisors; operations block unless it is read.
+    /// Without any supervisor. The receiver gets the reports about all supervisors; operations block unless it is read.
     pub fn new(settings: Settings) -> (Supervisors, mpsc::Receiver<(PodUid, SupervisorReport)>) {
         let (reports, heard) = mpsc::channel(REPORTS);
         let shared = SharedSupervisors {
@@ -177,20 +177,20 @@ impl Supervisors {
         (Supervisors { shared: Arc::new(shared) }, heard)
     }
 
-    /// Follows the supervisor of a pod that an earlier daemon started, if it lives. There are no reports about a dead one; the next
-    /// mount of a volume starts it again.
+    /// Follows the supervisor of a pod that an earlier daemon started, if it lives. There are no reports about a dead
+    /// one; the next mount of a volume starts it again.
     pub fn adopt(&self, pod: &Reconstructed) {
         if pod.checkpoint.is_some() {
             self.shared.send(&pod.uid, PodOperation::Adopt);
         }
     }
 
-    /// Mounts a volume of the pod: has its supervisor serve it, which is started if there is none, and waits until it is there. After
-    /// `limit`, gives the reason why it waits; its supervisor goes on with it. The time before it is the supervisor's turn to start
-    /// does not count.
+    /// Mounts a volume of the pod: starts the pod's supervisor if there is none, makes it serve the volume, and waits
+    /// until it is mounted. After `limit`, returns the reason why the volume waits; the supervisor continues with it.
+    /// The time before the supervisor gets its permit to start does not count.
     ///
     /// # Errors
-    /// When the supervisor cannot be started, ends, or the volume is not there in time.
+    /// When the supervisor cannot be started, ends, or does not mount the volume in time.
     pub async fn mount(&self, pod: &NodePod, volume: &str, limit: Duration) -> Result<(), MountFailure> {
         let (answer, answered) = oneshot::channel();
         let request = PodOperation::Mount { pod: pod.clone(), volume: volume.to_owned(), limit, answer };
@@ -198,8 +198,8 @@ impl Supervisors {
         answered.await.unwrap_or_else(|_| Err(MountFailure::transient("podfs node ends")))
     }
 
-    /// Has a pod served also without a volume: waits until its supervisor answers, which is started if there is none. It stays until
-    /// the pod is [retired](Supervisors::retire).
+    /// Serves a pod even without a volume: starts its supervisor if there is none, and waits until it answers. It stays
+    /// until the pod is [retired](Supervisors::retire).
     ///
     /// # Errors
     /// When the supervisor cannot be started, ends, or does not answer within `limit`.
@@ -209,10 +209,10 @@ impl Supervisors {
         answered.await.unwrap_or_else(|_| Err(MountFailure::transient("podfs node ends")))
     }
 
-    /// Unmounts a volume. With the last one, the supervisor ends, and nothing of the pod is left.
+    /// Unmounts a volume. With the last one, the supervisor ends, and podfs removes everything of the pod.
     ///
     /// # Errors
-    /// Why something of the volume may still be there.
+    /// When something of the volume may still be mounted.
     pub async fn unmount(&self, pod: &PodUid, volume: &str) -> Result<(), OperationError> {
         self.ask(pod, |answer| PodOperation::Unmount { volume: volume.to_owned(), answer }).await
     }
@@ -220,42 +220,42 @@ impl Supervisors {
     /// Removes everything of a pod, whether it has a supervisor or not.
     ///
     /// # Errors
-    /// What stays.
+    /// When something stays.
     pub async fn retire(&self, pod: &PodUid) -> Result<(), OperationError> {
         self.ask(pod, PodOperation::End).await
     }
 
-    /// The way to give objects to the pod's supervisor.
+    /// The way to push objects to the pod's supervisor.
     pub fn push_path(&self, pod: &PodUid) -> PushPath {
         PushPath::new(self.shared.settings.run_directory.join(pod.as_str()))
     }
 
-    /// Has the pod's supervisor refresh volumes, and mount those again that another process has unmounted.
+    /// Makes the pod's supervisor refresh volumes, and mount those again that another process has unmounted.
     ///
     /// # Errors
-    /// When there is none, or it does not know the volumes.
+    /// When there is no supervisor, or it does not have the volumes.
     pub async fn remount(&self, pod: &PodUid, volumes: Vec<String>) -> Result<(), OperationError> {
         control::remount(&self.shared.settings.run_directory.join(pod.as_str()), volumes).await
     }
 
-    /// The pod's source has changed the pod: writes its checkpoint.
+    /// Takes a changed pod of the source: writes its checkpoint.
     pub fn update(&self, pod: &NodePod) {
         self.shared.send(&pod.pod.identity.uid, PodOperation::Update(pod.clone()));
     }
 
-    /// Where pods have their locks and sockets.
+    /// The directory of the pods' locks and sockets.
     pub fn run_directory(&self) -> &Path {
         self.shared.settings.run_directory()
     }
 
-    /// Has the files of pods made again that another process has deleted from the run directory.
+    /// Makes files of pods again that another process has deleted from the run directory.
     pub async fn restore_files(&self) {
         let uids: Vec<PodUid> = self.shared.tasks.iter().map(|task| task.key().clone()).collect();
         let shared = Arc::clone(&self.shared);
         let missing = blocking(move || uids.into_iter().filter(|uid| shared.misses_files(uid)).collect::<Vec<_>>());
         for uid in missing.await {
             if let Some(task) = self.shared.tasks.get(&uid) {
-                // A pod that ends just now has none.
+                // A pod that ends just now has no task.
                 let _ = task.send(PodOperation::Restore);
             }
         }
@@ -264,7 +264,7 @@ impl Supervisors {
     /// Records whether an agent has released the pod.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When the record cannot be written.
     pub async fn set_released(&self, pod: &PodUid, released: bool) -> Result<(), OperationError> {
         self.ask(pod, |answer| PodOperation::Released(released, answer)).await
     }
@@ -286,7 +286,7 @@ impl SharedSupervisors {
         !self.checkpoints.is_there(pod) || control::misses_files(&self.settings.run_directory.join(pod.as_str()))
     }
 
-    /// Gives a request to the task of the pod, which is started if there is none.
+    /// Sends a request to the task of the pod. Starts the task if there is none.
     fn send(self: &Arc<Self>, pod: &PodUid, request: PodOperation) {
         match self.tasks.entry(pod.clone()) {
             Entry::Occupied(task) => drop(task.get().send(request)),
@@ -300,8 +300,9 @@ impl SharedSupervisors {
         }
     }
 
-    /// Runs the tasks of a pod, one after another, until a task has left nothing to do. While the entry is there, requests are
-    /// sent to its receiver; it is removed only when that is empty, and no other request comes in between.
+    /// Runs the tasks of a pod, one after another, until a task has left nothing to do. While the entry exists, its
+    /// sender is used for requests. This removes the entry only when the receiver is empty, and no request can come in
+    /// between.
     async fn follow(self: Arc<Self>, pod: PodUid, mut requests: mpsc::UnboundedReceiver<PodOperation>) {
         loop {
             requests = PodTask::new(pod.clone(), Arc::clone(&self), requests).run().await;
@@ -312,7 +313,7 @@ impl SharedSupervisors {
     }
 }
 
-/// Runs a call that may block on a blocking thread. Its lines are about the same pod.
+/// Runs a call that may block on a blocking thread, in the current span.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let span = Span::current();
     match spawn_blocking(move || span.in_scope(work)).await {

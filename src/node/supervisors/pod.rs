@@ -2,7 +2,8 @@
 //!
 //! 1. The task writes the checkpoint of the pod before it starts the supervisor or publishes volumes to it. So this daemon or the
 //!    next one starts a supervisor with all volumes of the last one, and a restart takes none from a container.
-//! 2. A pod has its supervisor while a process holds the lock in its run directory. The task starts one only when none does.
+//! 2. A pod has its supervisor while a process holds the lock in its run directory. The task starts a supervisor only
+//!    if no process does.
 //! 3. The supervisor ends with its last volume, that of a pod without volumes with the pod. If it fails to clean up, the task does.
 //! 4. The task ends when there is nothing left to do or to watch. A later task begins with the checkpoint.
 
@@ -38,11 +39,11 @@ use crate::supervisor::status::{PodState, PodStatus};
 
 /// The longest pause before the task calls a supervisor again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// How long a supervisor may be silent before that is reported.
+/// How long a supervisor may be silent before the task reports it.
 const SILENT: Duration = Duration::from_secs(3);
 /// How long systemd may take to start a supervisor.
 const UNIT: Duration = Duration::from_secs(30);
-/// How long a supervisor may take to end: to delete the content of an emptyDir takes time (`TimeoutStopSec=` of its unit).
+/// How long a supervisor may take to end: it deletes the content of emptyDirs (`TimeoutStopSec=` of its unit).
 const STOP: Duration = Duration::from_secs(300);
 
 /// The task of a pod.
@@ -51,19 +52,19 @@ pub(super) struct PodTask {
     shared: Arc<SharedSupervisors>,
     requests: mpsc::UnboundedReceiver<PodOperation>,
     directory: PathBuf,
-    /// What is wanted of the supervisor; none until a volume was.
+    /// The volumes that the pod wants; `None` until it wants one.
     wanted: Option<Checkpoint>,
     /// The checkpoint on disk.
     written: Option<Checkpoint>,
-    /// What the supervisor was started with, or got by the last publication.
-    told: Option<Checkpoint>,
+    /// The volumes that the supervisor was started with, or got by the last publication.
+    published: Option<Checkpoint>,
     life: Life,
     waiting: Waiting,
     status: Option<PodStatus>,
-    /// Whether volumes of the pod may be mounted: by this supervisor, or by one before it.
+    /// Whether this supervisor, or one before it, may have mounted volumes of the pod.
     may_be_mounted: bool,
-    /// Whether the supervisor did not take the last change. The next operation has it try again.
-    is_held: bool,
+    /// Whether the supervisor has refused the last change. The next operation tries again.
+    change_failed: bool,
 }
 
 impl PodTask {
@@ -80,16 +81,16 @@ impl PodTask {
             directory,
             wanted: None,
             written: None,
-            told: None,
+            published: None,
             life: Life::Absent,
             waiting: Waiting::default(),
             status: None,
             may_be_mounted: false,
-            is_held: false,
+            change_failed: false,
         }
     }
 
-    /// Serves requests until nothing is left to do. Gives the receiver back: later requests are for the next task.
+    /// Serves requests until nothing is left to do. Returns the receiver: later requests are for the next task.
     pub(super) async fn run(mut self) -> mpsc::UnboundedReceiver<PodOperation> {
         self.begin().await;
         loop {
@@ -98,7 +99,7 @@ impl PodTask {
             }
             self.act().await;
             if self.is_over() && self.requests.is_empty() {
-                if let Err(reason) = self.write_down().await {
+                if let Err(reason) = self.write_checkpoint().await {
                     warn!("{reason}");
                 }
                 return self.requests;
@@ -109,7 +110,7 @@ impl PodTask {
                     Some(request) => self.take(request).await,
                     None => return self.requests,
                 },
-                event = self.life.next() => self.happened(event).await,
+                event = self.life.next() => self.handle_event(event).await,
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     self.waiting.expire(self.status.as_ref());
                 }
@@ -117,7 +118,7 @@ impl PodTask {
         }
     }
 
-    /// Continues with the checkpoint, and with the supervisor that lives.
+    /// Starts with the checkpoint, and with a supervisor that lives.
     async fn begin(&mut self) {
         let (checkpoints, uid, directory) = (self.shared.checkpoints.clone(), self.uid.clone(), self.directory.clone());
         let found = blocking(move || (checkpoints.read(&uid), reconstruct::supervisor(&directory))).await;
@@ -136,7 +137,7 @@ impl PodTask {
             }
         }
         self.written.clone_from(&self.wanted);
-        self.told.clone_from(&self.wanted);
+        self.published.clone_from(&self.wanted);
         self.may_be_mounted = self.wanted.is_some();
         if let FoundSupervisor::Alive(pid) = found.1
             && (self.wanted.is_some() || is_of_daemon)
@@ -155,7 +156,7 @@ impl PodTask {
     }
 
     async fn take(&mut self, request: PodOperation) {
-        self.is_held = false;
+        self.change_failed = false;
         match request {
             PodOperation::Mount { pod, volume, limit, answer } => {
                 self.want(pod).volumes.insert(volume.clone());
@@ -189,14 +190,14 @@ impl PodTask {
                 if let Some(wanted) = &mut self.wanted {
                     wanted.released = released;
                 }
-                let _ = answer.send(self.write_down().await);
+                let _ = answer.send(self.write_checkpoint().await);
             }
             PodOperation::Adopt => {}
             PodOperation::Restore => self.restore().await,
         }
     }
 
-    /// What is wanted of the pod, as it is described now.
+    /// The wanted state of the pod, with its current description.
     fn want(&mut self, pod: NodePod) -> &mut Checkpoint {
         let NodePod { pod, origin, manifest, .. } = pod;
         if self.wanted.is_none() {
@@ -208,11 +209,11 @@ impl PodTask {
         wanted
     }
 
-    /// Does what follows from what is wanted and what is there.
+    /// Does what is needed to reach the wanted state.
     async fn act(&mut self) {
         match &self.life {
             Life::Absent if self.wants_nothing() && self.waiting.for_removal() => {
-                self.take_away().await;
+                self.remove_leftovers().await;
             }
             Life::Absent if !self.waiting.is_empty() => {
                 let turn = Arc::clone(&self.shared.starts);
@@ -223,10 +224,12 @@ impl PodTask {
                 Box::pin(self.act()).await;
             }
             Life::Calling(Calling { process: Some(_), .. }) | Life::Up(_) if self.wants_nothing() => self.stop().await,
-            Life::Up(Up { change: None, has_spoken: true, .. }) if self.told != self.wanted && !self.is_held => {
+            Life::Up(Up { change: None, has_spoken: true, .. })
+                if self.published != self.wanted && !self.change_failed =>
+            {
                 self.change().await;
             }
-            Life::Up(Up { change: None, has_spoken: true, .. }) if self.told == self.wanted => {
+            Life::Up(Up { change: None, has_spoken: true, .. }) if self.published == self.wanted => {
                 let wanted = self.wanted.as_ref();
                 let is_wanted = |name: &str| wanted.is_some_and(|wanted| wanted.volumes.contains(name));
                 self.waiting.unmounted(|volume| !is_wanted(volume), &Ok(()));
@@ -235,13 +238,13 @@ impl PodTask {
         }
     }
 
-    async fn happened(&mut self, event: LifeEvent) {
+    async fn handle_event(&mut self, event: LifeEvent) {
         match event {
             LifeEvent::Turn(permit) => self.start(permit).await,
             LifeEvent::Call => self.call().await,
             LifeEvent::Ended(how) => self.ended(how).await,
-            LifeEvent::Status(Ok(Some(status))) => self.hear(*status).await,
-            // It has ended, or becomes another version of podfs.
+            LifeEvent::Status(Ok(Some(status))) => self.take_status(*status).await,
+            // It has ended, or executes another version of podfs.
             LifeEvent::Status(outcome) => {
                 let reason = outcome.err().map_or(OperationError::Closed, OperationError::from);
                 debug!("the supervisor of pod {} is called again: {reason}", self.uid);
@@ -270,21 +273,21 @@ impl PodTask {
     }
 
     /// Takes a status of the supervisor.
-    async fn hear(&mut self, status: PodStatus) {
+    async fn take_status(&mut self, status: PodStatus) {
         if let Life::Up(up) = &mut self.life
             && !std::mem::replace(&mut up.has_spoken, true)
-            && let Some(told) = &mut self.told
+            && let Some(published) = &mut self.published
         {
             // A daemon that was killed may have published more than its checkpoint has.
-            told.volumes.extend(status.volumes.iter().map(|volume| volume.name.clone()));
+            published.volumes.extend(status.volumes.iter().map(|volume| volume.name.clone()));
         }
         self.status = Some(status.clone());
         self.answer_mounts();
         self.report(SupervisorReport::Status(Box::new(status))).await;
     }
 
-    /// Starts the supervisor, unless there is one, with what any before it served: what is not wanted of that any more is
-    /// unmounted by it.
+    /// Starts the supervisor, unless there is one, with all volumes that earlier ones served. It then unmounts those
+    /// that are no longer wanted.
     async fn start(&mut self, permit: Option<OwnedSemaphorePermit>) {
         self.life = Life::Absent;
         let is_known = self.written.is_some();
@@ -293,11 +296,11 @@ impl PodTask {
         if let Err(reason) = self.write(served.clone()).await {
             return self.fail_all(FailureKind::Transient, &reason);
         }
-        self.told = Some(served);
+        self.published = Some(served);
         let (launcher, uid, directory) = (self.shared.launcher.clone(), self.uid.clone(), self.directory.clone());
         let manifest = self.shared.checkpoints.manifest_path(&self.uid);
         let launched = blocking(move || match reconstruct::supervisor(&directory) {
-            // One of a daemon whose checkpoints were deleted is known by its command line.
+            // If its checkpoint was deleted, the command line shows that a daemon has started it.
             FoundSupervisor::Alive(pid) => Err((pid, is_known || is_started_with(pid, &manifest))),
             FoundSupervisor::Dead => Ok(launcher.launch(&uid, &manifest)),
         });
@@ -326,7 +329,7 @@ impl PodTask {
         let pid = calling.process.as_ref().map(|process| process.pid().unsigned_abs());
         let watch = match follower {
             Ok(follower) => {
-                // The manager pushes objects meanwhile: the first volume is mounted with them.
+                // The manager pushes objects meanwhile: the first volume needs them.
                 if let Some(pid) = pid {
                     self.report(SupervisorReport::Up(pid)).await;
                 }
@@ -358,7 +361,7 @@ impl PodTask {
                     calling.permit = None;
                     let reason =
                         outcome.err().map_or_else(|| "its process is not known".to_owned(), |error| error.to_string());
-                    let status = PodStatus::unspoken(self.uid.as_str(), PodState::NotAnswering, reason);
+                    let status = PodStatus::without_answer(self.uid.as_str(), PodState::NotAnswering, reason);
                     self.status = Some(status.clone());
                     self.report(SupervisorReport::Status(Box::new(status))).await;
                 }
@@ -366,14 +369,14 @@ impl PodTask {
         }
     }
 
-    /// The supervisor has ended.
+    /// Handles the end of the supervisor.
     async fn ended(&mut self, how: String) {
         let before = std::mem::replace(&mut self.life, Life::Absent);
         self.status = None;
         if let Life::Ending { cgroup, .. } = before {
             debug!("the supervisor of pod {} has ended: {how}", self.uid);
             blocking(move || cgroup.iter().for_each(|cgroup| cgroup::remove_of_supervisor(cgroup))).await;
-            return self.take_away().await;
+            return self.remove_leftovers().await;
         }
         warn!("the supervisor of pod {} is gone: {how}", self.uid);
         self.fail_start(&OperationError::Ended(how)).await;
@@ -382,7 +385,8 @@ impl PodTask {
         }
     }
 
-    /// The supervisor did not come up, or is gone. A pod of which nothing was mounted leaves nothing.
+    /// Fails the operations after the supervisor did not start, or has ended. Forgets a pod of which nothing was
+    /// mounted.
     async fn fail_start(&mut self, reason: &OperationError) {
         if self.may_be_mounted {
             return self.fail_all(FailureKind::Uncertain, reason);
@@ -406,9 +410,9 @@ impl PodTask {
             other => return self.life = other,
         };
         let (uid, pid) = (self.uid.clone(), process.pid().unsigned_abs());
-        let told = blocking(move || (stop_unit(&uid, pid), cgroup::found_of_supervisor(&uid, pid)));
-        let (told, cgroup) = told.await;
-        match told {
+        let stopped = blocking(move || (stop_unit(&uid, pid), cgroup::found_of_supervisor(&uid, pid)));
+        let (stopped, cgroup) = stopped.await;
+        match stopped {
             Ok(true) => {}
             Ok(false) => process.signal(Signal::TERM),
             Err(reason) => {
@@ -419,32 +423,32 @@ impl PodTask {
         self.life = Life::Ending { process, kill_at: Instant::now() + STOP, cgroup };
     }
 
-    /// Removes what is left of the pod, which has no supervisor.
-    async fn take_away(&mut self) {
+    /// Removes the leftovers of the pod, which has no supervisor.
+    async fn remove_leftovers(&mut self) {
         let (settings, checkpoints, uid) =
             (self.shared.settings.clone(), self.shared.checkpoints.clone(), self.uid.clone());
         let outcome = blocking(move || retire(&settings.run_directory, &settings.root_directory, &checkpoints, &uid));
         let outcome = outcome.await;
         if outcome.is_ok() {
-            (self.wanted, self.written, self.told) = (None, None, None);
+            (self.wanted, self.written, self.published) = (None, None, None);
             self.may_be_mounted = false;
         }
         self.waiting.removed(&outcome);
         self.waiting.fail_mounts(FailureKind::Transient, "podfs has unmounted the volumes of the pod meanwhile");
     }
 
-    /// Tells the supervisor which volumes are wanted.
+    /// Publishes the wanted volumes to the supervisor, and unpublishes the others.
     async fn change(&mut self) {
         let Some(wanted) = self.wanted.clone() else { return };
-        if let Err(reason) = self.write_down().await {
-            self.is_held = true;
+        if let Err(reason) = self.write_checkpoint().await {
+            self.change_failed = true;
             return self.fail_all(FailureKind::Transient, &reason);
         }
-        let mut told = self.told.take().unwrap_or_else(|| wanted.clone());
-        let gone: Vec<String> = told.volumes.difference(&wanted.volumes).cloned().collect();
-        // Whatever comes of it, this is what the supervisor may serve.
-        told.volumes.extend(wanted.volumes.iter().cloned());
-        self.told = Some(told);
+        let mut published = self.published.take().unwrap_or_else(|| wanted.clone());
+        let gone: Vec<String> = published.volumes.difference(&wanted.volumes).cloned().collect();
+        // Whatever the outcome is, the supervisor may serve these.
+        published.volumes.extend(wanted.volumes.iter().cloned());
+        self.published = Some(published);
         let directory = self.directory.clone();
         let manifest = wanted.served_manifest();
         let change = async move {
@@ -455,32 +459,34 @@ impl PodTask {
         };
         let change = tokio::spawn(change.in_current_span());
         if let Life::Up(up) = &mut self.life {
-            up.change = Some(PublicationChange { wanted, told: change });
+            up.change = Some(PublicationChange { wanted, task: change });
         }
     }
 
-    /// The supervisor has taken what was wanted, or not.
+    /// Handles the end of a publication.
     fn changed(&mut self, wanted: Checkpoint, outcome: Result<(), OperationError>) {
         self.waiting.unmounted(|volume| !wanted.volumes.contains(volume), &outcome);
         match outcome {
             Ok(()) => {
-                // What it said before may be older than the change.
+                // An earlier status may be older than the change.
                 let status = self.status.iter_mut();
                 status.for_each(|status| status.volumes.retain(|volume| wanted.volumes.contains(&volume.name)));
-                self.told = Some(wanted);
+                self.published = Some(wanted);
                 self.waiting.up();
             }
             Err(reason) => {
-                self.is_held = true;
+                self.change_failed = true;
                 self.waiting.fail_mounts(FailureKind::Uncertain, &reason.to_string());
             }
         }
     }
 
-    /// Answers the mounts whose volumes are there.
+    /// Answers the mounts of volumes that are mounted.
     fn answer_mounts(&mut self) {
-        if let (Life::Up(Up { change: None, .. }), Some(status), Some(told)) = (&self.life, &self.status, &self.told) {
-            self.waiting.mounted(status, |volume| told.volumes.contains(volume));
+        if let (Life::Up(Up { change: None, .. }), Some(status), Some(published)) =
+            (&self.life, &self.status, &self.published)
+        {
+            self.waiting.mounted(status, |volume| published.volumes.contains(volume));
         }
     }
 
@@ -491,7 +497,7 @@ impl PodTask {
     }
 
     async fn report(&mut self, report: SupervisorReport) {
-        // The manager ends.
+        // Fails only while the manager ends.
         let _ = self.shared.reports.send((self.uid.clone(), report)).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Removes what is left of a pod that has no supervisor and that the node does not have any more.
+//! Removes the leftovers of a pod that has no supervisor and that the node no longer has.
 //!
 //! The checkpoint goes last. If a retirement is killed at any step, the next one finishes it: each step skips what is gone
 //! already, and finds the rest by its name or its record.
@@ -9,17 +9,18 @@ use std::sync::Arc;
 use tracing::debug;
 
 use super::OperationError;
-use crate::admin::cleanup::{Cleanup, Deed, DeedLine};
+use crate::admin::cleanup::{Cleanup, CleanupLine, CleanupStep};
 use crate::manifest::pod::PodUid;
 use crate::node::checkpoint::Checkpoints;
 use crate::node::orphans;
 use crate::supervisor::run_dir::cgroup;
 
-/// Ends the pod's server, detaches its mounts, deletes the content of its emptyDirs, and removes its directories, run files and
-/// checkpoint. Files of others in the pod's directory stay, and are reported with the orphaned directories.
+/// Ends the pod's server, detaches its mounts, deletes the content of its emptyDirs, and removes its directories, run
+/// files and checkpoint. Files of other programs in the pod's directory stay; the report of orphaned directories has
+/// them.
 ///
 /// # Errors
-/// What stays.
+/// When something stays.
 pub(super) fn retire(
     run_directory: &Path,
     root_directory: &Path,
@@ -27,11 +28,11 @@ pub(super) fn retire(
     uid: &PodUid,
 ) -> Result<(), OperationError> {
     let mut left = Vec::new();
-    let mut tell = |deed: &Deed| match deed {
-        Deed::Left(path, reason) => left.push(format!("{}: {reason}", path.display())),
-        done => debug!("pod {uid}: {}", DeedLine(done, false)),
+    let mut report = |step: &CleanupStep| match step {
+        CleanupStep::Left(path, reason) => left.push(format!("{}: {reason}", path.display())),
+        done => debug!("pod {uid}: {}", CleanupLine(done, false)),
     };
-    let retired = Cleanup::new(false, &mut tell).retire(run_directory, root_directory, uid);
+    let retired = Cleanup::new(false, &mut report).retire(run_directory, root_directory, uid);
     match retired {
         Ok(true) => {}
         Ok(false) => return Err(OperationError::Left { pod: uid.clone(), left: left.join("; ") }),

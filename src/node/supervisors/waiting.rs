@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{FailureKind, MountFailure, OperationError};
 use crate::supervisor::status::{PodStatus, VolumeState};
 
-/// What waits.
+/// The waiting operations.
 #[derive(Default)]
 pub(super) struct Waiting {
     mounts: Vec<WaitingMount>,
@@ -16,7 +16,7 @@ pub(super) struct Waiting {
     ends: Vec<oneshot::Sender<Result<(), OperationError>>>,
 }
 
-/// A mount that waits for its volume to be there, or for the supervisor itself.
+/// A mount that waits for its volume, or for the supervisor alone.
 struct WaitingMount {
     volume: Option<String>,
     limit: Duration,
@@ -24,7 +24,7 @@ struct WaitingMount {
     answer: oneshot::Sender<Result<(), MountFailure>>,
 }
 
-/// An unmount that waits for its volume to be gone.
+/// An unmount that waits until its volume is unmounted.
 struct Unmounting {
     volume: String,
     answer: oneshot::Sender<Result<(), OperationError>>,
@@ -35,22 +35,22 @@ impl Waiting {
         self.mounts.is_empty() && !self.for_removal()
     }
 
-    /// Whether something waits for a volume, or all of them, to be gone.
+    /// Whether an operation waits until a volume, or everything, is removed.
     pub(super) fn for_removal(&self) -> bool {
         !self.unmounts.is_empty() || self.for_end()
     }
 
-    /// Whether something waits for everything of the pod to be gone.
+    /// Whether an operation waits until everything of the pod is removed.
     pub(super) fn for_end(&self) -> bool {
         !self.ends.is_empty()
     }
 
-    /// When the first mount has waited long enough.
+    /// When the limit of the first mount is over.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.mounts.iter().map(|mount| mount.deadline).min()
     }
 
-    /// Without a volume, it waits for the supervisor alone.
+    /// Adds a mount. Without a volume, it waits for the supervisor alone.
     pub(super) fn add_mount(
         &mut self,
         volume: Option<String>,
@@ -60,13 +60,13 @@ impl Waiting {
         self.mounts.push(WaitingMount { volume, limit, deadline: Instant::now() + limit, answer });
     }
 
-    /// The supervisor has been started: the limits of mounts count from now on.
+    /// Restarts the limits of mounts: the supervisor has just been started.
     pub(super) fn begin(&mut self) {
         let now = Instant::now();
         self.mounts.iter_mut().for_each(|mount| mount.deadline = now + mount.limit);
     }
 
-    /// A mount of the same volume is over.
+    /// Adds an unmount. Fails mounts of the same volume.
     pub(super) fn add_unmount(&mut self, volume: String, answer: oneshot::Sender<Result<(), OperationError>>) {
         for mount in self.mounts.extract_if(.., |mount| mount.volume.as_ref() == Some(&volume)) {
             let _ = mount.answer.send(Err(MountFailure::transient("the volume is being unmounted")));
@@ -74,33 +74,33 @@ impl Waiting {
         self.unmounts.push(Unmounting { volume, answer });
     }
 
-    /// All mounts are over.
+    /// Adds a removal of the pod. Fails all mounts.
     pub(super) fn add_end(&mut self, answer: oneshot::Sender<Result<(), OperationError>>) {
         self.fail_mounts(FailureKind::Transient, "podfs is unmounting the volumes of the pod");
         self.ends.push(answer);
     }
 
-    /// Answers the mounts of volumes that were published to the supervisor and that are mounted, and those that wait for the
+    /// Answers the mounts of volumes that the supervisor has and that are mounted, and those that wait for the
     /// supervisor alone.
-    pub(super) fn mounted(&mut self, status: &PodStatus, is_told: impl Fn(&str) -> bool) {
+    pub(super) fn mounted(&mut self, status: &PodStatus, is_published: impl Fn(&str) -> bool) {
         let is_there = |name: &str| {
             let is_mounted = |state| matches!(state, VolumeState::Live | VolumeState::Silent);
             status.volumes.iter().any(|volume| volume.name == name && is_mounted(volume.state))
         };
-        let is_done = |volume: &str| is_told(volume) && is_there(volume);
+        let is_done = |volume: &str| is_published(volume) && is_there(volume);
         for mount in self.mounts.extract_if(.., |mount| mount.volume.as_deref().is_none_or(is_done)) {
             let _ = mount.answer.send(Ok(()));
         }
     }
 
-    /// Answers what waits for the supervisor alone.
+    /// Answers the mounts that wait for the supervisor alone.
     pub(super) fn up(&mut self) {
         for mount in self.mounts.extract_if(.., |mount| mount.volume.is_none()) {
             let _ = mount.answer.send(Ok(()));
         }
     }
 
-    /// Answers the mounts that have waited long enough: with the reason why their volumes wait.
+    /// Answers the mounts whose limit is over, with the reason why their volumes wait.
     pub(super) fn expire(&mut self, status: Option<&PodStatus>) {
         let now = Instant::now();
         for mount in self.mounts.extract_if(.., |mount| mount.deadline <= now) {
@@ -118,12 +118,12 @@ impl Waiting {
         self.mounts.iter().filter_map(|mount| mount.volume.as_ref())
     }
 
-    /// Whether something waits for the supervisor alone.
+    /// Whether a mount waits for the supervisor alone.
     pub(super) fn for_supervisor(&self) -> bool {
         self.mounts.iter().any(|mount| mount.volume.is_none())
     }
 
-    /// Answers all mounts.
+    /// Fails all mounts.
     pub(super) fn fail_mounts(&mut self, kind: FailureKind, reason: &str) {
         for mount in self.mounts.drain(..) {
             let _ = mount.answer.send(Err(MountFailure { reason: reason.to_owned(), kind }));
@@ -137,7 +137,7 @@ impl Waiting {
         }
     }
 
-    /// Everything of the pod is gone, or why not.
+    /// Answers all removals, after everything of the pod is removed or something stays.
     pub(super) fn removed(&mut self, outcome: &Result<(), OperationError>) {
         self.unmounted(|_| true, outcome);
         for answer in self.ends.drain(..) {

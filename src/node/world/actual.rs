@@ -18,44 +18,44 @@ pub struct ActualWorld {
     volumes: BTreeMap<VolumeId, ActualVolume>,
 }
 
-/// A volume that is mounted, or may be, or was tried to be.
+/// A volume that is mounted, may be, or was tried to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActualVolume {
-    /// Whether it is.
+    /// Its mount.
     pub mount: VolumeMount,
-    /// Whether it has to be set up again.
+    /// Whether its supervisor has to set it up again.
     pub remount_required: bool,
-    /// Whether an earlier daemon left it, and nothing has succeeded for it since.
+    /// Whether an earlier daemon left it, and no operation on it has succeeded since.
     pub reconstructed: bool,
-    /// What its supervisor said of it last.
+    /// The last report of its supervisor.
     pub seen: Seen,
     /// Why it is not mounted, or not current.
     pub reason: Option<String>,
 }
 
-/// What a supervisor says of a volume.
+/// A supervisor's report of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Where it is mounted, or is going to be.
     pub path: Option<PathBuf>,
-    /// The plugin that serves it, where the PersistentVolume decides.
+    /// The plugin that serves it, if the PersistentVolume decides.
     pub plugin: Option<String>,
     /// A supplemental group that containers need.
     pub group: Option<u32>,
-    /// Whether it can be read only.
+    /// Whether containers can only read it.
     pub read_only: bool,
 }
 
-/// What becomes of an operation. The kubelet's classes of errors (5.4).
+/// The outcome of an operation: the kubelet's classes of errors (5.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperationOutcome {
-    /// It was done.
+    /// It succeeded.
     Done,
-    /// It was not, and nothing of it is there.
+    /// It failed, and nothing of the volume is mounted.
     Final,
-    /// It was not, and something of it may be there.
+    /// It failed, and something of the volume may be mounted.
     Uncertain,
-    /// It was not tried, or not to its end; everything is as it was before.
+    /// It was not tried, or not completed; the volume is as it was before.
     Transient,
 }
 
@@ -72,12 +72,12 @@ impl Default for ActualVolume {
 }
 
 impl ActualWorld {
-    /// The volume, if anything is known of it.
+    /// The volume, if it is known.
     pub fn volume(&self, id: &VolumeId) -> Option<&ActualVolume> {
         self.volumes.get(id)
     }
 
-    /// All volumes of which anything is known.
+    /// All known volumes.
     pub fn volumes(&self) -> impl Iterator<Item = (&VolumeId, &ActualVolume)> {
         self.volumes.iter()
     }
@@ -88,12 +88,12 @@ impl ActualWorld {
         self.volumes.range(first..).take_while(move |(id, _)| id.pod == *pod)
     }
 
-    /// Whether anything of the pod's volumes may be there.
+    /// Whether any volume of the pod may be mounted.
     pub fn has_mounts(&self, pod: &PodUid) -> bool {
         self.of_pod(pod).any(|(_, volume)| volume.mount != VolumeMount::NotMounted)
     }
 
-    /// Adds a volume that an earlier daemon left. Nothing else may be known of it.
+    /// Adds a volume that an earlier daemon left, unless it is known.
     pub fn reconstruct(&mut self, id: VolumeId) {
         let found = ActualVolume { mount: VolumeMount::Uncertain, reconstructed: true, ..ActualVolume::default() };
         self.volumes.entry(id).or_insert(found);
@@ -110,10 +110,10 @@ impl ActualWorld {
                 volume.reconstructed = false;
                 volume.reason = None;
             }
-            // A refresh that fails leaves the volume as it is, and is tried again (VM-08).
+            // A refresh that fails leaves the volume as it is; the reconciler tries again (VM-08).
             (_, VolumeMount::Mounted) | (OperationOutcome::Transient, _) => {}
             (OperationOutcome::Uncertain, _) => volume.mount = VolumeMount::Uncertain,
-            // What an earlier daemon left has to be undone still (RC-04).
+            // The leftovers of an earlier daemon still have to be undone (RC-04).
             (OperationOutcome::Final, _) if volume.reconstructed => volume.mount = VolumeMount::Uncertain,
             (OperationOutcome::Final, _) => volume.mount = VolumeMount::NotMounted,
         }
@@ -133,8 +133,8 @@ impl ActualWorld {
         }
     }
 
-    /// Takes what a supervisor says of a volume that it serves.
-    pub fn saw(&mut self, id: &VolumeId, is_mounted: bool, seen: Seen, reason: Option<String>) {
+    /// Takes a supervisor's report of a volume.
+    pub fn report(&mut self, id: &VolumeId, is_mounted: bool, seen: Seen, reason: Option<String>) {
         let volume = self.volumes.entry(id.clone()).or_default();
         volume.seen = seen;
         volume.reason = reason;
@@ -143,17 +143,17 @@ impl ActualWorld {
                 volume.mount = VolumeMount::Mounted;
                 volume.reconstructed = false;
             }
-            // Its supervisor knows that it is not there.
+            // Its supervisor has no mount of it any more.
             (false, VolumeMount::Mounted) => {
                 volume.mount = VolumeMount::NotMounted;
                 volume.remount_required = false;
             }
-            // It may be half mounted, and its supervisor goes on with it: no earlier daemon's any more.
+            // It may be half mounted, and its supervisor continues with it: it is no leftover of an earlier daemon.
             (false, _) => volume.reconstructed = false,
         }
     }
 
-    /// The mounted volumes of the pod have to be set up again.
+    /// Makes the mounted volumes of the pod require a remount.
     pub fn require_remount(&mut self, pod: &PodUid) {
         for (id, volume) in &mut self.volumes {
             if id.pod == *pod && volume.mount == VolumeMount::Mounted {
@@ -162,14 +162,14 @@ impl ActualWorld {
         }
     }
 
-    /// The volume has to be set up again, if it is mounted.
+    /// Makes the volume require a remount, if it is mounted.
     pub fn require_remount_of(&mut self, id: &VolumeId) {
         if let Some(volume) = self.volumes.get_mut(id).filter(|volume| volume.mount == VolumeMount::Mounted) {
             volume.remount_required = true;
         }
     }
 
-    /// Forgets volumes that are not mounted and that `is_wanted` does not name. Gives them.
+    /// Forgets volumes that are not mounted and that `is_wanted` does not name. Returns them.
     pub fn forget_unmounted(&mut self, is_wanted: impl Fn(&VolumeId) -> bool) -> Vec<VolumeId> {
         let unmounted = self.volumes.iter().filter(|(_, volume)| volume.mount == VolumeMount::NotMounted);
         let over: Vec<_> = unmounted.map(|(id, _)| id).filter(|id| !is_wanted(id)).cloned().collect();

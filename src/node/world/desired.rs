@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use super::VolumeId;
 use super::errors::Errors;
 use crate::manifest::pod::{Pod, PodUid};
-use crate::node::plugin::Registry;
+use crate::node::plugin::PluginRegistry;
 use crate::node::pod::NodePod;
 use crate::volume::{ClaimUsage, Volume, VolumeSource};
 
@@ -27,7 +27,7 @@ pub struct DesiredPod {
     pub pod: NodePod,
     /// The volumes that its containers use, by their names.
     pub volumes: BTreeMap<String, DesiredVolume>,
-    /// Why volumes of it are not among them, though containers use them.
+    /// Why volumes that containers use are not among them.
     pub errors: Errors,
 }
 
@@ -38,14 +38,15 @@ pub struct DesiredVolume {
     pub unique_name: String,
     /// The plugin that serves it.
     pub plugin: &'static str,
-    /// What is to be seen in it.
+    /// Its definition.
     pub volume: Volume,
 }
 
 impl DesiredPod {
-    /// The volumes that this pod wants. One volume that cannot be served keeps no other one back (VM-10). A volume that is
-    /// described otherwise than `before` stays as it was: containers of the pod use it. Only an emptyDir gets a new size limit.
-    fn of(pod: NodePod, plugins: &Registry, before: Option<DesiredPod>) -> DesiredPod {
+    /// The volumes that this pod wants. A volume that podfs cannot serve does not affect the others (VM-10). A volume
+    /// whose definition differs from `before` stays as it was: containers of the pod use it. Only an emptyDir gets a
+    /// new size limit.
+    fn of(pod: NodePod, plugins: &PluginRegistry, before: Option<DesiredPod>) -> DesiredPod {
         let before = before.map(|before| before.volumes).unwrap_or_default();
         let (mut volumes, mut errors) = (BTreeMap::new(), Errors::default());
         let uid = &pod.pod.identity.uid;
@@ -91,14 +92,14 @@ pub fn is_used(pod: &Pod, volume: &Volume) -> bool {
 }
 
 impl DesiredWorld {
-    /// Adds the pod, or describes it anew. Volumes that no container uses any more go; new ones come.
-    pub fn put(&mut self, pod: NodePod, plugins: &Registry) {
+    /// Adds a new or changed pod. Removes volumes that no container uses any more, and adds new ones.
+    pub fn put(&mut self, pod: NodePod, plugins: &PluginRegistry) {
         let uid = pod.pod.identity.uid.clone();
         let before = self.pods.remove(&uid);
         self.pods.insert(uid, DesiredPod::of(pod, plugins, before));
     }
 
-    /// Takes the pod out: its containers have stopped.
+    /// Removes the pod: its containers have stopped.
     pub fn remove(&mut self, pod: &PodUid) {
         self.pods.remove(pod);
     }

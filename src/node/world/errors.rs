@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// Most errors that are kept.
+/// The most errors that are kept.
 const MOST: usize = 10;
 
 /// Distinct errors, the oldest first.
@@ -10,7 +10,7 @@ const MOST: usize = 10;
 pub struct Errors(VecDeque<String>);
 
 impl Errors {
-    /// Adds an error. The eleventh distinct one takes the place of the oldest.
+    /// Adds an error. The eleventh distinct one replaces the oldest.
     pub fn add(&mut self, error: impl Into<String>) {
         let error = error.into();
         if !self.0.contains(&error) {

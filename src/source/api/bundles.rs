@@ -19,16 +19,16 @@ use crate::manifest::objects::{Missing, NamedObject};
 
 const QUEUE: usize = 16;
 
-/// Those of one signer, by name.
+/// The bundles of one signer, by name.
 pub(crate) type Bundles<T = NamedObject> = BTreeMap<String, Arc<T>>;
 
-/// The signers whose bundles are followed.
+/// The signers whose bundles podfs follows.
 pub(super) struct Signers {
     client: ApiClient,
     contacts: Contacts,
     signers: BTreeMap<String, Signer>,
-    tell: Sender<(String, ObjectUpdate<Bundles>)>,
-    told: Receiver<(String, ObjectUpdate<Bundles>)>,
+    sender: Sender<(String, ObjectUpdate<Bundles>)>,
+    updates: Receiver<(String, ObjectUpdate<Bundles>)>,
 }
 
 struct Signer {
@@ -40,8 +40,8 @@ struct Signer {
 impl Signers {
     /// No signers.
     pub(super) fn new(client: ApiClient, contacts: Contacts) -> Signers {
-        let (tell, told) = channel(QUEUE);
-        Signers { client, contacts, signers: BTreeMap::new(), tell, told }
+        let (sender, updates) = channel(QUEUE);
+        Signers { client, contacts, signers: BTreeMap::new(), sender, updates }
     }
 
     /// Follows the bundles of these signers, and of no others.
@@ -51,22 +51,22 @@ impl Signers {
             if self.signers.contains_key(*signer) {
                 continue;
             }
-            let task = follow(self.client.clone(), (*signer).to_owned(), self.contacts.clone(), self.tell.clone());
+            let task = follow(self.client.clone(), (*signer).to_owned(), self.contacts.clone(), self.sender.clone());
             let followed = Signer { bundles: None, question: ObjectRequest::new(), _task: Task::spawn(task) };
             self.signers.insert((*signer).to_owned(), followed);
         }
     }
 
-    /// The next news. Cancel-safe.
+    /// Waits for the next update. Cancel-safe.
     pub(super) async fn next(&mut self) -> (String, ObjectUpdate<Bundles>) {
-        self.told.recv().await.expect("an end to tell is kept here, too")
+        self.updates.recv().await.expect("an end to tell is kept here, too")
     }
 
-    /// Takes news of a signer. Gives whether the bundles have changed.
-    pub(super) fn take(&mut self, signer: &str, told: ObjectUpdate<Bundles>) -> bool {
+    /// Takes an update of a signer. Returns whether the bundles have changed.
+    pub(super) fn take(&mut self, signer: &str, update: ObjectUpdate<Bundles>) -> bool {
         let Some(followed) = self.signers.get_mut(signer) else { return false };
         let unknown = followed.bundles.is_none();
-        match told {
+        match update {
             ObjectUpdate::Is(bundles) => {
                 followed.question.trouble = None;
                 let same = followed.bundles.as_ref() == Some(&bundles);
@@ -84,12 +84,12 @@ impl Signers {
         }
     }
 
-    /// Whether there is an answer for each of them.
+    /// Whether there is an answer for each signer.
     pub(super) fn are_answered(&self) -> bool {
         self.signers.values().all(|signer| signer.bundles.is_some() || signer.question.trouble.is_some())
     }
 
-    /// Requests about signers whose bundles are not known yet.
+    /// The requests for signers whose bundles are not known yet.
     pub(super) fn unanswered(&self) -> impl Iterator<Item = &ObjectRequest> {
         self.signers.values().filter(|signer| signer.bundles.is_none()).map(|signer| &signer.question)
     }
@@ -111,53 +111,58 @@ pub(crate) fn title_of_signer(signer: &str) -> String {
     format!("ClusterTrustBundles of {signer}")
 }
 
-/// Sends the bundles of a signer, until the receiver is gone.
-async fn follow(client: ApiClient, signer: String, contacts: Contacts, tell: Sender<(String, ObjectUpdate<Bundles>)>) {
-    let mut teller = SignerTeller::new(client, &signer, contacts);
+/// Sends the bundles of a signer, until the receiver is dropped.
+async fn follow(
+    client: ApiClient,
+    signer: String,
+    contacts: Contacts,
+    sender: Sender<(String, ObjectUpdate<Bundles>)>,
+) {
+    let mut watcher = SignerWatcher::new(client, &signer, contacts);
     loop {
-        let told = teller.next().await;
-        if tell.send((signer.clone(), told)).await.is_err() {
+        let update = watcher.next().await;
+        if sender.send((signer.clone(), update)).await.is_err() {
             return;
         }
     }
 }
 
 /// Follows the bundles of a signer.
-pub(crate) struct SignerTeller<T> {
+pub(crate) struct SignerWatcher<T> {
     follower: Follower,
     title: String,
     contacts: Contacts,
     bundles: Bundles<T>,
 }
 
-impl<T: ServedObject> SignerTeller<T> {
-    pub(crate) fn new(client: ApiClient, signer: &str, contacts: Contacts) -> SignerTeller<T> {
+impl<T: ServedObject> SignerWatcher<T> {
+    pub(crate) fn new(client: ApiClient, signer: &str, contacts: Contacts) -> SignerWatcher<T> {
         let follower = Follower::new(client, Collection::of_signer(signer));
-        SignerTeller { follower, title: title_of_signer(signer), contacts, bundles: Bundles::new() }
+        SignerWatcher { follower, title: title_of_signer(signer), contacts, bundles: Bundles::new() }
     }
 
-    /// All bundles of the signer, after a change. Not cancel-safe: received changes would be lost.
+    /// Waits for a change, and returns all bundles of the signer. Not cancel-safe: received changes would be lost.
     pub(crate) async fn next(&mut self) -> ObjectUpdate<Bundles<T>> {
-        let told = match change(&mut self.bundles, self.follower.next().await, &self.title) {
-            Ok(told) => told,
+        let update = match change(&mut self.bundles, self.follower.next().await, &self.title) {
+            Ok(update) => update,
             Err(error) => ObjectUpdate::Trouble(ApiError::new(Class::Refused, error.to_string())),
         };
-        note(&self.contacts, &self.title, self.follower.doing(), self.follower.version(), &told);
-        told
+        note(&self.contacts, &self.title, self.follower.doing(), self.follower.version(), &update);
+        update
     }
 }
 
-/// Takes in what is new of a signer's bundles. One that cannot be used leaves those that are known.
+/// Takes in a change of a signer's bundles. If one cannot be parsed, the known ones stay.
 fn change<T: ServedObject>(
     bundles: &mut Bundles<T>,
-    news: FollowerEvent,
+    event: FollowerEvent,
     title: &str,
 ) -> Result<ObjectUpdate<Bundles<T>>, ManifestError> {
     let named = |bundle: Value| {
         let bundle = T::parse(bundle, title)?;
         Ok::<_, ManifestError>((bundle.named().key.name.clone(), Arc::new(bundle)))
     };
-    match news {
+    match event {
         FollowerEvent::Listed(all) => *bundles = all.into_iter().map(named).collect::<Result<_, _>>()?,
         FollowerEvent::Put(bundle) => {
             let (name, bundle) = named(bundle)?;

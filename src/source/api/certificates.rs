@@ -33,34 +33,34 @@ use crate::kube::retry::Retry;
 use crate::manifest::tokens::Token;
 use crate::volume::{CertificateKey, CredentialKey, KeyType};
 
-/// Up to so much later than its signer says, a certificate is replaced.
+/// The longest time after the signer's `beginRefreshAt` until podfs replaces a certificate.
 const SPREAD: Duration = Duration::from_secs(5 * 60);
-/// A certificate is not replaced more often than this, unless it is valid for less: a clock may be wrong.
+/// The shortest use of a certificate, unless it is valid for less: a clock may be wrong.
 const SHORTEST_USE: Duration = Duration::from_secs(60);
 /// How long the server's authorizer may take to allow a node to read a request that the node has made.
 const UNRELATED: Duration = Duration::from_secs(30);
 /// The reason of a waiting volume while a signer has not answered.
 const NOT_ISSUED: &str = "credential bundle is not issued yet";
 
-/// Sends a certificate with its key, and the next one in time, until the receiver is gone.
+/// Sends a certificate with its key, and the next one in time, until the receiver is dropped.
 pub(super) async fn keep_certified(
     client: ApiClient,
     owner: Owner,
     key: CertificateKey,
     contacts: Contacts,
-    tell: Sender<(CredentialKey, ObjectUpdate<Token>)>,
+    sender: Sender<(CredentialKey, ObjectUpdate<Token>)>,
 ) {
     let credential = CredentialKey::Certificate(key.clone());
-    let teller = Teller { title: owner.title(&credential), credential, contacts, tell };
+    let reporter = CertificateReporter { title: owner.title(&credential), credential, contacts, sender };
     let mut request =
         CertificateRequest { client: client.clone(), owner, key, resource: Resource::POD_CERTIFICATE_REQUEST };
     let mut retry = Retry::new(client);
     let mut life: Option<Life> = None;
     loop {
-        match request.certificate(&teller).await {
+        match request.certificate(&reporter).await {
             Ok(IssuedCertificate { token, life: granted }) => {
                 retry.reset();
-                if !teller.issued(token).await {
+                if !reporter.issued(token).await {
                     return;
                 }
                 granted.until_due().await;
@@ -68,7 +68,7 @@ pub(super) async fn keep_certified(
             }
             Err(Ended::Unneeded) => return,
             Err(Ended::Refused(sentence)) => {
-                if !teller.waits(ApiError::new(Class::Refused, sentence)).await {
+                if !reporter.waits(ApiError::new(Class::Refused, sentence)).await {
                     return;
                 }
                 return pending().await;
@@ -80,7 +80,7 @@ pub(super) async fn keep_certified(
                     error.sentence = format!("the certificate has expired and refresh failed: {}", error.sentence);
                 }
                 // The reason first, so that a missing certificate always has one.
-                if !teller.waits(error).await || is_over && !teller.send(ObjectUpdate::Absent).await {
+                if !reporter.waits(error).await || is_over && !reporter.send(ObjectUpdate::Absent).await {
                     return;
                 }
                 retry.wait(&pause).await;
@@ -89,17 +89,17 @@ pub(super) async fn keep_certified(
     }
 }
 
-/// Sends news of a certificate. Each call gives whether there is a receiver.
-struct Teller {
+/// Sends updates of a certificate. Each call returns whether there is a receiver.
+struct CertificateReporter {
     credential: CredentialKey,
     title: String,
     contacts: Contacts,
-    tell: Sender<(CredentialKey, ObjectUpdate<Token>)>,
+    sender: Sender<(CredentialKey, ObjectUpdate<Token>)>,
 }
 
-impl Teller {
+impl CertificateReporter {
     async fn issued(&self, token: Token) -> bool {
-        self.contacts.heard(&self.title, "issued", None);
+        self.contacts.answered(&self.title, "issued", None);
         self.send(ObjectUpdate::Is(token.into())).await
     }
 
@@ -108,16 +108,16 @@ impl Teller {
         self.send(ObjectUpdate::Trouble(error)).await
     }
 
-    async fn send(&self, told: ObjectUpdate<Token>) -> bool {
-        self.tell.send((self.credential.clone(), told)).await.is_ok()
+    async fn send(&self, update: ObjectUpdate<Token>) -> bool {
+        self.sender.send((self.credential.clone(), update)).await.is_ok()
     }
 }
 
 /// Why there is no certificate.
 enum Ended {
-    /// No task receives it any more.
+    /// No task needs it any more.
     Unneeded,
-    /// There will be none for this pod.
+    /// The pod will get none.
     Refused(String),
     /// Another request may succeed.
     Failed(ApiError),
@@ -129,7 +129,7 @@ impl From<ApiError> for Ended {
     }
 }
 
-/// The requested certificate, and its pod.
+/// A request for a certificate of a pod.
 struct CertificateRequest {
     client: ApiClient,
     owner: Owner,
@@ -138,23 +138,23 @@ struct CertificateRequest {
 }
 
 impl CertificateRequest {
-    /// Makes a key, requests a certificate for it, and waits for the answer. The teller reports why it waits.
-    async fn certificate(&mut self, teller: &Teller) -> Result<IssuedCertificate, Ended> {
+    /// Makes a key, requests a certificate for it, and waits for the answer. Reports meanwhile why it waits.
+    async fn certificate(&mut self, reporter: &CertificateReporter) -> Result<IssuedCertificate, Ended> {
         let pair = self.generate()?;
         let body = self.body(&pair).await?;
         let name = self.create(&body).await?;
         let namespace = self.owner.pod.namespace.clone();
         let mut poller = Poller::new(self.client.clone(), Collection::only(self.resource, Some(&namespace), &name));
-        let (created, mut was_told) = (Instant::now(), false);
+        let (created, mut is_reported) = (Instant::now(), false);
         loop {
             match poller.next().await {
                 FollowerEvent::Put(request) => match RequestStatus::parse(request)? {
                     Some(answer) => return answer.into_certificate(&pair, SystemTime::now()),
-                    None if was_told => {}
+                    None if is_reported => {}
                     None => {
-                        was_told = true;
+                        is_reported = true;
                         // It may be a problem of the pod's own signer, so it is not one of the server.
-                        if !teller.waits(ApiError::new(Class::Busy, NOT_ISSUED)).await {
+                        if !reporter.waits(ApiError::new(Class::Busy, NOT_ISSUED)).await {
                             return Err(Ended::Unneeded);
                         }
                     }
@@ -164,14 +164,14 @@ impl CertificateRequest {
                     return Err(ApiError::new(Class::Gone, sentence).into());
                 }
                 FollowerEvent::Alive => {}
-                // What a node may not read any more is gone: its server knows what nodes may read by the objects that it has.
+                // A node gets 403 for a deleted object: the server decides from existing objects what a node may read.
                 FollowerEvent::Trouble(error)
-                    if error.class == Class::Forbidden && (was_told || created.elapsed() >= UNRELATED) =>
+                    if error.class == Class::Forbidden && (is_reported || created.elapsed() >= UNRELATED) =>
                 {
                     return Err(ApiError { class: Class::Gone, ..error }.into());
                 }
                 FollowerEvent::Trouble(error) => {
-                    if !teller.waits(error).await {
+                    if !reporter.waits(error).await {
                         return Err(Ended::Unneeded);
                     }
                 }
@@ -193,7 +193,7 @@ impl CertificateRequest {
         KeyPair::generate_for(algorithm).map_err(|error| Ended::Refused(format!("cannot make a private key: {error}")))
     }
 
-    /// The object that requests the certificate. Its signing request has only the public key, as that of the kubelet.
+    /// The request object. Its signing request has only the public key, as the kubelet's has.
     async fn body(&self, pair: &KeyPair) -> Result<Value, Ended> {
         let Owner { pod, service_account, node } = &self.owner;
         let node = node.as_deref().ok_or_else(|| Ended::Refused("the pod is not on a node".to_owned()))?;
@@ -231,11 +231,11 @@ impl CertificateRequest {
         })
     }
 
-    /// Creates the object, and gives its name.
+    /// Creates the object, and returns its name.
     async fn create(&mut self, body: &Value) -> Result<String, Ended> {
         let created = self.client.create(self.resource, Some(&self.owner.pod.namespace), &[], body).await;
         let created = created.inspect_err(|error| {
-            // What this server does not have in one version, it may have in another.
+            // The server may have the resource in the other version.
             if error.class == Class::NotFound
                 && let Some(other) = self.resource.other_version()
             {
@@ -249,7 +249,7 @@ impl CertificateRequest {
     }
 }
 
-/// A certificate, behind its key.
+/// A certificate after its private key, as PEM.
 struct IssuedCertificate {
     token: Token,
     life: Life,
@@ -271,7 +271,7 @@ struct RequestStatus {
 }
 
 impl RequestStatus {
-    /// The answer of the signer; none, if there is none yet.
+    /// The signer's answer; `None` if there is none yet.
     fn parse(request: Value) -> Result<Option<RequestStatus>, Ended> {
         let answered: RequestObject = serde_json::from_value(request).map_err(|error| nonsense(&error.to_string()))?;
         let condition = |kind: &str| {

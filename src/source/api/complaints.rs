@@ -14,29 +14,29 @@ use super::single::ObjectUpdate;
 use crate::kube::error::{ApiError, Class};
 use crate::manifest::tokens::Token;
 
-/// How long what may pass by itself has to last.
+/// How long a problem that may pass by itself has to last.
 pub(crate) const SETTLE: Duration = Duration::from_secs(10);
-/// How often a cause that lasts is repeated.
+/// How often podfs repeats a problem that lasts.
 const REPEAT: Duration = Duration::from_secs(600);
 
 /// The problems of objects that were logged.
 #[derive(Default)]
 pub(crate) struct Journal {
     complaints: Complaints,
-    /// Whether an outage was logged.
+    /// Whether an outage was logged, and not its end.
     away: bool,
 }
 
 impl Journal {
-    /// Logs what is wrong with an object: an outage once, and not for each object.
-    pub(crate) fn note<T>(&mut self, title: &str, told: &ObjectUpdate<T>) {
-        match told {
+    /// Logs the problem of an object; an outage once, and not for each object.
+    pub(crate) fn note<T>(&mut self, title: &str, update: &ObjectUpdate<T>) {
+        match update {
             ObjectUpdate::Trouble(error) => self.complaints.trouble(title, error, Instant::now()),
             ObjectUpdate::Is(_) | ObjectUpdate::Absent | ObjectUpdate::Alive => {
                 self.complaints.over(title, Instant::now())
             }
         }
-        match told {
+        match update {
             ObjectUpdate::Trouble(ApiError { class: Class::Unreachable, sentence, .. }) if !self.away => {
                 warn!("the API server is unreachable, and volumes stay as they are: {sentence}");
                 self.away = true;
@@ -49,14 +49,14 @@ impl Journal {
         }
     }
 
-    /// Logs what is wrong with a token. That one has expired ends no trouble.
-    pub(crate) fn note_token(&mut self, title: &str, told: &ObjectUpdate<Token>) {
-        if !matches!(told, ObjectUpdate::Absent) {
-            self.note(title, told);
+    /// Logs the problem of a token. An expired token does not end a problem.
+    pub(crate) fn note_token(&mut self, title: &str, update: &ObjectUpdate<Token>) {
+        if !matches!(update, ObjectUpdate::Absent) {
+            self.note(title, update);
         }
     }
 
-    /// Nothing refers to the object any more.
+    /// Forgets an object to which nothing refers any more.
     pub(crate) fn forget(&mut self, title: &str) {
         self.complaints.over(title, Instant::now());
     }
@@ -66,13 +66,13 @@ impl Journal {
         self.complaints.due()
     }
 
-    /// Logs what is due.
+    /// Logs the lines that are due.
     pub(crate) fn log(&mut self, now: Instant) {
         self.complaints.log(now);
     }
 }
 
-/// The present problems.
+/// The present problems, by cause.
 #[derive(Default)]
 struct Complaints(BTreeMap<Cause, Complaint>);
 
@@ -87,9 +87,9 @@ struct Complaint {
     is_logged: bool,
     /// The last sentence.
     sentence: String,
-    /// The objects that the cause has not passed for.
+    /// The objects that still have the problem.
     objects: BTreeSet<String>,
-    /// How many answers there were, and the most objects at a time.
+    /// The number of answers, and the most objects at a time.
     answers: u64,
     most: usize,
 }
@@ -104,7 +104,7 @@ impl Cause {
         }
     }
 
-    /// How long it has to last.
+    /// How long it has to last before podfs logs it.
     fn settle(&self) -> Duration {
         match self.0 {
             Class::Forbidden | Class::Busy => SETTLE,
@@ -114,7 +114,7 @@ impl Cause {
 }
 
 impl Complaints {
-    /// Something is wrong with an object.
+    /// Notes the problem of an object.
     fn trouble(&mut self, object: &str, error: &ApiError, now: Instant) {
         debug!("{object}: {error}");
         let Some(cause) = Cause::of(error) else { return };
@@ -136,7 +136,7 @@ impl Complaints {
         self.log(now);
     }
 
-    /// Nothing is wrong with an object, or no volume refers to it any more.
+    /// Notes that an object has no problem, or that no volume refers to it any more.
     fn over(&mut self, object: &str, now: Instant) {
         if !self.0.is_empty() {
             self.end(object, None, now);
@@ -148,7 +148,7 @@ impl Complaints {
         self.0.values().map(|complaint| complaint.due).min()
     }
 
-    /// Logs what is due.
+    /// Logs the lines that are due.
     fn log(&mut self, now: Instant) {
         for complaint in self.0.values_mut().filter(|complaint| complaint.due <= now) {
             warn!("{}", complaint.line(now));

@@ -10,19 +10,19 @@ use crate::kube::error::ApiError;
 
 /// The last contact about every object. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct Contacts(Arc<Mutex<Talk>>);
+pub struct Contacts(Arc<Mutex<ContactTable>>);
 
 #[derive(Default)]
-struct Talk {
+struct ContactTable {
     objects: BTreeMap<String, Contact>,
-    /// When podfs heard that the pod was deleted, if it was.
+    /// When podfs learned that the pod was deleted, if it was.
     pod_deleted: Option<SystemTime>,
 }
 
 /// An API server that cannot be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreachable {
-    /// Since when nothing came from it.
+    /// Since when it has not answered.
     pub since: SystemTime,
     /// The error of the last attempt.
     pub trouble: String,
@@ -31,24 +31,24 @@ pub struct Unreachable {
 /// The last contact about one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contact {
-    /// Up to which resource version everything is known, if anything is.
+    /// The resource version up to which podfs knows all changes, if it knows any.
     pub version: Option<String>,
     /// The state of its follower, in a word.
     pub doing: &'static str,
     /// The present error.
     pub trouble: Option<String>,
-    /// Whether the server answered when it was asked last, whatever it answered.
+    /// Whether the server answered the last request, whatever the answer was.
     pub connected: bool,
     /// When the server last answered.
-    heard: Option<Instant>,
-    /// Since when it does not, if it does not.
+    answered_at: Option<Instant>,
+    /// Since when it has not answered, if so.
     lost: Option<(Instant, SystemTime)>,
 }
 
 impl Contact {
     /// How long ago the server last answered.
     pub fn age(&self) -> Option<Duration> {
-        self.heard.map(|heard| heard.elapsed())
+        self.answered_at.map(|answered_at| answered_at.elapsed())
     }
 }
 
@@ -58,55 +58,56 @@ impl Contacts {
         self.lock().objects.iter().map(|(object, contact)| (object.clone(), contact.clone())).collect()
     }
 
-    /// The server has answered.
-    pub(crate) fn heard(&self, object: &str, doing: &'static str, version: Option<&str>) {
-        let (version, heard) = (version.map(str::to_owned), Some(Instant::now()));
-        let contact = Contact { version, doing, trouble: None, connected: true, heard, lost: None };
+    /// Notes an answer.
+    pub(crate) fn answered(&self, object: &str, doing: &'static str, version: Option<&str>) {
+        let (version, answered_at) = (version.map(str::to_owned), Some(Instant::now()));
+        let contact = Contact { version, doing, trouble: None, connected: true, answered_at, lost: None };
         self.lock().objects.insert(object.to_owned(), contact);
     }
 
-    /// Something is wrong.
+    /// Notes an error.
     pub(crate) fn trouble(&self, object: &str, doing: &'static str, error: &ApiError) {
-        let mut talk = self.lock();
-        let before = talk.objects.remove(object);
-        let (version, heard, lost) =
-            before.map_or((None, None, None), |before| (before.version, before.heard, before.lost));
+        let mut table = self.lock();
+        let before = table.objects.remove(object);
+        let (version, answered_at, lost) =
+            before.map_or((None, None, None), |before| (before.version, before.answered_at, before.lost));
         let connected = !error.is_outage();
         let now = || (Instant::now(), SystemTime::now());
-        let (heard, lost) =
-            if connected { (Some(Instant::now()), None) } else { (heard, Some(lost.unwrap_or_else(now))) };
+        let (answered_at, lost) =
+            if connected { (Some(Instant::now()), None) } else { (answered_at, Some(lost.unwrap_or_else(now))) };
         let trouble = Some(error.sentence.clone());
-        talk.objects.insert(object.to_owned(), Contact { version, doing, trouble, connected, heard, lost });
+        table.objects.insert(object.to_owned(), Contact { version, doing, trouble, connected, answered_at, lost });
     }
 
-    /// Since when the server cannot be reached, if it cannot. One answer about any object ends that, even if other objects
+    /// Since when the server cannot be reached, if so. One answer about any object ends that, even if other objects
     /// wait for their next attempt.
     pub fn unreachable(&self) -> Option<Unreachable> {
-        let talk = self.lock();
-        let heard = talk.objects.values().filter_map(|contact| contact.heard).max();
-        let lost = talk.objects.values().filter_map(|contact| contact.lost.map(|(at, since)| (at, since, contact)));
-        let (_, since, contact) =
-            lost.filter(|(at, ..)| heard.is_none_or(|heard| *at >= heard)).min_by_key(|(at, ..)| *at)?;
+        let table = self.lock();
+        let answered_at = table.objects.values().filter_map(|contact| contact.answered_at).max();
+        let lost = table.objects.values().filter_map(|contact| contact.lost.map(|(at, since)| (at, since, contact)));
+        let (_, since, contact) = lost
+            .filter(|(at, ..)| answered_at.is_none_or(|answered_at| *at >= answered_at))
+            .min_by_key(|(at, ..)| *at)?;
         Some(Unreachable { since, trouble: contact.trouble.clone().unwrap_or_default() })
     }
 
-    /// When podfs heard that the pod was deleted, if it was.
+    /// When podfs learned that the pod was deleted, if it was.
     pub fn pod_deleted(&self) -> Option<SystemTime> {
         self.lock().pod_deleted
     }
 
-    /// Whether the server has the pod.
+    /// Notes whether the server has the pod.
     pub(super) fn pod_is_there(&self, is_there: bool) {
-        let mut talk = self.lock();
-        talk.pod_deleted = if is_there { None } else { talk.pod_deleted.or_else(|| Some(SystemTime::now())) };
+        let mut table = self.lock();
+        table.pod_deleted = if is_there { None } else { table.pod_deleted.or_else(|| Some(SystemTime::now())) };
     }
 
-    /// podfs follows the object no more.
+    /// Forgets an object that podfs no longer follows.
     pub(crate) fn forget(&self, object: &str) {
         self.lock().objects.remove(object);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Talk> {
+    fn lock(&self) -> MutexGuard<'_, ContactTable> {
         self.0.lock().expect("no code panics while contacts are locked")
     }
 }
@@ -120,14 +121,14 @@ mod tests {
     fn an_error_leaves_the_known_version_and_ends_with_an_answer() {
         let contacts = Contacts::default();
         let contact = || contacts.all().pop().expect("one").1;
-        contacts.heard("Pod default/web", "watching", Some("7"));
+        contacts.answered("Pod default/web", "watching", Some("7"));
         contacts.trouble("Pod default/web", "waiting", &ApiError::new(Class::Unreachable, "it is away"));
         let in_trouble = contact();
         assert_eq!((in_trouble.version.as_deref(), in_trouble.trouble.as_deref()), (Some("7"), Some("it is away")));
         assert!(in_trouble.age().is_some() && !in_trouble.connected);
         contacts.trouble("Pod default/web", "waiting", &ApiError::new(Class::Forbidden, "it refuses"));
         assert!(contact().connected, "it answers");
-        contacts.heard("Pod default/web", "watching", Some("8"));
+        contacts.answered("Pod default/web", "watching", Some("8"));
         assert_eq!((contact().version.as_deref(), contact().trouble), (Some("8"), None));
     }
 
@@ -135,8 +136,8 @@ mod tests {
     fn an_outage_begins_with_the_first_object_and_ends_with_any_answer() {
         let contacts = Contacts::default();
         let away = ApiError::new(Class::Unreachable, "it is away");
-        contacts.heard("a", "watching", Some("1"));
-        contacts.heard("b", "watching", Some("1"));
+        contacts.answered("a", "watching", Some("1"));
+        contacts.answered("b", "watching", Some("1"));
         assert_eq!(contacts.unreachable(), None);
         contacts.trouble("a", "waiting", &away);
         let first = contacts.unreachable().expect("it is away");

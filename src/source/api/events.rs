@@ -25,7 +25,7 @@ use crate::kube::error::{ApiError, Class};
 use crate::kube::retry::{Pause, Retry};
 use crate::manifest::pod::PodIdentity;
 
-/// Longest message the API takes.
+/// The longest message that the API accepts.
 const MAX_MESSAGE: usize = 1024;
 /// Most series whose count podfs remembers. It reads the counts of others from the server.
 const MAX_COUNTS: usize = 256;
@@ -36,14 +36,14 @@ pub(crate) struct Conditions(Arc<ReportedConditions>);
 
 #[derive(Default)]
 struct ReportedConditions {
-    /// The last condition of each volume that was not taken yet.
+    /// The last condition of each volume that the poster has not taken yet.
     last: Mutex<BTreeMap<String, Condition>>,
     changed: Notify,
 }
 
 impl Conditions {
     /// Sets the present condition of a volume. Never waits.
-    pub(crate) fn tell(&self, volume: &str, condition: Condition) {
+    pub(crate) fn set(&self, volume: &str, condition: Condition) {
         let mut last = self.0.last.lock().expect("no code panics while it is locked");
         last.insert(volume.to_owned(), condition);
         self.0.changed.notify_one();
@@ -83,12 +83,12 @@ struct Poster {
 }
 
 impl Poster {
-    /// Goes on for as long as the thread that talks to the server does.
+    /// Runs until the thread of the API source ends.
     async fn run(mut self, conditions: Conditions) {
         let mut pause: Option<Pause> = None;
         loop {
             for (volume, condition) in conditions.take() {
-                self.notices.hear(volume, condition, Instant::now());
+                self.notices.set(volume, condition, Instant::now());
             }
             while pause.is_none()
                 && let Some((volume, condition)) = self.notices.due(Instant::now())
@@ -110,7 +110,7 @@ impl Poster {
         }
     }
 
-    /// Posts what is due for a volume. Gives the pause after which it is to be posted again, if it could not be.
+    /// Posts the due event of a volume. If that has to be repeated, returns the pause before.
     async fn post(&mut self, volume: &str, condition: &Condition) -> Option<Pause> {
         let event = KubeletEvent::of(volume, condition);
         let was_posted = match self.count(&event).await {
@@ -134,16 +134,16 @@ impl Poster {
         let mut name = event.name(&self.pod);
         if let Some(count) = self.counts.get(&name) {
             match self.patch(&name, json!({"count": count + 1, "lastTimestamp": now()})).await {
-                // The server has deleted it: another series begins.
+                // The server has deleted the event: another series begins.
                 Err(error) if error.class == Class::NotFound => drop(self.counts.remove(&name)),
-                // Without the right to patch, each one is an object of its own.
+                // Without the right to patch, each event is an object of its own.
                 Err(error) if error.class == Class::Forbidden => name = nth_name(&self.pod, fastrand::u64(..)),
                 outcome => return outcome.map(drop),
             }
         }
         let object = event.object(&self.pod, &self.node, &name);
         match self.client.create(Resource::EVENT, Some(&self.pod.namespace), &[], &object).await {
-            // A podfs before this one has begun the series.
+            // An earlier podfs has begun the series.
             Err(error) if error.class == Class::Conflict => {
                 let known = self.patch(&name, json!({"lastTimestamp": now()})).await?;
                 let count = known["count"].as_u64().unwrap_or(1) + 1;
@@ -190,7 +190,7 @@ impl KubeletEvent {
         KubeletEvent { kind, reason, message }
     }
 
-    /// The same for the same event of the same pod.
+    /// The name of its series: always the same for one event of one pod.
     fn name(&self, pod: &PodIdentity) -> String {
         let text = format!("{}\0{}\0{}", pod.uid.as_str(), self.reason, self.message);
         let (number, _) = Uuid::new_v5(&Uuid::NAMESPACE_OID, text.as_bytes()).as_u64_pair();
@@ -237,10 +237,10 @@ impl KubeletEvent {
     }
 }
 
-/// Posts once that the volume of a claim has grown, in a pod under this name.
+/// Posts once that the volume of a claim has grown. `volume` is its name in a pod.
 ///
 /// # Errors
-/// When the server does not take the event.
+/// When the server refuses the event.
 pub(crate) async fn post_growth(client: &ApiClient, claim: &Value, volume: &str, node: &str) -> Result<(), ApiError> {
     let event = KubeletEvent::of(volume, &Condition::Resized(grown(volume)));
     let object = event.about_claim(claim, node, fastrand::u64(..));
@@ -248,11 +248,11 @@ pub(crate) async fn post_growth(client: &ApiClient, claim: &Value, volume: &str,
     client.create(Resource::EVENT, namespace, &[], &object).await.map(drop)
 }
 
-/// Posts once, for a pod and for a claim of it, that the pod's volume does not grow to so many bytes, because the pod has it
-/// read-only.
+/// Posts once, for a pod and for its claim, that the pod's volume does not grow to this many bytes, because the pod has
+/// it read-only.
 ///
 /// # Errors
-/// When the server does not take an event.
+/// When the server refuses an event.
 pub(crate) async fn post_read_only(
     client: &ApiClient,
     pod: &PodIdentity,
@@ -262,7 +262,7 @@ pub(crate) async fn post_read_only(
 ) -> Result<(), ApiError> {
     let message = format!("MountVolume.NodeExpandVolume failed for volume {volume:?} requested read-only file system");
     let event = KubeletEvent { kind: "Warning", reason: "FileSystemResizeFailed", message };
-    // The same after a restart.
+    // The name is the same after a restart.
     let text = format!("{}\0{}\0{bytes}", pod.uid.as_str(), event.message);
     let (number, _) = Uuid::new_v5(&Uuid::NAMESPACE_OID, text.as_bytes()).as_u64_pair();
     let of_pod = event.object(pod, node, &nth_name(pod, number));
@@ -277,12 +277,12 @@ pub(crate) async fn post_read_only(
     Ok(())
 }
 
-/// That a volume has grown, in the kubelet's words.
+/// The message about a volume that has grown, in the kubelet's words.
 pub(crate) fn grown(volume: &str) -> String {
     format!("MountVolume.NodeExpandVolume succeeded for volume {volume:?}")
 }
 
-/// As long as the name of a pod may be, there is room for a number behind it.
+/// A name from that of the pod, cut if necessary, and a number.
 fn nth_name(pod: &PodIdentity, number: u64) -> String {
     let start = pod.name[..pod.name.len().min(236)].trim_end_matches(['.', '-']);
     format!("{start}.{number:016x}")

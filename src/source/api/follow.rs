@@ -1,7 +1,7 @@
 //! Makes snapshots of the pod and of the objects that its volumes refer to. Each change leads to another snapshot at once.
 //!
-//! Files win: podfs does not ask the server for objects of manifest files. An object that is not known yet, or that podfs
-//! may not read, is absent for a reason; one that does not exist is just absent.
+//! Files win: podfs does not ask the server for objects of manifest files. An object that is not known yet, or that
+//! podfs may not read, is absent with a reason; one that does not exist is absent without one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
@@ -30,8 +30,8 @@ use crate::source::Snapshot;
 use crate::source::files::FileSource;
 use crate::volume::{BundleKey, CredentialKey, Volume};
 
-/// How long the first snapshot waits for objects, so that volumes need not come up one by one. A server that answers does
-/// so in much less.
+/// How long the first snapshot waits for objects, so that volumes need not come up one by one. A server usually answers
+/// in much less.
 const GRACE: Duration = Duration::from_millis(300);
 const QUEUE: usize = 64;
 
@@ -45,15 +45,15 @@ pub(super) struct Follow {
     objects: BTreeMap<ObjectKey, Followed>,
     signers: Signers,
     tokens: IssuedCredentials,
-    /// Tokens that are empty, because they are not asked for.
+    /// Tokens that stay empty, because podfs does not request them.
     unissued: BTreeSet<CredentialKey>,
     token_policy: TokenPolicy,
     contacts: Contacts,
-    /// Where the tasks send their news.
-    tell: Sender<(ObjectKey, ObjectUpdate<NamedObject>)>,
-    told: Receiver<(ObjectKey, ObjectUpdate<NamedObject>)>,
+    /// Where the tasks send their input.
+    sender: Sender<(ObjectKey, ObjectUpdate<NamedObject>)>,
+    updates: Receiver<(ObjectKey, ObjectUpdate<NamedObject>)>,
     pods: Option<(Receiver<ObjectUpdate<Pod>>, Task)>,
-    /// Objects for which the log has said that they come from files.
+    /// Objects of which the log says that they come from files.
     of_files: BTreeSet<ObjectKey>,
     journal: Journal,
 }
@@ -70,24 +70,24 @@ enum KnownObject {
     Is(Arc<NamedObject>),
 }
 
-/// A message to the thread.
-enum ObjectNews {
+/// An input of the thread.
+enum FollowInput {
     Files(Snapshot),
     Pod(ObjectUpdate<Pod>),
     Object(ObjectKey, ObjectUpdate<NamedObject>),
     Signer(String, ObjectUpdate<Bundles>),
     Token(CredentialKey, ObjectUpdate<Token>),
-    /// Missing answers of the server count as problems from now on.
+    /// From now on, missing answers of the server are problems.
     Settled,
     /// A line of the log is due.
     Complaint,
 }
 
-impl ObjectNews {
-    /// When it came in: another thread watches files.
+impl FollowInput {
+    /// When it arrived; for files, when another thread saw the change.
     fn heard(&self) -> Option<std::time::Instant> {
         match self {
-            ObjectNews::Files(snapshot) => snapshot.heard,
+            FollowInput::Files(snapshot) => snapshot.heard,
             _ => Some(Instant::now().into_std()),
         }
     }
@@ -102,7 +102,7 @@ impl Follow {
         contacts: Contacts,
     ) -> Follow {
         let pod = files.as_ref().and_then(|(_, snapshot)| snapshot.pod.clone());
-        let (tell, told) = channel(QUEUE);
+        let (sender, updates) = channel(QUEUE);
         Follow {
             signers: Signers::new(client.clone(), contacts.clone()),
             tokens: IssuedCredentials::new(client.clone(), contacts.clone()),
@@ -114,8 +114,8 @@ impl Follow {
             volumes,
             objects: BTreeMap::new(),
             contacts,
-            tell,
-            told,
+            sender,
+            updates,
             pods: None,
             of_files: BTreeSet::new(),
             journal: Journal::default(),
@@ -124,22 +124,22 @@ impl Follow {
 
     /// Follows this pod of the server.
     pub(super) fn with_pod(mut self, pod: Pod, follower: crate::kube::follower::Follower) -> Follow {
-        let (tell, told) = channel(QUEUE);
+        let (sender, updates) = channel(QUEUE);
         let uid = pod.identity.uid.as_str().to_owned();
         let title = format!("Pod {}", pod.identity);
-        let task = Task::spawn(follow_pod(follower, uid, title, self.contacts.clone(), tell));
+        let task = Task::spawn(follow_pod(follower, uid, title, self.contacts.clone(), sender));
         self.pod = Some(Arc::new(pod));
-        self.pods = Some((told, task));
+        self.pods = Some((updates, task));
         self
     }
 
-    /// The first snapshot, soon.
+    /// The first snapshot, after a short wait for answers.
     pub(super) async fn first(&mut self) -> Snapshot {
         self.ask_for_what_is_missing();
         let deadline = Instant::now() + GRACE;
         while !self.is_answered() {
-            let Ok(news) = timeout_at(deadline, self.next()).await else { break };
-            self.take(news);
+            let Ok(input) = timeout_at(deadline, self.next()).await else { break };
+            self.take(input);
         }
         self.snapshot()
     }
@@ -153,15 +153,15 @@ impl Follow {
     /// Publishes a snapshot after each change, until the receiver is gone.
     pub(super) async fn publish(mut self, snapshots: watch::Sender<Snapshot>) {
         loop {
-            let news = tokio::select! {
-                news = self.next() => news,
+            let input = tokio::select! {
+                input = self.next() => input,
                 () = snapshots.closed() => return,
             };
-            let heard = news.heard();
-            let mut differs = self.take(news);
-            // What is in the queue already need not be shown one by one.
-            while let Ok((key, told)) = self.told.try_recv() {
-                differs |= self.take(ObjectNews::Object(key, told));
+            let heard = input.heard();
+            let mut differs = self.take(input);
+            // Objects in the queue go into the same snapshot.
+            while let Ok((key, update)) = self.updates.try_recv() {
+                differs |= self.take(FollowInput::Object(key, update));
             }
             if differs {
                 snapshots.send_replace(Snapshot { heard, ..self.snapshot() });
@@ -169,7 +169,7 @@ impl Follow {
         }
     }
 
-    /// Until when something is awaited that the server was asked for a moment ago.
+    /// Until when missing answers to recent requests are no problem.
     fn settles(&self) -> Option<Instant> {
         let unknown = self.objects.values().filter(|object| matches!(object.known, KnownObject::NotYet));
         let unknown = unknown.map(|object| &object.question);
@@ -179,7 +179,7 @@ impl Follow {
     }
 
     /// Cancel-safe.
-    async fn next(&mut self) -> ObjectNews {
+    async fn next(&mut self) -> FollowInput {
         let (settled, complaint) = (until(self.settles()), until(self.journal.due()));
         let files = async {
             match &mut self.files {
@@ -189,37 +189,37 @@ impl Follow {
         };
         let pod = async {
             match &mut self.pods {
-                Some((told, _)) => told.recv().await,
+                Some((updates, _)) => updates.recv().await,
                 None => pending().await,
             }
         };
         tokio::select! {
-            snapshot = files => ObjectNews::Files(snapshot),
-            Some(told) = pod => ObjectNews::Pod(told),
-            Some((key, told)) = self.told.recv() => ObjectNews::Object(key, told),
-            (signer, told) = self.signers.next() => ObjectNews::Signer(signer, told),
-            (key, told) = self.tokens.next() => ObjectNews::Token(key, told),
-            () = settled => ObjectNews::Settled,
-            () = complaint => ObjectNews::Complaint,
+            snapshot = files => FollowInput::Files(snapshot),
+            Some(update) = pod => FollowInput::Pod(update),
+            Some((key, update)) = self.updates.recv() => FollowInput::Object(key, update),
+            (signer, update) = self.signers.next() => FollowInput::Signer(signer, update),
+            (key, update) = self.tokens.next() => FollowInput::Token(key, update),
+            () = settled => FollowInput::Settled,
+            () = complaint => FollowInput::Complaint,
         }
     }
 
-    /// Takes news of a task. Gives whether the snapshot has changed.
-    fn take(&mut self, news: ObjectNews) -> bool {
-        let differs = match news {
-            ObjectNews::Files(snapshot) => self.take_files(snapshot),
-            ObjectNews::Pod(told) => self.take_pod(told),
-            ObjectNews::Object(key, told) => self.take_object(&key, told),
-            ObjectNews::Signer(signer, told) => {
-                self.journal.note(&title_of_signer(&signer), &told);
-                self.signers.take(&signer, told)
+    /// Takes an input. Returns whether the snapshot has changed.
+    fn take(&mut self, input: FollowInput) -> bool {
+        let differs = match input {
+            FollowInput::Files(snapshot) => self.take_files(snapshot),
+            FollowInput::Pod(update) => self.take_pod(update),
+            FollowInput::Object(key, update) => self.take_object(&key, update),
+            FollowInput::Signer(signer, update) => {
+                self.journal.note(&title_of_signer(&signer), &update);
+                self.signers.take(&signer, update)
             }
-            ObjectNews::Token(key, told) => {
-                self.journal.note_token(&self.tokens.title(&key), &told);
-                self.tokens.take(&key, told)
+            FollowInput::Token(key, update) => {
+                self.journal.note_token(&self.tokens.title(&key), &update);
+                self.tokens.take(&key, update)
             }
-            ObjectNews::Settled => true,
-            ObjectNews::Complaint => {
+            FollowInput::Settled => true,
+            FollowInput::Complaint => {
                 self.journal.log(Instant::now());
                 false
             }
@@ -240,10 +240,10 @@ impl Follow {
         true
     }
 
-    fn take_pod(&mut self, told: ObjectUpdate<Pod>) -> bool {
+    fn take_pod(&mut self, update: ObjectUpdate<Pod>) -> bool {
         let title = self.pod.as_ref().map_or_else(String::new, |pod| format!("Pod {}", pod.identity));
-        self.journal.note(&title, &told);
-        match told {
+        self.journal.note(&title, &update);
+        match update {
             ObjectUpdate::Is(pod) => {
                 self.contacts.pod_is_there(true);
                 let differs = self.pod.as_ref() != Some(&pod);
@@ -259,16 +259,16 @@ impl Follow {
         }
     }
 
-    fn take_object(&mut self, key: &ObjectKey, told: ObjectUpdate<NamedObject>) -> bool {
-        // A task that was ended may have sent news before that.
+    fn take_object(&mut self, key: &ObjectKey, update: ObjectUpdate<NamedObject>) -> bool {
+        // A task that was aborted may have sent an update before.
         if !self.objects.contains_key(key) {
             return false;
         }
-        self.journal.note(&key.to_string(), &told);
+        self.journal.note(&key.to_string(), &update);
         let Some(followed) = self.objects.get_mut(key) else { return false };
         let had_trouble = followed.question.trouble.take().is_some();
         let unknown = matches!(followed.known, KnownObject::NotYet);
-        match told {
+        match update {
             ObjectUpdate::Is(object) => {
                 let same = matches!(&followed.known, KnownObject::Is(known) if *known == object);
                 followed.known = KnownObject::Is(object);
@@ -290,7 +290,7 @@ impl Follow {
         }
     }
 
-    /// Follows exactly the objects that are referred to and not in files.
+    /// Follows exactly the referenced objects that files do not have.
     fn ask_for_what_is_missing(&mut self) {
         let wanted = self.wanted();
         let (contacts, journal) = (&self.contacts, &mut self.journal);
@@ -307,14 +307,14 @@ impl Follow {
                 continue;
             }
             debug!("{key} is asked for");
-            let follow = follow_object(self.client.clone(), key.clone(), self.contacts.clone(), self.tell.clone());
+            let follow = follow_object(self.client.clone(), key.clone(), self.contacts.clone(), self.sender.clone());
             let followed =
                 Followed { known: KnownObject::NotYet, question: ObjectRequest::new(), _task: Task::spawn(follow) };
             self.objects.insert(key, followed);
         }
     }
 
-    /// The objects that volumes refer to and files do not have. Tokens, and the bundles of signers, are asked for right here.
+    /// The referenced objects that files do not have. Requests tokens and the bundles of signers itself.
     fn wanted(&mut self) -> BTreeSet<ObjectKey> {
         let (identity, facts) = match &self.pod {
             Some(pod) => (pod.identity.clone(), pod.facts.clone()),
@@ -379,7 +379,7 @@ async fn until(at: Option<Instant>) {
     }
 }
 
-/// The objects of the pod's namespace that are referred to by name.
+/// The objects of the pod's namespace that volumes refer to by name.
 fn keys(references: &References, namespace: &str) -> BTreeSet<ObjectKey> {
     let of = |kind: ObjectKind, names: &BTreeSet<String>| {
         names.iter().map(|name| key(kind, namespace, name)).collect::<Vec<_>>()
@@ -395,7 +395,7 @@ fn keys(references: &References, namespace: &str) -> BTreeSet<ObjectKey> {
     keys
 }
 
-/// The signers whose bundles are referred to. Where nothing of a signer is selected, nothing is read.
+/// The signers of referenced bundles. A source that selects nothing of a signer needs no bundles.
 fn signers(references: &References) -> BTreeSet<&str> {
     let named = references.bundles.iter().filter_map(|bundle| match bundle {
         BundleKey::OfSigner { signer, selector: Some(_) } => Some(signer.as_str()),

@@ -12,7 +12,7 @@ use crate::manifest::pod::{Pod, from_template};
 /// The pod, or the pod of the workload's template, of this `apiVersion`, kind and name; none if the server does not have it.
 ///
 /// # Errors
-/// Settings that cannot be used, and what the server refuses.
+/// When the settings cannot be used, or the server refuses.
 pub async fn live_pod(
     access: Access,
     api_version: &str,

@@ -45,39 +45,39 @@ use crate::volume::Volume;
 use follow::Follow;
 
 pub use crate::kube::settings::Access;
-pub(crate) use bundles::{SignerTeller, title_of_signer};
+pub(crate) use bundles::{SignerWatcher, title_of_signer};
 pub(crate) use complaints::{Journal, SETTLE};
 pub use contacts::{Contact, Contacts, Unreachable};
 pub(crate) use events::{Conditions, grown, post, post_growth, post_read_only};
 pub use live::live_pod;
 pub use notices::Condition;
 pub(crate) use question::ObjectRequest;
-pub(crate) use single::{ObjectTeller, ObjectUpdate, ServedObject, Task, origin};
+pub(crate) use single::{ObjectUpdate, ObjectWatcher, ServedObject, Task, origin};
 pub use start::{PodName, StartError};
 pub(crate) use tokens::IssuedCredentials;
 
-/// The requests to a server.
+/// The settings of the source.
 pub struct ApiPlan {
-    /// How to reach it.
+    /// The access to the server.
     pub access: Access,
-    /// The pod, if it is the server that knows it.
+    /// The name of the pod, if only the server has the pod.
     pub pod: Option<PodName>,
     /// The node that the pod has to be on.
     pub node: Option<String>,
     /// The volumes, if they are not all those of the pod.
     pub volumes: Option<Vec<Volume>>,
-    /// Manifest files and what they say; they win.
+    /// Manifest files and their objects; they win.
     pub files: Option<(FileSource, Snapshot)>,
-    /// How podfs gets the tokens that volumes ask for.
+    /// How podfs gets the tokens of volumes.
     pub tokens: TokenPolicy,
 }
 
-/// How podfs gets the tokens that volumes ask for.
+/// How podfs gets the tokens of volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenPolicy {
     /// The server issues them.
     Issued,
-    /// The server is not asked, and each of them is empty: nothing shows them.
+    /// podfs does not request them, and each is empty: nothing shows them.
     Empty,
 }
 
@@ -97,11 +97,11 @@ struct Begun {
 }
 
 impl ApiSource {
-    /// Begins to follow the pod and its objects. While the server is unreachable, it waits for a pod that is known by name only;
-    /// for objects it waits only a moment.
+    /// Begins to follow the pod and its objects. If only the pod's name is known, waits for an unreachable server; for
+    /// objects it waits only a moment.
     ///
     /// # Errors
-    /// Settings that cannot be used, and a pod that cannot be read.
+    /// When the settings cannot be used, or the pod cannot be read.
     pub fn open(plan: ApiPlan) -> Result<(ApiSource, Snapshot), StartError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
@@ -130,7 +130,7 @@ impl ApiSource {
         Ok((ApiSource { updates, contacts, conditions }, snapshot))
     }
 
-    /// The next snapshot that differs in the pod or its objects. Cancel-safe.
+    /// Waits for a snapshot that differs in the pod or its objects. Cancel-safe.
     ///
     /// Trouble with the server is logged, and the last snapshot stays in use; it never ends the wait.
     pub async fn changed(&mut self) -> Snapshot {
@@ -142,9 +142,9 @@ impl ApiSource {
     }
 
     /// Sets the present condition of a volume, for events of the pod.
-    pub fn tell(&self, volume: &str, condition: Condition) {
+    pub fn set_condition(&self, volume: &str, condition: Condition) {
         if let Some(conditions) = &self.conditions {
-            conditions.tell(volume, condition);
+            conditions.set(volume, condition);
         }
     }
 

@@ -54,8 +54,8 @@ impl Notices {
         Notices { volumes: BTreeMap::new(), budget: Budget { left: BURST, refilled: now } }
     }
 
-    /// A volume has this condition now.
-    pub(super) fn hear(&mut self, volume: String, condition: Condition, now: Instant) {
+    /// Sets the condition of a volume.
+    pub(super) fn set(&mut self, volume: String, condition: Condition, now: Instant) {
         let notice = self.volumes.entry(volume).or_default();
         let before = notice.due.take();
         if before.as_ref().is_some_and(|(before, _)| *before == condition) {
@@ -65,7 +65,7 @@ impl Notices {
         if condition == Condition::Mounted && !notice.has_failed {
             return;
         }
-        // Another reason for a failure that was not posted yet begins no new time.
+        // A failure with another reason, before the first was posted, keeps the time of the first.
         let due = match (&condition, before) {
             (Condition::Failing(_), Some((Condition::Failing(_), due))) if !notice.is_repetition => due,
             _ => now + SETTLE,
@@ -74,7 +74,7 @@ impl Notices {
         notice.is_repetition = false;
     }
 
-    /// One of the conditions to be posted now, with its volume.
+    /// A condition to post now, with its volume.
     pub(super) fn due(&mut self, now: Instant) -> Option<(String, Condition)> {
         let is_affordable = self.budget.left_at(now) > 0;
         let is_due = |(volume, notice): (&String, &Notice)| match &notice.due {
@@ -86,7 +86,7 @@ impl Notices {
         self.volumes.iter().find_map(is_due)
     }
 
-    /// When there is something to post again.
+    /// When the next condition is due.
     pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
         let affordable = if self.budget.left > 0 { now } else { self.budget.refilled + REFILL };
         let due = |notice: &Notice| {
@@ -96,7 +96,7 @@ impl Notices {
         self.volumes.values().filter_map(due).min()
     }
 
-    /// The due event of a volume was posted, or will not be.
+    /// Notes that the due event of a volume was posted, or will not be.
     pub(super) fn done(&mut self, volume: &str, was_posted: bool, now: Instant) {
         let Some(notice) = self.volumes.get_mut(volume) else { return };
         match notice.due.take() {
@@ -160,13 +160,13 @@ mod tests {
     fn a_failure_that_lasts_is_posted_after_a_second_and_every_ten_minutes() {
         let start = Instant::now();
         let mut notices = Notices::new(start);
-        notices.hear("v".to_owned(), failing("a"), start);
+        notices.set("v".to_owned(), failing("a"), start);
         assert_eq!((notices.due(start), notices.next_due(start)), (None, Some(start + SETTLE)));
-        notices.hear("v".to_owned(), failing("b"), start + SETTLE / 2);
+        notices.set("v".to_owned(), failing("b"), start + SETTLE / 2);
         let mut now = start + SETTLE;
         for _ in 0..100 {
             assert_eq!(post(&mut notices, now), [failing("b")], "the time of the first reason counts");
-            notices.hear("v".to_owned(), failing("b"), now + REPEAT / 2);
+            notices.set("v".to_owned(), failing("b"), now + REPEAT / 2);
             assert_eq!(post(&mut notices, now + REPEAT / 2), []);
             assert_eq!(notices.next_due(now), Some(now + REPEAT));
             now += REPEAT;
@@ -177,16 +177,16 @@ mod tests {
     fn a_success_is_posted_after_a_failure_that_was_posted_and_only_then() {
         let start = Instant::now();
         let mut notices = Notices::new(start);
-        notices.hear("v".to_owned(), Condition::Mounted, start);
+        notices.set("v".to_owned(), Condition::Mounted, start);
         assert_eq!(notices.next_due(start), None);
-        notices.hear("v".to_owned(), failing("a"), start);
-        notices.hear("v".to_owned(), Condition::Mounted, start);
+        notices.set("v".to_owned(), failing("a"), start);
+        notices.set("v".to_owned(), Condition::Mounted, start);
         assert_eq!(notices.next_due(start), None, "it passed within the second");
-        notices.hear("v".to_owned(), failing("a"), start);
+        notices.set("v".to_owned(), failing("a"), start);
         assert_eq!(post(&mut notices, start + SETTLE), [failing("a")]);
         let now = start + REPEAT / 2;
-        notices.hear("v".to_owned(), Condition::Mounted, now);
-        notices.hear("v".to_owned(), Condition::Mounted, now + SETTLE / 2);
+        notices.set("v".to_owned(), Condition::Mounted, now);
+        notices.set("v".to_owned(), Condition::Mounted, now + SETTLE / 2);
         assert_eq!(post(&mut notices, now + SETTLE), [Condition::Mounted]);
         assert_eq!(notices.next_due(now), None);
     }
@@ -195,12 +195,12 @@ mod tests {
     fn an_event_that_cannot_be_posted_stays_due_or_waits() {
         let start = Instant::now();
         let mut notices = Notices::new(start);
-        notices.hear("v".to_owned(), failing("a"), start);
+        notices.set("v".to_owned(), failing("a"), start);
         let now = start + SETTLE;
         assert_eq!(notices.due(now), notices.due(now), "it is due until it is posted");
         notices.done("v", false, now);
         assert_eq!((notices.due(now), notices.next_due(now)), (None, Some(now + REPEAT)));
-        notices.hear("v".to_owned(), Condition::Mounted, now);
+        notices.set("v".to_owned(), Condition::Mounted, now);
         assert_eq!(notices.next_due(now), None, "no failure was posted");
     }
 
@@ -208,7 +208,7 @@ mod tests {
     fn after_a_burst_there_is_an_event_every_five_minutes_and_repetitions_are_free() {
         let start = Instant::now();
         let mut notices = Notices::new(start);
-        (0..100).for_each(|volume| notices.hear(format!("v{volume}"), failing("a"), start));
+        (0..100).for_each(|volume| notices.set(format!("v{volume}"), failing("a"), start));
         let now = start + SETTLE;
         assert_eq!(post(&mut notices, now).len(), 25);
         assert_eq!(notices.next_due(now), Some(notices.budget.refilled + REFILL));

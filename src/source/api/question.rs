@@ -17,7 +17,7 @@ impl ObjectRequest {
         ObjectRequest { asked: Instant::now(), trouble: None }
     }
 
-    /// Until when no answer is no problem: the server may just have started, or have a lot to do.
+    /// Until when a missing answer is no problem: the server may just have started, or be busy.
     pub(crate) fn settles(&self) -> Option<Instant> {
         self.trouble.as_ref().is_none_or(ApiError::may_pass).then(|| self.asked + SETTLE)
     }

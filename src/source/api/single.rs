@@ -22,16 +22,16 @@ use crate::manifest::objects::{NamedObject, ObjectKey, PersistentSource, parse_o
 use crate::manifest::pod::Pod;
 use crate::manifest::{Document, ManifestError, Origin};
 
-/// News of a task about the object that it follows.
+/// An update about an object, from the task that follows it.
 #[derive(Debug)]
 pub(crate) enum ObjectUpdate<T> {
     /// This is the object now.
     Is(Arc<T>),
     /// There is no such object.
     Absent,
-    /// Nothing is new, and the server answers.
+    /// The server answers, and has nothing new.
     Alive,
-    /// Something is wrong. What was known stays in use.
+    /// The last request failed. The known object stays in use.
     Trouble(ApiError),
 }
 
@@ -49,7 +49,7 @@ impl Task {
         Task(tokio::spawn(future).abort_handle())
     }
 
-    /// From a thread that is not the runtime's.
+    /// Spawns from a thread that does not belong to the runtime.
     pub(crate) fn spawn_on(runtime: &Handle, future: impl Future<Output = ()> + Send + 'static) -> Task {
         Task(runtime.spawn(future).abort_handle())
     }
@@ -57,10 +57,10 @@ impl Task {
 
 /// The parsed form of an object of the server.
 pub(crate) trait ServedObject: Sized + Send + Sync + 'static {
-    /// Parses what the server gave. `title` is what it goes by in errors.
+    /// Parses an object of the server. `title` names it in errors.
     ///
     /// # Errors
-    /// An object that the API would refuse, or another kind of object.
+    /// When the API server would refuse the object, or it is of another kind.
     fn parse(object: Value, title: &str) -> Result<Self, ManifestError>;
 
     /// The named object in it.
@@ -79,14 +79,14 @@ impl ServedObject for NamedObject {
     }
 }
 
-/// How long until a PersistentVolume that is bound is asked for again, in seconds: it may grow. Kubelets ask as often.
+/// The interval, in seconds, of requests for a bound PersistentVolume, which may grow. Kubelets ask as often.
 const GROWTH: std::ops::Range<u64> = 60..90;
 
-/// Follows an object until it cannot change any more: a claim or an attachment that is bound, and a PersistentVolume that is bound and
-/// cannot grow. One that can grow is asked for now and then.
-/// The content of an immutable object is read once (MG-02); its metadata shows when it was deleted and made again.
-pub(crate) struct ObjectTeller<T> {
-    teller: Teller,
+/// Follows an object until it cannot change any more: a claim or an attachment that is bound, and a PersistentVolume
+/// that is bound and cannot grow. Gets one that can grow now and then.
+/// Reads the content of an immutable object once (MG-02); its metadata shows when it was deleted and made again.
+pub(crate) struct ObjectWatcher<T> {
+    feed: ObjectFeed,
     title: String,
     contacts: Contacts,
     is_settled: bool,
@@ -94,72 +94,73 @@ pub(crate) struct ObjectTeller<T> {
     _of: PhantomData<fn() -> T>,
 }
 
-impl<T: ServedObject> ObjectTeller<T> {
-    pub(crate) fn new(client: ApiClient, key: &ObjectKey, contacts: Contacts) -> ObjectTeller<T> {
-        let teller = Teller::new(client, Collection::of(key));
+impl<T: ServedObject> ObjectWatcher<T> {
+    pub(crate) fn new(client: ApiClient, key: &ObjectKey, contacts: Contacts) -> ObjectWatcher<T> {
+        let feed = ObjectFeed::new(client, Collection::of(key));
         let (is_settled, may_grow) = (false, false);
-        ObjectTeller { teller, title: key.to_string(), contacts, is_settled, may_grow, _of: PhantomData }
+        ObjectWatcher { feed, title: key.to_string(), contacts, is_settled, may_grow, _of: PhantomData }
     }
 
-    /// The next news; nothing when the object cannot change any more. Not cancel-safe: received changes would be lost.
+    /// Waits for the next update; `None` when the object cannot change any more. Not cancel-safe: received changes
+    /// would be lost.
     pub(crate) async fn next(&mut self) -> Option<ObjectUpdate<T>> {
         if self.is_settled {
             return if self.may_grow { Some(self.next_size().await) } else { None };
         }
-        let (news, uid) = self.teller.next().await;
-        let told = interpret(news, |object| T::parse(object, &self.title));
-        if let (ObjectUpdate::Is(object), Some(uid)) = (&told, uid)
+        let (event, uid) = self.feed.next().await;
+        let update = interpret(event, |object| T::parse(object, &self.title));
+        if let (ObjectUpdate::Is(object), Some(uid)) = (&update, uid)
             && object.named().is_immutable()
         {
-            self.teller.settle(uid);
+            self.feed.settle(uid);
         }
-        self.is_settled = matches!(&told, ObjectUpdate::Is(object) if is_bound(object.named()));
-        self.may_grow = matches!(&told, ObjectUpdate::Is(object) if may_grow(object.named()));
-        let doing = if self.is_settled { "settled" } else { self.teller.doing() };
-        note(&self.contacts, &self.title, doing, self.teller.version(), &told);
-        Some(told)
+        self.is_settled = matches!(&update, ObjectUpdate::Is(object) if is_bound(object.named()));
+        self.may_grow = matches!(&update, ObjectUpdate::Is(object) if may_grow(object.named()));
+        let doing = if self.is_settled { "settled" } else { self.feed.doing() };
+        note(&self.contacts, &self.title, doing, self.feed.version(), &update);
+        Some(update)
     }
 }
 
-impl<T: ServedObject> ObjectTeller<T> {
-    /// Whether the object is as its pod needs it.
+impl<T: ServedObject> ObjectWatcher<T> {
+    /// Whether the object has the state that its pod needs.
     pub(crate) fn is_settled(&self) -> bool {
         self.is_settled
     }
 
-    /// The object with another size. What is mounted does not depend on it in any other way, nor on whether the server answers.
+    /// Waits until the object has another size. What is mounted depends neither on its other fields nor on the server.
     async fn next_size(&mut self) -> ObjectUpdate<T> {
         loop {
             sleep(Duration::from_secs(fastrand::u64(GROWTH))).await;
-            if let (news @ FollowerEvent::Put(_), _) = self.teller.next().await
-                && let ObjectUpdate::Is(object) = interpret(news, |object| T::parse(object, &self.title))
+            if let (event @ FollowerEvent::Put(_), _) = self.feed.next().await
+                && let ObjectUpdate::Is(object) = interpret(event, |object| T::parse(object, &self.title))
                 && is_bound(object.named())
             {
-                let told = ObjectUpdate::Is(object);
-                note(&self.contacts, &self.title, "settled", self.teller.version(), &told);
-                return told;
+                let update = ObjectUpdate::Is(object);
+                note(&self.contacts, &self.title, "settled", self.feed.version(), &update);
+                return update;
             }
         }
     }
 }
 
-/// Follows an object until its listener is gone, or until it cannot change any more.
+/// Follows an object until the receiver is dropped, or until the object cannot change any more.
 pub(super) async fn follow_object(
     client: ApiClient,
     key: ObjectKey,
     contacts: Contacts,
-    tell: Sender<(ObjectKey, ObjectUpdate<NamedObject>)>,
+    sender: Sender<(ObjectKey, ObjectUpdate<NamedObject>)>,
 ) {
-    let mut teller = ObjectTeller::new(client, &key, contacts);
-    while let Some(told) = teller.next().await {
-        if tell.send((key.clone(), told)).await.is_err() {
+    let mut watcher = ObjectWatcher::new(client, &key, contacts);
+    while let Some(update) = watcher.next().await {
+        if sender.send((key.clone(), update)).await.is_err() {
             return;
         }
     }
 }
 
-/// How podfs gets news of an object.
-enum Teller {
+/// The way in which podfs follows an object.
+enum ObjectFeed {
     Follower {
         follower: Follower,
         /// The uid of the immutable object, of which only the metadata is watched.
@@ -168,47 +169,47 @@ enum Teller {
     Poller(Poller),
 }
 
-impl Teller {
-    fn new(client: ApiClient, object: Collection) -> Teller {
+impl ObjectFeed {
+    fn new(client: ApiClient, object: Collection) -> ObjectFeed {
         match object.resource.can_be_watched() {
-            true => Teller::Follower { follower: Follower::new(client, object), immutable: None },
-            false => Teller::Poller(Poller::new(client, object)),
+            true => ObjectFeed::Follower { follower: Follower::new(client, object), immutable: None },
+            false => ObjectFeed::Poller(Poller::new(client, object)),
         }
     }
 
-    /// The next news, of whole objects, and the uid of the object.
+    /// Waits for the next event about whole objects. Returns it with the uid of the object.
     async fn next(&mut self) -> (FollowerEvent, Option<String>) {
         let (follower, immutable) = match self {
-            Teller::Follower { follower, immutable } => (follower, immutable),
-            Teller::Poller(poller) => return (poller.next().await, None),
+            ObjectFeed::Follower { follower, immutable } => (follower, immutable),
+            ObjectFeed::Poller(poller) => return (poller.next().await, None),
         };
-        let news = follower.next().await;
-        let object = match &news {
+        let event = follower.next().await;
+        let object = match &event {
             FollowerEvent::Listed(objects) => objects.last(),
             FollowerEvent::Put(object) | FollowerEvent::Deleted(object) => Some(object),
             FollowerEvent::Alive | FollowerEvent::Trouble(_) => None,
         };
         let uid = object.and_then(uid_of).map(str::to_owned);
-        match (&news, object.is_some_and(|object| object["kind"] == PARTIAL)) {
+        match (&event, object.is_some_and(|object| object["kind"] == PARTIAL)) {
             (FollowerEvent::Deleted(_), _) | (FollowerEvent::Listed(_), false) => {
                 *immutable = None;
                 follower.follow_whole();
-                (news, uid)
+                (event, uid)
             }
-            // It was deleted and made again.
+            // The object was deleted and made again.
             (_, true) if uid != *immutable => {
                 *immutable = None;
                 follower.list_whole();
                 (FollowerEvent::Alive, None)
             }
             (_, true) => (FollowerEvent::Alive, None),
-            (_, false) => (news, uid),
+            (_, false) => (event, uid),
         }
     }
 
-    /// The object of this uid is immutable.
+    /// Watches only the metadata of the immutable object with this uid.
     fn settle(&mut self, uid: String) {
-        if let Teller::Follower { follower, immutable } = self {
+        if let ObjectFeed::Follower { follower, immutable } = self {
             follower.follow_metadata();
             *immutable = Some(uid);
         }
@@ -216,57 +217,57 @@ impl Teller {
 
     fn doing(&self) -> &'static str {
         match self {
-            Teller::Follower { follower, .. } => follower.doing(),
-            Teller::Poller(_) => "polling",
+            ObjectFeed::Follower { follower, .. } => follower.doing(),
+            ObjectFeed::Poller(_) => "polling",
         }
     }
 
     fn version(&self) -> Option<&str> {
         match self {
-            Teller::Follower { follower, .. } => follower.version(),
-            Teller::Poller(poller) => poller.version(),
+            ObjectFeed::Follower { follower, .. } => follower.version(),
+            ObjectFeed::Poller(poller) => poller.version(),
         }
     }
 }
 
-/// Follows the pod of this uid. Another pod of the same name is none of ours.
+/// Follows the pod with this uid. Ignores another pod of the same name.
 pub(super) async fn follow_pod(
     mut follower: Follower,
     uid: String,
     title: String,
     contacts: Contacts,
-    tell: Sender<ObjectUpdate<Pod>>,
+    sender: Sender<ObjectUpdate<Pod>>,
 ) {
     loop {
-        let news = match follower.next().await {
+        let event = match follower.next().await {
             FollowerEvent::Listed(pods) => {
                 FollowerEvent::Listed(pods.into_iter().filter(|pod| uid_of(pod) == Some(uid.as_str())).collect())
             }
             FollowerEvent::Put(pod) | FollowerEvent::Deleted(pod) if uid_of(&pod) != Some(uid.as_str()) => {
                 FollowerEvent::Alive
             }
-            news => news,
+            event => event,
         };
-        let told = interpret(news, |pod| parse_pod(pod, &title));
-        note(&contacts, &title, follower.doing(), follower.version(), &told);
-        if tell.send(told).await.is_err() {
+        let update = interpret(event, |pod| parse_pod(pod, &title));
+        note(&contacts, &title, follower.doing(), follower.version(), &update);
+        if sender.send(update).await.is_err() {
             return;
         }
     }
 }
 
-/// The pod of that name as a server describes it.
+/// The collection of the pod with this name.
 pub(super) fn pods(namespace: &str, name: &str) -> Collection {
     Collection::only(Resource::POD, Some(namespace), name)
 }
 
-/// A pod as a server describes it.
+/// Parses a pod of a server.
 pub(super) fn parse_pod(pod: Value, title: &str) -> Result<Pod, ManifestError> {
     Pod::parse(Document::of_server(origin(title), pod)?)
 }
 
-fn interpret<T>(news: FollowerEvent, parse: impl Fn(Value) -> Result<T, ManifestError>) -> ObjectUpdate<T> {
-    let object = match news {
+fn interpret<T>(event: FollowerEvent, parse: impl Fn(Value) -> Result<T, ManifestError>) -> ObjectUpdate<T> {
+    let object = match event {
         FollowerEvent::Listed(mut objects) => match objects.pop() {
             Some(object) => object,
             None => return ObjectUpdate::Absent,
@@ -282,7 +283,7 @@ fn interpret<T>(news: FollowerEvent, parse: impl Fn(Value) -> Result<T, Manifest
     }
 }
 
-/// Objects of a server are in no file; they go by their names.
+/// The origin of an object of a server: no file, but its name.
 pub(crate) fn origin(title: &str) -> Origin {
     Origin::file(Path::new(title))
 }
@@ -294,7 +295,7 @@ fn is_bound(object: &NamedObject) -> bool {
         || object.persistent_volume().is_some_and(|volume| volume.claim.is_some())
 }
 
-/// Whether a node has to do something when the object has another size.
+/// Whether a node has work to do when the object gets another size.
 fn may_grow(object: &NamedObject) -> bool {
     let source = object.persistent_volume().map(|volume| &volume.source);
     matches!(source, Some(PersistentSource::Csi(_) | PersistentSource::Local { .. }))
@@ -306,11 +307,11 @@ pub(super) fn note<T>(
     title: &str,
     doing: &'static str,
     version: Option<&str>,
-    told: &ObjectUpdate<T>,
+    update: &ObjectUpdate<T>,
 ) {
-    match told {
+    match update {
         ObjectUpdate::Trouble(error) => contacts.trouble(title, doing, error),
-        ObjectUpdate::Is(_) | ObjectUpdate::Absent | ObjectUpdate::Alive => contacts.heard(title, doing, version),
+        ObjectUpdate::Is(_) | ObjectUpdate::Absent | ObjectUpdate::Alive => contacts.answered(title, doing, version),
     }
 }
 

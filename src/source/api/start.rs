@@ -18,7 +18,7 @@ use crate::kube::settings::SettingsError;
 use crate::manifest::ManifestError;
 use crate::manifest::pod::Pod;
 
-/// How long a server may go on refusing.
+/// How long a server may refuse before podfs gives up.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long it may answer that podfs has no right to the pod: its authorizer knows a pod that was bound a moment ago,
 /// or any pod after a restart of the server, only after some seconds.
@@ -80,14 +80,14 @@ pub enum StartError {
     /// podfs cannot serve the pod that the server sent.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
-    /// The server does not give the pod.
+    /// The server refuses to send the pod.
     #[error("pod {pod}: {sentence}")]
     Refused {
         /// The pod.
         pod: PodName,
         /// The request and its failure.
         sentence: String,
-        /// Whether it would refuse again if podfs were started again.
+        /// Whether it would refuse again after a restart of podfs.
         is_final: bool,
     },
     /// The thread that talks to the server cannot start.
@@ -95,18 +95,18 @@ pub enum StartError {
     Thread(#[source] io::Error),
 }
 
-/// The pod of that name, and the follower of its changes.
+/// Gets the pod of that name, and the follower of its changes.
 pub(super) async fn pod(client: &ApiClient, name: &PodName, node: Option<&str>) -> Result<(Pod, Follower), StartError> {
     let mut follower = Follower::new(client.clone(), pods(&name.namespace, &name.name));
     let started = Instant::now();
     let mut refusal: Option<RefusingServer> = None;
-    let mut told = None;
+    let mut last_warning = None;
     loop {
-        let news = match &refusal {
+        let event = match &refusal {
             Some(refusal) => timeout_at(refusal.ends(), follower.next()).await,
             None => Ok(follower.next().await),
         };
-        match (news, refusal.take()) {
+        match (event, refusal.take()) {
             (Ok(FollowerEvent::Listed(mut found)), _) => {
                 let pod = found.pop().ok_or_else(|| StartError::NoSuchPod(name.clone()))?;
                 let pod = parse_pod(pod, &format!("Pod {name}"))?;
@@ -114,11 +114,11 @@ pub(super) async fn pod(client: &ApiClient, name: &PodName, node: Option<&str>) 
                 return Ok((pod, follower));
             }
             (Ok(FollowerEvent::Trouble(error)), before) => {
-                // What may pass within seconds is no trouble before that.
+                // An error that may pass within seconds is not reported before that.
                 let may_pass = error.may_pass() && !error.is_outage() && started.elapsed() < SETTLE;
-                if !may_pass && told.as_ref() != Some(&error.sentence) {
+                if !may_pass && last_warning.as_ref() != Some(&error.sentence) {
                     warn!("podfs waits for pod {name}: {error}");
-                    told = Some(error.sentence.clone());
+                    last_warning = Some(error.sentence.clone());
                 }
                 refusal = RefusingServer::after(before, error);
             }
@@ -129,15 +129,14 @@ pub(super) async fn pod(client: &ApiClient, name: &PodName, node: Option<&str>) 
     }
 }
 
-/// A server that answers and does not give the pod.
+/// A server that answers and refuses the pod.
 struct RefusingServer {
     error: ApiError,
     since: Instant,
 }
 
 impl RefusingServer {
-    /// The state after an error. Another reason has its own time; an error that passes ends the
-    /// refusal.
+    /// The state after an error. Another reason has its own time; an error that may pass ends the refusal.
     fn after(before: Option<RefusingServer>, error: ApiError) -> Option<RefusingServer> {
         let same = before.filter(|before| before.error.class == error.class);
         let since = same.map_or_else(Instant::now, |before| before.since);

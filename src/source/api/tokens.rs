@@ -28,17 +28,17 @@ use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::manifest::tokens::Token;
 use crate::volume::{CredentialKey, TokenKey};
 
-/// A token is replaced at this age, however long it is valid.
+/// The age at which podfs replaces a token, however long it is valid.
 const LONGEST_USE: Duration = Duration::from_secs(24 * 60 * 60);
-/// A token is replaced when no more than this part of its life is left.
+/// podfs replaces a token when no more than this part of its life is left.
 const REST: f64 = 0.2;
-/// Up to so much earlier, so that not all pods ask at once.
+/// podfs does so up to this much earlier, so that not all pods ask at once.
 const SPREAD: Duration = Duration::from_secs(10);
-/// Tokens are not replaced more often than this, unless they are valid for less: a clock may be wrong.
+/// The shortest use of a token, unless it is valid for less: a clock may be wrong.
 const SHORTEST_USE: Duration = Duration::from_secs(60);
-/// Clocks can be set, and time passes while a machine sleeps: so often the age of a token is looked at.
+/// How often podfs checks the age of a token: clocks can be set, and time passes while a machine sleeps.
 const LOOK: Duration = Duration::from_secs(600);
-/// The longest that an answer may have been on its way, and clocks that are right may differ by.
+/// The longest time of an answer on its way, and the largest difference of correct clocks.
 const TOLERANCE: Duration = Duration::from_secs(60);
 const QUEUE: usize = 16;
 
@@ -48,8 +48,8 @@ pub(crate) struct IssuedCredentials {
     contacts: Contacts,
     owner: Option<Owner>,
     tokens: BTreeMap<CredentialKey, WantedCredentials>,
-    tell: Sender<(CredentialKey, ObjectUpdate<Token>)>,
-    told: Receiver<(CredentialKey, ObjectUpdate<Token>)>,
+    sender: Sender<(CredentialKey, ObjectUpdate<Token>)>,
+    updates: Receiver<(CredentialKey, ObjectUpdate<Token>)>,
 }
 
 /// The pod and service account of tokens. Those of another pod or another service account are of no use (TK-07).
@@ -69,11 +69,11 @@ struct WantedCredentials {
 impl IssuedCredentials {
     /// No tokens.
     pub(crate) fn new(client: ApiClient, contacts: Contacts) -> IssuedCredentials {
-        let (tell, told) = channel(QUEUE);
-        IssuedCredentials { client, contacts, owner: None, tokens: BTreeMap::new(), tell, told }
+        let (sender, updates) = channel(QUEUE);
+        IssuedCredentials { client, contacts, owner: None, tokens: BTreeMap::new(), sender, updates }
     }
 
-    /// Has these tokens issued for this pod, and no others.
+    /// Makes the server issue these tokens for this pod, and no others.
     pub(crate) fn want(&mut self, keys: &BTreeSet<CredentialKey>, pod: &PodIdentity, facts: &PodFacts) {
         let (service_account, node) = (facts.service_account.clone(), facts.node_name.clone());
         let owner = Owner { pod: pod.clone(), service_account, node };
@@ -86,13 +86,13 @@ impl IssuedCredentials {
                 continue;
             }
             debug!("{} is asked for", owner.title(key));
-            let (client, contacts, tell) = (self.client.clone(), self.contacts.clone(), self.tell.clone());
+            let (client, contacts, sender) = (self.client.clone(), self.contacts.clone(), self.sender.clone());
             let task = match key.clone() {
                 CredentialKey::Token(key) => {
-                    Task::spawn(keep_issued(client, owner.clone(), key, contacts, tell).in_current_span())
+                    Task::spawn(keep_issued(client, owner.clone(), key, contacts, sender).in_current_span())
                 }
                 CredentialKey::Certificate(key) => {
-                    Task::spawn(keep_certified(client, owner.clone(), key, contacts, tell).in_current_span())
+                    Task::spawn(keep_certified(client, owner.clone(), key, contacts, sender).in_current_span())
                 }
             };
             let question = ObjectRequest::new();
@@ -101,15 +101,15 @@ impl IssuedCredentials {
         self.owner = Some(owner);
     }
 
-    /// The next news. Cancel-safe.
+    /// Waits for the next update. Cancel-safe.
     pub(crate) async fn next(&mut self) -> (CredentialKey, ObjectUpdate<Token>) {
-        self.told.recv().await.expect("an end to tell is kept here, too")
+        self.updates.recv().await.expect("an end to tell is kept here, too")
     }
 
-    /// Takes news of a token. Gives whether the tokens have changed.
-    pub(crate) fn take(&mut self, key: &CredentialKey, told: ObjectUpdate<Token>) -> bool {
+    /// Takes an update of a token. Returns whether the tokens have changed.
+    pub(crate) fn take(&mut self, key: &CredentialKey, update: ObjectUpdate<Token>) -> bool {
         let Some(wanted) = self.tokens.get_mut(key) else { return false };
-        match told {
+        match update {
             ObjectUpdate::Is(token) => {
                 wanted.token = Some(token);
                 wanted.question.trouble = None;
@@ -134,7 +134,7 @@ impl IssuedCredentials {
         self.tokens.values().filter(|wanted| wanted.token.is_none()).map(|wanted| &wanted.question)
     }
 
-    /// Whether there is an answer for each of them.
+    /// Whether there is an answer for each token.
     pub(crate) fn are_answered(&self) -> bool {
         self.tokens.values().all(|wanted| wanted.token.is_some() || wanted.question.trouble.is_some())
     }
@@ -144,7 +144,7 @@ impl IssuedCredentials {
         self.each().map(|(key, token)| (key.clone(), token.map(|token| Token::clone(token)))).collect()
     }
 
-    /// Each token that is asked for, or why there is none.
+    /// Each wanted token, or why there is none.
     pub(crate) fn each(&self) -> impl Iterator<Item = (&CredentialKey, Result<&Arc<Token>, String>)> {
         let token = |(key, wanted)| {
             let WantedCredentials { token, question, .. }: &WantedCredentials = wanted;
@@ -184,13 +184,13 @@ impl Owner {
     }
 }
 
-/// Sends a token, and the next one in time, until the receiver is gone.
+/// Sends a token, and the next one in time, until the receiver is dropped.
 async fn keep_issued(
     client: ApiClient,
     owner: Owner,
     key: TokenKey,
     contacts: Contacts,
-    tell: Sender<(CredentialKey, ObjectUpdate<Token>)>,
+    sender: Sender<(CredentialKey, ObjectUpdate<Token>)>,
 ) {
     let request = owner.request(&key);
     let key = CredentialKey::Token(key);
@@ -210,8 +210,8 @@ async fn keep_issued(
                          token by the time that passes; set the clocks"
                     );
                 }
-                contacts.heard(&title, "issued", None);
-                if tell.send((key.clone(), ObjectUpdate::Is(token.into()))).await.is_err() {
+                contacts.answered(&title, "issued", None);
+                if sender.send((key.clone(), ObjectUpdate::Is(token.into()))).await.is_err() {
                     return;
                 }
                 granted.until_due().await;
@@ -224,11 +224,11 @@ async fn keep_issued(
                 if is_over {
                     error.sentence = format!("the token has expired and refresh failed: {}", error.sentence);
                 }
-                if tell.send((key.clone(), ObjectUpdate::Trouble(error))).await.is_err() {
+                if sender.send((key.clone(), ObjectUpdate::Trouble(error))).await.is_err() {
                     return;
                 }
                 // The reason first, so that a missing token always has one.
-                if is_over && tell.send((key.clone(), ObjectUpdate::Absent)).await.is_err() {
+                if is_over && sender.send((key.clone(), ObjectUpdate::Absent)).await.is_err() {
                     return;
                 }
                 retry.wait(&pause).await;
@@ -237,7 +237,7 @@ async fn keep_issued(
     }
 }
 
-/// A token that was issued.
+/// An issued token.
 struct IssuedToken {
     token: Token,
     life: Life,
@@ -245,7 +245,8 @@ struct IssuedToken {
     clocks_differ: bool,
 }
 
-/// When a token or a certificate is to be replaced, and when it ends: by the clock, which may be set, and by the time that has passed.
+/// When to replace a token or a certificate, and when it ends: by the clock, which may be set, and by the time that has
+/// passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Life {
     issued: (SystemTime, Instant),
@@ -274,7 +275,7 @@ struct TokenResponseStatus {
 }
 
 impl IssuedToken {
-    /// Reads the server's answer. An error quotes nothing of it, because it has a token.
+    /// Parses the server's answer. An error quotes nothing of it, because it has a token.
     fn parse(answer: Value, now: SystemTime) -> Result<IssuedToken, ApiError> {
         let nonsense = |sentence: &str| ApiError::new(Class::Nonsense, sentence);
         let answer: TokenResponse =
@@ -289,7 +290,7 @@ impl IssuedToken {
             return Err(nonsense("the server issued a token that has expired already"));
         }
         let clocks_differ = by_clock.is_zero() || by_clock > whole + TOLERANCE;
-        // A token that was issued just now is good for its whole life, whatever the clocks say.
+        // A token is good for its whole life when it is issued, whatever the clocks say.
         let left = if by_clock.is_zero() { whole } else { by_clock.min(whole) };
         let token = Token { bytes: token.into_bytes(), expires: Some(expires) };
         Ok(IssuedToken { token, life: Life::new(now, whole, left, fastrand::f64()), clocks_differ })
@@ -297,7 +298,8 @@ impl IssuedToken {
 }
 
 impl Life {
-    /// Of a token that is valid for `left` of its `whole` life. `early` is where in the spread it is replaced.
+    /// The life of a token that is valid for `left` of its `whole` life. `early` is the part of the spread by which it
+    /// is replaced earlier.
     fn new(now: SystemTime, whole: Duration, left: Duration, early: f64) -> Life {
         let age = whole.saturating_sub(left);
         let spread = SPREAD.min(whole.mul_f64(REST / 2.0)).mul_f64(early);
@@ -307,12 +309,12 @@ impl Life {
         Life { issued: (now, Instant::now()), due, end: left }
     }
 
-    /// Of a credential that is to be replaced, and ends, so much later than now.
+    /// The life of a credential that has to be replaced, and ends, so much later than now.
     pub(super) fn of(due: Duration, end: Duration) -> Life {
         Life { issued: (SystemTime::now(), Instant::now()), due, end }
     }
 
-    /// Waits until it is to be replaced (TK-05).
+    /// Waits until the credential has to be replaced (TK-05).
     pub(super) async fn until_due(&self) {
         loop {
             let left = self.due.saturating_sub(self.passed());

@@ -44,7 +44,7 @@ pub enum SourceError {
         limit: u64,
     },
 
-    /// A file that does not come to rest while podfs starts.
+    /// A file that is written to all the time while podfs starts.
     #[error("{}: is being written to all the time; stop the writer, or replace the file by renaming", .0.display())]
     Restless(PathBuf),
 
@@ -60,11 +60,11 @@ pub enum SourceError {
     #[error(transparent)]
     Manifest(#[from] ManifestError),
 
-    /// The kernel hands out no more watches.
+    /// The kernel grants no more watches.
     #[error("{}: cannot be watched: the limit on inotify watches is reached; raise the sysctl fs.inotify.max_user_watches", .0.display())]
     WatchLimit(PathBuf),
 
-    /// The kernel hands out no more inotify instances.
+    /// The kernel grants no more inotify instances.
     #[error(
         "cannot watch files: the limit on inotify instances or open files is reached; raise the sysctl fs.inotify.max_user_instances or the limit on open files"
     )]
@@ -80,7 +80,7 @@ pub enum SourceError {
 }
 
 impl SourceError {
-    /// The sentence, for trouble that comes up while the pod runs: it adds what becomes of the file's objects.
+    /// The sentence for a problem that comes up while the pod runs: it adds which content podfs uses.
     pub(super) fn while_running(&self) -> String {
         match self {
             Self::Unreadable { .. } | Self::WrongType { .. } | Self::TooLarge { .. } | Self::Manifest(_) => {

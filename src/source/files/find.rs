@@ -1,4 +1,4 @@
-//! Finds the manifest files below the configured paths, and has everything on the way watched.
+//! Finds the manifest files below the configured paths, and makes the watcher watch everything on the way.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -28,7 +28,7 @@ pub(crate) enum Role {
 pub(super) struct ConfiguredPath {
     path: PathBuf,
     role: Role,
-    /// The directory it was when it was listed last.
+    /// The directory at the last listing.
     directory: Option<FileId>,
 }
 
@@ -53,9 +53,9 @@ impl ConfiguredPath {
 
 /// A file to read.
 pub(super) struct FileToRead {
-    /// The path as configured, with the entry's name when a directory was.
+    /// The path as configured; for an entry of a configured directory, with the entry's name.
     pub(super) path: PathBuf,
-    /// Where it leads: the path that events carry.
+    /// The real path, which events have.
     pub(super) real: PathBuf,
     /// Index of the configured path.
     pub(super) root: usize,
@@ -65,7 +65,7 @@ pub(super) struct FileToRead {
 }
 
 impl FileToRead {
-    /// The directory the file is, or was, in.
+    /// The directory of the file.
     pub(super) fn directory(&self) -> &Path {
         match self.path.parent() {
             Some(parent) if parent != Path::new("") => parent,
@@ -79,14 +79,14 @@ impl FileToRead {
 pub(super) struct FoundFiles {
     /// The files, in the order of the configured paths and by name.
     pub(super) targets: Vec<FileToRead>,
-    /// Configured paths that cannot be looked at now; their files stay as they were.
+    /// Configured paths that cannot be inspected now; their files stay as they were.
     pub(super) kept: HashSet<usize>,
     pub(super) problems: Vec<SourceError>,
 }
 
 impl FoundFiles {
-    /// Looks at the configured paths and watches the way to what was found. Nothing found has escaped the watches: when
-    /// a watch is new, everything is looked at again.
+    /// Inspects the configured paths, and watches the way to what is found. No change escapes the watches: when a watch
+    /// is new, everything is inspected again.
     pub(super) fn look(roots: &mut [ConfiguredPath], watcher: &mut Watcher) -> Self {
         let mut attempt = 0;
         loop {
@@ -118,7 +118,7 @@ impl FoundFiles {
                 self.problems.push(SourceError::DirectoryGone(root.path.clone()));
                 self.kept.insert(number);
             }
-            // Whether it can be read shows when it is.
+            // Reading it shows whether it can be read.
             _ => self.targets.push(FileToRead {
                 path: root.path.clone(),
                 real,

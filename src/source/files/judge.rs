@@ -1,4 +1,4 @@
-//! Whether the bytes that were read from a file may be used.
+//! Whether podfs may use the bytes that were read from a file.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -10,18 +10,18 @@ use super::settle::{Activity, Rest, Rested};
 
 /// The verdict on a file's documents.
 pub(super) enum Verdict {
-    /// They stay as they were.
+    /// The documents stay as they were.
     Keep,
-    /// They no longer count.
+    /// The documents no longer count.
     Drop,
-    /// They are replaced by what the bytes say.
+    /// The documents in these bytes replace them.
     Take(Stamp, Vec<u8>),
 }
 
 /// A file that cannot be read.
 pub(super) struct Trouble {
     pub(super) problem: SourceError,
-    /// Whether its last good documents stay.
+    /// Whether the last good documents stay in use.
     pub(super) keeps: bool,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Judge<'a> {
 }
 
 impl<'a> Judge<'a> {
-    /// The watcher has already received the events that were raised while the files were read.
+    /// For a watcher that has received the events of the time in which the files were read.
     pub(super) fn new(rested: Rested, activity: &'a mut Activity) -> Self {
         Self { rested, activity, seen: HashSet::new(), restless: None }
     }
@@ -68,7 +68,7 @@ impl<'a> Judge<'a> {
         Ok(Verdict::Keep)
     }
 
-    /// A file that was left out because it is being written.
+    /// A file that was left out because a process is writing it.
     pub(super) fn restless(self) -> Option<PathBuf> {
         self.restless
     }
@@ -90,13 +90,13 @@ impl<'a> Judge<'a> {
 fn judge_failure(target: &FileToRead, problem: SourceError, known: bool) -> Result<Verdict, Trouble> {
     let path = || target.path.clone();
     match problem {
-        // Other entries of a directory do not matter.
+        // Other entries of a directory are ignored.
         SourceError::WrongType { .. } if target.listed => Ok(Verdict::Drop),
         SourceError::Missing(_) if target.listed => Ok(Verdict::Drop),
         SourceError::Missing(_) | SourceError::Dangling(_) if known && target.role == Role::Pod => {
             Err(Trouble { problem: SourceError::PodGone(path()), keeps: true })
         }
-        // Not the file was deleted but its directory has gone, perhaps with a file system.
+        // The file was not deleted: its directory has gone, perhaps with a file system.
         SourceError::Missing(_) if known && !target.directory().exists() => {
             Err(Trouble { problem: SourceError::DirectoryGone(target.directory().to_owned()), keeps: true })
         }

@@ -1,8 +1,8 @@
 //! The content of the files: the last good documents of each, and their sum.
 //!
-//! One scan finds the files, reads those that changed, waits for the events that were queued meanwhile, and takes over every file
-//! that was at rest. A file that cannot be read or parsed keeps its last good documents. A [`Sum`] defines documents, and the whole
-//! that those of all files form.
+//! One scan finds the files, reads those that have changed, waits for the events that were queued meanwhile, and takes
+//! over every file that was at rest. A file that cannot be read or parsed keeps its last good documents. A [`Sum`]
+//! defines documents, and the whole that the documents of all files form.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
@@ -25,19 +25,19 @@ pub(crate) trait Sum: Send + 'static {
     type Contents: Send;
     /// The whole that all of them form.
     type Whole: Send;
-    /// Whether it makes a difference which file a document is in.
+    /// Whether the file of a document matters.
     const NAMES_COUNT: bool;
 
     /// Parses one file.
     ///
     /// # Errors
-    /// Anything that is wrong with it; then its contents stay as they were.
+    /// When the file is invalid; then its contents stay as they were.
     fn parse(&self, role: Role, file: &Path, bytes: &[u8]) -> Result<Self::Contents, ManifestError>;
 
     /// Adds up all files, in the order of their paths.
     ///
     /// # Errors
-    /// Files that contradict each other; then the last whole stays.
+    /// When files contradict each other; then the last whole stays.
     fn add_up(&mut self, files: Files<'_, Self::Contents>) -> Result<Self::Whole, ManifestError>;
 
     /// The problems of the files in the last whole.
@@ -47,25 +47,25 @@ pub(crate) trait Sum: Send + 'static {
 /// The contents of all files with their paths.
 pub(crate) type Files<'a, C> = &'a [(&'a Path, &'a C)];
 
-/// The configured paths and what was read from them.
+/// The configured paths and their contents.
 pub(super) struct Ledger<S: Sum> {
     sum: S,
     roots: Vec<ConfiguredPath>,
     files: BTreeMap<PathBuf, LedgerEntry<S::Contents>>,
-    /// Bytes that were read once, before the scans: their name and contents.
+    /// The name and contents of bytes that are read only once, before the scans.
     fixed: Option<(PathBuf, Fingerprinted<S::Contents>)>,
     hasher: RandomState,
     published: Option<Vec<(PathBuf, Fingerprint)>>,
-    told: BTreeSet<String>,
-    told_before: BTreeSet<String>,
+    problems: BTreeSet<String>,
+    problems_before: BTreeSet<String>,
 }
 
 /// A file that was read at least once.
 struct LedgerEntry<C> {
-    /// Index of the configured path it was found by.
+    /// Index of the configured path that it belongs to.
     root: usize,
     stamp: Stamp,
-    /// Whether the contents are those of the stamp, and not older ones.
+    /// Whether the contents belong to the stamp, and are not older.
     current: bool,
     contents: Option<Fingerprinted<C>>,
 }
@@ -76,7 +76,7 @@ struct Fingerprinted<C> {
     documents: C,
 }
 
-/// Tells contents apart: whether they describe the pod, their length and a hash with a key of this process.
+/// Identifies contents: whether they describe the pod, their length and a hash with a key of this process.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Fingerprint {
     role: Role,
@@ -84,16 +84,16 @@ struct Fingerprint {
     hash: u64,
 }
 
-/// The name that standard input goes by.
+/// The name of standard input.
 pub(super) const STDIN: &str = "standard input";
 
 impl<S: Sum> Ledger<S> {
-    /// A ledger of the configured paths, nothing of them read. `fixed` is the name and the bytes of what says more of the pod and
-    /// is not read again.
+    /// A ledger of the configured paths, of which nothing is read yet. `fixed` is the name and the bytes of a manifest
+    /// that is read only once.
     ///
     /// # Errors
     ///
-    /// A malformed manifest among these bytes.
+    /// When these bytes are a malformed manifest.
     pub(super) fn new(
         sum: S,
         fixed: Option<(PathBuf, Vec<u8>)>,
@@ -106,8 +106,8 @@ impl<S: Sum> Ledger<S> {
             fixed: None,
             hasher: RandomState::new(),
             published: None,
-            told: BTreeSet::new(),
-            told_before: BTreeSet::new(),
+            problems: BTreeSet::new(),
+            problems_before: BTreeSet::new(),
         };
         if let Some((name, bytes)) = fixed {
             let fingerprint = ledger.fingerprint(Role::Pod, &bytes);
@@ -117,21 +117,21 @@ impl<S: Sum> Ledger<S> {
         Ok(ledger)
     }
 
-    /// The whole of the bytes that are read only once, where no path is configured.
+    /// The whole of the bytes that are read only once, if no path is configured.
     ///
     /// # Errors
-    /// When they are no whole.
+    /// When they form no whole.
     pub(super) fn fixed_whole(&mut self) -> Result<S::Whole, ManifestError> {
         let documents: Vec<_> =
             self.fixed.iter().map(|(name, contents)| (name.as_path(), &contents.documents)).collect();
         self.sum.add_up(&documents)
     }
 
-    /// Reads everything, and waits for files that are just being written.
+    /// Reads everything, and waits for files that are being written.
     ///
     /// # Errors
     ///
-    /// The first problem with any file, or a file that does not come to rest.
+    /// The first problem with any file, also a file that is written to all the time.
     pub(super) fn first_scan(&mut self, watcher: &mut Watcher) -> Result<S::Whole, SourceError> {
         let deadline = Instant::now() + START_TIMEOUT;
         let mut latest = None;
@@ -150,7 +150,7 @@ impl<S: Sum> Ledger<S> {
         }
     }
 
-    /// Reads everything that can be read, and waits for files that are just being written, for a while.
+    /// Reads everything that can be read, and waits for a while for files that are being written.
     pub(super) fn first_scan_of_what_is_good(&mut self, watcher: &mut Watcher) -> Scan<S::Whole> {
         let deadline = Instant::now() + START_TIMEOUT;
         let mut latest = None;
@@ -162,7 +162,7 @@ impl<S: Sum> Ledger<S> {
                 Some(path) => scan.problems.push(SourceError::Restless(path.clone())),
                 None => {}
             }
-            self.tell(&scan.problems);
+            self.report(&scan.problems);
             return Scan { whole: latest, ..scan };
         }
     }
@@ -170,23 +170,23 @@ impl<S: Sum> Ledger<S> {
     /// Reads what changed.
     pub(super) fn next_scan(&mut self, watcher: &mut Watcher) -> Scan<S::Whole> {
         let scan = self.scan(watcher);
-        self.tell(&scan.problems);
+        self.report(&scan.problems);
         scan
     }
 
-    fn tell(&mut self, problems: &[SourceError]) {
+    fn report(&mut self, problems: &[SourceError]) {
         let sentences = problems.iter().map(SourceError::while_running).collect();
-        self.told_before = std::mem::replace(&mut self.told, sentences);
+        self.problems_before = std::mem::replace(&mut self.problems, sentences);
     }
 
     /// The problems of the last scan, one sentence each.
-    pub(super) fn told(&self) -> impl Iterator<Item = &str> {
-        self.told.iter().map(String::as_str)
+    pub(super) fn problems(&self) -> impl Iterator<Item = &str> {
+        self.problems.iter().map(String::as_str)
     }
 
-    /// Those that the scan before did not have.
-    pub(super) fn told_first(&self) -> impl Iterator<Item = &str> {
-        self.told.difference(&self.told_before).map(String::as_str)
+    /// The problems that the scan before did not have.
+    pub(super) fn new_problems(&self) -> impl Iterator<Item = &str> {
+        self.problems.difference(&self.problems_before).map(String::as_str)
     }
 
     /// Whether each configured path was found at least once.
@@ -242,7 +242,7 @@ impl<S: Sum> Ledger<S> {
         Scan { problems, restless, unread, whole }
     }
 
-    /// The entry of a file that was just read. Bad bytes leave the old contents in place.
+    /// The entry of a file that was just read. Invalid bytes leave the old contents in place.
     fn entry(
         &self,
         target: &FileToRead,
@@ -266,11 +266,11 @@ impl<S: Sum> Ledger<S> {
         LedgerEntry { root: target.root, stamp, current, contents }
     }
 
-    /// The whole of all contents. `None` if they are those of the last time.
+    /// The whole of all contents. `None` if they have not changed.
     ///
     /// # Errors
     ///
-    /// Files that contradict each other; what they came to before remains.
+    /// When files contradict each other; then the last whole stays in use.
     fn whole(&mut self) -> Result<Option<S::Whole>, ManifestError> {
         let of_files = self.files.iter().filter_map(|(path, entry)| Some((path.as_path(), entry.contents.as_ref()?)));
         let all: Vec<_> =
@@ -295,9 +295,9 @@ impl<S: Sum> Ledger<S> {
 /// The result of a scan.
 pub(super) struct Scan<W> {
     problems: Vec<SourceError>,
-    /// A file that was left out because it is being written.
+    /// A file that was left out because a process is writing it.
     restless: Option<PathBuf>,
-    /// Files that are there, and of which nothing was ever read.
+    /// Files that exist, and that podfs has never read.
     pub(super) unread: BTreeSet<PathBuf>,
     /// The whole of all files, if it differs from the last time.
     pub(super) whole: Option<W>,

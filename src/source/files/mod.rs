@@ -46,9 +46,9 @@ pub(crate) use find::Role;
 pub(crate) use ledger::{Files, Sum};
 pub(crate) use pod_and_objects::IMMUTABLE;
 
-/// Where the pod manifest comes from.
+/// The source of the pod manifest.
 pub enum PodInput {
-    /// Bytes that were read from standard input. They never change.
+    /// Bytes that were read from standard input.
     Stdin(Vec<u8>),
     /// A file, which is watched.
     File(PathBuf),
@@ -56,7 +56,7 @@ pub enum PodInput {
     Once(PathBuf),
 }
 
-/// Which documents of the pod file count as its pod.
+/// The documents of the pod file that can be its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accepted {
     /// Pods.
@@ -68,23 +68,24 @@ pub enum Accepted {
 /// A pod manifest and object manifests in files, read at the start and again whenever they change.
 pub struct FileSource {
     updates: Receiver<Snapshot>,
-    /// None where no file is watched.
+    /// `None` where no file is watched.
     stop: Option<Sender<Signal>>,
 }
 
 impl FileSource {
-    /// Reads everything once and starts to watch. `objects` are files, or directories whose `.yaml`, `.yml` and `.json`
-    /// entries are read; further documents of the pod file count as objects too.
+    /// Reads everything once and starts to watch. `objects` are files, or directories with `.yaml`, `.yml` and `.json`
+    /// entries; further documents of the pod file count as objects, too.
     ///
     /// # Errors
     ///
-    /// A path that is missing or unreadable, a malformed manifest, an object described twice, not exactly one Pod in
-    /// the pod file, a file that is written to all the time, and the kernel's limits on inotify.
+    /// When a path is missing or unreadable, a manifest is malformed, two documents describe an object, the pod file
+    /// does not have exactly one Pod, a file is written to all the time, or a limit of the kernel on inotify is
+    /// reached.
     pub fn open(pod: Option<PodInput>, objects: &[PathBuf]) -> Result<(Self, Snapshot), SourceError> {
         Self::open_accepting(Accepted::Pods, pod, objects)
     }
 
-    /// As [`Self::open`]. `accepted` says what may be the pod of the pod file.
+    /// As [`Self::open`]. `accepted` are the documents that can be the pod of the pod file.
     ///
     /// # Errors
     ///
@@ -114,7 +115,7 @@ impl FileSource {
         spawn(move || {
             while watcher.wait() {
                 let whole = ledger.next_scan(&mut watcher).whole;
-                ledger.told_first().for_each(|sentence| tracing::warn!("{sentence}"));
+                ledger.new_problems().for_each(|sentence| tracing::warn!("{sentence}"));
                 if let Some(snapshot) = whole {
                     publish.send_replace(Snapshot { heard: watcher.heard(), ..snapshot });
                 }
@@ -123,7 +124,7 @@ impl FileSource {
         Ok((Self { updates, stop: Some(stop) }, snapshot))
     }
 
-    /// The next snapshot that differs in what was read. Cancel-safe.
+    /// Waits for a snapshot that differs in the content of the files. Cancel-safe.
     ///
     /// Trouble with a file is logged once and leaves its last good documents in use; it never ends the wait.
     pub async fn changed(&mut self) -> Snapshot {
@@ -137,7 +138,7 @@ impl FileSource {
 
 impl Drop for FileSource {
     fn drop(&mut self) {
-        // Fails only when the thread is gone.
+        // Fails only if the thread has ended.
         self.stop.iter().for_each(|stop| drop(stop.send(Signal::Stop)));
     }
 }
@@ -150,29 +151,29 @@ fn read_once(path: PathBuf) -> Result<(PathBuf, Vec<u8>), SourceError> {
     }
 }
 
-/// Files that come to something else than one pod and its objects, read by a thread of their own until this is dropped.
+/// Files with another whole than one pod and its objects. A thread of their own reads them until this is dropped.
 pub(crate) struct SummedFiles {
     stop: Sender<Signal>,
 }
 
 /// The result of one scan.
 pub(crate) struct Scanned<W> {
-    /// The whole of the files, if it differs from the scan before.
+    /// The whole of the files, if it differs from that of the scan before.
     pub(crate) whole: Option<W>,
     /// The present problems, one sentence each.
     pub(crate) problems: BTreeSet<String>,
-    /// Files that are there, and of which nothing was ever read.
+    /// Files that exist, and that podfs has never read.
     pub(crate) unread: BTreeSet<PathBuf>,
-    /// Whether the configured path was found, now or earlier: until then, nothing is known of what it holds.
+    /// Whether the configured path was found, now or earlier: until then, its content is unknown.
     pub(crate) is_found: bool,
 }
 
 impl SummedFiles {
-    /// Reads a directory of manifests, or a file of them, and everything anew that changes. Files with problems are left
-    /// out, and the path itself need not exist yet. `publish` gets the result of each scan; the first one comes soon.
+    /// Reads a directory of manifests, or a file of them, and reads again what changes. Leaves out files with problems;
+    /// the path itself need not exist yet. `publish` gets the result of each scan; the first one comes soon.
     ///
     /// # Errors
-    /// The kernel's limits on inotify.
+    /// When a limit of the kernel on inotify is reached.
     pub(crate) fn open<S: Sum>(
         sum: S,
         path: PathBuf,
@@ -194,13 +195,13 @@ impl SummedFiles {
 
 impl Drop for SummedFiles {
     fn drop(&mut self) {
-        // Fails only when the thread is gone.
+        // Fails only if the thread has ended.
         let _ = self.stop.send(Signal::Stop);
     }
 }
 
 fn scanned<S: Sum>(ledger: &Ledger<S>, scan: Scan<S::Whole>) -> Scanned<S::Whole> {
-    let problems = ledger.told().map(str::to_owned).collect();
+    let problems = ledger.problems().map(str::to_owned).collect();
     Scanned { whole: scan.whole, problems, unread: scan.unread, is_found: ledger.has_found_all() }
 }
 

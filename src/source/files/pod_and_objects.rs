@@ -14,10 +14,10 @@ use crate::source::Snapshot;
 /// The API server's error for new content of an immutable object, and the advice.
 pub(crate) const IMMUTABLE: &str = "field is immutable when `immutable` is set; delete the object and create it again";
 
-/// Adds the files up to one pod and its objects.
+/// Combines the files into one pod and its objects.
 pub(super) struct PodAndObjects {
     accepted: Accepted,
-    /// Those of the last snapshot.
+    /// The objects of the last snapshot.
     objects: Objects,
     /// Documents that change an immutable object.
     refused: Vec<Origin>,
@@ -58,7 +58,7 @@ impl Sum for PodAndObjects {
     }
 
     /// # Errors
-    /// An object in two documents.
+    /// When an object is in two documents.
     fn add_up(&mut self, files: Files<'_, FileDocuments>) -> Result<Snapshot, ManifestError> {
         let objects = Objects::collect(files.iter().flat_map(|(_, contents)| &contents.objects).cloned())?;
         let (objects, refused) = objects.keep_immutable(&self.objects);

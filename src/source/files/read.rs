@@ -10,7 +10,7 @@ use super::SourceError;
 /// Objects end at 1 MiB each, see the Kubernetes documentation of ConfigMap and Secret; this holds many of them.
 const MAX_LEN: u64 = 256 << 20;
 
-/// Which file was read and in which state, as far as the kernel tells without reading.
+/// Identifies a file and its state, as far as the kernel shows them without reading.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     file: FileId,
@@ -18,7 +18,7 @@ pub(super) struct Stamp {
     modified: (i64, i64),
 }
 
-/// A file or directory, whatever its name: device and inode.
+/// A file or directory under any name: device and inode.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct FileId(u64, u64);
 
@@ -37,7 +37,7 @@ impl Stamp {
         self.file
     }
 
-    /// Whether the file was changed in place since it was as in `earlier`.
+    /// Whether the file was changed in place since `earlier`.
     pub(super) fn changed_in_place(&self, earlier: &Self) -> bool {
         self.file == earlier.file && self != earlier
     }
@@ -53,7 +53,7 @@ pub(super) enum Reading {
     Torn(Stamp),
 }
 
-/// Reads the file at `path`, unless it still has the stamp `known`. A pipe, socket or device is not even opened.
+/// Reads the file at `path`, unless it still has the stamp `known`. Does not even open a pipe, socket or device.
 pub(super) fn read(path: &Path, known: Option<Stamp>) -> Result<Reading, SourceError> {
     let unreadable = |reason| SourceError::Unreadable { path: path.to_owned(), reason };
     let metadata = fs::metadata(path).map_err(|reason| match reason.kind() {

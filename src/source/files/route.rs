@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// As many links as the kernel follows, see path_resolution(7).
 const MAX_LINKS: usize = 40;
 
-/// The entries that matter, by the real path of their directory.
+/// The relevant entries, by the real path of their directory.
 #[derive(Default)]
 pub(super) struct Route {
     directories: BTreeMap<PathBuf, Names>,
@@ -39,7 +39,7 @@ impl Route {
         self.walk(directory.to_owned(), Path::new(name))
     }
 
-    /// Every manifest in `directory`, present or to come, matters.
+    /// Makes every manifest in `directory` relevant, also later ones.
     pub(super) fn every_manifest(&mut self, directory: &Path) {
         self.directories.entry(directory.to_owned()).or_default().every_manifest = true;
     }
@@ -49,7 +49,7 @@ impl Route {
         self.directories.keys().map(PathBuf::as_path)
     }
 
-    /// Whether an event at `path` can change what is read: it is a noted entry, or a watched directory itself.
+    /// Whether an event at `path` can change what podfs reads: it is a noted entry, or a watched directory itself.
     pub(super) fn passes(&self, path: &Path) -> bool {
         let entry = || {
             let (directory, name) = (path.parent()?, path.file_name()?);
@@ -88,12 +88,12 @@ impl Route {
     }
 }
 
-/// Puts the components of `path` on top of a stack, the first one uppermost.
+/// Pushes the components of `path` on a stack, with the first one on top.
 fn push(ahead: &mut Vec<OsString>, path: &Path) {
     ahead.extend(path.components().rev().map(|component| component.as_os_str().to_owned()));
 }
 
-/// Whether a directory entry is read as a manifest: `.yaml`, `.yml`, `.json`, and no dotfile.
+/// Whether podfs reads a directory entry as a manifest: `.yaml`, `.yml`, `.json`, and no dotfile.
 pub(super) fn is_manifest(name: &OsStr) -> bool {
     let ending = Path::new(name).extension().and_then(OsStr::to_str);
     !name.as_bytes().starts_with(b".") && matches!(ending, Some("yaml" | "yml" | "json"))

@@ -1,4 +1,4 @@
-//! Which files are being written, and which have come to rest.
+//! Which files are being written, and which are at rest.
 //!
 //! A file that is rewritten in place is invalid for a while: empty, then half written. The writer's `close` ends that. Some
 //! writers keep the file open or change it through a mapping; such a file is at rest after a second without a change.
@@ -7,15 +7,15 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a file without a writer's `close` has to be quiet.
+/// How long a file has to be unchanged if its writer does not close it.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// How a file came to rest.
+/// Why a file is at rest.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rest {
     /// Its writer closed it.
     Closed,
-    /// Nothing was written for a while.
+    /// It was unchanged for a while.
     Quiet,
 }
 
@@ -28,12 +28,12 @@ pub(super) struct Activity {
     /// When a file was last written to, or a directory was made: a new directory is about to be filled.
     writing: HashMap<PathBuf, Instant>,
     rested: Rested,
-    /// Something has changed that only a scan can find.
+    /// Whether something has changed that only a scan can find.
     stirred: bool,
 }
 
 impl Activity {
-    /// A scan is due.
+    /// Makes a scan due.
     pub(super) fn stir(&mut self) {
         self.stirred = true;
     }
@@ -43,27 +43,27 @@ impl Activity {
         self.stirred
     }
 
-    /// The file is being written, or its directory filled; wait for [`Self::close`], or for quiet.
+    /// Notes that the file is being written, or its directory filled, until [`Self::close`] or a time without a change.
     pub(super) fn write(&mut self, path: &Path) {
         self.rested.remove(path);
         self.writing.insert(path.to_owned(), Instant::now());
     }
 
-    /// A writer has closed the file.
+    /// Notes that a writer has closed the file.
     pub(super) fn close(&mut self, path: &Path) {
         self.writing.remove(path);
         self.rested.insert(path.to_owned(), Rest::Closed);
         self.stir();
     }
 
-    /// Another file, or none, has the name now.
+    /// Notes that another file, or none, has the name now.
     pub(super) fn replace(&mut self, path: &Path) {
         self.writing.remove(path);
         self.rested.remove(path);
         self.stir();
     }
 
-    /// A scan begins, with the files that have come to rest.
+    /// Begins a scan, with the files that have come to rest.
     pub(super) fn begin_scan(&mut self) -> Rested {
         self.stirred = false;
         std::mem::take(&mut self.rested)
@@ -77,12 +77,12 @@ impl Activity {
             || !rested.contains_key(path) && being_filled()
     }
 
-    /// When the next file will have been quiet for long enough.
+    /// When the next file will have been unchanged for long enough.
     pub(super) fn next_quiet(&self) -> Option<Instant> {
         self.writing.values().min().map(|last| *last + QUIET)
     }
 
-    /// Files that have been quiet for long enough come to rest.
+    /// Marks files that have been unchanged for long enough as at rest.
     pub(super) fn let_rest(&mut self) {
         let now = Instant::now();
         for (path, _) in self.writing.extract_if(|_, last| *last + QUIET <= now) {

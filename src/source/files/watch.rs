@@ -19,8 +19,8 @@ use super::SourceError;
 use super::route::Route;
 use super::settle::Activity;
 
-/// After an event, a scan waits for this much calm, so that a burst costs one scan.
-const CALM: Duration = Duration::from_micros(500);
+/// After an event, a scan waits until no event has come for this time, so that a burst costs one scan.
+const SETTLE_TIME: Duration = Duration::from_micros(500);
 
 /// A scan waits no longer than this, however busy the directory is.
 const TIMEOUT: Duration = Duration::from_millis(20);
@@ -44,7 +44,7 @@ pub(super) struct Watcher {
     route: Route,
     /// Directories with a watch, or without permission for one.
     watched: BTreeSet<PathBuf>,
-    /// Events were lost; nothing known about files holds any more.
+    /// Whether events were lost, so that nothing known about files is certain.
     lost_track: bool,
     stopped: bool,
     /// When the last wait received an event.
@@ -53,13 +53,13 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    /// A watcher of nothing, and the way to stop it.
+    /// A watcher of nothing, and a sender that can stop it.
     pub(super) fn new() -> Result<(Self, Sender<Signal>), SourceError> {
         let (sender, signals) = mpsc::channel();
         let events = sender.clone();
         let forward = move |event: notify::Result<Event>| {
-            if !tells_of_reading(&event) {
-                // Fails only when the watching thread is gone.
+            if !is_of_reading(&event) {
+                // Fails only if the watching thread has ended.
                 let _ = events.send(Signal::Event(event));
             }
         };
@@ -79,8 +79,8 @@ impl Watcher {
         Ok((watcher, sender))
     }
 
-    /// Watches the directories of `route` and no others. Returns whether there are new ones: then what was looked at to
-    /// find the route may have changed unheard.
+    /// Watches the directories of `route` and no others. Returns whether there are new ones: then what led to the route
+    /// may have changed unseen.
     pub(super) fn adopt(&mut self, route: Route) -> Result<bool, SourceError> {
         self.route = route;
         let wanted: BTreeSet<PathBuf> = self.route.directories().map(Path::to_owned).collect();
@@ -89,12 +89,12 @@ impl Watcher {
             let _ = self.inotify.unwatch(directory);
         }
         self.watched.retain(|directory| wanted.contains(directory));
-        let mut news = false;
+        let mut has_new = false;
         for directory in wanted {
             if self.watched.contains(&directory) {
                 continue;
             }
-            news = true;
+            has_new = true;
             match self.inotify.watch(&directory, RecursiveMode::NonRecursive) {
                 Err(error) if is_not_found(&error) => continue,
                 // A process that may pass through a directory but not list it cannot watch it either.
@@ -104,27 +104,27 @@ impl Watcher {
             }
             self.watched.insert(directory);
         }
-        Ok(news)
+        Ok(has_new)
     }
 
-    /// Sleeps until something has changed and calm has returned. False when the source is no longer needed.
+    /// Sleeps until something has changed and no more events come. False when the source is no longer needed.
     pub(super) fn wait(&mut self) -> bool {
         while !self.activity.is_stirred() {
-            match self.hear(self.activity.next_quiet()) {
-                Heard::Nothing => self.activity.let_rest(),
-                Heard::Stop => return false,
-                Heard::Event | Heard::Marker => {}
+            match self.receive(self.activity.next_quiet()) {
+                Received::Nothing => self.activity.let_rest(),
+                Received::Stop => return false,
+                Received::Event | Received::Marker => {}
             }
         }
         let heard = Instant::now();
         self.heard = Some(heard);
         let deadline = heard + TIMEOUT;
         loop {
-            let calm = Instant::now() + CALM;
-            match self.hear(Some(calm.min(deadline))) {
-                Heard::Nothing => return true,
-                Heard::Stop => return false,
-                Heard::Event | Heard::Marker => {}
+            let calm = Instant::now() + SETTLE_TIME;
+            match self.receive(Some(calm.min(deadline))) {
+                Received::Nothing => return true,
+                Received::Stop => return false,
+                Received::Event | Received::Marker => {}
             }
         }
     }
@@ -138,43 +138,45 @@ impl Watcher {
     pub(super) fn catch_up(&mut self) {
         let deadline = Instant::now() + MARKER_TIMEOUT;
         self.marker.put();
-        while let Heard::Event = self.hear(Some(deadline)) {}
+        while let Received::Event = self.receive(Some(deadline)) {}
         self.marker.take();
     }
 
-    /// Whether events were lost since this was asked last.
+    /// Whether events were lost since the last call.
     pub(super) fn has_lost_track(&mut self) -> bool {
         std::mem::take(&mut self.lost_track)
     }
 
-    /// Waits for one signal that matters, until `until` at the latest.
-    fn hear(&mut self, until: Option<Instant>) -> Heard {
+    /// Waits for one relevant signal, at most until `until`.
+    fn receive(&mut self, until: Option<Instant>) -> Received {
         while !self.stopped {
             // The deadline counts even if events never stop.
             let signal = match until.map(|until| until.checked_duration_since(Instant::now())) {
                 None => self.signals.recv().map_err(RecvTimeoutError::from),
-                Some(None) => return Heard::Nothing,
+                Some(None) => return Received::Nothing,
                 Some(Some(left)) => self.signals.recv_timeout(left),
             };
             match signal {
-                Ok(Signal::Event(Ok(event))) if event.paths.first() == Some(&self.marker.path) => return Heard::Marker,
+                Ok(Signal::Event(Ok(event))) if event.paths.first() == Some(&self.marker.path) => {
+                    return Received::Marker;
+                }
                 Ok(Signal::Event(Ok(event))) if !event.need_rescan() => {
                     if self.note(&event) {
-                        return Heard::Event;
+                        return Received::Event;
                     }
                 }
                 Ok(Signal::Event(_)) => {
                     self.lose_track();
-                    return Heard::Event;
+                    return Received::Event;
                 }
-                Err(RecvTimeoutError::Timeout) => return Heard::Nothing,
+                Err(RecvTimeoutError::Timeout) => return Received::Nothing,
                 Ok(Signal::Stop) | Err(RecvTimeoutError::Disconnected) => self.stopped = true,
             }
         }
-        Heard::Stop
+        Received::Stop
     }
 
-    /// Notes what an event says about the file it names. False when the file is none of ours.
+    /// Notes an event of a file. False if the file is not relevant.
     fn note(&mut self, event: &Event) -> bool {
         let Some(path) = event.paths.first().filter(|path| self.route.passes(path)) else {
             return false;
@@ -198,7 +200,7 @@ impl Watcher {
         true
     }
 
-    /// Events were lost, which may have been about anything.
+    /// Handles the loss of events, which may have concerned any file.
     fn lose_track(&mut self) {
         self.watched.clear();
         self.lost_track = true;
@@ -206,16 +208,16 @@ impl Watcher {
     }
 }
 
-/// The event that ended [`Watcher::hear`].
-enum Heard {
+/// The event that ended [`Watcher::receive`].
+enum Received {
     Event,
     Marker,
     Nothing,
     Stop,
 }
 
-/// A pipe of our own among the watched files. The kernel queues the event of a write to it behind all events that were
-/// queued before: when it arrives, they have arrived.
+/// A pipe among the watched files. The kernel queues the event of a write to it behind all earlier events: when it
+/// arrives, they have arrived.
 struct Marker {
     reader: PipeReader,
     writer: PipeWriter,
@@ -239,7 +241,7 @@ impl Marker {
     }
 }
 
-fn tells_of_reading(event: &notify::Result<Event>) -> bool {
+fn is_of_reading(event: &notify::Result<Event>) -> bool {
     event.as_ref().is_ok_and(|event| match event.kind {
         EventKind::Access(kind) => kind != AccessKind::Close(AccessMode::Write),
         // Its two halves are events of their own.

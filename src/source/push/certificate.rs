@@ -1,4 +1,4 @@
-//! Certificates of a pod, as a push has them: the API has no object with a private key in it, so this one is podfs's own.
+//! Certificates of a pod in pushes: the API has no object with a private key, so this one is podfs's own.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,7 +25,7 @@ pub struct Certificate {
     pub signer_name: String,
     /// The type of the private key, such as `ED25519`.
     pub key_type: String,
-    /// How long it may be valid at most, in seconds: a day, if the agent does not say.
+    /// The longest validity in seconds; without it, a day.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_expiration_seconds: Option<i32>,
     /// The pod's annotations for the signer.
@@ -33,7 +33,7 @@ pub struct Certificate {
     pub user_annotations: BTreeMap<String, String>,
 }
 
-/// A certificate that was issued, with its private key.
+/// An issued certificate, with its private key.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodCertificate {
@@ -66,7 +66,7 @@ impl Certificate {
 }
 
 impl PodCertificate {
-    /// As it is pushed.
+    /// The certificate in the form of a push.
     pub(crate) fn of(key: &CertificateKey, credential: &Token) -> PodCertificate {
         let credential_bundle = String::from_utf8_lossy(&credential.bytes).into_owned();
         let not_after = credential.expires.and_then(|at| Timestamp::try_from(at).ok()).map(Time);
@@ -93,7 +93,7 @@ impl PodCertificate {
     }
 }
 
-/// Shows what was asked for; the rest is secret.
+/// Shows the request; the rest is secret.
 impl fmt::Debug for PodCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.spec.fmt(f)

@@ -12,10 +12,10 @@ use crate::manifest::pod::{Pod, PodIdentity};
 use crate::manifest::tokens::Token;
 use crate::volume::{CredentialKey, SecretReference};
 
-/// Most objects that are kept for a pod; each of them has at most 1 MiB.
+/// Most objects that podfs keeps for a pod; each has at most 1 MiB.
 const MAX_OBJECTS: usize = 1000;
 
-/// Where pushes for one pod go. Cheap to clone; it may be used from any thread.
+/// The receiver of pushes for one pod. Cheap to clone; any thread may use it.
 #[derive(Clone)]
 pub struct Inbox {
     pod: Arc<PodIdentity>,
@@ -33,23 +33,23 @@ pub(super) struct PushedObjects {
     /// Objects whose state the agent does not know, with the reasons.
     pub(super) missing: Vec<(Missing, String)>,
     pub(super) missing_tokens: BTreeMap<CredentialKey, String>,
-    /// Whether that is no problem yet.
+    /// Whether missing objects are no problem yet.
     pub(super) settling: bool,
-    /// When the last push came.
+    /// When the last push arrived.
     pub(super) heard: Option<Instant>,
 }
 
 impl Inbox {
-    /// An empty inbox for this pod, and the way to hear of pushes.
+    /// An empty inbox for this pod, and a receiver of its changes.
     pub(super) fn new(pod: PodIdentity) -> (Inbox, Receiver<PushedObjects>) {
         let (known, pushed) = channel(PushedObjects::default());
         (Inbox { pod: Arc::new(pod), known: Arc::new(known) }, pushed)
     }
 
-    /// Takes a push, all of it.
+    /// Takes all of a push, or nothing.
     ///
     /// # Errors
-    /// The first error in it; then nothing of it was taken.
+    /// The first error in it.
     pub fn take(&self, push: Push) -> Result<Taken, PushError> {
         let heard = Some(Instant::now());
         let parsed = Parsed::parse(push, &self.pod)?;

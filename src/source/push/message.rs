@@ -16,7 +16,7 @@ use crate::manifest::tokens::Token;
 use crate::manifest::{Document, ManifestError, Origin};
 use crate::volume::{CredentialKey, TokenKey};
 
-/// A push of an agent, which podfs takes as a whole. An object that was pushed before is replaced.
+/// A push of an agent, which podfs takes as a whole. A pushed object replaces an earlier one.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Push {
@@ -26,19 +26,19 @@ pub struct Push {
     /// Objects that do not exist any more.
     #[serde(default)]
     pub delete: Vec<Deletion>,
-    /// Whether everything that was pushed before is forgotten first.
+    /// Whether podfs forgets everything that was pushed before.
     #[serde(default)]
     pub replace: bool,
-    /// All that volumes refer to and that is unknown to the agent at present. An object that was pushed stays; a token is
-    /// not used any more. Everything else that was not pushed does not exist.
+    /// All references of volumes that the agent does not know at present. A pushed object stays; podfs no longer uses a
+    /// token. Everything else that was not pushed does not exist.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unknown: Vec<Unknown>,
-    /// Whether the agent asked for what is unknown only seconds ago, so that it is no problem yet.
+    /// Whether the agent requested what is unknown only seconds ago, so that it is no problem yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub settling: bool,
 }
 
-/// Shows how much it is; the objects may be secret.
+/// Shows only how much it is; the objects may be secret.
 impl fmt::Debug for Push {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Push { objects, delete, replace, unknown, settling } = self;
@@ -47,7 +47,7 @@ impl fmt::Debug for Push {
     }
 }
 
-/// An object that does not exist any more. It was in the pod's namespace, unless it is of a kind that has none.
+/// An object that does not exist any more. It was in the pod's namespace, unless its kind has none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Deletion {
@@ -57,28 +57,28 @@ pub struct Deletion {
     pub name: String,
 }
 
-/// Something that a volume refers to, and the reason why it is unknown to the agent.
+/// A reference of a volume, and the reason why the agent does not know the object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Unknown {
     /// The kind of an object, `TokenRequest` or `PodCertificate`.
     pub kind: String,
-    /// The object's name; none of a token, and of all ClusterTrustBundles of a signer.
+    /// The object's name; absent for a token, and for all ClusterTrustBundles of a signer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The signer whose ClusterTrustBundles it is about.
+    /// The signer of the ClusterTrustBundles.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signer: Option<String>,
-    /// The audience of a token, as a volume writes it.
+    /// The audience of a token, as in the volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub audience: Option<String>,
-    /// How long a token is to be valid, as a volume writes it.
+    /// The validity of a token in seconds, as in the volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expiration_seconds: Option<i64>,
     /// The requirements of a volume for a certificate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<Certificate>,
-    /// Why, in one sentence.
+    /// The reason, one sentence.
     pub reason: String,
 }
 
@@ -86,7 +86,7 @@ pub struct Unknown {
 const TOKEN: &str = "TokenRequest";
 
 impl Unknown {
-    /// An object, or the ClusterTrustBundles of a signer.
+    /// An unknown object, or unknown ClusterTrustBundles of a signer.
     pub fn missing(what: &Missing, reason: String) -> Unknown {
         let (kind, name, signer) = match what {
             Missing::Object(key) => (key.kind, Some(key.name.clone()), None),
@@ -103,7 +103,7 @@ impl Unknown {
         }
     }
 
-    /// A token or a certificate.
+    /// An unknown token or certificate.
     pub fn credential(key: &CredentialKey, reason: String) -> Unknown {
         let (kind, name, signer) = (TOKEN.to_owned(), None, None);
         match key.clone() {
@@ -119,7 +119,7 @@ impl Unknown {
     }
 }
 
-/// The numbers of pushed objects and tokens after a push.
+/// How many pushed objects and tokens a pod has after a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Taken {
     /// How many objects.
@@ -128,7 +128,7 @@ pub struct Taken {
     pub tokens: usize,
 }
 
-/// Why nothing of a push was taken.
+/// Why podfs refuses a push.
 #[derive(Debug, thiserror::Error)]
 pub enum PushError {
     /// An object the API would refuse.
@@ -155,43 +155,43 @@ pub enum PushError {
         /// The pod's namespace.
         namespace: String,
     },
-    /// A pod that is not the one that is served.
+    /// A pod that podfs does not serve.
     #[error("{origin}: it is pod {pushed}, and podfs serves {served}; push it to the podfs of that pod")]
     OtherPod {
         /// The pod's place.
         origin: Origin,
         /// The pushed pod.
         pushed: String,
-        /// The pod that is served.
+        /// The pod that podfs serves.
         served: String,
     },
-    /// One object stands in a push twice.
+    /// An object is in the push twice.
     #[error("the push has {0} twice; remove one of them")]
     Twice(ObjectKey),
-    /// Something of another kind that volumes do not show is to be deleted.
+    /// A deletion of a kind that volumes do not show.
     #[error(
         "no volume shows a {0}, so there is nothing to delete; a kind is written as in manifests, such as ConfigMap"
     )]
     DeletedKind(String),
-    /// Something unknown that is neither an object nor a token.
+    /// An unknown reference that is neither an object nor a token.
     #[error(
         "what is unknown is an object with its kind and name, a ClusterTrustBundle with its signer, or a TokenRequest; the \
          push has a {0} without a name"
     )]
     Nameless(String),
-    /// More than the process is ready to keep.
+    /// More objects than podfs keeps.
     #[error(
         "there would be {objects} objects, and podfs keeps at most {limit} for a pod; push only what its volumes show"
     )]
     TooMany {
         /// How many there would be.
         objects: usize,
-        /// Most that are kept.
+        /// The most objects.
         limit: usize,
     },
 }
 
-/// A push that can be taken.
+/// A valid push.
 #[derive(Default)]
 pub(super) struct Parsed {
     pub(super) pod: Option<Arc<Pod>>,
@@ -252,8 +252,8 @@ impl Parsed {
             ("v1", "Pod") => {
                 let pushed = Pod::parse(document)?;
                 if pushed.identity != *pod {
-                    let told = |pod: &PodIdentity| format!("{pod} (uid {})", pod.uid);
-                    let (pushed, served) = (told(&pushed.identity), told(pod));
+                    let described = |pod: &PodIdentity| format!("{pod} (uid {})", pod.uid);
+                    let (pushed, served) = (described(&pushed.identity), described(pod));
                     return Err(PushError::OtherPod { origin, pushed, served });
                 }
                 self.pod = Some(Arc::new(pushed));
@@ -271,7 +271,7 @@ impl Parsed {
                 let kind = document.kind.clone();
                 let object = parse_object(document)?.ok_or_else(|| PushError::Kind { origin: origin.clone(), kind })?;
                 let key = &object.key;
-                // Whether a driver needs a Secret of another namespace, other objects say.
+                // Other objects decide whether a driver needs a Secret of another namespace.
                 if !key.kind.is_of_cluster() && key.kind != ObjectKind::Secret && key.namespace != pod.namespace {
                     let (object, namespace) = (key.clone(), pod.namespace.clone());
                     return Err(PushError::Namespace { origin, object, namespace });
@@ -286,7 +286,7 @@ impl Parsed {
     }
 }
 
-/// An object is in the pod's namespace, unless its kind has none.
+/// The key of an object: in the pod's namespace, unless its kind has none.
 fn key(kind: ObjectKind, name: String, pod: &PodIdentity) -> ObjectKey {
     let namespace = if kind.is_of_cluster() { String::new() } else { pod.namespace.clone() };
     ObjectKey { kind, namespace, name }

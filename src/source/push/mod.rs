@@ -38,13 +38,13 @@ pub(crate) use certificate::PodCertificate;
 pub use inbox::Inbox;
 pub use message::{Deletion, Push, PushError, Taken, Unknown};
 
-/// Why a token is not there.
+/// Why a token is missing.
 const NO_TOKEN: &str = "it was not pushed; podfs push takes a TokenRequest with the answer of the API server";
 
 /// How long the first push may take before podfs reports a problem. An agent that starts podfs pushes at once.
 const FIRST_PUSH: Duration = Duration::from_secs(2);
 
-/// A pod and objects in files, and what is pushed beside them.
+/// A pod and objects in files, and the objects that an agent pushes.
 pub struct PushSource {
     files: FileSource,
     /// The snapshot of the files.
@@ -55,12 +55,12 @@ pub struct PushSource {
     published: Option<Arc<Pod>>,
     pushed: Receiver<PushedObjects>,
     inbox: Inbox,
-    /// Until when the first push is not overdue; none when that is over.
+    /// Until when a missing first push is no problem; `None` after that.
     settles: Option<Instant>,
 }
 
 impl PushSource {
-    /// Goes on from what the files say of this pod. Nothing is pushed yet.
+    /// Starts with the files' snapshot of this pod. Nothing is pushed yet.
     pub fn new(files: FileSource, read: Snapshot, pod: Arc<Pod>) -> (PushSource, Snapshot) {
         let (inbox, pushed) = Inbox::new(pod.identity.clone());
         let volumes = pod.volumes.clone();
@@ -70,23 +70,23 @@ impl PushSource {
         (source, snapshot)
     }
 
-    /// Where to push to.
+    /// The inbox for pushes.
     pub fn inbox(&self) -> Inbox {
         self.inbox.clone()
     }
 
-    /// The manifest of the pod is this one, until the files change.
+    /// Sets the manifest of the pod, until the files change.
     pub fn publish(&mut self, pod: &Arc<Pod>) {
         self.published = Some(Arc::clone(pod));
     }
 
-    /// The pod has these volumes from now on.
+    /// Sets the pod's volumes.
     pub fn want(&mut self, volumes: Vec<Volume>) -> Snapshot {
         self.volumes = volumes;
         Snapshot { heard: None, ..self.snapshot() }
     }
 
-    /// The next snapshot, when files changed or something was pushed. Cancel-safe.
+    /// Waits for the next snapshot, after files have changed or something was pushed. Cancel-safe.
     pub async fn changed(&mut self) -> Snapshot {
         tokio::select! {
             read = self.files.changed() => {
@@ -135,7 +135,7 @@ impl PushSource {
     }
 }
 
-/// Everything that volumes refer to, with the reason why it is unknown whether it exists.
+/// All references of volumes, with the reason why it is unknown whether the objects exist.
 fn unknown(references: &References, pod: &PodIdentity, node: Option<&str>) -> Vec<(Missing, String)> {
     let object = |kind: ObjectKind, namespace: &str, name: &str| {
         let reason = format!("{} {name:?} is not known yet: nothing was pushed", kind.to_string().to_lowercase());

@@ -30,7 +30,7 @@ pub enum AskError {
         /// What happened instead.
         reason: String,
     },
-    /// What listens is no supervisor, or one of another version.
+    /// The listening process is no supervisor, or a supervisor of another version.
     #[error("podfs does not understand the answer of pid {pid}: {reason}")]
     Nonsense {
         /// The process that listens.
@@ -38,7 +38,7 @@ pub enum AskError {
         /// What is wrong.
         reason: String,
     },
-    /// A process that is not root's listens.
+    /// The listening process belongs to another user.
     #[error(
         "uid {uid} listens on {}, not podfs; nothing was sent to it; find out which process has made the socket, and remove it",
         .path.display()
@@ -46,15 +46,15 @@ pub enum AskError {
     OtherUser {
         /// The socket.
         path: PathBuf,
-        /// Whose process it is.
+        /// The user of the listening process.
         uid: u32,
     },
-    /// It refuses the request.
+    /// The supervisor refuses the request.
     #[error("the supervisor (pid {pid}) refuses: {reason}")]
     Refused {
         /// The process that listens.
         pid: u32,
-        /// Why.
+        /// The supervisor's reason.
         reason: String,
     },
     /// The socket cannot be used.
@@ -62,13 +62,13 @@ pub enum AskError {
     Failed {
         /// The socket.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         #[source]
         cause: io::Error,
     },
 }
 
-/// Asks the supervisor of the pod with this run directory. `pipe` goes along with the question.
+/// Asks the supervisor of the pod with this run directory, and sends it `pipe` with the question.
 ///
 /// # Errors
 /// When there is no answer within a few seconds.
@@ -77,56 +77,56 @@ pub fn ask(
     question: &ControlQuestion,
     pipe: Option<BorrowedFd<'_>>,
 ) -> Result<ControlAnswer, AskError> {
-    Asked::ask(directory, question, pipe)?.answer(TIMEOUT)
+    SupervisorConnection::ask(directory, question, pipe)?.answer(TIMEOUT)
 }
 
-/// Asks the supervisor of the pod with this run directory for what may take a while, such as to unpublish an emptyDir with much
-/// in it.
+/// Asks the supervisor of the pod with this run directory, with a limit of the caller's: to unpublish a large emptyDir,
+/// for example, takes long.
 ///
 /// # Errors
 /// When there is no answer within `limit`.
 pub fn ask_within(directory: &Path, question: &ControlQuestion, limit: Duration) -> Result<ControlAnswer, AskError> {
-    Asked::ask(directory, question, None)?.answer(limit)
+    SupervisorConnection::ask(directory, question, None)?.answer(limit)
 }
 
-/// Asks the supervisor of the pod with this run directory for an upgrade; `started` is called when it begins. Gives what it
-/// came to, which is never [`Upgrade::Started`].
+/// Asks the supervisor of the pod with this run directory for an upgrade. Calls `started` when the upgrade begins.
+/// Returns the outcome, which is never [`Upgrade::Started`].
 ///
 /// # Errors
-/// When that is not known within `limit`.
+/// When the supervisor gives no outcome within `limit`.
 pub fn ask_for_upgrade(directory: &Path, limit: Duration, mut started: impl FnMut()) -> Result<Upgrade, AskError> {
     let until = Instant::now() + limit;
-    let asked = Asked::ask(directory, &ControlQuestion::Upgrade, None)?;
+    let connection = SupervisorConnection::ask(directory, &ControlQuestion::Upgrade, None)?;
     loop {
-        match asked.answer(until.saturating_duration_since(Instant::now()))? {
+        match connection.answer(until.saturating_duration_since(Instant::now()))? {
             ControlAnswer::Upgrade(Upgrade::Started) => started(),
             ControlAnswer::Upgrade(outcome) => return Ok(outcome),
             ControlAnswer::Refused(reason) | ControlAnswer::Busy(reason) => return Ok(Upgrade::Refused { reason }),
-            other => return Err(asked.nonsense(format!("it is an answer to another question: {other:?}"))),
+            other => return Err(connection.nonsense(format!("it is an answer to another question: {other:?}"))),
         }
     }
 }
 
-/// A connection to a supervisor, on which it is asked.
-pub(super) struct Asked {
+/// A client's connection to a supervisor.
+pub(super) struct SupervisorConnection {
     pub(super) stream: UnixStream,
     /// The process that listens.
     pub(super) pid: u32,
 }
 
-impl Asked {
+impl SupervisorConnection {
     pub(super) fn ask(
         directory: &Path,
         question: &ControlQuestion,
         pipe: Option<BorrowedFd<'_>>,
-    ) -> Result<Asked, AskError> {
-        let asked = Self::connect(directory)?;
-        put(&asked.stream, question, pipe).map_err(|cause| asked.silent(&cause, TIMEOUT))?;
-        Ok(asked)
+    ) -> Result<SupervisorConnection, AskError> {
+        let connection = Self::connect(directory)?;
+        put(&connection.stream, question, pipe).map_err(|cause| connection.silent(&cause, TIMEOUT))?;
+        Ok(connection)
     }
 
-    /// Connects to a supervisor, that is root or this user.
-    pub(super) fn connect(directory: &Path) -> Result<Asked, AskError> {
+    /// Connects to a supervisor that runs as root or as this user.
+    pub(super) fn connect(directory: &Path) -> Result<SupervisorConnection, AskError> {
         let path = directory.join(CONTROL);
         let stream = match call(directory, CONTROL) {
             Ok(stream) => stream,
@@ -139,7 +139,7 @@ impl Asked {
         if let Some(uid) = peer_user(&stream).filter(|uid| *uid != 0 && *uid != rustix::process::geteuid().as_raw()) {
             return Err(AskError::OtherUser { path, uid });
         }
-        Ok(Asked { pid: peer(&stream).unwrap_or_default(), stream })
+        Ok(SupervisorConnection { pid: peer(&stream).unwrap_or_default(), stream })
     }
 
     /// The next answer.
@@ -171,10 +171,10 @@ impl Asked {
     }
 }
 
-/// The answer in an envelope.
+/// Parses the answer in an envelope.
 ///
 /// # Errors
-/// When it is of another version, or no answer.
+/// When the envelope is of another protocol version, or holds no answer.
 pub(super) fn understand(pid: u32, version: u32, message: Value) -> Result<ControlAnswer, AskError> {
     if version != PROTOCOL {
         let reason = format!("it speaks version {version} of the control protocol, this podfs version {PROTOCOL}");
@@ -183,7 +183,7 @@ pub(super) fn understand(pid: u32, version: u32, message: Value) -> Result<Contr
     serde_json::from_value(message).map_err(|error| AskError::Nonsense { pid, reason: error.to_string() })
 }
 
-/// Connects to a socket in this directory; calls on it end after a few seconds.
+/// Connects to a socket in this directory. Calls on the connection fail after two seconds.
 ///
 /// # Errors
 /// When no process listens, or the socket cannot be used.
@@ -197,12 +197,12 @@ pub fn call(directory: &Path, name: &str) -> io::Result<UnixStream> {
     Ok(UnixStream::from(stream))
 }
 
-/// The process that began to listen at the other end, whatever the file system says of it.
+/// The pid of the process that called listen(2) at the other end (`SO_PEERCRED`), independent of the socket's file.
 pub fn peer(stream: &UnixStream) -> Option<u32> {
     getsockopt(stream, PeerCredentials).ok().and_then(|peer| u32::try_from(peer.pid()).ok())
 }
 
-/// The user whose process began to listen at the other end.
+/// The uid of the process that called listen(2) at the other end (`SO_PEERCRED`).
 pub(crate) fn peer_user(stream: &UnixStream) -> Option<u32> {
     getsockopt(stream, PeerCredentials).ok().map(|peer| peer.uid())
 }

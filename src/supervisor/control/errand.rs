@@ -1,5 +1,5 @@
-//! Questions that take work on volumes. The supervisor's task does it and gives the answer to the client's thread, which
-//! waits for a moment: a volume that hangs delays its client by that moment, and no other client.
+//! Questions whose answer needs work on volumes. The supervisor's task does the work and sends the answer to the
+//! client's thread. That thread waits at most 1.5 s, so a volume that hangs delays only its own client.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
@@ -9,22 +9,22 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use super::protocol::{ContainerRequest, ControlAnswer};
 
-/// How long the volumes may take. A client waits two seconds for an answer.
+/// How long a client's thread waits for the volumes. The client itself waits two seconds for its answer.
 const TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// The work that the supervisor's task has to do.
 #[derive(Debug)]
 pub(in crate::supervisor) enum Task {
-    /// To make ready what a container mounts.
+    /// Prepare the sources of a container's mounts.
     Prepare(ContainerRequest),
-    /// To take away what was made for a container, or for all.
+    /// Remove what was made for one container, or for all of them (`None`).
     Release(Option<String>),
 }
 
-/// A task, and the thread that waits for its end.
+/// A task, and the channel to the client's thread, which waits for the answer.
 #[derive(Debug)]
 pub(in crate::supervisor) struct Errand {
-    /// What is to be done.
+    /// The work to do.
     pub(in crate::supervisor) task: Task,
     answer: SyncSender<ControlAnswer>,
     until: Instant,
@@ -36,21 +36,21 @@ impl Errand {
         (Errand { task, answer, until: Instant::now() + TIMEOUT }, answered)
     }
 
-    /// Whether the client waits no more. Work that is done stays done: the client finds it when it asks again.
+    /// Whether the client no longer waits. What the task has prepared stays: the client finds it when it asks again.
     pub(in crate::supervisor) fn is_late(&self) -> bool {
         self.until <= Instant::now()
     }
 
-    /// Gives the answer. The client may have gone.
+    /// Sends the answer. The client may have disconnected.
     pub(in crate::supervisor) fn answer(self, answer: ControlAnswer) {
         let _ = self.answer.try_send(answer);
     }
 }
 
-/// Lets the supervisor's task do this.
-pub(super) fn ask(desk: &Sender<Errand>, task: Task) -> ControlAnswer {
+/// Sends `task` to the supervisor's task, and waits for its answer.
+pub(super) fn ask(queue: &Sender<Errand>, task: Task) -> ControlAnswer {
     let (errand, answered) = Errand::new(task);
-    match desk.try_send(errand) {
+    match queue.try_send(errand) {
         Ok(()) => {}
         Err(TrySendError::Full(_)) => {
             return ControlAnswer::Busy("other containers are being prepared; try again".to_owned());

@@ -4,9 +4,10 @@
 //!    once; most followers have a limit of their own.
 //! 2. The task never blocks: it reads the status store, as all clients do, and writes to a socket that does not block.
 //! 3. A follower that does not read is dropped after two seconds; one that hung up, or sends something, at once.
-//! 4. A status is sent when it differs from the last one in more than ages and counts of requests. After each one of a burst, the
-//!    pause doubles from 1 ms to 50 ms, and what changes meanwhile comes together. So a follower hears at once that the volumes of
-//!    a new pod are mounted, and a pod of a thousand volumes does not send its status a thousand times.
+//! 4. A status is sent when it differs from the last one in more than ages and counts of requests. After each status of
+//!    a burst, the pause doubles from 1 ms to 50 ms, and the next status has all changes of that pause. So a follower
+//!    learns at once that the volumes of a new pod are mounted, and a pod of a thousand volumes does not send its
+//!    status a thousand times.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::net;
@@ -28,10 +29,11 @@ use crate::supervisor::status::store::StatusStore;
 const MAX_FOLLOWERS: usize = 8;
 /// From one status of a burst to the next.
 const PAUSE: DoublingPause = DoublingPause::new(Duration::from_millis(1), Duration::from_millis(50));
-/// How often the status of a pod with a problem is read: some problems end by time alone.
-const GLANCE: Duration = Duration::from_secs(1);
+/// How often a follower's task reads the status of a pod with a problem: some problems end without a change in the
+/// store.
+const REREAD_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Those that follow the pod.
+/// The programs that follow the pod.
 pub(super) struct Followers {
     runtime: Handle,
     free: Arc<Semaphore>,
@@ -44,13 +46,13 @@ impl Followers {
         Followers { runtime: Handle::current(), free: Arc::new(Semaphore::new(MAX_FOLLOWERS)), gone: Arc::default() }
     }
 
-    /// Waits until one of them has hung up. Cancel-safe.
+    /// Waits until a follower has disconnected. Cancel-safe.
     pub(super) async fn gone(&self) {
         self.gone.notified().await;
     }
 
-    /// From now on sends each change of the pod's status to the program at the other end. Gives an answer for it instead, if it
-    /// is one too many.
+    /// From now on sends each change of the pod's status to the program at the other end. Returns an answer for that
+    /// program instead if too many programs follow the pod already.
     ///
     /// # Errors
     /// When the socket does not work.
@@ -62,25 +64,25 @@ impl Followers {
         stream.set_nonblocking(true)?;
         let (store, gone) = (store.clone(), Arc::clone(&self.gone));
         self.runtime.spawn(async move {
-            tell(stream, store, permit).await;
+            send_changes(stream, store, permit).await;
             gone.notify_one();
         });
         Ok(None)
     }
 }
 
-/// Sends the status to one follower, until it is gone.
-async fn tell(stream: net::UnixStream, store: StatusStore, _permit: OwnedSemaphorePermit) -> Option<()> {
+/// Sends the status to one follower, until it disconnects.
+async fn send_changes(stream: net::UnixStream, store: StatusStore, _permit: OwnedSemaphorePermit) -> Option<()> {
     let mut stream = UnixStream::from_std(stream).ok()?;
     let mut changes = store.changes();
-    let mut told = None;
+    let mut last_sent = None;
     let mut sent_in_burst = 0;
     loop {
         changes.mark_unchanged();
         let status = store.status();
         let may_recover_alone = status.may_recover_alone();
         let digest = status.digest();
-        if told.replace(digest) != Some(digest) {
+        if last_sent.replace(digest) != Some(digest) {
             let answer = ControlAnswer::Status(Box::new(status));
             let frame = frame(&Envelope { version: PROTOCOL, message: &answer, stays: false }).ok()?;
             drop(answer);
@@ -95,7 +97,7 @@ async fn tell(stream: net::UnixStream, store: StatusStore, _permit: OwnedSemapho
         tokio::select! {
             changed = changes.changed() => changed.ok()?,
             () = is_over(&stream) => return None,
-            () = sleep(GLANCE), if may_recover_alone => {}
+            () = sleep(REREAD_INTERVAL), if may_recover_alone => {}
         }
         if quiet_since.elapsed() >= PAUSE.longest() {
             sent_in_burst = 0;
@@ -103,7 +105,7 @@ async fn tell(stream: net::UnixStream, store: StatusStore, _permit: OwnedSemapho
     }
 }
 
-/// Waits until the follower hangs up, or sends anything.
+/// Waits until the follower disconnects, or sends anything.
 async fn is_over(stream: &UnixStream) {
     while stream.readable().await.is_ok() {
         match stream.try_read(&mut [0]) {

@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use tokio::task::spawn_blocking;
 
-use super::client::{AskError, Asked, understand};
+use super::client::{AskError, SupervisorConnection, understand};
 use super::frames::Frames;
 use super::protocol::{ControlAnswer, ControlQuestion, Envelope, LONGEST_ANSWER};
 use crate::supervisor::run_dir::claim::CONTROL;
 use crate::supervisor::status::PodStatus;
 
-/// A connection on which a supervisor sends its pod's status. Closing it ends that.
-pub struct Follower {
+/// A connection on which a supervisor sends its pod's status. Dropping it ends the subscription.
+pub struct StatusFollower {
     frames: Frames,
     path: PathBuf,
     /// The supervisor.
@@ -24,25 +24,25 @@ pub struct Follower {
 ///
 /// # Errors
 /// When no supervisor listens.
-pub async fn follow(directory: &Path) -> Result<Follower, AskError> {
+pub async fn follow(directory: &Path) -> Result<StatusFollower, AskError> {
     let (directory, path) = (directory.to_owned(), directory.join(CONTROL));
-    let asked = spawn_blocking(move || Asked::ask(&directory, &ControlQuestion::Follow, None)).await;
-    let Asked { stream, pid } = asked.expect("a blocking thread that panics ends the process")?;
+    let asked = spawn_blocking(move || SupervisorConnection::ask(&directory, &ControlQuestion::Follow, None)).await;
+    let SupervisorConnection { stream, pid } = asked.expect("a blocking thread that panics ends the process")?;
     let frames = Frames::new(stream).map_err(|cause| AskError::Failed { path: path.clone(), cause })?;
-    Ok(Follower { frames, path, pid })
+    Ok(StatusFollower { frames, path, pid })
 }
 
-impl Follower {
+impl StatusFollower {
     /// The supervisor.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// How the pod is after its next change; `None` when the supervisor has ended, or becomes another version of podfs: then
-    /// follow the pod again. Cancel-safe.
+    /// The pod's status after its next change. `None` when the supervisor has ended, or executes another version of
+    /// podfs: then follow the pod again. Cancel-safe.
     ///
     /// # Errors
-    /// When the supervisor does not let the pod be followed, or what it says cannot be understood.
+    /// When the supervisor refuses, or podfs does not understand its message.
     pub async fn next(&mut self) -> Result<Option<PodStatus>, AskError> {
         let pid = self.pid;
         let message = match self.frames.next(LONGEST_ANSWER).await {

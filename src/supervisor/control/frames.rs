@@ -6,7 +6,7 @@ use std::os::unix::net;
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 
-/// A connection, and what has come of its next message.
+/// A connection, and the bytes of its next message that have arrived.
 pub(super) struct Frames {
     pub(super) stream: UnixStream,
     received: Vec<u8>,
@@ -39,7 +39,7 @@ impl Frames {
         }
     }
 
-    /// The next message, once all of it has come.
+    /// The next message, once it is complete.
     fn take(&mut self, longest: usize) -> io::Result<Option<Vec<u8>>> {
         let Some((length, rest)) = self.received.split_first_chunk::<4>() else { return Ok(None) };
         let length = u32::from_ne_bytes(*length) as usize;
@@ -49,7 +49,7 @@ impl Frames {
         let Some(message) = rest.get(..length).map(<[u8]>::to_vec) else { return Ok(None) };
         self.received.drain(..4 + length);
         if self.received.is_empty() {
-            // Between two messages may lie hours.
+            // The next message may be hours away.
             self.received = Vec::new();
         }
         Ok(Some(message))

@@ -1,8 +1,8 @@
 //! The control socket: `control.sock` in the pod's run directory, on which commands and agents ask the supervisor.
 //!
-//! A connection is one question and its answer, the answers to a program that follows the pod, or the pushes of a program that
-//! keeps it. Messages are framed as those to the server are ([`podfs_fuse::protocol`]), each in an `Envelope` with the version of
-//! this protocol.
+//! A connection carries one question and its answer, or the statuses for a program that follows the pod, or the pushes
+//! of a program that keeps the connection open. Messages are framed like those to the server
+//! ([`podfs_fuse::protocol`]), each in an `Envelope` with the version of this protocol.
 //!
 //! | module | owns |
 //! |---|---|
@@ -29,7 +29,7 @@ mod server;
 pub(crate) use client::peer_user;
 pub use client::{AskError, ask, ask_for_upgrade, ask_within, call, peer};
 pub(in crate::supervisor) use errand::{Errand, Task};
-pub use follower::{Follower, follow};
+pub use follower::{StatusFollower, follow};
 pub use protocol::{ContainerRequest, ControlAnswer, ControlQuestion, LONGEST_PUSH, Publish, Upgrade, VolumeNames};
 pub use pusher::PushConnection;
-pub(in crate::supervisor) use server::{Caller, Control, Desks, RequestedChange};
+pub(in crate::supervisor) use server::{Caller, Control, RequestedChange, TaskQueues};

@@ -17,7 +17,7 @@ use crate::supervisor::status::PodStatus;
 
 /// The version of this protocol. A message of another version is refused, with an answer that says so.
 pub(super) const PROTOCOL: u32 = 1;
-/// How long a question may take to arrive, and how long an answer may take to be taken.
+/// How long the supervisor waits for a question, and for a client that does not read its answer.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
 /// Most bytes of a question: the manifest of a pod, of which an API server takes 1.5 MiB, or the environment of a container, which
 /// may be as long as Linux takes.
@@ -31,34 +31,34 @@ pub(super) const LONGEST_ANSWER: usize = 16 << 20;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ControlQuestion {
-    /// How the pod is.
+    /// The pod's status.
     Status,
     /// A line per FUSE request on the pipe that comes with this question, until the reader closes it.
     Trace {
         /// The volume's name.
         volume: String,
     },
-    /// To go on as the podfs that is on disk now.
+    /// Upgrade to the podfs that is on disk now.
     Upgrade,
-    /// To take objects.
+    /// Accept these objects.
     Push(Push),
-    /// Its metrics.
+    /// The pod's metrics.
     Metrics,
-    /// To make ready what a container mounts, which is about to start.
+    /// Prepare the mounts of a container that is about to start.
     PrepareContainer(ContainerRequest),
-    /// To take away what was made for a container that has ended.
+    /// Remove what was made for a container that has ended.
     ReleaseContainer {
         /// The container; without one, all of the pod.
         #[serde(default)]
         container: Option<String>,
     },
-    /// How the pod is, at once and after each change, until the connection is closed.
+    /// The pod's status, at once and after each change, until the client closes the connection.
     Follow,
-    /// To mount more volumes.
+    /// Mount more volumes.
     Publish(Publish),
-    /// To unmount volumes, and delete what goes with them.
+    /// Unmount volumes, and delete the content of those that end with the pod.
     Unpublish(VolumeNames),
-    /// To refresh volumes now, and to mount those again that another process has unmounted.
+    /// Refresh volumes now. The supervisor mounts a volume again if another process has unmounted it.
     Remount(VolumeNames),
 }
 
@@ -68,18 +68,19 @@ pub enum ControlQuestion {
 pub struct ContainerRequest {
     /// Its name.
     pub container: String,
-    /// What only the agent that starts it knows.
+    /// The part of its environment that only the agent that starts it knows.
     #[serde(default)]
     pub environment: Environment,
-    /// Its runtime can make mounts read-only with everything below them.
+    /// Whether its runtime can make mounts read-only with everything below them (KEP-3857).
     #[serde(default)]
     pub recursive_read_only: bool,
-    /// The container needs only volumes: another program has the pod's `/etc/hosts` and the termination log.
+    /// Whether the container needs only volumes: another program provides the pod's `/etc/hosts` and the termination
+    /// log.
     #[serde(default)]
     pub only_volumes: bool,
 }
 
-/// The manifest of the pod with the volumes that it has from now on, besides those that are mounted already.
+/// A manifest of the pod, with volumes to mount besides those that are mounted already.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Publish {
@@ -87,7 +88,7 @@ pub struct Publish {
     pub manifest: Value,
 }
 
-/// Does not show it: the environment of containers may be secret.
+/// Omits the manifest: the environment of containers may be secret.
 impl fmt::Debug for Publish {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the manifest of the pod")
@@ -102,33 +103,33 @@ pub struct VolumeNames {
     pub volumes: Vec<String>,
 }
 
-/// What it answers.
+/// The answers of a supervisor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ControlAnswer {
-    /// How the pod is.
+    /// The pod's status.
     Status(Box<PodStatus>),
-    /// The lines are written from now on.
+    /// The supervisor writes to the pipe from now on.
     Tracing,
     /// How far an upgrade is.
     Upgrade(Upgrade),
-    /// The objects were taken, all of them; this is what is known now.
+    /// The supervisor has accepted all objects, and knows these now.
     Pushed(Taken),
-    /// Its metrics at this moment.
+    /// The pod's metrics at this moment.
     Metrics(Box<Reading>),
-    /// The container's mounts; every source is there.
+    /// The container's mounts. Every source exists.
     Prepared(Vec<ContainerMount>),
-    /// Nothing of the container is left.
+    /// The supervisor has removed everything that it made for the container.
     Released,
-    /// These volumes are new, and are going to be mounted.
+    /// These volumes are new; the supervisor is about to mount them.
     Published(VolumeNames),
-    /// These volumes are unmounted, and what was to be deleted with them is.
+    /// The supervisor has unmounted these volumes, and deleted the content of those that end with the pod.
     Unpublished(VolumeNames),
     /// These volumes are being refreshed.
     Remounting(VolumeNames),
-    /// It cannot be done, for this reason.
+    /// The supervisor cannot do it, for this reason.
     Refused(String),
-    /// It cannot be done at this moment, for this reason.
+    /// The supervisor cannot do it at this moment, for this reason.
     Busy(String),
 }
 
@@ -138,17 +139,17 @@ pub enum ControlAnswer {
 pub enum Upgrade {
     /// The new processes are starting; another answer follows.
     Started,
-    /// The pod is served by this version.
+    /// This version serves the pod.
     Done {
         /// Its version.
         version: String,
     },
-    /// Nothing was tried.
+    /// The supervisor changed nothing.
     Refused {
         /// Why.
         reason: String,
     },
-    /// The new podfs did not come up; the one before goes on.
+    /// The new podfs did not start; the previous one goes on.
     RolledBack {
         /// What went wrong.
         reason: String,
@@ -160,7 +161,7 @@ pub enum Upgrade {
 pub(super) struct Envelope<T> {
     pub(super) version: u32,
     pub(super) message: T,
-    /// A program that pushes pushes more on this connection. Other questions are alone on theirs.
+    /// Whether the program sends more pushes on this connection. Any other question is the only one on its connection.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) stays: bool,
 }

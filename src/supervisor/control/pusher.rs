@@ -10,7 +10,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use super::client::{AskError, Asked, understand};
+use super::client::{AskError, SupervisorConnection, understand};
 use super::frames::Frames;
 use super::protocol::{ControlAnswer, ControlQuestion, Envelope, LONGEST_ANSWER, PROTOCOL};
 use crate::source::{Push, Taken};
@@ -31,17 +31,18 @@ impl PushConnection {
     /// When no supervisor listens.
     pub async fn open(directory: &Path) -> Result<PushConnection, AskError> {
         let (directory, path) = (directory.to_owned(), directory.join(CONTROL));
-        let connected = spawn_blocking(move || Asked::connect(&directory)).await;
-        let Asked { stream, pid } = connected.expect("a blocking thread that panics ends the process")?;
+        let connected = spawn_blocking(move || SupervisorConnection::connect(&directory)).await;
+        let SupervisorConnection { stream, pid } =
+            connected.expect("a blocking thread that panics ends the process")?;
         let frames = Frames::new(stream).map_err(|cause| AskError::Failed { path: path.clone(), cause })?;
         Ok(PushConnection { frames, path, pid })
     }
 
-    /// Gives objects to the supervisor. After an error, the connection is of no more use.
+    /// Sends objects to the supervisor. After an error, open another connection.
     ///
     /// # Errors
-    /// When the supervisor does not take them, does not answer within `limit`, or has closed the connection: an older podfs
-    /// closes it after one push, and an upgraded one begins with none.
+    /// When the supervisor refuses them, does not answer within `limit`, or has closed the connection: an older podfs
+    /// closes it after one push, and an upgraded one starts without connections.
     pub async fn push(&mut self, push: Push, limit: Duration) -> Result<Taken, AskError> {
         let pid = self.pid;
         let silent = |reason: &str| AskError::Silent { pid, reason: reason.to_owned() };

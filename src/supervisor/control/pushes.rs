@@ -1,9 +1,9 @@
-//! Takes the pushes of a program that keeps its connection, as `podfs node` does.
+//! Takes the pushes of a program that keeps its connection open, as `podfs node` does.
 //!
-//! 1. Its first push comes as every question does. The others cost a small task on the supervisor's runtime: no connection, no
-//!    thread. A program that is connected is not among the few clients that are served at once.
+//! 1. The first push on a connection is read like any other question. The connection then costs a small task on the
+//!    supervisor's runtime, but no thread, and is not among the few clients that are served at once.
 //! 2. The task parses a push, which takes milliseconds for a megabyte, and hands it to the inbox. It never waits for volumes.
-//! 3. A program that sends something else than pushes, or does not take the answer within two seconds, is disconnected.
+//! 3. A program that sends anything but pushes, or does not read the answer within two seconds, is disconnected.
 
 use std::os::unix::net;
 use std::sync::Arc;
@@ -29,12 +29,12 @@ pub(super) struct PushTasks {
 }
 
 impl PushTasks {
-    /// None yet. To be called on the supervisor's runtime.
+    /// No programs yet. To be called on the supervisor's runtime.
     pub(super) fn new() -> PushTasks {
         PushTasks { runtime: Handle::current(), free: Arc::new(Semaphore::new(MAX_PUSHERS)) }
     }
 
-    /// Takes more pushes from this connection. Gives whether there is room for another program.
+    /// Takes more pushes from this connection. Returns false if too many programs push already.
     pub(super) fn add(&self, stream: net::UnixStream, inbox: &Inbox) -> bool {
         let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() else { return false };
         self.runtime.spawn(take_all(stream, inbox.clone(), permit));

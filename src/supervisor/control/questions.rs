@@ -6,12 +6,12 @@ use std::sync::mpsc::{SyncSender, channel, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-/// Most questions that wait for their turn. More are not asked.
+/// Most questions in the queue. A further one fails at once.
 const MAX_WAITING: usize = 8;
 
 type QueuedQuestion = Box<dyn FnOnce() + Send>;
 
-/// The thread that asks, once there was something to ask.
+/// The thread that asks. The first question starts it.
 #[derive(Default)]
 pub(super) struct Questions(OnceLock<SyncSender<QueuedQuestion>>);
 
@@ -23,19 +23,19 @@ impl Questions {
         question: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
         let (answer, answered) = channel();
-        let asks = self.0.get_or_init(start);
+        let queue = self.0.get_or_init(start);
         // The asking thread may have given up by then.
-        asks.try_send(Box::new(move || drop(answer.send(question())))).ok()?;
+        queue.try_send(Box::new(move || drop(answer.send(question())))).ok()?;
         answered.recv_timeout(limit).ok()
     }
 }
 
 fn start() -> SyncSender<QueuedQuestion> {
-    let (asks, questions) = sync_channel::<QueuedQuestion>(MAX_WAITING);
+    let (queue, questions) = sync_channel::<QueuedQuestion>(MAX_WAITING);
     let thread = thread::Builder::new().name("questions".to_owned());
     // Without the thread, the channel is closed and no question is answered.
     let _none = thread.spawn(move || questions.into_iter().for_each(|question| question()));
-    asks
+    queue
 }
 
 #[cfg(test)]
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_question_that_hangs_holds_up_nobody() {
+    fn a_question_that_hangs_delays_no_other_caller() {
         let questions = Questions::default();
         assert_eq!(questions.ask(Duration::from_secs(20), || 7), Some(7));
         let (go_on, hangs) = channel::<()>();

@@ -1,11 +1,13 @@
 //! Answering on the control socket. Clients cannot disturb the supervisor:
 //!
-//! 1. podfs listens only to processes of the user it runs as: by the mode of the socket, and by what the kernel says of the peer.
+//! 1. podfs listens only to processes of the user it runs as: by the mode of the socket, and by the peer's uid
+//!    (`SO_PEERCRED`).
 //! 2. The supervisor's task takes no part. One thread accepts; each client has a thread of its own, which reads the status store.
 //! 3. A few clients are served at once. When others come, a client that is there longer than a question takes is disconnected.
 //!    Programs that follow the pod, or keep a connection to push objects, become tasks on the supervisor's runtime.
-//! 4. Only requests that change something go to the supervisor's task: an upgrade, one at a time, and changes of the volumes, a
-//!    few at a time, which the task answers itself; and errands, for whose end the client's thread waits a moment only.
+//! 4. Only requests that change something go to the supervisor's task. The task itself answers an upgrade, one at a
+//!    time, and changes of the volumes, a few at a time. For an errand, the client's thread waits a moment for the
+//!    task's answer.
 //! 5. `Questions` asks the server, and `capacity` the sources of the host, because either may not answer.
 
 use std::io::{self, ErrorKind};
@@ -45,7 +47,7 @@ use crate::supervisor::status::store::{StatusStore, VERSION};
 
 /// How long the server may take to answer. A client that asks for a status waits two seconds.
 const SERVER_TIMEOUT: Duration = Duration::from_millis(500);
-/// Why the supervisor's task takes nothing any more.
+/// Why the supervisor's task accepts nothing more.
 const ENDING: &str = "podfs ends and unmounts the volumes";
 /// Most clients at once.
 const MAX_CLIENTS: usize = 8;
@@ -59,19 +61,20 @@ pub struct Caller {
 /// A change that the supervisor's task has to make.
 #[derive(Debug)]
 pub(in crate::supervisor) enum RequestedChange {
-    /// To serve the volumes of this manifest, too.
+    /// Serve the volumes of this manifest, too.
     Publish(Arc<Pod>),
-    /// To serve these volumes no more.
+    /// Stop serving these volumes.
     Unpublish(Vec<String>),
-    /// To refresh these volumes now.
+    /// Refresh these volumes now.
     Remount(Vec<String>),
 }
 
 impl Caller {
-    /// The connection that the program before this one left open under this number, for this one to go on with.
+    /// The connection of a client that waits for an upgrade. The program before this one left it open under this
+    /// number.
     ///
     /// # Errors
-    /// When there is none.
+    /// When no socket is open there.
     ///
     /// # Safety
     /// Nothing else in this process may own the descriptor.
@@ -82,39 +85,38 @@ impl Caller {
         Ok(Caller { connection })
     }
 
-    /// Answers. The client may have gone; that changes nothing.
+    /// Sends the answer, unless the client has disconnected.
     pub fn answer(&self, answer: &ControlAnswer) {
         let _ = put(&self.connection, answer, None);
     }
 }
 
-/// The way to leave it open for the next program.
+/// Lets an upgrade leave the connection open for the next program.
 impl AsFd for Caller {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.connection.as_fd()
     }
 }
 
-/// The ways to the supervisor's task.
-pub(in crate::supervisor) struct Desks {
-    /// One upgrade at a time.
+/// The channels to the supervisor's task.
+pub(in crate::supervisor) struct TaskQueues {
+    /// Clients that ask for an upgrade, one at a time.
     pub(in crate::supervisor) upgrades: Sender<Caller>,
-    /// Changes, each with the client that is to be answered.
+    /// Changes, each with the client that waits for the answer.
     pub(in crate::supervisor) changes: Sender<(RequestedChange, Caller)>,
     pub(in crate::supervisor) errands: Sender<Errand>,
 }
 
-/// The socket of a supervisor. Dropping it ends the answers; the file goes with the claim on the pod.
+/// The socket of a supervisor. Dropping it ends the answers; dropping the pod's claim deletes the file.
 pub struct Control {
     listener: UnixListener,
-    desk: Arc<Desk>,
+    context: Arc<ClientContext>,
 }
 
 impl Control {
-    /// Answers in this directory, which the caller has claimed, from `store`; what is for the supervisor's
-    /// task goes to `desks`. To be called on the supervisor's runtime. Objects can be pushed where there is an `inbox`. What a
-    /// supervisor that was killed
-    /// has left in the place of the socket is replaced.
+    /// Answers on a socket in this directory, which the caller has claimed, with the status in `store`. Sends the work
+    /// for the supervisor's task to `task_queues`. Accepts pushed objects if there is an `inbox`. Replaces the socket of a
+    /// supervisor that was killed. To be called on the supervisor's runtime.
     ///
     /// # Errors
     /// When the socket cannot be made, or no thread can be started.
@@ -122,39 +124,46 @@ impl Control {
         directory: &Path,
         store: StatusStore,
         inbox: Option<Inbox>,
-        desks: Desks,
+        task_queues: TaskQueues,
     ) -> io::Result<Control> {
         let (followers, push_tasks) = (Followers::new(), PushTasks::new());
-        let desk = Arc::new(Desk { store, questions: Questions::default(), inbox, desks, followers, push_tasks });
-        let listener = answer(directory, &desk)?;
-        Ok(Control { listener, desk })
+        let context = Arc::new(ClientContext {
+            store,
+            questions: Questions::default(),
+            inbox,
+            task_queues,
+            followers,
+            push_tasks,
+        });
+        let listener = answer(directory, &context)?;
+        Ok(Control { listener, context })
     }
 
-    /// Answers there again, at a new socket, after another process has deleted the one before.
+    /// Answers on a new socket, after another process has deleted the old one.
     ///
     /// # Errors
     /// When the socket cannot be made, or no thread can be started.
     pub(in crate::supervisor) fn open_again(&mut self, directory: &Path) -> io::Result<()> {
-        let listener = answer(directory, &self.desk)?;
+        let listener = answer(directory, &self.context)?;
         let before = std::mem::replace(&mut self.listener, listener);
         let _ = shutdown(before.as_raw_fd(), nix::sys::socket::Shutdown::Both);
         Ok(())
     }
 
-    /// Waits until a program that followed the pod hangs up. Cancel-safe.
+    /// Waits until a program that follows the pod disconnects. Cancel-safe.
     pub(in crate::supervisor) async fn follower_gone(&self) {
-        self.desk.followers.gone().await;
+        self.context.followers.gone().await;
     }
 }
 
 /// Starts the thread that accepts, at a new socket.
-fn answer(directory: &Path, desk: &Arc<Desk>) -> io::Result<UnixListener> {
+fn answer(directory: &Path, context: &Arc<ClientContext>) -> io::Result<UnixListener> {
     let listener = socket::make(directory, CONTROL)?;
     listen(&listener, Backlog::new(MAX_CLIENTS as i32)?)?;
     let listener = UnixListener::from(listener);
     let accepting = listener.try_clone()?;
-    let reception = Reception { desk: Arc::clone(desk), clients: Vec::new() };
-    thread::Builder::new().name("control".to_owned()).spawn(move || reception.serve(&accepting))?;
+    let acceptor = Acceptor { context: Arc::clone(context), clients: Vec::new() };
+    thread::Builder::new().name("control".to_owned()).spawn(move || acceptor.serve(&accepting))?;
     Ok(listener)
 }
 
@@ -166,22 +175,22 @@ impl Drop for Control {
 }
 
 /// The thread that accepts connections.
-struct Reception {
-    desk: Arc<Desk>,
+struct Acceptor {
+    context: Arc<ClientContext>,
     clients: Vec<ControlClient>,
 }
 
-/// What all clients are answered from.
-struct Desk {
+/// What the threads of all clients share.
+struct ClientContext {
     store: StatusStore,
     questions: Questions,
     inbox: Option<Inbox>,
-    desks: Desks,
+    task_queues: TaskQueues,
     followers: Followers,
     push_tasks: PushTasks,
 }
 
-/// A client that is being answered. Its thread holds the connection, too, until it is done.
+/// A client that is being answered. Its thread holds the connection, too, until the answer is sent.
 struct ControlClient {
     since: Instant,
     connection: Arc<Connection>,
@@ -194,19 +203,19 @@ struct Connection {
 }
 
 impl Connection {
-    /// Whether its thread alone uses it, for too long.
+    /// Whether only the client's thread uses the connection, and for longer than an answer takes.
     fn is_late(&self, since: Instant) -> bool {
         since.elapsed() > TIMEOUT + SERVER_TIMEOUT && !self.is_handed_over.load(Ordering::Acquire)
     }
 
-    /// The stream for a task. It stays open from now on, also while the client's thread, on a busy machine, takes long to end.
+    /// The stream for a task. From now on the connection is never late, however long the client's thread takes to end.
     fn hand_over(&self) -> io::Result<UnixStream> {
         self.is_handed_over.store(true, Ordering::Release);
         self.stream.try_clone()
     }
 }
 
-impl Reception {
+impl Acceptor {
     fn serve(mut self, listener: &UnixListener) {
         loop {
             match listener.accept() {
@@ -229,11 +238,11 @@ impl Reception {
         }
         let connection = Arc::new(Connection { stream, is_handed_over: AtomicBool::new(false) });
         let client = ControlClient { since: Instant::now(), connection: Arc::clone(&connection) };
-        let desk = Arc::clone(&self.desk);
+        let context = Arc::clone(&self.context);
         let thread = thread::Builder::new().name("control-client".to_owned());
         let started = thread.spawn(move || {
             // A client that is gone, or that sent no valid question, gets no answer.
-            if serve(&connection, &desk).unwrap_or(Attention::Over) == Attention::Over {
+            if serve(&connection, &context).unwrap_or(ClientOutcome::Done) == ClientOutcome::Done {
                 let _ = connection.stream.shutdown(Shutdown::Both);
             }
             drop(connection);
@@ -249,58 +258,60 @@ fn is_of_this_user(stream: &UnixStream) -> bool {
     getsockopt(stream, PeerCredentials).is_ok_and(|peer| peer.uid() == rustix::process::geteuid().as_raw())
 }
 
-/// Whether a client has what it came for.
+/// Whether a client's thread has to close the connection.
 #[derive(PartialEq, Eq)]
-enum Attention {
-    /// It has.
-    Over,
-    /// The supervisor's task answers it, or a task of its own.
+enum ClientOutcome {
+    /// The client has its answer.
+    Done,
+    /// A task goes on with the connection.
     HandedOver,
 }
 
-fn serve(connection: &Connection, desk: &Desk) -> io::Result<Attention> {
+fn serve(connection: &Connection, context: &ClientContext) -> io::Result<ClientOutcome> {
     let stream = &connection.stream;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
-    let asked = receive_at_most::<Envelope<Value>>(stream, desk.longest_question())?;
-    let Some((Envelope { version, message, stays }, mut descriptors)) = asked else { return Ok(Attention::Over) };
+    let asked = receive_at_most::<Envelope<Value>>(stream, context.longest_question())?;
+    let Some((Envelope { version, message, stays }, mut descriptors)) = asked else { return Ok(ClientOutcome::Done) };
     let answer = match serde_json::from_value(message) {
         Ok(question) if version == PROTOCOL => match question {
-            ControlQuestion::Status => ControlAnswer::Status(Box::new(desk.store.status())),
-            ControlQuestion::Trace { volume } => desk.trace(&volume, descriptors.pop()),
-            ControlQuestion::Push(push) => match desk.push(push) {
-                taken @ ControlAnswer::Pushed(_) if stays => return desk.hand_over_pushes(connection, &taken),
+            ControlQuestion::Status => ControlAnswer::Status(Box::new(context.store.status())),
+            ControlQuestion::Trace { volume } => context.trace(&volume, descriptors.pop()),
+            ControlQuestion::Push(push) => match context.push(push) {
+                taken @ ControlAnswer::Pushed(_) if stays => return context.hand_over_pushes(connection, &taken),
                 answer => answer,
             },
-            ControlQuestion::Metrics => ControlAnswer::Metrics(Box::new(metrics::read(&desk.store))),
-            ControlQuestion::PrepareContainer(request) => errand::ask(&desk.desks.errands, Task::Prepare(request)),
-            ControlQuestion::ReleaseContainer { container } => {
-                errand::ask(&desk.desks.errands, Task::Release(container))
+            ControlQuestion::Metrics => ControlAnswer::Metrics(Box::new(metrics::read(&context.store))),
+            ControlQuestion::PrepareContainer(request) => {
+                errand::ask(&context.task_queues.errands, Task::Prepare(request))
             }
-            ControlQuestion::Upgrade => match desk.hand_over_upgrade(connection)? {
-                None => return Ok(Attention::HandedOver),
+            ControlQuestion::ReleaseContainer { container } => {
+                errand::ask(&context.task_queues.errands, Task::Release(container))
+            }
+            ControlQuestion::Upgrade => match context.hand_over_upgrade(connection)? {
+                None => return Ok(ClientOutcome::HandedOver),
                 Some(answer) => answer,
             },
-            ControlQuestion::Follow => match desk.followers.add(connection.hand_over()?, &desk.store)? {
-                None => return Ok(Attention::HandedOver),
+            ControlQuestion::Follow => match context.followers.add(connection.hand_over()?, &context.store)? {
+                None => return Ok(ClientOutcome::HandedOver),
                 Some(answer) => answer,
             },
             ControlQuestion::Publish(Publish { manifest }) => match parse(manifest) {
-                Ok(pod) => match desk.hand_over(RequestedChange::Publish(Arc::new(pod)), connection)? {
-                    None => return Ok(Attention::HandedOver),
+                Ok(pod) => match context.hand_over(RequestedChange::Publish(Arc::new(pod)), connection)? {
+                    None => return Ok(ClientOutcome::HandedOver),
                     Some(answer) => answer,
                 },
                 Err(error) => ControlAnswer::Refused(error.to_string()),
             },
             ControlQuestion::Unpublish(VolumeNames { volumes }) => {
-                match desk.hand_over(RequestedChange::Unpublish(volumes), connection)? {
-                    None => return Ok(Attention::HandedOver),
+                match context.hand_over(RequestedChange::Unpublish(volumes), connection)? {
+                    None => return Ok(ClientOutcome::HandedOver),
                     Some(answer) => answer,
                 }
             }
             ControlQuestion::Remount(VolumeNames { volumes }) => {
-                match desk.hand_over(RequestedChange::Remount(volumes), connection)? {
-                    None => return Ok(Attention::HandedOver),
+                match context.hand_over(RequestedChange::Remount(volumes), connection)? {
+                    None => return Ok(ClientOutcome::HandedOver),
                     Some(answer) => answer,
                 }
             }
@@ -310,7 +321,7 @@ fn serve(connection: &Connection, desk: &Desk) -> io::Result<Attention> {
         )),
     };
     put(stream, &answer, None)?;
-    Ok(Attention::Over)
+    Ok(ClientOutcome::Done)
 }
 
 /// The pod of a manifest that came on the socket.
@@ -318,7 +329,7 @@ fn parse(manifest: Value) -> Result<Pod, ManifestError> {
     Pod::parse(Document::of_server(Origin::file(Path::new("the manifest")), manifest)?)
 }
 
-impl Desk {
+impl ClientContext {
     fn longest_question(&self) -> usize {
         if self.inbox.is_some() { LONGEST_PUSH } else { LONGEST_QUESTION }
     }
@@ -330,12 +341,12 @@ impl Desk {
         inbox.take(push).map_or_else(|error| ControlAnswer::Refused(error.to_string()), ControlAnswer::Pushed)
     }
 
-    /// Answers a push, and takes the next ones on the same connection without this thread.
-    fn hand_over_pushes(&self, connection: &Connection, taken: &ControlAnswer) -> io::Result<Attention> {
+    /// Answers a push, and gives the connection to a task, which takes the next pushes.
+    fn hand_over_pushes(&self, connection: &Connection, taken: &ControlAnswer) -> io::Result<ClientOutcome> {
         put(&connection.stream, taken, None)?;
-        let Some(inbox) = &self.inbox else { return Ok(Attention::Over) };
+        let Some(inbox) = &self.inbox else { return Ok(ClientOutcome::Done) };
         let stays = self.push_tasks.add(connection.hand_over()?, inbox);
-        Ok(if stays { Attention::HandedOver } else { Attention::Over })
+        Ok(if stays { ClientOutcome::HandedOver } else { ClientOutcome::Done })
     }
 
     fn trace(&self, volume: &str, pipe: Option<OwnedFd>) -> ControlAnswer {
@@ -352,21 +363,22 @@ impl Desk {
         }
     }
 
-    /// Gives the client to the supervisor's task, or an answer if that does not take it.
+    /// Gives the client to the supervisor's task. Returns an answer for the client if the task does not accept it.
     fn hand_over_upgrade(&self, connection: &Connection) -> io::Result<Option<ControlAnswer>> {
         let caller = Caller { connection: connection.hand_over()? };
         let reason = |error| match error {
             TrySendError::Full(_) => "another upgrade has begun; wait for its end".to_owned(),
             TrySendError::Closed(_) => ENDING.to_owned(),
         };
-        let refused = self.desks.upgrades.try_send(caller).err();
+        let refused = self.task_queues.upgrades.try_send(caller).err();
         Ok(refused.map(|error| ControlAnswer::Upgrade(Upgrade::Refused { reason: reason(error) })))
     }
 
-    /// Gives a change and its client to the supervisor's task, or an answer if that does not take it.
+    /// Gives a change and its client to the supervisor's task. Returns an answer for the client if the task does not
+    /// accept it.
     fn hand_over(&self, change: RequestedChange, connection: &Connection) -> io::Result<Option<ControlAnswer>> {
         let caller = Caller { connection: connection.hand_over()? };
-        Ok(self.desks.changes.try_send((change, caller)).err().map(|error| match error {
+        Ok(self.task_queues.changes.try_send((change, caller)).err().map(|error| match error {
             TrySendError::Full(_) => {
                 ControlAnswer::Busy("other changes of the volumes wait for their turn; try again".to_owned())
             }

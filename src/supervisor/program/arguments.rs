@@ -8,7 +8,8 @@ use clap::Parser;
 use super::log::{LogFormat, LogOptions};
 use super::options::{DriverOptions, GenerationOptions, MemoryOptions, SubPathOptions, TransportOptions};
 
-/// What an earlier `podfs node` started supervisors with, as `podfs run`: what this program does anyway.
+/// Words that an earlier `podfs node` gave its supervisors, which it started as `podfs run`. This program always
+/// behaves so.
 const OF_PODFS_RUN: [&str; 5] = ["run", "--push", "--pod-once", "--agent-watches-mounts", "--keep-empty-dirs"];
 
 /// The supervisor of a pod of podfs node, which starts it. Not for people: podfs run serves a single pod.

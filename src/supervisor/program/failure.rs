@@ -1,4 +1,4 @@
-//! How a program ends that could not do its work: an exit code and one sentence.
+//! How a program reports that it failed: an exit code and one sentence.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -12,7 +12,7 @@ use crate::source::SourceError;
 use crate::supervisor::SupervisorError;
 use crate::supervisor::run_dir::claim::ClaimError;
 
-/// What went wrong. The codes are part of the node agent's contract.
+/// A failure and its exit code. The codes are part of the node agent's contract.
 #[derive(Debug)]
 pub(crate) struct Failure {
     code: u8,

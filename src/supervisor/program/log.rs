@@ -1,6 +1,6 @@
-//! Logging, to standard error. Events and their lines are those of the crate tracing; what an event belongs to (a pod, a volume)
-//! is in spans around it, and a JSON line has their fields among its own. A supervisor serves one pod, so each of its lines names
-//! that pod ([`set_pod`](podfs_fuse::log::set_pod)), also those of threads without a span.
+//! Logging, to standard error, with the crate tracing. The pod and the volume of an event are in spans around it, and a
+//! JSON line has the spans' fields, too. A supervisor serves one pod, so each of its lines names that pod
+//! ([`set_pod`](podfs_fuse::log::set_pod)), also those of threads without a span.
 
 use std::env;
 use std::ffi::OsString;
@@ -46,7 +46,7 @@ impl LogOptions {
 }
 
 impl LogOptions {
-    /// The same for another podfs.
+    /// The option as arguments for another podfs.
     pub(crate) fn arguments(&self) -> Vec<OsString> {
         vec!["--log".into(), self.log.as_str().into()]
     }
@@ -57,7 +57,7 @@ fn filter(text: &str) -> Result<String, String> {
 }
 
 impl LogFormat {
-    /// Starts logging what the environment says; if it says nothing, `info` and above.
+    /// Starts logging with the filter in the environment; without one, `info` and above.
     pub(crate) fn start(self) {
         let filter = EnvFilter::builder().with_default_directive(tracing::Level::INFO.into()).from_env_lossy();
         let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| StandardError);

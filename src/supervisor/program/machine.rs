@@ -1,4 +1,4 @@
-//! What the machine has to have, checked before anything is made, and the runtime of a supervisor.
+//! Checks of the machine, and the runtime of a supervisor.
 
 use anyhow::anyhow;
 use podfs_fuse::memory_lock;
@@ -9,7 +9,7 @@ use super::failure::Failure;
 use crate::supervisor::server::program::ServerProgram;
 use crate::volume::{Volume, VolumeSource};
 
-/// What every command that mounts needs, checked before anything is made. Gives the program of its servers.
+/// Checks what every command that mounts needs, before it makes anything. Returns the program of its servers.
 pub(crate) fn check_machine() -> Result<ServerProgram, Failure> {
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::machine(anyhow!("podfs mounts file systems, so it must run as root")));
@@ -33,8 +33,8 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// One supervisor needs one thread that waits, and a few that make system calls which may block. Each of the volumes that
-/// show something of the host may block one for as long as its source does not answer; more of them may be published later.
+/// Runs `future` on one thread. Threads for system calls that may block are apart: a few dozen, and one for each volume
+/// that shows something of the host, because its source may not answer. More volumes may be published later.
 pub(crate) fn block_on<T>(volumes: &[Volume], future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     const BLOCKING_THREADS: usize = 64;
     let of_host =

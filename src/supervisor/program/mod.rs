@@ -6,7 +6,7 @@
 //! | `options` | options that `podfs run` and `podfs node` have, too |
 //! | `service` | how both programs serve a pod, once they know it |
 //! | `machine` | what the machine has to have; the runtime of a supervisor |
-//! | `failure` | how a program ends that could not do its work |
+//! | `failure` | exit codes, and the sentence of a failure |
 //! | `log` | logging, to standard error |
 //!
 //! A node has one supervisor for each pod, and what a program relocates at its start is memory that no two processes share. So
@@ -54,7 +54,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Serves the pod until a signal ends it, or `podfs node` has no use for it any more.
+/// Serves the pod until a signal or `podfs node` ends the supervisor.
 fn serve(arguments: Arguments) -> Result<(), Failure> {
     arguments.log.start(arguments.log_format);
     let server_program = check_machine()?;
@@ -84,8 +84,8 @@ fn serve(arguments: Arguments) -> Result<(), Failure> {
     service.run(&pod, Source::Push(source), snapshot)
 }
 
-/// Executes podfs-fuse. A supervisor of another version starts the server of this version so when it upgrades: only this program
-/// knows where its podfs-fuse is.
+/// Executes podfs-fuse. In an upgrade, a supervisor of another version starts the server of this version through this
+/// program, which knows the path of its podfs-fuse.
 pub(crate) fn become_server(arguments: impl Iterator<Item = OsString>) -> Failure {
     let program = match ServerProgram::find() {
         Ok(program) => program,
@@ -99,9 +99,10 @@ pub(crate) fn become_server(arguments: impl Iterator<Item = OsString>) -> Failur
     Failure::machine(anyhow!(command.exec()).context(format!("{SERVER} cannot be executed")))
 }
 
-/// Becomes podfs-supervisor if these are the arguments of a supervisor that an earlier `podfs node` started as `podfs run`. They stay
-/// as they are: if the upgrade does not succeed, the podfs before gets them back. Returns only why that failed.
-pub(crate) fn follow_earlier(arguments: impl Iterator<Item = OsString>) -> Option<Failure> {
+/// Executes podfs-supervisor if these are the arguments of a supervisor that an earlier `podfs node` started as `podfs
+/// run`. The arguments stay as they are: if the upgrade fails, the earlier podfs gets them back. Returns `None` if they
+/// are not, and a failure if podfs-supervisor cannot be executed.
+pub(crate) fn become_supervisor(arguments: impl Iterator<Item = OsString>) -> Option<Failure> {
     let words: Vec<OsString> = arguments.collect();
     let is_of_daemon = words.get(1).is_some_and(|word| word == "run") && words.iter().any(|word| word == "--pod-once");
     if !is_of_daemon {

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum, ValueHint};
 use crate::types::Quantity;
 use crate::volume::SubPathMode;
 
-/// Less is no limit, but a mistake: a server has to live long enough to serve something.
+/// Least limit that podfs accepts: with less memory, a server would not live long enough to serve anything.
 const LEAST_MEMORY: u64 = 16 << 20;
 /// Where volumes appear, unless another place is given.
 pub(crate) const ROOT_DIRECTORY: &str = "/var/lib/podfs";
@@ -122,14 +122,14 @@ impl From<SubPath> for SubPathMode {
     }
 }
 
-/// A time for which something is kept.
+/// Parses how long old generations are kept.
 fn seconds(text: &str) -> Result<Duration, String> {
     let time = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     time.filter(|time| *time <= LONGEST_KEPT)
         .ok_or_else(|| format!("{text:?} is no number of seconds between 0 and {}", LONGEST_KEPT.as_secs()))
 }
 
-/// A number of bytes that a process can live in.
+/// Parses a server's memory limit, in bytes.
 fn memory(text: &str) -> Result<u64, String> {
     let bytes = Quantity::parse(text).map_err(|error| error.to_string())?.units();
     match u64::try_from(bytes) {

@@ -18,7 +18,7 @@ use crate::supervisor::server::program::ServerProgram;
 use crate::supervisor::status::report::{Report, ReportScope};
 use crate::supervisor::{self, Assignment};
 
-/// How a pod is served.
+/// The pod's settings, from the command line.
 pub(crate) struct PodService {
     /// Volumes appear below it.
     pub(crate) root_dir: PathBuf,
@@ -36,9 +36,9 @@ pub(crate) struct PodService {
     /// Whether `podfs node` has started the supervisor. It watches the mount table for all of its pods, and it deletes the
     /// content of emptyDirs when the pod is removed from the node, not when a signal ends the supervisor.
     pub(crate) is_of_node: bool,
-    /// Metrics are served there, too.
+    /// Where metrics are served over HTTP, besides the control socket.
     pub(crate) metrics: Option<TcpListener>,
-    /// The pod's readiness is written there.
+    /// Where the pod's readiness is written.
     pub(crate) ready_fd: Option<OwnedFd>,
 }
 

@@ -26,12 +26,12 @@ use crate::supervisor::server::{PodServer, kill_server};
 use crate::supervisor::volume::adopted::{About, KeptVolume};
 use crate::volume::{Volume, VolumeSource};
 
-/// Volumes that are served already, by their names.
+/// Volumes that the adopted server serves, by name.
 pub(in crate::supervisor) struct Adoption(HashMap<String, (About, AdoptedVolume)>);
 
 impl Adoption {
-    /// Finds those of `volumes` that are served already where they should be, by their places in the manifest. The others are
-    /// served no more, and taken away.
+    /// Gives the served volumes that are in `volumes`, with the same kind and below `site`, by their places in the
+    /// manifest. Unmounts the others.
     ///
     /// # Errors
     /// When the mount table cannot be read.
@@ -74,7 +74,7 @@ impl Adoption {
     }
 }
 
-/// Takes a volume away, from its path only if that is the pod's: the path is what the server says.
+/// Unmounts a volume, but only below the pod's directory: the server chose the path.
 fn discard(volume: &str, about: &About, served: AdoptedVolume, site: &MountPoint) {
     warn!(volume, "the pod no longer has volume {volume:?} of the podfs before; podfs unmounts it");
     let taken_away = match about.path.starts_with(site.path()) {

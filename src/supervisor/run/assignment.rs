@@ -1,4 +1,4 @@
-//! What a supervisor is started with, and why it may end early.
+//! The input of a supervisor, and the errors that end it early.
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -13,29 +13,29 @@ use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::server::program::ServerProgram;
 use crate::volume::{SubPathMode, Volume};
 
-/// What one supervisor serves.
+/// The pod that a supervisor serves, and how.
 pub struct Assignment {
     /// The pod the volumes belong to.
     pub identity: PodIdentity,
-    /// What else is known of it, until the source says more.
+    /// The pod's labels and other facts, until the source sends newer ones.
     pub facts: PodFacts,
     /// The volumes.
     pub volumes: Vec<Volume>,
-    /// Where they are to be seen.
+    /// Where they appear.
     pub site: Site,
-    /// The right to serve them, if other supervisors could serve the pod too.
+    /// The exclusive right to serve them, if other supervisors could serve the pod, too.
     pub claim: Option<PodClaim>,
-    /// What is left of a podfs that served the pod before.
+    /// Leftovers of a podfs that served the pod before.
     pub inheritance: ClaimLeftovers,
     /// The program of its servers.
     pub server_program: ServerProgram,
-    /// Where FlexVolume drivers are.
+    /// The directory of FlexVolume drivers.
     pub flex_volumes: PathBuf,
     /// Report every FUSE request on standard output.
     pub trace: bool,
     /// How long a projection keeps a generation after the switch to the next one.
     pub keep_old_generations: Duration,
-    /// What containers that mount parts of projections see after a change, where a volume does not say it.
+    /// What containers with a subPath of a projection see after a change, unless the volume has a mode of its own.
     pub sub_path: SubPathMode,
     /// Whether requests for directories of the node go over io_uring, where that is possible.
     pub io_uring: bool,
@@ -45,7 +45,7 @@ pub struct Assignment {
     pub keep_empty_dirs: bool,
     /// Most bytes of memory that the server may take.
     pub server_memory: Option<u64>,
-    /// Where metrics are served over HTTP, too.
+    /// Where metrics are served over HTTP, besides the control socket.
     pub metrics: Option<TcpListener>,
 }
 
@@ -64,15 +64,15 @@ pub enum SupervisorError {
     /// The server could not be started.
     #[error("cannot start the server process: {0}")]
     Start(#[source] std::io::Error),
-    /// What was made could not be written down.
+    /// podfs could not record its mount points.
     #[error(transparent)]
     MountPoints(#[from] MountPointsError),
-    /// The socket that the server is found at cannot be made.
+    /// podfs cannot make the socket on which a later supervisor finds the server.
     #[error("cannot make the socket {}: {cause}", path.display())]
     Socket {
-        /// Where.
+        /// Its path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         #[source]
         cause: std::io::Error,
     },

@@ -1,10 +1,10 @@
-//! Errands for containers: what a container mounts is prepared before it starts, and removed after its end.
+//! Errands for containers: podfs prepares what a container mounts before it starts, and removes it after its end.
 //!
-//! An errand takes work on several volumes. It waits for each by itself: as soon as a volume has nothing to do, the errand
-//! sends it to a blocking thread with its part. So a volume that hangs delays this errand and no other volume. When all
-//! volumes have done their parts, one more thread writes the files that are no volume's, and the client has its answer.
+//! An errand needs work on several volumes. As soon as one of them is idle, the errand sends it to a blocking thread
+//! with its part. So a volume that hangs delays this errand and no other volume. When all volumes have done their
+//! parts, one more thread writes the files that belong to no volume, and the client gets its answer.
 //!
-//! A shutdown ends errands as it ends other work: what is under way is awaited, and nothing new is begun.
+//! A shutdown ends errands as it ends other work: it waits for parts that have begun, and begins no others.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -39,28 +39,28 @@ const HOSTS: &str = "/etc/hosts";
 
 /// The errands of a supervisor.
 pub(super) struct ContainerErrands {
-    /// The pod as its source describes it now; none of a volume that is served without its pod.
+    /// The pod as its source describes it now; `None` for a volume that is served without its pod.
     pub(super) pod: Option<Arc<Pod>>,
     pub(super) site: Site,
     pub(super) mount_points: Arc<Mutex<MountPoints>>,
     pub(super) errands: mpsc::Receiver<Errand>,
     under_way: Vec<UnderWay>,
     last: u64,
-    /// The last step of errands.
-    filing: JoinSet<Filed>,
+    /// The last steps of errands, on blocking threads.
+    last_steps: JoinSet<FinishedErrand>,
 }
 
-/// An errand whose end is not reached.
+/// An errand that has not ended.
 struct UnderWay {
     number: u64,
     errand: Errand,
-    /// What is left to be done by volumes, by their place.
+    /// Parts that wait until their volume is idle, by the volume's place.
     waiting: Vec<(usize, Part)>,
-    /// How many volumes are at it.
+    /// How many volumes work on their parts.
     busy: usize,
-    /// Where parts of volumes are mounted, by the index of their mount.
+    /// The mount points of parts of volumes (subPath), by the index of the container's mount.
     sources: BTreeMap<usize, PathBuf>,
-    /// What went wrong first.
+    /// The first error.
     refused: Option<String>,
     last_step: LastStep,
 }
@@ -71,26 +71,26 @@ pub(super) enum Part {
     Release(Option<String>),
 }
 
-/// What came of it: where parts of the volume are mounted.
+/// The outcome of a part: where parts of the volume are mounted.
 pub(super) struct PartDone {
     pub(super) number: u64,
     pub(super) outcome: Result<Vec<(usize, PathBuf)>, PartError>,
 }
 
-/// What is done after the volumes.
+/// The step after the parts of all volumes.
 enum LastStep {
     Prepare { container: String, mounts: Vec<PlannedMount>, hosts: HostsFile },
     Release { container: Option<String> },
 }
 
-/// What is written to the pod's hosts file.
+/// The content of the pod's hosts file.
 enum HostsFile {
     OfPod(String),
-    /// The node's file, which is read when it is written.
+    /// The node's file, read just before podfs writes the pod's.
     OfNode(Arc<Pod>),
 }
 
-/// Why an errand is not done. The text is for the client.
+/// Why an errand fails. The client gets the text.
 #[derive(Debug, thiserror::Error)]
 enum ErrandError {
     #[error("a volume without its pod has no containers")]
@@ -116,16 +116,16 @@ enum ErrandError {
     NotUtf8(PathBuf),
 }
 
-/// Something for the supervisor's task.
+/// An event for the supervisor's task.
 pub(super) enum ContainerEvent {
-    /// A client asks for something.
+    /// A client has sent an errand.
     Errand(Errand),
-    /// An errand has come to its end.
-    Filed(Filed),
+    /// The last step of an errand has ended.
+    Finished(FinishedErrand),
 }
 
-/// A last step that is done.
-pub(super) struct Filed {
+/// An errand whose last step has ended, and its answer.
+pub(super) struct FinishedErrand {
     errand: Errand,
     answer: ControlAnswer,
 }
@@ -137,15 +137,15 @@ impl ContainerErrands {
         mount_points: Arc<Mutex<MountPoints>>,
         errands: mpsc::Receiver<Errand>,
     ) -> Self {
-        Self { pod, site, mount_points, errands, under_way: Vec::new(), last: 0, filing: JoinSet::new() }
+        Self { pod, site, mount_points, errands, under_way: Vec::new(), last: 0, last_steps: JoinSet::new() }
     }
 
-    /// The next errand, or the next last step that is done. Dropping the future loses nothing.
+    /// Waits for the next errand, or for the end of a last step. Cancel-safe.
     pub(super) async fn next(&mut self) -> ContainerEvent {
         tokio::select! {
             Some(errand) = self.errands.recv() => ContainerEvent::Errand(errand),
-            Some(filed) = self.filing.join_next() => {
-                ContainerEvent::Filed(filed.expect("a blocking thread that panics ends the process"))
+            Some(finished) = self.last_steps.join_next() => {
+                ContainerEvent::Finished(finished.expect("a blocking thread that panics ends the process"))
             }
             else => std::future::pending().await,
         }
@@ -153,10 +153,10 @@ impl ContainerErrands {
 
     /// Waits for last steps, without answering.
     pub(super) async fn finish(&mut self) {
-        while self.filing.join_next().await.is_some() {}
+        while self.last_steps.join_next().await.is_some() {}
     }
 
-    /// Takes note of what a volume has done for an errand.
+    /// Records the outcome of a volume's part.
     pub(super) fn take(&mut self, done: PartDone) {
         let Some(under_way) = self.under_way.iter_mut().find(|other| other.number == done.number) else { return };
         under_way.busy -= 1;
@@ -166,7 +166,7 @@ impl ContainerErrands {
         }
     }
 
-    /// Begins the last step of errands that no volume has to do anything for any more.
+    /// Starts the last step of errands whose volumes have done their parts. Answers errands that failed.
     fn finish_errands(&mut self) {
         let is_over = |one: &mut UnderWay| one.busy == 0 && (one.waiting.is_empty() || one.refused.is_some());
         for UnderWay { errand, refused, sources, last_step, .. } in self.under_way.extract_if(.., is_over) {
@@ -175,26 +175,29 @@ impl ContainerErrands {
                 continue;
             }
             let (site, mount_points) = (self.site.clone(), Arc::clone(&self.mount_points));
-            self.filing.spawn_blocking(move || {
+            self.last_steps.spawn_blocking(move || {
                 let answer = last_step.carry_out(&site, &mount_points, &sources);
-                Filed { errand, answer: answer.unwrap_or_else(|error| ControlAnswer::Refused(error.to_string())) }
+                FinishedErrand {
+                    errand,
+                    answer: answer.unwrap_or_else(|error| ControlAnswer::Refused(error.to_string())),
+                }
             });
         }
-        // What was begun for a client that has gone is done; what was not is not.
+        // An errand whose client no longer waits ends, unless a volume works on a part of it.
         self.under_way.retain(|one| one.busy > 0 || !one.errand.is_late());
     }
 }
 
 impl Supervisor {
-    /// Takes an errand, or gives the answer to one.
-    pub(super) fn take_news(&mut self, news: ContainerEvent) {
-        match news {
+    /// Starts an errand, or answers one that has ended.
+    pub(super) fn handle_container_event(&mut self, event: ContainerEvent) {
+        match event {
             ContainerEvent::Errand(errand) => self.take_errand(errand),
-            ContainerEvent::Filed(Filed { errand, answer }) => errand.answer(answer),
+            ContainerEvent::Finished(FinishedErrand { errand, answer }) => errand.answer(answer),
         }
     }
 
-    /// What has to be done for an errand, by which volumes.
+    /// Plans an errand: the part of each volume, and the last step.
     fn take_errand(&mut self, errand: Errand) {
         let planned = match &errand.task {
             Task::Prepare(request) => self.plan(request),
@@ -212,7 +215,7 @@ impl Supervisor {
         }
     }
 
-    /// Sends volumes that have nothing to do to blocking threads with their parts of errands.
+    /// Sends idle volumes to blocking threads with their parts of errands.
     pub(super) fn start_errands(&mut self) {
         for under_way in &mut self.containers.under_way {
             if under_way.refused.is_some() || under_way.errand.is_late() {
@@ -224,7 +227,7 @@ impl Supervisor {
             under_way.waiting = waiting;
             let ready: Vec<(usize, Part)> = ready;
             for (place, part) in ready {
-                // A volume has one part of an errand.
+                // A volume has at most one part of an errand.
                 let Some(mut volume) = self.idle.remove(&place) else { continue };
                 under_way.busy += 1;
                 let number = under_way.number;
@@ -283,7 +286,7 @@ impl Supervisor {
         let container = container.map(str::to_owned);
         let is_concerned = |volume: &Volume| {
             let directory = self.containers.site.sub_paths().map(|top| top.join(volume.name.as_str()));
-            // Another thread may hold the lock while it waits on a mount. Then the volume is taken for concerned.
+            // Another thread may hold the lock while it waits on a mount. Then every volume gets a part.
             let mount_points = self.containers.mount_points.try_lock();
             directory.is_some_and(|directory| {
                 mount_points.map_or(true, |mount_points| !mount_points.targets_below(&directory).is_empty())
@@ -294,7 +297,7 @@ impl Supervisor {
         Ok((parts, LastStep::Release { container }))
     }
 
-    /// The pod's volumes as the last refresh has left them.
+    /// The pod's volumes, in the state of their last refresh.
     fn mounted_volumes(&self) -> BTreeMap<String, Result<MountedVolume, NotMounted>> {
         let store = self.report.store();
         let known = store.known();
@@ -316,15 +319,15 @@ fn mounted(report: &VolumeReport, is_empty_dir: bool) -> Result<MountedVolume, N
     let path = report.path.clone().ok_or(NotMounted::NoPath)?;
     let path = std::path::absolute(&path).unwrap_or(path);
     let read_only = report.is_read_only;
-    // A bind mount of the pod's own has no label of its own.
     let device = match shown {
         Shown::Device(number) => Some(*number),
         _ => None,
     };
+    // A bind mount shows the SELinux labels of its source, so the runtime has to relabel that of an emptyDir.
     Ok(MountedVolume { path, read_only, selinux_relabel: is_empty_dir && *shown == Shown::Bind, device })
 }
 
-/// The name becomes a part of paths.
+/// The name becomes a component of paths.
 fn check_name(container: &str) -> Result<(), ErrandError> {
     if is_dns_label(container) { Ok(()) } else { Err(ErrandError::NoContainer(container.to_owned())) }
 }
@@ -393,12 +396,12 @@ fn failed(error: ContainerFileError) -> ErrandError {
     error.into()
 }
 
-/// The mount of a path of the host, with what is denied there.
+/// The container's mount of a path of the host, with the restrictions of the file system that is mounted there.
 fn with_path(mount: PlannedMount, path: PathBuf, table: &[MountTableEntry]) -> Result<ContainerMount, ErrandError> {
     if path.to_str().is_none() {
         return Err(ErrandError::NotUtf8(path));
     }
-    // The directory above is no part of the volume.
+    // Resolves only the directory above, which is outside of the volume: the volume's server may hang.
     let real = path.parent().and_then(|parent| parent.canonicalize().ok()).zip(path.file_name());
     let real = real.map(|(parent, name)| parent.join(name));
     let mounted = table.iter().rfind(|mounted| Some(&mounted.at) == real.as_ref());

@@ -7,11 +7,11 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::supervisor::status::report::notify;
 
-/// Beats twice in the time after which systemd takes the process for dead.
+/// A timer of half the unit's watchdog timeout; `None` without a watchdog.
 pub(crate) struct Heartbeat(Option<Interval>);
 
 impl Heartbeat {
-    /// As the unit wants it; none without one.
+    /// The timer of this process's unit.
     pub(crate) fn of_unit() -> Self {
         let limit = sd_notify::watchdog_enabled().filter(|limit| !limit.is_zero());
         Self(limit.map(|limit| {
@@ -21,7 +21,7 @@ impl Heartbeat {
         }))
     }
 
-    /// Waits until it is time, and notifies systemd.
+    /// Waits for the timer, and notifies systemd.
     pub(crate) async fn beat(&mut self) {
         match &mut self.0 {
             Some(beats) => drop(beats.tick().await),

@@ -1,4 +1,4 @@
-//! What this machine offers to pods, where no Node object says it.
+//! The resources of this machine, for the downward API where no Node object has them.
 
 use std::path::Path;
 

@@ -2,17 +2,17 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `assignment` | what a supervisor is started with |
+//! | `assignment` | the input of a supervisor |
 //! | `start` | from an assignment to volumes that are served: prepare, adopt or start |
 //! | `adoption` | taking over from a supervisor that was killed |
 //! | `sharing` | volumes of one claim, which are one mount |
 //! | `containers` | preparing what containers mount, and removing it |
 //! | `publishing` | volumes that come and go while the pod runs |
-//! | `work` | what is done on blocking threads |
-//! | `table_watch` | when a look at the mount table is due |
+//! | `work` | work on volumes, on blocking threads |
+//! | `table_watch` | when to read the mount table |
 //! | `unmount_watch` | noticing that another process has unmounted a volume |
 //! | `run_directory` | the pod's run directory, made again when another process has deleted it |
-//! | `upgrade` | going on as another version of podfs |
+//! | `upgrade` | executing another version of podfs |
 //! | `orders`, `signals` | the orders that the supervisor gets by signals |
 //! | `heartbeat` | notifying systemd's watchdog |
 //! | `shutdown` | ending: unmount everything, or leave it for the next supervisor |
@@ -67,7 +67,7 @@ use work::{Done, RefreshTime};
 /// After a signal to stop: how long work under way may take, and how long the server may take to end.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long after the last work the supervisor gives back the memory that it took.
+/// How long after its last work the supervisor returns unused memory to the kernel.
 const TIDY: Duration = Duration::from_secs(1);
 
 /// Serves the volumes until a signal ends the process.
@@ -93,7 +93,7 @@ pub async fn run(
     let control = supervisor.control.take();
     supervisor.shut_down(if outcome.is_ok() { PodEnd::Clean } else { PodEnd::Failed }).await;
     drop(control);
-    // The volumes are gone, and with them every other hold on it.
+    // All volumes are gone, and with them the other references to the mount points.
     if let Some(mount_points) = Arc::into_inner(mount_points).and_then(|mount_points| mount_points.into_inner().ok()) {
         mount_points.take_back();
     }
@@ -105,10 +105,10 @@ struct Supervisor {
     source: Source,
     report: Report,
     server: PodServer,
-    /// Volumes with nothing to do, by place.
+    /// Idle volumes, by place.
     idle: HashMap<usize, PodVolume>,
     working: JoinSet<Done>,
-    /// When each mounted volume is to be refreshed, by place. It is behind while it was not refreshed with `version`.
+    /// When to refresh each mounted volume, by place. A volume is behind until it is refreshed with `version`.
     turns: HashMap<usize, RefreshTime>,
     view: Arc<PodView>,
     version: u64,
@@ -118,14 +118,14 @@ struct Supervisor {
     /// The place of the next volume that is published. None is used twice.
     next_place: usize,
     setting: Setting,
-    /// Volumes that are being taken away while the pod goes on.
+    /// Volumes that are being unmounted while the pod goes on.
     leaving: JoinSet<TakenAway>,
     departures: Departures,
-    /// Clients that wish for an upgrade.
+    /// Clients that ask for an upgrade.
     upgrades: mpsc::Receiver<Caller>,
-    /// Changes of the volumes, each with the client that wishes for it.
+    /// Changes of the volumes, each with the client that asks for it.
     changes: mpsc::Receiver<(RequestedChange, Caller)>,
-    /// Answers until it is dropped.
+    /// The control socket, which answers until this is dropped.
     control: Option<Control>,
     /// NFS servers that are silent.
     searches: Searches,
@@ -161,12 +161,12 @@ impl Supervisor {
                     self.finish_work(done)?;
                     tidy_at = Some(Instant::now() + TIDY);
                 }
-                news = self.containers.next() => self.take_news(news),
+                event = self.containers.next() => self.handle_container_event(event),
                 Some(taken_away) = self.leaving.join_next() => self.finish_leaving(taken_away),
                 Some((change, caller)) = self.changes.recv() => self.change(change, caller).await,
                 Some(upgrading) = self.upgrades.recv() => self.upgrade(upgrading).await,
                 () = heartbeat.beat() => self.look_at_run_directory(),
-                // podfs node hangs up when the pod's files are gone.
+                // podfs node disconnects when the pod's files are gone.
                 () = run_directory::look_is_due(self.control.as_ref()) => self.look_at_run_directory(),
                 () = sleep_until(tidy_at.unwrap_or_else(Instant::now)), if tidy_at.is_some() => {
                     memory_lock::return_unused_memory();
@@ -188,8 +188,8 @@ impl Supervisor {
         self.report.server(self.server.history(), restarts, self.server.version());
     }
 
-    /// Reports each volume before its first refresh: where it is, and, of one that shows something of the host, that it waits for
-    /// its source until that has answered.
+    /// Reports each volume before its first refresh: its path, and for a volume of the host, that it waits until its
+    /// source has answered.
     fn report_volumes(&mut self) {
         let idle = std::mem::take(&mut self.idle);
         for (place, volume) in &idle {
@@ -201,12 +201,12 @@ impl Supervisor {
         self.idle = idle;
     }
 
-    /// A volume may have several places in the manifest.
+    /// Reports a volume at each of its places in the manifest.
     fn report_volume(&mut self, leader: usize, volume: &PodVolume) {
         for (place, spec) in self.sharing.places(leader).filter_map(|place| Some((place, self.volumes.get(&place)?))) {
             self.report.volume(place, spec, volume);
             if let Some(condition) = volume.condition() {
-                self.source.tell(spec.name.as_str(), condition);
+                self.source.set_condition(spec.name.as_str(), condition);
             }
         }
     }
@@ -233,8 +233,8 @@ impl Supervisor {
         self.version += 1;
     }
 
-    /// Volumes change when an agent publishes them, and not with the manifest. An agent that pushes objects writes the manifest
-    /// for the next supervisor.
+    /// Warns if the manifest has other volumes. They change when an agent publishes them, and not with the manifest. An
+    /// agent that pushes objects writes the manifest for the next supervisor.
     fn warn_of_other_volumes(&self, pod: &Pod) {
         let is_known = |volume: &Volume| self.volumes.values().any(|known| known == volume);
         let is_same = pod.volumes.len() == self.volumes.len() && pod.volumes.iter().all(is_known);

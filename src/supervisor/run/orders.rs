@@ -1,4 +1,4 @@
-//! The orders that a supervisor gets by signals.
+//! The orders that a supervisor receives as signals.
 //!
 //! | signal | order |
 //! |---|---|
@@ -14,25 +14,25 @@ use super::signals::StopSignals;
 /// An order to a supervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::supervisor) enum SupervisorOrder {
-    /// Take the volumes down.
+    /// Unmount the volumes, and end.
     Stop,
-    /// Leave them as they are.
+    /// End, and leave the volumes mounted.
     Leave,
 }
 
-/// The signals that are orders.
+/// The signals that carry orders.
 pub(in crate::supervisor) struct Orders {
     stop: StopSignals,
     leave: Signal,
 }
 
 impl Orders {
-    /// From here on none of them ends the process by itself.
+    /// Starts to listen. From now on, none of these signals ends the process by default.
     pub(in crate::supervisor) fn listen() -> io::Result<Self> {
         Ok(Self { stop: StopSignals::listen()?, leave: signal(SignalKind::user_defined1())? })
     }
 
-    /// Waits for the next one, and gives the signal's name with it.
+    /// Waits for the next order. Returns it with the signal's name.
     pub(in crate::supervisor) async fn received(&mut self) -> (&'static str, SupervisorOrder) {
         tokio::select! {
             signal = self.stop.received() => (signal, SupervisorOrder::Stop),

@@ -4,10 +4,10 @@
 //!    what is mounted already is not touched, also if the manifest does not have it. Only emptyDirs get new size limits.
 //! 2. If the new volumes need a server with more privileges, it replaces the current server by an ordinary takeover before the
 //!    first of them is mounted.
-//! 3. A volume that is unpublished is unmounted on a blocking thread. It stays in the table until that is done; then the client
-//!    gets its answer.
-//! 4. The supervisor may be killed at any moment. What it mounted is written down before, and the next supervisor, with the
-//!    manifest that the agent wrote for it, adopts what is wanted and takes away what is not.
+//! 3. Unpublishing unmounts a volume on a blocking thread. The volume stays in the table until that is done; then the
+//!    client gets its answer.
+//! 4. The supervisor may be killed at any moment. It records what it mounts in advance. The next supervisor, with the
+//!    manifest that the agent wrote for it, adopts the volumes in the manifest and unmounts the others.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -31,9 +31,9 @@ use crate::supervisor::volume::left::{LeftCause, LeftError};
 use crate::supervisor::volume::{PodVolume, Setting, VolumeLife};
 use crate::volume::{Claim, ClaimUsage, Volume, VolumeSource};
 
-/// A volume that was taken away on a blocking thread.
+/// A volume that a blocking thread has unmounted.
 pub(super) struct TakenAway {
-    /// Its place; none of what an earlier supervisor left.
+    /// Its place; `None` for leftovers of an earlier supervisor.
     place: Option<usize>,
     name: String,
     plugin: String,
@@ -42,10 +42,10 @@ pub(super) struct TakenAway {
     outcome: Result<(), LeftError>,
 }
 
-/// Volumes that leave, and the clients that wait for that.
+/// Volumes that are being unmounted, and the clients that wait for that.
 #[derive(Default)]
 pub(super) struct Departures {
-    /// Mounts that are to be taken away, by place.
+    /// Mounts to remove, by place.
     leaders: BTreeSet<usize>,
     waiting: Vec<Departure>,
 }
@@ -53,13 +53,13 @@ pub(super) struct Departures {
 struct Departure {
     caller: Caller,
     volumes: Vec<String>,
-    /// The mounts that are not gone yet.
+    /// The mounts that are not removed yet.
     left: BTreeSet<usize>,
     troubles: Vec<String>,
 }
 
 impl Supervisor {
-    /// Does what an agent wishes for, and answers.
+    /// Makes a change that an agent asked for, and answers the agent.
     pub(super) async fn change(&mut self, change: RequestedChange, caller: Caller) {
         let answer = match change {
             RequestedChange::Publish(pod) => self.publish(&pod).await.unwrap_or_else(|refusal| refusal),
@@ -78,11 +78,12 @@ impl Supervisor {
         caller.answer(&answer);
     }
 
-    /// Mounts the volumes of the manifest that the pod does not have yet. Gives their names, or why nothing was done.
+    /// Mounts the volumes of the manifest that the pod does not have yet. Returns their names, or a refusal if nothing
+    /// was done.
     async fn publish(&mut self, pod: &Arc<Pod>) -> Result<ControlAnswer, ControlAnswer> {
         if pod.identity != self.identity {
-            let told = |pod: &PodIdentity| format!("{pod} (uid {})", pod.uid);
-            let (published, served) = (told(&pod.identity), told(&self.identity));
+            let described = |pod: &PodIdentity| format!("{pod} (uid {})", pod.uid);
+            let (published, served) = (described(&pod.identity), described(&self.identity));
             return Err(ControlAnswer::Refused(format!(
                 "the manifest is that of pod {published}, and podfs serves {served}; publish it to the podfs of that pod"
             )));
@@ -106,7 +107,7 @@ impl Supervisor {
         Ok(ControlAnswer::Published(VolumeNames { volumes }))
     }
 
-    /// Those that the pod does not have yet.
+    /// The volumes that the pod does not have yet.
     fn new_volumes(&self, volumes: &[Volume]) -> Result<Vec<Volume>, ControlAnswer> {
         let mut added: Vec<Volume> = Vec::new();
         for volume in volumes {
@@ -138,13 +139,13 @@ impl Supervisor {
         Ok(added)
     }
 
-    /// The leader of the volumes that show the claim of this one.
+    /// The place of the mount for this volume's claim.
     fn leader_of_claim(&self, volume: &Volume) -> Option<usize> {
         let other = self.volumes.iter().find(|(_, other)| is_shared(volume, other, &self.identity));
         other.map(|(place, _)| self.sharing.leader(*place))
     }
 
-    /// Mounted emptyDirs have these size limits from their next refresh on.
+    /// Changes the size limits of mounted emptyDirs, from their next refresh on.
     fn take_size_limits(&mut self, volumes: &[Volume]) {
         for volume in volumes.iter().filter(|volume| matches!(volume.source, VolumeSource::EmptyDir(_))) {
             let known = self.volumes.values_mut().find(|known| known.name == volume.name);
@@ -152,7 +153,7 @@ impl Supervisor {
         }
     }
 
-    /// The volume that shows the claim of this one, but not as this one wants it.
+    /// The name of a mounted volume of the same claim whose mount does not suit this volume.
     fn other_way_of_claim(&self, volume: &Volume) -> Option<String> {
         let leader = self.leader_of_claim(volume)?;
         let spec = self.idle.get(&leader).map(PodVolume::spec).or_else(|| self.volumes.get(&leader))?;
@@ -160,7 +161,7 @@ impl Supervisor {
         (!suits).then(|| spec.name.to_string())
     }
 
-    /// The pod has these volumes, too.
+    /// Adds volumes to the pod.
     fn add(&mut self, added: Vec<Volume>) {
         let first = self.next_place;
         self.next_place += added.len();
@@ -212,7 +213,7 @@ impl Supervisor {
         names.iter().map(place).collect()
     }
 
-    /// Refreshes volumes now, and mounts those again that another process has unmounted, without a pause.
+    /// Refreshes volumes now. Mounts those again that another process has unmounted, without a pause.
     fn remount(&mut self, places: &BTreeSet<usize>) {
         let _nothing_ends = self.look_at_mounts();
         for leader in places.iter().map(|place| self.sharing.leader(*place)).collect::<BTreeSet<_>>() {
@@ -223,7 +224,7 @@ impl Supervisor {
         }
     }
 
-    /// Begins to take volumes away. The client is answered when that is done.
+    /// Starts to unmount volumes. The client gets its answer when that is done.
     fn unpublish(&mut self, volumes: Vec<String>, places: &BTreeSet<usize>, caller: Caller) {
         let mut left = BTreeSet::new();
         for place in places {
@@ -244,12 +245,12 @@ impl Supervisor {
         self.answer_departures();
     }
 
-    /// Whether the mount at this place is to be taken away while the pod goes on.
+    /// Whether the mount at this place is to be removed while the pod goes on.
     pub(super) fn is_leaving(&self, leader: usize) -> bool {
         self.departures.leaders.contains(&leader)
     }
 
-    /// Takes a volume away on a blocking thread.
+    /// Unmounts a volume on a blocking thread.
     pub(super) fn take_away(&mut self, place: usize, volume: PodVolume) {
         self.leaving.spawn_blocking(move || {
             let (name, plugin, began) = (volume.spec().name.to_string(), volume.plugin(), Instant::now());
@@ -260,7 +261,7 @@ impl Supervisor {
         });
     }
 
-    /// A volume was taken away, or what is left of it stays.
+    /// Forgets a volume that a blocking thread has unmounted, also if that failed.
     pub(super) fn finish_leaving(&mut self, taken_away: Result<TakenAway, JoinError>) {
         let taken_away = taken_away.expect("a blocking thread that panics ends the process");
         let TakenAway { place, name, plugin, unmounting, outcome } = taken_away;
@@ -299,14 +300,14 @@ impl Supervisor {
         }
     }
 
-    /// The pod has no volume at this place any more.
+    /// Removes the volume at this place from the pod.
     fn forget(&mut self, place: usize) {
         self.volumes.remove(&place);
         self.sharing.remove(place);
         self.report.remove(place);
     }
 
-    /// An adopted server may be one of before a volume was published that needs more.
+    /// Gives the server the rights that all volumes need. An adopted server may be older than a volume that needs more.
     pub(super) async fn allow_all_volumes(&mut self) {
         if let Err(error) = self.server.widen(profile(self.volumes.values(), self.setting.io_uring)).await {
             warn!("the pod's server lacks the rights that its volumes need: {error}");
@@ -314,15 +315,16 @@ impl Supervisor {
         self.report_server();
     }
 
-    /// Takes away what an earlier supervisor made for volumes that the pod has no more: parts that containers mount, bind mounts,
-    /// which no server listed, and the content of emptyDirs.
-    pub(super) fn drop_what_is_not_wanted(&mut self) {
+    /// Removes what an earlier supervisor made for volumes that the pod no longer has: subPath mounts, bind mounts,
+    /// which no server listed, mounts of drivers, and the content of emptyDirs.
+    pub(super) fn remove_leftovers(&mut self) {
         let Some(homes) = self.setting.site.homes() else { return };
         let Setting { site, .. } = &self.setting;
         let volumes = || self.volumes.values();
         let path_of = |volume: &Volume| volume.kind.directory.map(|kind| site.volume(kind, volume.name.as_str()));
         let paths: HashSet<PathBuf> = volumes().filter_map(path_of).collect();
-        // Where a claim is mounted is known when it is bound, and what a driver mounts has no fixed place either.
+        // podfs knows the path of a claim's mount only when the claim is bound, and a driver's mount has no fixed path
+        // either.
         let has_claims = volumes().any(|volume| volume.kind.directory.is_none());
         let is_empty_dir = |volume: &&Volume| matches!(volume.source, VolumeSource::EmptyDir(_));
         let wanted: HashSet<_> =
@@ -378,8 +380,8 @@ fn drop_left(setting: &Setting, path: &Path, is_home: bool) -> Result<(), LeftEr
     setting.mount_points().forget(path, is_home.then_some(path), setting.site.path()).map_err(|error| at(error.into()))
 }
 
-/// Whether a mounted volume shows what another definition of it says. What containers use it for, and annotations, take effect
-/// when it is mounted.
+/// Whether a mounted volume fits another definition of it. Annotations, and how containers use the volume, take effect
+/// only when it is mounted.
 fn shows(known: &Volume, volume: &Volume) -> bool {
     let source = |volume: &Volume| match volume.source.clone() {
         VolumeSource::Claim(claim) => VolumeSource::Claim(Claim { usage: ClaimUsage::default(), ..claim }),

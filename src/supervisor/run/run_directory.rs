@@ -1,13 +1,13 @@
-//! The pod's run directory, made again when another process has deleted it, or files of it, while the pod runs.
+//! Makes the pod's run directory or its files again when another process has deleted them while the pod runs.
 //!
 //! Nothing of a volume depends on these files while supervisor and server live, so no call of a container fails meanwhile. Without
 //! them, agents cannot reach the supervisor, another supervisor could begin to serve the pod, and the next one would not find the
 //! server.
 //!
 //! 1. The claim comes first. If another podfs has claimed the pod meanwhile, this one makes nothing more.
-//! 2. The sockets follow: that of agents, and that at which the next supervisor finds the server.
-//! 3. The supervisor looks when a program that followed the pod hangs up, as `podfs node` does when it misses a file, and at each
-//!    heartbeat of its unit.
+//! 2. Then the sockets: the control socket, and the one on which the next supervisor finds the server.
+//! 3. The supervisor looks when a program that followed the pod disconnects, as `podfs node` does when it misses a
+//!    file, and at each heartbeat of its unit.
 
 use std::future::pending;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub(super) async fn look_is_due(control: Option<&Control>) {
 }
 
 impl Supervisor {
-    /// Makes again what was deleted of the pod's run directory.
+    /// Makes again what another process has deleted from the pod's run directory.
     pub(super) fn look_at_run_directory(&mut self) {
         let restored = self.setting.mount_points().restore_claim();
         let Some(directory) = self.setting.mount_points().run_directory().map(Path::to_owned) else { return };

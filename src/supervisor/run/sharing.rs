@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 use crate::manifest::pod::PodIdentity;
 use crate::volume::{Claim, Volume, VolumeSource};
 
-/// Which volume is mounted in the place of which.
+/// Which volume of the pod has the mount of which other volume.
 #[derive(Default)]
 pub(in crate::supervisor) struct Sharing {
-    /// By place: the place of the volume that is mounted.
+    /// By place: the place of the volume that is mounted, the leader.
     leaders: BTreeMap<usize, usize>,
 }
 
 impl Sharing {
-    /// Finds the volumes that share a claim; the first one leads. What any of them asks for is asked for all: the mount
-    /// is read-only if one wants it so.
+    /// Finds the volumes that share a claim; the first one leads. Its mount has the options of all: it is read-only if
+    /// one of them is.
     pub(in crate::supervisor) fn of(volumes: &[Volume], pod: &PodIdentity) -> (Sharing, Vec<(usize, Volume)>) {
         let mut sharing = Sharing::default();
         let mut mounted: Vec<(usize, Volume)> = Vec::new();
@@ -34,7 +34,7 @@ impl Sharing {
         (sharing, mounted)
     }
 
-    /// The places of all volumes that `leader` is mounted for.
+    /// The places of all volumes that have the mount of `leader`.
     pub(in crate::supervisor) fn places(&self, leader: usize) -> impl Iterator<Item = usize> {
         self.leaders.iter().filter(move |(_, other)| **other == leader).map(|(place, _)| *place)
     }
@@ -44,24 +44,24 @@ impl Sharing {
         self.leaders.get(&place).copied().unwrap_or(place)
     }
 
-    /// A volume that comes later is mounted as a part of `leader`, which may be itself.
+    /// Adds a volume that is published later. Its leader may be the volume itself.
     pub(in crate::supervisor) fn add(&mut self, place: usize, leader: usize) {
         self.leaders.insert(place, leader);
     }
 
-    /// A volume has gone.
+    /// Removes a volume.
     pub(in crate::supervisor) fn remove(&mut self, place: usize) {
         self.leaders.remove(&place);
     }
 }
 
-/// Whether the two name one claim.
+/// Whether two volumes name the same claim.
 pub(in crate::supervisor) fn is_shared(volume: &Volume, other: &Volume, pod: &PodIdentity) -> bool {
     let name = volume.claim_name(&pod.name);
     name.is_some() && other.claim_name(&pod.name) == name
 }
 
-/// Whether a mount that was made for `leader` is what `volume` asks for, too.
+/// Whether the mount of `leader` suits `volume`, too.
 pub(in crate::supervisor) fn suits(leader: &Volume, volume: &Volume) -> bool {
     let mut merged = leader.clone();
     merge(&mut merged, volume);

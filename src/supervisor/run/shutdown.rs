@@ -1,19 +1,21 @@
 //! The end of a supervisor.
 //!
 //! Shutdown loses nothing and leaves nothing:
-//! 1. No new work is started; work under way is given two seconds, then the server is killed, which
-//!    ends every call that waits for it. A call that waits for a source of the host is left behind; its volume
-//!    is not mounted yet.
-//! 2. The volumes are unmounted while the server still answers, a few at the same time: the kernel lets each unmount wait until
-//!    no CPU looks at the mount any more. A server that ends or hangs meanwhile is killed, so that no unmount waits for it.
-//!    When podfs was told to stop, the content of emptyDirs is deleted; after a failure the next podfs finds it again.
-//! 3. Drivers of other vendors unmount what they have mounted, all at the same time. What one does not unmount stays written
-//!    down for the next podfs of the pod, and for `podfs cleanup`.
-//! 4. The server's socket is closed; the server ends by itself, and is killed if it does not. The control socket closes.
-//! 5. The server's cgroup and the directories made for the volumes are removed, then the claim is given up.
+//! 1. The supervisor starts no new work, and waits two seconds for work under way. Then it kills the server, which ends
+//!    every call that waits for the server. A call that waits for a source of the host stays behind; its volume is not
+//!    mounted yet.
+//! 2. It unmounts the volumes while the server still answers, a few at the same time: in each umount(2), the kernel
+//!    waits until no CPU uses the mount any more. It kills a server that ends or hangs meanwhile, so that no unmount
+//!    waits for it. After an order to stop, podfs deletes the content of emptyDirs; after a failure the next podfs
+//!    finds it again.
+//! 3. Drivers of other vendors unmount what they have mounted, all at the same time. What a driver does not unmount
+//!    stays recorded for the next podfs of the pod, and for `podfs cleanup`.
+//! 4. The supervisor closes the server's socket; the server ends by itself, and is killed if it does not. The control
+//!    socket closes.
+//! 5. The supervisor removes the server's cgroup and the directories made for the volumes, and then gives up the claim.
 //!
-//! The order to leave the volumes (SIGUSR1) makes a supervisor finish the work under way and end without any of these steps. The
-//! volumes are left as after a crash, so the next supervisor adopts them.
+//! On the order to leave the volumes (SIGUSR1), a supervisor finishes the work under way and ends without any of these
+//! steps. The volumes stay as after a crash, so the next supervisor adopts them.
 
 use std::time::Duration;
 
@@ -28,15 +30,15 @@ use crate::host::{block, local};
 use crate::supervisor::volume::driver::{homes, undo_home};
 use crate::supervisor::volume::{PodEnd, PodVolume, Setting, VolumeLife};
 
-/// How long drivers may take to unmount the volumes of a pod that ends, with all that is tried again.
+/// How long drivers may take to unmount the volumes of a pod that ends, with all retries.
 const DRIVERS: Duration = Duration::from_secs(123);
 /// How many volumes are unmounted at the same time.
 const AT_ONCE: usize = 16;
-/// How long after a driver failed it is called again.
+/// The pause before podfs calls a driver again that failed.
 const AGAIN: Duration = Duration::from_millis(500);
 
 impl Supervisor {
-    /// Ends this process, and nothing else: nothing is dropped.
+    /// Ends this process without dropping anything, so that the volumes stay mounted.
     pub(in crate::supervisor) async fn leave(mut self) -> ! {
         let _ = timeout(TIMEOUT, self.finish_all()).await;
         info!("podfs ends; the server serves the volumes until the next podfs of the pod takes them over");
@@ -45,14 +47,14 @@ impl Supervisor {
         std::process::exit(0)
     }
 
-    /// Takes everything down.
+    /// Unmounts the volumes, and ends the server.
     pub(in crate::supervisor) async fn shut_down(mut self, end: PodEnd) {
         info!("unmounting");
         self.report.stopping();
         if timeout(TIMEOUT, self.finish_all()).await.is_err() {
             warn!("a commit does not end; podfs kills the server");
             self.server.kill().await;
-            // What waits for a source of the host is not freed by that.
+            // This does not end calls that wait for a source of the host.
             if timeout(TIMEOUT, self.finish_all()).await.is_err() {
                 warn!("a source does not answer; podfs leaves its volume as it is");
             }
@@ -69,8 +71,8 @@ impl Supervisor {
         self.report.store().counters().finish().await;
     }
 
-    /// Gives up devices that an earlier podfs of the pod has mounted or linked, and that the pod's manifest does not have any
-    /// more.
+    /// Releases devices that an earlier podfs of the pod has mounted or linked, and that the pod's manifest no longer
+    /// has.
     async fn leave_devices(&self) {
         let site = &self.containers.site;
         let (Some(root), Some(uid)) = (site.root(), site.uid()) else { return };
@@ -79,7 +81,7 @@ impl Supervisor {
             left.extend(block::unmap_all(&root, &uid));
             left
         });
-        // Another process may be formatting the device; what stays is found by the next podfs that uses it.
+        // Another process may be formatting the device. The next podfs that uses the device finds what stays.
         if let Ok(Ok(left)) = timeout(TIMEOUT, leave).await {
             left.iter().for_each(|(place, error)| warn!("{} stays: {error}", place.display()));
         }
@@ -120,7 +122,7 @@ impl Supervisor {
     }
 }
 
-/// What became of a volume that was unmounted.
+/// The outcome of an unmount.
 struct Unmounted {
     name: String,
     plugin: String,
@@ -138,7 +140,7 @@ impl Unmounted {
     }
 }
 
-/// Makes the drivers undo what they have done for the pod. A driver that hangs delays no other.
+/// Makes the drivers unmount what they have mounted for the pod. A driver that hangs delays no other.
 async fn undo_drivers(setting: &Setting) {
     let mut undoing: JoinSet<()> =
         homes(&setting.site).into_iter().map(|home| undo_until_done(setting.clone(), home)).collect();
@@ -155,16 +157,16 @@ async fn undo_drivers(setting: &Setting) {
 
 /// Calls a driver until it has unmounted the volume.
 async fn undo_until_done(setting: Setting, (home, volume): (DriverHome, String)) {
-    let mut told = None;
+    let mut last_error = None;
     loop {
         let (setting, home) = (setting.clone(), home.clone());
         let undone = spawn_blocking(move || undo_home(&setting, &home)).await;
         match undone.expect("a blocking thread that panics ends the process") {
             Ok(()) => return,
-            Err(error) if told.as_ref() == Some(&error.to_string()) => {}
+            Err(error) if last_error.as_ref() == Some(&error.to_string()) => {}
             Err(error) => {
                 warn!(volume, "{error}; the driver is called again");
-                told = Some(error.to_string());
+                last_error = Some(error.to_string());
             }
         }
         sleep(AGAIN).await;

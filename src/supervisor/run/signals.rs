@@ -4,7 +4,7 @@ use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// The signals that mean: come to an end.
+/// The signals that ask the process to end.
 pub(crate) struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
@@ -24,7 +24,7 @@ impl StopSignals {
         })
     }
 
-    /// The name of the next one. Cancel-safe.
+    /// Waits for the next signal, and returns its name. Cancel-safe.
     pub(crate) async fn received(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",

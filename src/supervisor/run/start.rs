@@ -1,8 +1,8 @@
-//! From an assignment to volumes that are served.
+//! The start of a supervisor: from an assignment to volumes that are served.
 //!
-//! 1. Prepare: what does not touch a volume. The control socket answers from here on.
-//! 2. Adopt or start: the server of a podfs before, with the volumes that are still wanted, or a new one; the mount points of
-//!    projections. Volumes are mounted by the main loop.
+//! 1. Prepare: all that touches no volume. The control socket answers from then on.
+//! 2. Adopt or start: the server of an earlier podfs, with the volumes that the pod still has, or a new one; the mount
+//!    points of projections. The main loop mounts the volumes.
 
 use std::collections::HashMap;
 use std::net::TcpListener;
@@ -30,7 +30,7 @@ use crate::manifest::PodView;
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::metrics::{Exposition, exporter};
 use crate::source::{Inbox, Snapshot, Source};
-use crate::supervisor::control::{Caller, Control, Desks, Errand, RequestedChange};
+use crate::supervisor::control::{Caller, Control, Errand, RequestedChange, TaskQueues};
 use crate::supervisor::run_dir::cgroup::{self, Cgroup};
 use crate::supervisor::run_dir::claim::{self, ClaimLeftovers, PodClaim};
 use crate::supervisor::run_dir::mount_points::{MountPoints, MountPointsError};
@@ -79,14 +79,14 @@ pub(super) struct Prepared {
 /// A supervisor whose volumes are adopted or about to be mounted.
 pub(super) struct StartedSupervisor {
     pub(super) supervisor: Supervisor,
-    /// What the supervisor's volumes stand on.
+    /// The mount points of the supervisor's volumes.
     pub(super) mount_points: Arc<Mutex<MountPoints>>,
-    /// Whether the next podfs of the pod finds the volumes.
+    /// Whether the pod is claimed, so that its next podfs finds the volumes.
     pub(super) is_claimed: bool,
 }
 
 impl Prepared {
-    /// Does what touches no volume.
+    /// Prepares all that touches no volume.
     pub(super) fn of(assignment: Assignment, source: Source, snapshot: Snapshot, mut report: Report) -> Prepared {
         let Assignment { identity, facts, volumes, site, mut claim, inheritance, .. } = assignment;
         let Assignment { server_program, trace, keep_old_generations, server_memory, metrics, .. } = assignment;
@@ -110,10 +110,11 @@ impl Prepared {
         }
         report.contacts(source.contacts());
         report.tokens(view.known.tokens.clone());
-        let (wishes, upgrades) = mpsc::channel(1);
-        let ((publish, changes), (asks, errands)) = (mpsc::channel(MAX_CHANGES), mpsc::channel(MAX_ERRANDS));
-        let desks = Desks { upgrades: wishes, changes: publish, errands: asks };
-        let control = claim.as_ref().and_then(|claim| listen(claim, &report, source.inbox(), desks));
+        let (upgrade_queue, upgrades) = mpsc::channel(1);
+        let ((change_queue, changes), (errand_queue, errands)) =
+            (mpsc::channel(MAX_CHANGES), mpsc::channel(MAX_ERRANDS));
+        let task_queues = TaskQueues { upgrades: upgrade_queue, changes: change_queue, errands: errand_queue };
+        let control = claim.as_ref().and_then(|claim| listen(claim, &report, source.inbox(), task_queues));
         let server_program = Arc::new(server_program);
         Prepared {
             identity,
@@ -141,7 +142,7 @@ impl Prepared {
         }
     }
 
-    /// Adopts the server of a podfs before, or starts one.
+    /// Adopts the server of an earlier podfs, or starts one.
     ///
     /// # Errors
     /// When no server can be started, or mount points cannot be made.
@@ -219,7 +220,7 @@ impl Prepared {
             unmount_watch,
             containers,
         };
-        supervisor.drop_what_is_not_wanted();
+        supervisor.remove_leftovers();
         supervisor.report_server();
         supervisor.report_volumes();
         if let Some(continuing) = continuing {
@@ -229,7 +230,7 @@ impl Prepared {
     }
 }
 
-/// What the server of these volumes is for.
+/// The profile of a server for these volumes: the widest that one of them needs.
 pub(super) fn profile<'a>(volumes: impl IntoIterator<Item = &'a Volume>, io_uring: bool) -> Profile {
     let of_sources = if io_uring && uring::are_offered() { Profile::Rings } else { Profile::Passthrough };
     let of_volume = |volume: &Volume| match volume.source {
@@ -241,12 +242,12 @@ pub(super) fn profile<'a>(volumes: impl IntoIterator<Item = &'a Volume>, io_urin
 }
 
 /// A control socket that cannot be opened is only logged: the pod's volumes do not depend on it.
-fn listen(claim: &PodClaim, report: &Report, inbox: Option<Inbox>, desks: Desks) -> Option<Control> {
-    let control = Control::open(claim.directory(), report.store(), inbox, desks);
+fn listen(claim: &PodClaim, report: &Report, inbox: Option<Inbox>, task_queues: TaskQueues) -> Option<Control> {
+    let control = Control::open(claim.directory(), report.store(), inbox, task_queues);
     control.inspect_err(|error| warn!("podfs status cannot ask this process: {error}")).ok()
 }
 
-/// Nor on whether metrics can be served.
+/// Metrics that cannot be served are only logged, too.
 fn serve_metrics(listener: TcpListener, report: &Report) {
     let store = report.store();
     let read = move || Exposition::of(vec![metrics::read(&store)]);
@@ -255,8 +256,8 @@ fn serve_metrics(listener: TcpListener, report: &Report) {
     }
 }
 
-/// Makes the mount points of projections, which are known from the start, except those that are mounted already. The mount points
-/// of passthrough volumes are made when their sources are found.
+/// Makes the mount points of projections, whose paths are known from the start, except those that are mounted already.
+/// A passthrough volume gets its mount point when its source is found.
 fn prepare_mount_points(
     volumes: &[(usize, Volume)],
     kept: &HashMap<usize, KeptVolume>,

@@ -1,8 +1,9 @@
-//! When a look at the mount table of this process is due.
+//! When to read the mount table of this process.
 //!
-//! The kernel marks an open mount table at each change (`proc_pid_mounts(5)`). Every process that watches gets an event for every
-//! mount on the node, and the table grows with the node: with 1 000 mounts, a read takes 2.5 ms. So a look is due 100 ms after
-//! the first change, when the rest of a burst is over, and then at most once a second.
+//! The kernel marks an open mount table at each change (`proc_pid_mounts(5)`). Every process that watches gets an event
+//! for every mount on the node, and the table grows with the node: with 1 000 mounts, a read takes 2.5 ms. So a look,
+//! which is one read, is due 100 ms after the first change, when the rest of a burst is over, and then at most once a
+//! second.
 
 use std::fs::File;
 use std::future::pending;
@@ -18,9 +19,9 @@ const SETTLE: Duration = Duration::from_millis(100);
 /// From one look to the next.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Says when a look is due.
+/// Decides when a look is due.
 pub(crate) struct TableWatch {
-    /// None where looks are due on demand only.
+    /// `None` where only [`TableWatch::look_soon`] makes looks due.
     table: Option<AsyncFd<File>>,
     look_at: Option<Instant>,
     last: Option<Instant>,
@@ -38,12 +39,12 @@ impl TableWatch {
         Ok(TableWatch { table: Some(table), ..TableWatch::on_demand() })
     }
 
-    /// The first look is due at once, and then those that [`TableWatch::look_soon`] asks for.
+    /// The first look is due at once, and later ones only after [`TableWatch::look_soon`].
     pub(crate) fn on_demand() -> TableWatch {
         TableWatch { table: None, look_at: Some(Instant::now()), last: None }
     }
 
-    /// The next look is due soon.
+    /// Makes a look due after [`SETTLE`], but not within [`PAUSE`] of the last one.
     pub(crate) fn look_soon(&mut self) {
         let soonest = Instant::now() + SETTLE;
         let at = self.last.map_or(soonest, |last| soonest.max(last + PAUSE));

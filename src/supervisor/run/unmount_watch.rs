@@ -1,8 +1,9 @@
 //! Notices that another process has unmounted a volume.
 //!
-//! The supervisor reads the mount table when that has changed. It never looks at a mount itself: that may wait for the server
-//! that the supervisor has to replace. Where an agent watches the table for all pods of the node, the supervisor does not: a
-//! hundred pods that start one after the other would cost their supervisors a quarter of a CPU meanwhile.
+//! The supervisor reads the mount table when that has changed. It never accesses a mount itself: the call may wait for
+//! the server that the supervisor has to replace. Where an agent watches the table for all pods of the node, the
+//! supervisor does not: a hundred pods that start one after the other would cost their supervisors a quarter of a CPU
+//! meanwhile.
 
 use std::future::pending;
 use std::path::PathBuf;
@@ -18,15 +19,15 @@ use crate::supervisor::run_dir::site::Site;
 /// When the supervisor looks at the mount table.
 pub(in crate::supervisor) struct UnmountWatch {
     watch: TableWatch,
-    /// Whether podfs ends when its volume is unmounted.
+    /// Whether podfs ends when another process unmounts its volume.
     is_end: bool,
-    /// Whether podfs worked on a volume during the last look, which therefore missed it.
+    /// Whether podfs worked on a volume during the last look, so that the look missed this volume.
     missed: bool,
 }
 
 impl UnmountWatch {
-    /// Volumes are served without a watch if there can be none. What was unmounted before is found, too. With `by_agent`, later
-    /// looks are those that an agent asks for.
+    /// Watches for unmounts. The first look also finds earlier ones. With `by_agent`, an agent asks for the later
+    /// looks. `None` if the table cannot be watched: podfs serves the volumes all the same.
     pub(in crate::supervisor) fn of(site: &Site, by_agent: bool) -> Option<Self> {
         let watch = match by_agent {
             true => Ok(TableWatch::on_demand()),
@@ -38,7 +39,7 @@ impl UnmountWatch {
     }
 }
 
-/// Waits until the mount table has changed and a look at it is due; for ever without a watch.
+/// Waits until a look is due; forever without a watch. Cancel-safe.
 pub(in crate::supervisor) async fn look_is_due(unmounts: Option<&mut UnmountWatch>) {
     match unmounts {
         Some(unmounts) => unmounts.watch.look_is_due().await,
@@ -47,8 +48,8 @@ pub(in crate::supervisor) async fn look_is_due(unmounts: Option<&mut UnmountWatc
 }
 
 impl Supervisor {
-    /// Compares the volumes with the mount table. Those that another process has unmounted are mounted again, unless podfs is
-    /// to end with its volume; then this is where it was mounted.
+    /// Compares the volumes with the mount table, and schedules a new mount for each that another process has
+    /// unmounted. If podfs ends with its volume, returns instead the path where the volume was mounted.
     pub(in crate::supervisor) fn look_at_mounts(&mut self) -> Option<PathBuf> {
         let table = mounts().inspect_err(|error| warn!("podfs cannot read the mount table: {error}")).ok()?;
         let is_end = self.unmount_watch.as_mut().is_some_and(|watch| {
@@ -72,7 +73,7 @@ impl Supervisor {
         None
     }
 
-    /// Looks again if the last look missed the volume that podfs worked on until now.
+    /// Makes a look due if the last one missed the volume that podfs worked on until now.
     pub(in crate::supervisor) fn look_again(&mut self) {
         if let Some(unmounts) = self.unmount_watch.as_mut().filter(|unmounts| unmounts.missed) {
             unmounts.missed = false;

@@ -1,10 +1,11 @@
-//! Going on as the podfs that is on disk now.
+//! Upgrading to the podfs that is on disk now.
 //!
-//! 1. The supervisor waits for the work under way, and replaces the server by one of the new program, which runs before the old
-//!    one ends. It starts the new podfs as `podfs server`, which executes its own podfs-fuse, and refuses one of another version:
-//!    both programs are replaced, or neither. A program that does not start is refused here; nothing has happened.
-//! 2. It becomes the new program itself (`execve(2)`): the process id stays, so its parent does not notice. No state of a volume
-//!    is only in its memory: the new program adopts the server, as after a crash.
+//! 1. The supervisor waits for the work under way, and replaces the server by one of the new program, which runs before
+//!    the old one ends. It starts the new podfs as `podfs server`, which executes its own podfs-fuse, and refuses one
+//!    of another version: both programs are replaced, or neither. If the new program does not start, the supervisor
+//!    refuses the upgrade, and nothing has changed.
+//! 2. The supervisor executes the new program (`execve(2)`): the process id stays, so its parent does not notice. No
+//!    state of a volume is only in its memory: the new program adopts the server, as after a crash.
 //! 3. The new program answers the client that asked for the upgrade, on the connection that `execve` left open.
 //! 4. If it cannot adopt the server, it executes the previous program again, whose file is open too, and that program answers the
 //!    client. The previous podfs-fuse is open as well: the one on disk is of the other version.
@@ -26,9 +27,9 @@ use crate::supervisor::server::{Program, UpgradeError};
 use crate::supervisor::status::store::VERSION;
 
 impl Supervisor {
-    /// Goes on as the podfs that is on disk now, and answers the client that asked for it, `upgrading`, with the outcome.
+    /// Upgrades to the podfs that is on disk now, and sends the outcome to `upgrading`, the client that asked for it.
     pub(in crate::supervisor) async fn upgrade(&mut self, upgrading: Caller) {
-        // The program that goes on shows it anew.
+        // The program that goes on shows its progress again.
         self.report.hide_progress();
         let path = match program_on_disk() {
             Ok(path) => path,
@@ -61,18 +62,18 @@ impl Supervisor {
     }
 }
 
-/// What the program before this one has left, if it has become this one.
+/// The state from the program before this one, if that has executed this one.
 pub(in crate::supervisor) struct Continuing {
     upgrading: Caller,
-    /// The program before, until it is not needed any more.
+    /// The executable of the program before, to roll back to.
     before: Option<OwnedFd>,
-    /// The podfs-fuse of the program before. None if that program served volumes itself.
+    /// The podfs-fuse of the program before. `None` if that program served volumes itself.
     before_server: Option<OwnedFd>,
     rolled_back: Option<String>,
 }
 
 impl Continuing {
-    /// Finds what the program before has left, when this process begins.
+    /// Reads the state, at the start of this process.
     pub(in crate::supervisor) fn find() -> Option<Continuing> {
         let ExecState { connection, before, before_server, rolled_back, .. } = ExecState::of_before()?;
         // SAFETY: the program that executed this one left the descriptors for it, and this is called once.
@@ -86,7 +87,7 @@ impl Continuing {
             .map(|upgrading| Continuing { upgrading, before, before_server, rolled_back })
     }
 
-    /// The pod's server cannot be adopted, for this reason: executes the previous program again, if there is one. Returns when
+    /// Executes the previous program again, if there is one, because this one cannot adopt the pod's server. Returns if
     /// that is not possible.
     pub(in crate::supervisor) fn give_back(&self, reason: &str) {
         let Some(before) = &self.before else { return };
@@ -101,7 +102,7 @@ impl Continuing {
         error!("the podfs before the upgrade cannot continue either: {cause}");
     }
 
-    /// The volumes are served as before: answers the client with the version that serves them.
+    /// Answers the client with the version that serves the volumes.
     pub(in crate::supervisor) fn complete(self) {
         match self.rolled_back {
             None => {
@@ -113,7 +114,7 @@ impl Continuing {
     }
 }
 
-/// Becomes the program at `path`. Returns only why that failed.
+/// Executes the program at `path`. Returns only if that fails.
 pub(in crate::supervisor) fn become_new(path: &Path, upgrading: &Caller, server_program: &ServerProgram) -> io::Error {
     let before = match File::open("/proc/self/exe") {
         Ok(before) => before,

@@ -1,4 +1,4 @@
-//! Work on volumes: blocking threads, one for each volume at a time, which take the volume with them.
+//! Work on volumes, on blocking threads: at most one for each volume, which owns the volume meanwhile.
 
 use std::sync::Arc;
 use std::time::{self, Duration};
@@ -15,7 +15,7 @@ use crate::volume::VolumeSource;
 /// When a volume is to be refreshed.
 #[derive(Default)]
 pub(super) struct RefreshTime {
-    /// What it was last refreshed with.
+    /// The version of the pod's view that it was last refreshed with.
     refreshed: u64,
     /// When podfs saw the oldest change that it was not refreshed with.
     pub(super) heard: Option<time::Instant>,
@@ -28,7 +28,7 @@ impl RefreshTime {
     }
 }
 
-/// Work that was done on a blocking thread.
+/// Work that a blocking thread has done.
 pub(in crate::supervisor) struct Done {
     pub(super) place: usize,
     pub(super) volume: PodVolume,
@@ -44,12 +44,12 @@ pub(super) enum WorkOutcome {
     },
     /// Old generations were removed.
     Cleared,
-    /// It has done its part of an errand.
+    /// The volume has done its part of an errand.
     Errand(PartDone),
 }
 
 impl Supervisor {
-    /// Sends every volume that is behind, or that is due for another try, to a blocking thread.
+    /// Sends every idle volume that is behind, or due for a retry, to a blocking thread.
     pub(in crate::supervisor) fn start_work(&mut self) {
         let now = Instant::now();
         let due: Vec<_> = self
@@ -77,7 +77,7 @@ impl Supervisor {
         self.start_clearing(now);
     }
 
-    /// Sends every other volume with an old generation whose time is over to a blocking thread.
+    /// Sends every other idle volume with an expired generation to a blocking thread.
     fn start_clearing(&mut self, now: Instant) {
         let is_due = |volume: &PodVolume| volume.next_removal().is_some_and(|at| at <= now.into_std());
         let due: Vec<_> = self.idle.iter().filter(|(_, volume)| is_due(volume)).map(|(place, _)| *place).collect();
@@ -90,7 +90,7 @@ impl Supervisor {
         }
     }
 
-    /// When there is something to do again without any news.
+    /// When the next retry, or the next removal of an old generation, is due.
     pub(in crate::supervisor) fn next_work(&self) -> Option<Instant> {
         let retries = self.turns.values().filter_map(|turn| turn.retry_at);
         let removals = self.idle.values().filter_map(PodVolume::next_removal).map(Instant::from_std);
@@ -122,7 +122,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// What a refresh came to.
+    /// Records the outcome of a refresh.
     ///
     /// # Errors
     /// When the volume can never be mounted.
@@ -149,12 +149,12 @@ impl Supervisor {
         Ok(())
     }
 
-    /// The volume is tried again then.
+    /// Schedules a retry of the volume.
     pub(super) fn retry_at(&mut self, place: usize, delay: Duration) {
         self.turns.entry(place).or_default().retry_at = Some(Instant::now() + delay);
     }
 
-    /// Waits for all work, without doing what it asks for.
+    /// Waits for all work, without starting any that follows from it.
     pub(in crate::supervisor) async fn finish_all(&mut self) {
         while let Some(taken_away) = self.leaving.join_next().await {
             self.finish_leaving(taken_away);

@@ -1,6 +1,6 @@
-//! Which recorded paths a podfs believes. A lock file says what an earlier podfs made, so that the next one takes it back;
-//! a process that can write such a file could make podfs unmount and remove any path. So podfs touches nothing but what lies in
-//! the pod's run directory and below the root directory that it was given itself, and the cgroup of the pod's server.
+//! Which recorded paths podfs touches. A lock file records what an earlier podfs made, so that the next one removes it;
+//! a process that can write such a file could make podfs unmount and remove any path. So podfs touches only what lies
+//! in the pod's run directory or below its own root directory, and the cgroup of the pod's server.
 
 use std::ffi::OsStr;
 use std::io;
@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, CWD, StatxFlags, statfs, statx};
 
 use super::claim::ClaimRecord;
 
-/// Why a recorded path is left alone.
+/// Why podfs leaves a recorded path alone.
 pub const OUTSIDE: &str = "is neither below the root directory nor in the pod's run directory";
 
 /// The pod's run directory, and the root directory as it is written and as it is without symbolic links.
@@ -21,7 +21,7 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Of the pod with this run directory.
+    /// The bounds of the pod with this run directory.
     ///
     /// # Errors
     /// When there is no working directory that a relative path could begin at.
@@ -33,7 +33,7 @@ impl Bounds {
         Ok(Self { run: std::path::absolute(run)?, roots })
     }
 
-    /// Takes out of `record` what is not to be touched, and gives those paths.
+    /// Removes the paths outside these bounds from `record`, and returns them.
     pub fn apply(&self, record: &mut ClaimRecord) -> Vec<PathBuf> {
         let mut outside = Vec::new();
         let mut keep = |paths: &mut Vec<PathBuf>, is_inside: &dyn Fn(&Path) -> bool| {
@@ -45,7 +45,7 @@ impl Bounds {
                 stays
             });
         };
-        // A directory above one that was made may have been made for it, and goes only while it is empty.
+        // podfs may have made a directory above for one that it recorded, and removes it only while it is empty.
         keep(&mut record.run, &|path| self.run.starts_with(path));
         keep(&mut record.directories, &|path| {
             self.roots.iter().any(|root| path.starts_with(root) || root.starts_with(path))
@@ -70,13 +70,14 @@ impl Bounds {
     }
 }
 
-/// Whether there is anything at a path. A file system that is mounted there is not asked: it may not answer.
+/// Whether a path exists. With `AT_STATX_DONT_SYNC`, the kernel does not ask a file system that is mounted there, which
+/// may not answer.
 pub fn is_there(path: &Path) -> bool {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     statx(CWD, path, flags, StatxFlags::empty()).is_ok()
 }
 
-/// Absolute, and without a step that leads up.
+/// Whether a path is absolute and has no `..`.
 fn is_plain(path: &Path) -> bool {
     path.is_absolute() && !path.components().any(|part| part == Component::ParentDir)
 }
@@ -86,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_below_the_directories_is_believed() {
+    fn recorded_paths_outside_the_directories_are_ignored() {
         let paths = |all: &[&str]| all.iter().map(PathBuf::from).collect::<Vec<_>>();
         let bounds = Bounds::new(Path::new("/none/run/u1"), Path::new("/none/root")).expect("absolute paths");
         let mut record = ClaimRecord {

@@ -1,23 +1,25 @@
-//! The cgroup of a pod's server: what the server takes is counted by itself, and can be limited.
+//! The cgroup of a pod's server, which accounts for the server's memory alone, and can limit it.
 //!
-//! Cgroups of version 2 only; the hierarchies of version 1 are left as they are.
+//! Cgroups of version 2 only; podfs leaves the hierarchies of version 1 alone.
 //!
-//! 1. The server's cgroup is `podfs-<pod uid>`, made in the cgroup that podfs is in, if podfs may divide that one: systemd
-//!    has delegated it (`Delegate=yes`), or systemd has no part in it, as in a container.
-//! 2. A server is made in it, so all it ever takes is counted there. A keeper is a child of its
+//! 1. The server's cgroup is `podfs-<pod uid>`. podfs makes it in its own cgroup if it may divide that: systemd has
+//!    delegated it (`Delegate=yes`), or systemd does not manage it, as in a container.
+//! 2. A server starts in it, so the kernel accounts there for all that it ever takes. A keeper is a child of its
 //!    server, and stays.
-//! 3. A limit needs the memory controller. The kernel gives it to children only where the parent has no process of its own,
-//!    so the supervisor moves to `podfs-supervisors` beside them, but only then. systemd could not start the next one there: the
-//!    unit takes the controller back when a supervisor has ended, and what the server took until then is not counted again.
-//! 4. Nothing in it is killed as a whole (`memory.oom.group`): a server that takes too much dies, its keeper does not.
-//! 5. It is removed when the server and its keeper have ended, or by the next podfs for the pod: the claim has its path. A
-//!    server that is taken over stays where it is.
+//! 3. A limit needs the memory controller. The kernel enables it for children only where the parent has no process of
+//!    its own (`cgroups(7)`). So for a limit, and only then, the supervisor moves to `podfs-supervisors` beside them.
+//!    systemd starts the unit's next supervisor in the parent, for which it disables the controller when a supervisor
+//!    has ended; the kernel does not account again for what the server took until then.
+//! 4. The kernel never kills all of its processes together (`memory.oom.group` is 0): a server that takes too much
+//!    dies, its keeper does not.
+//! 5. podfs removes it when the server and its keeper have ended. After a crash, the pod's next podfs does so: the
+//!    claim has its path. A server that is adopted stays where it is.
 //!
-//! Without such a cgroup everything works, and the server shares that of podfs.
+//! Without such a cgroup everything works, and the server is in that of podfs.
 //!
-//! A supervisor that `podfs node` starts without systemd has a cgroup, too, `podfs-pod-<pod uid>`, beside that of the daemon where
-//! there is a place for it: killing all of the daemon's cgroup does not kill the volumes. Where the kubelet kills the daemon's,
-//! it is outside of those that the kubelet kills.
+//! A supervisor that `podfs node` starts without systemd has a cgroup, too, `podfs-pod-<pod uid>`, beside that of the
+//! daemon where possible: killing the daemon's cgroup does not end the volumes. If the kubelet kills the daemon's
+//! cgroup, that of the supervisor is outside of the kubelet's.
 
 use std::fs::{self, File};
 use std::io;
@@ -32,14 +34,14 @@ use tracing::{debug, info, warn};
 
 use crate::manifest::pod::PodUid;
 
-/// Where supervisors go when their cgroup must not have processes of its own.
+/// The cgroup of supervisors whose own one must not have processes.
 const SUPERVISORS: &str = "podfs-supervisors";
-/// What the name of a supervisor's cgroup begins with.
+/// The prefix of the names of supervisors' cgroups.
 const OF_SUPERVISOR: &str = "podfs-pod-";
-/// Processes enter by it, and are listed in it.
+/// The file that lists the processes of a cgroup; writing a pid to it moves that process.
 const PROCESSES: &str = "cgroup.procs";
 
-/// Why a process has no cgroup of its own.
+/// Why podfs cannot make or use a cgroup.
 #[derive(Debug, thiserror::Error)]
 enum CgroupError {
     #[error("cannot make {}: {cause}", path.display())]
@@ -62,7 +64,7 @@ impl From<CgroupError> for io::Error {
     }
 }
 
-/// The cgroup of a pod's server, removed when dropped, unless a process is still in it.
+/// The cgroup of a pod's server. Dropping it removes the cgroup, unless a process is still in it.
 #[derive(Debug)]
 pub(in crate::supervisor) struct Cgroup {
     path: PathBuf,
@@ -70,7 +72,8 @@ pub(in crate::supervisor) struct Cgroup {
 }
 
 impl Cgroup {
-    /// A cgroup for the pod's server, which may take so many bytes. `left` is that of an earlier podfs.
+    /// A cgroup for the pod's server, with a limit of `memory` bytes. podfs uses `left`, that of an earlier podfs,
+    /// again if it has processes.
     pub(in crate::supervisor) fn of_server(uid: &PodUid, memory: Option<u64>, left: Option<&Path>) -> Option<Cgroup> {
         let made = match left.filter(|left| has_processes(left)) {
             Some(left) => Self::open(left),
@@ -108,7 +111,7 @@ impl Cgroup {
         Ok(Cgroup { path: path.to_owned(), directory })
     }
 
-    /// Where it is.
+    /// Its path.
     pub(in crate::supervisor) fn path(&self) -> &Path {
         &self.path
     }
@@ -136,7 +139,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// The cgroup of a supervisor that a daemon starts. It stays when the daemon ends.
+/// Makes the cgroup of a supervisor that a daemon starts. It stays when the daemon ends.
 pub(crate) fn of_supervisor(uid: &PodUid) -> io::Result<OwnedFd> {
     let path = path_of_supervisor(uid)?;
     match fs::create_dir(&path) {
@@ -161,13 +164,13 @@ fn path_of_supervisor(uid: &PodUid) -> io::Result<PathBuf> {
     }
     let own = own()?;
     let is_outermost = visible(&own_path()?)?.is_none_or(|(top, path)| path == top);
-    // In the cgroup of a unit that systemd has delegated, that of the unit is podfs' to divide and the one above is not.
+    // systemd has delegated the cgroup of the unit, and not the one above.
     let is_unit = own.extension().is_some_and(|kind| kind == "service" || kind == "scope");
     let parent = own.parent().filter(|_| !is_outermost && !is_unit).unwrap_or(&own);
     Ok(parent.join(name))
 }
 
-/// Of a process in a cgroup that the kubelet kills, the cgroup above that.
+/// If this process is in a cgroup that the kubelet kills, the nearest one above those of the kubelet.
 fn outside_of_kubelet() -> io::Result<Option<PathBuf>> {
     let own = own_path()?;
     let Some((top, _)) = visible(&own)? else { return Ok(None) };
@@ -178,8 +181,8 @@ fn outside_of_kubelet() -> io::Result<Option<PathBuf>> {
     Ok(is_killed.then(|| top.join(above)))
 }
 
-/// Where the supervisor of this pod has a cgroup that a daemon made for it: that of this process, or the one above the cgroup of
-/// the server.
+/// The cgroup that a daemon made for the supervisor of this pod: that of the process, or the one above the server's
+/// cgroup.
 pub(crate) fn found_of_supervisor(uid: &PodUid, pid: u32) -> Option<PathBuf> {
     let all = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     let own = PathBuf::from(all.lines().find_map(|line| line.strip_prefix("0::/"))?);
@@ -189,8 +192,8 @@ pub(crate) fn found_of_supervisor(uid: &PodUid, pid: u32) -> Option<PathBuf> {
     all.map(|mounted| mounted.at.join(own)).find(|path| path.is_dir())
 }
 
-/// Removes the cgroup of a supervisor that has ended with its server, if it is one that a daemon made. The server and its keeper may
-/// take a moment longer than the supervisor.
+/// Removes the cgroup of a supervisor that has ended with its server, if a daemon made it. The server and its keeper
+/// may end a moment after the supervisor.
 pub(crate) fn remove_of_supervisor(cgroup: &Path) {
     let name = cgroup.file_name().and_then(|name| name.to_str());
     if let Some(uid) = name.and_then(|name| name.strip_prefix(OF_SUPERVISOR)) {
@@ -199,7 +202,7 @@ pub(crate) fn remove_of_supervisor(cgroup: &Path) {
     }
 }
 
-/// Says what is wrong with where podfs runs, if it is in a cgroup that the kubelet kills.
+/// Warns if podfs runs in a cgroup that the kubelet kills.
 pub(in crate::supervisor) fn warn_of_kubelet() {
     let Ok(path) = own_path() else { return };
     if path.iter().filter_map(|part| part.to_str()).any(belongs_to_kubelet) {
@@ -215,7 +218,7 @@ fn belongs_to_kubelet(part: &str) -> bool {
     part.starts_with("kubepods") || part.starts_with("kubelet")
 }
 
-/// The cgroup to divide: the one this process is in, or was in before it went to [`SUPERVISORS`].
+/// The cgroup to divide: that of this process, or the one above after its move to [`SUPERVISORS`].
 fn own() -> io::Result<PathBuf> {
     let own = own_path()?;
     let refused = |why: &str| Err(io::Error::other(format!("podfs' cgroup {} {why}", own.display())));
@@ -236,17 +239,17 @@ fn own_path() -> io::Result<PathBuf> {
     path.map(PathBuf::from).ok_or_else(|| io::Error::other("there are no cgroups of version 2"))
 }
 
-/// Where the cgroup of this process is mounted: the mount point, and the whole path.
+/// The cgroup2 mount that shows the cgroup of this process, and the whole path of the cgroup.
 fn visible(own: &Path) -> io::Result<Option<(PathBuf, PathBuf)>> {
     let below = own.strip_prefix("/").unwrap_or(own);
     let mounts = mounts()?.into_iter().filter(|mounted| mounted.fs_type == "cgroup2");
     let mut places = mounts.map(|mounted| (mounted.at.join(below), mounted.at));
-    // A mount may begin elsewhere than the namespace does; then the path leads to a cgroup of other processes.
+    // The mount may have another root than the namespace; then the path leads to a cgroup of other processes.
     let is_own = |path: &Path| listed(path).is_ok_and(|all| all.contains(&std::process::id()));
     Ok(places.find(|(path, _)| is_own(path)).map(|(path, top)| (top, path)))
 }
 
-/// Whether systemd has made the cgroup for a unit and not given it away.
+/// Whether systemd has made the cgroup for a unit, and has not delegated it.
 fn systemd_keeps(top: &Path, path: &Path) -> bool {
     let is_unit = |path: &&Path| path.extension().is_some_and(|kind| kind == "service" || kind == "scope");
     let below = path.ancestors().take_while(|ancestor| *ancestor != top);
@@ -290,7 +293,8 @@ fn has_processes(cgroup: &Path) -> bool {
     listed(cgroup).is_ok_and(|all| !all.is_empty())
 }
 
-/// Removes a cgroup whose processes are ending, such as the keeper of a server that was killed, once they have ended.
+/// Waits at most a second until all processes of a cgroup have ended, such as the keeper of a killed server, and
+/// removes it.
 pub(crate) fn remove_when_empty(cgroup: &Path) {
     const TRIES: u32 = 500;
     (0..TRIES).find(|_| {
@@ -308,7 +312,8 @@ pub(crate) fn remove(cgroup: &Path) {
     const TRIES: u32 = 1000;
     for _ in 0..TRIES {
         match fs::remove_dir(cgroup) {
-            // The kernel lists a process no more when it begins to end, and lets go of its cgroup when it has ended.
+            // The kernel no longer lists a process that begins to exit, but releases its cgroup only when it has
+            // exited.
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy && !has_processes(cgroup) => {
                 thread::sleep(Duration::from_millis(1));
             }

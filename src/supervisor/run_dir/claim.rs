@@ -1,7 +1,7 @@
 //! One supervisor per pod: a locked file in the pod's run directory.
 //!
-//! The lock, not a process id, says whether a supervisor serves the pod: the kernel gives it up with its holder, and a process id
-//! may belong to another program by then. The file says what its holder has made.
+//! The lock, not a process id, shows whether a supervisor serves the pod. The kernel releases the lock when its holder
+//! ends, and the process id may belong to another program by then. The file records what its holder has made.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -27,19 +27,20 @@ use crate::manifest::pod::PodIdentity;
 pub const LOCK: &str = "lock";
 /// The supervisor's control socket there.
 pub const CONTROL: &str = "control.sock";
-/// The socket there on which the server is found by the next supervisor.
+/// The socket there on which the next supervisor finds the server.
 pub const SERVER: &str = "server.sock";
-/// The file there with what was counted, for the next supervisor.
+/// The pod's counters there, for the next supervisor.
 pub const COUNTS: &str = "counts.json";
-/// The file there that takes its place once it is written.
+/// The new counters there, which podfs renames to [`COUNTS`] once they are written.
 pub const NEXT_COUNTS: &str = "counts.json.new";
-/// The file there with which disks the pod's hostPath volumes are, likewise.
+/// The disks of the pod's hostPath volumes there, for the next supervisor.
 pub const DISKS: &str = "disks.json";
 
 /// Most bytes of a path.
 const LONGEST_PATH: usize = libc::PATH_MAX as usize - 1;
 
-/// How long another process may hold the lock of a pod whose supervisor is gone, to clean up after it or to look at it.
+/// How long to wait for a lock whose recorded supervisor has ended: another process cleans up after it, or reads its
+/// record.
 const CLEANING: Duration = Duration::from_secs(3);
 
 /// Why a pod cannot be claimed.
@@ -53,7 +54,7 @@ pub enum ClaimError {
         /// The other supervisor.
         pid: u32,
     },
-    /// The kernel would not take the paths of its files.
+    /// The paths of its files are too long for the kernel.
     #[error(
         "the run directory has too long a path: the pod's sockets in it have paths of {length} bytes, and Linux takes \
          {LONGEST_PATH}; choose a shorter --run-dir"
@@ -62,7 +63,7 @@ pub enum ClaimError {
         /// Bytes of the longest of these paths.
         length: usize,
     },
-    /// Others than root can change the run directory.
+    /// Users other than root can change the run directory.
     #[error(transparent)]
     Untrusted(#[from] Untrusted),
     /// The run directory cannot be made.
@@ -73,7 +74,7 @@ pub enum ClaimError {
     Lock {
         /// The lock file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         #[source]
         cause: io::Error,
     },
@@ -85,44 +86,43 @@ pub struct PodClaim {
     pod: PodName,
     path: PathBuf,
     lock: Flock<File>,
-    // Both are removed after the file in them, which `drop` does first; what this process made is inside
-    // what one before it made.
+    // Dropped after `drop` has removed the file in them. What this process made is inside what one before it made.
     run: Directories,
     inherited_run: Directories,
     cgroup: Option<PathBuf>,
     leaves_record: bool,
 }
 
-/// What a podfs that ended too early has left for the next podfs that claims its pod.
+/// What a podfs that was killed has left for the next podfs that claims its pod.
 #[derive(Debug, Default)]
 pub struct ClaimLeftovers {
     /// Directories and files it had made for the pod.
     pub directories: Directories,
-    /// Paths it had mounted on, or was about to.
+    /// Paths that had, or were about to get, a mount.
     pub mounts: Vec<PathBuf>,
     /// Files that it had written for containers.
     pub written: Vec<PathBuf>,
 }
 
-/// What the lock file says.
+/// The content of the lock file.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct ClaimRecord {
     /// The supervisor that wrote it.
     pub pid: u32,
-    /// Whose volumes these are.
+    /// The pod.
     #[serde(default)]
     pub pod: PodName,
     /// The directories that were made for the lock file, in the order they were made.
     pub run: Vec<PathBuf>,
-    /// Those that were made for the pod's volumes.
+    /// The directories that were made for the pod's volumes.
     pub directories: Vec<PathBuf>,
-    /// Files in these that are mounted on.
+    /// Files in these that are mount points.
     #[serde(default)]
     pub files: Vec<PathBuf>,
-    /// Where volumes are mounted, and parts of them.
+    /// Mount points of volumes, and of parts of them (subPath).
     #[serde(default)]
     pub mounts: Vec<PathBuf>,
-    /// Files in these directories that go whatever is in them.
+    /// Files in these directories that podfs removes with any content.
     #[serde(default)]
     pub written: Vec<PathBuf>,
     /// The cgroup of the server.
@@ -130,7 +130,7 @@ pub struct ClaimRecord {
     pub cgroup: Option<PathBuf>,
 }
 
-/// What people call a pod.
+/// The namespace and name of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodName {
     /// Its namespace.
@@ -140,26 +140,26 @@ pub struct PodName {
 }
 
 impl ClaimRecord {
-    /// What the lock file in this directory says, if there is one that says anything.
+    /// The record in the lock file of this directory, if that has one.
     pub fn read(directory: &Path) -> Option<ClaimRecord> {
         let mut bytes = Vec::new();
         trust::open(OpenOptions::new().read(true), &directory.join(LOCK)).ok()?.read_to_end(&mut bytes).ok()?;
-        // A file that is just being written, or that could not be, is empty.
+        // The file is empty while a process writes it, and after a write that failed.
         if bytes.is_empty() { Some(ClaimRecord::default()) } else { serde_json::from_slice(&bytes).ok() }
     }
 }
 
-/// Whether a process holds the claim on the pod of this directory.
+/// Whether a process holds the claim on the pod with this run directory.
 pub fn is_held(directory: &Path) -> bool {
     let Ok(file) = trust::open(OpenOptions::new().read(true), &directory.join(LOCK)) else { return false };
     matches!(Flock::lock(file, FlockArg::LockSharedNonblock), Err((_, Errno::EWOULDBLOCK)))
 }
 
 impl PodClaim {
-    /// Claims the pod, whose volumes are below the root directory, and gives what a podfs that was killed has left of it there.
+    /// Claims the pod, whose volumes are below the root directory. Returns what a podfs that was killed has left there.
     ///
     /// # Errors
-    /// When another process has it, or the run directory cannot be written.
+    /// When another process holds the claim, or the run directory cannot be written.
     pub fn take(
         run_directory: &Path,
         root_directory: &Path,
@@ -184,7 +184,7 @@ impl PodClaim {
             trust::check(&directory)?;
             let mut options = OpenOptions::new();
             let file = match trust::open(options.read(true).write(true).create(true).truncate(false), &path) {
-                // A supervisor that ends just now has taken the directory back.
+                // A supervisor that ends just now has removed the directory.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 opened => opened.map_err(failed)?,
             };
@@ -207,7 +207,7 @@ impl PodClaim {
                 for other in bounds.apply(&mut record).iter().filter(|other| is_there(other)) {
                     warn!("{} names {}, which {OUTSIDE}; podfs leaves it alone", path.display(), other.display());
                 }
-                // The pod's run directory goes with its last claim, whichever podfs made it.
+                // The pod's run directory is removed with its last claim, whichever podfs made it.
                 if !record.run.contains(&directory) && !run.made().contains(&directory) {
                     record.run.push(directory);
                 }
@@ -224,11 +224,11 @@ impl PodClaim {
         }
     }
 
-    /// Claims what a podfs that is gone has left in this directory of a pod, and gives what it had written down. Makes
-    /// nothing and writes nothing; what was written down goes with the claim, unless it is left.
+    /// Claims what a dead podfs has left in this run directory of a pod, and returns its record. Makes nothing and
+    /// writes nothing. Dropping the claim removes the record, unless [`PodClaim::leave_record`] is called.
     ///
     /// # Errors
-    /// When another process has it, or the lock file is none.
+    /// When another process holds the claim, or the lock file has no record.
     pub fn take_leftovers(directory: &Path) -> Result<(Self, ClaimRecord), ClaimError> {
         let path = directory.join(LOCK);
         let failed = |cause: io::Error| ClaimError::Lock { path: path.clone(), cause };
@@ -254,8 +254,7 @@ impl PodClaim {
         Ok((Self { pod, path, lock, run, inherited_run, cgroup, leaves_record: false }, record))
     }
 
-    /// Writes down what was made for the pod's volumes, so that it is removed even if this process is killed: by the
-    /// next one that serves the pod.
+    /// Records what was made for the pod's volumes, so that the pod's next podfs removes it if this process is killed.
     ///
     /// # Errors
     /// When the lock file cannot be written.
@@ -271,19 +270,19 @@ impl PodClaim {
             cgroup: self.cgroup.clone(),
         };
         let text = serde_json::to_vec(&record)?;
-        // The file keeps its blocks, so that a disk that is full meanwhile does not lose what was written down.
+        // The file keeps its blocks, so that a full disk does not lose the record.
         self.lock.rewind()?;
         self.lock.write_all(&text)?;
         self.lock.set_len(text.len() as u64)
     }
 
-    /// Whether the lock file is where it was made. Another process may have deleted the run directory.
+    /// Whether the lock file is still at its path. Another process may have deleted the run directory.
     pub fn is_in_place(&self) -> bool {
         is_still_at(&self.lock, &self.path)
     }
 
-    /// Claims the pod again after another process has deleted its run directory. Nothing is written down then:
-    /// [`PodClaim::record`] has to follow.
+    /// Claims the pod again after another process has deleted its run directory. The caller has to call
+    /// [`PodClaim::record`] next.
     ///
     /// # Errors
     /// When another podfs has claimed the pod meanwhile, or the run directory cannot be made.
@@ -315,12 +314,12 @@ impl PodClaim {
         self.cgroup.as_deref()
     }
 
-    /// The server's cgroup is this one. It is written down with the next record.
+    /// Sets the server's cgroup, for the next record.
     pub fn set_cgroup(&mut self, cgroup: Option<&Path>) {
         self.cgroup = cgroup.map(Path::to_owned);
     }
 
-    /// Gives the claim up, but not what was written down.
+    /// Gives the claim up, and leaves the record.
     pub fn leave_record(mut self) {
         self.leaves_record = true;
     }
@@ -336,12 +335,12 @@ impl Drop for PodClaim {
         let _ = std::fs::remove_file(self.directory().join(COUNTS));
         let _ = std::fs::remove_file(self.directory().join(NEXT_COUNTS));
         let _ = std::fs::remove_file(self.directory().join(DISKS));
-        // Removed while it is still locked, so that no process locks the file that goes.
+        // Removed while it is still locked, so that no process locks a deleted file.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// A file that another process is just writing, or that is no record, says nothing.
+/// The record in the file. It is empty while another process writes the file, and if the file has no record.
 fn read(file: &mut File) -> ClaimRecord {
     let mut text = String::new();
     file.read_to_string(&mut text).ok().and_then(|_| serde_json::from_str(&text).ok()).unwrap_or_default()
@@ -398,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_waits_for_who_cleans_up_after_a_supervisor_that_is_gone() {
+    fn a_claim_waits_for_the_process_that_cleans_up_after_a_dead_supervisor() {
         let run = tempfile::tempdir().expect("a directory");
         let pod = PodIdentity::stand_in();
         let directory = run.path().join(pod.uid.as_str());

@@ -1,5 +1,6 @@
-//! Files of the pod's directory that containers mount beside volumes: `/etc/hosts`, and a file for the termination message of
-//! each start of a container. They are recorded in the claim before they are made, and go with the pod.
+//! Files of the pod's directory that containers mount beside volumes: `/etc/hosts`, and a file for the termination
+//! message of each start of a container. podfs records them in the claim before it makes them, and removes them with
+//! the pod.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, Write};
@@ -15,24 +16,24 @@ use super::mount_points::{MountPoints, MountPointsError};
 const HOSTS: &str = "etc-hosts";
 /// The kubelet's name of the directory with one directory for each container.
 const CONTAINERS: &str = "containers";
-/// Everybody in the container may read the hosts file, and its root may write it.
+/// All users of the container may read the hosts file, and its root may write it.
 const HOSTS_MODE: u32 = 0o644;
 /// Writable for every user, because the container's user writes its message; the directory keeps other users of the node out
 /// (MT-08).
 const LOG_MODE: u32 = 0o666;
 
-/// Why a file cannot be there.
+/// Why a file cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ContainerFileError {
-    /// Its directory, or the note of it.
+    /// Its directory cannot be made, or the file cannot be recorded.
     #[error(transparent)]
     MountPoints(#[from] MountPointsError),
-    /// The file itself.
+    /// The file cannot be written.
     #[error("cannot write {}: {cause}", .path.display())]
     Write {
-        /// Where.
+        /// Its path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         #[source]
         cause: io::Error,
     },
@@ -42,16 +43,16 @@ pub enum ContainerFileError {
 pub(in crate::supervisor) struct ContainerFiles<'a> {
     /// The pod's directory, without symbolic links.
     pub(in crate::supervisor) pod: &'a Path,
-    /// Where they are written down. Locked while a directory is made, never while a file is written.
+    /// The record. Locked while a directory is made, never while a file is written.
     pub(in crate::supervisor) mount_points: &'a Mutex<MountPoints>,
 }
 
 impl ContainerFiles<'_> {
-    /// Writes the pod's hosts file anew, in place: containers that run have it mounted, and what one of them wrote is lost
-    /// (MT-08). Gives where it is.
+    /// Writes the pod's hosts file again, in place: running containers have it mounted. What a container wrote to it is
+    /// lost (MT-08). Returns its path.
     ///
     /// # Errors
-    /// When it cannot be written, or written down.
+    /// When the file cannot be written or recorded.
     pub(in crate::supervisor) fn write_hosts(&self, text: &[u8]) -> Result<PathBuf, ContainerFileError> {
         let path = self.pod.join(HOSTS);
         self.lock().prepare_written(&path)?;
@@ -63,11 +64,11 @@ impl ContainerFiles<'_> {
         Ok(path)
     }
 
-    /// Makes an empty file for the termination message of a container that is about to start. That of its last start stays,
-    /// those before go. Gives where it is.
+    /// Makes an empty file for the termination message of a container that is about to start, and returns its path.
+    /// Keeps the file of its last start, and removes earlier ones.
     ///
     /// # Errors
-    /// When it cannot be made, or written down.
+    /// When the file cannot be made or recorded.
     pub(in crate::supervisor) fn make_termination_log(&self, container: &str) -> Result<PathBuf, ContainerFileError> {
         let directory = self.pod.join(CONTAINERS).join(container);
         let mut earlier = self.lock().written_below(&directory);
@@ -87,7 +88,7 @@ impl ContainerFiles<'_> {
     /// Removes the termination messages of this container; without one, all of them and the hosts file.
     ///
     /// # Errors
-    /// When nothing can be written down.
+    /// When the record cannot be written.
     pub(in crate::supervisor) fn remove(&self, container: Option<&str>) -> Result<(), ContainerFileError> {
         let containers = self.pod.join(CONTAINERS);
         let directory = container.map_or_else(|| self.pod.to_owned(), |container| containers.join(container));
@@ -116,7 +117,7 @@ fn open(path: &Path, is_new: bool) -> io::Result<File> {
     options.open(path)
 }
 
-/// Gives a file this content. A file that has it already is not touched: a program of another container may read it.
+/// Replaces the content of a file. Does not write the same content again: a program of another container may read it.
 fn replace(file: &mut File, text: &[u8]) -> io::Result<()> {
     let mut before = Vec::new();
     Read::by_ref(file).take(text.len() as u64 + 1).read_to_end(&mut before)?;

@@ -2,14 +2,14 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`claim`] | that one pod has one supervisor; what its supervisor has made, written down |
-//! | [`bounds`] | which paths that an earlier podfs recorded are believed |
+//! | [`claim`] | the lock on a pod, and the record of what its supervisor has made |
+//! | [`bounds`] | which recorded paths podfs touches |
 //! | [`trust`] | that no other user can change the run directory |
 //! | `socket` | sockets in the run directory, however long its path is |
-//! | [`site`] | where volumes appear |
-//! | [`mount_points`] | directories and mount points, made and taken back |
+//! | [`site`] | the paths of volumes |
+//! | [`mount_points`] | directories and mount points: made, recorded, removed |
 //! | `container_files` | the pod's `/etc/hosts`, and files for termination messages |
-//! | `cgroup` | where the server's memory is counted and limited |
+//! | `cgroup` | the cgroup of the server, for its memory |
 
 pub mod bounds;
 pub(crate) mod cgroup;

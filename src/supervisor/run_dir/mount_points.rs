@@ -1,5 +1,5 @@
-//! Mount points: what podfs makes on the host for a pod's volumes, and removes with them. Directories and mount points are
-//! recorded before they are used, so that the next podfs finds them if this one is killed.
+//! Mount points: what podfs makes on the host for a pod's volumes, and removes with them. podfs records directories and
+//! mount points before it uses them, so that the next podfs finds them if this one is killed.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,33 +14,33 @@ use tracing::warn;
 use super::claim::{ClaimError, ClaimLeftovers, LOCK, PodClaim};
 use super::site::SUB_PATHS;
 
-/// Why something could not be set up.
+/// Why a mount point or directory cannot be prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum MountPointsError {
-    /// A mount point is taken or cannot be made.
+    /// The mount point is in use, or cannot be made.
     #[error(transparent)]
     Mount(#[from] MountError),
-    /// What was made could not be written down.
+    /// The record cannot be written.
     #[error("cannot write the run directory: {0}")]
     Record(#[source] io::Error),
-    /// There is no place for the content of an emptyDir.
+    /// The directory for the content of an emptyDir cannot be made.
     #[error("cannot make a directory in {}: {cause}", parent.display())]
     Home {
-        /// Where it should be.
+        /// Its parent.
         parent: PathBuf,
-        /// What the kernel said.
+        /// The error of the system call.
         #[source]
         cause: io::Error,
     },
 }
 
-/// Why a claim whose file is gone is not taken again.
+/// Why podfs cannot claim its pod again after the lock file was deleted.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// Another podfs has the pod, or the file cannot be made.
+    /// Another podfs has claimed the pod, or the file cannot be made.
     #[error(transparent)]
     Claim(#[from] ClaimError),
-    /// What was made could not be written down.
+    /// The record cannot be written.
     #[error(transparent)]
     Record(#[from] MountPointsError),
 }
@@ -48,28 +48,28 @@ pub enum RestoreError {
 /// What was made on the host for the volumes of one supervisor.
 #[derive(Debug)]
 pub struct MountPoints {
-    // Taken back before the claim is given up.
+    // Removed before the claim is given up.
     directories: Directories,
-    /// What an earlier podfs had mounted.
+    /// Mounts of an earlier podfs that this one has not adopted.
     left: Vec<PathBuf>,
     mounts: Vec<PathBuf>,
-    /// Parts of volumes that are mounted for containers, by this podfs or an earlier one.
+    /// Mount points of parts of volumes (subPath), made by this podfs or an earlier one.
     targets: Vec<PathBuf>,
-    /// Files that were written for containers, likewise.
+    /// Files that podfs wrote for containers, likewise.
     written: Vec<PathBuf>,
     homes: Vec<PathBuf>,
     claim: Option<PodClaim>,
 }
 
 impl MountPoints {
-    /// Begins with what a podfs that was killed has left.
+    /// Starts with what a podfs that was killed has left.
     pub fn new(claim: Option<PodClaim>, inheritance: ClaimLeftovers) -> MountPoints {
         let ClaimLeftovers { directories, mounts, written } = inheritance;
         let (targets, left) = mounts.into_iter().partition(|path| is_target(path));
         MountPoints { directories, left, mounts: Vec::new(), targets, written, homes: Vec::new(), claim }
     }
 
-    /// The mount of an earlier podfs at `path`, if there is one and it lives. It is this one's from now on.
+    /// Adopts the mount of an earlier podfs at `path`, if there is one and its server lives.
     ///
     /// # Errors
     /// When the mount table cannot be read.
@@ -84,8 +84,8 @@ impl MountPoints {
         Ok(Some((point, visible)))
     }
 
-    /// The place that an earlier podfs recorded for the file system with this device number, and its mount there. Another
-    /// process may have unmounted it meanwhile.
+    /// Adopts the mount point that an earlier podfs recorded for the file system with this device number, and the mount
+    /// there. Another process may have unmounted it meanwhile.
     ///
     /// # Errors
     /// When the mount table cannot be read.
@@ -99,8 +99,8 @@ impl MountPoints {
         Ok(Some((point, visible)))
     }
 
-    /// A mount point is going to be made at `path`: writes that down, so that not even a directory is left if this process is
-    /// killed meanwhile.
+    /// Records that podfs is about to make a mount point at `path`. So not even a directory stays behind if this
+    /// process is killed.
     ///
     /// # Errors
     /// When the run directory cannot be written.
@@ -109,10 +109,10 @@ impl MountPoints {
         self.record()
     }
 
-    /// Makes a mount point ready. It is to be written down before anything is mounted on it.
+    /// Makes a mount point. The caller has to record it before it mounts anything on it.
     ///
     /// # Errors
-    /// When it is taken, or cannot be made.
+    /// When it is in use, or cannot be made.
     pub fn prepare(&mut self, path: &Path, shape: Shape) -> Result<MountPoint, MountError> {
         // With a claim on the pod, this podfs may remove what others mounted for it.
         let leftovers = if self.claim.is_some() { Leftovers::Cover } else { Leftovers::RemoveDead };
@@ -121,7 +121,7 @@ impl MountPoints {
         Ok(point)
     }
 
-    /// The mount at `point` is this podfs' from now on.
+    /// Notes that the mount at `point` belongs to this podfs.
     fn mark(&mut self, point: &MountPoint) {
         self.left.retain(|left| left != point.path());
         if !self.mounts.iter().any(|mount| mount == point.path()) {
@@ -129,10 +129,10 @@ impl MountPoints {
         }
     }
 
-    /// Makes the directory an emptyDir keeps its content in: this one, or a new one with a name of its own.
+    /// Makes the directory for the content of an emptyDir: this one, or a temporary one with a new name.
     ///
     /// # Errors
-    /// When it cannot be made or written down.
+    /// When it cannot be made or recorded.
     pub fn make_home(&mut self, path: Option<PathBuf>) -> Result<PathBuf, MountPointsError> {
         let path = match path {
             Some(path) => {
@@ -156,7 +156,8 @@ impl MountPoints {
         Ok(path)
     }
 
-    /// A volume has gone from `path` for good: takes back its mount point, and its home if it is an emptyDir. `top` stays.
+    /// Forgets a volume that was unmounted for good. Removes its mount point, and its home if it is an emptyDir, but
+    /// never `top`.
     ///
     /// # Errors
     /// When the run directory cannot be written.
@@ -171,12 +172,12 @@ impl MountPoints {
         self.record()
     }
 
-    /// The file that says that the pod has a supervisor, or had one that left something; none without a pod.
+    /// The lock file of the pod; `None` without a pod.
     pub fn claim_file(&self) -> Option<PathBuf> {
         self.run_directory().map(|directory| directory.join(LOCK))
     }
 
-    /// What an earlier podfs had mounted, and this one has not taken over.
+    /// Mounts of an earlier podfs that this one has not adopted.
     pub fn left(&self) -> &[PathBuf] {
         &self.left
     }
@@ -186,10 +187,10 @@ impl MountPoints {
         self.directories.made().iter().filter(|made| made.parent() == Some(parent)).cloned().collect()
     }
 
-    /// Makes a place ready for a part of a volume, and writes it down. What is mounted there already goes first.
+    /// Makes and records a mount point for a part of a volume (subPath). Unmounts what is mounted there.
     ///
     /// # Errors
-    /// When the place is taken, cannot be made, or cannot be written down.
+    /// When it is in use, cannot be made, or cannot be recorded.
     pub fn prepare_target(&mut self, path: &Path, shape: Shape) -> Result<MountPoint, MountPointsError> {
         if !self.has_target(path) {
             self.targets.push(path.to_owned());
@@ -200,20 +201,20 @@ impl MountPoints {
         Ok(point)
     }
 
-    /// Whether a part of a volume is mounted there, as far as this podfs and those before it have written down.
+    /// Whether this podfs or an earlier one has recorded a part of a volume there.
     pub fn has_target(&self, path: &Path) -> bool {
         self.targets.iter().any(|target| target == path)
     }
 
-    /// The parts of volumes that are mounted at `directory` or below it.
+    /// The recorded parts of volumes at or below `directory`.
     pub fn targets_below(&self, directory: &Path) -> Vec<PathBuf> {
         self.targets.iter().filter(|target| target.starts_with(directory)).cloned().collect()
     }
 
-    /// Unmounts the parts of volumes at `directory` and below it, and removes what was made for them, up to `top`.
+    /// Unmounts the parts of volumes at or below `directory`, and removes what was made for them, up to `top`.
     ///
     /// # Errors
-    /// When the kernel does not unmount one, which stays written down, or when nothing can be written down.
+    /// When the kernel does not unmount a part, which stays recorded, or when the record cannot be written.
     pub fn remove_targets(&mut self, directory: &Path, top: &Path) -> Result<(), MountPointsError> {
         let targets = self.targets_below(directory);
         if targets.is_empty() {
@@ -231,11 +232,11 @@ impl MountPoints {
         outcome
     }
 
-    /// Makes the directory for a file that is written for containers, and writes both down. The file goes with the pod,
-    /// whatever is in it.
+    /// Makes the directory for a file that podfs writes for containers, and records both. The file is removed with the
+    /// pod, with any content.
     ///
     /// # Errors
-    /// When the directory cannot be made, or nothing can be written down.
+    /// When the directory cannot be made, or the record cannot be written.
     pub fn prepare_written(&mut self, file: &Path) -> Result<(), MountPointsError> {
         if let Some(parent) = file.parent() {
             self.directories.make(parent)?;
@@ -246,15 +247,15 @@ impl MountPoints {
         self.record()
     }
 
-    /// The files at `path` and below it that were written for containers, the oldest first.
+    /// The recorded files for containers at or below `path`, the oldest first.
     pub fn written_below(&self, path: &Path) -> Vec<PathBuf> {
         self.written.iter().filter(|file| file.starts_with(path)).cloned().collect()
     }
 
-    /// Removes these files, which were written for containers, and the directories that were made for them, up to `top`.
+    /// Removes these files for containers, and the directories that were made for them, up to `top`.
     ///
     /// # Errors
-    /// When nothing can be written down.
+    /// When the record cannot be written.
     pub fn remove_written(&mut self, files: &[PathBuf], top: &Path) -> Result<(), MountPointsError> {
         for file in files {
             // What is not there is removed already; what another process has put there is not podfs's to remove.
@@ -267,13 +268,13 @@ impl MountPoints {
         if files.is_empty() { Ok(()) } else { self.record() }
     }
 
-    /// Writes down what was made so far.
+    /// Writes the record.
     ///
     /// # Errors
     /// When the run directory cannot be written.
     pub fn record(&mut self) -> Result<(), MountPointsError> {
         let MountPoints { directories, left, mounts, targets, written, claim, .. } = self;
-        // A part goes before its volume does: what was mounted last is unmounted first.
+        // podfs unmounts in reverse order: parts of a volume before the volume.
         let mounts = [&left[..], mounts, targets].concat();
         let recorded = claim.as_mut().map_or(Ok(()), |claim| claim.record(directories, &mounts, written));
         recorded.map_err(MountPointsError::Record)
@@ -284,7 +285,7 @@ impl MountPoints {
         self.claim.as_ref().map(PodClaim::directory)
     }
 
-    /// Claims the pod again and writes everything down anew, if another process has deleted the pod's run directory. Gives
+    /// Claims the pod again and writes the record, if another process has deleted the pod's run directory. Returns
     /// whether it had.
     ///
     /// # Errors
@@ -296,7 +297,7 @@ impl MountPoints {
         Ok(true)
     }
 
-    /// Takes back what was made. What was written down stays if there is content left to be found by the next podfs.
+    /// Unmounts and removes what was made. Leaves the record if the content of an emptyDir stays for the next podfs.
     pub fn take_back(self) {
         let MountPoints { directories, left, targets, written, homes, claim, .. } = self;
         let parts = targets.iter().map(|target| take_away_part(target));

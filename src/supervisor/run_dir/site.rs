@@ -13,7 +13,7 @@ pub(super) const SUB_PATHS: &str = "volume-subpaths";
 pub enum Site {
     /// In this directory of a pod, in the kubelet's layout, by which container runtimes recognise volumes (FU-11).
     Pod(PathBuf),
-    /// The only volume, at this very path.
+    /// The only volume, at exactly this path.
     Exactly(PathBuf),
 }
 
@@ -23,7 +23,7 @@ impl Site {
         Site::Pod(root.join("pods").join(uid.as_str()))
     }
 
-    /// The place of a volume, given the kubelet's directory for its kind.
+    /// The path of a volume, given the kubelet's directory for its kind.
     pub(in crate::supervisor) fn volume(&self, directory: &str, name: &str) -> PathBuf {
         match self {
             // The kubelet keeps a file of its own beside the mount of a CSI driver.
@@ -35,12 +35,12 @@ impl Site {
         }
     }
 
-    /// Where the content of an emptyDir is kept; without a pod, nowhere in particular.
+    /// The directory for the content of an emptyDir; `None` without a pod.
     pub(in crate::supervisor) fn home(&self, name: &str) -> Option<PathBuf> {
         self.homes().map(|homes| homes.join(name))
     }
 
-    /// Where the content of all emptyDirs of a pod is kept.
+    /// The directory for the content of all emptyDirs of a pod.
     pub(in crate::supervisor) fn homes(&self) -> Option<PathBuf> {
         match self {
             Site::Pod(pod) => Some(pod.join("plugins/kubernetes.io~empty-dir")),
@@ -73,8 +73,8 @@ impl Site {
         }
     }
 
-    /// Where parts of volumes are mounted for containers: below it, a directory for each volume, in there one for each
-    /// container.
+    /// Where parts of volumes are mounted for containers (subPath). It has a directory for each volume, with a
+    /// directory for each container.
     pub(in crate::supervisor) fn sub_paths(&self) -> Option<PathBuf> {
         self.pod().map(|pod| pod.join(SUB_PATHS))
     }

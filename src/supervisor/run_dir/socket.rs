@@ -1,5 +1,5 @@
-//! Sockets in the run directory, however long its path is: an address has room for 107 bytes, and the way through an open
-//! directory is always short enough.
+//! Sockets in the run directory, however long its path is: an address has room for 107 bytes (`unix(7)`), and a path
+//! below `/proc/self/fd` is always short enough.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind};
@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, connect, socket};
 
-/// A socket which only root may connect to; replaces one that no process uses any more. It does not listen yet, so no process can
-/// connect before its mode is set.
+/// Binds a socket to which only root may connect. Replaces a file of that name. The socket does not listen yet, so no
+/// process can connect before its mode is set.
 ///
 /// # Errors
 /// When it cannot be made.

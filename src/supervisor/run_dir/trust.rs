@@ -1,7 +1,8 @@
-//! Which directories podfs trusts with what it writes down: those that only root can change.
+//! Which directories podfs trusts with its records: those that only root can change.
 //!
-//! The run directory says what podfs unmounts and removes as root, and has the sockets that get Secrets. A user that can write to
-//! it, or put another directory in its place, could make podfs do that anywhere. So its whole path is checked:
+//! The run directory records what podfs unmounts and removes as root, and has the sockets that get Secrets. A user that
+//! can write to it, or put another directory in its place, could make podfs do that anywhere. So podfs checks its whole
+//! path:
 //!
 //! 1. The directory itself belongs to root, and no other user may write to it.
 //! 2. The same holds for each directory above it, or the directory is sticky, as `/tmp` is: there others may make files of
@@ -13,7 +14,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// A directory that others than root can change.
+/// A directory that users other than root can change.
 #[derive(Debug, thiserror::Error)]
 #[error("{} {problem}, so podfs cannot trust what is in {}; {advice}", .at.display(), .directory.display())]
 pub struct Untrusted {
@@ -65,7 +66,7 @@ fn belongs_to_root(found: &Metadata) -> bool {
     found.uid() == 0 || found.uid() == rustix::process::geteuid().as_raw()
 }
 
-/// Whether others may replace what is in a directory: what it contains itself, if it is the `last` of its path.
+/// Whether other users may replace what is in a directory, or, in the `last` directory of a path, also add to it.
 fn is_open_to_others(found: &Metadata, last: bool) -> bool {
     const STICKY: u32 = 0o1000;
     const GROUP: u32 = 0o020;
@@ -75,8 +76,8 @@ fn is_open_to_others(found: &Metadata, last: bool) -> bool {
     open && (last || found.mode() & STICKY == 0)
 }
 
-/// Opens a file of the run directory. Links are not followed, and nothing but a regular file is opened; a FIFO would wait for
-/// another process.
+/// Opens a regular file of the run directory without following links. `O_NONBLOCK`, because open(2) of a FIFO would
+/// wait for another process.
 ///
 /// # Errors
 /// Those of `open(2)`, and when it is no regular file.

@@ -1,8 +1,8 @@
 //! An alarm that wakes the process once.
 //!
-//! A timer of tokio that is seconds away wakes the process up to three times: it moves from a coarse wheel to finer ones on its way. A
-//! node has a supervisor for each pod, and most of what an idle supervisor costs is being woken. So the alarm is a timer of the
-//! kernel (`timerfd_create(2)`).
+//! A timer of tokio that is seconds away wakes the process up to three times: it moves from a coarse wheel to finer
+//! ones on its way. A node has a supervisor for each pod, and an idle supervisor costs little but its wake-ups. So the
+//! alarm is a timer of the kernel (`timerfd_create(2)`).
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use tokio::time::sleep_until;
 /// An alarm that is set.
 pub(super) struct Alarm {
     at: Instant,
-    /// `None` if the process has no descriptor to spare; then tokio's timer has to do.
+    /// `None` if the process has no descriptor left; then tokio's timer replaces it.
     timer: Option<AsyncFd<OwnedFd>>,
 }
 
@@ -26,8 +26,8 @@ impl Alarm {
         Alarm { at, timer: timer(at.saturating_duration_since(Instant::now())) }
     }
 
-    /// Waits until it is time, or no longer if that has passed.
-    pub(super) async fn rings(&self) {
+    /// Waits until the alarm's time; returns at once if that has passed.
+    pub(super) async fn expires(&self) {
         match &self.timer {
             Some(timer) if timer.readable().await.is_ok() => {}
             _ => sleep_until(self.at.into()).await,
@@ -50,12 +50,12 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_alarm_rings_when_it_is_time_and_again_for_those_who_ask_later() {
+    async fn an_alarm_expires_at_its_time_and_stays_expired() {
         let at = Instant::now() + Duration::from_millis(20);
         let alarm = Alarm::at(at);
-        alarm.rings().await;
+        alarm.expires().await;
         assert!(Instant::now() >= at);
-        alarm.rings().await;
-        Alarm::at(at).rings().await;
+        alarm.expires().await;
+        Alarm::at(at).expires().await;
     }
 }

@@ -5,13 +5,13 @@ use std::fs;
 /// What a thread is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
-    /// Its own code, or it is about to go on with that.
+    /// It runs its own code, or is about to.
     Running,
     /// The system call of this number.
     In(libc::c_long),
 }
 
-/// What a thread of a process is doing; none where `/proc` does not say.
+/// The state of a thread of a process; `None` where `/proc` does not show it.
 pub(super) fn call(pid: i32, thread: i32) -> Option<Call> {
     let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/syscall")).ok()?;
     match text.split_whitespace().next()? {

@@ -1,6 +1,7 @@
-//! How many FUSE requests wait, as the kernel counts them in its control file system (fusectl).
+//! The number of FUSE requests that wait, from the kernel's control file system (fusectl).
 //!
-//! Where it is not mounted at its usual place, as in most containers, podfs makes a mount of its own that is attached nowhere.
+//! Where fusectl is not mounted at its usual place, as in most containers, podfs mounts it without attaching the mount
+//! (`fsmount(2)`).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
@@ -14,7 +15,7 @@ const PLACE: &str = "/sys/fs/fuse/connections";
 /// `FUSE_CTL_SUPER_MAGIC`.
 const MAGIC: i64 = 0x6573_5543;
 
-/// How many requests of a connection wait in the kernel or in the server; nothing where the kernel does not say.
+/// How many requests of a connection wait in the kernel or in the server; `None` where the kernel does not say.
 pub(super) fn waiting(connection: u32) -> Option<usize> {
     static ROOT: OnceLock<Option<OwnedFd>> = OnceLock::new();
     let root = ROOT.get_or_init(|| mounted().or_else(|_| mount()).ok()).as_ref()?;

@@ -1,4 +1,4 @@
-//! The process that keeps the server's open files, as the supervisor watches it.
+//! The process that keeps the server's open files, from the supervisor's side.
 
 use std::io;
 
@@ -7,31 +7,31 @@ use podfs_fuse::client::LastKeeper;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::LAST_MOMENTS;
+use super::KILL_TIMEOUT;
 use super::process::Process;
 
 /// The keeper of the server that serves.
 pub(super) enum Keeper {
     /// There is none, or this supervisor does not know it.
     Unknown,
-    /// It lives, or ended while it was watched.
+    /// The keeper lives, or ended while the supervisor watched it.
     Watched(Process),
     /// It had ended before this supervisor could watch it.
     Gone(i32),
-    /// The server starts another one.
-    Coming(JoinHandle<io::Result<()>>),
+    /// The server is starting another one.
+    Starting(JoinHandle<io::Result<()>>),
 }
 
-/// What happens to a keeper.
+/// A change of the keeper.
 pub(super) enum KeeperChange {
     /// This process ended.
     Ended(i32),
-    /// There is another one.
-    Came(io::Result<()>),
+    /// The server has started another one, or could not.
+    Started(io::Result<()>),
 }
 
 impl Keeper {
-    /// Waits for its end, or for the next one to come.
+    /// Waits until the keeper ends, or the server has started another one.
     pub(super) async fn changed(&mut self) -> KeeperChange {
         match self {
             Self::Unknown => std::future::pending().await,
@@ -40,13 +40,13 @@ impl Keeper {
                 KeeperChange::Ended(process.pid())
             }
             Self::Gone(pid) => KeeperChange::Ended(*pid),
-            Self::Coming(coming) => KeeperChange::Came(coming.await.expect("a task that panics ends the process")),
+            Self::Starting(coming) => KeeperChange::Started(coming.await.expect("a task that panics ends the process")),
         }
     }
 }
 
-/// Whether the keeper of a dead server is dead, too. A keeper that is being killed has ended when this returns, unless it
-/// cannot end: its locks on the source are free then, and a successor can take them again.
+/// Whether the keeper of a dead server is dead, too. Waits for the end of a keeper that is being killed, unless it
+/// cannot end: then its locks on the source are free, and a successor can take them again.
 pub(super) async fn is_gone(keeper: &LastKeeper) -> bool {
     let Some(pid) = keeper.pid() else { return false };
     let number = pid.cast_unsigned();
@@ -54,7 +54,7 @@ pub(super) async fn is_gone(keeper: &LastKeeper) -> bool {
         return false;
     }
     if let Ok(process) = Process::with_pid(pid) {
-        let _ended = timeout(LAST_MOMENTS, process.ended()).await;
+        let _ended = timeout(KILL_TIMEOUT, process.ended()).await;
     }
     true
 }

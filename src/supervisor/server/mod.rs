@@ -1,9 +1,9 @@
-//! The server of a pod: watched, and replaced by another when it dies.
+//! The server of a pod. The supervisor watches it, and replaces it when it dies.
 //!
-//! A server that dies is no failure of the pod: another one goes on with its connections (`podfs_fuse::client::succession`
-//! says why nothing is lost). The keeper of a server that was killed starts the next one, which takes less time than to execute
-//! the program. A server that dies without having answered a request is started again after a pause, which grows; the mounts
-//! are never given up.
+//! A server that dies is no failure of the pod: the next one continues its connections
+//! (`podfs_fuse::client::succession` says why nothing is lost). The keeper of a server that was killed starts the next
+//! one, which is faster than executing the program. If servers die without having answered a request, podfs pauses
+//! before it starts the next one, longer each time. It never gives up the mounts.
 
 mod alarm;
 mod call;
@@ -40,32 +40,32 @@ pub(super) use process::Program;
 pub(crate) use process::{Process, ProcessEnd, kill_server};
 use program::ServerProgram;
 pub use replace::UpgradeError;
-use watchdog::Rounds;
+use watchdog::WatchdogState;
 
 /// The first pause before another server is started, and the longest.
 const PAUSE: DoublingPause = DoublingPause::new(Duration::from_millis(20), Duration::from_secs(5));
 /// How long a process may take to end once it was killed.
-const LAST_MOMENTS: Duration = Duration::from_secs(2);
-/// So many servers in a row that answered nothing are followed without a pause.
+const KILL_TIMEOUT: Duration = Duration::from_secs(2);
+/// So many servers in a row may answer nothing before podfs pauses.
 const TRIES: u32 = 2;
 
-/// The server of a pod, whichever process that is.
+/// The server of a pod, over all processes that follow each other.
 pub(super) struct PodServer {
     client: Arc<ServerClient>,
     program: Arc<ServerProgram>,
     pod: PodIdentity,
     profile: Profile,
     log_format: LogFormat,
-    /// Where all servers of the pod are.
+    /// The cgroup of all servers of the pod.
     cgroup: Option<Cgroup>,
     life: ServerLife,
     keeper: Keeper,
     history: ServerHistory,
-    /// How many servers have taken the place of another, and were not reported yet.
+    /// How many servers have replaced another since the last report.
     restarts: u32,
-    /// Volumes were given up, and this was not reported yet.
+    /// Whether volumes were given up since the last report.
     gave_up: bool,
-    rounds: Rounds,
+    watchdog: WatchdogState,
 }
 
 /// The history of a pod's servers.
@@ -76,27 +76,27 @@ pub struct ServerHistory {
     /// How the last one ended.
     pub last_end: Option<String>,
     /// How many in a row have answered nothing.
-    pub in_vain: u32,
+    pub unanswered: u32,
     /// The volumes whose sources do not answer, by name.
     pub silent_sources: Vec<String>,
 }
 
-/// What happens while a server serves.
+/// An event while a server serves.
 enum ServerEvent {
     Ended(ProcessEnd),
     Keeper(KeeperChange),
-    /// The watchdog has found this problem.
+    /// The watchdog has looked at the server, and found this problem.
     Looked(Option<String>),
 }
 
-/// Whether there is a server.
+/// The state of the server process.
 enum ServerLife {
-    /// There is. It began when so many requests had been answered.
+    /// A server serves. When it began, `answered_before` requests had been answered.
     Serving { process: Process, answered_before: u64 },
-    /// There is none, and another one is started at that time, by the keeper if that may be.
+    /// There is no server. podfs starts the next one at `until`, through the keeper if `by_keeper`.
     Dead { until: Instant, keeper: LastKeeper, by_keeper: bool },
-    /// Another one gets ready.
-    Following { process: Option<Process>, attempt: JoinHandle<(io::Result<Succession>, LastKeeper)> },
+    /// The next server takes over the connections.
+    Succeeding { process: Option<Process>, attempt: JoinHandle<(io::Result<Succession>, LastKeeper)> },
     /// The pod needs no server any more.
     Over,
 }
@@ -113,16 +113,16 @@ impl PodServer {
         log_format: LogFormat,
         cgroup: Option<Cgroup>,
     ) -> io::Result<Self> {
-        become_heir();
+        become_subreaper();
         let (process, control) = Process::start(Program::Own(program), pod, profile, log_format, cgroup.as_ref())?;
         let client = ServerClient::new(control, greeting(pod)).inspect_err(|_| process.kill())?;
         Ok(Self::over(Arc::new(client), process, program, pod, profile, log_format).with_cgroup(cgroup))
     }
 
-    /// Takes over a server that runs, at the other end of `control`, with its volumes, each with what was said about it.
+    /// Takes over the running server at the other end of `control`. Returns it with its volumes.
     ///
     /// # Errors
-    /// When it does not answer, or cannot be talked to.
+    /// When it does not answer, or podfs does not understand its answer.
     pub(super) fn adopt(
         control: UnixStream,
         pid: i32,
@@ -131,13 +131,13 @@ impl PodServer {
         profile: Profile,
         log_format: LogFormat,
     ) -> io::Result<(Self, Vec<AdoptedVolume>)> {
-        become_heir();
+        become_subreaper();
         let process = Process::with_pid(pid)?;
         let (client, volumes) = ServerClient::adopt(control, greeting(pod))?;
-        // What is served is not all that is wanted now: an annotation may be gone.
+        // It may serve more than the pod has now: the annotation may be gone.
         let audited = volumes.iter().any(|volume| volume.is_audited());
         let profile = if audited && profile == Profile::Projection { Profile::Audit } else { profile };
-        // A connection that uses rings uses them for ever, whatever the setting says by now.
+        // A connection that uses rings keeps them until it ends, whatever the setting is now.
         let has_rings = volumes.iter().any(|volume| volume.is_over_io_uring());
         let profile = if has_rings { profile.max(Profile::Rings) } else { profile };
         Ok((Self::over(client, process, program, pod, profile, log_format), volumes))
@@ -165,13 +165,13 @@ impl PodServer {
             history,
             restarts: 0,
             gave_up: false,
-            rounds: Rounds::default(),
+            watchdog: WatchdogState::default(),
         };
         server.watch_keeper();
         server
     }
 
-    /// Its successors go to this cgroup, which is removed with the last of them.
+    /// Starts the successors in this cgroup, and removes it with the last of them.
     pub(super) fn with_cgroup(mut self, cgroup: Option<Cgroup>) -> Self {
         self.cgroup = cgroup;
         self
@@ -182,7 +182,7 @@ impl PodServer {
         Arc::clone(&self.program)
     }
 
-    /// The way to talk to it.
+    /// The connection to the server.
     pub(super) fn client(&self) -> Arc<ServerClient> {
         Arc::clone(&self.client)
     }
@@ -192,7 +192,7 @@ impl PodServer {
         &self.history
     }
 
-    /// How many servers have taken the place of another since this was asked last.
+    /// How many servers have replaced another since the last call.
     pub(super) fn take_restarts(&mut self) -> u32 {
         std::mem::take(&mut self.restarts)
     }
@@ -202,37 +202,37 @@ impl PodServer {
         self.client.facts().map(|(_, program)| program)
     }
 
-    /// Whether volumes have to be mounted anew, since this was asked last.
+    /// Whether volumes have been given up since the last call, and need a new mount.
     pub(super) fn gave_up(&mut self) -> bool {
         std::mem::take(&mut self.gave_up)
     }
 
-    /// Lets the server be found when this process is gone.
+    /// Makes the server listen on this socket, on which the next supervisor finds it.
     ///
     /// # Errors
-    /// When it cannot listen there.
+    /// When the server does not answer, or cannot listen.
     pub(super) fn listen(&self, socket: OwnedFd) -> io::Result<()> {
         self.client.listen(socket)
     }
 
-    /// Watches the server, and replaces it when it dies. Returns when something has changed. A call that is given up continues at
-    /// the next one.
+    /// Watches the server, and replaces it when it dies. Returns after each change. Cancel-safe: the next call
+    /// continues.
     pub(super) async fn guard(&mut self) {
         match &mut self.life {
             ServerLife::Serving { process, .. } => {
                 let event = tokio::select! {
                     how = process.ended() => ServerEvent::Ended(how),
                     change = self.keeper.changed() => ServerEvent::Keeper(change),
-                    found = self.rounds.looked(process.pid(), &self.client) => ServerEvent::Looked(found),
+                    found = self.watchdog.next_look(process.pid(), &self.client) => ServerEvent::Looked(found),
                 };
                 match event {
                     ServerEvent::Ended(end) => self.mark_dead(end.to_string(), end),
-                    ServerEvent::Keeper(change) => self.keep_again(change),
-                    ServerEvent::Looked(found) => self.looked(found).await,
+                    ServerEvent::Keeper(change) => self.replace_keeper(change),
+                    ServerEvent::Looked(found) => self.handle_look(found).await,
                 }
             }
             ServerLife::Dead { until, keeper, .. } => {
-                // A timer takes a millisecond even when it is over.
+                // A timer takes a millisecond even if its time has passed.
                 if *until > Instant::now() {
                     sleep_until(*until).await;
                 }
@@ -242,9 +242,9 @@ impl PodServer {
                         "the server and its keeper ended; podfs reopens the open files of containers, as far as it can"
                     );
                 }
-                self.follow();
+                self.start_next_server();
             }
-            ServerLife::Following { process, attempt } => {
+            ServerLife::Succeeding { process, attempt } => {
                 let done = tokio::select! {
                     done = &mut *attempt => Some(done),
                     () = ended(process) => None,
@@ -265,27 +265,27 @@ impl PodServer {
         }
     }
 
-    /// Waits until the server answers no more, because it ended or hangs. Without a server it waits for ever: nothing can be lost
-    /// then.
+    /// Waits until the server no longer answers, because it ended or hangs. Without a server it waits forever: no
+    /// request can be lost then.
     pub(super) async fn lost(&mut self) {
         let ServerLife::Serving { process, .. } = &self.life else { return std::future::pending().await };
         loop {
             tokio::select! {
                 _ = process.ended() => return,
-                found = self.rounds.looked(process.pid(), &self.client) => if found.is_some() {
+                found = self.watchdog.next_look(process.pid(), &self.client) => if found.is_some() {
                     return;
                 },
             }
         }
     }
 
-    /// Kills a server that hangs.
-    async fn looked(&mut self, found: Option<String>) {
-        self.history.silent_sources = self.rounds.silent_sources();
+    /// Notes the sources that do not answer, and kills a server that hangs.
+    async fn handle_look(&mut self, found: Option<String>) {
+        self.history.silent_sources = self.watchdog.silent_sources();
         if let (Some(reason), ServerLife::Serving { process, .. }) = (found, &self.life) {
             error!("the server (pid {}) hangs: {reason}; podfs replaces it", process.pid());
             process.kill();
-            let end = process.spent().await;
+            let end = process.ended_or_inert().await;
             self.mark_dead(format!("{reason}; {end}"), end);
         }
     }
@@ -293,13 +293,14 @@ impl PodServer {
     fn mark_dead(&mut self, how: String, end: ProcessEnd) {
         let ServerLife::Serving { answered_before, .. } = &self.life else { return };
         let answered = self.client.requests() > *answered_before;
-        self.history.in_vain = if answered { 0 } else { self.history.in_vain + 1 };
+        self.history.unanswered = if answered { 0 } else { self.history.unanswered + 1 };
         self.history.silent_sources.clear();
-        self.rounds = Rounds::default();
+        self.watchdog = WatchdogState::default();
         self.history.pid = None;
         self.history.last_end = Some(how);
         let keeper = self.client.mark_dead();
-        // After a crash, the next server gets another layout of its memory: perhaps an attacker guesses at it.
+        // After a crash, podfs executes the program: the next server gets another layout of its memory, which an
+        // attacker may be guessing at.
         let by_keeper = end == ProcessEnd::Signal(Signal::SIGKILL);
         let dead = ServerLife::Dead { until: Instant::now() + self.pause(), keeper, by_keeper };
         if let ServerLife::Serving { process, .. } = std::mem::replace(&mut self.life, dead) {
@@ -307,8 +308,8 @@ impl PodServer {
         }
     }
 
-    /// Starts the successor, and lets it get ready on a blocking thread.
-    fn follow(&mut self) {
+    /// Starts the successor, which takes over the connections on a blocking thread.
+    fn start_next_server(&mut self) {
         let dead = std::mem::replace(&mut self.life, ServerLife::Over);
         let ServerLife::Dead { keeper, by_keeper, .. } = dead else { return };
         match self.start_successor(&keeper, by_keeper) {
@@ -320,13 +321,14 @@ impl PodServer {
                     let outcome = greeted.and_then(|successor| client.succeed(successor, &mut keeper));
                     (outcome, keeper)
                 });
-                self.life = ServerLife::Following { process: Some(process), attempt };
+                self.life = ServerLife::Succeeding { process: Some(process), attempt };
             }
             Err(error) => self.fail(&error, keeper),
         }
     }
 
-    /// A clone of the keeper needs no start, and is confined already. Where there can be none, the program is executed.
+    /// Starts the successor as a clone of the keeper, which needs no execve(2) and is confined already; otherwise
+    /// executes the program.
     fn start_successor(&self, keeper: &LastKeeper, by_keeper: bool) -> io::Result<(Process, UnixStream)> {
         if by_keeper {
             match Process::start_by_keeper(keeper, self.profile) {
@@ -340,7 +342,7 @@ impl PodServer {
     }
 
     fn settle(&mut self, (outcome, keeper): (io::Result<Succession>, LastKeeper)) {
-        let ServerLife::Following { process, .. } = &mut self.life else { return };
+        let ServerLife::Succeeding { process, .. } = &mut self.life else { return };
         let Some(process) = process.take() else { return };
         match outcome {
             Ok(succession) => {
@@ -359,7 +361,7 @@ impl PodServer {
                 process.kill();
                 process.leave();
                 if keeper.has_hung_up() {
-                    // The keeper died during the attempt. The next attempt does without it, so it need not wait.
+                    // The keeper died during the attempt. The next attempt does not use it, so it need not wait.
                     self.life = ServerLife::Dead { until: Instant::now(), keeper, by_keeper: false };
                 } else {
                     self.fail(&error, keeper);
@@ -369,7 +371,7 @@ impl PodServer {
     }
 
     fn fail(&mut self, error: &io::Error, keeper: LastKeeper) {
-        self.history.in_vain += 1;
+        self.history.unanswered += 1;
         self.history.last_end = Some(format!("it did not get ready: {error}"));
         let pause = self.pause();
         error!("podfs cannot start a server for the volumes: {error}; it tries again in {} ms", pause.as_millis());
@@ -377,7 +379,7 @@ impl PodServer {
     }
 
     fn pause(&self) -> Duration {
-        match self.history.in_vain.checked_sub(TRIES) {
+        match self.history.unanswered.checked_sub(TRIES) {
             None | Some(0) => Duration::ZERO,
             Some(more) => PAUSE.after(more - 1),
         }
@@ -385,7 +387,7 @@ impl PodServer {
 
     fn watch_keeper(&mut self) {
         if let Keeper::Watched(last) = std::mem::replace(&mut self.keeper, Keeper::Unknown) {
-            // It was dismissed; this is only so that nothing of it stays behind.
+            // The keeper was dismissed; this reaps it.
             last.leave();
         }
         if let Some((keeper, _)) = self.client.facts() {
@@ -394,30 +396,30 @@ impl PodServer {
         }
     }
 
-    /// The keeper is dead while the server lives: it gets another one.
-    fn keep_again(&mut self, change: KeeperChange) {
+    /// Makes the server start another keeper after the keeper has died.
+    fn replace_keeper(&mut self, change: KeeperChange) {
         match change {
             KeeperChange::Ended(keeper) => {
                 let client = Arc::clone(&self.client);
-                self.keeper = Keeper::Coming(tokio::task::spawn_blocking(move || client.keep(keeper)));
+                self.keeper = Keeper::Starting(tokio::task::spawn_blocking(move || client.keep(keeper)));
             }
-            KeeperChange::Came(Ok(())) => {
+            KeeperChange::Started(Ok(())) => {
                 self.keeper = Keeper::Unknown;
                 self.watch_keeper();
                 info!("the keeper of the server's open files ended; podfs has started another one");
             }
-            KeeperChange::Came(Err(error)) => {
+            KeeperChange::Started(Err(error)) => {
                 self.keeper = Keeper::Unknown;
                 warn!("the server has no keeper, so its open files are lost if it is killed: {error}");
             }
         }
     }
 
-    /// Ends the server without ceremony: every call that waits for it fails.
+    /// Kills the server: every call that waits for it fails.
     pub(super) async fn kill(&mut self) {
         self.client.end();
         let life = std::mem::replace(&mut self.life, ServerLife::Over);
-        if let ServerLife::Serving { process, .. } | ServerLife::Following { process: Some(process), .. } = life {
+        if let ServerLife::Serving { process, .. } | ServerLife::Succeeding { process: Some(process), .. } = life {
             process.kill();
             gone(&process).await;
         }
@@ -431,7 +433,7 @@ impl PodServer {
         {
             self.kill().await;
         }
-        if let ServerLife::Following { .. } = &self.life {
+        if let ServerLife::Succeeding { .. } = &self.life {
             self.kill().await;
         }
         // The keeper ends with the server and with this end of its channel, which went with the connection.
@@ -444,20 +446,20 @@ impl PodServer {
     }
 }
 
-/// Runs blocking work on a thread that may block.
+/// Runs `work` on a blocking thread.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     tokio::task::spawn_blocking(work).await.expect("a blocking thread that panics ends the process")
 }
 
-/// Waits for the end of a process that was killed. If it must first write data to a machine that does not answer, it ends when
-/// that machine is back.
+/// Waits at most [`KILL_TIMEOUT`] for the end of a process that was killed. A process that has to write data to a
+/// machine that does not answer ends when that machine is back.
 async fn gone(process: &Process) {
-    if timeout(LAST_MOMENTS, process.ended()).await.is_err() {
+    if timeout(KILL_TIMEOUT, process.ended()).await.is_err() {
         warn!("process {} was killed and waits for a source that does not answer; it ends by itself", process.pid());
     }
 }
 
-/// Waits for the end of a process; for ever if there is none.
+/// Waits for the end of a process; forever if there is none.
 async fn ended(process: &Option<Process>) {
     match process {
         Some(process) => drop(process.ended().await),
@@ -465,13 +467,14 @@ async fn ended(process: &Option<Process>) {
     }
 }
 
-/// Keepers of dead servers become children of this process, which asks for their end, so that they do not stay behind.
-fn become_heir() {
-    // An old kernel without it leaves that to the init process.
+/// Makes this process a subreaper (`PR_SET_CHILD_SUBREAPER`): keepers of dead servers become its children, and it reaps
+/// them.
+fn become_subreaper() {
+    // Without it, on an old kernel, the init process reaps them.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
 }
 
-/// How this program introduces itself.
+/// What this program sends to a server first.
 fn greeting(pod: &PodIdentity) -> Greeting {
     Greeting::new(env!("CARGO_PKG_VERSION"), pod.uid.as_str())
 }

@@ -17,7 +17,7 @@ const KEEPER: i32 = -1000;
 const SUPERVISOR: i32 = -999;
 const SERVER: i32 = -998;
 
-/// This process is a supervisor. A score that is lower already stays.
+/// Protects this process, a supervisor. A lower score stays.
 pub(in crate::supervisor) fn protect_supervisor() {
     let own = fs::read_to_string("/proc/self/oom_score_adj").ok().and_then(|score| score.trim().parse().ok());
     if own.is_none_or(|own: i32| own > SUPERVISOR) {
@@ -25,19 +25,20 @@ pub(in crate::supervisor) fn protect_supervisor() {
     }
 }
 
-/// The process is a server. Where its memory is limited it has to be killable, whatever it got from its supervisor.
+/// Protects a server. Sets the score also if the server inherited a lower one: a server with a memory limit has to be
+/// killable.
 pub(in crate::supervisor) fn protect_server(pid: i32) {
     set(&pid.to_string(), SERVER);
 }
 
-/// The process is a keeper.
+/// Protects a keeper.
 pub(in crate::supervisor) fn protect_keeper(pid: i32) {
     set(&pid.to_string(), KEEPER);
 }
 
 fn set(process: &str, score: i32) {
     match fs::write(format!("/proc/{process}/oom_score_adj"), score.to_string()) {
-        // It has ended meanwhile.
+        // The process has ended.
         Err(error) if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH) => {}
         Err(error) => debug!("the OOM score of process {process} stays as it is: {error}; give podfs CAP_SYS_RESOURCE"),
         Ok(()) => {}

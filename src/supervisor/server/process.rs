@@ -1,4 +1,4 @@
-//! One server process: started, watched, killed.
+//! One server process: starting, watching, killing.
 
 use std::ffi::OsStr;
 use std::fmt::{self, Display, Formatter};
@@ -30,12 +30,12 @@ use crate::supervisor::run_dir::cgroup::Cgroup;
 use crate::supervisor::server::oom;
 
 /// How often podfs checks a process that was killed.
-const GLANCE: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What a server is started from.
+/// The program that a server is started from.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::supervisor) enum Program<'a> {
-    /// The podfs-fuse that this supervisor opened, even if another has taken its place on disk or it is gone from there.
+    /// The podfs-fuse that this supervisor has open, even if it was replaced or deleted on disk.
     Own(&'a ServerProgram),
     /// Another podfs, which executes its own podfs-fuse.
     OfPodfs(&'a Path),
@@ -48,8 +48,8 @@ pub(crate) enum ProcessEnd {
     Signal(nix::sys::signal::Signal),
     /// By itself, with this code.
     Exit(i32),
-    /// It was killed, and what is left of it waits for its source.
-    Spent,
+    /// It was killed, and a last thread of it waits for its source.
+    Inert,
     /// It was no child of this process.
     Unknown,
 }
@@ -59,29 +59,29 @@ impl Display for ProcessEnd {
         match self {
             Self::Signal(signal) => write!(to, "signal: {} ({signal})", *signal as i32),
             Self::Exit(code) => write!(to, "exit status: {code}"),
-            Self::Spent => write!(to, "it was killed, and ends when its source answers"),
+            Self::Inert => write!(to, "it was killed, and ends when its source answers"),
             Self::Unknown => write!(to, "it is gone"),
         }
     }
 }
 
-/// A process that is not one's own, and perhaps not one's child either.
+/// A process that this one watches; it may be no child of this one.
 pub(crate) struct Process {
     pid: Pid,
-    /// The process group that it began in, and that its keepers are in.
+    /// The process group that it started in, and that its keepers are in.
     origin: Option<Pid>,
-    /// Readable once it has ended. The process keeps its number until then, and no other is taken for it.
+    /// The pidfd: readable once the process has ended, and never that of another process (`pidfd_open(2)`).
     watch: AsyncFd<OwnedFd>,
-    /// The way to talk to it, to end a wait for its answer.
+    /// The control socket. Shutting it down ends a wait for the server's answer.
     control: Option<UnixStream>,
 }
 
 impl Process {
-    /// Starts a server that logs in this format, in this cgroup. Gives the way to talk to it.
+    /// Starts a server in this cgroup, which logs in this format. Returns the server, and the control socket.
     ///
-    /// The new process has copies of what is open here, and closes them when it executes its program. Closing a file that
-    /// was opened for writing through a volume asks the volume's server (FLUSH), and waits while that is dead. So the
-    /// supervisor has none: it opens directories of volumes, and paths only.
+    /// The new process inherits copies of the open descriptors, and closes them at execve(2). Closing a file that was
+    /// opened for writing through a volume sends FLUSH to the volume's server, and waits while that is dead. So the
+    /// supervisor has no such file: it opens directories of volumes, and paths only (`O_PATH`).
     ///
     /// # Errors
     /// When it cannot be started.
@@ -118,8 +118,8 @@ impl Process {
         Ok((process, ours))
     }
 
-    /// Lets the keeper of a dead server start the next one, confined to `profile`. Gives the way to talk to it; nothing if the
-    /// keeper cannot.
+    /// Lets the keeper of a dead server start the next one, confined to `profile`. Returns it with the control socket,
+    /// or `None` if the keeper cannot.
     ///
     /// # Errors
     /// When the keeper does not answer, or there are no more processes or descriptors.
@@ -133,12 +133,13 @@ impl Process {
         };
         let mut process = Self::of(Pid::from_raw(started).ok_or(io::ErrorKind::InvalidData)?, pidfd)?;
         process.origin = getpgid(Some(process.pid)).ok();
-        // A container that has taken the server over may have answered for the keeper.
+        // A container that controls the server may have answered for the keeper.
         if !process.is_child() || process.origin != getpgid(Pid::from_raw(pid)).ok() {
             return Err(io::Error::other("the server process that it names is another process"));
         }
         oom::protect_server(started);
-        // As a process has it that this one executes; an operator may have raised it. Without the right to, it stays as it was.
+        // As a process gets it that this one executes; an operator may have raised it. Without the privilege, it stays
+        // as it was.
         let _as_before = prlimit(Some(process.pid), Resource::Nofile, getrlimit(Resource::Nofile));
         process.control = Some(control.try_clone()?);
         Ok(Some((process, control)))
@@ -163,36 +164,36 @@ impl Process {
         self.pid.as_raw_nonzero().get()
     }
 
-    /// What the server is confined to, as its arguments say; nothing if they cannot be read.
+    /// What the server is confined to, according to its arguments; `None` if they cannot be read.
     pub(super) fn profile(&self) -> Option<Profile> {
         confined_to(self.pid())
     }
 
-    /// How it ended: all of its threads.
+    /// Waits until all of its threads have ended, and returns how.
     pub(crate) async fn ended(&self) -> ProcessEnd {
-        // Only a descriptor that is none fails here, and then nothing can be known.
+        // Fails only if the descriptor is invalid; then the end stays unknown.
         let _ = self.watch.readable().await;
         self.reap()
     }
 
-    /// How it ended, once it does nothing any more: it has ended, or was killed and [what is left](unkillable) waits for a source.
-    pub(super) async fn spent(&self) -> ProcessEnd {
+    /// Waits until it has ended, or was killed and [waits for a source](unkillable) with its last thread.
+    pub(super) async fn ended_or_inert(&self) -> ProcessEnd {
         let remains_only = async {
             loop {
-                sleep(GLANCE).await;
-                if unkillable::is_spent(self.pid()) {
+                sleep(POLL_INTERVAL).await;
+                if unkillable::is_inert(self.pid()) {
                     return;
                 }
             }
         };
         tokio::select! {
             how = self.ended() => how,
-            () = remains_only => ProcessEnd::Spent,
+            () = remains_only => ProcessEnd::Inert,
         }
     }
 
-    /// Reaps it in the background, and its children, which become this process's: none stays behind as a zombie. A server and its
-    /// children are a process group, or two.
+    /// Reaps it in the background, and its children, which become this process's: no zombie stays behind. A server and
+    /// its children are one process group, or two.
     pub(super) fn leave(self) {
         tokio::spawn(async move {
             self.ended().await;
@@ -202,8 +203,8 @@ impl Process {
         });
     }
 
-    /// It is dead: ends every wait for its answer. Without this the waits would not end, because its keeper has the other end of
-    /// the socket, too.
+    /// Shuts the control socket down, which ends every wait for an answer of this dead process. Without this the waits
+    /// would not end, because its keeper has the other end of the socket, too.
     pub(super) fn hang_up(&self) {
         if let Some(control) = &self.control {
             let _ = control.shutdown(Shutdown::Both);
@@ -219,13 +220,14 @@ impl Process {
         let _ = pidfd_send_signal(self.watch.get_ref(), signal);
     }
 
-    /// Whether it is a child of this process, and was not reaped.
+    /// Whether it is a child of this process that was not reaped.
     fn is_child(&self) -> bool {
         let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         waitid(Id::PIDFd(self.watch.get_ref().as_fd()), look).is_ok()
     }
 
-    /// The kernel forgets a child once its exit status was read; the status of other processes' children cannot be read at all.
+    /// Reads the exit status of a child, which the kernel then forgets. The status of another process's child cannot be
+    /// read.
     fn reap(&self) -> ProcessEnd {
         let status = loop {
             match waitid(Id::PIDFd(self.watch.get_ref().as_fd()), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG) {
@@ -241,12 +243,12 @@ impl Process {
     }
 }
 
-/// Gives a server that a keeper has started a process group of its own, as one has that was executed. To be called when it has a
-/// keeper: keepers stay in the group of the first server. So the number of that server, of which all of them have their uid, is
-/// not given to another process while one of them lives.
+/// Moves a server that a keeper has started to a process group of its own, as a server has that was executed. To be
+/// called when it has a keeper: keepers stay in the group of the first server. So the number of that server, from which
+/// all of them have their uid, is not given to another process while one of them lives.
 pub(super) fn separate(pid: i32) {
     let pid = Pid::from_raw(pid);
-    // It has ended, or is no child of this process.
+    // Fails if it has ended, or is no child of this process.
     let _stays_there = setpgid(pid, pid);
 }
 
@@ -255,7 +257,7 @@ async fn reap_group(group: Pid) {
     let group = nix::unistd::Pid::from_raw(group.as_raw_nonzero().get());
     loop {
         match waitid(Id::PGid(group), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG) {
-            Ok(WaitStatus::StillAlive) => sleep(GLANCE).await,
+            Ok(WaitStatus::StillAlive) => sleep(POLL_INTERVAL).await,
             Ok(_) | Err(Errno::EINTR) => {}
             // None is left.
             Err(_) => return,
@@ -263,17 +265,18 @@ async fn reap_group(group: Pid) {
     }
 }
 
-/// What the process of a server, or its keeper, is confined to, as its arguments say; nothing if they cannot be read.
+/// What the process of a server, or its keeper, is confined to, according to its arguments; `None` if they cannot be
+/// read.
 fn confined_to(pid: i32) -> Option<Profile> {
     let arguments = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let mut words = arguments.split(|byte| *byte == 0).skip_while(|word| *word != b"--profile");
     words.nth(1).and_then(|name| Profile::named(std::str::from_utf8(name).ok()?))
 }
 
-/// Kills the server of the pod with this uid, if that is what the process is, and waits until it is dead.
+/// Kills the process if it is the server of the pod with this uid, and waits at most two seconds for its end.
 pub(crate) fn kill_server(pid: i32, uid: &str) {
     let Some(pid) = Pid::from_raw(pid) else { return };
-    // The number is that of one process for as long as this descriptor is open.
+    // The signal reaches this process or none, also if the kernel gives its number to another one.
     let Ok(watch) = pidfd_open(pid, PidfdFlags::empty()) else { return };
     let command = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
     let words: Vec<_> = command.split(|byte| *byte == 0).collect();

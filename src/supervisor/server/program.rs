@@ -1,6 +1,7 @@
-//! The server's program, podfs-fuse: found, opened, and executed by its descriptor.
+//! The server's program, podfs-fuse, which podfs executes by its descriptor.
 //!
-//! The supervisor opens the program when it begins, and executes the descriptor for each server. So an upgrade that replaces
+//! The supervisor opens the program at its start, and executes the descriptor for each server. So an upgrade that
+//! replaces
 //! the files changes nothing for a supervisor that runs: its next server is of the supervisor's own version.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -16,8 +17,8 @@ use crate::supervisor::installed::{ProgramError, find_server, own_path};
 pub struct ServerProgram(OwnedFd);
 
 impl ServerProgram {
-    /// The program that the podfs before has left, if this podfs continues as that one; otherwise the program on disk: beside
-    /// podfs, or where a package has it.
+    /// The program that the podfs before left open, if it rolled back to this one; otherwise the program on disk:
+    /// beside podfs, or where a package has it.
     ///
     /// # Errors
     /// When there is none that can be executed.
@@ -40,7 +41,7 @@ impl AsFd for ServerProgram {
     }
 }
 
-/// What this podfs passes to podfs-fuse about itself.
+/// The version and path that this podfs passes to podfs-fuse.
 pub fn this_podfs() -> StartedBy {
     StartedBy { version: version().to_owned(), path: own_path().unwrap_or_else(|_| "podfs".into()) }
 }

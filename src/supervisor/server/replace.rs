@@ -1,4 +1,4 @@
-//! Replaces a live server on purpose: by one of another version of podfs, or by one with more privileges.
+//! Replaces a live server: by one of another version of podfs, or by one with more privileges.
 
 use std::sync::Arc;
 
@@ -6,25 +6,25 @@ use podfs_fuse::confinement::Profile;
 use tokio::time::timeout;
 use tracing::info;
 
-use super::{LAST_MOMENTS, PodServer, Process, Program, ServerLife, blocking, keeper};
+use super::{KILL_TIMEOUT, PodServer, Process, Program, ServerLife, blocking, keeper};
 
-/// Why a server was not followed by one of another program.
+/// Why a server was not replaced.
 #[derive(Debug, thiserror::Error)]
 pub enum UpgradeError {
-    /// Nothing has happened.
+    /// Nothing was changed.
     #[error("{0}")]
     Refused(String),
-    /// The new server could not go on; another one of the program that runs here did.
+    /// The new server failed, and another one of this supervisor's program took over.
     #[error("{0}")]
     RolledBack(String),
 }
 
 impl PodServer {
-    /// Lets the server serve what `profile` allows. Replaces a server that is confined more by one that is not, which lives
-    /// before the other one dies.
+    /// Gives the server at least the rights of `profile`. Replaces a server with fewer rights by one with more, which
+    /// starts before the old one is killed.
     ///
     /// # Errors
-    /// When the pod keeps the server that it had, or gets another one that is confined as much.
+    /// When the pod keeps its server, or gets another one with the same rights.
     pub(in crate::supervisor) async fn widen(&mut self, profile: Profile) -> Result<(), UpgradeError> {
         let before = self.profile;
         self.profile = before.max(profile);
@@ -34,7 +34,7 @@ impl PodServer {
             }
         };
         let refused = || UpgradeError::Refused("the pod has no server at this moment; try again".to_owned());
-        timeout(LAST_MOMENTS, became_one).await.map_err(|_| refused())?;
+        timeout(KILL_TIMEOUT, became_one).await.map_err(|_| refused())?;
         let ServerLife::Serving { process, .. } = &self.life else { return Err(refused()) };
         if process.profile().is_none_or(|has| has >= self.profile) {
             return Ok(());
@@ -48,10 +48,10 @@ impl PodServer {
         replaced
     }
 
-    /// Replaces the server by one that is started from `program`, and runs before the old one dies.
+    /// Replaces the server by one that is started from `program`, before the old one is killed.
     ///
     /// # Errors
-    /// When the pod goes on as it was: with the same server, or with another one of the same program.
+    /// When a server of the old program goes on: the same process, or another one.
     pub(in crate::supervisor) async fn upgrade(&mut self, program: Program<'_>) -> Result<(), UpgradeError> {
         self.replace(program, "it gave way to an upgrade").await
     }
@@ -75,7 +75,7 @@ impl PodServer {
             }
         };
         old.kill();
-        old.spent().await;
+        old.ended_or_inert().await;
         self.history.last_end = Some(why.to_owned());
         let mut keeper = self.client.mark_dead();
         if keeper::is_gone(&keeper).await {
@@ -86,7 +86,7 @@ impl PodServer {
             let outcome = client.succeed(successor, &mut keeper);
             (outcome, keeper)
         });
-        let following = ServerLife::Following { process: Some(new), attempt };
+        let following = ServerLife::Succeeding { process: Some(new), attempt };
         if let ServerLife::Serving { process: old, .. } = std::mem::replace(&mut self.life, following) {
             old.leave();
         }

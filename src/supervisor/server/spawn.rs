@@ -1,8 +1,9 @@
-//! Starting a server, or a supervisor, in its cgroup from its first moment.
+//! Starts a server, or a supervisor, in its cgroup from its first moment.
 //!
-//! `clone3(2)` makes the child there (`CLONE_INTO_CGROUP`, Linux 5.7). To enter a cgroup later takes the kernel about ten
-//! milliseconds, since it waits for all CPUs: longer than everything else that happens between the end of a server and the
-//! first answer of the next one. The standard library cannot do it, so what it does between `fork` and `exec` is done here.
+//! `clone3(2)` makes the child there (`CLONE_INTO_CGROUP`, Linux 5.7). Moving a process to a cgroup later takes the
+//! kernel about ten milliseconds, since it waits for all CPUs: longer than all else between the end of a server and the
+//! first answer of the next one. The standard library cannot use `clone3`, so this module does what that does between
+//! `fork` and `exec`.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::File;
@@ -19,12 +20,12 @@ use rustix::pipe::{PipeFlags, pipe_with};
 /// From `linux/sched.h`; the one in libc is too narrow.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// What a server gets of the environment: how it logs. An operator's environment may hold secrets, and a server that a
-/// container has taken over could read them.
+/// The variables that a server gets: those for its log. An operator's environment may hold secrets, and a container
+/// that controls a server could read them.
 const VARIABLES: [&str; 4] = ["RUST_LOG", "RUST_BACKTRACE", "NO_COLOR", "TERM"];
 
-/// What a supervisor does not get of the environment: what a service manager, or the first process of a
-/// container, says to the process that starts it.
+/// The variables that a supervisor does not get: a service manager, or the first process of a container, sets them for
+/// the process that starts the supervisor.
 const OF_PARENT: [&str; 9] = [
     "NOTIFY_SOCKET",
     "WATCHDOG_PID",
@@ -37,7 +38,7 @@ const OF_PARENT: [&str; 9] = [
     "PODFS_SERVICE_ACCOUNT",
 ];
 
-/// What is started.
+/// A process to start.
 pub(crate) struct Start<'a> {
     /// The program's path.
     pub(crate) program: &'a Path,
@@ -45,15 +46,15 @@ pub(crate) struct Start<'a> {
     pub(crate) arguments: &'a [&'a OsStr],
     /// Its standard input.
     pub(crate) input: OwnedFd,
-    /// The directory of its cgroup. A process outside does its work as well, where this cannot be had.
+    /// The directory of its cgroup. Where the kernel does not allow it, the process starts in the cgroup of this one.
     pub(crate) cgroup: Option<BorrowedFd<'a>>,
-    /// The namespaces that it enters, if it leaves those of this process.
+    /// The namespaces that it enters.
     pub(crate) namespaces: &'a [OwnedFd],
-    /// What it is.
+    /// Its role.
     pub(crate) role: Role,
 }
 
-/// What a process is started as.
+/// The kinds of processes that podfs starts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     /// In a process group of its own: a Ctrl-C is for the supervisor, which unmounts first. A server ignores SIGTERM and SIGHUP:
@@ -64,7 +65,7 @@ pub(crate) enum Role {
 }
 
 impl Start<'_> {
-    /// Starts it, in the root directory. Gives its process id.
+    /// Starts the process, in the root directory. Returns its process id.
     ///
     /// # Errors
     /// When there are no more processes or descriptors, or the program cannot be executed.
@@ -79,18 +80,20 @@ impl Start<'_> {
         let set = std::env::vars_os().filter(|(name, _)| is_given(name));
         let environment = set.map(|(name, value)| variable(&name, &value)).collect::<Result<Vec<_>, _>>()?;
         let (argv, envp) = (pointers(&arguments), pointers(&environment));
-        let (failure, tell) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (failure, errors) = pipe_with(PipeFlags::CLOEXEC)?;
         // SAFETY: the child makes system calls only, on what was made before, and ends or becomes another program.
         let pid = unsafe {
             match fork_into(self.cgroup)? {
                 0 => match enter(self.namespaces) {
-                    true => become_program(&program, &argv, &envp, self.input.as_raw_fd(), tell.as_raw_fd(), self.role),
-                    false => fail(tell.as_raw_fd()),
+                    true => {
+                        become_program(&program, &argv, &envp, self.input.as_raw_fd(), errors.as_raw_fd(), self.role)
+                    }
+                    false => fail(errors.as_raw_fd()),
                 },
                 pid => pid,
             }
         };
-        drop((tell, self.input));
+        drop((errors, self.input));
         let mut errno = [0; 4];
         match File::from(failure).read_exact(&mut errno) {
             Ok(()) => {
@@ -107,15 +110,15 @@ fn variable(name: &OsStr, value: &OsStr) -> io::Result<CString> {
     Ok(CString::new([name.as_bytes(), b"=", value.as_bytes()].concat())?)
 }
 
-/// As `execve(2)` wants them. They are good for as long as the strings.
+/// The pointers for `execve(2)`, with a null at the end. They are valid as long as the strings.
 fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
     strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect()
 }
 
-/// A child of this process, in a cgroup if that can be had. Gives 0 in the child.
+/// Forks, with the child in the cgroup if possible. Returns 0 in the child.
 ///
 /// # Safety
-/// The child may make nothing but system calls: other threads held locks when they were left behind.
+/// The child may only make system calls: other threads of this process may hold locks.
 unsafe fn fork_into(cgroup: Option<BorrowedFd<'_>>) -> io::Result<libc::pid_t> {
     if let Some(cgroup) = cgroup {
         // SAFETY: zeros are a valid value of each field.
@@ -128,9 +131,9 @@ unsafe fn fork_into(cgroup: Option<BorrowedFd<'_>>) -> io::Result<libc::pid_t> {
         if pid >= 0 {
             return Ok(pid as libc::pid_t);
         }
-        // The cgroup is gone, or a sandbox does not allow the call.
+        // The cgroup is gone, or a sandbox denies the call.
     }
-    // SAFETY: the caller sees to what the child does.
+    // SAFETY: the caller is responsible for the child.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         pid => Ok(pid),
@@ -146,20 +149,20 @@ unsafe fn enter(namespaces: &[OwnedFd]) -> bool {
     namespaces.iter().all(|namespace| unsafe { libc::setns(namespace.as_raw_fd(), 0) } == 0)
 }
 
-/// Ends the child, and reports the error.
+/// Reports the error, and ends the child.
 ///
 /// # Safety
 /// To be called in a child that has its memory for itself.
-unsafe fn fail(tell: RawFd) -> ! {
+unsafe fn fail(errors: RawFd) -> ! {
     // SAFETY: these calls take numbers, and memory that outlives them.
     unsafe {
         let errno = *libc::__errno_location();
-        libc::write(tell, (&raw const errno).cast(), size_of_val(&errno));
+        libc::write(errors, (&raw const errno).cast(), size_of_val(&errno));
         libc::_exit(127)
     }
 }
 
-/// The life of the child. What fails is written to `tell`, which the program closes.
+/// Executes the program in the child. If that fails, writes the error to `errors`, which the program closes otherwise.
 ///
 /// # Safety
 /// To be called in a child that has its memory for itself; the pointers end with null and point to C strings.
@@ -168,7 +171,7 @@ unsafe fn become_program(
     argv: &[*const libc::c_char],
     envp: &[*const libc::c_char],
     input: RawFd,
-    tell: RawFd,
+    errors: RawFd,
     role: Role,
 ) -> ! {
     // SAFETY: these calls take numbers, and memory that outlives them.
@@ -183,11 +186,11 @@ unsafe fn become_program(
             libc::sigemptyset(&raw mut none);
             libc::sigprocmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut());
             libc::signal(libc::SIGPIPE, libc::SIG_DFL);
-            let told_to_end = if role == Role::Server { libc::SIG_IGN } else { libc::SIG_DFL };
-            libc::signal(libc::SIGTERM, told_to_end);
-            libc::signal(libc::SIGHUP, told_to_end);
+            let stop_action = if role == Role::Server { libc::SIG_IGN } else { libc::SIG_DFL };
+            libc::signal(libc::SIGTERM, stop_action);
+            libc::signal(libc::SIGHUP, stop_action);
             libc::execve(program.as_ptr(), argv.as_ptr(), envp.as_ptr());
         }
-        fail(tell)
+        fail(errors)
     }
 }

@@ -1,8 +1,9 @@
 //! A server that was killed but has not ended.
 //!
-//! Not every wait in the kernel ends by a signal: a thread that closes a file of an unreachable NFS server waits until the
-//! written data is there (`folio_wait_writeback`), killed or not. Such a thread keeps its process, but will never run the
-//! server's code again. If that cannot conflict with what the successor does, the successor starts without waiting for it.
+//! Not every wait in the kernel ends by a signal: a thread that closes a file of an unreachable NFS server waits until
+//! the written data is there (`folio_wait_writeback`), killed or not. Such a thread keeps its process, but will never
+//! run the server's code again: the process is inert. If the thread's call cannot conflict with what the successor
+//! does, the successor starts without waiting for it.
 
 use std::fs;
 
@@ -10,7 +11,7 @@ use podfs_fuse::caller::ending::{is_dying, is_exiting};
 
 use super::call::{Call, call};
 
-/// Calls that bring what was written, or only look: doing them once more, or later, makes no difference.
+/// Calls that write data back, or only read: repeating or delaying them makes no difference.
 const HARMLESS: [libc::c_long; 9] = [
     libc::SYS_close,
     libc::SYS_fsync,
@@ -23,14 +24,14 @@ const HARMLESS: [libc::c_long; 9] = [
     libc::SYS_getdents64,
 ];
 
-/// Whether a process was killed and nothing of it changes anything any more, though it may not have ended.
-pub(super) fn is_spent(pid: i32) -> bool {
+/// Whether a process was killed and none of its threads can change anything any more, though it may not have ended.
+pub(super) fn is_inert(pid: i32) -> bool {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     let mut threads = threads.flatten().filter_map(|thread| thread.file_name().to_str()?.parse().ok());
-    threads.all(|thread| is_spent_thread(pid, thread))
+    threads.all(|thread| is_inert_thread(pid, thread))
 }
 
-fn is_spent_thread(pid: i32, thread: i32) -> bool {
+fn is_inert_thread(pid: i32, thread: i32) -> bool {
     let number = thread.cast_unsigned();
     is_exiting(number) || (is_dying(number) && is_harmless(call(pid, thread)))
 }
@@ -47,24 +48,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_lives_is_not_spent_whatever_it_does() {
+    fn a_live_process_is_not_inert() {
         // It reads, which is harmless, and was not killed.
         let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("cat");
         let pid = child.id().cast_signed();
         while !is_harmless(call(pid, pid)) {}
-        assert!(!is_spent(pid));
+        assert!(!is_inert(pid));
         drop(child.stdin.take());
         child.stdout.take().expect("a pipe").read_to_end(&mut Vec::new()).expect("its end");
         child.wait().expect("it ends");
     }
 
     #[test]
-    fn who_has_ended_and_was_not_asked_how_is_spent() {
+    fn a_process_that_was_not_reaped_is_inert() {
         let mut child = Command::new("true").spawn().expect("it starts");
         let pid = child.id().cast_signed();
         while fs::read_to_string(format!("/proc/{pid}/status")).expect("it is not forgotten").contains("VmSize:") {}
-        assert!(is_spent(pid));
+        assert!(is_inert(pid));
         child.wait().expect("it ends");
-        assert!(!is_spent(pid), "there is none");
+        assert!(!is_inert(pid), "there is none");
     }
 }

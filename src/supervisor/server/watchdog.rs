@@ -1,17 +1,18 @@
 //! The watchdog: notices a server that lives and makes no progress.
 //!
-//! A volume is stuck while requests wait and none is read or answered. The region says what each thread does, and fusectl how many
-//! requests wait. While no request waits and none is being answered, a look costs a few system calls on the supervisor's own
-//! thread, and wakes no other. Otherwise the supervisor decides from outside whether the server is at fault:
+//! A volume is stuck while requests wait and none is read or answered. The region shows what each thread does, and
+//! fusectl how many requests wait. While no request waits and none is being answered, a look costs a few system calls
+//! on the supervisor's own thread, and wakes no other. Otherwise the supervisor decides from outside whether the server
+//! is at fault:
 //!
-//! 1. A stopped process, a thread that each look finds waiting for another thread of the server or running on and on, or a
-//!    server that does not answer its supervisor: it hangs, and is replaced.
+//! 1. The server hangs, and podfs replaces it, if its process is stopped, if each look finds a thread running or
+//!    waiting for another thread of the server, or if it does not answer its supervisor.
 //! 2. A thread in any other system call waits for the source of its volume. Another server would wait there too, so the
 //!    supervisor does nothing: each volume has threads of its own, and the others go on.
-//! 3. A server that was killed and cannot end, because a thread of it waits for a source in a call that ends by no signal, is
-//!    as good as ended (`unkillable`).
-//! 4. Volumes of podfs's own NFS client share one thread, which never blocks. The region says since when an NFS server owes
-//!    answers. Again the supervisor does nothing.
+//! 3. A server that was killed and cannot end, because a thread of it waits for a source in a call that ends by no
+//!    signal, counts as ended (`unkillable`).
+//! 4. Volumes of podfs's own NFS client share one thread, which never blocks. The region shows since when an NFS server
+//!    has owed answers. Again the supervisor does nothing.
 
 use std::collections::HashMap;
 use std::fs;
@@ -28,71 +29,71 @@ use super::alarm::Alarm;
 use super::call::{Call, call};
 use super::{fusectl, unkillable};
 
-/// How often the watchdog looks while nothing happens: each look wakes an idle machine.
-const CALM: Duration = Duration::from_secs(8);
+/// How often the watchdog looks at an idle server: each look wakes an idle machine.
+const IDLE_INTERVAL: Duration = Duration::from_secs(8);
 /// How often it looks while requests are under way.
-const ALERT: Duration = Duration::from_secs(1);
-/// For how long a volume may be stuck.
+const BUSY_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a volume may be stuck.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a server may take to end once it was killed.
 const ENDING: Duration = Duration::from_millis(500);
-/// How long the server may take to say that it is there.
+/// How long the server may take to answer the watchdog.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// The watchdog's looks at the server, one after another.
-pub(super) enum Rounds {
-    /// Until the next one is due. The alarm is set when the supervisor first waits for it.
-    Resting { watchdog: Watchdog, until: Instant, alarm: Option<Alarm> },
-    /// A look takes as long as the server takes to answer.
-    Looking(JoinHandle<(Option<String>, Watchdog)>),
+/// The watchdog, between two looks at the server or during one.
+pub(super) enum WatchdogState {
+    /// Waits until the next look is due. The alarm is set when the supervisor first waits for it.
+    Waiting { watchdog: Watchdog, until: Instant, alarm: Option<Alarm> },
+    /// Looks at the server, on a blocking thread. This takes as long as the server takes to answer.
+    InProgress(JoinHandle<(Option<String>, Watchdog)>),
 }
 
-impl Default for Rounds {
+impl Default for WatchdogState {
     fn default() -> Self {
-        Self::rest(Watchdog::default())
+        Self::until_next_look(Watchdog::default())
     }
 }
 
-impl Rounds {
-    fn rest(watchdog: Watchdog) -> Self {
-        Self::Resting { until: Instant::now() + watchdog.interval(), watchdog, alarm: None }
+impl WatchdogState {
+    fn until_next_look(watchdog: Watchdog) -> Self {
+        Self::Waiting { until: Instant::now() + watchdog.interval(), watchdog, alarm: None }
     }
 
-    /// The next look at the server at which it is not at rest. Returns the problem if it hangs. A call that is given up continues
-    /// at the next one.
-    pub(super) async fn looked(&mut self, pid: i32, client: &Arc<ServerClient>) -> Option<String> {
-        if let Self::Resting { watchdog, until, alarm } = self {
+    /// Waits for the next look at a server that is not at rest. Returns the problem if the server hangs. Cancel-safe:
+    /// the next call continues.
+    pub(super) async fn next_look(&mut self, pid: i32, client: &Arc<ServerClient>) -> Option<String> {
+        if let Self::Waiting { watchdog, until, alarm } = self {
             loop {
-                alarm.get_or_insert_with(|| Alarm::at(*until)).rings().await;
-                if !watchdog.is_calm() || !is_at_rest(pid, client) {
+                alarm.get_or_insert_with(|| Alarm::at(*until)).expires().await;
+                if !watchdog.is_idle() || !is_at_rest(pid, client) {
                     break;
                 }
-                *until = Instant::now() + CALM;
+                *until = Instant::now() + IDLE_INTERVAL;
                 *alarm = None;
             }
             let (mut watchdog, client) = (std::mem::take(watchdog), Arc::clone(client));
-            *self = Self::Looking(spawn_blocking(move || (watchdog.look(pid, &client), watchdog)));
+            *self = Self::InProgress(spawn_blocking(move || (watchdog.look(pid, &client), watchdog)));
         }
-        let Self::Looking(look) = self else { return None };
+        let Self::InProgress(look) = self else { return None };
         let (found, watchdog) = look.await.expect("a blocking thread that panics ends the process");
-        *self = Self::rest(watchdog);
+        *self = Self::until_next_look(watchdog);
         found
     }
 
     /// The volumes whose sources do not answer.
     pub(super) fn silent_sources(&self) -> Vec<String> {
         match self {
-            Self::Resting { watchdog, .. } => watchdog.silent_sources(),
-            Self::Looking(_) => Vec::new(),
+            Self::Waiting { watchdog, .. } => watchdog.silent_sources(),
+            Self::InProgress(_) => Vec::new(),
         }
     }
 }
 
-/// What the watchdog saw when it looked last.
+/// What the last look saw.
 #[derive(Default)]
 pub(super) struct Watchdog {
     stuck: HashMap<String, Stuck>,
-    /// Volumes whose NFS servers are silent, and whether for too long.
+    /// Volumes whose NFS servers do not answer, and whether that has lasted for [`TIMEOUT`].
     silences: HashMap<String, bool>,
     stopped: Option<Instant>,
     asked: Option<Instant>,
@@ -102,9 +103,9 @@ pub(super) struct Watchdog {
 struct Stuck {
     doing: Doing,
     since: Instant,
-    /// Since when each look found its requests in the server's own code.
+    /// Since when each look has found its requests in the server's own code.
     in_server_since: Option<Instant>,
-    /// The processes that use the volume wait for its source.
+    /// Whether podfs has reported that its source does not answer.
     in_source: bool,
 }
 
@@ -115,16 +116,16 @@ enum Verdict {
     Wait,
     /// Its source has been silent for so long that podfs reports it.
     SourceIsSilent,
-    /// Perhaps the server reads no requests.
+    /// The server may not read requests: podfs asks it.
     Ask,
     /// It is the server's fault.
     Hangs,
 }
 
 impl Watchdog {
-    /// Looks at a server. Gives what is wrong if it hangs. This may take as long as the server may take to answer.
+    /// Looks at a server. Returns the problem if it hangs. This may take as long as the server may take to answer.
     fn look(&mut self, pid: i32, client: &ServerClient) -> Option<String> {
-        if stays_spent(pid) {
+        if stays_inert(pid) {
             return Some("it was killed, and waits for a source".to_owned());
         }
         let now = Instant::now();
@@ -136,7 +137,7 @@ impl Watchdog {
         let doings = client.doings();
         let blind = doings.iter().any(|doing| waiting(doing).is_none());
         let mut ask = false;
-        self.listen(&doings);
+        self.note_silent_servers(&doings);
         let mut seen = HashMap::new();
         for doing in doings {
             let volume = doing.volume.clone();
@@ -147,7 +148,7 @@ impl Watchdog {
             let mut stuck = before.unwrap_or_else(|| Stuck::new(doing, now));
             match stuck.seen(place(pid, &stuck.doing), now) {
                 Verdict::Wait => {}
-                Verdict::SourceIsSilent => tell(&volume),
+                Verdict::SourceIsSilent => report_silent_source(&volume),
                 Verdict::Ask => ask = true,
                 Verdict::Hangs => return Some(format!("it does not get on with a request of volume {volume:?}")),
             }
@@ -162,14 +163,14 @@ impl Watchdog {
         (!client.is_responsive(ANSWER)).then(|| "it does not answer its supervisor".to_owned())
     }
 
-    /// Notices NFS servers that do not answer.
-    fn listen(&mut self, doings: &[Doing]) {
+    /// Reports NFS servers that do not answer.
+    fn note_silent_servers(&mut self, doings: &[Doing]) {
         let silence = |doing: &Doing| Some((doing.volume.clone(), doing.silent_since?.elapsed()));
-        let told = std::mem::take(&mut self.silences);
+        let before = std::mem::take(&mut self.silences);
         for (volume, silence) in doings.iter().filter_map(silence) {
             let is_silent = silence >= TIMEOUT;
-            if is_silent && !told.get(&volume).copied().unwrap_or_default() {
-                tell(&volume);
+            if is_silent && !before.get(&volume).copied().unwrap_or_default() {
+                report_silent_source(&volume);
             }
             self.silences.insert(volume, is_silent);
         }
@@ -177,11 +178,11 @@ impl Watchdog {
 
     /// How long after the last look the next one is due.
     fn interval(&self) -> Duration {
-        if self.is_calm() { CALM } else { ALERT }
+        if self.is_idle() { IDLE_INTERVAL } else { BUSY_INTERVAL }
     }
 
-    /// Whether the last look found nothing to look at again.
-    fn is_calm(&self) -> bool {
+    /// Whether the last look found nothing that needs another one soon.
+    fn is_idle(&self) -> bool {
         self.stuck.is_empty() && self.silences.is_empty() && self.stopped.is_none()
     }
 
@@ -197,8 +198,8 @@ impl Stuck {
         Self { doing, since: now, in_server_since: None, in_source: false }
     }
 
-    /// Its requests were seen at `place`. A thread that was in the source until a moment ago is in the server's own code now,
-    /// with the same request: so each look has to find it there.
+    /// Takes in where a look found its requests. A thread that was in a call on the source a moment ago may now run the
+    /// server's own code, with the same request: so the server hangs only if each look finds it there.
     fn seen(&mut self, place: WaitPlace, now: Instant) -> Verdict {
         self.in_server_since = (place == WaitPlace::Server).then(|| self.in_server_since.unwrap_or(now));
         let is_long_ago = |since: Instant| now - since >= TIMEOUT;
@@ -214,8 +215,8 @@ impl Stuck {
     }
 }
 
-/// Once for each silence.
-fn tell(volume: &str) {
+/// Logs that a source does not answer. Called once for each silence.
+fn report_silent_source(volume: &str) {
     warn!(volume, "volume {volume:?}: its source does not answer; the other volumes go on");
 }
 
@@ -246,11 +247,11 @@ fn is_wait(call: &Call) -> bool {
     *call == Call::In(libc::SYS_futex)
 }
 
-/// Whether a server was killed and does not end. No answer is needed for one that ends: its pidfd reports that.
-fn stays_spent(pid: i32) -> bool {
-    unkillable::is_spent(pid) && {
+/// Whether a server was killed and does not end within [`ENDING`]. One that ends needs no report: its pidfd shows it.
+fn stays_inert(pid: i32) -> bool {
+    unkillable::is_inert(pid) && {
         thread::sleep(ENDING);
-        unkillable::is_spent(pid)
+        unkillable::is_inert(pid)
     }
 }
 
@@ -263,7 +264,7 @@ fn state(pid: i32) -> Option<u8> {
     // The beginning of the file has it, in one read.
     let (mut text, mut file) = ([0; 512], fs::File::open(format!("/proc/{pid}/stat")).ok()?);
     let length = file.read(&mut text).ok()?;
-    // The name may hold anything.
+    // The name may contain parentheses.
     let end = text[..length].windows(2).rposition(|pair| pair == b") ")?;
     text[..length].get(end + 2).copied()
 }
@@ -288,7 +289,7 @@ fn waiting(doing: &Doing) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// What looks come to that find a volume at these places, a second apart.
+    /// The verdicts of looks that find a volume at these places, a second apart.
     fn looks(places: &[WaitPlace]) -> Vec<Verdict> {
         let doing = Doing {
             volume: String::new(),
@@ -300,7 +301,7 @@ mod tests {
         };
         let begin = Instant::now();
         let mut stuck = Stuck::new(doing, begin);
-        let at = |number: usize| begin + ALERT * u32::try_from(number).expect("few");
+        let at = |number: usize| begin + BUSY_INTERVAL * u32::try_from(number).expect("few");
         places.iter().enumerate().map(|(number, place)| stuck.seen(*place, at(number))).collect()
     }
 
@@ -309,13 +310,13 @@ mod tests {
     }
 
     #[test]
-    fn a_server_hangs_that_every_look_finds_in_its_own_code() {
+    fn a_server_that_every_look_finds_in_its_own_code_hangs() {
         assert!(looks(&[WaitPlace::Server; 5]).iter().all(|verdict| *verdict == Verdict::Wait));
         assert_eq!(last(&[WaitPlace::Server; 6]), Verdict::Hangs);
     }
 
     #[test]
-    fn a_source_is_silent_when_it_was_waited_for_and_that_is_told_once() {
+    fn a_source_that_does_not_answer_is_reported_once() {
         assert!(looks(&[WaitPlace::Source; 5]).iter().all(|verdict| *verdict == Verdict::Wait));
         assert_eq!(last(&[WaitPlace::Source; 6]), Verdict::SourceIsSilent);
         assert_eq!(last(&[WaitPlace::Source; 7]), Verdict::Wait);
@@ -330,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn going_to_the_source_and_back_is_no_hanging() {
+    fn a_thread_that_enters_and_leaves_the_source_does_not_hang() {
         let round = [vec![WaitPlace::Server; 5], vec![WaitPlace::Source]].concat();
         let verdicts = looks(&round.repeat(5));
         assert!(!verdicts.contains(&Verdict::Hangs), "{verdicts:?}");

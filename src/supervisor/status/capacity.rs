@@ -1,8 +1,9 @@
-//! How much room there is in the volumes that show something of the host. statfs(2) on a source that does not answer blocks, as
-//! does a call of a driver that hangs. So a few threads look. One that hangs is left behind; until it returns, podfs does not look
-//! at that volume again. A scrape starts at most [`MOST_THREADS`], whatever earlier ones have left behind.
+//! The capacity of volumes that show something of the host. statfs(2) on a source that does not answer blocks, and so
+//! does a call of a driver that hangs. So a few threads look. A thread that hangs is left behind; until it returns,
+//! podfs does not look at its volume again. A scrape starts at most [`MOST_THREADS`], whatever earlier ones have left
+//! behind.
 //!
-//! They are not blocking threads of the runtime: one that hangs would be missing where volumes are mounted and refreshed.
+//! They are not blocking threads of the runtime: a hanging one would be missing for mounts and refreshes.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -25,7 +26,7 @@ use crate::driver::csi::{self, Amounts, DriverUsage};
 
 /// How long all looks together may take. A client that asks for metrics waits two seconds.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// How many volumes podfs looks at at the same time.
+/// How many volumes podfs looks at simultaneously.
 const MOST_THREADS: usize = 16;
 
 /// A volume to look at.
@@ -34,34 +35,35 @@ pub(in crate::supervisor) struct Look {
     pub(in crate::supervisor) place: usize,
     /// Its name.
     pub(in crate::supervisor) name: String,
-    /// Its home, if a CSI driver has mounted it. A driver that counts is asked in place of the file system.
+    /// Its home, if a CSI driver has mounted it. podfs asks a driver with volume statistics, rather than the file
+    /// system.
     pub(in crate::supervisor) home: Option<DriverHome>,
-    /// Where to look.
+    /// What to look at.
     pub(in crate::supervisor) at: At,
-    /// What an earlier look has left.
+    /// The state from earlier looks.
     pub(in crate::supervisor) earlier: Earlier,
 }
 
-/// Where to look.
+/// What to look at.
 pub(in crate::supervisor) enum At {
-    /// At its source.
+    /// Its source.
     Source(Watch),
-    /// At where it is mounted: it is a bind mount.
+    /// Its mount point: it is a bind mount.
     Mount(PathBuf),
-    /// At a block device.
+    /// A block device.
     Device(PathBuf),
 }
 
-/// What earlier looks at a volume have left. Cheap to clone.
+/// The state from earlier looks at a volume. Cheap to clone.
 #[derive(Clone, Default)]
 pub(in crate::supervisor) struct Earlier {
-    /// A look has not come back yet.
+    /// Whether a look has not returned yet.
     is_hanging: Arc<AtomicBool>,
-    /// What was wrong with the volume, as its driver says. Locked for single comparisons.
+    /// The last condition that its driver has reported. Locked for single comparisons.
     condition: Arc<Mutex<String>>,
 }
 
-/// Looks at all of these. What does not answer in time is left out.
+/// Looks at all of these, and returns the usage by place. Leaves out volumes that do not answer in time.
 pub(in crate::supervisor) fn look(mut looks: Vec<Look>) -> HashMap<usize, DriverUsage> {
     let until = Instant::now() + TIMEOUT;
     looks.retain(|look| !look.earlier.is_hanging.load(Ordering::Acquire));
@@ -89,14 +91,14 @@ pub(in crate::supervisor) fn look(mut looks: Vec<Look>) -> HashMap<usize, Driver
     usages
 }
 
-/// The next look that is still in time.
+/// The next look, unless the time is over.
 fn next(looks: &Mutex<IntoIter<Look>>, until: Instant) -> Option<Look> {
     let in_time = Instant::now() < until;
     looks.lock().expect("no thread panics while it takes one").next().filter(|_| in_time)
 }
 
 impl Look {
-    /// What there is, unless another look at the volume has not come back yet.
+    /// The usage of the volume, unless an earlier look at it has not returned yet.
     fn usage(self) -> Option<DriverUsage> {
         let Look { name, home, at, earlier, .. } = self;
         if earlier.is_hanging.swap(true, Ordering::AcqRel) {
@@ -111,7 +113,7 @@ impl Look {
     }
 }
 
-/// What the driver of a volume counts, if it counts and answers.
+/// The usage that the volume's driver reports, if it has statistics and answers.
 fn of_driver(home: &DriverHome) -> Option<DriverUsage> {
     csi::usage(home).unwrap_or_else(|error| {
         debug!("{error}; podfs asks the file system");
@@ -120,7 +122,7 @@ fn of_driver(home: &DriverHome) -> Option<DriverUsage> {
 }
 
 impl Earlier {
-    /// Logs what is wrong with a volume, unless the last line said the same.
+    /// Logs the condition of a volume, unless the last line said the same.
     fn compare(&self, volume: &str, condition: &str) {
         let mut before = self.condition.lock().expect("no thread panics while it compares");
         if *before == condition {

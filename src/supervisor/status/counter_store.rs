@@ -1,14 +1,14 @@
-//! The counters of a pod, shared by the supervisor's task, which counts, and the threads that show them. They are kept in a file of
-//! the pod's run directory, so that no count goes back when another supervisor goes on with the pod.
+//! The counters of a pod, shared by the supervisor's task, which counts, and the threads that show them. A file in the
+//! pod's run directory keeps them, so that no count goes back when the next supervisor continues with the pod.
 //!
 //! 1. A blocking thread writes the file, and the lock is not held meanwhile: a slow disk delays neither the supervisor's task nor
 //!    a status.
-//! 2. One thread writes at a time, and each time the newest counts: no older counts replace newer ones.
-//! 3. It writes them beside their place and renames them: a supervisor that is killed meanwhile leaves the counts before.
-//! 4. Metrics are shown when the counts in them are written ([`CounterStore::wait_until_written`]), so that none goes back when the
-//!    supervisor is killed after a scrape. A disk that is too slow for that delays the scrape by [`SCRAPE_PATIENCE`], and the
-//!    scrape still gets its answer.
-//! 5. A supervisor that ends, leaves or becomes another version waits for [`PATIENCE`].
+//! 2. One thread writes at a time, always the newest counts: no older counts replace newer ones.
+//! 3. It writes a file beside the old one and renames it: a supervisor that is killed meanwhile leaves the old counts.
+//! 4. A scrape waits until the counts that it shows are in the file ([`CounterStore::wait_until_written`]), so that
+//!    none goes back when the supervisor is killed after the scrape. It waits at most for [`SCRAPE_TIMEOUT`]; if the
+//!    disk is slower, the scrape gets its answer all the same.
+//! 5. A supervisor that ends, leaves or is upgraded waits at most for [`END_TIMEOUT`].
 
 use std::fs::{OpenOptions, rename};
 use std::io::{self, Read, Write};
@@ -25,9 +25,10 @@ use crate::supervisor::run_dir::claim::{COUNTS, NEXT_COUNTS};
 use crate::supervisor::run_dir::trust;
 
 /// How long a supervisor that ends waits for the disk.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a scrape does. The program that asks for it waits for two seconds, of which a source that does not answer takes one.
-const SCRAPE_PATIENCE: Duration = Duration::from_millis(500);
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a scrape waits for the disk. Its client waits two seconds, of which a source that does not answer takes
+/// one.
+const SCRAPE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The counters of a pod. Cheap to clone.
 #[derive(Clone)]
@@ -43,11 +44,11 @@ struct Shared {
 #[derive(Default)]
 struct State {
     counters: Counters,
-    /// Where they are kept, if they are.
+    /// The file, if the counters are kept.
     file: Option<PathBuf>,
     /// How often they have changed.
     changes: u64,
-    /// So many of the changes are in the file.
+    /// How many of the changes are in the file.
     written: u64,
     is_writing: bool,
 }
@@ -63,7 +64,7 @@ impl CounterStore {
         CounterStore(Arc::new(Shared { state: Mutex::default(), written: Condvar::new(), write }))
     }
 
-    /// Goes on from the counts in this run directory, and keeps them there.
+    /// Continues the counts in this run directory, and keeps them there.
     pub(in crate::supervisor) fn keep_in(&self, directory: &Path) {
         let file = directory.join(COUNTS);
         let counters = read(&file);
@@ -71,29 +72,29 @@ impl CounterStore {
         (state.counters, state.file) = (counters, Some(file));
     }
 
-    /// What these counters say.
+    /// Calls `read` with the counters.
     pub(in crate::supervisor) fn read<T>(&self, read: impl FnOnce(&Counters) -> T) -> T {
         read(&self.0.lock().counters)
     }
 
-    /// So many servers replaced a dead one.
+    /// Counts servers that replaced a dead one.
     pub(in crate::supervisor) fn restarted(&self, servers: u32) {
         if servers > 0 {
             self.change(|counters| counters.server_restarts += u64::from(servers));
         }
     }
 
-    /// An operation on a volume came to its end.
+    /// Counts an operation on a volume that has ended.
     pub(in crate::supervisor) fn operated(&self, name: &str, plugin: &str, succeeded: bool, took: Duration) {
         self.change(|counters| counters.operated(name, plugin, succeeded, took));
     }
 
-    /// A volume could not be mounted or refreshed.
+    /// Counts a mount or refresh that failed.
     pub(in crate::supervisor) fn failed(&self, volume: &str) {
         self.change(|counters| counters.failed(volume));
     }
 
-    /// Whether a server serves this volume now.
+    /// Notes whether a server serves this volume now.
     pub(in crate::supervisor) fn served(&self, volume: &str, is_served: bool) {
         let mut state = self.0.lock();
         if state.counters.served(volume, is_served) {
@@ -101,9 +102,9 @@ impl CounterStore {
         }
     }
 
-    /// Blocks until the file has all counts so far, or for [`SCRAPE_PATIENCE`].
+    /// Blocks until the file has all counts so far, or for [`SCRAPE_TIMEOUT`].
     pub(in crate::supervisor) fn wait_until_written(&self) {
-        self.wait(SCRAPE_PATIENCE);
+        self.wait(SCRAPE_TIMEOUT);
     }
 
     fn wait(&self, limit: Duration) {
@@ -114,15 +115,15 @@ impl CounterStore {
         drop(waited.expect("no thread panics while it counts"));
     }
 
-    /// Waits until the file has all counts so far, or for [`PATIENCE`], without blocking the task.
+    /// Waits until the file has all counts so far, or for [`END_TIMEOUT`], without blocking the task.
     pub(in crate::supervisor) async fn written(&self) {
         let store = self.clone();
-        let wait = spawn_blocking(move || store.wait(PATIENCE));
-        // All threads may be blocked by volumes.
-        let _late = timeout(PATIENCE, wait).await;
+        let wait = spawn_blocking(move || store.wait(END_TIMEOUT));
+        // Volumes may block all threads.
+        let _late = timeout(END_TIMEOUT, wait).await;
     }
 
-    /// The same. From then on, nothing is written: the file may be removed.
+    /// Waits like [`CounterStore::written`], and ends the writing: the file may be removed then.
     pub(in crate::supervisor) async fn finish(&self) {
         self.written().await;
         self.0.lock().file = None;
@@ -148,7 +149,7 @@ impl Shared {
         self.state.lock().expect("no thread panics while it counts")
     }
 
-    /// Writes until there is no change that is not written.
+    /// Writes until the file has all changes.
     fn write_changes(&self) {
         loop {
             let mut state = self.lock();
@@ -174,7 +175,7 @@ pub fn kept_restarts(directory: &Path) -> u64 {
     read(&directory.join(COUNTS)).server_restarts
 }
 
-/// What cannot be read is counted anew.
+/// The counts in a file; zeros if it cannot be read.
 fn read(file: &Path) -> Counters {
     let mut text = Vec::new();
     let read = trust::open(OpenOptions::new().read(true), file).and_then(|mut kept| kept.read_to_end(&mut text));
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn counts_in_the_file_never_go_back_and_are_those_of_the_store_when_it_was_waited_for() {
+    async fn counts_in_the_file_never_go_back_and_equal_those_of_the_store_after_a_wait() {
         let directory = tempfile::tempdir().expect("a directory");
         let store = store_in(directory.path());
         let mut before = 0;

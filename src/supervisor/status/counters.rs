@@ -1,4 +1,4 @@
-//! What the supervisor counts of its pod. Little is counted here, and seldom; the counters of volumes are in their regions.
+//! What the supervisor counts of its pod: a few events, all rare. The counters of volumes are in their regions.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -6,38 +6,38 @@ use std::time::{Duration, SystemTime};
 use podfs_fuse::region::Distribution;
 use serde::{Deserialize, Serialize};
 
-/// The kubelet's groups for how long an operation took, in seconds.
+/// The kubelet's histogram buckets for the duration of operations, in seconds.
 pub const OPERATION_BOUNDS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
 
-/// The counts of a pod, those of its supervisors before included.
+/// The counts of a pod, including those of earlier supervisors.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(in crate::supervisor) struct Counters {
     /// Servers that replaced a dead one.
     pub(in crate::supervisor) server_restarts: u64,
-    pub(in crate::supervisor) operations: Vec<Operations>,
+    pub(in crate::supervisor) operations: Vec<OperationCounts>,
     /// By the name of the volume.
     pub(in crate::supervisor) refresh_errors: BTreeMap<String, Errors>,
-    /// How many servers had replaced a dead one when a volume was first served, by the name of each that is served.
+    /// The count of `server_restarts` when a volume was first served, by the name of each that is served.
     restarts_before: BTreeMap<String, u64>,
 }
 
 /// Operations of one kind, by how long they took.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(in crate::supervisor) struct Operations {
-    /// In the kubelet's words: `volume_mount`.
+pub(in crate::supervisor) struct OperationCounts {
+    /// The kubelet's name for it: `volume_mount`.
     pub(in crate::supervisor) name: String,
-    /// Likewise: `kubernetes.io/secret`.
+    /// The kubelet's name for it: `kubernetes.io/secret`.
     pub(in crate::supervisor) plugin: String,
     pub(in crate::supervisor) succeeded: bool,
     pub(in crate::supervisor) durations: Distribution,
 }
 
-/// What went wrong with a volume.
+/// The errors of a volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::supervisor) struct Errors {
     pub(in crate::supervisor) count: u64,
-    /// When that was last.
+    /// The time of the last one.
     pub(in crate::supervisor) last: SystemTime,
 }
 
@@ -47,29 +47,29 @@ impl Counters {
         self.restarts_before.get(volume).map_or(0, |before| self.server_restarts.saturating_sub(*before))
     }
 
-    /// An operation on a volume came to its end.
+    /// Counts an operation on a volume.
     pub(super) fn operated(&mut self, name: &str, plugin: &str, succeeded: bool, took: Duration) {
-        let is_it = |one: &&mut Operations| one.name == name && one.plugin == plugin && one.succeeded == succeeded;
+        let is_it = |one: &&mut OperationCounts| one.name == name && one.plugin == plugin && one.succeeded == succeeded;
         match self.operations.iter_mut().find(is_it) {
             Some(operations) => operations.durations.add(took),
             None => {
                 let mut durations = Distribution::new(&OPERATION_BOUNDS);
                 durations.add(took);
                 let (name, plugin) = (name.to_owned(), plugin.to_owned());
-                self.operations.push(Operations { name, plugin, succeeded, durations });
+                self.operations.push(OperationCounts { name, plugin, succeeded, durations });
             }
         }
     }
 
-    /// A volume could not be mounted or refreshed.
+    /// Counts a mount or refresh that failed.
     pub(super) fn failed(&mut self, volume: &str) {
         let now = SystemTime::now();
         let errors = self.refresh_errors.entry(volume.to_owned()).or_insert(Errors { count: 0, last: now });
         *errors = Errors { count: errors.count + 1, last: now };
     }
 
-    /// Whether a server serves this volume now, which may be so already: this or an earlier supervisor has mounted it. Gives
-    /// whether that is new.
+    /// Notes whether a server serves this volume now. An earlier supervisor may have noted the same. Returns whether
+    /// that is new.
     pub(super) fn served(&mut self, volume: &str, is_served: bool) -> bool {
         if self.restarts_before.contains_key(volume) == is_served {
             return false;

@@ -1,7 +1,7 @@
-//! The health of a pod's server: the history of its servers, and whether that is trouble.
+//! The health of a pod's server: the history of its servers, and whether that is a problem.
 //!
-//! A replaced server is no trouble by itself. It is trouble while there is no server, and for a minute after a server died that
-//! had answered nothing, or after several died.
+//! A replaced server is no problem by itself. It is one while there is no server, and for a minute after a server died
+//! that had answered nothing, or after several died.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -14,12 +14,12 @@ const RECENT: Duration = Duration::from_secs(60);
 /// So many recent restarts are too many.
 const MANY: usize = 3;
 
-/// The servers of a pod, as far as they are known.
+/// The servers of a pod, as far as the supervisor knows them.
 #[derive(Default)]
 pub(in crate::supervisor) struct Health {
     history: ServerHistory,
     version: Option<String>,
-    /// When the last servers were followed by another, at most [`MANY`].
+    /// When the last servers replaced another one, at most [`MANY`].
     restarted: VecDeque<Instant>,
 }
 
@@ -42,32 +42,32 @@ impl Health {
         self.version = version;
     }
 
-    /// The process that serves, if one does, after so many restarts.
+    /// The serving process, if there is one, with its count of restarts.
     pub(in crate::supervisor) fn status(&self, restarts: u64) -> Option<ServerStatus> {
         let pid = self.history.pid.and_then(|pid| u32::try_from(pid).ok())?;
         let process = ProcessStatus { pid, version: self.version.clone() };
         Some(ServerStatus { process, restarts })
     }
 
-    /// There is no server: how the last one ended, and how many have answered nothing.
+    /// If there is no server: how the last one ended, and how many have answered nothing.
     pub(in crate::supervisor) fn dead(&self) -> Option<String> {
-        let ServerHistory { pid: None, last_end: Some(how), in_vain, .. } = &self.history else { return None };
+        let ServerHistory { pid: None, last_end: Some(how), unanswered, .. } = &self.history else { return None };
         Some(format!(
             "no server answers, podfs starts another one; the last one ended ({how}){}",
-            in_vain_words(*in_vain)
+            unanswered_words(*unanswered)
         ))
     }
 
-    /// What is wrong with the servers after so many restarts, if anything is.
+    /// The problem with the servers after so many restarts, if there is one.
     pub(in crate::supervisor) fn trouble(&self, restarts: u64, now: Instant) -> Option<String> {
         let is_recent = |at: &&Instant| now.duration_since(**at) < RECENT;
         let recent = self.restarted.iter().rev().take_while(is_recent).count();
-        let ServerHistory { last_end, in_vain, .. } = &self.history;
+        let ServerHistory { last_end, unanswered, .. } = &self.history;
         self.dead().or_else(|| {
-            let few = recent < MANY && (recent == 0 || *in_vain == 0);
+            let few = recent < MANY && (recent == 0 || *unanswered == 0);
             let how = last_end.as_deref().unwrap_or("for an unknown reason");
             let text = format!("the server does not stay up: {} so far, the last one ended ({how})", times(restarts));
-            (!few).then(|| text + &in_vain_words(*in_vain))
+            (!few).then(|| text + &unanswered_words(*unanswered))
         })
     }
 }
@@ -76,8 +76,8 @@ fn times(restarts: u64) -> String {
     if restarts == 1 { "1 restart".to_owned() } else { format!("{restarts} restarts") }
 }
 
-fn in_vain_words(in_vain: u32) -> String {
-    match in_vain {
+fn unanswered_words(unanswered: u32) -> String {
+    match unanswered {
         0 => String::new(),
         1 => ", and had answered nothing".to_owned(),
         more => format!(", and {more} in a row had answered nothing"),
@@ -88,9 +88,9 @@ fn in_vain_words(in_vain: u32) -> String {
 mod tests {
     use super::*;
 
-    fn history(pid: Option<i32>, in_vain: u32) -> ServerHistory {
+    fn history(pid: Option<i32>, unanswered: u32) -> ServerHistory {
         let last_end = Some("killed by SIGKILL".to_owned());
-        ServerHistory { pid, last_end, in_vain, silent_sources: Vec::new() }
+        ServerHistory { pid, last_end, unanswered, silent_sources: Vec::new() }
     }
 
     #[test]

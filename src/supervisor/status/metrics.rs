@@ -1,4 +1,4 @@
-//! The metrics of a pod, from the status store. Nothing is counted for them alone.
+//! The metrics of a pod, from the status store.
 
 use std::fs;
 use std::sync::Mutex;
@@ -20,7 +20,7 @@ use crate::supervisor::volume::{Shown, VolumeLife};
 /// One reading at a time: several readings do not wait for the same silent source.
 static READING: Mutex<()> = Mutex::new(());
 
-/// The numbers of a pod at this moment. Takes a second where a source does not answer.
+/// The metrics of a pod at this moment. Takes a second where a source does not answer.
 pub(in crate::supervisor) fn read(store: &StatusStore) -> Reading {
     let _turn = READING.lock().expect("no thread panics while a reading is taken");
     let status = store.status();
@@ -30,7 +30,7 @@ pub(in crate::supervisor) fn read(store: &StatusStore) -> Reading {
     let mut reading = begun(&status);
     pod(&mut reading, &status);
     let known = store.known();
-    reading.tell(&START_TIME, &[], since_1970(known.started));
+    reading.add(&START_TIME, &[], since_1970(known.started));
     source(&mut reading, &known);
     store.counters().read(|counters| {
         counts(&mut reading, counters);
@@ -47,9 +47,9 @@ pub(in crate::supervisor) fn read(store: &StatusStore) -> Reading {
 }
 
 /// The metrics of a pod whose supervisor does not answer.
-pub fn unspoken(status: &PodStatus) -> Reading {
+pub fn without_answer(status: &PodStatus) -> Reading {
     let mut reading = begun(status);
-    reading.tell(&UP, &[], 0.0);
+    reading.add(&UP, &[], 0.0);
     state(&mut reading, status.state);
     reading
 }
@@ -60,27 +60,27 @@ fn begun(status: &PodStatus) -> Reading {
 }
 
 fn pod(reading: &mut Reading, status: &PodStatus) {
-    reading.tell(&UP, &[], 1.0);
+    reading.add(&UP, &[], 1.0);
     state(reading, status.state);
     let server = status.server.as_ref().map(|server| &server.process);
-    reading.tell(&SERVER_UP, &[], truth(server.is_some()));
+    reading.add(&SERVER_UP, &[], truth(server.is_some()));
     let processes = [("supervisor", status.supervisor.as_ref()), ("server", server)];
     for (role, process) in processes.into_iter().filter_map(|(role, process)| Some((role, process?))) {
         let version = process.version.as_deref().unwrap_or(VERSION);
-        reading.tell(&BUILD_INFO, &[role, version], 1.0);
+        reading.add(&BUILD_INFO, &[role, version], 1.0);
         if let Some(bytes) = resident(process.pid) {
-            reading.tell(&RESIDENT_MEMORY, &[role], bytes);
+            reading.add(&RESIDENT_MEMORY, &[role], bytes);
         }
     }
     for state in VolumeState::ALL {
         let count = status.volumes.iter().filter(|volume| volume.state == state).count();
-        reading.tell(&VOLUMES, &[&word(state)], count as f64);
+        reading.add(&VOLUMES, &[&word(state)], count as f64);
     }
 }
 
 fn state(reading: &mut Reading, state: PodState) {
     for one in PodState::ALL {
-        reading.tell(&POD_STATE, &[&word(one)], truth(one == state));
+        reading.add(&POD_STATE, &[&word(one)], truth(one == state));
     }
 }
 
@@ -90,80 +90,80 @@ fn word(state: impl Serialize) -> String {
 }
 
 fn counts(reading: &mut Reading, counters: &Counters) {
-    reading.tell(&SERVER_RESTARTS, &[], counters.server_restarts as f64);
+    reading.add(&SERVER_RESTARTS, &[], counters.server_restarts as f64);
     for one in &counters.operations {
         let status = if one.succeeded { "success" } else { "fail-unknown" };
-        reading.tell_durations(&STORAGE_OPERATIONS, &[&one.name, &one.plugin, status, "false"], &one.durations);
+        reading.add_durations(&STORAGE_OPERATIONS, &[&one.name, &one.plugin, status, "false"], &one.durations);
     }
 }
 
-/// What is known of where objects come from.
+/// The metrics of the source of objects.
 fn source(reading: &mut Reading, known: &StoredStatus) {
     let contacts = known.contacts.all();
     if !contacts.is_empty() {
         let connected = contacts.iter().all(|(_, contact)| contact.connected);
         let troubled = contacts.iter().filter(|(_, contact)| contact.trouble.is_some()).count();
-        reading.tell(&SOURCE_CONNECTED, &[], truth(connected));
-        reading.tell(&SOURCE_OBJECTS, &[], contacts.len() as f64);
-        reading.tell(&SOURCE_OBJECTS_IN_TROUBLE, &[], troubled as f64);
+        reading.add(&SOURCE_CONNECTED, &[], truth(connected));
+        reading.add(&SOURCE_OBJECTS, &[], contacts.len() as f64);
+        reading.add(&SOURCE_OBJECTS_IN_TROUBLE, &[], troubled as f64);
     }
     for (key, expires) in known.tokens.expirations() {
         let (audience, life) = (key.audience.as_deref().unwrap_or_default(), key.expiration_seconds.to_string());
-        reading.tell(&TOKEN_EXPIRATION, &[audience, &life], since_1970(expires));
+        reading.add(&TOKEN_EXPIRATION, &[audience, &life], since_1970(expires));
     }
 }
 
 fn volume(reading: &mut Reading, report: &VolumeReport, errors: Option<&Errors>) {
     let name = report.name.as_str();
-    reading.tell(&VOLUME_CURRENT, &[name], truth(report.state() == VolumeState::Live));
-    reading.tell(&REFRESH_ERRORS, &[name], errors.map_or(0, |errors| errors.count) as f64);
+    reading.add(&VOLUME_CURRENT, &[name], truth(report.state() == VolumeState::Live));
+    reading.add(&REFRESH_ERRORS, &[name], errors.map_or(0, |errors| errors.count) as f64);
     if let Some(errors) = errors {
-        reading.tell(&LAST_REFRESH_ERROR, &[name], since_1970(errors.last));
+        reading.add(&LAST_REFRESH_ERROR, &[name], since_1970(errors.last));
     }
     let Some(watch) = &report.watch else { return };
     for (operation, count) in watch.requests_by_operation() {
-        reading.tell(&FUSE_REQUESTS, &[name, operation], count as f64);
+        reading.add(&FUSE_REQUESTS, &[name, operation], count as f64);
     }
     if let Some(generation) = report.state.generation() {
         let commits = watch.commits();
-        reading.tell(&GENERATION, &[name], commits.count() as f64);
+        reading.add(&GENERATION, &[name], commits.count() as f64);
         if let Some(made_at) = GenerationName::made_at(generation) {
-            reading.tell(&GENERATION_TIME, &[name], since_1970(made_at));
+            reading.add(&GENERATION_TIME, &[name], since_1970(made_at));
         }
-        reading.tell(&OLD_GENERATIONS, &[name], report.old.generations as f64);
-        reading.tell(&OLD_GENERATION_BYTES, &[name], report.old.bytes as f64);
-        reading.tell_durations(&COMMIT_DURATION, &[name], &commits);
-        reading.tell_durations(&PROPAGATION, &[name], &watch.propagations());
+        reading.add(&OLD_GENERATIONS, &[name], report.old.generations as f64);
+        reading.add(&OLD_GENERATION_BYTES, &[name], report.old.bytes as f64);
+        reading.add_durations(&COMMIT_DURATION, &[name], &commits);
+        reading.add_durations(&PROPAGATION, &[name], &watch.propagations());
     }
 }
 
 /// A volume that shows something of the host. The usage of a source that does not answer is left out.
 fn host(reading: &mut Reading, report: &VolumeReport, usage: Option<&DriverUsage>) {
     let name = report.name.as_str();
-    reading.tell(&SOURCE_ANSWERING, &[name], truth(usage.is_some() && !report.source_is_silent));
-    // What a directory of the host is on is the node's, not the pod's (ME-03).
+    reading.add(&SOURCE_ANSWERING, &[name], truth(usage.is_some() && !report.source_is_silent));
+    // The file system of a directory of the host is the node's, not the pod's (ME-03).
     let (Some(usage), true) = (usage, report.has_room) else { return };
     let labels = [name, report.claim.as_deref().unwrap_or_default()];
-    let mut tell = |family, number: u64| reading.tell(family, &labels, number as f64);
+    let mut add = |family, number: u64| reading.add(family, &labels, number as f64);
     if let Some(bytes) = usage.bytes {
-        tell(&CAPACITY_BYTES, bytes.total);
-        // Of a device, only the containers know what is in use.
+        add(&CAPACITY_BYTES, bytes.total);
+        // Only the containers know how much of a device is in use.
         if report.state.shown().is_none_or(|shown| !matches!(shown, Shown::Device(_))) {
-            tell(&AVAILABLE_BYTES, bytes.available);
-            tell(&USED_BYTES, bytes.used);
+            add(&AVAILABLE_BYTES, bytes.available);
+            add(&USED_BYTES, bytes.used);
         }
     }
     if let Some(inodes) = usage.inodes {
-        tell(&INODES, inodes.total);
-        tell(&INODES_FREE, inodes.available);
-        tell(&INODES_USED, inodes.used);
+        add(&INODES, inodes.total);
+        add(&INODES_FREE, inodes.available);
+        add(&INODES_USED, inodes.used);
     }
     if let Some(condition) = &usage.condition {
-        tell(&ABNORMAL, u64::from(!condition.is_empty()));
+        add(&ABNORMAL, u64::from(!condition.is_empty()));
     }
 }
 
-/// Where to look for the room of volumes that are mounted and show something of the host.
+/// The looks at the capacity of mounted volumes that show something of the host.
 fn looks(known: &StoredStatus) -> Vec<Look> {
     let look = |(place, report): (&usize, &VolumeReport)| {
         let (shown, path) = match &report.state {
@@ -183,14 +183,14 @@ fn looks(known: &StoredStatus) -> Vec<Look> {
     known.volumes.iter().filter_map(look).collect()
 }
 
-/// Bytes of memory that a process has.
+/// The resident memory of a process, in bytes.
 fn resident(pid: u32) -> Option<f64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     Some(kilobytes.split_whitespace().next()?.parse::<f64>().ok()? * 1024.0)
 }
 
-/// A time as metrics tell it, in seconds.
+/// A time in seconds since 1970.
 fn since_1970(time: SystemTime) -> f64 {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

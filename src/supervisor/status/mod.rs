@@ -5,12 +5,12 @@
 //! | `pod_status` | the status as JSON: the types |
 //! | `store` | the state of the pod at this moment, for `podfs status` and metrics |
 //! | [`report`] | readiness and state, reported to people, to the node agent and to systemd |
-//! | `progress` | what a terminal shows while volumes come up, below the log |
-//! | `health` | whether the history of the servers is trouble |
+//! | `progress` | the lines below the log of a terminal while volumes come up |
+//! | `health` | whether the history of the servers is a problem |
 //! | [`metrics`] | the status in numbers |
-//! | `counters` | what is counted |
+//! | `counters` | the counts |
 //! | `counter_store` | the counters, shared, and kept for the next supervisor |
-//! | `capacity` | how much room there is in volumes whose sources may not answer |
+//! | `capacity` | the capacity of volumes whose sources may not answer |
 
 mod capacity;
 mod counter_store;

@@ -13,7 +13,7 @@ use crate::supervisor::volume::Expansion;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodStatus {
-    /// Its namespace, unless no process and no file knows it any more.
+    /// Its namespace, if a process or a file still has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
     /// Its name, likewise.
@@ -21,42 +21,42 @@ pub struct PodStatus {
     pub name: Option<String>,
     /// Its uid.
     pub uid: String,
-    /// How it is.
+    /// Its state.
     pub state: PodState,
     /// Why it is not [`PodState::Running`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Since when the API server cannot be reached, or has the pod no more (RFC 3339), as far as that is the reason.
+    /// Since when the API server cannot be reached, or no longer has the pod (RFC 3339), if that is the reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_since: Option<String>,
     /// The process that owns the volumes, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub supervisor: Option<ProcessStatus>,
-    /// The process that answers for them, if there is one.
+    /// The process that answers FUSE requests, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<ServerStatus>,
-    /// Its volumes, in the order of the manifest: all of them, if its supervisor answers, none otherwise.
+    /// Its volumes, in the order of the manifest, if its supervisor answers; otherwise none.
     pub volumes: Vec<VolumeStatus>,
-    /// What its supervisor asks an API server for.
+    /// The objects that its supervisor gets from an API server.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub objects: Vec<ObjectStatus>,
 }
 
-/// How a pod is.
+/// The state of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum PodState {
     /// Every volume is mounted and current.
     Running,
-    /// It is served, but not as it should be.
+    /// podfs serves it, but something is wrong.
     Degraded,
     /// The API server has deleted the pod. podfs serves its volumes until a signal stops it.
     PodDeleted,
-    /// Its supervisor is gone, and its server goes on: nothing is refreshed until the next `podfs run` of the pod.
+    /// Its supervisor has ended, and its server goes on: nothing is refreshed until the next `podfs run` of the pod.
     NoSupervisor,
     /// A process holds the claim on the pod, but does not answer.
     NotAnswering,
-    /// No process serves it any more, but something of it is left.
+    /// No process serves it, but something of it is left on the node.
     Dead,
 }
 
@@ -66,7 +66,7 @@ pub enum PodState {
 pub struct ProcessStatus {
     /// Its process id.
     pub pid: u32,
-    /// Which podfs it is, if it said so.
+    /// The version of its podfs, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
 }
@@ -78,7 +78,7 @@ pub struct ServerStatus {
     /// The process.
     #[serde(flatten)]
     pub process: ProcessStatus,
-    /// How often another one had to take its place.
+    /// How many servers have replaced another one.
     pub restarts: u64,
 }
 
@@ -90,33 +90,33 @@ pub struct VolumeStatus {
     pub name: String,
     /// Its kind, as the manifest says it: `configMap`.
     pub kind: String,
-    /// Where it is, or is going to be, mounted; unknown until its PersistentVolume is known.
+    /// Where it is, or is going to be, mounted; absent until its PersistentVolume is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// Where it is in its life.
+    /// Its state.
     pub state: VolumeState,
     /// Why it is not [`VolumeState::Live`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// How it is served, once it is: `zero-message`, `audited`, `passthrough`, `read-write`, `bind` or `nfs`.
+    /// How podfs serves it, once it does: `zero-message`, `audited`, `passthrough`, `read-write`, `bind` or `nfs`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
-    /// Whose NFS client is used, for a volume of an NFS server: `user` is podfs's own, `kernel` the kernel's.
+    /// The NFS client of a volume of an NFS server: `user` is podfs's own, `kernel` the kernel's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
-    /// How requests come to podfs: `/dev/fuse` or `io_uring`.
+    /// How requests reach podfs: `/dev/fuse` or `io_uring`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
     /// The generation of files that it shows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation: Option<String>,
-    /// For how many seconds it has shown it.
+    /// For how many seconds it has shown that generation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation_age_seconds: Option<u64>,
-    /// How many generations before that it still keeps, for programs that just resolved `..data`.
+    /// How many earlier generations it keeps, for programs that have just resolved `..data`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub old_generations: Option<usize>,
-    /// Bytes of memory that they take.
+    /// The memory that they take, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub old_generation_bytes: Option<u64>,
     /// FUSE requests served so far, as far as they are known.
@@ -131,10 +131,10 @@ pub struct VolumeStatus {
     /// A supplemental group that containers need to use it (PV-04).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub supplemental_group: Option<u32>,
-    /// How its last growth on the node came out, while its claim does not have that size yet.
+    /// The outcome of its last growth on the node, until its claim has that size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expansion: Option<ExpansionStatus>,
-    /// How many servers it has outlived.
+    /// How many servers have been replaced since it was mounted.
     pub restarts: u64,
     /// The last error, even if the volume has recovered since.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -156,7 +156,7 @@ pub struct ExpansionStatus {
 }
 
 impl ExpansionStatus {
-    /// Of a growth with this outcome.
+    /// The status of a growth with this outcome.
     pub(in crate::supervisor) fn of(Expansion { bytes, failure }: Expansion) -> Self {
         let infeasible = failure.as_ref().is_some_and(|failure| failure.is_infeasible);
         Self { bytes, error: failure.map(|failure| failure.sentence), infeasible }
@@ -169,16 +169,16 @@ impl ExpansionStatus {
 pub struct AuditStatus {
     /// FUSE messages that an open waits for.
     pub messages_per_open: u32,
-    /// FUSE messages at its close, which no process waits for.
+    /// FUSE messages at its close, for which no process waits.
     pub messages_per_close: u32,
     /// Opens since it was mounted.
     pub opens: u64,
-    /// Those of them whose lines could not be written.
+    /// Opens whose lines could not be written.
     pub lost: u64,
 }
 
 impl AuditStatus {
-    /// Of a volume with so many.
+    /// The status of a volume with these counts.
     pub(in crate::supervisor) fn of(count: OpenCount) -> Self {
         Self { messages_per_open: 1, messages_per_close: 1, opens: count.opens, lost: count.lost }
     }
@@ -188,23 +188,23 @@ impl AuditStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectStatus {
-    /// What it goes by: `ConfigMap default/app`.
+    /// Its kind, namespace and name: `ConfigMap default/app`.
     pub object: String,
-    /// Up to which version of the server everything is known of it, if anything is.
+    /// The server's version up to which podfs knows all changes of it, if it knows any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource_version: Option<String>,
-    /// What is done about it: `listing`, `connecting`, `watching`, `polling`, `waiting` after something failed, or
+    /// What podfs does about it: `listing`, `connecting`, `watching`, `polling`, `waiting` after something failed, or
     /// `settled` when it cannot change any more.
     pub watch: String,
-    /// How many seconds ago the server last said something about it.
+    /// How many seconds ago the server last sent something about it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub contact_age_seconds: Option<u64>,
-    /// What is wrong at this moment.
+    /// The problem at this moment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
 }
 
-/// Where a volume is in its life.
+/// The state of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum VolumeState {
@@ -214,15 +214,15 @@ pub enum VolumeState {
     Live,
     /// Mounted; the last refresh failed.
     Behind,
-    /// Mounted; what it shows of the host does not answer.
+    /// Mounted; its source does not answer.
     Silent,
     /// Served, but its path does not show it: another process has unmounted it or mounted something over it.
     Hidden,
 }
 
 impl PodStatus {
-    /// A pod whose supervisor does not speak for it.
-    pub fn unspoken(uid: &str, state: PodState, reason: impl Into<String>) -> PodStatus {
+    /// The status of a pod whose supervisor does not answer.
+    pub fn without_answer(uid: &str, state: PodState, reason: impl Into<String>) -> PodStatus {
         PodStatus {
             namespace: None,
             name: None,
@@ -245,7 +245,7 @@ impl PodStatus {
         }
     }
 
-    /// A hash of the status without ages, counts of requests and what old generations take.
+    /// A hash of the status without ages, counts of requests and the memory of old generations.
     pub(in crate::supervisor) fn digest(&self) -> u64 {
         let mut plain = self.clone();
         for volume in &mut plain.volumes {
@@ -261,20 +261,20 @@ impl PodStatus {
         hasher.finish()
     }
 
-    /// Whether it may change without anything that the supervisor's task does: with time, or with an API server.
+    /// Whether the status may change without the supervisor's task: with time, or through an API server.
     pub(in crate::supervisor) fn may_recover_alone(&self) -> bool {
         self.state != PodState::Running || !self.objects.is_empty()
     }
 }
 
 impl VolumeState {
-    /// All there are.
+    /// All states.
     pub const ALL: [VolumeState; 5] =
         [VolumeState::Waiting, VolumeState::Live, VolumeState::Behind, VolumeState::Silent, VolumeState::Hidden];
 }
 
 impl PodState {
-    /// All there are.
+    /// All states.
     pub const ALL: [PodState; 6] = [
         PodState::Running,
         PodState::Degraded,
@@ -284,7 +284,7 @@ impl PodState {
         PodState::Dead,
     ];
 
-    /// For people.
+    /// The state in a word for people.
     pub fn word(self) -> &'static str {
         match self {
             PodState::Running => "running",
@@ -296,7 +296,8 @@ impl PodState {
         }
     }
 
-    /// How a pod that is served is: as its volumes are, unless there is `trouble` with all of them.
+    /// The state of a pod that podfs serves, and the reason: the problems of its volumes, and `trouble`, which concerns
+    /// all of them.
     pub fn of(volumes: &[VolumeStatus], trouble: Option<&str>) -> (PodState, Option<String>) {
         let each = volumes.iter().filter_map(|volume| {
             let reason = volume.reason.as_deref().unwrap_or("for an unknown reason");
@@ -345,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_as_its_worst_volume() {
+    fn a_pod_has_the_state_of_its_worst_volume() {
         let live = volume(VolumeState::Live, None);
         assert_eq!(PodState::of(&[], None), (PodState::Running, None));
         assert_eq!(PodState::of(std::slice::from_ref(&live), None), (PodState::Running, None));

@@ -1,7 +1,8 @@
-//! What a person at a terminal sees while volumes come up: a few lines below the log, updated in place.
+//! The progress of volumes that come up, on a terminal: a few lines below the log, updated in place.
 //!
-//! Standard error has these lines and the log, so both are written here: a log line takes the place of these lines for a moment.
-//! Nothing is hidden and no mode of the terminal is changed, so nothing has to be restored, however podfs ends.
+//! Standard error has these lines and the log, so this module writes both: a log line takes the place of these lines
+//! for a moment. podfs hides nothing and changes no mode of the terminal, so nothing has to be restored, however podfs
+//! ends.
 
 use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard};
@@ -14,32 +15,32 @@ use crate::manifest::pod::PodIdentity;
 
 /// Most volumes that are listed as waiting.
 const MOST_ROWS: usize = 8;
-/// A terminal that does not say how large it is.
+/// The columns and rows of a terminal that does not report its size.
 const USUAL_SIZE: (usize, usize) = (80, 24);
 
-/// The lines that are to be seen, if there are any.
+/// The lines that the terminal shows now.
 static SHOWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
-/// How far the volumes have come.
+/// The progress of the volumes.
 pub(in crate::supervisor) struct Upcoming<'a> {
-    /// Whose volumes they are, if they are a pod's.
+    /// The pod, if they belong to one.
     pub(in crate::supervisor) pod: Option<&'a PodIdentity>,
     /// How many there will be.
     pub(in crate::supervisor) expected: usize,
-    /// Those that are up.
+    /// The names of the volumes that are up.
     pub(in crate::supervisor) up: Vec<&'a str>,
-    /// Those that wait, with the reason.
+    /// The names of those that wait, with the reason.
     pub(in crate::supervisor) waiting: Vec<(&'a str, &'a str)>,
 }
 
-/// The lines of one pod. They are gone when it is dropped.
+/// The lines of one pod. Dropping it removes them from the terminal.
 pub(in crate::supervisor) struct StandardErrorLines {
     wanted: bool,
     lines: Vec<String>,
 }
 
 impl StandardErrorLines {
-    /// None are seen yet, and never if they are not `wanted`, or if there is no terminal that could show them.
+    /// No lines yet, and none ever if they are not `wanted`, or if no terminal can show them.
     pub(in crate::supervisor) fn new(wanted: bool) -> Self {
         Self { wanted: wanted && can_be_drawn_on(), lines: Vec::new() }
     }
@@ -49,7 +50,7 @@ impl StandardErrorLines {
         self.wanted
     }
 
-    /// Shows this in the place of what is shown.
+    /// Replaces the lines.
     pub(in crate::supervisor) fn show(&mut self, upcoming: &Upcoming<'_>) {
         let lines = upcoming.lines(size_of_terminal());
         if !self.wanted || lines == self.lines {
@@ -64,7 +65,7 @@ impl StandardErrorLines {
         bar.set_message(self.lines.join("\n"));
     }
 
-    /// Takes the lines away.
+    /// Removes the lines from the terminal.
     pub(in crate::supervisor) fn clear(&mut self) {
         self.lines.clear();
         if self.wanted
@@ -99,11 +100,11 @@ impl Upcoming<'_> {
     }
 }
 
-/// As much as there is room for, without what would move the cursor.
+/// The beginning of a line that fits, without characters that would move the cursor.
 fn fitted(line: &str, width: usize) -> String {
     let line = printable(line);
     let shown: Vec<_> = line.chars().map(|sign| if sign.is_control() { ' ' } else { sign }).collect();
-    // What ends at the last column may or may not begin a new line.
+    // A line that ends in the last column may or may not begin a new one.
     let room = width.saturating_sub(1).max(1);
     match shown.get(..room) {
         Some(start) if shown.len() > room => start[..room - 1].iter().chain(&['…']).collect(),
@@ -124,8 +125,8 @@ fn size_of_terminal() -> (usize, usize) {
     }
 }
 
-/// Standard error as it is drawn on. What is drawn at once is written with one call, and leaves the cursor at the beginning
-/// of a line: behind the last one, the `^C` of a Ctrl-C would begin a new one, and all would be one line off.
+/// Standard error as a canvas. Each drawing is one write(2), and leaves the cursor at the beginning of a line: behind
+/// the last one, the `^C` of a Ctrl-C would begin a new one, and all would be one line off.
 #[derive(Debug, Default)]
 struct Canvas(Mutex<String>);
 
@@ -190,7 +191,7 @@ fn shown() -> MutexGuard<'static, Option<ProgressBar>> {
     SHOWN.lock().expect("no thread panics while the lines are locked")
 }
 
-/// Standard error, for log lines. What cannot be written is lost: podfs goes on when the reader of the pipe is gone.
+/// Standard error, for log lines. Ignores errors: podfs goes on when the reader of the pipe has ended.
 pub(crate) struct StandardError;
 
 impl Write for StandardError {
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_up_and_what_waits_is_told() {
+    fn volumes_that_are_up_and_that_wait_are_shown() {
         let expected = ["podfs: 2 of 500 volumes are up: v0, v1", "  v2  waits: configmap \"a\" not found"];
         assert_eq!(lines(2, 1, (80, 24)), expected);
         assert_eq!(lines(0, 0, (80, 24)), ["podfs: 0 of 500 volumes are up"]);

@@ -3,9 +3,9 @@
 //! | to | when | what |
 //! |---|---|---|
 //! | people, on standard error | once, when ready | one line |
-//! | people at a terminal | until then | what is up and what waits, see `progress` |
+//! | people at a terminal | until then | the volumes that are up, and those that wait, see `progress` |
 //! | the node agent, on `--ready-fd` | once, when ready | one JSON object, then the end of the file |
-//! | systemd, by `sd_notify(3)` | at every change | `STATUS=`, `READY=1` when ready, and for each volume that is unmounted that it may take longer |
+//! | systemd, by `sd_notify(3)` | at every change | `STATUS=`, `READY=1` when ready, and `EXTEND_TIMEOUT_USEC=` for each volume that is unmounted |
 //! | clients of the control socket | at any time | the status store, see `store` |
 
 use std::collections::BTreeMap;
@@ -30,15 +30,16 @@ use crate::supervisor::server::ServerHistory;
 use crate::supervisor::volume::{PodVolume, VolumeLife};
 use crate::volume::Volume;
 
-/// How long it may take to unmount one volume, as in the unit: the content of an emptyDir is deleted with it. Microseconds.
+/// The time limit for the unmount of one volume, as in the unit: podfs also deletes the content of an emptyDir.
+/// Microseconds.
 const FOR_ONE_VOLUME: u32 = 5 * 60 * 1_000_000;
 
-/// What is served.
+/// What the supervisor serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportScope {
     /// The volumes of a pod.
     Pod,
-    /// One volume, that a person looks at.
+    /// One volume, for a person.
     Volume,
 }
 
@@ -91,31 +92,31 @@ impl Report {
         ready_fd: Option<OwnedFd>,
     ) -> Self {
         let (store, status) = (StatusStore::new(identity.clone(), volumes), String::new());
-        // A server that writes to the same terminal would be written over.
+        // A server that writes its access log to the same terminal would be overwritten.
         let is_quiet = volumes.iter().all(|volume| !volume.preferences.audit);
         let progress = StandardErrorLines::new(log_format == LogFormat::Text && is_quiet);
         Self { subject, identity, store, log_format, ready_fd, ready: false, status, progress }
     }
 
-    /// The supervisor begins.
+    /// Reports that the supervisor begins.
     pub(in crate::supervisor) fn started(&mut self) {
         if self.subject == ReportScope::Pod {
             info!("serving {} volume(s) of pod {}", self.store.known().volumes.len(), self.identity);
         }
     }
 
-    /// The form of what is printed on standard error.
+    /// The form of the lines on standard error.
     pub(in crate::supervisor) fn log_format(&self) -> LogFormat {
         self.log_format
     }
 
-    /// The volume at this place in the manifest was refreshed, as a part of `mounted`.
+    /// Notes that the volume at this place in the manifest was refreshed. `mounted` is its mount, which it may share.
     pub(in crate::supervisor) fn volume(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
         self.store.known().refreshed(place, volume, mounted);
         self.count_service(volume, mounted);
     }
 
-    /// The volume at this place is a part of `mounted`, as it is before its next refresh.
+    /// Notes the state of the volume at this place before its next refresh.
     pub(in crate::supervisor) fn found(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
         self.store.known().found(place, volume, mounted);
         self.count_service(volume, mounted);
@@ -125,45 +126,45 @@ impl Report {
         self.store.counters().served(volume.name.as_str(), mounted.watch().is_some());
     }
 
-    /// The pod has this volume at this place, too.
+    /// Adds a volume.
     pub(in crate::supervisor) fn add(&mut self, place: usize, volume: &Volume) {
         self.store.known().add(place, volume);
     }
 
-    /// The pod has no volume at this place any more.
+    /// Removes the volume at this place.
     pub(in crate::supervisor) fn remove(&mut self, place: usize) {
         let removed = self.store.known().remove(place);
         removed.iter().for_each(|volume| self.store.counters().served(&volume.name, false));
     }
 
-    /// The history of the servers, how many took the place of one that ended since the last time, and the version of the current
-    /// one.
+    /// Notes the history of the servers, how many have replaced another one since the last call, and the version of the
+    /// current one.
     pub(in crate::supervisor) fn server(&mut self, history: &ServerHistory, restarts: u32, version: Option<String>) {
         self.store.known().server(history, restarts, version);
         self.store.counters().restarted(restarts);
     }
 
-    /// Where to look for what is known of the talk with an API server.
+    /// Sets the record of contacts with an API server.
     pub(in crate::supervisor) fn contacts(&mut self, contacts: Contacts) {
         self.store.known().contacts(contacts);
     }
 
-    /// Goes on counting where the supervisor before stopped, in the pod's run directory.
+    /// Continues the counts of the supervisor before, in the pod's run directory.
     pub(in crate::supervisor) fn count_in(&mut self, directory: &Path) {
         self.store.counters().keep_in(directory);
     }
 
-    /// A volume could not be mounted or refreshed.
+    /// Counts a mount or refresh that failed.
     pub(in crate::supervisor) fn failed(&mut self, volume: &Volume) {
         self.store.counters().failed(volume.name.as_str());
     }
 
-    /// An operation on a volume came to its end.
+    /// Counts an operation on a volume that has ended.
     pub(in crate::supervisor) fn operated(&mut self, name: &str, plugin: &str, succeeded: bool, took: Duration) {
         self.store.counters().operated(name, plugin, succeeded, took);
     }
 
-    /// The tokens that volumes show from now on.
+    /// Sets the tokens that volumes show.
     pub(in crate::supervisor) fn tokens(&mut self, tokens: Tokens) {
         self.store.known().tokens = tokens;
     }
@@ -190,12 +191,12 @@ impl Report {
         }
     }
 
-    /// Takes away what a terminal shows of volumes that come up, until it changes.
+    /// Removes the progress from the terminal, until it changes.
     pub(in crate::supervisor) fn hide_progress(&mut self) {
         self.progress.clear();
     }
 
-    /// The supervisor ends.
+    /// Reports that the supervisor ends.
     pub(in crate::supervisor) fn stopping(&mut self) {
         self.hide_progress();
         self.store.known().trouble("podfs ends and unmounts the volumes");
@@ -203,18 +204,18 @@ impl Report {
         notify(&[NotifyState::Stopping, NotifyState::Status("unmounting")]);
     }
 
-    /// So many volumes are still to be unmounted.
+    /// Reports how many volumes are still to be unmounted.
     pub(in crate::supervisor) fn unmounting(&self, left: usize) {
         let status = format!("unmounting; {left} volumes are left");
         notify(&[NotifyState::ExtendTimeoutUsec(FOR_ONE_VOLUME), NotifyState::Status(&status)]);
     }
 
-    /// The supervisor ends, the server does not.
+    /// Reports that the supervisor ends and the server goes on.
     pub(in crate::supervisor) fn leaving(&self) {
         notify(&[NotifyState::Stopping, NotifyState::Status("the volumes are served on, and wait for the next podfs")]);
     }
 
-    /// Every volume's first generation is visible at its path.
+    /// Whether every volume's first generation is visible at its path.
     fn is_ready(&self) -> bool {
         let known = self.store.known();
         known.volumes.values().all(|volume| volume.tried && !matches!(volume.state, VolumeLife::Waiting(_)))
@@ -259,7 +260,7 @@ impl Report {
             ReportScope::Volume => format!("{}; Ctrl-C unmounts it", self.volume_places()),
         };
         match self.log_format {
-            // In one piece: a server may write there, too.
+            // In one write(2): a server may write there, too.
             LogFormat::Text => drop(StandardError.write_all(format!("podfs: {line}\n").as_bytes())),
             LogFormat::Json => info!("{line}"),
         }
@@ -278,8 +279,8 @@ impl Report {
         File::from(descriptor).write_all(&json)
     }
 
-    /// Volumes are listed by directory, with the mode of those the kernel does not keep by itself:
-    /// `config, data (passthrough) in /…/kubernetes.io~configmap`.
+    /// The names of the volumes by directory, with the mode of those without generations: `config, data (passthrough)
+    /// in /…/kubernetes.io~configmap`.
     fn places(&self) -> String {
         let known = self.store.known();
         let volumes = &known.volumes;
@@ -331,7 +332,7 @@ impl VolumeReport {
         }
     }
 
-    /// How the volume is served, where there is a choice.
+    /// The mode of a volume without generations.
     fn mode_if_passthrough(&self) -> Option<&'static str> {
         match &self.state {
             VolumeLife::Live(shown) | VolumeLife::Behind(shown, _) | VolumeLife::Hidden(shown, _)

@@ -1,5 +1,5 @@
-//! The state of the pod at this moment. The supervisor's task writes it; the threads that answer status requests read it. The
-//! lock is held for moments, and never across a wait; that of the counters is taken while it is held, never the other way round.
+//! The state of the pod at this moment. The supervisor's task writes it; the threads that answer status requests read
+//! it. No thread waits while it holds the lock, except for the lock of the counters, which is taken second.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -26,10 +26,10 @@ use crate::supervisor::server::ServerHistory;
 use crate::supervisor::volume::{Expansion, PodVolume, Shown, VolumeLife};
 use crate::volume::{Volume, VolumeSource};
 
-/// Which podfs this is.
+/// The version of this podfs.
 pub(in crate::supervisor) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The shared knowledge. Cheap to clone.
+/// The status of a pod, shared. Cheap to clone.
 #[derive(Clone)]
 pub(in crate::supervisor) struct StatusStore {
     known: Arc<Mutex<StoredStatus>>,
@@ -38,7 +38,7 @@ pub(in crate::supervisor) struct StatusStore {
     changed: Arc<watch::Sender<()>>,
 }
 
-/// Why the requests of a volume cannot be looked at.
+/// Why the requests of a volume cannot be watched.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::supervisor) enum WatchError {
     #[error("pod {pod} has no volume {name:?}; it has {names}")]
@@ -49,15 +49,15 @@ pub(in crate::supervisor) enum WatchError {
     Bind(String),
 }
 
-/// What is known.
+/// The status of a pod.
 pub(in crate::supervisor) struct StoredStatus {
     identity: PodIdentity,
     /// Since when the supervisor serves the pod.
     pub(in crate::supervisor) started: SystemTime,
     health: Health,
-    /// What else is wrong with all volumes at once.
+    /// Another problem of all volumes.
     trouble: Option<String>,
-    /// What is known of the talk with an API server.
+    /// The record of contacts with an API server.
     pub(in crate::supervisor) contacts: Contacts,
     /// The tokens that volumes show.
     pub(in crate::supervisor) tokens: Tokens,
@@ -65,7 +65,7 @@ pub(in crate::supervisor) struct StoredStatus {
     pub(in crate::supervisor) volumes: BTreeMap<usize, VolumeReport>,
 }
 
-/// What is known of a volume.
+/// The status of a volume.
 pub(in crate::supervisor) struct VolumeReport {
     pub(in crate::supervisor) name: String,
     pub(in crate::supervisor) kind: String,
@@ -74,26 +74,26 @@ pub(in crate::supervisor) struct VolumeReport {
     pub(in crate::supervisor) is_read_only: bool,
     expansion: Option<Expansion>,
     pub(in crate::supervisor) state: VolumeLife,
-    /// Whether a refresh of it has ended, or its source is being looked for.
+    /// Whether a refresh of it has ended, or podfs searches for its source.
     pub(in crate::supervisor) tried: bool,
-    /// Since when it shows its generation.
+    /// Since when its generation is visible.
     since: Instant,
-    /// What the generations before take that it still keeps.
+    /// The earlier generations that it still keeps.
     pub(in crate::supervisor) old: OldUsage,
     last_error: Option<String>,
-    /// Its source does not answer.
+    /// Whether its source does not answer.
     pub(in crate::supervisor) source_is_silent: bool,
     pub(in crate::supervisor) watch: Option<Watch>,
     /// The claim that it shows.
     pub(in crate::supervisor) claim: Option<String>,
-    /// Whether podfs reports how much room there is.
+    /// Whether podfs reports its capacity.
     pub(in crate::supervisor) has_room: bool,
-    /// What earlier looks at its room have left.
+    /// The state from earlier looks at its capacity.
     pub(in crate::supervisor) earlier: Earlier,
 }
 
 impl StatusStore {
-    /// All `volumes` wait.
+    /// A store in which all `volumes` wait.
     pub(in crate::supervisor) fn new(identity: PodIdentity, volumes: &[Volume]) -> Self {
         let waiting = volumes.iter().map(|volume| VolumeReport::waiting(volume, &identity)).enumerate().collect();
         let known = StoredStatus {
@@ -108,12 +108,12 @@ impl StatusStore {
         Self { known: Arc::new(Mutex::new(known)), counters: CounterStore::default(), changed: Arc::default() }
     }
 
-    /// What is known may have changed.
+    /// Announces that the status may have changed.
     pub(in crate::supervisor) fn note_change(&self) {
         self.changed.send_replace(());
     }
 
-    /// A way to wait for changes.
+    /// Receives the announcements of [`StatusStore::note_change`].
     pub(in crate::supervisor) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
@@ -126,7 +126,7 @@ impl StatusStore {
         &self.counters
     }
 
-    /// How the pod is, in the words of `podfs status`.
+    /// The pod's status, in the words of `podfs status`.
     pub(in crate::supervisor) fn status(&self) -> PodStatus {
         let known = self.known();
         let (restarts, volumes) = self.counters.read(|counters| {
@@ -150,10 +150,10 @@ impl StatusStore {
         }
     }
 
-    /// A way to look at the volume of this name.
+    /// The watch on the requests of the volume of this name.
     ///
     /// # Errors
-    /// Why there is none.
+    /// When there is no such volume, it is not mounted yet, or its requests do not reach podfs.
     pub(in crate::supervisor) fn watch(&self, name: &str) -> Result<Watch, WatchError> {
         let known = self.known();
         let Some(volume) = known.volumes.values().find(|volume| volume.name == name) else {
@@ -172,7 +172,7 @@ impl StatusStore {
 }
 
 impl StoredStatus {
-    /// The volume at this place was refreshed, as a part of `mounted`.
+    /// Notes that the volume at this place was refreshed. `mounted` is its mount, which it may share.
     pub(in crate::supervisor) fn refreshed(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
         self.found(place, volume, mounted);
         if let Some(report) = self.volumes.get_mut(&place) {
@@ -180,7 +180,7 @@ impl StoredStatus {
         }
     }
 
-    /// The volume at this place is a part of `mounted`, as it is before its next refresh.
+    /// Notes the state of the volume at this place before its next refresh.
     pub(in crate::supervisor) fn found(&mut self, place: usize, volume: &Volume, mounted: &PodVolume) {
         let before = self.volumes.remove(&place);
         let state = mounted.state().clone();
@@ -210,19 +210,19 @@ impl StoredStatus {
         self.volumes.insert(place, report);
     }
 
-    /// The pod has this volume at this place, too.
+    /// Adds a volume.
     pub(in crate::supervisor) fn add(&mut self, place: usize, volume: &Volume) {
         let report = VolumeReport::waiting(volume, &self.identity);
         self.volumes.insert(place, report);
     }
 
-    /// The pod has no volume at this place any more.
+    /// Removes the volume at this place.
     pub(in crate::supervisor) fn remove(&mut self, place: usize) -> Option<VolumeReport> {
         self.volumes.remove(&place)
     }
 
-    /// The history of the servers, how many took the place of one that ended since the last time, and the version of the current
-    /// one.
+    /// Notes the history of the servers, how many have replaced another one since the last call, and the version of the
+    /// current one.
     pub(in crate::supervisor) fn server(&mut self, history: &ServerHistory, restarts: u32, version: Option<String>) {
         self.health.note(history, restarts, version, Instant::now());
         for volume in self.volumes.values_mut().filter(|volume| volume.watch.is_some()) {
@@ -230,31 +230,31 @@ impl StoredStatus {
         }
     }
 
-    /// That there is no server at this moment.
+    /// The problem, if there is no server at this moment.
     pub(in crate::supervisor) fn server_is_dead(&self) -> Option<String> {
         self.health.dead()
     }
 
-    /// Where to look for what is known of the talk with an API server.
+    /// Sets the record of contacts with an API server.
     pub(in crate::supervisor) fn contacts(&mut self, contacts: Contacts) {
         self.contacts = contacts;
     }
 
-    /// What is wrong with all volumes at once from now on.
+    /// Sets a problem of all volumes.
     pub(in crate::supervisor) fn trouble(&mut self, trouble: &str) {
         self.trouble = Some(trouble.to_owned());
     }
 }
 
-/// Since when a generation is shown that this supervisor may not have made. Clocks can be set; then it is as if it were.
+/// When a generation became visible that an earlier supervisor may have made; now, if the clock was set back.
 fn since(generation: Option<&GenerationName>) -> Instant {
     let age = generation.and_then(GenerationName::made_at).and_then(|made_at| made_at.elapsed().ok());
     let now = Instant::now();
     age.and_then(|age| now.checked_sub(age)).unwrap_or(now)
 }
 
-/// The state of a pod whose objects come from an API server: `of_volumes`, unless the server has deleted the pod or cannot be
-/// reached. Gives the time since when that is so, too.
+/// The state of a pod whose objects come from an API server, with the reason: `of_volumes`, unless the server has
+/// deleted the pod or cannot be reached. Then also the time since when.
 fn with_source(
     contacts: &Contacts,
     of_volumes: (PodState, Option<String>),
@@ -287,7 +287,7 @@ fn object((object, contact): (String, Contact)) -> ObjectStatus {
 }
 
 impl VolumeReport {
-    /// A volume of which nothing is known but what the manifest says.
+    /// The report of a volume of which only the manifest is known.
     fn waiting(volume: &Volume, pod: &PodIdentity) -> Self {
         Self {
             name: volume.name.to_string(),
@@ -313,7 +313,7 @@ impl VolumeReport {
         self.state.generation()
     }
 
-    /// Where it is in its life, in the words of `podfs status`.
+    /// Its state, in the words of `podfs status`.
     pub(in crate::supervisor) fn state(&self) -> VolumeState {
         match &self.state {
             VolumeLife::Waiting(_) => VolumeState::Waiting,
@@ -353,7 +353,7 @@ impl VolumeReport {
     }
 }
 
-/// How requests come to podfs.
+/// How requests reach podfs.
 fn transport(watch: &Watch) -> &'static str {
     if watch.is_over_io_uring() { "io_uring" } else { "/dev/fuse" }
 }

@@ -1,5 +1,5 @@
-//! A volume that a supervisor before has mounted, and what that supervisor says of it. The bytes of [`About`] are a format: other
-//! versions of podfs read them.
+//! A volume that an earlier supervisor has mounted, and what that recorded of it. The bytes of [`About`] are a format:
+//! other versions of podfs read them.
 
 use std::path::PathBuf;
 
@@ -7,20 +7,20 @@ use podfs_fuse::client::AdoptedVolume;
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
 use serde::{Deserialize, Serialize};
 
-/// What a supervisor says of a volume to the one that adopts it, beside its name.
+/// What a supervisor records of a volume for the one that adopts it, beside its name.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(in crate::supervisor) struct About {
-    /// Where it is to be seen.
+    /// Where it is visible.
     pub(in crate::supervisor) path: PathBuf,
     /// A group that containers need to use it.
     #[serde(default)]
     pub(in crate::supervisor) group: Option<u32>,
-    /// Whether it is to be seen read-only. A podfs of an earlier version does not say it.
+    /// Whether it is visible read-only; `None` from an earlier version of podfs.
     #[serde(default)]
     pub(in crate::supervisor) read_only: Option<bool>,
 }
 
-/// A volume that is served and seen already.
+/// A volume that is served and visible already.
 pub(in crate::supervisor) struct KeptVolume {
     pub(in crate::supervisor) about: About,
     pub(in crate::supervisor) served: AdoptedVolume,

@@ -1,5 +1,5 @@
-//! A volume that containers get as a block device (`volumeMode: Block`). Nothing is mounted: the device is held open, and
-//! links lead to it.
+//! A volume that containers get as a block device (`volumeMode: Block`). Nothing is mounted: podfs holds the device
+//! open, and makes links to it.
 
 use std::path::Path;
 use std::time::Instant;
@@ -20,13 +20,13 @@ use crate::manifest::PodView;
 use crate::supervisor::volume::adopted::KeptVolume;
 use crate::volume::{Claim, Volume, VolumeSource};
 
-/// A block device of the pod, once its PersistentVolume was found.
+/// A block device for the pod.
 pub(super) struct DeviceVolume {
     claim: Claim,
     setting: Setting,
     group: Option<u32>,
     read_only: bool,
-    /// Its links, as soon as it is known where they are. An earlier podfs of the pod may have made them.
+    /// Its links, as soon as their place is known. An earlier podfs of the pod may have made them.
     links: Option<BlockVolume>,
     /// The device that the pod has, held open.
     device: Option<BlockDevice>,
@@ -35,7 +35,7 @@ pub(super) struct DeviceVolume {
 }
 
 impl DeviceVolume {
-    /// Whether a volume is one that containers get as a block device.
+    /// Whether containers get this volume as a block device.
     pub(super) fn is_for(spec: &Volume) -> bool {
         matches!(&spec.source, VolumeSource::Claim(claim) if claim.usage.device)
     }
@@ -53,7 +53,8 @@ impl DeviceVolume {
         }
     }
 
-    /// Has the CSI driver grow the device when its PersistentVolume has grown. A local device has the size that it has.
+    /// Makes the CSI driver grow the device when its PersistentVolume has grown. The size of a local device does not
+    /// change.
     fn follow_capacity(&mut self, spec: &Volume, pod: &PodView) -> Result<(), Trouble> {
         let Some(bound) = resolve(spec, &self.claim, pod).ok().filter(|bound| self.growth.is_due(bound)) else {
             return Ok(());
@@ -109,7 +110,7 @@ impl Mounter for DeviceVolume {
         &self.setting
     }
 
-    /// The link to the device, once it is known where it is to be.
+    /// The link to the device, once its place is known.
     fn path(&self) -> Option<&Path> {
         self.links.as_ref().map(BlockVolume::link)
     }
@@ -146,7 +147,7 @@ impl Mounter for DeviceVolume {
         Ok(shown)
     }
 
-    /// Takes the device away from the pod: removes its links, then closes it.
+    /// Releases the device: removes its links, then closes it.
     fn take_down(self: Box<Self>, volume: &str, _: PodEnd) -> Result<(), MountError> {
         let Self { links, device, .. } = *self;
         links.map_or(Ok(()), |links| links.unmap()).unwrap_or_else(|error| warn!("volume {volume:?}: {error}"));

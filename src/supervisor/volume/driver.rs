@@ -1,7 +1,7 @@
-//! A volume that a driver of the node mounts: its home in the pod's directory, and the part of the driver's mount that is served.
+//! A volume that a driver of the node mounts: its home in the pod's directory, and the mount that podfs serves.
 //!
-//! What is served is a clone of the driver's mount. So the driver can unmount its own mount at any time, even while containers
-//! have files of the volume open.
+//! podfs serves a clone of the driver's mount. So the driver can unmount its own mount at any time, even while
+//! containers have files of the volume open.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -29,7 +29,7 @@ use crate::supervisor::run_dir::site::Site;
 use crate::volume::migration::complete;
 use crate::volume::{Csi, Flex, SecretReference, ServedBy, TokenKey, Volume};
 
-/// How often a CSI driver is called again that wants to (the kubelet: each 63 to 84 s).
+/// How often podfs calls a CSI driver with `requiresRepublish` again (the kubelet: each 63 to 84 s).
 const REPUBLISH: Duration = Duration::from_secs(75);
 
 impl From<DriverError> for Trouble {
@@ -38,7 +38,8 @@ impl From<DriverError> for Trouble {
     }
 }
 
-/// Has a FlexVolume driver mount a volume, by the name of its PersistentVolume or its own, and plans how it is shown at `path`.
+/// Makes a FlexVolume driver mount a volume, under the name of its PersistentVolume or its own, and plans the mount at
+/// `path`.
 pub(super) fn mount_flex(
     setting: &Setting,
     spec: &Volume,
@@ -62,7 +63,7 @@ pub(super) fn mount_flex(
     plan(spec, path, mount.set_up(&home)?, access(read_only))
 }
 
-/// Has a CSI driver mount a volume, that of a PersistentVolume or of the pod, and plans how it is shown at `path`.
+/// Makes a CSI driver mount a volume, that of a PersistentVolume or of the pod, and plans the mount at `path`.
 pub(super) fn mount_csi(
     setting: &Setting,
     spec: &Volume,
@@ -79,19 +80,19 @@ pub(super) fn mount_csi(
     Ok((plan(spec, path, source, access(read_only))?, republication))
 }
 
-/// Whether the CSI driver of a mounted volume wants to be called again from time to time.
+/// Whether the CSI driver of a mounted volume has `requiresRepublish`.
 #[derive(Default)]
 pub(super) struct Republication {
     is_wanted: bool,
 }
 
 impl Republication {
-    /// How long to wait until the next call, if the driver wants one.
+    /// The pause before the next call, if the driver has `requiresRepublish`.
     pub(super) fn next(&self) -> Option<Duration> {
         self.is_wanted.then_some(REPUBLISH)
     }
 
-    /// Calls the driver again, if it wants to be called.
+    /// Calls the driver again, if its CSIDriver object still has `requiresRepublish`.
     pub(super) fn publish_again(
         &mut self,
         setting: &Setting,
@@ -110,7 +111,7 @@ impl Republication {
     }
 }
 
-/// Has the CSI driver of a PersistentVolume make it a block device.
+/// Makes the CSI driver of a PersistentVolume provide it as a block device.
 pub(super) fn map_csi(
     setting: &Setting,
     spec: &Volume,
@@ -123,7 +124,7 @@ pub(super) fn map_csi(
     Ok(call.mount(spec, Some(bound), pod, &drivers).set_up_device(&home)?)
 }
 
-/// Has the CSI driver of a PersistentVolume grow it, if that has more bytes than when the driver was asked last.
+/// Makes the CSI driver of a PersistentVolume grow it, if that has more bytes than at the driver's last call.
 pub(super) fn expand_csi(
     setting: &Setting,
     spec: &Volume,
@@ -135,7 +136,7 @@ pub(super) fn expand_csi(
     let (drivers, home) = home(setting, Csi::DIRECTORY, &bound.name)?;
     let record = home.read().unwrap_or_default();
     if bound.read_only || !record.published || record.capacity >= bound.capacity {
-        // Another supervisor of the pod may have had it grown.
+        // Another supervisor of the pod may have grown it.
         growth.succeed(bound, record.expanded.is_some_and(|_| record.expanded >= bound.capacity));
         return Ok(());
     }
@@ -156,7 +157,7 @@ fn name<'a>(spec: &'a Volume, bound: Option<&'a Bound>) -> &'a str {
     bound.map_or(spec.name.as_str(), |bound| &bound.name)
 }
 
-/// The home of a volume, which is made, and where the drivers of the node are.
+/// Makes the home of a volume. Returns it with the directories of the node's drivers.
 fn home(setting: &Setting, kind: &str, name: &str) -> Result<(Drivers, DriverHome), Trouble> {
     let Setting { site, flex_volumes, .. } = setting;
     let Site::Pod(pod) = site else {
@@ -164,13 +165,13 @@ fn home(setting: &Setting, kind: &str, name: &str) -> Result<(Drivers, DriverHom
     };
     let made = setting.mount_points().make_home(Some(DriverHome::of(pod, kind, name).path().to_owned()));
     made.map_err(|error| Trouble::Passing(error.to_string()))?;
-    // As mount tables name it, now that it is there.
+    // The path in mount tables, now that it exists.
     let pod = site.pod().unwrap_or_else(|| pod.clone());
     let root = pod.ancestors().nth(2).unwrap_or(&pod).to_owned();
     Ok((Drivers { root, flex_volumes: flex_volumes.clone() }, DriverHome::of(&pod, kind, name)))
 }
 
-/// What a CSI driver is called with, of what the cluster says.
+/// What a call of a CSI driver needs from the cluster's objects.
 struct CsiCall<'a> {
     csi: Csi,
     driver: CsiDriver,
@@ -188,7 +189,7 @@ impl<'a> CsiCall<'a> {
         let objects = &pod.known.objects;
         let driver = match objects.csi_driver(&csi.driver) {
             Some(driver) => driver.clone(),
-            // Whether it has to be attached is not known.
+            // podfs does not know whether the volume has to be attached.
             None => match objects.why_absent(ObjectKind::CsiDriver, "", &csi.driver) {
                 Some(reason) => return Err(Trouble::Manifests(reason.to_owned())),
                 None => CsiDriver::default(),
@@ -239,7 +240,7 @@ impl<'a> CsiCall<'a> {
     }
 }
 
-/// What the cluster's controller says of a volume that is attached to this node.
+/// The publish context of a volume that the cluster's controller has attached to this node.
 fn attached(csi: &Csi, pod: &PodView) -> Result<BTreeMap<String, String>, Trouble> {
     let Some(handle) = &csi.handle else { return Ok(BTreeMap::new()) };
     let Some(node) = pod.facts.node_name.as_deref() else {
@@ -290,11 +291,11 @@ fn tokens(driver: &CsiDriver, pod: &PodView) -> Result<Option<String>, Trouble> 
     Ok(Some(serde_json::Value::Object(tokens).to_string()))
 }
 
-/// What is served of a driver's mount.
+/// Plans the mount of a driver's mount.
 fn plan(spec: &Volume, path: PathBuf, source: HostSource, access: Access) -> Result<MountPlan, Trouble> {
     let served_by = spec.preferences.served_by.unwrap_or(ServedBy::Fuse);
     let source = match served_by {
-        // Binding it makes a clone.
+        // A bind mount is a clone.
         ServedBy::Bind => source,
         ServedBy::Fuse => HostSource::of_clone(bind(source.as_fd(), Access::ReadWrite).map_err(Trouble::of_mount)?)?,
     };
@@ -313,10 +314,10 @@ pub(super) fn secret<'a>(reference: &SecretReference, pod: &'a PodView) -> Resul
     })
 }
 
-/// Takes back what drivers have done for one volume of the pod.
+/// Makes drivers undo what they have done for one volume of the pod.
 ///
 /// # Errors
-/// What is left, and why.
+/// When a driver fails, with what is left.
 pub(super) fn undo(setting: &Setting, volume: &str) -> Result<(), UndoError> {
     let mut homes = homes(&setting.site).into_iter().filter(|(_, of)| of == volume);
     homes.try_for_each(|(home, _)| undo_home(setting, &home))
@@ -328,10 +329,10 @@ pub(in crate::supervisor) fn homes(site: &Site) -> Vec<(DriverHome, String)> {
     all.into_iter().map(|(home, record)| (home, record.volume)).collect()
 }
 
-/// Takes back what a driver has done at a home. Blocks for as long as the driver takes.
+/// Makes a driver undo what it has done at a home. Blocks for as long as the driver takes.
 ///
 /// # Errors
-/// What is left, and why.
+/// When the driver fails, with what is left.
 pub(in crate::supervisor) fn undo_home(setting: &Setting, home: &DriverHome) -> Result<(), UndoError> {
     driver::undo(home)?;
     info!("the driver has unmounted {}", home.target().display());

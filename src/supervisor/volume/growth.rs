@@ -1,21 +1,21 @@
-//! The growth of a volume on the node, when its PersistentVolume has grown. A controller of the cluster makes the disk larger;
-//! what is on the disk grows here, and then the claim's status may say the new size.
+//! The growth of a volume on the node, when its PersistentVolume has grown. A controller of the cluster enlarges the
+//! disk; podfs grows what is on it, and then the claim's status may report the new size.
 
 use super::Trouble;
 use crate::binding::Bound;
 use crate::driver::DriverError;
 use crate::host::HostError;
 
-/// What is known of the growth of a volume.
+/// The state of a volume's growth.
 #[derive(Debug, Default)]
 pub(super) struct Growth {
     /// The size of the PersistentVolume that the volume was grown for.
     grown_for: Option<u64>,
-    /// How the last growth came out that the claim's status does not know of.
+    /// The outcome of the last growth, until the claim's status reports it.
     outcome: Option<Expansion>,
 }
 
-/// How the growth of a volume on the node came out.
+/// The outcome of a volume's growth on the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expansion {
     /// The bytes that its PersistentVolume has.
@@ -39,20 +39,20 @@ impl Growth {
         bound.capacity != self.grown_for
     }
 
-    /// How the last growth came out, if the claim's status does not say so.
+    /// The outcome of the last growth, if the claim's status does not report it.
     pub(super) fn outcome(&self) -> Option<&Expansion> {
         self.outcome.as_ref()
     }
 
-    /// The volume has the bytes of its PersistentVolume. `by_node` says whether the node has seen to that, and not a controller.
+    /// Notes that the volume has the bytes of its PersistentVolume. `by_node` is false if a controller has grown it.
     pub(super) fn succeed(&mut self, bound: &Bound, by_node: bool) {
         self.grown_for = bound.capacity;
         self.set_outcome(larger_than_claim(bound).filter(|_| by_node), None);
     }
 
-    /// The driver did not grow the volume. It is called again.
+    /// Notes that the driver did not grow the volume. podfs calls it again.
     pub(super) fn refused(&mut self, bound: &Bound, error: DriverError) -> Trouble {
-        // A driver that may be at it still has not failed.
+        // If the outcome is uncertain, the driver may still be growing the volume.
         if !error.is_uncertain {
             let DriverError { sentence, is_infeasible, .. } = error.clone();
             self.set_outcome(larger_than_claim(bound), Some(ExpansionFailure { sentence, is_infeasible }));
@@ -60,7 +60,7 @@ impl Growth {
         error.into()
     }
 
-    /// The file system did not grow. The volume is used as it is, until its PersistentVolume has yet another size.
+    /// Notes that the file system did not grow. podfs tries again only when the PersistentVolume has yet another size.
     pub(super) fn give_up(&mut self, bound: &Bound, error: &HostError) {
         self.grown_for = bound.capacity;
         let failure = ExpansionFailure { sentence: error.to_string(), is_infeasible: false };
@@ -72,7 +72,7 @@ impl Growth {
     }
 }
 
-/// The bytes of the PersistentVolume, if the claim's status says fewer. It says nothing where there is no controller.
+/// The bytes of the PersistentVolume, if the claim's status reports fewer. `None` where no controller reports any.
 fn larger_than_claim(bound: &Bound) -> Option<u64> {
     bound.capacity.filter(|bytes| bound.claimed.is_some_and(|claimed| claimed < *bytes))
 }

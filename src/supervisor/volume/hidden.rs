@@ -1,12 +1,13 @@
 //! Volumes whose path does not show them: another process has unmounted them, or has mounted something over them.
 //!
-//! 1. The supervisor compares the mount with the mount table, in which a volume is a line. It never looks at the path: that leads
-//!    to what is mounted there, and may wait for the server that the supervisor has to replace.
-//! 2. A mount that is gone is replaced by another clone of the volume's private mount. So containers that still use the old one
-//!    see the same files as those that come later, and every refresh reaches both. A bind mount is made anew from its source.
+//! 1. The supervisor compares the mount with the mount table, in which a volume is a line. It never accesses the path:
+//!    the call may wait for the server that the supervisor has to replace.
+//! 2. podfs replaces a mount that is gone by another clone of the volume's private mount. So containers that still use
+//!    the old one see the same files as those that come later, and every refresh reaches both. It mounts a bind mount
+//!    anew from its source.
 //! 3. A mount of another process over a volume stays; the volume is visible again when that is unmounted.
-//! 4. Each unmount within a minute of the one before makes podfs wait twice as long before it mounts the volume again, up to
-//!    30 s. So a process that unmounts a volume in a loop fills no log.
+//! 4. Each unmount within a minute of the one before doubles the pause before podfs mounts the volume again, up to 30
+//!    s. So a process that unmounts a volume in a loop fills no log.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -17,15 +18,15 @@ use tracing::info;
 
 use super::{PodVolume, RETRY, Trouble, VolumeLife};
 
-/// An unmount that comes later is no repetition of the one before.
-const CALM: Duration = Duration::from_secs(60);
+/// The longest time between two unmounts of one series.
+const SERIES_GAP: Duration = Duration::from_secs(60);
 
 /// Why the path of a volume does not show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Hidden {
-    /// It is not mounted, for this cause; with why podfs could not mount it again, once it has tried.
+    /// It is not mounted, for this cause. `failure` is why podfs could not mount it again, once it has tried.
     Unmounted { cause: String, failure: Option<String> },
-    /// Something is mounted over it.
+    /// Another process has mounted something over it; the sentence says what.
     Covered(String),
 }
 
@@ -45,17 +46,17 @@ impl Hidden {
     }
 }
 
-/// How often another process has unmounted a volume without a pause in between.
+/// The current series of unmounts by other processes.
 #[derive(Default)]
-pub(super) struct Unmounts {
+pub(super) struct UnmountSeries {
     count: u32,
     last: Option<Instant>,
 }
 
-impl Unmounts {
-    /// How long to wait after one more before the volume is mounted again.
+impl UnmountSeries {
+    /// The pause after one more unmount, before podfs mounts the volume again.
     fn pause(&mut self, now: Instant) -> Duration {
-        if self.last.replace(now).is_none_or(|last| now.saturating_duration_since(last) > CALM) {
+        if self.last.replace(now).is_none_or(|last| now.saturating_duration_since(last) > SERIES_GAP) {
             self.count = 0;
         }
         self.count = self.count.saturating_add(1);
@@ -67,8 +68,8 @@ impl Unmounts {
 }
 
 impl PodVolume {
-    /// Compares the volume with the mount table. If what its path shows has changed, its state has, too, and gives how long to
-    /// wait before it is refreshed.
+    /// Compares the volume with the mount table. If its path shows something else than before, changes its state, and
+    /// returns the pause before its next refresh.
     pub(in crate::supervisor) fn look(&mut self, table: &[MountTableEntry]) -> Option<Duration> {
         let _span = self.enter_span();
         let visible = self.visible()?;
@@ -100,8 +101,8 @@ impl PodVolume {
         Some(if is_unmounted { self.unmounts.pause(Instant::now()) } else { Duration::ZERO })
     }
 
-    /// An earlier supervisor had the volume served, and its path does not show it: that supervisor was killed before it mounted
-    /// the volume, or another process has unmounted it since. The first refresh mounts it, before the pod is ready.
+    /// Notes if the path of an adopted volume does not show it: the earlier supervisor was killed before it mounted the
+    /// volume, or another process has unmounted it since. The first refresh mounts it, before the pod is ready.
     pub(super) fn expect_to_be_mounted(&mut self) {
         if let Some(lost) = self.visible().filter(|visible| visible.is_lost()) {
             let cause =
@@ -110,26 +111,26 @@ impl PodVolume {
         }
     }
 
-    /// Whether another process has unmounted the volume, by the last look at the mount table.
+    /// Whether another process had unmounted the volume at the last look at the mount table.
     pub(super) fn is_unmounted(&self) -> bool {
         matches!(self.hidden, Some(Hidden::Unmounted { .. }))
     }
 
-    /// Where another process has unmounted the volume, if it has. It is not unmounted again at its end.
+    /// Where another process has unmounted the volume, if it has. podfs does not unmount it again at its end.
     pub(in crate::supervisor) fn unmounted_from(&mut self, table: &[MountTableEntry]) -> Option<PathBuf> {
         let visible = self.visible().filter(|visible| visible.presence(table) == Presence::Gone)?;
         visible.lose();
         Some(visible.path().to_owned())
     }
 
-    /// Mounts the volume again if it was unmounted.
+    /// Mounts the volume again if another process has unmounted it.
     pub(super) fn show_again(&mut self) {
         let Some(Hidden::Unmounted { cause, .. }) = self.hidden.clone() else { return };
         let path = self.visible().map(|visible| visible.path().display().to_string()).unwrap_or_default();
         match self.mounter.show_again() {
             Ok(()) => {
                 self.hidden = None;
-                // A bind mount, and a volume that the servers have given up, are yet to be mounted.
+                // The refresh mounts bind mounts, and volumes that the servers have given up.
                 let is_there = self.visible().is_some_and(|visible| !visible.is_lost());
                 if let Some(shown) = self.mounter.shown().filter(|_| is_there) {
                     info!("volume {:?} is mounted at {path} again", self.spec.name.as_str());
@@ -158,11 +159,11 @@ mod tests {
 
     #[test]
     fn repeated_unmounts_are_answered_with_growing_pauses() {
-        let (mut unmounts, start) = (Unmounts::default(), Instant::now());
+        let (mut unmounts, start) = (UnmountSeries::default(), Instant::now());
         let pauses: Vec<_> = (0..4).map(|_| unmounts.pause(start).as_millis()).collect();
         assert_eq!(pauses, [0, 100, 200, 400]);
-        let last = (0..20).map(|_| unmounts.pause(start + CALM)).last();
+        let last = (0..20).map(|_| unmounts.pause(start + SERIES_GAP)).last();
         assert_eq!(last, Some(RETRY.longest()));
-        assert_eq!(unmounts.pause(start + 3 * CALM), Duration::ZERO);
+        assert_eq!(unmounts.pause(start + 3 * SERIES_GAP), Duration::ZERO);
     }
 }

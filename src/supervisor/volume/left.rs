@@ -1,4 +1,4 @@
-//! Why something of a volume is left that was to be taken away.
+//! Why podfs could not remove something of a volume.
 
 use std::path::PathBuf;
 
@@ -11,17 +11,17 @@ use crate::supervisor::run_dir::mount_points::MountPointsError;
 /// Why a volume, or what an earlier supervisor left of one, is still there.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::supervisor) enum LeftError {
-    /// A driver has not undone its part. It names the volume itself.
+    /// A driver failed to undo its part. Its error names the volume.
     #[error(transparent)]
     Driver(#[from] UndoError),
-    /// Something else of a volume of the pod.
+    /// Something else of a volume of the pod stays.
     #[error("volume {volume:?}: {cause}")]
     Volume {
         volume: String,
         #[source]
         cause: LeftCause,
     },
-    /// A mount or a directory of an earlier supervisor.
+    /// A mount or a directory of an earlier supervisor stays.
     #[error("podfs cannot remove {} of an earlier podfs: {cause}", .path.display())]
     OfEarlier {
         path: PathBuf,
@@ -30,14 +30,14 @@ pub(in crate::supervisor) enum LeftError {
     },
 }
 
-/// What is in the way.
+/// The cause.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::supervisor) enum LeftCause {
     #[error(transparent)]
     Mount(#[from] MountError),
     #[error(transparent)]
     Files(#[from] HostError),
-    /// Of the content of an emptyDir.
+    /// Something of the content of an emptyDir stays.
     #[error("{0}")]
     Content(String),
     #[error(transparent)]

@@ -14,27 +14,27 @@ use crate::host::local::{self, LocalSource};
 use crate::host::{HostError, HostSource, device};
 use crate::manifest::PodView;
 
-/// A local volume that can be shown.
-pub(super) struct Opened {
+/// A local volume, open.
+pub(super) struct OpenedLocal {
     pub(super) source: HostSource,
-    /// Nothing can be written to it, whatever the claim says.
+    /// Whether it is read-only, whatever the claim allows.
     pub(super) read_only: bool,
     /// Warnings about it, for the user.
     pub(super) warnings: Vec<String>,
 }
 
-/// Opens a local volume that is to be shown at `path`. The file system of a device is mounted first, unless another pod has
-/// done so.
+/// Opens a local volume for a mount at `path`. Mounts the file system of a device first, unless another pod has done
+/// so.
 pub(super) fn open(
     setting: &Setting,
     bound: &Bound,
     source: &Local,
     path: &Path,
     pod: &PodView,
-) -> Result<Opened, Trouble> {
+) -> Result<OpenedLocal, Trouble> {
     let device = match local::open(&source.path)? {
         LocalSource::Directory(directory) => {
-            return Ok(Opened { source: directory, read_only: false, warnings: ignored_options(source) });
+            return Ok(OpenedLocal { source: directory, read_only: false, warnings: ignored_options(source) });
         }
         LocalSource::Device(device) => device,
     };
@@ -45,22 +45,23 @@ pub(super) fn open(
             source.path
         )));
     };
-    // What is made for the mount goes with the pod, too: the root directory, if it was not there.
+    // Recorded, so that all directories for the mount are removed with the pod, even the root directory.
     let expected = setting.mount_points().expect(path, Shape::Directory);
     expected.map_err(|error| Trouble::Passing(error.to_string()))?;
     let user = User { uid: pod.identity.uid.as_str(), claim: &claim };
     let (source, read_only) = local::mount(&device, bound, source, &root, user)?;
-    Ok(Opened { source, read_only, warnings: Vec::new() })
+    Ok(OpenedLocal { source, read_only, warnings: Vec::new() })
 }
 
-/// What mount options of a directory come to: it is not mounted, so only `ro` counts.
+/// Warnings about mount options of a directory: podfs does not mount it, so only `ro` has an effect.
 fn ignored_options(source: &Local) -> Vec<String> {
     let words = source.mount_options.iter().flat_map(|entry| entry.split(',')).map(str::trim);
     let ignored = words.filter(|word| !matches!(*word, "" | "ro" | "rw" | "bind" | "defaults"));
     ignored.map(|word| format!("mount option {word:?} has no effect on a directory in podfs")).collect()
 }
 
-/// Grows the file system of a device to what the PersistentVolume has now. A directory has the room of its file system.
+/// Grows the file system of a device to the size of the PersistentVolume. A directory has the capacity of its file
+/// system.
 pub(super) fn grow(setting: &Setting, bound: &Bound, pod: &PodView, growth: &mut Growth) {
     let (BoundSource::Local(source), Some(root)) = (&bound.source, setting.site.root()) else { return };
     let device = match local::open(&source.path) {
@@ -76,7 +77,7 @@ pub(super) fn grow(setting: &Setting, bound: &Bound, pod: &PodView, growth: &mut
         return;
     };
     let user = User { uid: pod.identity.uid.as_str(), claim: &claim };
-    // Under the lock of the mount: several pods may hear of the growth at the same moment.
+    // Under the lock of the mount: several pods may notice the growth at the same moment.
     match mount.enter(user, |held| device::grow(&device, bound.capacity, held.place())) {
         Ok(()) => growth.succeed(bound, true),
         Err(error) => {
@@ -86,7 +87,7 @@ pub(super) fn grow(setting: &Setting, bound: &Bound, pod: &PodView, growth: &mut
     }
 }
 
-/// The pod whose volume was at `path` uses it no more. Does nothing for volumes that are no file systems of devices.
+/// Releases the file system of a device at `path` for this pod. Does nothing for other volumes.
 pub(super) fn leave(setting: &Setting, path: &Path) -> Result<(), HostError> {
     let (Some(root), Some(uid)) = (setting.site.root(), setting.site.uid()) else { return Ok(()) };
     let is_local = path.parent().and_then(Path::file_name).is_some_and(|plugin| plugin == local::PLUGIN);

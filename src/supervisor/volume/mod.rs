@@ -1,20 +1,20 @@
-//! One volume of the pod: what it waits for, what it shows, and its next refresh.
+//! One volume of the pod: its state, its mount, its next refresh.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `mounter` | what mounts a volume, and the registry of volume kinds |
+//! | `mounter` | the trait that mounts a volume, and the registry of volume kinds |
 //! | `projected` | volumes whose files podfs assembles |
-//! | `passthrough` | volumes that show something as it is, in one file for each kind |
+//! | `passthrough` | volumes that show a source as it is, in one file for each kind |
 //! | `device` | volumes that containers get as block devices |
 //! | `growth` | volumes whose PersistentVolume has grown |
-//! | `adopted` | a volume that a supervisor before has mounted |
+//! | `adopted` | a volume that an earlier supervisor has mounted |
 //! | `driver` | volumes that a driver of another vendor mounts |
 //! | `hidden` | volumes that another process has unmounted or covered |
-//! | `state` | where a volume is in its life |
+//! | `state` | the states of a volume |
 //! | `local` | local PersistentVolumes: directories, and file systems of block devices |
 //! | `nfs` | finding an export and its server |
 //! | `sub_path` | parts of the volume that are mounted for containers |
-//! | [`search`] | finding a server again that has moved |
+//! | [`search`] | searching for a server that has moved |
 
 pub(in crate::supervisor) mod adopted;
 mod device;
@@ -52,33 +52,33 @@ use crate::manifest::PodView;
 use crate::source::Condition;
 use crate::volume::{EmptyDir, SubPathMode, Volume, VolumeSource};
 pub use growth::{Expansion, ExpansionFailure};
-use hidden::{Hidden, Unmounts};
+use hidden::{Hidden, UnmountSeries};
 use left::{LeftCause, LeftError};
 use mounter::{Mounter, mounter};
 pub use state::{Shown, VolumeLife};
 
-/// The first wait before a failed system call is tried again; each further wait is twice as long.
+/// The pauses before podfs retries a failed system call; each is twice as long as the one before.
 const RETRY: DoublingPause = DoublingPause::new(Duration::from_millis(100), Duration::from_secs(30));
 
-/// Where SELinux shows that it is in use.
+/// The file that shows that SELinux is in use.
 pub(in crate::supervisor) const SELINUX: &str = "/sys/fs/selinux/enforce";
 
 /// What all volumes of a supervisor have in common. Cheap to clone.
 #[derive(Clone)]
 pub struct Setting {
-    /// The process that answers for them.
+    /// The process that answers their requests.
     pub server: Arc<ServerClient>,
     /// Where they appear.
     pub site: Site,
-    /// What is made around them. Locked for single calls that make a directory or a file.
+    /// The mount points. Locked for single calls that make a directory or a file.
     pub mount_points: Arc<Mutex<MountPoints>>,
-    /// Where FlexVolume drivers are.
+    /// The directory of FlexVolume drivers.
     pub flex_volumes: PathBuf,
     /// Report every FUSE request on standard output.
     pub trace: bool,
     /// How long a projection keeps a generation after the switch to the next one.
     pub keep_old_generations: Duration,
-    /// What containers that mount parts of projections see after a change, where a volume does not say it.
+    /// What containers with a subPath of a projection see after a change, unless the volume has a mode of its own.
     pub sub_path: SubPathMode,
     /// Whether requests for directories of the node go over io_uring, where that is possible.
     pub io_uring: bool,
@@ -87,12 +87,12 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// What is made around the volumes. Hold it for single calls that make or remove a directory or a file.
+    /// Locks the mount points. Hold the lock for single calls that make or remove a directory or a file.
     pub(super) fn mount_points(&self) -> MutexGuard<'_, MountPoints> {
         self.mount_points.lock().expect("no thread panics while the mount points are locked")
     }
 
-    /// Makes the mount point of a volume ready, and writes it down.
+    /// Makes and records the mount point of a volume.
     fn prepare(&self, path: &Path, shape: Shape) -> Result<MountPoint, Trouble> {
         let mut mount_points = self.mount_points();
         let written =
@@ -103,7 +103,7 @@ impl Setting {
         Ok(point)
     }
 
-    /// The name of a volume, and what another supervisor has to know of it to adopt it.
+    /// The name of a volume, and the record for the supervisor that adopts it.
     fn identity(volume: &Volume, path: &Path, group: Option<u32>, access: Access) -> VolumeIdentity {
         let read_only = Some(access == Access::ReadOnly);
         let about = About { path: path.to_owned(), group, read_only };
@@ -112,12 +112,12 @@ impl Setting {
     }
 }
 
-/// The label of volumes whose files are all the pod's own.
+/// The SELinux label of volumes whose files all belong to the pod; `None` where SELinux is not in use.
 fn selinux_context(pod: &PodView) -> Option<String> {
     pod.facts.selinux_label.clone().filter(|_| Path::new(SELINUX).exists())
 }
 
-/// What became of a refresh.
+/// The outcome of a refresh.
 pub enum Attempt {
     /// There is nothing to do until something changes.
     Settled,
@@ -136,13 +136,13 @@ pub enum PodEnd {
     Failed,
 }
 
-/// Why a refresh did not succeed.
+/// Why a refresh failed.
 enum Trouble {
-    /// What the manifests say will not do.
+    /// The manifests are wrong or incomplete; only a change of them helps.
     Manifests(String),
-    /// It may be better at another time.
+    /// The failure may be temporary; podfs tries again.
     Passing(String),
-    /// This process will never do it.
+    /// This process can never mount the volume.
     Hopeless(MountError),
 }
 
@@ -159,12 +159,12 @@ impl Trouble {
 pub struct PodVolume {
     spec: Volume,
     mounter: Box<dyn Mounter>,
-    /// Whether the pod did not have it when this process started.
+    /// Whether it was published after this process had started.
     is_published: bool,
     state: VolumeLife,
     /// Why its path does not show it, if it does not.
     hidden: Option<Hidden>,
-    unmounts: Unmounts,
+    unmounts: UnmountSeries,
     /// Whether it waits for an object that was requested only seconds ago, which is no problem yet.
     is_settling: bool,
     backoff: Backoff,
@@ -183,7 +183,7 @@ impl PodVolume {
             is_published: false,
             state,
             hidden: None,
-            unmounts: Unmounts::default(),
+            unmounts: UnmountSeries::default(),
             is_settling: false,
             backoff: RETRY.backoff(),
             last_error: None,
@@ -191,7 +191,7 @@ impl PodVolume {
         }
     }
 
-    /// A volume that the pod did not have when it started. Nothing is made or mounted yet.
+    /// A volume that was published after the pod had started. Nothing is made or mounted yet.
     pub fn published(spec: Volume, setting: Setting) -> Self {
         Self { is_published: true, ..Self::new(spec, None, setting) }
     }
@@ -207,11 +207,11 @@ impl PodVolume {
         volume
     }
 
-    /// Until what this gives is dropped, the fields of each event on this thread name the volume, and the generation that it
+    /// Until the result is dropped, the fields of each event on this thread name the volume, and the generation that it
     /// shows now.
     fn enter_span(&self) -> EnteredSpan {
         let (volume, generation) = (self.spec.name.as_str(), self.state.generation().map(field::display));
-        // An error's span, so that every event has its fields, whatever --log lets through.
+        // With the level of an error, so that every event has its fields, whatever --log lets through.
         error_span!("volume", volume, generation).entered()
     }
 
@@ -220,12 +220,12 @@ impl PodVolume {
         &self.spec
     }
 
-    /// An emptyDir is described anew, perhaps with another size limit.
+    /// Changes the definition of an emptyDir, such as its size limit.
     pub fn describe(&mut self, source: EmptyDir) {
         self.spec.source = VolumeSource::EmptyDir(source);
     }
 
-    /// Where it is, or will be, seen; unknown until its PersistentVolume is known.
+    /// Where it is, or will be, mounted; unknown until its PersistentVolume is known.
     pub fn path(&self) -> Option<&Path> {
         self.mounter.path()
     }
@@ -240,17 +240,17 @@ impl PodVolume {
         self.mounter.is_read_only()
     }
 
-    /// How its last growth on the node came out, if its claim does not say so.
+    /// The outcome of its last growth on the node, if its claim does not report it.
     pub fn expansion(&self) -> Option<&Expansion> {
         self.mounter.expansion()
     }
 
-    /// A way to look at what the server does for it, once it does.
+    /// The watch on its requests, once a server serves it.
     pub fn watch(&self) -> Option<Watch> {
         self.mounter.watch()
     }
 
-    /// Where it is in its life.
+    /// Its state.
     pub fn state(&self) -> &VolumeLife {
         &self.state
     }
@@ -260,7 +260,7 @@ impl PodVolume {
         self.is_settling
     }
 
-    /// What is wrong with it, if anything is.
+    /// Its problem, if it has one.
     pub fn problem(&self) -> Option<&str> {
         self.state.reason().filter(|_| !self.is_settling)
     }
@@ -276,15 +276,15 @@ impl PodVolume {
         self.last_error.as_deref()
     }
 
-    /// What the kubelet calls volumes of its kind: `kubernetes.io/secret`. For a claim it is unknown before the claim is bound.
+    /// The kubelet's name of its plugin: `kubernetes.io/secret`. `unknown` for a claim that is not bound yet.
     pub fn plugin(&self) -> String {
         let of_kind = |path: &&Path| path.parent().is_some_and(|above| above.ends_with("volumes"));
         let of_claim = || self.path()?.ancestors().find(of_kind)?.file_name()?.to_str();
         self.spec.kind.directory.or_else(of_claim).unwrap_or("unknown").replace('~', "/")
     }
 
-    /// Shows what `pod` says. `heard` is when podfs saw the change that caused it, if one did. When that fails, what is shown
-    /// stays as it is. A volume that another process has unmounted is mounted again first.
+    /// Shows what `pod` describes. `heard` is when podfs saw the change that caused the refresh, if one did. If it
+    /// fails, the volume keeps what it shows. Mounts the volume again first if another process has unmounted it.
     pub fn refresh(&mut self, pod: &PodView, heard: Option<Instant>) -> Attempt {
         let _span = self.enter_span();
         self.heard = self.heard.or(heard);
@@ -301,22 +301,22 @@ impl PodVolume {
                     Some(hidden) => {
                         self.last_error = Some(hidden.reason());
                         self.enter(VolumeLife::Hidden(shown, hidden.reason()));
-                        // What covers the volume is watched.
+                        // The supervisor watches what covers the volume.
                         if self.is_unmounted() { self.retry() } else { Attempt::Settled }
                     }
                 }
             }
-            // The others of the pod are served already.
+            // The other volumes of the pod are served already.
             Err(Trouble::Hopeless(error)) if self.is_published => {
                 self.fail(error.to_string());
                 self.retry()
             }
             Err(Trouble::Hopeless(error)) => Attempt::Hopeless(error),
             Err(Trouble::Manifests(reason)) => {
-                // There is nothing to be seen of it; what puts it right is another change.
+                // podfs cannot show this change; only another change helps.
                 self.heard = None;
                 match (pod.known.is_settling, &self.state) {
-                    // It was a problem before, and is the same one still.
+                    // It is the same problem as before.
                     (true, VolumeLife::Waiting(known)) if *known == reason && !self.is_settling => {}
                     (true, VolumeLife::Waiting(_)) => self.settle(reason),
                     (true, VolumeLife::Live(_)) => {}
@@ -347,7 +347,7 @@ impl PodVolume {
         self.mounter.old_usage()
     }
 
-    /// Unmounts the volume, and deletes what goes with the pod, if it does.
+    /// Unmounts the volume, and deletes its content if that ends with the pod.
     ///
     /// # Errors
     /// When the kernel does not unmount it.
@@ -357,11 +357,11 @@ impl PodVolume {
         self.mounter.take_down(self.spec.name.as_str(), end)
     }
 
-    /// Takes the volume away while the pod goes on: unmounts it, deletes its content if it is an emptyDir, and takes back the
+    /// Removes the volume while the pod goes on: unmounts it, deletes the content of an emptyDir, and removes the
     /// directories that were made for it.
     ///
     /// # Errors
-    /// Why something of it is left.
+    /// When something of it is left.
     pub(in crate::supervisor) fn unpublish(self) -> Result<(), LeftError> {
         let _span = self.enter_span();
         let setting = self.mounter.setting().clone();
@@ -383,10 +383,10 @@ impl PodVolume {
         setting.mount_points().forget(&path, home.as_deref(), setting.site.path()).map_err(|error| at(error.into()))
     }
 
-    /// Makes the next try of the volume not wait any longer.
+    /// Ends the pauses, so that the next try does not wait.
     pub fn hurry(&mut self) {
         self.backoff.reset();
-        self.unmounts = Unmounts::default();
+        self.unmounts = UnmountSeries::default();
     }
 
     fn fail(&mut self, reason: String) {
@@ -399,7 +399,7 @@ impl PodVolume {
         self.enter(state);
     }
 
-    /// Waits for an object that was requested only seconds ago. This logs no warning.
+    /// Notes that it waits for an object that was requested only seconds ago. This logs no warning.
     fn settle(&mut self, reason: String) {
         self.is_settling = true;
         self.state = VolumeLife::Waiting(reason);
@@ -409,7 +409,7 @@ impl PodVolume {
         Attempt::RetryIn(self.backoff.fail())
     }
 
-    /// Logs every change of state once, in the kubelet's words where it has some (ME-02).
+    /// Changes the state. Logs every change once, in the kubelet's words where it has some (ME-02).
     fn enter(&mut self, state: VolumeLife) {
         if state == self.state && !self.is_settling {
             return;

@@ -1,4 +1,4 @@
-//! What mounts a volume of the pod: one type for each way, and the registry of volume kinds.
+//! The trait that mounts a volume of the pod, and the registry of volume kinds.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -24,12 +24,12 @@ use crate::manifest::PodView;
 use crate::supervisor::volume::adopted::KeptVolume;
 use crate::volume::{Volume, VolumeSource};
 
-/// Mounts one volume, and keeps what is mounted.
+/// Mounts one volume, and owns the mount.
 pub(super) trait Mounter: Send {
-    /// What it has in common with all volumes of the pod.
+    /// The setting that all volumes of the pod share.
     fn setting(&self) -> &Setting;
 
-    /// Where the volume is, or will be, seen; unknown until its PersistentVolume is known.
+    /// Where the volume is, or will be, mounted; unknown until its PersistentVolume is known.
     fn path(&self) -> Option<&Path>;
 
     /// A group that containers need to use it.
@@ -40,10 +40,10 @@ pub(super) trait Mounter: Send {
     /// Whether containers can only read it.
     fn is_read_only(&self) -> bool;
 
-    /// What is to be seen of it, if anything is.
+    /// What it shows, if it is mounted.
     fn shown(&self) -> Option<Shown>;
 
-    /// A way to look at what the server does for it, once it does.
+    /// The watch on its requests, once a server serves it.
     fn watch(&self) -> Option<Watch> {
         None
     }
@@ -53,24 +53,24 @@ pub(super) trait Mounter: Send {
         None
     }
 
-    /// Goes on with what another supervisor has mounted. A mount that does not fit is dropped.
+    /// Adopts what another supervisor has mounted. Drops a mount of another kind.
     fn adopt(&mut self, kept: KeptVolume);
 
-    /// Shows what `pod` says, because of a change that podfs saw at `heard`.
+    /// Shows what `pod` describes, because of a change that podfs saw at `heard`.
     fn show(&mut self, spec: &Volume, pod: &PodView, heard: Option<Instant>) -> Result<Shown, Trouble>;
 
-    /// Shows the volume again, whose mount another process has unmounted. Processes that still use the old mount and those that
-    /// come now share one file system, and its server.
+    /// Mounts the volume again, after another process has unmounted it. Processes that still use the old mount and new
+    /// ones share one file system, and its server.
     fn show_again(&mut self) -> Result<(), Trouble> {
         Ok(())
     }
 
-    /// How its last growth on the node came out, if its claim does not say so.
+    /// The outcome of its last growth on the node, if its claim does not report it.
     fn expansion(&self) -> Option<&Expansion> {
         None
     }
 
-    /// When the driver of the volume is to be called again, if it wants to.
+    /// How long until the next call of the volume's driver, if that has `requiresRepublish`.
     fn republish_in(&self) -> Option<Duration> {
         None
     }
@@ -83,23 +83,23 @@ pub(super) trait Mounter: Send {
     /// Removes the old generations whose time is over. `name` is that of the volume.
     fn remove_old(&mut self, _name: &str) {}
 
-    /// What old generations take.
+    /// The number of old generations, and their memory.
     fn old_usage(&self) -> OldUsage {
         OldUsage::default()
     }
 
-    /// A mount of what is at `path` of a payload, which changes in place with each commit; none of a volume without payload, and
-    /// while it is not mounted.
+    /// A mount of one path of a payload, which changes in place with each commit. `None` for a volume without payload,
+    /// and while it is not mounted.
     fn live_part(&mut self, _path: &str) -> Option<Result<OwnedFd, LivePartError>> {
         None
     }
 
-    /// Unmounts the volume, and deletes what goes with the pod.
+    /// Unmounts the volume, and deletes its content if that ends with the pod.
     fn take_down(self: Box<Self>, volume: &str, end: PodEnd) -> Result<(), MountError>;
 }
 
-/// What mounts a volume of which nothing is mounted yet. The registry of kinds: a new one has a line here. `point` is its mount
-/// point, if that is made already, as it is for the projections of a pod that starts.
+/// The mounter of a volume of which nothing is mounted yet. The registry of kinds: a new one has a line here. `point`
+/// is its mount point, if that is made already, as it is for the projections of a pod that starts.
 pub(super) fn mounter(spec: &Volume, point: Option<MountPoint>, setting: Setting) -> Box<dyn Mounter> {
     match &spec.source {
         VolumeSource::Projection(source) => Box::new(ProjectedVolume::new(source.clone(), spec, point, setting)),

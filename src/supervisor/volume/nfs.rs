@@ -1,4 +1,4 @@
-//! An export of an NFS server: whose client is used, where the server is, and how the export is served.
+//! An export of an NFS server: the choice of the client, the server's address, and the options.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -18,10 +18,10 @@ use crate::manifest::PodView;
 use crate::volume::nfs_options::{Backend, LookupCache, Recovery, Security};
 use crate::volume::{Nfs, NfsOptions, Volume};
 
-/// How long it may take to find out whether an export can be served. A server that is slower is found the next time.
+/// How long podfs may take to find out whether it can serve an export. It tries a slower server again later.
 pub(super) const BUDGET: Duration = Duration::from_secs(10);
 
-/// Whose client is used for a volume. Checks for the kernel's client only if it matters, because the check loads its module.
+/// The NFS client of a volume. Looks for the kernel's client only if that matters, because the check loads its module.
 pub(super) fn backend(spec: &Volume, source: &Nfs, options: &NfsOptions) -> Result<Backend, Trouble> {
     let wish = spec.preferences.nfs_backend;
     let chosen = match options.choose_backend(wish, false) {
@@ -36,7 +36,7 @@ pub(super) fn mount_by_kernel(source: &Nfs, options: &NfsOptions, access: Access
     Ok(kernel_nfs::mount(&kernel_nfs::KernelMount::new(source, options, access == Access::ReadOnly))?)
 }
 
-/// As whom calls are made. The kernel's client sees to `sec=none` by itself.
+/// The identity of calls to the server. The kernel's client implements `sec=none` itself.
 pub(super) fn callers(backend: Backend, options: &NfsOptions, pod: &PodView) -> ActAs {
     match (backend, &options.security, pod.facts.user_namespace) {
         (Backend::User, Security::None, _) => ActAs::Nobody,
@@ -45,13 +45,13 @@ pub(super) fn callers(backend: Backend, options: &NfsOptions, pod: &PodView) -> 
     }
 }
 
-/// An export that was reached, and is to be served by podfs's own client.
+/// An export that podfs has reached, and serves with its own client.
 pub(super) struct ReachedExport {
-    /// How.
+    /// The client's options.
     pub(super) options: ExportOptions,
-    /// What the connections are made with.
+    /// The sockets of its connections.
     pub(super) sockets: Sockets,
-    /// What the mount does not allow.
+    /// The restrictions of the mount.
     pub(super) attributes: MountAttrFlags,
 }
 
@@ -84,7 +84,7 @@ impl ReachedExport {
     }
 }
 
-/// Tries the addresses of a server, one after the other. Each has its part of the time.
+/// Tries the addresses of a server, one after the other. Each has an equal part of the time.
 fn reach_any(source: &Nfs, options: &NfsOptions) -> Result<Reached, Trouble> {
     let addresses = resolve(&source.address.server)?;
     let search = search(options);
@@ -106,7 +106,7 @@ fn reach_any(source: &Nfs, options: &NfsOptions) -> Result<Reached, Trouble> {
     Err(last)
 }
 
-/// The request to a server at `address`, to know whether it has an export.
+/// The request that finds out whether a server at `address` has an export.
 pub(super) fn question(
     export: &ExportAddress,
     address: IpAddr,
@@ -123,7 +123,7 @@ pub(super) fn question(
     }
 }
 
-/// Where the MOUNT service is, if not with the server.
+/// The address of the MOUNT service, if it is not the server's.
 pub(super) fn mount_address(search: &Search) -> Result<Option<IpAddr>, Trouble> {
     let addresses = search.mount_host.as_deref().map(resolve).transpose()?;
     Ok(addresses.and_then(|addresses| addresses.first().copied()))
@@ -138,7 +138,7 @@ fn search(options: &NfsOptions) -> Search {
     }
 }
 
-/// The addresses of a server, as many as are worth a try.
+/// The addresses of a server, at most four.
 pub(super) fn resolve(server: &str) -> Result<Vec<IpAddr>, Trouble> {
     const MOST: usize = 4;
     let found = address::resolve(server);
@@ -149,13 +149,13 @@ pub(super) fn resolve(server: &str) -> Result<Vec<IpAddr>, Trouble> {
     Ok(addresses)
 }
 
-/// What the mount options come to for podfs's own client.
+/// The options of podfs's own client, from the mount options.
 fn serving(source: &Nfs, options: &NfsOptions, reached: &Reached) -> ExportOptions {
     let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
     let attributes = &options.attributes;
     ExportOptions {
         mountd: Some(reached.mountd),
-        // An address means the same machine for ever.
+        // An address always means the same machine.
         search: (!source.address.is_numeric()).then(|| search(options)),
         retry_policy: match options.recovery {
             Recovery::Hard => RetryPolicy::Hard,

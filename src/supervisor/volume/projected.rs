@@ -1,4 +1,4 @@
-//! A volume that podfs assembles: committed generation by generation.
+//! A volume whose files podfs assembles and commits, generation by generation.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ use crate::payload::{Assembled, Ownership, Payload, PayloadError};
 use crate::supervisor::volume::adopted::KeptVolume;
 use crate::volume::{self, Volume};
 
-/// The mount of a projection, once its first payload was complete.
+/// A projection, which is mounted once its first payload is complete.
 pub(super) struct ProjectedVolume {
     source: volume::Projection,
     setting: Setting,
@@ -38,7 +38,7 @@ pub(super) struct ProjectedVolume {
     label: Option<String>,
 }
 
-/// Fields are dropped in this order: the projection is no longer visible when it ends.
+/// Fields are dropped in this order, so that the projection is no longer visible when it ends.
 struct MountedProjection {
     visible: VisibleMount,
     projection: Projection,
@@ -101,7 +101,7 @@ impl Mounter for ProjectedVolume {
         self.mounted = Some(MountedProjection { visible, projection });
     }
 
-    /// Shows the files that result from what `pod` says.
+    /// Commits the files that result from what `pod` describes.
     fn show(&mut self, spec: &Volume, pod: &PodView, heard: Option<Instant>) -> Result<Shown, Trouble> {
         if self.point.is_none() {
             self.point = Some(self.setting.prepare(&self.path, Shape::Directory)?);
@@ -185,7 +185,7 @@ impl ProjectedVolume {
         Ok(mounted.shown().expect("a projection has a generation after its first commit"))
     }
 
-    /// The first generation is complete before the volume is visible (FU-09).
+    /// Mounts the projection. Its first generation is complete before it is visible (FU-09).
     fn bring_up(
         &self,
         spec: &Volume,
@@ -211,14 +211,14 @@ impl ProjectedVolume {
 }
 
 impl MountedProjection {
-    /// As it was mounted, which may differ from what an annotation says now.
+    /// What it shows. It is audited or not as it was mounted, whatever the annotation is now.
     fn shown(&self) -> Option<Shown> {
         let shown = if self.projection.is_audited() { Shown::Audited } else { Shown::Generation };
         self.projection.generation().cloned().map(shown)
     }
 }
 
-/// Whose files they are, for each line of the access log, which names the volume, too.
+/// The owner of the files, for each line of the access log, which names the volume, too.
 fn subject(pod: &PodIdentity) -> Subject {
     let PodIdentity { namespace, name, uid } = pod;
     let pod = json!({"namespace": namespace, "name": name, "uid": uid.as_str()});
@@ -231,7 +231,7 @@ fn warn_of_left(volume: &str, projection: &mut Projection) {
     }
 }
 
-/// Logs what is odd about a payload, unless the one before was odd in the same way.
+/// Logs the warnings about a payload, except those about the payload before.
 fn warn_once(warned: &mut Vec<String>, volume: &str, assembled: &Assembled<'_>) {
     let warnings: Vec<_> = assembled.warnings.iter().map(ToString::to_string).collect();
     for warning in warnings.iter().filter(|warning| !warned.contains(warning)) {

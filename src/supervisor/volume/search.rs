@@ -1,13 +1,14 @@
-//! Searches for NFS servers that are silent: their name may mean another machine by now.
+//! Searches for NFS servers that do not answer: their name may have moved to another machine.
 //!
-//! 1. podfs searches for a server that has not answered a call for some seconds, and again after pauses that grow, until it
-//!    answers. The watchdog of the pod's server sees such a silence soon, and starts the search then: the search has no timer of
-//!    its own.
+//! 1. podfs searches for a server that has not answered a call for some seconds, and again after pauses that grow,
+//!    until it answers. The watchdog of the pod's server soon notices a server that does not answer, and the search
+//!    starts then: it has no timer of its own.
 //! 2. A blocking thread resolves names and asks machines, one for each server at a time.
-//! 3. A machine counts if its address is of the family that the sockets are bound to, and if it gives out the export and
-//!    accepts reads and writes as large as the volume was mounted with. Then all volumes that share the server go on there.
-//! 4. The search does not check whether its files are the same. A file that is another one there has another number, and is
-//!    `ESTALE`.
+//! 3. A machine qualifies if its address is of the family that the sockets are bound to, and if it offers the export
+//!    and accepts reads and writes as large as the volume was mounted with. Then all volumes that share the server move
+//!    there.
+//! 4. The search does not check whether its files are the same. A different file there has another number, and calls on
+//!    the old one fail with `ESTALE`.
 //! 5. podfs does not search for a server that volumes name by its address.
 
 use std::collections::HashMap;
@@ -27,19 +28,19 @@ use tracing::{debug, info};
 
 use super::nfs::{BUDGET, mount_address, question, resolve};
 
-/// For so long a server may be silent.
+/// How long a server may be silent before podfs searches for it.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The pauses between searches.
 const PAUSE: DoublingPause = DoublingPause::new(Duration::from_secs(5), Duration::from_secs(30));
 
-/// The servers that are looked for: of each, one of its volumes.
+/// The searches: for each server, by one of its volumes.
 #[derive(Default)]
 pub struct Searches(HashMap<VolumeId, RunningSearch>);
 
 struct RunningSearch {
     work: JoinHandle<()>,
     began: Instant,
-    /// How long after that the next one is due.
+    /// The pause after `began` before the next search.
     pause: Duration,
     backoff: Backoff,
 }
@@ -51,7 +52,7 @@ impl RunningSearch {
 }
 
 impl Searches {
-    /// Starts to look for those that are silent at this moment. Blocks never.
+    /// Starts to search for the servers that are silent now. Never blocks.
     pub fn start(&mut self, client: &Arc<ServerClient>) {
         let silent = client.silent_exports(TIMEOUT);
         self.0.retain(|volume, _| silent.iter().any(|(other, _)| other == volume));
@@ -69,18 +70,18 @@ impl Searches {
     }
 }
 
-/// Looks for the server of a volume once. If it is elsewhere, the volumes go on there.
+/// Searches once for the server of a volume. If it has moved, moves the volumes there.
 fn look(client: &ServerClient, volume: VolumeId, options: &ExportOptions, search: &Search) {
     let server = &options.export.server;
     let Some(place) = find(options, search) else { return };
     match client.move_nfs(volume, place) {
         Ok(()) => info!("NFS server {server} has moved from {} to {}", options.nfs.ip(), place.nfs.ip()),
-        // The volume has ended, or the pod.
+        // The volume or the pod has ended.
         Err(error) => debug!("NFS server {server} is not followed to {}: {error}", place.nfs.ip()),
     }
 }
 
-/// Another machine that the server's name means, if it has the export.
+/// Another address of the server's name, at which a machine has the export.
 fn find(options: &ExportOptions, search: &Search) -> Option<NfsAddress> {
     let current = options.nfs.ip();
     let is_worth_it = |address: &IpAddr| *address != current && address.is_ipv4() == current.is_ipv4();

@@ -1,4 +1,4 @@
-//! The states of a volume, and how they are shown.
+//! The states of a volume, and their words in the status.
 
 use podfs_fuse::projection::GenerationName;
 
@@ -16,9 +16,9 @@ pub enum VolumeLife {
     /// Mounted, and showing the last good generation, because the last refresh failed for this reason
     /// (VM-08, VM-09). A later refresh that succeeds leads to [`VolumeLife::Live`].
     Behind(Shown, String),
-    /// Served, but its path does not show it, for this reason: another process has unmounted it or mounted something over it.
-    /// Containers that use it already see it still. A refresh that finds it at its path, or mounts it there again, leads to
-    /// [`VolumeLife::Live`].
+    /// Served, but not visible at its path, for this reason: another process has unmounted it or mounted something over
+    /// it. Containers that use it already still see it. A refresh that finds it at its path, or mounts it there again,
+    /// leads to [`VolumeLife::Live`].
     Hidden(Shown, String),
 }
 
@@ -40,7 +40,7 @@ impl VolumeLife {
         }
     }
 
-    /// What is to be seen of it, if anything is.
+    /// What it shows, if it is mounted.
     pub fn shown(&self) -> Option<&Shown> {
         match self {
             VolumeLife::Waiting(_) => None,
@@ -54,7 +54,7 @@ impl VolumeLife {
     }
 }
 
-/// What is to be seen of a volume.
+/// What a volume shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shown {
     /// A generation of files, which the kernel serves from its cache.
@@ -74,7 +74,7 @@ pub enum Shown {
 }
 
 impl Shown {
-    /// How the volume is served, as the status says it.
+    /// The mode of the volume, as the status reports it.
     pub fn mode(&self) -> &'static str {
         match self {
             Shown::Generation(_) => "zero-message",
@@ -87,7 +87,7 @@ impl Shown {
         }
     }
 
-    /// Whose NFS client is used, if one is, as the status says it.
+    /// The NFS client, if one is used, as the status reports it.
     pub fn backend(&self) -> Option<&'static str> {
         match self {
             Shown::Nfs(Backend::User) => Some("user"),

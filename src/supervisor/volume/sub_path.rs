@@ -1,16 +1,16 @@
 //! Parts of the volume that are mounted for containers (`subPath`).
 //!
-//! 1. The part is looked up on the volume's blocking thread, which may wait for the server or the source. The thread has the
-//!    volume, so no commit switches generations meanwhile (SP-07).
+//! 1. podfs looks the part up on the volume's blocking thread, which may wait for the server or the source. The thread
+//!    owns the volume, so no commit switches generations meanwhile (SP-07).
 //! 2. podfs mounts what it found, by descriptor, with flags set before it is attached. See
 //!    [`host::sub_path`](crate::host::sub_path) for why it is never outside of the volume.
 //! 3. The mount point is recorded before anything is mounted on it, so the next podfs of the pod and `podfs cleanup` find it.
 //! 4. A container that starts again keeps its mount if that still shows the same file (SP-10), else it gets a new one (SP-06).
-//! 5. Parts are unmounted before their volume (SP-09).
-//! 6. What a container mounts in its part reaches the volume if the volumeMount says `Bidirectional`, and stays there when the
-//!    part is unmounted.
-//! 7. A part of a projection may be live: then what is mounted changes with each commit, and there is no generation to look up.
-//!    A path that begins with the name of a generation is never live.
+//! 5. podfs unmounts parts before their volume (SP-09).
+//! 6. What a container mounts in its part reaches the volume if the volumeMount has `Bidirectional` propagation, and
+//!    stays there when podfs unmounts the part.
+//! 7. A part of a projection may be live: then it changes with each commit, and podfs looks up no generation. A path
+//!    that begins with the name of a generation is never live.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ use crate::host::sub_path::{self, IfMissing, SubPathError};
 use crate::supervisor::run_dir::mount_points::MountPointsError;
 use crate::volume::{SubPathMode, VolumeSource};
 
-/// A part of the volume that a container wants.
+/// A container's request for a part of the volume.
 #[derive(Clone, Debug)]
 pub(in crate::supervisor) struct SubPathRequest {
     /// The volume's name in the `volumeMount`, for messages.
@@ -39,16 +39,16 @@ pub(in crate::supervisor) struct SubPathRequest {
     pub(in crate::supervisor) index: usize,
     /// The part: relative, and without `..`.
     pub(in crate::supervisor) path: String,
-    /// The container does not change it.
+    /// Whether the container can only read it.
     pub(in crate::supervisor) read_only: bool,
-    /// What the container mounts in it appears in the volume, too (`Bidirectional`).
+    /// Whether mounts that the container makes in it appear in the volume, too (`Bidirectional`).
     pub(in crate::supervisor) both_ways: bool,
 }
 
-/// Why a volume does not do its part of what a container needs.
+/// Why a volume fails in its part of an errand.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::supervisor) enum PartError {
-    /// The text is for the pod's user, so it hides what could name paths of the node.
+    /// The text is for the pod's user, so it omits what could name paths of the node.
     #[error("{sentence}")]
     Prepare {
         sentence: String,
@@ -79,11 +79,11 @@ fn not_there(reason: &Option<String>) -> String {
 }
 
 impl PodVolume {
-    /// Mounts a part of the volume for a container, and gives where.
+    /// Mounts a part of the volume for a container, and returns the mount point.
     ///
     /// # Errors
-    /// A sentence for the pod's user, in the kubelet's words. What it hides, because it could name paths of the node, is in
-    /// the log.
+    /// A sentence for the pod's user, in the kubelet's words. It omits what could name paths of the node; the log has
+    /// that.
     pub(in crate::supervisor) fn prepare_sub_path(&mut self, request: &SubPathRequest) -> Result<PathBuf, PartError> {
         let _span = self.enter_span();
         self.mount_sub_path(request).map_err(|trouble| {
@@ -107,7 +107,7 @@ impl PodVolume {
     /// Unmounts the parts of the volume for this container, or for all.
     ///
     /// # Errors
-    /// What the kernel does not unmount, or what cannot be written down.
+    /// When the kernel does not unmount a part, or the record cannot be written.
     pub(in crate::supervisor) fn release_sub_paths(&self, container: Option<&str>) -> Result<(), LeftError> {
         let _span = self.enter_span();
         let Some(top) = self.setting().site.sub_paths() else { return Ok(()) };
@@ -147,12 +147,12 @@ impl PodVolume {
         let clone = if is_mount { part } else { bind_alone(part.as_fd(), access, propagation)? };
         let mut mount_points = setting.mount_points();
         let point = mount_points.prepare_target(&target, shape)?;
-        // From here on its path is what it is known by.
+        // The mount stays: the record has its path.
         point.attach(&clone)?.lose();
         Ok(target)
     }
 
-    /// A mount of a part that is live; none of one that is not.
+    /// A mount of the part, if it is live.
     fn live_part(&mut self, path: &str) -> Option<Result<OwnedFd, SubPathTrouble>> {
         let preferences = &self.spec.preferences;
         let mode = preferences.sub_path.unwrap_or(self.setting().sub_path);

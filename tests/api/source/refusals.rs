@@ -80,7 +80,7 @@ fn a_server_that_is_none_is_refused() {
 }
 
 #[test]
-fn a_kubeconfig_that_is_not_there_is_named() {
+fn a_missing_kubeconfig_is_named() {
     let mut rig = Rig::of_config("1");
     rig.kubeconfig = "/nowhere/config".into();
     assert_refused(&rig, &mut rig.command(), &["/nowhere/config: the kubeconfig cannot be read"]);

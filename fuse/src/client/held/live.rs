@@ -20,7 +20,7 @@ pub(in crate::client) struct HeldLive {
 }
 
 impl HeldLive {
-    /// Of the projection `of`, none yet.
+    /// No parts yet, of the projection `of`.
     pub(in crate::client) fn new(of: VolumeId) -> Self {
         Self { of, tree: Replica::new(LiveTree::new(SystemTime::now())) }
     }

@@ -1,4 +1,4 @@
-//! The state that the supervisor holds of a volume, so that the server may die.
+//! The state that the supervisor holds of a volume. A server's successor starts with it.
 //!
 //! Each kind of volume has a file here. [`restore`] lists the kinds.
 //!
@@ -42,7 +42,7 @@ pub(crate) trait HeldKind: Any + Send + Sync {
     /// The source of its mounts, as mount tables show it.
     fn mount_source(&self) -> &'static str;
 
-    /// Copies of the descriptors that every message about the volume comes with, after those of its [`HeldVolume`].
+    /// Copies of the kind's descriptors in each message about the volume. They follow those of the [`HeldVolume`].
     ///
     /// # Errors
     /// When there are no descriptors left.
@@ -50,27 +50,27 @@ pub(crate) trait HeldKind: Any + Send + Sync {
         Ok(Vec::new())
     }
 
-    /// The state that a successor needs, and the images that belong to it.
+    /// The state for a successor, and its images.
     fn describe(&self) -> (VolumeBody, Vec<Arc<Image>>);
 
-    /// Which of its requests are reported, for a projection.
+    /// The reporting of requests; only projections have one.
     fn reporting(&self) -> Option<&Reporting> {
         None
     }
 
-    /// Whether its region refers to descriptors of the server, which the keeper holds.
+    /// Whether its region refers to descriptors of the server. The keeper has copies of them.
     fn has_open_files(&self) -> bool {
         false
     }
 
-    /// The memory of its rings, if requests may come over io_uring.
+    /// The memory of its rings, if it may use io_uring.
     fn rings(&self) -> Option<&RingMemory> {
         None
     }
 }
 
-/// The state that the supervisor holds of a volume, from a server's description. Its sockets, if it has some, go to
-/// `nfs_sockets`. The registry of kinds: a new one has a line here.
+/// Makes the state of a volume from a server's description. Adds its NFS sockets, if it has any, to `nfs_sockets`. Each kind
+/// needs a line here.
 fn restore(body: VolumeBody, descriptors: Vec<OwnedFd>, nfs_sockets: &SocketSets) -> io::Result<Box<dyn HeldKind>> {
     Ok(match body {
         VolumeBody::Projection { tree, reporting } => Box::new(HeldProjection::restore(*tree, reporting, descriptors)?),
@@ -80,21 +80,21 @@ fn restore(body: VolumeBody, descriptors: Vec<OwnedFd>, nfs_sockets: &SocketSets
     })
 }
 
-/// A volume's half of the supervisor.
+/// The supervisor's state of a volume.
 pub(crate) struct HeldVolume {
-    /// For the supervisor that adopts the volume.
+    /// The record for the supervisor that adopts the volume.
     pub(crate) about: Value,
-    /// Let go before the mount, while the server still has its own: the process that closes a source on another machine last may
-    /// have to wait for that machine.
+    /// Dropped before `mount`, while the server still has its copies: the last process that closes a source on another machine
+    /// may have to wait for that machine.
     kind: Box<dyn HeldKind>,
-    /// None once the volume is given up: the kernel then ends all requests.
+    /// `None` after [`Self::give_up`].
     device: Mutex<Option<OwnedFd>>,
     pub(crate) mount: PrivateMount,
     pub(crate) region: Arc<Region>,
 }
 
 impl HeldVolume {
-    /// A volume on this device that no server has served yet.
+    /// A volume on this device, before its first server.
     ///
     /// # Errors
     /// When there is no memory.
@@ -103,10 +103,10 @@ impl HeldVolume {
         Ok(Self { about, kind: Box::new(kind), device: Mutex::new(Some(device)), mount, region })
     }
 
-    /// The supervisor's half of a volume that a server has described. Its sockets, if it has some, go to `nfs_sockets`.
+    /// The state of a volume that a server describes. Adds its NFS sockets, if it has any, to `nfs_sockets`.
     ///
     /// # Errors
-    /// When it does not fit together.
+    /// When descriptors are missing, or the description and the region differ.
     pub(super) fn adopt(
         description: Description,
         descriptors: Vec<OwnedFd>,
@@ -125,27 +125,27 @@ impl HeldVolume {
         Ok(Self { about, kind, device: Mutex::new(Some(device)), mount, region: Arc::new(region) })
     }
 
-    /// Which kind it is of.
+    /// The state of its kind.
     pub(super) fn kind(&self) -> &dyn HeldKind {
         &*self.kind
     }
 
-    /// Its state as a volume of kind `K`, if it is one.
+    /// The state of its kind, if that is `K`.
     pub(super) fn of_kind<K: HeldKind>(&self) -> Option<&K> {
         let kind: &dyn Any = &*self.kind;
         kind.downcast_ref()
     }
 
-    /// The threads that answer a request at this moment, each with the request's number.
+    /// The ids of the threads that answer a request now, each with the request's number.
     pub(super) fn busy(&self) -> Vec<(i32, u64)> {
         let of_rings = self.kind.rings().into_iter().flat_map(RingMemory::busy);
         self.region.in_flight().busy().chain(of_rings).collect()
     }
 
-    /// The descriptors that every message about the volume has, and those of its kind.
+    /// Copies of the descriptors in each message about the volume, with those of its kind.
     ///
     /// # Errors
-    /// When there are no descriptors left, or the volume is given up.
+    /// When there are no descriptors left, or the volume was given up.
     pub(super) fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
         let device = self.device();
         let device = device.as_ref().ok_or_else(|| io::Error::other("the volume is given up"))?;
@@ -154,7 +154,7 @@ impl HeldVolume {
         own.chain(self.kind.descriptors()?.into_iter().map(Ok)).collect()
     }
 
-    /// The state that a successor needs, and the images that belong to it.
+    /// The state for a successor, and its images.
     pub(super) fn describe(&self, volume: VolumeId) -> (Description, Vec<Arc<Image>>) {
         let (body, images) = self.kind.describe();
         (Description { volume, about: self.about.clone(), body }, images)
@@ -170,7 +170,7 @@ impl HeldVolume {
     ) -> Result<OwnedFd, MountError> {
         let device = || self.device().as_ref().and_then(|device| device.try_clone().ok());
         match clone(&self.mount) {
-            // Before Linux 6.15 a detached mount can be cloned once only.
+            // Before Linux 6.15, a detached mount can be cloned only once.
             Err(error) if error.is_invalid() => match device() {
                 Some(device) => clone(&self.mount.again(device.as_fd())?),
                 None => Err(error),
@@ -179,22 +179,22 @@ impl HeldVolume {
         }
     }
 
-    /// No server can go on with the volume: its users get `ENOTCONN`, and another mount may take its place.
+    /// Closes the device, because no server can continue with the volume. The kernel ends all requests, and users get `ENOTCONN`.
     pub(super) fn give_up(&self) {
         drop(self.device().take());
     }
 
-    /// Whether no server can go on with the volume.
+    /// Whether the volume was [given up](Self::give_up).
     pub(crate) fn is_given_up(&self) -> bool {
         self.device().is_none()
     }
 
-    /// Whether each open is written down.
+    /// Whether the volume has an access log.
     pub(crate) fn is_audited(&self) -> bool {
         self.kind.reporting().is_some_and(|reporting| reporting.audit.is_some())
     }
 
-    /// Whether each request of a projection is reported on standard output.
+    /// Whether the server reports each request on standard output.
     pub(crate) fn is_traced(&self) -> bool {
         self.kind.reporting().is_some_and(|reporting| reporting.trace)
     }
@@ -204,8 +204,8 @@ impl HeldVolume {
     }
 }
 
-/// The supervisor's copy of a tree of the server, as far as steps are known to be done. Locked for moments, never during a
-/// system call on the mount.
+/// The supervisor's copy of a tree of the server, up to the last confirmed step. No thread holds the lock during a system call
+/// on the mount.
 pub(super) struct Replica<T>(Arc<Mutex<T>>);
 
 impl<T> Replica<T> {
@@ -224,7 +224,7 @@ impl<T> Clone for Replica<T> {
     }
 }
 
-/// Images that a server serves, which zeroes them.
+/// The images of a server. Only the server zeroes them.
 fn images(descriptors: Vec<OwnedFd>) -> io::Result<Vec<Image>> {
     let images = descriptors.into_iter().map(Image::adopt).collect::<io::Result<Vec<_>>>()?;
     images.iter().for_each(Image::disown);

@@ -16,9 +16,9 @@ use crate::region::VolumeKind;
 pub(in crate::client) struct HeldExport {
     /// The file of its log.
     log: OwnedFd,
-    /// Those of its connections.
+    /// The sockets of its connections.
     sockets: Sockets,
-    /// How it is served, as far as [`Sockets::current`] does not say otherwise.
+    /// The options of its mount. [`Sockets::current`] may override the server's address.
     options: Box<ExportOptions>,
 }
 
@@ -39,12 +39,12 @@ impl HeldExport {
         Ok(Self { log, sockets, options })
     }
 
-    /// Those of its connections.
+    /// The sockets of its connections.
     pub(in crate::client) fn sockets(&self) -> &Sockets {
         &self.sockets
     }
 
-    /// How it is served now.
+    /// The present options.
     pub(in crate::client) fn options(&self) -> ExportOptions {
         self.sockets.current(&self.options)
     }

@@ -17,15 +17,15 @@ use crate::session::ring_memory::RingMemory;
 /// A source of the host.
 pub(in crate::client) struct HeldPassthrough {
     source: OwnedFd,
-    /// The mounts that it is among.
+    /// The mounts around the source.
     table: MountTable,
     options: PassthroughOptions,
-    /// The memory of rings, if requests may come over io_uring.
+    /// The memory of rings, if it may use io_uring.
     rings: Option<RingMemory>,
 }
 
 impl HeldPassthrough {
-    /// A source that is open, with the memory of its rings, if requests may come over io_uring.
+    /// An open source, with the memory of its rings if it may use io_uring.
     pub(in crate::client) fn new(source: Enclosed, options: PassthroughOptions, rings: Option<RingMemory>) -> Self {
         let Enclosed { source, table } = source;
         Self { source, table, options, rings }
@@ -39,12 +39,12 @@ impl HeldPassthrough {
         Ok(Self { source, table, options, rings })
     }
 
-    /// The source that it shows.
+    /// The source.
     pub(in crate::client) fn source(&self) -> BorrowedFd<'_> {
         self.source.as_fd()
     }
 
-    /// How it is served.
+    /// The options of its mount.
     pub(in crate::client) fn options(&self) -> &PassthroughOptions {
         &self.options
     }

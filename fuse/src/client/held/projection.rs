@@ -20,7 +20,7 @@ pub(in crate::client) struct HeldProjection {
 }
 
 impl HeldProjection {
-    /// Of an empty projection.
+    /// An empty projection.
     pub(in crate::client) fn new(root: Root, reporting: Reporting) -> Self {
         Self { tree: Replica::new(Tree::new(root, SystemTime::now())), reporting }
     }
@@ -47,7 +47,7 @@ impl HeldKind for HeldProjection {
 
     fn describe(&self) -> (VolumeBody, Vec<Arc<Image>>) {
         let mut tree = self.tree.lock();
-        // No successor can serve the generations that the dead server has zeroed.
+        // The dead server has zeroed the old generations, so no successor can serve them.
         tree.prune_generations();
         let (tree, images) = tree.save();
         (VolumeBody::Projection { tree: Box::new(tree), reporting: self.reporting.clone() }, images)

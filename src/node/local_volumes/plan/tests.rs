@@ -1,4 +1,4 @@
-//! The plan, asked about every state that kills and people can lead to.
+//! The plan, in every state to which kills and people can lead.
 
 use std::collections::BTreeSet;
 

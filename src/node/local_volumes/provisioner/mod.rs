@@ -1,4 +1,4 @@
-//! The task of the local volumes: it takes in what has changed, plans, and does one step (a request or an inspection) at a
+//! The task of the local volumes: it takes in changes, plans, and performs one step (a request or an inspection) at a
 //! time; then it plans again with the new state. Erasures run beside it, each on a thread of its own.
 
 mod steps;
@@ -30,12 +30,12 @@ use crate::kube::follower::{Follower, FollowerEvent};
 use crate::kube::retry::Retry;
 use crate::node::NodeHandle;
 
-/// How many volumes are cleaned at a time.
+/// How many volumes podfs erases at the same time.
 const CLEANINGS: usize = 4;
-/// Pauses before a step that failed is done again: the first, and the longest.
+/// The pauses before podfs tries a failed step again.
 const PAUSE: DoublingPause = DoublingPause::new(Duration::from_secs(1), Duration::from_secs(60));
 
-/// Where local volumes are offered, and what is asked before one is erased.
+/// The settings of local volumes.
 pub(in crate::node) struct ProvisionerSettings {
     pub(in crate::node) client: ApiClient,
     /// The name of the Node object.
@@ -47,7 +47,7 @@ pub(in crate::node) struct ProvisionerSettings {
     pub(in crate::node) metrics: LocalVolumeMetrics,
 }
 
-/// Something new.
+/// An event for the task.
 enum ProvisionerEvent {
     Scan(Scan),
     Volumes(FollowerEvent),
@@ -60,7 +60,7 @@ struct Provisioner {
     names: NodeNames,
     inputs: UnboundedReceiver<ProvisionerEvent>,
     input: UnboundedSender<ProvisionerEvent>,
-    /// Nothing before the first scan, and before the first list.
+    /// `None` before the first scan; `volumes` is `None` before the first list.
     scan: Option<Scan>,
     volumes: Option<BTreeMap<String, LocalVolume>>,
     classes: BTreeMap<String, Class>,
@@ -70,16 +70,16 @@ struct Provisioner {
     unfit: BTreeSet<PathBuf>,
     /// Inspections that do not end.
     hanging: BTreeMap<PathBuf, JoinHandle<Result<Fit, InspectionError>>>,
-    /// When the next step for a PersistentVolume may be done, after failures of this number.
+    /// When podfs may try the next step for a PersistentVolume, after failures.
     pauses: BTreeMap<String, (Instant, Backoff)>,
     /// The remarks of the last plan.
     remarks: BTreeMap<String, String>,
     /// The last log line about each step, entry and followed object.
-    said: BTreeMap<String, String>,
+    last_logged: BTreeMap<String, String>,
     retry: Retry,
 }
 
-/// Offers and cleans local volumes for as long as the daemon runs.
+/// Offers and erases local volumes for as long as the daemon runs.
 pub(in crate::node) async fn serve(settings: ProvisionerSettings) {
     let records = match Records::read(&settings.root_directory) {
         Ok(records) => records,
@@ -104,7 +104,7 @@ pub(in crate::node) async fn serve(settings: ProvisionerSettings) {
     classes.dedup();
     for class in classes {
         let collection = Collection::only(Resource::STORAGE_CLASS, None, &class);
-        follow(&settings.client, collection, &input, move |news| ProvisionerEvent::Class(class.clone(), news));
+        follow(&settings.client, collection, &input, move |event| ProvisionerEvent::Class(class.clone(), event));
     }
     let retry = Retry::new(settings.client.clone());
     let provisioner = Provisioner {
@@ -121,16 +121,16 @@ pub(in crate::node) async fn serve(settings: ProvisionerSettings) {
         hanging: BTreeMap::new(),
         pauses: BTreeMap::new(),
         remarks: BTreeMap::new(),
-        said: BTreeMap::new(),
+        last_logged: BTreeMap::new(),
         retry,
     };
     provisioner.run().await;
 }
 
-/// Asks the server what PersistentVolumes call the node.
+/// Gets the names by which PersistentVolumes refer to the node.
 async fn names(client: &ApiClient, node: &str) -> NodeNames {
     let (mut retry, collection) = (Retry::new(client.clone()), Collection::only(Resource::NODE, None, node));
-    let mut said = None;
+    let mut last = None;
     loop {
         let (sentence, pause) = match client.get(&collection).await {
             Ok(object) => {
@@ -142,9 +142,9 @@ async fn names(client: &ApiClient, node: &str) -> NodeNames {
             }
             Err(error) => (error.to_string(), retry.failed(&error)),
         };
-        if said.as_ref() != Some(&sentence) {
+        if last.as_ref() != Some(&sentence) {
             warn!("podfs offers no local volume yet: {sentence}");
-            said = Some(sentence);
+            last = Some(sentence);
         }
         retry.wait(&pause).await;
     }
@@ -159,8 +159,8 @@ fn follow(
     let (mut follower, input) = (Follower::new(client.clone(), collection), input.clone());
     tokio::spawn(async move {
         loop {
-            let news = follower.next().await;
-            if input.send(wrap(news)).is_err() {
+            let event = follower.next().await;
+            if input.send(wrap(event)).is_err() {
                 return;
             }
         }
@@ -184,7 +184,7 @@ impl Provisioner {
         }
     }
 
-    /// Waits for something new, or until a step may be done again.
+    /// Waits for an event, or until podfs may try a step again.
     async fn wait(&mut self) {
         let now = Instant::now();
         let next = self.pauses.values().map(|(until, _)| *until).filter(|until| *until > now).min();
@@ -248,7 +248,7 @@ impl Provisioner {
         is_possible && !is_paused && !self.cleanings.contains_key(volume)
     }
 
-    /// Ends the cleaning of what is not to be cleaned any more.
+    /// Stops erasures that are no longer planned.
     fn stop_cleanings(&self, steps: &[DiskStep]) {
         for (name, progress) in &self.cleanings {
             if !steps.iter().any(|step| matches!(step, DiskStep::Clean(record) if record.volume == *name)) {
@@ -263,8 +263,8 @@ impl Provisioner {
                 self.scan = Some(scan);
                 self.unfit.clear();
             }
-            ProvisionerEvent::Volumes(news) => self.take_volumes(news),
-            ProvisionerEvent::Class(name, news) => self.take_class(name, news),
+            ProvisionerEvent::Volumes(event) => self.take_volumes(event),
+            ProvisionerEvent::Class(name, event) => self.take_class(name, event),
             ProvisionerEvent::Cleaned(name, cleaned) => {
                 let Cleaned { record, result } = *cleaned;
                 self.cleanings.remove(&name);
@@ -290,8 +290,8 @@ impl Provisioner {
         path.map_or_else(|| "the entry".to_owned(), |path| path.display().to_string())
     }
 
-    fn take_volumes(&mut self, news: FollowerEvent) {
-        match news {
+    fn take_volumes(&mut self, event: FollowerEvent) {
+        match event {
             FollowerEvent::Listed(objects) => {
                 let volumes = objects.iter().filter_map(|object| LocalVolume::parse(object, &self.names));
                 self.volumes = Some(volumes.map(|volume| (volume.name.clone(), volume)).collect());
@@ -317,8 +317,8 @@ impl Provisioner {
         }
     }
 
-    fn take_class(&mut self, name: String, news: FollowerEvent) {
-        let object = match news {
+    fn take_class(&mut self, name: String, event: FollowerEvent) {
+        let object = match event {
             FollowerEvent::Listed(mut objects) => objects.pop(),
             FollowerEvent::Put(object) => Some(object),
             FollowerEvent::Deleted(_) => None,
@@ -339,7 +339,7 @@ impl Provisioner {
         }
     }
 
-    /// A step has failed: the next one for this PersistentVolume waits.
+    /// Delays the next step for this PersistentVolume, after a failure.
     fn pause(&mut self, name: &str, sentence: &str) {
         let mut backoff = self.pauses.get(name).map_or(PAUSE.backoff(), |(_, backoff)| *backoff);
         let until = Instant::now() + backoff.fail();
@@ -349,9 +349,9 @@ impl Provisioner {
 
     /// Logs a sentence, unless it was the last one about the same step, entry or object.
     fn say(&mut self, about: &str, sentence: &str) {
-        if self.said.get(about).is_none_or(|said| said != sentence) {
+        if self.last_logged.get(about).is_none_or(|last| last != sentence) {
             warn!("{sentence}");
-            self.said.insert(about.to_owned(), sentence.to_owned());
+            self.last_logged.insert(about.to_owned(), sentence.to_owned());
         }
     }
 }

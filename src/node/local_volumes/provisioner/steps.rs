@@ -1,4 +1,4 @@
-//! What each step of a plan does.
+//! The steps of a plan.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::kube::error::ApiError;
 use crate::manifest::objects::VolumeMode;
 use crate::node::service::in_use;
 
-/// How long an inspection may take before the others go on without it.
+/// How long the task waits for an inspection before it goes on without that.
 const INSPECTION: Duration = Duration::from_secs(10);
 
 impl Provisioner {
@@ -56,7 +56,7 @@ impl Provisioner {
         }
     }
 
-    /// Waits until a request may succeed again. Cleanings that are not wanted any more are stopped meanwhile.
+    /// Waits until a request may succeed again. Stops erasures meanwhile that are no longer planned.
     async fn wait_for_server(&mut self, error: &ApiError) {
         let pause = self.retry.failed(error);
         loop {
@@ -76,7 +76,7 @@ impl Provisioner {
     async fn delete(&mut self, name: &str, uid: &str, version: Option<&str>) -> Result<(), ApiError> {
         let collection = Collection::only(Resource::PERSISTENT_VOLUME, None, name);
         self.settings.client.delete(&collection, uid, version).await?;
-        // The watch reports when it is deleted: a finalizer may keep it.
+        // The watch reports the deletion, which a finalizer may delay.
         if let Some(volume) = self.volumes.as_mut().and_then(|volumes| volumes.get_mut(name)) {
             volume.deleting = true;
         }
@@ -123,7 +123,7 @@ impl Provisioner {
         }
     }
 
-    /// Starts to erase, after it has checked once more everything that could forbid it.
+    /// Starts an erasure, after a last check of all that could forbid it.
     async fn clean(&mut self, record: CleaningRecord) -> Result<(), ApiError> {
         let name = record.volume.clone();
         let unique_name = format!("kubernetes.io/local-volume/{name}");

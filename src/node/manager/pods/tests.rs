@@ -10,9 +10,9 @@ fn needs(pods: &Pods, uid: &str) -> bool {
 }
 
 #[test]
-fn vm_12_a_pod_that_is_being_deleted_is_taken_only_if_it_was_served_before() {
+fn vm_12_a_pod_that_is_being_deleted_is_served_only_if_it_was_served_before() {
     use PodStage::{Desired, Terminal, Terminating};
-    // Whether an earlier daemon served it, its stage before, its stage now, whether its volumes are needed.
+    // Whether an earlier daemon served it, its stage before, its stage now, whether podfs has to serve its volumes.
     let rows = [
         (true, None, Terminating, true),
         (true, None, Terminal, true),
@@ -28,10 +28,10 @@ fn vm_12_a_pod_that_is_being_deleted_is_taken_only_if_it_was_served_before() {
         }
         match before {
             Some(before) => {
-                pods.tell_all(PodSource::Api, vec![pod("u", before)]);
+                pods.take_list(PodSource::Api, vec![pod("u", before)]);
                 pods.put(pod("u", stage));
             }
-            None => drop(pods.tell_all(PodSource::Api, vec![pod("u", stage)])),
+            None => drop(pods.take_list(PodSource::Api, vec![pod("u", stage)])),
         }
         assert_eq!(needs(&pods, "u"), expected, "{is_recovered} {before:?} {stage:?}");
     }
@@ -40,7 +40,7 @@ fn vm_12_a_pod_that_is_being_deleted_is_taken_only_if_it_was_served_before() {
 #[test]
 fn vm_11_volumes_of_a_pod_that_is_gone_stay_until_it_is_released() {
     let mut pods = Pods::new([PodSource::Api], false);
-    pods.tell_all(PodSource::Api, vec![pod("u", PodStage::Desired)]);
+    pods.take_list(PodSource::Api, vec![pod("u", PodStage::Desired)]);
     let uid = sample::uid("u");
     let refused = pods.release(&uid).expect_err("it is to run").to_string();
     assert!(refused.starts_with("pod default/p-u is to run on this node"), "{refused}");
@@ -55,7 +55,7 @@ fn vm_11_volumes_of_a_pod_that_is_gone_stay_until_it_is_released() {
 #[test]
 fn a_pod_is_released_without_an_agent_where_that_was_asked_for() {
     let mut pods = Pods::new([PodSource::Api], true);
-    pods.tell_all(PodSource::Api, vec![pod("u", PodStage::Desired), pod("v", PodStage::Desired)]);
+    pods.take_list(PodSource::Api, vec![pod("u", PodStage::Desired), pod("v", PodStage::Desired)]);
     pods.put(pod("u", PodStage::Terminating));
     assert!(needs(&pods, "u"), "its containers are being stopped");
     pods.gone(&sample::uid("u"));
@@ -64,13 +64,13 @@ fn a_pod_is_released_without_an_agent_where_that_was_asked_for() {
 }
 
 #[test]
-fn rc_02_a_pod_that_an_earlier_daemon_served_is_kept_until_its_source_has_spoken_and_it_is_released() {
+fn rc_02_a_pod_of_an_earlier_daemon_stays_until_its_source_has_listed_its_pods_and_it_is_released() {
     let mut pods = Pods::new([PodSource::Files, PodSource::Api], false);
     pods.recover(pod("u", PodStage::Desired), false);
     pods.recover(pod("v", PodStage::Terminating), true);
-    pods.tell_all(PodSource::Files, vec![]);
+    pods.take_list(PodSource::Files, vec![]);
     assert!(needs(&pods, "u") && !pods.sources_ready(), "the API server has not spoken");
-    pods.tell_all(PodSource::Api, vec![pod("v", PodStage::Terminating)]);
+    pods.take_list(PodSource::Api, vec![pod("v", PodStage::Terminating)]);
     assert!(pods.sources_ready() && needs(&pods, "u"), "it is not released");
     assert!(!needs(&pods, "v"), "it was released before the daemon was killed");
     pods.release(&sample::uid("u")).expect("its source does not have it");
@@ -80,7 +80,7 @@ fn rc_02_a_pod_that_an_earlier_daemon_served_is_kept_until_its_source_has_spoken
 #[test]
 fn a_pod_that_comes_back_after_its_release_is_wanted_again() {
     let mut pods = Pods::new([PodSource::Api], false);
-    pods.tell_all(PodSource::Api, vec![pod("u", PodStage::Desired)]);
+    pods.take_list(PodSource::Api, vec![pod("u", PodStage::Desired)]);
     pods.gone(&sample::uid("u"));
     pods.release(&sample::uid("u")).expect("it is gone");
     pods.put(pod("u", PodStage::Desired));

@@ -1,4 +1,4 @@
-//! The files of a pod in the run directory, as the pod's task writes and removes them.
+//! The files of a pod in the run directory, which the pod's task writes and removes.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::node::checkpoint::Checkpoint;
 use crate::supervisor::run_dir::cgroup;
 
 impl PodTask {
-    /// Makes again what another process has deleted. A supervisor that is being started, changed or ended makes and removes its
-    /// files itself.
+    /// Makes files again that another process has deleted. A supervisor that is starting, changing or ending makes and
+    /// removes its files itself.
     pub(super) async fn restore(&mut self) {
         if !matches!(self.life, Life::Up(Up { change: None, has_spoken: true, .. })) {
             return;
@@ -22,7 +22,7 @@ impl PodTask {
             blocking(move || (checkpoints.is_there(&uid), control::misses_files(&directory))).await;
         if !is_written {
             self.written = None;
-            if let Err(reason) = self.write_down().await {
+            if let Err(reason) = self.write_checkpoint().await {
                 debug!("{reason}");
             }
         }
@@ -37,8 +37,8 @@ impl PodTask {
         }
     }
 
-    /// Writes down what is wanted, if that is not what is written.
-    pub(super) async fn write_down(&mut self) -> Result<(), OperationError> {
+    /// Writes the checkpoint, unless it is up to date.
+    pub(super) async fn write_checkpoint(&mut self) -> Result<(), OperationError> {
         match self.wanted.clone() {
             Some(wanted) => self.write(wanted).await,
             None => Ok(()),
@@ -59,7 +59,7 @@ impl PodTask {
         Ok(())
     }
 
-    /// A pod of which nothing was mounted leaves nothing.
+    /// Removes the files of a pod of which nothing was mounted.
     pub(super) async fn forget(&mut self) {
         let (checkpoints, uid) = (self.shared.checkpoints.clone(), self.uid.clone());
         if let Err(error) = blocking(move || checkpoints.remove(&uid)).await {
@@ -67,6 +67,6 @@ impl PodTask {
         }
         let uid = self.uid.clone();
         blocking(move || cgroup::remove_named_of_supervisor(&uid)).await;
-        (self.wanted, self.written, self.told) = (None, None, None);
+        (self.wanted, self.written, self.published) = (None, None, None);
     }
 }

@@ -1,4 +1,4 @@
-//! What the operations of the executor ask of the task of a pod.
+//! The requests of the executor's operations to the task of a pod.
 
 use std::time::Duration;
 
@@ -7,22 +7,22 @@ use tokio::sync::oneshot;
 use crate::node::pod::NodePod;
 use crate::node::supervisors::{MountFailure, OperationError};
 
-/// What an operation asks for.
+/// A request to the task of a pod.
 pub(in crate::node::supervisors) enum PodOperation {
-    /// A volume of the pod is to be served.
+    /// Serve a volume of the pod.
     Mount { pod: NodePod, volume: String, limit: Duration, answer: oneshot::Sender<Result<(), MountFailure>> },
-    /// The pod is to have its supervisor, also without a volume.
+    /// Keep the pod's supervisor running, even without a volume.
     Serve { pod: NodePod, limit: Duration, answer: oneshot::Sender<Result<(), MountFailure>> },
-    /// A volume is not to be served any more.
+    /// Stop serving a volume.
     Unmount { volume: String, answer: oneshot::Sender<Result<(), OperationError>> },
-    /// Nothing of the pod is to be left.
+    /// Remove everything of the pod.
     End(oneshot::Sender<Result<(), OperationError>>),
-    /// The pod is described anew.
+    /// Take the changed pod.
     Update(NodePod),
-    /// To record whether an agent has released the pod.
+    /// Record whether an agent has released the pod.
     Released(bool, oneshot::Sender<Result<(), OperationError>>),
-    /// To look whether there is a supervisor.
+    /// Follow the supervisor, if there is one.
     Adopt,
-    /// Files of the pod are missing in the run directory.
+    /// Make missing files of the pod in the run directory again.
     Restore,
 }

@@ -58,22 +58,22 @@ fn rc_04_a_reconstructed_volume_whose_mount_fails_can_still_be_unmounted() {
 }
 
 #[test]
-fn a_supervisor_that_does_not_have_the_volume_any_more_says_that_it_is_not_mounted() {
+fn a_volume_that_its_supervisor_no_longer_has_is_not_mounted() {
     let mut world = ActualWorld::default();
-    world.saw(&id(), true, Seen::default(), None);
+    world.report(&id(), true, Seen::default(), None);
     assert_eq!(mount_of(&world), VolumeMount::Mounted);
-    world.saw(&id(), false, Seen::default(), Some("its source".to_owned()));
+    world.report(&id(), false, Seen::default(), Some("its source".to_owned()));
     assert_eq!(mount_of(&world), VolumeMount::NotMounted);
     world.forget_unmounted(|_| false);
     assert_eq!(world.volumes().count(), 0);
 }
 
 #[test]
-fn a_reconstructed_volume_is_known_when_its_supervisor_has_said_how_it_is() {
+fn a_reconstructed_volume_is_known_after_the_report_of_its_supervisor() {
     for is_mounted in [true, false] {
         let mut world = ActualWorld::default();
         world.reconstruct(id());
-        world.saw(&id(), is_mounted, Seen::default(), None);
+        world.report(&id(), is_mounted, Seen::default(), None);
         assert!(!world.volume(&id()).expect("it is there").reconstructed);
         assert_ne!(mount_of(&world), VolumeMount::NotMounted, "it is to be unmounted");
     }

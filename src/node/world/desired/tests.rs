@@ -4,26 +4,28 @@ use crate::node::sample::{pod, uid};
 #[test]
 fn vm_03_a_volume_that_no_container_uses_is_not_wanted() {
     let mut desired = DesiredWorld::default();
-    desired
-        .put(pod("u", &["{name: used, emptyDir: {}}", "{name: idle, emptyDir: {}}"], &["used"]), &Registry::built_in());
+    desired.put(
+        pod("u", &["{name: used, emptyDir: {}}", "{name: idle, emptyDir: {}}"], &["used"]),
+        &PluginRegistry::built_in(),
+    );
     let wanted: Vec<_> = desired.volumes().map(|(id, _)| id.volume).collect();
     assert_eq!(wanted, ["used"]);
     assert!(desired.pod(&uid("u")).expect("the pod").is_processed());
 }
 
 #[test]
-fn vm_10_a_volume_without_a_plugin_keeps_no_other_one_back() {
+fn vm_10_a_volume_without_a_plugin_does_not_affect_the_others() {
     let mut desired = DesiredWorld::default();
     let volumes = ["{name: odd, iscsi: {targetPortal: a, iqn: b, lun: 0}}", "{name: good, emptyDir: {}}"];
-    desired.put(pod("u", &volumes, &["odd", "good"]), &Registry::built_in());
+    desired.put(pod("u", &volumes, &["odd", "good"]), &PluginRegistry::built_in());
     let pod = desired.pod(&uid("u")).expect("the pod");
     assert!(!pod.is_processed() && pod.volumes.contains_key("good"));
     assert_eq!(pod.errors.iter().count(), 1);
 }
 
 #[test]
-fn a_pod_that_is_described_anew_wants_what_it_says_now() {
-    let (mut desired, plugins) = (DesiredWorld::default(), Registry::built_in());
+fn a_changed_pod_wants_the_volumes_of_its_new_description() {
+    let (mut desired, plugins) = (DesiredWorld::default(), PluginRegistry::built_in());
     let volumes = ["{name: a, emptyDir: {}}", "{name: b, emptyDir: {}}"];
     desired.put(pod("u", &volumes, &["a"]), &plugins);
     desired.put(pod("u", &volumes, &["b"]), &plugins);
@@ -33,8 +35,8 @@ fn a_pod_that_is_described_anew_wants_what_it_says_now() {
 }
 
 #[test]
-fn a_volume_that_is_described_otherwise_while_its_pod_runs_stays_as_it_is() {
-    let (mut desired, plugins) = (DesiredWorld::default(), Registry::built_in());
+fn a_volume_whose_definition_changes_while_its_pod_runs_stays_as_it_is() {
+    let (mut desired, plugins) = (DesiredWorld::default(), PluginRegistry::built_in());
     desired.put(pod("u", &["{name: a, configMap: {name: x}}"], &["a"]), &plugins);
     let before = desired.pod(&uid("u")).expect("the pod").volumes["a"].clone();
     desired.put(pod("u", &["{name: a, configMap: {name: other}}"], &["a"]), &plugins);

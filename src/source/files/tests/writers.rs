@@ -42,7 +42,7 @@ async fn a_new_file_is_read_when_its_writer_closes_it() {
 }
 
 #[tokio::test]
-async fn a_writer_that_never_closes_is_believed_after_a_second_of_quiet() {
+async fn a_file_that_is_never_closed_is_read_after_a_second_without_a_write() {
     let home = ManifestHome::with_objects(&[("app", "old")]);
     let mut watched = home.watch();
     let mut writer = File::create(home.path("objects/app.yaml")).expect("a file");
@@ -99,7 +99,7 @@ async fn a_directory_that_was_just_made_may_still_be_filled() {
 }
 
 #[test]
-fn a_change_in_place_counts_only_when_it_was_heard_to_end() {
+fn a_change_in_place_counts_only_after_its_last_event() {
     let home = ManifestHome::with_objects(&[("app", "1"), ("db", "1")]);
     let mut steps = home.step_by_step(&["objects"]);
     let mut writer = OpenOptions::new().append(true).open(home.path("objects/app.yaml")).expect("a file");

@@ -1,11 +1,11 @@
-//! What a PersistentVolumeClaim is bound to: a volume of another kind, with the rules of PersistentVolumes.
+//! The PersistentVolume that a claim is bound to: a volume of another kind, with the rules of PersistentVolumes.
 
 use std::path::Path;
 use std::time::Duration;
 
 use tracing::warn;
 
-use super::host_path::{self, Opened};
+use super::host_path::{self, OpenedPath};
 use super::{Access, Common, MountPlan, PassthroughSource, PodEnd, Setting, Trouble, access, nfs};
 use crate::binding::{self, Bound, BoundSource};
 use crate::host::device::BlockDevice;
@@ -17,9 +17,9 @@ use crate::supervisor::volume::growth::{Expansion, Growth};
 use crate::supervisor::volume::local;
 use crate::volume::{Claim, Volume};
 
-/// The text of the kubelet for the pod that has to wait.
+/// The kubelet's text for the pod that has to wait.
 const IN_USE: &str = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
-/// The file in the run directory whose locks are the turns of pods.
+/// The file in the run directory that podfs locks while it mounts a volume that one pod alone may use.
 const EXCLUSIVE: &str = "exclusive.lock";
 
 /// A volume with a claim, `persistentVolumeClaim` or `ephemeral`.
@@ -43,7 +43,7 @@ impl ClaimSource {
         }
     }
 
-    /// Grows the file system of a block device, or has a CSI driver do so, when the PersistentVolume has grown.
+    /// Grows the file system of a block device, or makes a CSI driver do so, when the PersistentVolume has grown.
     fn follow_capacity(&mut self, setting: &Setting, spec: &Volume, pod: &PodView) -> Result<(), Trouble> {
         let bound = resolve(spec, &self.claim, pod);
         let Some(bound) = bound.ok().filter(|bound| self.growth.is_due(bound)) else { return Ok(()) };
@@ -56,7 +56,7 @@ impl ClaimSource {
     }
 
     fn publish_again(&mut self, setting: &Setting, spec: &Volume, pod: &PodView) -> Result<(), Trouble> {
-        // What is mounted stays as it is.
+        // The mounted volume stays as it is.
         let Ok(bound) = resolve(spec, &self.claim, pod) else { return Ok(()) };
         let BoundSource::Csi(csi) = &bound.source else { return Ok(()) };
         self.republication.publish_again(setting, spec, csi, Some(&bound), pod)
@@ -79,7 +79,7 @@ impl PassthroughSource for ClaimSource {
         let mut warnings = bound.warnings.clone();
         let source = match &bound.source {
             BoundSource::HostPath(source) => {
-                let Opened { source, device } = host_path::open(setting, spec, source, &path)?;
+                let OpenedPath { source, device } = host_path::open(setting, spec, source, &path)?;
                 self.device = device;
                 source
             }
@@ -142,13 +142,13 @@ impl PassthroughSource for ClaimSource {
     }
 }
 
-/// The PersistentVolume of a volume.
+/// The PersistentVolume that a volume's claim is bound to.
 pub(in crate::supervisor::volume) fn resolve(spec: &Volume, claim: &Claim, pod: &PodView) -> Result<Bound, Trouble> {
     let bound = binding::resolve(spec.name.as_str(), claim, &pod.identity, &pod.facts, &pod.known.objects);
     bound.map_err(|error| Trouble::Manifests(error.to_string()))
 }
 
-/// The turn to mount a volume that one pod alone may use.
+/// The lock for mounting a volume that one pod alone may use.
 fn turn(setting: &Setting, path: &Path, is_exclusive: bool) -> Result<Option<NeighbourLock>, Trouble> {
     let run_directory = setting.mount_points().run_directory().and_then(Path::parent).map(Path::to_owned);
     // A volume that is mounted without a pod has no neighbours.
@@ -161,7 +161,8 @@ fn turn(setting: &Setting, path: &Path, is_exclusive: bool) -> Result<Option<Nei
     }
 }
 
-/// The first pod on the node gives a PersistentVolume to its group; for the others it stays as it is (LP-03).
+/// Gives a PersistentVolume to the group of the first pod on the node that uses it; for the others it stays as it is
+/// (LP-03).
 fn give(source: &HostSource, group: u32, shared: bool, bound: &Bound, pod: &PodView) -> Result<(), HostError> {
     let name = &bound.name;
     if !shared {

@@ -1,4 +1,4 @@
-//! What CSI drivers mount for the pod itself, or for a volume that was translated for a CSI driver.
+//! Volumes that CSI drivers mount for the pod itself, or for a volume that was translated for a CSI driver.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Directories of the pod's own: their content is made, mounted, and deleted with the pod.
+//! emptyDir volumes: podfs makes and mounts their content, and deletes it with the pod.
 
 use tracing::warn;
 
@@ -27,7 +27,7 @@ impl PassthroughSource for EmptyDirSource {
         self.content = Some(content);
         let (served_by, limit) = match plan.backing {
             Backing::Disk => (ServedBy::Fuse, self.limit(spec)),
-            // The tmpfs itself has no more room than it should.
+            // The tmpfs has its own limit.
             Backing::Memory { .. } => (ServedBy::Fuse, None),
             // Huge pages cannot be mapped through another file system.
             Backing::HugePages { .. } => (ServedBy::Bind, None),
@@ -37,7 +37,7 @@ impl PassthroughSource for EmptyDirSource {
         Ok(MountPlan { path, content, access: Access::ReadWrite, selinux_context, turn: None })
     }
 
-    /// Content that another supervisor has made is this one's to delete. If it was deleted, it is made anew.
+    /// Adopts content that another supervisor has made, for this one to delete. If it was deleted, makes it anew.
     fn is_current(&mut self, volume: &Common, spec: &Volume, pod: &PodView) -> Result<bool, Trouble> {
         if self.content.is_some() {
             return Ok(true);
@@ -48,7 +48,7 @@ impl PassthroughSource for EmptyDirSource {
         Ok(is_current)
     }
 
-    /// A tmpfs follows the size limit, too.
+    /// Changes the limit of a tmpfs, too.
     fn follow(&mut self, _: &Common, spec: &Volume, pod: &PodView) -> Result<(), Trouble> {
         let Some(content) = &self.content else { return Ok(()) };
         Ok(content.resize(&plan(spec, pod)?)?)

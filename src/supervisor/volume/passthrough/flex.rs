@@ -1,4 +1,4 @@
-//! What FlexVolume drivers mount.
+//! Volumes that FlexVolume drivers mount.
 
 use super::{Common, MountPlan, PassthroughSource, Trouble};
 use crate::manifest::PodView;

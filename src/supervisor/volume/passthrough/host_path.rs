@@ -1,4 +1,4 @@
-//! Paths of the node, as a hostPath volume names them. One that leads to a disk is the pod's only as long as it is the same disk.
+//! Paths of the node, from hostPath volumes. A path to a disk is the pod's only as long as it leads to the same disk.
 
 use std::path::Path;
 
@@ -29,7 +29,7 @@ impl HostPathSource {
 impl PassthroughSource for HostPathSource {
     fn find(&mut self, volume: &mut Common, spec: &Volume, _: &PodView) -> Result<MountPlan, Trouble> {
         let path = volume.place(HostPath::DIRECTORY, spec.name.as_str());
-        let Opened { source, device } = open(&volume.setting, spec, &self.source, &path)?;
+        let OpenedPath { source, device } = open(&volume.setting, spec, &self.source, &path)?;
         self.device = device;
         MountPlan::of_host(spec, path, source, Access::ReadWrite)
     }
@@ -41,38 +41,38 @@ impl PassthroughSource for HostPathSource {
     }
 }
 
-/// A path of the node that is open, and so is the disk that it names.
-pub(super) struct Opened {
+/// An open path of the node, and the disk that it leads to.
+pub(super) struct OpenedPath {
     pub(super) source: HostSource,
     pub(super) device: Option<BlockDevice>,
 }
 
-/// Opens a path of the node that is to be shown at `path`. If it is a disk, no other disk may take its place.
-pub(super) fn open(setting: &Setting, spec: &Volume, source: &HostPath, path: &Path) -> Result<Opened, Trouble> {
+/// Opens a path of the node for a mount at `path`. Refuses a disk in the place of the pod's disk.
+pub(super) fn open(setting: &Setting, spec: &Volume, source: &HostPath, path: &Path) -> Result<OpenedPath, Trouble> {
     let source = host_path::open(source)?;
     if source.kind() != FileKind::BlockDevice {
-        return Ok(Opened { source, device: None });
+        return Ok(OpenedPath { source, device: None });
     }
-    // One without a medium can be shown and not opened.
-    let Ok(device) = BlockDevice::open(&source) else { return Ok(Opened { source, device: None }) };
+    // podfs shows a drive without a medium, but cannot open it.
+    let Ok(device) = BlockDevice::open(&source) else { return Ok(OpenedPath { source, device: None }) };
     if let Some(Err(error)) = disks(setting).map(|disks| disks.pin(spec.name.as_str(), &device)) {
-        // What a supervisor before this one has mounted leads to the other disk by now.
+        // The mount of an earlier supervisor leads to the other disk by now.
         if let Ok(Some((_, visible))) = setting.mount_points().keep(path) {
             visible.unmount().unwrap_or_else(|error| warn!("{error}"));
         }
         return Err(error.into());
     }
-    Ok(Opened { source, device: Some(device) })
+    Ok(OpenedPath { source, device: Some(device) })
 }
 
-/// The volume has gone from the pod: another one of its name may be another disk.
+/// Forgets the disk of a volume that the pod no longer has: a later volume of that name may have another one.
 pub(super) fn forget_disk(setting: &Setting, volume: &str) {
     if let Some(Err(error)) = disks(setting).map(|disks| disks.forget(volume)) {
         warn!("volume {volume:?}: {error}");
     }
 }
 
-/// The disks of the pod; none without a pod.
+/// The disks of the pod; `None` without a pod.
 fn disks(setting: &Setting) -> Option<PodDisks> {
     setting.mount_points().run_directory().map(|directory| PodDisks::of(directory.join(DISKS)))
 }

@@ -1,15 +1,15 @@
-//! A volume that shows something as it is, of the host or of an NFS server: its source found and opened, then mounted
-//! once.
+//! A volume that shows a source as it is, of the host or of an NFS server. podfs finds and opens the source, then
+//! mounts it once.
 //!
-//! What is mounted stays as it is. A later change of the manifests or of the source's path concerns the next pod.
+//! The mount stays as it is. A later change of the manifests or of the source's path concerns the next pod.
 //!
 //! | module | owns |
 //! |---|---|
 //! | `host_path` | files and directories of the node |
-//! | `empty_dir` | directories of the pod's own |
-//! | `claim` | what a PersistentVolumeClaim is bound to |
+//! | `empty_dir` | emptyDirs, which belong to the pod |
+//! | `claim` | PersistentVolumes |
 //! | `nfs` | exports of NFS servers |
-//! | `flex`, `csi` | what a driver of another vendor mounts |
+//! | `flex`, `csi` | mounts of another vendor's driver |
 
 pub(super) mod claim;
 pub(super) mod csi;
@@ -42,22 +42,22 @@ use crate::supervisor::volume::adopted::KeptVolume;
 use crate::volume::nfs_options::Backend;
 use crate::volume::{ServedBy, Volume};
 
-/// A kind of volume that shows something as it is.
+/// A kind of volume that shows a source as it is.
 pub(super) trait PassthroughSource: Send {
-    /// Finds what is to be mounted. The volume is not mounted.
+    /// Finds the source and plans the mount of a volume that is not mounted.
     fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &PodView) -> Result<MountPlan, Trouble>;
 
-    /// Whether what is mounted still shows the source. If not, the source is found and mounted anew.
+    /// Whether the mount still shows the source. If not, podfs finds and mounts the source anew.
     fn is_current(&mut self, _volume: &Common, _spec: &Volume, _pod: &PodView) -> Result<bool, Trouble> {
         Ok(true)
     }
 
-    /// What is to be done right after the volume was mounted.
+    /// Called right after the volume was mounted.
     fn complete(&mut self, _volume: &Common, _spec: &Volume, _pod: &PodView) -> Result<(), Trouble> {
         Ok(())
     }
 
-    /// Follows the objects of the pod while the volume is mounted.
+    /// Called at each refresh of a mounted volume, after a change of the pod's objects.
     fn follow(&mut self, _volume: &Common, _spec: &Volume, _pod: &PodView) -> Result<(), Trouble> {
         Ok(())
     }
@@ -67,12 +67,12 @@ pub(super) trait PassthroughSource: Send {
         None
     }
 
-    /// When [`follow`](Self::follow) is to be called again without a change of an object.
+    /// How long until podfs calls [`follow`](Self::follow) again without a change of an object.
     fn republish_in(&self) -> Option<Duration> {
         None
     }
 
-    /// How the last growth of the source came out, if its claim does not say so.
+    /// The outcome of the last growth of the source, if its claim does not report it.
     fn expansion(&self) -> Option<&Expansion> {
         None
     }
@@ -87,21 +87,21 @@ pub(super) trait PassthroughSource: Send {
         false
     }
 
-    /// The volume was unmounted: lets go of what goes with the pod.
+    /// Called after the volume was unmounted. Releases what ends with the pod.
     fn take_down(self: Box<Self>, _volume: &Common, _name: &str, _end: PodEnd) {}
 }
 
 /// What passthrough volumes of all kinds have in common.
 pub(super) struct Common {
     pub(super) setting: Setting,
-    /// Where the volume is, or was tried to be.
+    /// Where the volume is, once podfs has looked for its source.
     pub(super) path: Option<PathBuf>,
     /// A group that containers need to use the volume.
     pub(super) group: Option<u32>,
 }
 
 impl Common {
-    /// Where a volume of this kind and name is. From here on it is known to be there.
+    /// Notes and returns the path of the volume, by its kind and name.
     fn place(&mut self, directory: &str, name: &str) -> PathBuf {
         let path = self.setting.site.volume(directory, name);
         self.path = Some(path.clone());
@@ -109,7 +109,7 @@ impl Common {
     }
 }
 
-/// The mount of a passthrough, once its source was found.
+/// A passthrough volume, which is mounted once its source is found.
 pub(super) struct PassthroughVolume {
     common: Common,
     source: Box<dyn PassthroughSource>,
@@ -118,11 +118,11 @@ pub(super) struct PassthroughVolume {
     outdated: Option<VisibleVolume>,
 }
 
-/// Fields are dropped in this order: the volume is no longer visible when its server is released.
+/// Fields are dropped in this order, so that the volume is no longer visible when its server is released.
 struct VisibleVolume {
     visible: VisibleMount,
     access: Access,
-    /// The volume of the pod's server; none of a bind mount, for which the kernel alone answers.
+    /// The volume of the pod's server; `None` for a bind mount, which the kernel alone serves.
     served: Option<MountedVolume>,
 }
 
@@ -137,24 +137,24 @@ impl VisibleVolume {
         }
     }
 
-    /// Whether no successor could take it over when its server died.
+    /// Whether podfs gave it up, because no successor of its dead server could take it over.
     fn is_given_up(&self) -> bool {
         self.served.as_ref().is_some_and(MountedVolume::is_given_up)
     }
 }
 
-/// What is to be mounted, and how.
+/// A planned mount.
 pub(super) struct MountPlan {
     pub(super) path: PathBuf,
     pub(super) content: Planned,
     pub(super) access: Access,
     pub(super) selinux_context: Option<String>,
-    /// Kept until the mount is in the mount table, where one pod alone may use the volume.
+    /// The lock of a volume that one pod alone may use. Held until the mount is in the mount table.
     pub(super) turn: Option<NeighbourLock>,
 }
 
 impl MountPlan {
-    /// For a source of the host, which FUSE or the kernel alone serves.
+    /// A plan for a source of the host, which FUSE or the kernel alone serves.
     fn of_host(spec: &Volume, path: PathBuf, source: HostSource, access: Access) -> Result<MountPlan, Trouble> {
         let served_by = serve::choose(&source, spec.preferences.served_by, &path)?;
         let content = Planned::Source { source, served_by, limit: None, remote: None };
@@ -162,9 +162,10 @@ impl MountPlan {
     }
 }
 
-/// What is to be seen.
+/// The content of a planned mount.
 pub(super) enum Planned {
-    /// A source on this node, or an export that the kernel has mounted: then calls are made as `remote` says.
+    /// A source on this node, or an export that the kernel has mounted; `remote` is the identity of calls to its
+    /// server.
     Source { source: HostSource, served_by: ServedBy, limit: Option<u64>, remote: Option<ActAs> },
     /// An export, by podfs's own client.
     Export(Box<ReachedExport>),
@@ -189,7 +190,7 @@ impl Mounter for PassthroughVolume {
         self.common.group
     }
 
-    /// Not known before it is mounted.
+    /// False until it is mounted.
     fn is_read_only(&self) -> bool {
         self.mounted.as_ref().is_some_and(|mounted| mounted.access == Access::ReadOnly)
     }
@@ -241,7 +242,7 @@ impl Mounter for PassthroughVolume {
         Ok(shown)
     }
 
-    /// A bind mount has no server that could show it again: it is to be [mounted](Self::show) anew.
+    /// A bind mount has no private mount to clone: this drops it, and [`show`](Self::show) mounts it anew.
     fn show_again(&mut self) -> Result<(), Trouble> {
         if let Some(bind) = self.mounted.take_if(|mounted| mounted.served.is_none()) {
             drop(bind);
@@ -342,7 +343,7 @@ impl PassthroughVolume {
         let advice = (!self.source.is_of_pod() && remote.is_none()).then(|| {
             format!("to reach it, give the pod the annotation podfs.io/host-path.{}: bind", spec.name.as_str())
         });
-        // Of content that was there before, containers may still have files open through an earlier mount.
+        // Containers may still have files of older content open through an earlier mount.
         let nothing_else_changes = self.source.is_of_pod() && self.source.is_new() && self.outdated.is_none();
         PassthroughOptions {
             cache: match spec.preferences.cache {

@@ -22,7 +22,7 @@ impl PassthroughSource for NfsSource {
     }
 }
 
-/// How an export is mounted at `path`.
+/// Plans the mount of an export at `path`.
 pub(super) fn plan(
     setting: &Setting,
     spec: &Volume,

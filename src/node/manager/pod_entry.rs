@@ -11,7 +11,7 @@ use crate::node::world::actual::{ActualVolume, ActualWorld};
 use crate::node::world::desired::{DesiredVolume, DesiredWorld};
 use crate::volume::VolumeSource;
 
-/// What is wanted and what is there, and what volumes lead to.
+/// The desired and the actual world, and what is behind volumes.
 #[derive(Clone, Copy)]
 pub(super) struct Worlds<'a> {
     pub(super) desired: &'a DesiredWorld,
@@ -19,7 +19,7 @@ pub(super) struct Worlds<'a> {
     pub(super) backings: &'a BTreeMap<VolumeId, Backing>,
 }
 
-/// What is known of a pod. A pod that is not `known` has left directories or a supervisor.
+/// The published state of a pod. A pod that is not `known` has left directories or a supervisor.
 pub(super) fn of_pod(
     uid: &PodUid,
     known: Option<&KnownPod>,
