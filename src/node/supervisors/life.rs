@@ -1,5 +1,6 @@
 //! The life of a pod's supervisor, as the task of the pod sees it.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
@@ -63,8 +64,13 @@ pub(super) struct Up {
 /// A publication to a supervisor under way.
 pub(super) struct PublicationChange {
     pub(super) wanted: Checkpoint,
-    pub(super) told: JoinHandle<Result<(), OperationError>>,
+    /// The volumes that the supervisor may not have served before.
+    pub(super) added: BTreeSet<String>,
+    pub(super) told: JoinHandle<PublicationResult>,
 }
+
+/// What a publication came to; if there are new volumes, with a connection that has only statuses from after it.
+pub(super) type PublicationResult = Result<Option<Result<StatusWatch, AskError>>, OperationError>;
 
 /// What happened to the supervisor.
 pub(super) enum LifeEvent {
@@ -77,7 +83,7 @@ pub(super) enum LifeEvent {
     /// It says how it is, closed the connection, or cannot be understood.
     Status(Result<Option<Box<PodStatus>>, AskError>),
     /// It knows which volumes are wanted, or not.
-    Changed(Result<(), OperationError>),
+    Changed(PublicationResult),
     /// It got SIGTERM long ago.
     Overdue,
 }
