@@ -190,8 +190,10 @@ impl Session {
         let offered = if offered & init::INIT_EXT == 0 { offered & u64::from(u32::MAX) } else { offered };
         // The kernel would wait for rings that it was promised, so they are there before.
         let rings = rings.filter(|_| offered & init::OVER_IO_URING != 0).and_then(|memory| {
+            let volume = Arc::clone(&memory);
             let refused = |error: &io::Error| {
-                tracing::warn!("there are no rings for requests ({error}); they come through /dev/fuse");
+                let volume = volume.volume();
+                tracing::warn!(volume, "there are no rings for requests ({error}); they come through /dev/fuse");
             };
             Rings::prepare(memory).inspect_err(refused).ok()
         });

@@ -44,7 +44,7 @@ impl Passthrough {
     }
 
     fn rings(&self) -> io::Result<Option<Arc<RingMemory>>> {
-        let map = |file: &OwnedFd| RingMemory::map(file.try_clone()?).map(Arc::new);
+        let map = |file: &OwnedFd| RingMemory::map(file.try_clone()?, &self.options.name).map(Arc::new);
         self.rings.as_ref().map(map).transpose()
     }
 }

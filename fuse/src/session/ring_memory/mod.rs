@@ -36,6 +36,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use zerocopy::IntoBytes;
 
+use crate::label::VolumeLabel;
 use crate::region::Begun;
 use crate::region::in_flight::InFlightSlot;
 use crate::region::shared::shared;
@@ -113,6 +114,8 @@ pub struct RingMemory {
     start: *mut u8,
     length: usize,
     queues: usize,
+    /// The volume, for its server's log lines.
+    volume: VolumeLabel,
 }
 
 // SAFETY: what several threads use are atomics; the bytes of an entry belong to the thread that answers its request.
@@ -155,11 +158,17 @@ impl RingMemory {
         Self::map_part(file, queues, None)
     }
 
-    /// The memory of a volume, for its server: at the address where the servers before had it.
+    /// The memory of `volume`, for its server: at the address where the servers before had it.
     ///
     /// # Errors
     /// As [`adopt`](Self::adopt), and when the address is not free.
-    pub fn map(file: OwnedFd) -> io::Result<Self> {
+    pub fn map(file: OwnedFd, volume: &VolumeLabel) -> io::Result<Self> {
+        let mut memory = Self::map_where_it_was(file)?;
+        memory.volume = volume.clone();
+        Ok(memory)
+    }
+
+    fn map_where_it_was(file: OwnedFd) -> io::Result<Self> {
         let queues = Self::parse(&file)?;
         let first = Self::map_part(file.try_clone()?, queues, None)?;
         let address = &first.header().address;
@@ -205,12 +214,17 @@ impl RingMemory {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE | flags);
         // SAFETY: the kernel maps it where nothing is.
         let start = unsafe { mmap(address as *mut _, length, prot, flags, &file, 0) }?;
-        let mapped = Self { file, start: start.cast(), length, queues };
+        let mapped = Self { file, start: start.cast(), length, queues, volume: VolumeLabel::default() };
         // A kernel that does not know the flag takes the address as a wish.
         if place.is_some_and(|place| place != mapped.start as usize) {
             return Err(Errno::EXIST.into());
         }
         Ok(mapped)
+    }
+
+    /// The name of the volume, for log lines of its server.
+    pub(in crate::session) fn volume(&self) -> &str {
+        self.volume.as_str()
     }
 
     /// How many queues there are.

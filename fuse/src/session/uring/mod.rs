@@ -127,7 +127,8 @@ impl Rings {
             }
             (Err(error), RingState::InUse) => Err(error),
             (Err(error), _) => {
-                tracing::warn!("the kernel takes no ring ({error}); requests come through /dev/fuse");
+                let volume = self.memory.volume();
+                tracing::warn!(volume, "the kernel takes no ring ({error}); requests come through /dev/fuse");
                 self.memory.set_state(RingState::Refused);
                 Ok(false)
             }
