@@ -8,13 +8,11 @@
 //! | [`read`] | a warm volume: open + read + close, stat, list |
 //! | [`commit`] | from a changed payload to the switch of `..data` |
 //! | [`switches`] | how often four readers that open files through `..data` meet `ENOENT` |
-//! | [`scale`] | 500 volumes in one `podfs run`: time to ready, memory |
 
 mod atomic_writer;
 mod commit;
 mod read;
 mod rig;
-mod scale;
 mod switches;
 
 fn main() {
@@ -25,5 +23,4 @@ fn main() {
     read::run();
     commit::run();
     switches::run();
-    scale::run();
 }

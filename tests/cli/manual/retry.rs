@@ -10,6 +10,7 @@ use crate::common::packages::top;
 
 const RETRY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/retry");
 const QUICK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/quick");
+const RUN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/run");
 
 /// Tests that fail until they have run this many times. Each counts its runs in a file of its own. A name that ends with
 /// `in_guest` or `in_cli` is a test of that program, another one is a unit test.
@@ -38,7 +39,10 @@ fn retry(failures: &[(&str, u32)]) -> (Output, String) {
         fs::write(project.path().join("tests").join(program).join("main.rs"), tests).expect("main.rs");
     }
     let mut retry = Command::new(RETRY);
-    retry.arg("--offline").current_dir(&project).env("CARGO_TARGET_DIR", project.path().join("target"));
+    let steps = project.path().join("steps");
+    fs::write(&steps, "1234\ttests/run: compile the tests\n").expect("steps");
+    retry.arg("--offline").current_dir(&project).env("PODFS_TEST_STEPS", steps);
+    retry.env("CARGO_TARGET_DIR", project.path().join("target"));
     let output = retry.output().expect("tests/retry");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     (output, text)
@@ -68,16 +72,20 @@ fn more_than_three_failed_tests_fail_the_run_at_once() {
 }
 
 #[test]
-fn a_run_without_failures_names_its_slowest_programs() {
+fn a_run_names_its_slowest_steps_also_those_before_the_tests() {
     let (output, text) = retry(&[]);
     assert!(output.status.success(), "{text}");
-    assert!(text.contains("the slowest test programs"), "{text}");
-    assert!(text.contains(" s  Running unittests src/lib.rs"), "{text}");
+    let (_, steps) = text.split_once("the slowest steps").expect("a list");
+    let first = steps.lines().nth(1).unwrap_or_default();
+    assert_eq!(first, "  1234.0 s  tests/run: compile the tests", "{text}");
+    for step in ["Running unittests src/lib.rs", "tests/retry: the guests' programs", "tests/retry: the examples"] {
+        assert!(steps.contains(&format!(" s  {step}")), "{step}: {text}");
+    }
 }
 
 #[test]
-fn the_script_is_clean() {
-    let checked = Command::new("shellcheck").args([RETRY, QUICK]).output().expect("shellcheck");
+fn the_scripts_are_clean() {
+    let checked = Command::new("shellcheck").args([RETRY, QUICK, RUN]).output().expect("shellcheck");
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
 }
 

@@ -1,4 +1,5 @@
-//! Many volumes in one `podfs run`, and many pods: time from start to ready, and memory.
+//! Many volumes in one `podfs run`, and many pods: time from start to ready and from SIGTERM to the end, and memory:
+//! `cargo bench --bench volumes`. Needs root and `/dev/fuse`.
 //!
 //! Memory is PSS, from `smaps_rollup`, of supervisor and server together: what two processes share is
 //! split between them, so the sums add up to what the machine spends.
@@ -12,39 +13,72 @@ use std::time::{Duration, Instant};
 
 use podfs_fuse::mount::table::mounts;
 
-const VOLUMES: usize = 500;
+const PODFS: &str = env!("CARGO_BIN_EXE_podfs");
+/// Volumes of a large pod, and of one that is larger by a factor: what the time of each volume depends on.
+const LARGE: [usize; 2] = [500, 2000];
+/// How often each large pod is started and stopped; the medians count.
+const ROUNDS: usize = 3;
 
-pub fn run() {
-    let podfs = build();
+fn main() {
     let directory = tempfile::tempdir().expect("a directory");
 
-    println!("\n{:<44} {:>12} {:>14}", "podfs run", "to ready", "PSS");
-    let first = Pod::start(&podfs, directory.path(), "first", 3);
+    println!("{:<44} {:>12} {:>14}", "podfs run", "to ready", "PSS");
+    let first = Pod::start(directory.path(), "first", 3);
     let alone = first.pss();
     println!("{:<44} {:>9.1} ms {alone:>10} KiB", "first pod, 3 volumes", millis(first.ready_after));
-    let second = Pod::start(&podfs, directory.path(), "second", 3);
+    let second = Pod::start(directory.path(), "second", 3);
     let both = first.pss() + second.pss();
     println!("{:<44} {:>9.1} ms {:>10} KiB more", "second pod, 3 volumes", millis(second.ready_after), both - alone);
     drop((first, second));
 
-    let large = Pod::start(&podfs, directory.path(), "large", VOLUMES);
-    let pss = large.pss();
-    let what = format!("one pod, {VOLUMES} volumes");
-    println!("{what:<44} {:>9.1} ms {pss:>10} KiB", millis(large.ready_after));
-    let added = (pss - alone) as f64 / (VOLUMES - 3) as f64;
+    let large = LARGE.map(|volumes| LargePod::measure(directory.path(), volumes));
+    for pod in &large {
+        println!(
+            "{:<44} {:>9.1} ms {:>10} KiB",
+            format!("one pod, {} volumes", pod.volumes),
+            millis(pod.steps[0]),
+            pod.pss
+        );
+    }
+    let added = (large[0].pss - alone) as f64 / (large[0].volumes - 3) as f64;
     println!("{:<44} {:>12} {added:>10.1} KiB", "memory per added volume", "");
+
+    println!("\n{:<44} {:>12} {:>14}", "one pod", "in all", "per volume");
+    for (step, what) in ["start to ready", "SIGTERM to the end"].into_iter().enumerate() {
+        let each = large.each_ref().map(|pod| millis(pod.steps[step]) * 1e3 / pod.volumes as f64);
+        for (pod, each) in large.iter().zip(each) {
+            let what = format!("{what}, {} volumes", pod.volumes);
+            println!("{what:<44} {:>9.1} ms {each:>11.1} us", millis(pod.steps[step]));
+        }
+        println!("{:<44} {:>12} {:>13.2}x", format!("{what}, the larger pod"), "", each[1] / each[0]);
+    }
 }
 
-fn build() -> PathBuf {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let status = Command::new(env!("CARGO"))
-        .args(["build", "--release", "--quiet", "--package", "podfs", "--manifest-path"])
-        .arg(workspace.join("Cargo.toml"))
-        .status()
-        .expect("cargo runs");
-    assert!(status.success(), "podfs must build");
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(workspace.join("target"), PathBuf::from);
-    target.join("release/podfs")
+/// What a pod of many volumes took.
+struct LargePod {
+    volumes: usize,
+    /// Its start and its end.
+    steps: [Duration; 2],
+    pss: u64,
+}
+
+impl LargePod {
+    /// The medians of all rounds.
+    fn measure(directory: &Path, volumes: usize) -> Self {
+        let (mut starts, mut stops, mut pss) = (Vec::new(), Vec::new(), 0);
+        for round in 0..ROUNDS {
+            let pod = Pod::start(directory, &format!("large-{volumes}-{round}"), volumes);
+            pss = pod.pss();
+            starts.push(pod.ready_after);
+            stops.push(pod.stop());
+        }
+        Self { volumes, steps: [median(starts), median(stops)], pss }
+    }
+}
+
+fn median(mut of: Vec<Duration>) -> Duration {
+    of.sort_unstable();
+    of[of.len() / 2]
 }
 
 /// A running `podfs run`; stopped when it is dropped.
@@ -55,13 +89,13 @@ struct Pod {
 }
 
 impl Pod {
-    fn start(podfs: &Path, directory: &Path, name: &str, volumes: usize) -> Self {
+    fn start(directory: &Path, name: &str, volumes: usize) -> Self {
         let manifest = directory.join(format!("{name}.yaml"));
         fs::write(&manifest, manifests(name, volumes)).expect("written");
         let root = directory.join(format!("{name}-root"));
         let (mut ready, theirs) = std::io::pipe().expect("a pipe");
         let began = Instant::now();
-        let child = Command::new(podfs)
+        let child = Command::new(PODFS)
             .args(["run", "--ready-fd", "1", "--pod"])
             .arg(manifest)
             .arg("--root-dir")
@@ -80,6 +114,19 @@ impl Pod {
         Self { child, ready_after, root }
     }
 
+    /// From SIGTERM until the supervisor has ended, after everything is unmounted.
+    fn stop(mut self) -> Duration {
+        let began = Instant::now();
+        self.end();
+        began.elapsed()
+    }
+
+    fn end(&mut self) {
+        let pid = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
+        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
+        let _ = self.child.wait();
+    }
+
     /// KiB of supervisor and server.
     fn pss(&self) -> u64 {
         let supervisor = self.child.id();
@@ -90,9 +137,9 @@ impl Pod {
 
 impl Drop for Pod {
     fn drop(&mut self) {
-        let pid = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
-        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
-        let _ = self.child.wait();
+        if matches!(self.child.try_wait(), Ok(None)) {
+            self.end();
+        }
         let left = mounts().expect("a mount table").into_iter().filter(|mounted| mounted.at.starts_with(&self.root));
         assert_eq!(left.count(), 0, "podfs must unmount what it mounted");
     }
