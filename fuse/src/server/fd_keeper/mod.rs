@@ -254,7 +254,7 @@ fn place(descriptors: Vec<OwnedFd>, numbers: &[RawFd]) -> io::Result<()> {
     if descriptors.len() != numbers.len() {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            "the keeper handed over other descriptors than the successor requested for",
+            "the keeper handed over other descriptors than the successor asked for",
         ));
     }
     for (descriptor, number) in descriptors.into_iter().zip(numbers).rev() {
