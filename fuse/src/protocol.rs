@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::audit::Subject;
-use crate::live::steps::LiveStep;
+use crate::live::step::LiveStep;
 use crate::live::tree::{SavedLiveTree, Slot};
 use crate::nfs;
 use crate::passthrough::{DataPath, PassthroughOptions};

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 use super::device::BlockDevice;
 use super::disks::Disk;
-use super::global_mount::{GlobalMount, Held, User, write_whole};
+use super::global_mount::{GlobalMount, Held, User, remove_whole, write_whole};
 use super::{HostError, HostSource};
 
 /// The suffix of a plugin's name for the records of its block volumes.
@@ -108,8 +108,7 @@ impl BlockVolume {
 
 /// Removes what is there for all pods, none of which has the device any more.
 fn clear(held: &Held<'_>, root: &Path) -> Result<(), HostError> {
-    absent(fs::remove_file(held.place().join(DEVICE)))
-        .map_err(|cause| HostError::system("clear", held.place(), cause))?;
+    remove_whole(&held.place().join(DEVICE)).map_err(|cause| HostError::system("clear", held.place(), cause))?;
     remove_empty(Some(held.place()), root);
     Ok(())
 }

@@ -7,8 +7,6 @@ use std::path::{Path, PathBuf};
 use podfs_nfs::ExportAddress;
 use rustix::io::Errno;
 
-use super::kernel_nfs::KernelNfsError;
-
 /// A source that cannot be used now.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
@@ -133,6 +131,35 @@ impl fmt::Display for Obstacle {
             Obstacle::Other(errno) => errno.fmt(f),
         }
     }
+}
+
+/// Why the kernel's NFS client does not mount an export.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelNfsError {
+    /// The process that mounts cannot be started, or given its work.
+    #[error("podfs cannot run the process that mounts it: {0}")]
+    NoProcess(#[source] io::Error),
+    /// The answer came without the mount.
+    #[error("the process that mounts it has answered without the mount")]
+    Lost,
+    /// The mount is made, and its file system does not answer.
+    #[error("cannot read the attributes of the mount: {0}")]
+    Mounted(#[source] io::Error),
+    /// The sentence of the process that mounts.
+    #[error("{0}")]
+    Refused(String),
+    /// The server is silent.
+    #[error("the NFS server has not answered for {0} s; see that it runs and can be reached")]
+    Silent(u64),
+    /// The server, or what looks for a Kerberos ticket, is silent.
+    #[error(
+        "the NFS server, or rpc.gssd of this node, has not answered for {0} s; see that they run, and that server and KDC can \
+         be reached"
+    )]
+    SilentWithKerberos(u64),
+    /// The process that mounts has ended.
+    #[error("the process that mounts it ended without an answer")]
+    NoAnswer(#[source] io::Error),
 }
 
 fn because(found: Option<Obstacle>) -> String {

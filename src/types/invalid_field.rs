@@ -2,6 +2,8 @@
 
 use std::fmt::Display;
 
+use super::payload_path::PayloadPath;
+
 /// Largest uid or gid the API accepts.
 const MAX_ID: i64 = i32::MAX as i64;
 
@@ -70,4 +72,12 @@ pub(crate) fn numeric_id(field: &str, id: i64) -> Result<u32, InvalidField> {
 /// When it is absent or empty.
 pub(crate) fn required<'a>(field: &str, text: Option<&'a str>) -> Result<&'a str, InvalidField> {
     text.filter(|text| !text.is_empty()).ok_or_else(|| InvalidField::new(field, "is required"))
+}
+
+/// The path of a file inside a volume.
+///
+/// # Errors
+/// The first rule that the path breaks, with the kubelet's text.
+pub(crate) fn payload_path(field: &str, text: &str) -> Result<PayloadPath, InvalidField> {
+    PayloadPath::parse(text).map_err(|error| InvalidField::new(field, error))
 }

@@ -19,7 +19,7 @@ mod quantity;
 pub use allocatable::Allocatable;
 pub use field_path::{InvalidFieldPath, PodField};
 pub use invalid_field::InvalidField;
-pub(crate) use invalid_field::{mode, numeric_id, required};
+pub(crate) use invalid_field::{mode, numeric_id, payload_path, required};
 pub(crate) use names::{check_qualified, is_dns_label, is_domain};
 pub use payload_path::{InvalidPath, PayloadPath};
 pub use quantity::{InvalidQuantity, Quantity};

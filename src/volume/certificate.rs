@@ -5,8 +5,6 @@ use std::fmt;
 
 use k8s_openapi::api::core::v1::PodCertificateProjection;
 
-use super::credential::signer_name;
-use super::projection;
 use crate::types::{self, InvalidField, PayloadPath};
 
 /// Life of a certificate whose source says nothing, in seconds: the API server's default.
@@ -81,7 +79,8 @@ impl fmt::Display for KeyType {
 impl CertificateFiles {
     /// Errors are relative to the source.
     pub(super) fn parse(source: &PodCertificateProjection) -> Result<CertificateFiles, InvalidField> {
-        let path = |field, path: &Option<String>| path.as_deref().map(|path| projection::path(field, path)).transpose();
+        let path =
+            |field, path: &Option<String>| path.as_deref().map(|path| types::payload_path(field, path)).transpose();
         let files = CertificateFiles {
             bundle: path("credentialBundlePath", &source.credential_bundle_path)?,
             key: path("keyPath", &source.key_path)?,
@@ -133,5 +132,17 @@ impl CertificateKey {
             Some(sentence) => Err(InvalidField::new("maxExpirationSeconds", sentence)),
             None => Ok(CertificateKey { signer, key_type, max_expiration_seconds, annotations }),
         }
+    }
+}
+
+/// The name of a signer, of certificates or of trust bundles.
+pub(super) fn signer_name(name: &str) -> Result<&str, InvalidField> {
+    let name = types::required("signerName", Some(name))?;
+    match name.split_once('/') {
+        Some((domain, path)) if !domain.is_empty() && !path.is_empty() && !path.contains('/') => Ok(name),
+        _ => Err(InvalidField::new(
+            "signerName",
+            "must be a fully qualified domain and path of the form 'example.com/signer-name'",
+        )),
     }
 }

@@ -2,8 +2,7 @@
 
 use k8s_openapi::api::core::v1::{ClusterTrustBundleProjection, ServiceAccountTokenProjection};
 
-use super::certificate::CertificateKey;
-use super::projection;
+use super::certificate::{CertificateKey, signer_name};
 use super::selector::Selector;
 use crate::types::PayloadPath;
 use crate::types::{self, InvalidField};
@@ -67,7 +66,7 @@ impl TokenFile {
             return Err(InvalidField::new("expirationSeconds", sentence));
         }
         Ok(TokenFile {
-            path: projection::path("path", &source.path)?,
+            path: types::payload_path("path", &source.path)?,
             user: source.user.map(|user| types::numeric_id("user", user)).transpose()?,
             token,
         })
@@ -122,21 +121,10 @@ impl BundleFile {
             },
         };
         Ok(BundleFile {
-            path: projection::path("path", &source.path)?,
+            path: types::payload_path("path", &source.path)?,
             user: source.user.map(|user| types::numeric_id("user", user)).transpose()?,
             bundles,
             optional: source.optional.unwrap_or(false),
         })
-    }
-}
-
-pub(super) fn signer_name(name: &str) -> Result<&str, InvalidField> {
-    let name = types::required("signerName", Some(name))?;
-    match name.split_once('/') {
-        Some((domain, path)) if !domain.is_empty() && !path.is_empty() && !path.contains('/') => Ok(name),
-        _ => Err(InvalidField::new(
-            "signerName",
-            "must be a fully qualified domain and path of the form 'example.com/signer-name'",
-        )),
     }
 }

@@ -1,15 +1,10 @@
 //! downwardAPI volumes: facts about the pod as files.
 
-use k8s_openapi::api::core::v1::{
-    DownwardAPIVolumeFile, DownwardAPIVolumeSource, ObjectFieldSelector, ResourceFieldSelector, Volume,
-};
+use k8s_openapi::api::core::v1::{DownwardAPIVolumeSource, Volume};
 
 use super::projection::{self, Medium, Projection, ProjectionSource};
-use super::{VolumeSource, VolumeType};
-use crate::types::PayloadPath;
-use crate::types::PodField;
-use crate::types::Quantity;
-use crate::types::{self, InvalidField};
+use super::{VolumeSource, VolumeType, downward_file};
+use crate::types::InvalidField;
 
 pub(super) const KIND: VolumeType = VolumeType {
     word: "downwardAPI",
@@ -22,137 +17,6 @@ fn parse(source: &DownwardAPIVolumeSource) -> Result<VolumeSource, InvalidField>
         default_mode: projection::default_mode(source.default_mode)?,
         default_user: projection::default_user(source.default_user)?,
         medium: Medium::Memory,
-        sources: vec![ProjectionSource::DownwardApi(files(source.items.as_deref())?)],
+        sources: vec![ProjectionSource::DownwardApi(downward_file::files(source.items.as_deref())?)],
     }))
-}
-
-/// The files of a downwardAPI source. Errors are relative to the source.
-pub(super) fn files(items: Option<&[DownwardAPIVolumeFile]>) -> Result<Vec<DownwardFile>, InvalidField> {
-    let items = items.unwrap_or_default().iter().enumerate();
-    items
-        .map(|(index, item)| DownwardFile::parse(item).map_err(|error| error.under(format!("items[{index}]"))))
-        .collect()
-}
-
-/// A file that shows one fact about the pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DownwardFile {
-    /// The file in the volume.
-    pub path: PayloadPath,
-    /// Permission bits, before the volume's default.
-    pub mode: Option<u16>,
-    /// Owner, before the volume's default (KEP-5936).
-    pub user: Option<u32>,
-    /// The value that the file shows.
-    pub value: DownwardValue,
-}
-
-/// A fact about the pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DownwardValue {
-    /// A field of its metadata.
-    Field(PodField),
-    /// A resource of a container.
-    Resource(ContainerResource),
-}
-
-/// A resource of one container, in units of the divisor.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ContainerResource {
-    /// The container's name.
-    pub container: String,
-    /// Limit or request.
-    pub bound: Bound,
-    /// `cpu`, `memory`, `ephemeral-storage` or `hugepages-<size>`.
-    pub resource: String,
-    /// The unit the file counts in; never zero.
-    pub divisor: Quantity,
-}
-
-/// Which of a container's two amounts of a resource.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bound {
-    /// The most it may use.
-    Limit,
-    /// Its request.
-    Request,
-}
-
-impl DownwardFile {
-    fn parse(file: &DownwardAPIVolumeFile) -> Result<DownwardFile, InvalidField> {
-        Ok(DownwardFile {
-            path: projection::path("path", &file.path)?,
-            mode: file.mode.map(|mode| types::mode("mode", mode)).transpose()?,
-            user: file.user.map(|user| types::numeric_id("user", user)).transpose()?,
-            value: match (&file.field_ref, &file.resource_field_ref) {
-                (Some(field), None) => pod_field(field).map(DownwardValue::Field).map_err(|e| e.under("fieldRef"))?,
-                (None, Some(field)) => container_resource(field)
-                    .map(DownwardValue::Resource)
-                    .map_err(|error| error.under("resourceFieldRef"))?,
-                (Some(_), Some(_)) => return Err(InvalidField::new("", TWO_REFS)),
-                (None, None) => return Err(InvalidField::new("", NO_REF)),
-            },
-        })
-    }
-}
-
-const TWO_REFS: &str = "fieldRef and resourceFieldRef can not be specified simultaneously";
-const NO_REF: &str = "one of fieldRef and resourceFieldRef is required";
-
-fn pod_field(selector: &ObjectFieldSelector) -> Result<PodField, InvalidField> {
-    match selector.api_version.as_deref() {
-        None | Some("" | "v1") => {}
-        Some(version) => {
-            return Err(InvalidField::new("apiVersion", format!("unsupported pod version: {version}")));
-        }
-    }
-    let path = types::required("fieldPath", Some(&selector.field_path))?;
-    PodField::parse(path).map_err(|error| InvalidField::new("fieldPath", error))
-}
-
-fn container_resource(selector: &ResourceFieldSelector) -> Result<ContainerResource, InvalidField> {
-    let container = types::required("containerName", selector.container_name.as_deref())?;
-    let resource = types::required("resource", Some(&selector.resource))?;
-    let (bound, resource) = bounded(resource).ok_or_else(|| {
-        InvalidField::new("resource", format!("unsupported container resource : {resource}; {RESOURCES}"))
-    })?;
-    Ok(ContainerResource {
-        container: container.to_owned(),
-        bound,
-        resource: resource.to_owned(),
-        divisor: divisor(resource, selector.divisor.as_ref().map_or("", |divisor| &divisor.0))?,
-    })
-}
-
-const RESOURCES: &str = "a volume can show limits and requests of cpu, memory, ephemeral-storage and hugepages-<size>";
-
-/// Splits `limits.cpu`; nothing when no file can show it.
-fn bounded(resource: &str) -> Option<(Bound, &str)> {
-    let (bound, name) = match resource.split_once('.')? {
-        ("limits", name) => (Bound::Limit, name),
-        ("requests", name) => (Bound::Request, name),
-        _ => return None,
-    };
-    let known = matches!(name, "cpu" | "memory" | "ephemeral-storage") || name.starts_with("hugepages-");
-    known.then_some((bound, name))
-}
-
-/// The unit to count in. Zero and nothing mean one, as in the API.
-fn divisor(resource: &str, text: &str) -> Result<Quantity, InvalidField> {
-    let allowed: &[&str] = match resource {
-        "cpu" => &["1", "1m"],
-        _ => &["1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"],
-    };
-    if text.is_empty() {
-        return Ok(Quantity::ONE);
-    }
-    match Quantity::parse(text) {
-        Err(error) => Err(InvalidField::new("divisor", error)),
-        Ok(divisor) if divisor.is_zero() => Ok(Quantity::ONE),
-        Ok(divisor) if allowed.contains(&text) => Ok(divisor),
-        Ok(_) => {
-            let allowed = allowed.join(", ");
-            Err(InvalidField::new("divisor", format!("{text} is no divisor for {resource}; use one of {allowed}")))
-        }
-    }
 }

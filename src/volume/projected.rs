@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{ProjectedVolumeSource, Volume, VolumeProjection
 use super::certificate::CertificateFiles;
 use super::credential::{BundleFile, TokenFile};
 use super::projection::{self, Medium, ObjectSource, Projection, ProjectionSource};
-use super::{VolumeSource, VolumeType, downward_api};
+use super::{VolumeSource, VolumeType, downward_file};
 use crate::types::InvalidField;
 use crate::types::PayloadPath;
 
@@ -47,7 +47,7 @@ fn parse_source(source: &VolumeProjection) -> Result<Option<ProjectionSource>, I
                 .map_err(|error| error.under("secret"))
         }),
         source.downward_api.as_ref().map(|downward| {
-            downward_api::files(downward.items.as_deref())
+            downward_file::files(downward.items.as_deref())
                 .map(ProjectionSource::DownwardApi)
                 .map_err(|error| error.under("downwardAPI"))
         }),

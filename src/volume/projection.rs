@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::KeyToPath;
 
 use super::certificate::CertificateFiles;
 use super::credential::{BundleFile, TokenFile};
-use super::downward_api::DownwardFile;
+use super::downward_file::DownwardFile;
 use crate::types::PayloadPath;
 use crate::types::{self, InvalidField};
 
@@ -165,7 +165,7 @@ impl Item {
     fn parse(item: &KeyToPath) -> Result<Item, InvalidField> {
         Ok(Item {
             key: types::required("key", Some(&item.key))?.to_owned(),
-            path: path("path", &item.path)?,
+            path: types::payload_path("path", &item.path)?,
             mode: item.mode.map(|mode| types::mode("mode", mode)).transpose()?,
             user: item.user.map(|user| types::numeric_id("user", user)).transpose()?,
         })
@@ -194,11 +194,6 @@ impl fmt::Display for Reference<'_> {
         let optional = if self.optional { " (optional)" } else { "" };
         write!(f, "{} {}{optional}", self.kind, self.name)
     }
-}
-
-/// A path the manifest gives.
-pub(super) fn path(field: &str, text: &str) -> Result<PayloadPath, InvalidField> {
-    PayloadPath::parse(text).map_err(|error| InvalidField::new(field, error))
 }
 
 /// A volume's `defaultMode`.

@@ -8,6 +8,7 @@ pub mod cgroup;
 pub mod chart;
 pub mod control;
 pub mod file_handle;
+pub mod forgetting;
 pub mod fuse_user;
 pub mod identity;
 pub mod idmap;

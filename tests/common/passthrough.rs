@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
 
-use podfs_fuse::client::{MountedVolume, VolumeIdentity};
+use podfs_fuse::client::{MountedVolume, ServerClient, VolumeIdentity};
 use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::{Access, MountOptions};
 use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use super::io_uring;
 use super::served::end_connection;
-use super::{ServerChild, TIMEOUT, start_server};
+use super::{ServerChild, TIMEOUT, start_server, start_server_without_io_uring};
 
 /// A mounted passthrough volume.
 ///
@@ -71,9 +71,11 @@ impl Mounted {
         Self::with(PassthroughOptions { exclusive: true, cache: Cache::Always, ..PassthroughOptions::default() })
     }
 
-    /// As [`Self::new`], with the wish that requests come over io_uring, whatever the server may do.
-    pub fn asking_for_io_uring() -> Self {
-        Self::with(PassthroughOptions { io_uring: true, ..PassthroughOptions::default() })
+    /// As [`Self::new`], with the wish that requests come over io_uring, of a server that may have no ring.
+    pub fn refused_io_uring(log: File) -> Self {
+        let options = PassthroughOptions { io_uring: true, ..PassthroughOptions::default() };
+        let source = Source::Own(Arc::new(disk_directory()));
+        Self::start_on(start_server_without_io_uring(log), source, options, Access::ReadWrite)
     }
 
     fn with(options: PassthroughOptions) -> Self {
@@ -111,7 +113,15 @@ impl Mounted {
     }
 
     fn start(source: Source, options: PassthroughOptions, access: Access) -> Self {
-        let (client, server) = start_server();
+        Self::start_on(start_server(), source, options, access)
+    }
+
+    fn start_on(
+        (client, server): (ServerClient, ServerChild),
+        source: Source,
+        options: PassthroughOptions,
+        access: Access,
+    ) -> Self {
         let directory = File::open(source.path()).expect("the source opens");
         let options = PassthroughOptions { io_uring: io_uring::is_chosen() || options.io_uring, ..options };
         let passthrough = MountedVolume::of_source(

@@ -1,5 +1,6 @@
 //! Server processes without a supervisor, and projections with one, used through the library.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -44,6 +45,11 @@ impl Drop for ServerChild {
 pub fn start_server() -> (ServerClient, ServerChild) {
     let profile = if io_uring::is_chosen() { "passthrough-io-uring" } else { "passthrough" };
     start_server_command(&mut server_command(profile))
+}
+
+/// As [`start_server`], with a list of system calls without those of io_uring, and with JSON log lines in a file.
+pub fn start_server_without_io_uring(log: File) -> (ServerClient, ServerChild) {
+    start_server_command(server_command("passthrough").args(["--log-format", "json"]).stderr(log))
 }
 
 /// Starts a server process that never gets `CAP_SYS_ADMIN`.

@@ -7,6 +7,7 @@ use std::path::Path;
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 
 use crate::common::eventually;
+use crate::common::forgetting::forget_unused;
 use crate::common::passthrough::Mounted;
 
 const DIRECTORIES: usize = 100;
@@ -46,11 +47,6 @@ fn memory(server: u32) -> u64 {
     figure("RssAnon:") + figure("RssShmem:")
 }
 
-fn let_the_kernel_forget() {
-    // Unused entries and inodes.
-    fs::write("/proc/sys/vm/drop_caches", "2").expect("root may");
-}
-
 #[test]
 fn a_walk_over_many_files_needs_few_descriptors() {
     let mounted = Mounted::new();
@@ -66,9 +62,9 @@ fn a_walk_over_many_files_needs_few_descriptors() {
     drop(open);
     // Another test may have had the kernel forget directories when `most` was counted.
     eventually("they are closed", || descriptors(mounted.server()) <= most + 50);
-    let_the_kernel_forget();
+    forget_unused(mounted.path());
     eventually("what is forgotten is closed", || {
-        let_the_kernel_forget();
+        forget_unused(mounted.path());
         descriptors(mounted.server()) <= idle + 50
     });
 }
@@ -88,7 +84,7 @@ fn a_known_file_takes_at_most_200_bytes_and_is_given_back() {
     assert!(known < most, "{known} KiB for 50 000 files");
     // The last 8192 files that were forgotten stay, for file handles: a tenth of all.
     eventually("memory of what is forgotten is given back", || {
-        let_the_kernel_forget();
+        forget_unused(mounted.path());
         memory(mounted.server()) < idle + 5120
     });
 }
@@ -100,7 +96,7 @@ fn forgotten_nodes_take_no_memory() {
     let mut after = Vec::new();
     for _ in 0..4 {
         assert_eq!(walk(mounted.path()), DIRECTORIES * FILES);
-        let_the_kernel_forget();
+        forget_unused(mounted.path());
         after.push(memory(mounted.server()));
     }
     // The first walks fill what is used again by the later ones. 50 000 nodes that stay would be megabytes each time.

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use crate::common::forgetting::forget_unused;
 use crate::common::passthrough::Mounted;
 use crate::common::twins::{names, the_mount_does_as_the_disk};
 
@@ -68,24 +69,40 @@ fn fill(directory: &Path, count: usize) -> BTreeSet<OsString> {
     names.inspect(|name| drop(File::create_new(directory.join(name)).expect("created"))).collect()
 }
 
+/// A hostPath, and a private emptyDir, whose directories the kernel opens without OPENDIR.
+fn both() -> [Mounted; 2] {
+    [Mounted::new(), Mounted::alone()]
+}
+
 #[test]
 fn ten_thousand_entries_are_listed_once_each() {
-    let mounted = Mounted::new();
-    let expected = fill(mounted.source(), MANY);
-    for _ in 0..2 {
-        let listed = Directory::open(mounted.path()).rest();
-        assert_eq!(listed.len(), MANY);
-        assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), expected);
+    for mounted in both() {
+        let expected = fill(mounted.path(), MANY);
+        for _ in 0..2 {
+            let listed = Directory::open(mounted.path()).rest();
+            assert_eq!(listed.len(), MANY);
+            assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), expected);
+        }
+        assert_eq!(fs::read_dir(mounted.path()).expect("a listing").count(), MANY);
     }
-    assert_eq!(fs::read_dir(mounted.path()).expect("a listing").count(), MANY);
 }
 
 #[test]
 fn a_listing_has_each_lasting_name_once_while_others_change() {
     let mounted = Mounted::new();
-    let stays = fill(mounted.source(), MANY);
-    let ended = AtomicBool::new(false);
     // The same disturbance from inside and from the host.
+    listings_have_each_lasting_name_once(&mounted, [mounted.path(), mounted.source()]);
+}
+
+#[test]
+fn a_listing_of_a_private_empty_dir_has_each_lasting_name_once_while_others_change() {
+    let mounted = Mounted::alone();
+    listings_have_each_lasting_name_once(&mounted, [mounted.path(), mounted.path()]);
+}
+
+fn listings_have_each_lasting_name_once(mounted: &Mounted, disturbed: [&Path; 2]) {
+    let stays = fill(disturbed[1], MANY);
+    let ended = AtomicBool::new(false);
     let disturb = |directory: &Path, prefix: &str| {
         for number in (0..).take_while(|_| !ended.load(Ordering::Relaxed)) {
             let path = directory.join(format!("{prefix}-{}", number % 500));
@@ -98,8 +115,8 @@ fn a_listing_has_each_lasting_name_once_while_others_change() {
         }
     };
     thread::scope(|scope| {
-        scope.spawn(|| disturb(mounted.path(), "inside"));
-        scope.spawn(|| disturb(mounted.source(), "outside"));
+        scope.spawn(|| disturb(disturbed[0], "one"));
+        scope.spawn(|| disturb(disturbed[1], "other"));
         let listings = scope.spawn(|| {
             for _ in 0..10 {
                 let mut counts = BTreeMap::<OsString, usize>::new();
@@ -120,69 +137,74 @@ fn a_listing_has_each_lasting_name_once_while_others_change() {
 
 #[test]
 fn a_directory_is_emptied_while_it_is_listed() {
-    let mounted = Mounted::new();
-    fill(mounted.source(), 3000);
-    let mut directory = Directory::open(mounted.path());
-    let mut removed = 0;
-    while let Some(name) = directory.next() {
-        if name != "." && name != ".." {
-            fs::remove_file(mounted.path().join(name)).expect("it was not removed before");
-            removed += 1;
+    for mounted in both() {
+        fill(mounted.path(), 3000);
+        let mut directory = Directory::open(mounted.path());
+        let mut removed = 0;
+        while let Some(name) = directory.next() {
+            if name != "." && name != ".." {
+                fs::remove_file(mounted.path().join(name)).expect("it was not removed before");
+                removed += 1;
+            }
         }
+        assert_eq!(removed, 3000);
+        assert!(names(mounted.source()).is_empty());
     }
-    assert_eq!(removed, 3000);
-    assert!(names(mounted.source()).is_empty());
 }
 
 #[test]
 fn positions_stay_good_while_entries_go() {
-    let mounted = Mounted::new();
-    fill(mounted.source(), 2000);
-    let mut directory = Directory::open(mounted.path());
-    let mut seen = Vec::new();
-    loop {
-        let position = directory.position();
-        let Some(name) = directory.next() else { break };
-        seen.push((position, name));
-    }
-    // Every third entry goes; the others follow where they followed before.
-    let goes = |name: &OsString| name.as_bytes().starts_with(b"entry") && name.as_bytes().ends_with(b"3");
-    for (_, name) in seen.iter().filter(|(_, name)| goes(name)) {
-        fs::remove_file(mounted.path().join(name)).expect("removed");
-    }
-    for index in (0..seen.len()).step_by(97) {
-        directory.seek(seen[index].0);
-        let expected: Vec<_> = seen[index..].iter().map(|(_, name)| name).filter(|name| !goes(name)).take(20).collect();
-        let came: Vec<_> = std::iter::from_fn(|| directory.next()).filter(|name| !goes(name)).take(20).collect();
-        assert_eq!(came.iter().collect::<Vec<_>>(), expected, "from entry {index}");
+    for mounted in both() {
+        fill(mounted.path(), 2000);
+        let mut directory = Directory::open(mounted.path());
+        let mut seen = Vec::new();
+        loop {
+            let position = directory.position();
+            let Some(name) = directory.next() else { break };
+            seen.push((position, name));
+        }
+        // Every third entry goes; the others follow where they followed before.
+        let goes = |name: &OsString| name.as_bytes().starts_with(b"entry") && name.as_bytes().ends_with(b"3");
+        for (_, name) in seen.iter().filter(|(_, name)| goes(name)) {
+            fs::remove_file(mounted.path().join(name)).expect("removed");
+        }
+        for index in (0..seen.len()).step_by(97) {
+            directory.seek(seen[index].0);
+            let expected: Vec<_> =
+                seen[index..].iter().map(|(_, name)| name).filter(|name| !goes(name)).take(20).collect();
+            let came: Vec<_> = std::iter::from_fn(|| directory.next()).filter(|name| !goes(name)).take(20).collect();
+            assert_eq!(came.iter().collect::<Vec<_>>(), expected, "from entry {index}");
+        }
     }
 }
 
 #[test]
 fn a_rewound_listing_shows_new_names() {
-    let mounted = Mounted::new();
-    fill(mounted.path(), 10);
-    let mut directory = Directory::open(mounted.path());
-    assert_eq!(directory.rest().len(), 10);
-    fs::write(mounted.path().join("new"), "").expect("written");
-    assert!(directory.rest().is_empty());
-    directory.rewind();
-    let again = directory.rest();
-    assert_eq!(again.len(), 11);
-    assert!(again.iter().any(|name| name == "new"));
+    for mounted in both() {
+        fill(mounted.path(), 10);
+        let mut directory = Directory::open(mounted.path());
+        assert_eq!(directory.rest().len(), 10);
+        fs::write(mounted.path().join("new"), "").expect("written");
+        assert!(directory.rest().is_empty());
+        directory.rewind();
+        let again = directory.rest();
+        assert_eq!(again.len(), 11);
+        assert!(again.iter().any(|name| name == "new"));
+    }
 }
 
 #[test]
 fn two_readers_of_a_directory_have_their_own_positions() {
-    let mounted = Mounted::new();
-    fill(mounted.source(), 1000);
-    let (mut one, mut two) = (Directory::open(mounted.path()), Directory::open(mounted.path()));
-    for _ in 0..100 {
-        one.next().expect("an entry");
+    for mounted in both() {
+        fill(mounted.path(), 1000);
+        let (mut one, mut two) = (Directory::open(mounted.path()), Directory::open(mounted.path()));
+        for _ in 0..100 {
+            one.next().expect("an entry");
+        }
+        assert_eq!(two.rest().len(), 1000);
+        let left = one.rest().len();
+        assert!((900..=902).contains(&left), "{left} left of 1000 after 100, the dots among them or not");
     }
-    assert_eq!(two.rest().len(), 1000);
-    let left = one.rest().len();
-    assert!((900..=902).contains(&left), "{left} left of 1000 after 100, the dots among them or not");
 }
 
 #[test]
@@ -223,18 +245,19 @@ fn inodes_stay_the_same_when_the_kernel_forgets() {
         paths.map(|path| fs::metadata(path).expect("a file").ino()).collect::<Vec<_>>()
     };
     let before = inodes();
-    fs::write("/proc/sys/vm/drop_caches", "2").expect("the kernel forgets");
+    forget_unused(mounted.path());
     assert_eq!(inodes(), before);
 }
 
 #[test]
 fn a_directory_that_is_gone_lists_as_empty() {
-    let mounted = Mounted::new();
-    let path = mounted.path().join("directory");
-    fs::create_dir(&path).expect("a directory");
-    fill(&path, 5);
-    let mut open = Directory::open(&path);
-    fs::remove_dir_all(&path).expect("removed");
-    open.rewind();
-    assert_eq!(open.rest(), Vec::<OsString>::new());
+    for mounted in both() {
+        let path = mounted.path().join("directory");
+        fs::create_dir(&path).expect("a directory");
+        fill(&path, 5);
+        let mut open = Directory::open(&path);
+        fs::remove_dir_all(&path).expect("removed");
+        open.rewind();
+        assert_eq!(open.rest(), Vec::<OsString>::new());
+    }
 }

@@ -9,15 +9,10 @@ use std::path::{Path, PathBuf};
 
 use crate::common::eventually;
 use crate::common::file_handle::FileHandle;
+use crate::common::forgetting::forget_unused;
 use crate::common::passthrough::{Mounted, disk_directory};
 
 const DIRECTORY: libc::c_int = libc::O_RDONLY | libc::O_DIRECTORY;
-
-/// Has the kernel forget what nothing uses.
-fn let_the_kernel_forget() {
-    // Entries, what they lead to, and their directories in turn.
-    (0..8).for_each(|_| fs::write("/proc/sys/vm/drop_caches", "2").expect("root may"));
-}
 
 /// A tree with the files `file`, `above/file` and `above/below/file`, which hold their names.
 fn mounted_tree() -> Mounted {
@@ -52,13 +47,13 @@ fn a_handle_leads_to_a_file_that_the_kernel_has_forgotten() {
     let (link, root) = (FileHandle::of(&at("link")), FileHandle::of(mounted.path()));
     let number = |name: &str| fs::symlink_metadata(mounted.source().join(name)).expect("attributes").ino();
     for _ in 0..3 {
-        let_the_kernel_forget();
+        forget_unused(mounted.path());
         for (name, handle) in &files {
             let file = handle.open(mounted.path(), libc::O_RDONLY).expect(name);
             assert_eq!(read_to_string(&file).expect("read"), *name);
             assert_eq!(file.metadata().expect("attributes").ino(), number(name), "{name}");
         }
-        let_the_kernel_forget();
+        forget_unused(mounted.path());
         for (name, handle) in &directories {
             let directory = handle.open(mounted.path(), DIRECTORY).expect(name);
             assert_eq!(directory.metadata().expect("attributes").ino(), number(name), "{name}");
@@ -71,13 +66,13 @@ fn a_handle_leads_to_a_file_that_the_kernel_has_forgotten() {
                 }
             );
         }
-        let_the_kernel_forget();
+        forget_unused(mounted.path());
         let found = link.open(mounted.path(), libc::O_PATH | libc::O_NOFOLLOW).expect("a link");
         assert_eq!(found.metadata().expect("attributes").ino(), number("link"));
         assert_eq!(names(&opened(&root.open(mounted.path(), DIRECTORY).expect("the root"))), ["above", "file", "link"]);
     }
     // Changes through a handle reach the source.
-    let_the_kernel_forget();
+    forget_unused(mounted.path());
     let file = files[2].1.open(mounted.path(), libc::O_RDWR).expect("open for writing");
     file.set_permissions(Permissions::from_mode(0o751)).expect("set");
     file.set_len(5).expect("truncated");
@@ -92,11 +87,11 @@ fn a_handle_leads_to_a_file_that_was_renamed() {
     let [file, directory] = ["above/below/file", "above/below"].map(|name| FileHandle::of(&at(name)));
     fs::rename(at("above/below/file"), at("above/below/other")).expect("renamed");
     fs::rename(at("above/below"), at("moved")).expect("moved");
-    let_the_kernel_forget();
+    forget_unused(mounted.path());
     // The host may do so, too, and the volume hears nothing of it.
     fs::create_dir(mounted.source().join("new")).expect("made");
     fs::rename(mounted.source().join("moved"), mounted.source().join("new/place")).expect("moved");
-    let_the_kernel_forget();
+    forget_unused(mounted.path());
     let file = file.open(mounted.path(), libc::O_RDONLY).expect("the file");
     assert_eq!(read_to_string(file).expect("read"), "above/below/file");
     let directory = directory.open(mounted.path(), DIRECTORY).expect("the directory");
@@ -124,13 +119,13 @@ fn a_handle_of_a_removed_file_is_stale_once_nothing_has_it_open() {
     }
     // Files that come later are others, also where they get the numbers of those that are gone.
     ["file", "other"].iter().for_each(|name| fs::write(at(name), "new").expect("written"));
-    let_the_kernel_forget();
+    forget_unused(mounted.path());
     handles.iter().for_each(|handle| assert_eq!(handle.refused(mounted.path()), Some(libc::ESTALE)));
     // Removed on the host, without a word to the volume.
     let handle = FileHandle::of(&at("above/file"));
     fs::remove_file(mounted.source().join("above/file")).expect("removed");
     eventually("it is gone", || {
-        let_the_kernel_forget();
+        forget_unused(mounted.path());
         handle.refused(mounted.path()) == Some(libc::ESTALE)
     });
 }
@@ -150,7 +145,7 @@ fn a_handle_of_another_volume_is_stale() {
             }
         }
         volumes.iter().for_each(|volume| drop(fs::metadata(volume.path().join("above/file"))));
-        let_the_kernel_forget();
+        forget_unused(mounted.path());
     }
 }
 
@@ -165,7 +160,7 @@ fn a_handle_of_a_directory_that_left_the_source_leads_to_nothing_outside() {
     let handle = FileHandle::of(&mounted.path().join("above/below"));
     fs::rename(source.join("above/below"), outside.join("below")).expect("moved");
     eventually("there is no way to it", || {
-        let_the_kernel_forget();
+        forget_unused(mounted.path());
         handle.refused(mounted.path()) == Some(libc::ESTALE)
     });
     fs::rename(outside.join("below"), source.join("back")).expect("moved back");

@@ -4,9 +4,12 @@ use std::fs::{self, File};
 use std::io::{self, IsTerminal, Write};
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, linkat, mknodat, openat, renameat_with};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags, linkat, mknodat, openat, renameat_with};
 
+use crate::common::eventually;
 use crate::common::locker::Locker;
 use crate::common::passthrough::Mounted;
 use crate::common::undisturbed::undisturbed;
@@ -135,5 +138,134 @@ fn a_close_is_a_message_only_where_it_may_end_a_lock_that_the_server_has_taken()
         });
         assert_eq!(asked.get("CREATE"), Some(&10), "{asked:?}");
         assert_eq!(asked.contains_key("FLUSH"), asks, "{asked:?}");
+    }
+}
+
+#[test]
+fn directories_of_a_private_empty_dir_are_opened_synced_and_listed_again_with_few_messages() {
+    let mounted = Mounted::alone();
+    let directory = mounted.path().join("directory");
+    fs::create_dir(&directory).expect("a directory");
+    (0..10).for_each(|number| fs::write(directory.join(number.to_string()), "").expect("written"));
+    let list = || assert_eq!(fs::read_dir(&directory).expect("a listing").count(), 10);
+    // The kernel learns from the first OPENDIR that it need not ask.
+    list();
+    undisturbed(|| {
+        list();
+        let asked = mounted.requests_during(|| (0..100).for_each(|_| list()));
+        if asked.is_empty() { Ok(()) } else { Err(format!("{asked:?}")) }
+    });
+    let asked = mounted.requests_during(|| {
+        (0..10).for_each(|_| File::open(&directory).and_then(|opened| opened.sync_all()).expect("synced"));
+    });
+    assert_eq!(asked.into_iter().collect::<Vec<_>>(), [("FSYNCDIR", 10)]);
+}
+
+#[test]
+fn listings_of_a_host_path_that_does_not_change_are_read_once() {
+    let mounted = Mounted::new();
+    let directory = mounted.path().join("directory");
+    fs::create_dir(&directory).expect("a directory");
+    (0..10).for_each(|number| fs::write(directory.join(number.to_string()), "").expect("written"));
+    // So long, another change could have the same time.
+    thread::sleep(Duration::from_millis(200));
+    let list = || assert_eq!(fs::read_dir(&directory).expect("a listing").count(), 10);
+    undisturbed(|| {
+        list();
+        let asked = mounted.requests_during(|| (0..100).for_each(|_| list()));
+        if asked.contains_key("READDIR") || asked.contains_key("READDIRPLUS") {
+            return Err(format!("{asked:?}"));
+        }
+        assert_eq!(asked.get("OPENDIR"), Some(&100), "{asked:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn attributes_come_with_the_names_of_a_host_path_again_after_their_names_were_cached() {
+    let mounted = Mounted::new();
+    (0..100).for_each(|number| fs::write(mounted.path().join(number.to_string()), "").expect("written"));
+    fs::create_dir(mounted.path().join("directory")).expect("a directory");
+    thread::sleep(Duration::from_millis(200));
+    let look = || {
+        let listed = fs::read_dir(mounted.path()).expect("a listing");
+        assert_eq!(listed.filter(|entry| entry.as_ref().is_ok_and(|entry| entry.metadata().is_ok())).count(), 101);
+    };
+    (0..3).for_each(|_| assert_eq!(fs::read_dir(mounted.path()).expect("a listing").count(), 101));
+    for _ in 0..2 {
+        thread::sleep(Duration::from_millis(1100));
+        look();
+    }
+    thread::sleep(Duration::from_millis(1100));
+    let asked = mounted.requests_during(look);
+    assert!(asked.get("LOOKUP").is_none_or(|lookups| *lookups < 20), "{asked:?}");
+}
+
+#[test]
+fn a_listing_of_a_host_path_shows_each_change_of_the_host_to_the_next_caller_at_once() {
+    let mounted = Mounted::new();
+    let names = || {
+        let listed = fs::read_dir(mounted.path()).expect("a listing");
+        let mut names: Vec<_> = listed.map(|entry| entry.expect("an entry").file_name()).collect();
+        names.sort_unstable();
+        names
+    };
+    for round in 0..60 {
+        // Some changes follow soon after a listing, and some when it is cached.
+        let pause = || {
+            if round % 3 == 0 {
+                thread::sleep(Duration::from_millis(120))
+            }
+        };
+        let (one, two) = (format!("a{round}"), format!("b{round}"));
+        fs::write(mounted.source().join(&one), "").expect("written");
+        pause();
+        (0..2).for_each(|_| assert_eq!(names(), [&*one], "{round}"));
+        fs::rename(mounted.source().join(&one), mounted.source().join(&two)).expect("renamed");
+        pause();
+        (0..2).for_each(|_| assert_eq!(names(), [&*two], "{round}"));
+        fs::remove_file(mounted.source().join(&two)).expect("removed");
+        pause();
+        (0..2).for_each(|_| assert!(names().is_empty(), "{round}"));
+    }
+}
+
+#[test]
+fn a_caller_that_keeps_a_directory_of_a_host_path_open_sees_changes_of_the_host_within_a_second() {
+    let mounted = Mounted::new();
+    fs::write(mounted.source().join("first"), "").expect("written");
+    thread::sleep(Duration::from_millis(200));
+    assert_eq!(fs::read_dir(mounted.path()).expect("a listing").count(), 1);
+    // The same stream of entries, from its beginning each time.
+    let mut open = Dir::read_from(File::open(mounted.path()).expect("a directory")).expect("a directory");
+    let mut names = || {
+        open.rewind();
+        let names = open.by_ref().map(|entry| entry.expect("an entry").file_name().to_owned());
+        names.filter(|name| !name.to_bytes().starts_with(b".")).count()
+    };
+    for count in 2..5 {
+        thread::sleep(Duration::from_millis(200));
+        fs::write(mounted.source().join(count.to_string()), "").expect("written");
+        eventually("the change is seen", || names() == count);
+    }
+}
+
+#[test]
+fn a_listing_of_a_private_empty_dir_shows_each_change_at_once() {
+    let mounted = Mounted::alone();
+    let names = || {
+        let listed = fs::read_dir(mounted.path()).expect("a listing");
+        let mut names: Vec<_> = listed.map(|entry| entry.expect("an entry").file_name()).collect();
+        names.sort_unstable();
+        names
+    };
+    for round in 0..200 {
+        let (one, two) = (format!("a{round}"), format!("b{round}"));
+        fs::write(mounted.path().join(&one), "").expect("written");
+        assert_eq!(names(), [&*one], "{round}");
+        fs::rename(mounted.path().join(&one), mounted.path().join(&two)).expect("renamed");
+        assert_eq!(names(), [&*two], "{round}");
+        fs::remove_file(mounted.path().join(&two)).expect("removed");
+        assert!(names().is_empty(), "{round}");
     }
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::common::caller::in_thread;
 use crate::common::file_handle::FileHandle;
+use crate::common::forgetting::forget_unused;
 use crate::common::locker::Locker;
 use crate::common::namespace::on_a_host_that_shares_mounts;
 use crate::common::passthrough::disk_directory;
@@ -440,8 +441,7 @@ fn file_handles_lead_to_forgotten_files_after_kills() {
         fs::write(volume.join("directory/file"), "text").expect("written");
         let [file, directory] = ["directory/file", "directory"].map(|name| FileHandle::of(&volume.join(name)));
         for kill in [Pod::kill, Pod::kill_both, Pod::kill, Pod::kill_both] {
-            // Entries, what they lead to, and their directories in turn.
-            (0..5).for_each(|_| fs::write("/proc/sys/vm/drop_caches", "2").expect("root may"));
+            forget_unused(&volume);
             kill(&pod, &volume);
             let file = file.open(&volume, libc::O_RDONLY).expect("the file");
             assert_eq!(std::io::read_to_string(file).expect("read"), "text");

@@ -15,7 +15,7 @@ use crate::mount::visible::{MountPoint, VisibleMount};
 use crate::passthrough::DataPath;
 use crate::protocol::{ServerReply, ServerRequest, VolumeId};
 use crate::region::VolumeKind;
-use crate::session::uring::RingMemory;
+use crate::session::ring_memory::RingMemory;
 
 /// A mounted volume with a server. When this is dropped, the server forgets the volume, and its private mount ends.
 pub struct MountedVolume {

@@ -12,7 +12,8 @@ use crate::mount::enclosed::Enclosed;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
 use crate::passthrough::PassthroughOptions;
 use crate::protocol::{ServerReply, ServerRequest};
-use crate::session::uring::{self, RingMemory};
+use crate::session::ring_memory::RingMemory;
+use crate::session::uring;
 
 impl MountedVolume {
     /// Mounts the directory or regular file `source`, with `server` as its server. It is not visible before

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-use super::steps::LiveStep;
+use super::step::LiveStep;
 use super::tree::LiveTree;
 use crate::projection;
 use crate::projection::filesystem::{FOREVER, asked, entry, file_system, push_if_it_fits, told};

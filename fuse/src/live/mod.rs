@@ -16,9 +16,11 @@
 //! | module | owns |
 //! |---|---|
 //! | [`tree`] | the server's view, the replica of the supervisor, and how both change: by announced steps |
-//! | [`steps`] | the steps from one payload to another |
+//! | [`step`] | one of these steps |
+//! | [`plan`](mod@plan) | the steps from one payload to another |
 //! | [`filesystem`] | the FUSE side, and the swap, at which files get other bytes |
 
 pub mod filesystem;
-pub mod steps;
+pub mod plan;
+pub mod step;
 pub mod tree;

@@ -9,10 +9,12 @@
 //! | `volume` | the requests of one volume: read, answered, interrupted |
 //! | `filesystem` | requests in, calls to the server, answers out |
 //! | `client_state` | nodes, open files and calls under way, as a successor finds them |
+//! | `file_type` | types of files, of the protocol and of `st_mode` |
 //! | [`writeback`] | data that was accepted, until the server has it on disk |
 
 mod awake;
 mod client_state;
+mod file_type;
 mod filesystem;
 pub mod options;
 pub mod sockets;

@@ -14,9 +14,9 @@ use std::time::{Duration, UNIX_EPOCH};
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, statx};
 use rustix::io::Errno;
 
-use super::mounts::SourceMount;
 use super::node::Node;
 use super::options::{Cache, PassthroughOptions};
+use super::source_mount::SourceMount;
 use crate::mount::table::Restrictions;
 use crate::session::NodeId;
 use crate::session::abi::{self, Attr, AttrOut, EntryOut, StatxOut, SxTime};
@@ -122,7 +122,7 @@ fn counts_blocks_at_once(source: &impl AsFd) -> bool {
 }
 
 /// Whether a file is on a block device of the node. File systems without one have devices of major number 0.
-fn is_on_disk(file: &impl AsFd) -> bool {
+pub fn is_on_disk(file: &impl AsFd) -> bool {
     statx(file, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::empty())
         .is_ok_and(|found| found.stx_dev_major != 0)
 }

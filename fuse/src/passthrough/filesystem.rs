@@ -11,7 +11,7 @@
 //! | `look` | reading names, attributes, links, extended attributes and figures of the file system |
 //! | `change` | making, removing and changing names and attributes |
 //! | `data` | open files and their data |
-//! | `list` | open directories |
+//! | `list` | directories and their entries |
 //! | `locking` | locks |
 //! | `reopening` | open files and locks that went with a server and its keeper |
 //! | `outcome` | whether a dead server has executed a request |
@@ -27,8 +27,6 @@ mod outcome;
 mod reopening;
 mod silly;
 
-pub use data::probe;
-
 use std::ffi::OsStr;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
@@ -41,18 +39,23 @@ use rustix::fs::{FileType, OFlags, Statx};
 use rustix::io::Errno;
 
 use super::acting::{self, Identities};
-use super::attributes::{Validity, attr, attributes_of, bytes_taken, kind};
+use super::attributes::{Validity, attr, attributes_of, bytes_taken, is_on_disk, kind};
+use super::cached_listings::CachedListings;
+use super::data_path::DataPath;
+use super::descriptor::{proc_path, reopen};
 use super::hashing::Key;
+use super::listing::lists_reliably;
 use super::locks::LockWaits;
-use super::mounts::{Mounts, proc_path, reopen};
+use super::mounts::Mounts;
 use super::node::{Identity, Node};
 use super::nodes::{NewNode, Nodes};
 use super::open_files::OpenFiles;
-use super::options::{Cache, DataPath, PassthroughOptions};
+use super::options::{Cache, PassthroughOptions};
 use super::pruner::Pruner;
 use super::readdirplus::ReaddirplusPolicy;
 use super::share::{Share, Taken};
 use super::tables::Tables;
+use super::unopened::UnopenedListings;
 use super::usage::QuotaUsage;
 use crate::caller::credentials::ActAs;
 use crate::region::Region;
@@ -82,6 +85,11 @@ pub struct PassthroughFilesystem {
     nodes: Nodes,
     directories: Mutex<LruCache<NodeId, OpenedDirectory, Key>>,
     files: OpenFiles,
+    /// The kernel opens directories without OPENDIR.
+    lists_unopened: bool,
+    unopened: UnopenedListings,
+    /// Where the source may change, but can be asked whether it has: those of the root's mount.
+    cached_listings: Option<CachedListings>,
     readdirplus: ReaddirplusPolicy,
     /// The kernel keeps locks by itself.
     kernel_keeps_locks: bool,
@@ -140,6 +148,15 @@ fn stack_depth(source: &OwnedFd) -> u32 {
     }
 }
 
+/// The listings that the kernel may cache although the source may change.
+fn cached_listings(options: &PassthroughOptions, nodes: &Nodes, files: &OpenFiles) -> Option<CachedListings> {
+    let root = nodes.get(NodeId::ROOT)?;
+    let source = root.held()?;
+    // statfs(2) of a network file system waits for its server, which may not answer when this server starts.
+    let may_cache = options.cache == Cache::Auto && is_on_disk(&*source) && lists_reliably(&source);
+    may_cache.then(|| CachedListings::with_open(files.open_directories()))
+}
+
 impl PassthroughFilesystem {
     /// Serves what `tables` know, to the kernel behind `device`.
     pub fn new(
@@ -155,8 +172,12 @@ impl PassthroughFilesystem {
         if options.kernel_is_alone() && session.accepted() & init::HAS_RESEND == 0 {
             options.cache = Cache::Auto;
         }
+        let root = nodes.get(NodeId::ROOT).and_then(|root| root.held());
         Self {
-            validity: Validity::of(&options, nodes.get(NodeId::ROOT).and_then(|root| root.held()).as_deref()),
+            validity: Validity::of(&options, root.as_deref()),
+            lists_unopened: options.kernel_is_alone() && root.as_deref().is_some_and(lists_reliably),
+            unopened: UnopenedListings::default(),
+            cached_listings: cached_listings(&options, &nodes, &files),
             data_path,
             device: session.device(),
             notifier: session.notifier(),
@@ -234,10 +255,10 @@ impl PassthroughFilesystem {
             Operation::CopyFileRange { arguments, wide } => self.copy(arguments, wide),
 
             Operation::OpenDir => self.open_directory(node, exchange),
-            Operation::ReadDir(arguments) => self.read_directory(arguments, exchange.buffer),
-            Operation::ReadDirPlus(arguments) => self.read_directory_plus(arguments, exchange.buffer),
+            Operation::ReadDir(arguments) => self.read_directory(node, arguments, exchange.buffer),
+            Operation::ReadDirPlus(arguments) => self.read_directory_plus(node, arguments, exchange.buffer),
             Operation::ReleaseDir(arguments) => self.release_directory(arguments.fh),
-            Operation::FSyncDir(arguments) => self.sync_directory(arguments),
+            Operation::FSyncDir(arguments) => self.sync_directory(node, arguments),
 
             Operation::Flush(arguments) => self.flush(node, arguments),
             Operation::GetLock(arguments) => self.find_lock(node, arguments),
@@ -255,6 +276,12 @@ impl PassthroughFilesystem {
     fn forget(&self, node: NodeId, lookups: u64) {
         if self.nodes.forget(node, lookups) {
             let _gone = self.open_directories().pop(&node);
+            if self.lists_unopened {
+                let _listing = self.unopened.take(node);
+            }
+            if let Some(cached) = &self.cached_listings {
+                cached.forget(node);
+            }
         }
     }
 

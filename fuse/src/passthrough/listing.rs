@@ -116,6 +116,16 @@ impl SourceListing {
     }
 }
 
+/// Whether this file system's listings can be relied on. On ext4, XFS, btrfs and tmpfs (since Linux 6.6) an offset means the same in
+/// each open of a directory, also after changes there, and each change of a directory sets its times.
+pub fn lists_reliably(source: &OwnedFd) -> bool {
+    const EXT4: libc::c_long = 0xef53;
+    const XFS: libc::c_long = 0x5846_5342;
+    const BTRFS: libc::c_long = 0x9123_683e;
+    const TMPFS: libc::c_long = 0x0102_1994;
+    rustix::fs::fstatfs(source).is_ok_and(|status| [EXT4, XFS, BTRFS, TMPFS].contains(&status.f_type))
+}
+
 /// The first entry of a chunk, and its length there.
 fn parse(chunk: &[u8]) -> Option<(DirectoryEntry<'_>, usize)> {
     let header = chunk.get(..HEADER)?;

@@ -9,19 +9,25 @@
 //! |---|---|
 //! | `options` | how a volume is served |
 //! | `filesystem` | requests, each a few system calls on the source |
-//! | `tables` | the state of the file system, new or taken over |
+//! | `tables` | the state of the file system, and how it begins |
+//! | `inherit` | reading the state that a dead server left |
 //! | `takeover` | continuing with the state of a dead server |
 //! | `state` | the form of the state in the region |
 //! | `node` | a file that the kernel knows, and its identity |
 //! | `nodes` | all nodes, by number and by identity |
 //! | `hashing` | hashes of numbers and identities |
+//! | `descriptor` | opening the file of a descriptor once more |
 //! | `handle` | file handles, which open a node without keeping it open |
-//! | `mounts` | the source's mount, and those below it |
+//! | `source_mount` | a mount of the source: its anchor, its restrictions |
+//! | `mounts` | the mounts that were met, and which file of which mount a descriptor or a name leads to |
 //! | `open_files` | open files and directories |
+//! | `data_path` | whether the kernel reads and writes files by itself |
 //! | `open_node` | state that the open files of one node share: its backing file, its locks |
 //! | `pruner` | making the kernel forget files that may have been mapped |
 //! | `locks` | locks of callers, waits for them, and their records for a successor, which has to lock the same again |
 //! | `listing` | reading a directory |
+//! | `unopened` | where reading has got to, in directories that the kernel opens without OPENDIR |
+//! | `cached_listings` | whether the kernel may use a listing again |
 //! | `share` | how many descriptors a volume may have |
 //! | `readdirplus` | whether attributes go along with names |
 //! | `acting` | acting with the caller's uid, gid and umask |
@@ -31,15 +37,19 @@
 //! | `room` | the free space of the volume |
 //!
 //! Locks of this program are taken in this order: a listing, then a node's open files, then any of the tables (nodes,
-//! open files, mounts, directories, waits), which are held for moments and never while a system call on the source is
+//! open files, mounts, directories, listings, waits), which are held for moments and never while a system call on the source is
 //! made. The account of `usage` may be taken while holding a node's open files, and the tables while holding it.
 
 mod acting;
 mod attributes;
+mod cached_listings;
+mod data_path;
+mod descriptor;
 mod extents;
 mod filesystem;
 mod handle;
 mod hashing;
+mod inherit;
 mod listing;
 mod locks;
 mod mounts;
@@ -52,24 +62,28 @@ mod pruner;
 mod readdirplus;
 mod room;
 mod share;
+mod source_mount;
 mod state;
 mod tables;
 mod takeover;
+mod unopened;
 mod usage;
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-pub use options::{Cache, DataPath, PassthroughOptions, SESSION_THREADS};
+pub use data_path::DataPath;
+pub use inherit::TakeoverError;
+pub use options::{Cache, PassthroughOptions, SESSION_THREADS};
 pub use room::Room;
 pub use state::{descriptors, forget_descriptors};
-pub use takeover::{Loaded, TakeoverError, load};
+pub use takeover::{Loaded, load};
 
 use crate::mount::table::MountTable;
 use crate::region::Region;
 use crate::session::Session;
-use crate::session::uring::RingMemory;
+use crate::session::ring_memory::RingMemory;
 use crate::trace::Trace;
 use filesystem::PassthroughFilesystem;
 use tables::Tables;

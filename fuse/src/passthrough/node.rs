@@ -14,11 +14,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 
+use super::descriptor::reopen;
 use super::handle::FileHandle;
-use super::mounts::{SourceMount, reopen};
 use super::nodes::SharedNodes;
 use super::open_node::OpenNode;
 use super::share::Taken;
+use super::source_mount::SourceMount;
 use super::state::{HANDLE_LENGTH, MAPPABLE, NO_HANDLE, NodeCell, recordable};
 use crate::region::cells::CellRef;
 use crate::session::NodeId;

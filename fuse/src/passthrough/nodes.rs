@@ -30,12 +30,13 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::hashing::{Key, random};
-use super::mounts::SourceMount;
 use super::node::{Identity, Node};
 use super::share::Share;
+use super::source_mount::SourceMount;
 use super::state::{MAPPABLE, NodeCell, no_memory};
 use crate::region::Region;
-use crate::region::cells::{CellId, CellRef};
+use crate::region::cell_id::CellId;
+use crate::region::cells::CellRef;
 use crate::session::NodeId;
 
 /// A table of as many nodes is kept, however few are in it.

@@ -23,7 +23,7 @@ use super::share::Taken;
 use super::state::{APPENDS, DIRECTORY, OpenCell, WITH_ATTRIBUTES, no_memory, opened_with, recordable, with_flags};
 use crate::region::Region;
 use crate::region::cells::OwnedCell;
-use crate::session::HandleId;
+use crate::session::{HandleId, NodeId};
 
 /// So many open directories keep what they have read and not given out, [`CHUNK`](super::listing) bytes each.
 const READ_AHEAD: usize = 1024;
@@ -260,9 +260,15 @@ impl OpenFiles {
         self.lock().files.remove(&handle)
     }
 
+    /// The nodes of all open directories, one for each time that one is open.
+    pub fn open_directories(&self) -> impl Iterator<Item = NodeId> {
+        let nodes: Vec<_> = self.lock().directories.values().map(|open| open.node.id).collect();
+        nodes.into_iter()
+    }
+
     /// Takes out an open directory.
-    pub fn remove_directory(&self, handle: HandleId) {
-        self.lock().directories.remove(&handle);
+    pub fn remove_directory(&self, handle: HandleId) -> Option<Arc<OpenDirectory>> {
+        self.lock().directories.remove(&handle)
     }
 
     fn lock(&self) -> MutexGuard<'_, OpenTable> {

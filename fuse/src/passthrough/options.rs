@@ -18,15 +18,6 @@ pub enum Cache {
     Always,
 }
 
-/// How the bytes of files travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum DataPath {
-    /// Reads and writes go from the kernel to the source (`FUSE_PASSTHROUGH`, Linux 6.9).
-    Kernel,
-    /// The server reads and writes.
-    Server,
-}
-
 /// How a passthrough volume is served.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassthroughOptions {

@@ -26,6 +26,11 @@ impl ReaddirplusPolicy {
         self.listed.fetch_add(u32::from(!is_directory), Ordering::Relaxed);
     }
 
+    /// So many names of files were given alone, from the kernel's cache.
+    pub fn listed_again(&self, files: u32) {
+        self.listed.fetch_add(files, Ordering::Relaxed);
+    }
+
     /// A name was looked up, of a directory or of another file.
     pub fn looked_up(&self, is_directory: bool) {
         self.looked_up.fetch_add(u32::from(!is_directory), Ordering::Relaxed);

@@ -14,7 +14,8 @@ use rustix::fs::OFlags;
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use crate::region::Region;
-use crate::region::cells::{CellContent, CellId};
+use crate::region::cell_id::CellId;
+use crate::region::cells::CellContent;
 use crate::region::shared::shared;
 
 /// Descriptors below are the process's own business.

@@ -17,38 +17,16 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
+use super::data_path::DataPath;
+use super::inherit::{InheritedTables, Losses, TakeoverError};
 use super::open_node::{BackingId, give_back_unowned};
-use super::options::{DataPath, PassthroughOptions};
-use super::tables::{InheritedTables, Losses};
+use super::options::PassthroughOptions;
 use super::{locks, state};
 use crate::mount::table::MountTable;
 use crate::region::{Region, VolumeKind};
 use crate::session::Session;
-use crate::session::uring::RingMemory;
+use crate::session::ring_memory::RingMemory;
 use crate::trace::Trace;
-
-/// Why a volume cannot be taken over.
-#[derive(Debug, thiserror::Error)]
-pub enum TakeoverError {
-    /// Its state cannot be read.
-    #[error("the state of the volume cannot be read: {0}")]
-    Region(#[from] io::Error),
-    /// Its state is that of a projection.
-    #[error("the state is that of a projection, not of a passthrough volume; start the volume anew")]
-    OtherKind,
-    /// Its server died before it had read the source.
-    #[error("the server died before it had begun to serve the volume; start the volume anew")]
-    NotServed,
-    /// The root is not among the nodes.
-    #[error("the state of the volume is damaged: it has no root; start the volume anew")]
-    NoRoot,
-    /// The source is open neither as it was nor as it was given.
-    #[error("the source of the volume is not open any more; start the volume anew")]
-    NoSource,
-    /// The source that was given is not the one that was served.
-    #[error("the source of the volume is another directory than before; start the volume anew")]
-    OtherSource,
-}
 
 /// A volume that is about to be taken over.
 pub struct Loaded {

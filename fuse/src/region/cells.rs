@@ -14,19 +14,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
+use super::cell_id::{CELL, CellId, count};
 use super::free::Free;
 use super::memory::Memory;
 use super::shared::{Shared, shared};
 use super::{Region, header};
-
-/// Bytes of a cell.
-pub(super) const CELL: usize = 128;
-/// Most cells of a region.
-pub(super) const MOST: usize = 32 << 20;
-
-/// The number of a cell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct CellId(u32);
 
 /// The content of a cell. Its first field is the tag.
 pub(crate) trait CellContent: Shared + Sized {
@@ -52,7 +44,7 @@ impl<'a> Cells<'a> {
     /// The content of a cell that is known to be a `T`.
     pub(crate) fn content<T: CellContent>(self, id: CellId) -> &'a T {
         const { T::FITS }
-        self.memory.at(offset(id)).expect("a cell that was allocated stays")
+        self.memory.at(id.offset()).expect("a cell that was allocated stays")
     }
 
     /// The cell is filled: from here on a successor finds it.
@@ -78,14 +70,14 @@ impl<'a> Cells<'a> {
     pub(crate) fn tagged(self) -> impl Iterator<Item = (CellId, u32)> {
         let cells = self.memory.data_from(header::SIZE).into_iter().flat_map(|data| {
             let first = (data.start - header::SIZE) / CELL;
-            (first..count(data.end)).map(|index| CellId(index as u32))
+            (first..count(data.end)).filter_map(CellId::of)
         });
         cells.map(move |id| (id, self.tag(id).load(Acquire))).filter(|(_, tag)| *tag != 0)
     }
 
     /// The content of a cell, if the cell exists and is a `T`.
     pub(crate) fn find<T: CellContent>(self, id: CellId) -> Option<&'a T> {
-        let tag: &Tag = self.memory.at(offset(id))?;
+        let tag: &Tag = self.memory.at(id.offset())?;
         (tag.tag.load(Acquire) == T::TAG).then(|| self.content(id))
     }
 
@@ -95,7 +87,7 @@ impl<'a> Cells<'a> {
     }
 
     fn tag(self, id: CellId) -> &'a AtomicU32 {
-        let tag: &Tag = self.memory.at(offset(id)).expect("a cell that was allocated stays");
+        let tag: &Tag = self.memory.at(id.offset()).expect("a cell that was allocated stays");
         &tag.tag
     }
 }
@@ -186,35 +178,4 @@ impl<T: CellContent> Drop for OwnedCell<T> {
     fn drop(&mut self) {
         self.0.region.cells().free(self.0.id);
     }
-}
-
-impl CellId {
-    /// The one with that number.
-    pub(super) fn of(index: usize) -> Option<CellId> {
-        u32::try_from(index).ok().map(CellId)
-    }
-
-    /// Its number.
-    pub(super) fn index(self) -> usize {
-        self.0 as usize
-    }
-
-    /// As a header names it: 0 stands for none.
-    pub(crate) fn to_word(self) -> u64 {
-        u64::from(self.0) + 1
-    }
-
-    /// The id from which [`to_word`](Self::to_word) made the word.
-    pub(crate) fn from_word(word: u64) -> Option<CellId> {
-        u32::try_from(word.checked_sub(1)?).ok().map(CellId)
-    }
-}
-
-/// How many cells fit into a region of that length.
-pub(super) fn count(length: usize) -> usize {
-    length.saturating_sub(header::SIZE) / CELL
-}
-
-fn offset(id: CellId) -> usize {
-    header::SIZE + id.0 as usize * CELL
 }

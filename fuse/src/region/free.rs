@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard};
 
-use super::cells::{CELL, CellId, count};
+use super::cell_id::{CELL, CellId, count};
 use super::header;
 use super::memory::Memory;
 

@@ -14,7 +14,7 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use super::shared::shared;
 
-/// Most threads of a session.
+/// Most threads of a session, those for slow requests included.
 pub const SLOTS: usize = 16;
 /// Most requests that are remembered for a successor. Each takeover adds one for each thread at most.
 const REPLAYS: usize = 64;

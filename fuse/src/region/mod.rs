@@ -34,11 +34,13 @@
 //! | `in_flight` | the request of each thread |
 //! | `waits` | requests that are answered later |
 //! | `opens` | the counters of an audited projection |
+//! | `cell_id` | the numbers of cells, and where each cell is |
 //! | `cells` | records of nodes, open files and locks |
 //! | `free` | which cells are free, and giving their memory back |
 //! | `counts` | counters for status and metrics |
 //! | `silence` | whether the source answers, for the supervisor |
 
+pub(crate) mod cell_id;
 pub(crate) mod cells;
 pub(crate) mod counts;
 mod free;
@@ -55,7 +57,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use cells::{CELL, Cells, MOST};
+use cell_id::{CELL, MOST};
+use cells::Cells;
 use counts::Counts;
 pub use counts::Distribution;
 use free::Free;

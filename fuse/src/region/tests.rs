@@ -9,7 +9,8 @@ use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
 use rustix::io::{pread, pwrite};
 
-use super::cells::{CellContent, CellId, CellRef, OwnedCell};
+use super::cell_id::CellId;
+use super::cells::{CellContent, CellRef, OwnedCell};
 use super::shared::shared;
 use super::*;
 

@@ -13,7 +13,7 @@ use super::abi::{
     NOTIFY_PRUNE, NotifyInvalInodeOut, NotifyPruneOut, OpenOut, OutHeader, StatxOut, UNIQUE_RESEND, WriteOut,
 };
 use super::ids::NodeId;
-use super::uring::RingReply;
+use super::ring_reply::RingReply;
 use crate::region::in_flight::InFlightSlot;
 use crate::region::{Begun, Region};
 

@@ -47,3 +47,8 @@ impl NodeId {
     /// In an answer to LOOKUP: the name is absent, and the kernel may remember that.
     pub const ABSENT: Self = Self(0);
 }
+
+impl HandleId {
+    /// Of what the kernel opens without OPEN or OPENDIR, because the server answered one of them with `ENOSYS`.
+    pub const UNOPENED: Self = Self(0);
+}

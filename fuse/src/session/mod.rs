@@ -21,7 +21,9 @@
 //! | `readers` | the threads that read requests from the device |
 //! | `input` | buffers for requests |
 //! | `resume` | requests that a dead server left unanswered |
-//! | [`uring`] | requests over io_uring |
+//! | [`uring`] | requests over io_uring: the rings and their threads |
+//! | [`ring_memory`] | requests and answers of rings, in memory that outlives the server |
+//! | `ring_reply` | answers to requests of a ring, on their way to its thread |
 
 pub mod abi;
 pub mod answer;
@@ -32,6 +34,8 @@ pub mod polled;
 mod readers;
 pub mod request;
 mod resume;
+pub mod ring_memory;
+mod ring_reply;
 mod stall_guard;
 pub mod uring;
 
@@ -53,9 +57,10 @@ pub use polled::PolledSession;
 use readers::Readers;
 pub use request::{Operation, Request, operation_name};
 use resume::Unanswered;
+use ring_memory::{PAYLOAD, RingMemory, RingState};
 pub use stall_guard::RootQuestion;
 use stall_guard::StallGuard;
-use uring::{PAYLOAD, RingMemory, RingState, Rings};
+use uring::Rings;
 
 use crate::region::Region;
 
@@ -185,8 +190,10 @@ impl Session {
         let offered = if offered & init::INIT_EXT == 0 { offered & u64::from(u32::MAX) } else { offered };
         // The kernel would wait for rings that it was promised, so they are there before.
         let rings = rings.filter(|_| offered & init::OVER_IO_URING != 0).and_then(|memory| {
+            let volume = Arc::clone(&memory);
             let refused = |error: &io::Error| {
-                tracing::warn!("there are no rings for requests ({error}); they come through /dev/fuse");
+                let volume = volume.volume();
+                tracing::warn!(volume, "there are no rings for requests ({error}); they come through /dev/fuse");
             };
             Rings::prepare(memory).inspect_err(refused).ok()
         });

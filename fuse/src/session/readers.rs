@@ -14,8 +14,6 @@ use super::stall_guard::StallGuard;
 use super::{Exchange, Granted, InputBuffer, Operation, Request, Service, read};
 use crate::region::{Region, SLOTS};
 
-/// Most threads of a session, those for slow requests included.
-pub(super) const MAX_THREADS: usize = SLOTS;
 /// How long a thread that only gets forgotten nodes and interrupts leaves them to gather. The kernel wakes no thread meanwhile,
 /// and gives many forgotten nodes at once: `rm -r` forgets a node with each file.
 const GATHERING: Duration = Duration::from_millis(1);
@@ -55,7 +53,7 @@ impl Readers {
             region,
             service,
             stall_guard,
-            wanted: if beside_rings { 1 } else { wanted.min(MAX_THREADS) },
+            wanted: if beside_rings { 1 } else { wanted.min(SLOTS) },
             beside_rings,
             idle: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
@@ -194,7 +192,7 @@ impl Readers {
 
     /// Starts a thread in the place of this one. Without it the volume is slower, not wrong.
     fn make_room(self: &Arc<Self>) {
-        if self.running.load(Ordering::Relaxed) < MAX_THREADS {
+        if self.running.load(Ordering::Relaxed) < SLOTS {
             let _ = Arc::clone(self).spawn();
         }
     }

@@ -25,14 +25,13 @@ use zerocopy::IntoBytes;
 
 use super::answer::Responder;
 use super::ids::NodeId;
-use super::readers::MAX_THREADS;
 use super::request::{Operation, Request};
 use super::{Answer, Service};
 use crate::caller::ending::has_given_up;
-use crate::region::Region;
+use crate::region::{Region, SLOTS};
 
 /// Most requests that ask the source at one time.
-const INSIDE: usize = MAX_THREADS - 1;
+const INSIDE: usize = SLOTS - 1;
 /// Most requests that are parked. Further requests wait in the kernel, and all other requests of the volume with them.
 const PARKED: usize = 512;
 /// How often the thread looks at the requests under way.

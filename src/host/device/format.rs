@@ -26,7 +26,7 @@ use super::BlockDevice;
 use super::content::DeviceContent;
 use super::program::run;
 use crate::host::HostError;
-use crate::host::global_mount::{Held, write_synced};
+use crate::host::global_mount::{Held, remove_whole, write_synced};
 
 /// A new UUID with each reading.
 const RANDOM_UUID: &str = "/proc/sys/kernel/random/uuid";
@@ -77,7 +77,7 @@ fn is_gone(done: &io::Result<()>) -> bool {
 /// Removes a marker, and the directories above it that podfs made for markers.
 fn remove(path: &Path) -> Result<(), HostError> {
     let remove = || -> io::Result<()> {
-        fs::remove_file(path)?;
+        remove_whole(path)?;
         let Some(parent) = path.parent() else { return Ok(()) };
         File::open(parent)?.sync_all()?;
         parent.ancestors().take(3).all(|directory| fs::remove_dir(directory).is_ok());

@@ -277,10 +277,8 @@ impl Held<'_> {
 
     /// The pod is no user any more.
     pub fn forget(&self, uid: &str) {
-        // What is not there is forgotten already; a file that stays does not count once the pod's claim is gone.
-        for file in user_files(&self.mount.records, uid) {
-            let _ = fs::remove_file(file);
-        }
+        // A file that stays does not count once the pod's claim is gone.
+        let _ = remove_whole(&self.mount.records.join(USERS).join(uid));
     }
 
     /// Removes the records if no user is written down, and the directories above them as far as they are empty.
@@ -315,6 +313,21 @@ fn remove_upwards(directory: &Path, count: usize) {
 /// Writes a file beside its place, and renames it. It is whole, however this process ends.
 pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace(path, bytes, false)
+}
+
+/// Removes a file that [`write_whole`] or [`write_synced`] wrote, and what a process left that was killed before the rename. A file
+/// that is absent is removed already.
+///
+/// # Errors
+/// When one of them stays.
+pub fn remove_whole(path: &Path) -> io::Result<()> {
+    for file in [path, &unfinished(path)] {
+        match fs::remove_file(file) {
+            Err(cause) if cause.kind() != ErrorKind::NotFound => return Err(cause),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Writes a file beside its place, and renames it, and both are on the disk: it is whole, however the machine ends.

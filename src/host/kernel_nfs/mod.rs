@@ -26,6 +26,7 @@ use podfs_nfs::ExportAddress;
 use rustix::mount::{FsOpenFlags, fsopen};
 use serde::{Deserialize, Serialize};
 
+use super::error::KernelNfsError;
 use super::{HostError, HostSource};
 use crate::volume::nfs_options::NfsVersion;
 use crate::volume::{Nfs, NfsOptions};
@@ -113,35 +114,6 @@ fn is_for_the_kernel(word: &str) -> bool {
     let of_version = ["nfsvers", "vers", "minorversion", "v3", "v4", "v4.0", "v4.1", "v4.2"];
     let of_others = ["mounthost", "mountaddr", "nodirsync", "retry", "bg", "fg"];
     !of_version.contains(&name) && !of_others.contains(&name)
-}
-
-/// Why an export is not mounted.
-#[derive(Debug, thiserror::Error)]
-pub enum KernelNfsError {
-    /// The process that mounts cannot be started, or given its work.
-    #[error("podfs cannot run the process that mounts it: {0}")]
-    NoProcess(#[source] io::Error),
-    /// The answer came without the mount.
-    #[error("the process that mounts it has answered without the mount")]
-    Lost,
-    /// The mount is made, and its file system does not answer.
-    #[error("cannot read the attributes of the mount: {0}")]
-    Mounted(#[source] io::Error),
-    /// The sentence of the process that mounts.
-    #[error("{0}")]
-    Refused(String),
-    /// The server is silent.
-    #[error("the NFS server has not answered for {0} s; see that it runs and can be reached")]
-    Silent(u64),
-    /// The server, or what looks for a Kerberos ticket, is silent.
-    #[error(
-        "the NFS server, or rpc.gssd of this node, has not answered for {0} s; see that they run, and that server and KDC can \
-         be reached"
-    )]
-    SilentWithKerberos(u64),
-    /// The process that mounts has ended.
-    #[error("the process that mounts it ended without an answer")]
-    NoAnswer(#[source] io::Error),
 }
 
 /// Mounts an export. The mount is attached nowhere, and the kernel drops it with the last descriptor of the source.

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::identity::Identity;
 use super::volume::LocalVolume;
-use crate::host::global_mount::write_synced;
+use crate::host::global_mount::{remove_whole, write_synced};
 use crate::manifest::objects::VolumeMode;
 
 const DIRECTORY: &str = "plugins/podfs/local-volumes";
@@ -99,10 +99,7 @@ impl Records {
     /// # Errors
     /// When the file cannot be removed.
     pub(super) fn remove(&mut self, name: &str) -> io::Result<()> {
-        match fs::remove_file(self.file(name)) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        remove_whole(&self.file(name))?;
         self.by_name.remove(name);
         Ok(())
     }

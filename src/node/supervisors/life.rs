@@ -1,5 +1,6 @@
 //! The life of a pod's supervisor, from the side of the pod's task.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
@@ -63,8 +64,13 @@ pub(super) struct Up {
 /// A running publication to a supervisor.
 pub(super) struct PublicationChange {
     pub(super) wanted: Checkpoint,
-    pub(super) task: JoinHandle<Result<(), OperationError>>,
+    /// The volumes that the supervisor may not have served before.
+    pub(super) added: BTreeSet<String>,
+    pub(super) task: JoinHandle<PublicationResult>,
 }
+
+/// The outcome of a publication; if there are new volumes, with a connection that carries only statuses from after it.
+pub(super) type PublicationResult = Result<Option<Result<StatusWatch, AskError>>, OperationError>;
 
 /// An event of the supervisor.
 pub(super) enum LifeEvent {
@@ -77,7 +83,7 @@ pub(super) enum LifeEvent {
     /// It sent its status or closed the connection, or its message cannot be parsed.
     Status(Result<Option<Box<PodStatus>>, AskError>),
     /// A publication of the wanted volumes has ended.
-    Changed(Result<(), OperationError>),
+    Changed(PublicationResult),
     /// It has not ended in time after SIGTERM.
     Overdue,
 }

@@ -9,6 +9,7 @@
 
 mod files;
 mod operation;
+mod publication;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -18,13 +19,13 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, sleep_until};
-use tracing::{Instrument, debug, warn};
+use tracing::{debug, warn};
 
 pub(super) use operation::PodOperation;
 
 use super::control::{self, StatusWatch};
 use super::launch::{Launched, is_started_with, stop_unit};
-use super::life::{Calling, Life, LifeEvent, PublicationChange, Up, process};
+use super::life::{Calling, Life, LifeEvent, Up, process};
 use super::retire::retire;
 use super::waiting::Waiting;
 use super::{FailureKind, OperationError, SharedSupervisors, SupervisorReport, blocking};
@@ -58,6 +59,8 @@ pub(super) struct PodTask {
     written: Option<Checkpoint>,
     /// The volumes that the supervisor was started with, or got by the last publication.
     published: Option<Checkpoint>,
+    /// Whether the supervisor serves all of `published`. Not after a publication that failed.
+    is_taken: bool,
     life: Life,
     waiting: Waiting,
     status: Option<PodStatus>,
@@ -82,6 +85,7 @@ impl PodTask {
             wanted: None,
             written: None,
             published: None,
+            is_taken: true,
             life: Life::Absent,
             waiting: Waiting::default(),
             status: None,
@@ -155,6 +159,11 @@ impl PodTask {
             || self.wanted.as_ref().is_none_or(|wanted| wanted.volumes.is_empty() && !wanted.without_volumes)
     }
 
+    /// Whether the supervisor serves what is wanted.
+    fn is_published(&self) -> bool {
+        self.is_taken && self.published == self.wanted
+    }
+
     async fn take(&mut self, request: PodOperation) {
         self.change_failed = false;
         match request {
@@ -224,12 +233,10 @@ impl PodTask {
                 Box::pin(self.act()).await;
             }
             Life::Calling(Calling { process: Some(_), .. }) | Life::Up(_) if self.wants_nothing() => self.stop().await,
-            Life::Up(Up { change: None, has_spoken: true, .. })
-                if self.published != self.wanted && !self.change_failed =>
-            {
-                self.change().await;
+            Life::Up(Up { change: None, has_spoken: true, .. }) if !self.is_published() && !self.change_failed => {
+                self.publish().await;
             }
-            Life::Up(Up { change: None, has_spoken: true, .. }) if self.published == self.wanted => {
+            Life::Up(Up { change: None, has_spoken: true, .. }) if self.is_published() => {
                 let wanted = self.wanted.as_ref();
                 let is_wanted = |name: &str| wanted.is_some_and(|wanted| wanted.volumes.contains(name));
                 self.waiting.unmounted(|volume| !is_wanted(volume), &Ok(()));
@@ -251,7 +258,7 @@ impl PodTask {
                 if let Life::Up(up) = std::mem::replace(&mut self.life, Life::Absent) {
                     self.life = Life::Calling(Calling::new(Some(up.process), false, None));
                     if let Some(change) = up.change {
-                        self.changed(change.wanted, Err(reason));
+                        self.publication_ended(change, Err(reason));
                     }
                 }
             }
@@ -259,7 +266,7 @@ impl PodTask {
                 if let Life::Up(Up { change, .. }) = &mut self.life
                     && let Some(change) = change.take()
                 {
-                    self.changed(change.wanted, outcome);
+                    self.publication_ended(change, outcome);
                 }
             }
             LifeEvent::Overdue => {
@@ -278,8 +285,11 @@ impl PodTask {
             && !std::mem::replace(&mut up.has_spoken, true)
             && let Some(published) = &mut self.published
         {
-            // A daemon that was killed may have published more than its checkpoint has.
-            published.volumes.extend(status.volumes.iter().map(|volume| volume.name.clone()));
+            let served: BTreeSet<String> = status.volumes.iter().map(|volume| volume.name.clone()).collect();
+            // A daemon may be killed after it wrote the checkpoint and before it published the volumes.
+            self.is_taken &= published.volumes.is_subset(&served);
+            // One that was killed may have published more than its checkpoint has.
+            published.volumes.extend(served);
         }
         self.status = Some(status.clone());
         self.answer_mounts();
@@ -296,7 +306,7 @@ impl PodTask {
         if let Err(reason) = self.write(served.clone()).await {
             return self.fail_all(FailureKind::Transient, &reason);
         }
-        self.published = Some(served);
+        (self.published, self.is_taken) = (Some(served), true);
         let (launcher, uid, directory) = (self.shared.launcher.clone(), self.uid.clone(), self.directory.clone());
         let manifest = self.shared.checkpoints.manifest_path(&self.uid);
         let launched = blocking(move || match reconstruct::supervisor(&directory) {
@@ -437,54 +447,11 @@ impl PodTask {
         self.waiting.fail_mounts(FailureKind::Transient, "podfs has unmounted the volumes of the pod meanwhile");
     }
 
-    /// Publishes the wanted volumes to the supervisor, and unpublishes the others.
-    async fn change(&mut self) {
-        let Some(wanted) = self.wanted.clone() else { return };
-        if let Err(reason) = self.write_checkpoint().await {
-            self.change_failed = true;
-            return self.fail_all(FailureKind::Transient, &reason);
-        }
-        let mut published = self.published.take().unwrap_or_else(|| wanted.clone());
-        let gone: Vec<String> = published.volumes.difference(&wanted.volumes).cloned().collect();
-        // Whatever the outcome is, the supervisor may serve these.
-        published.volumes.extend(wanted.volumes.iter().cloned());
-        self.published = Some(published);
-        let directory = self.directory.clone();
-        let manifest = wanted.served_manifest();
-        let change = async move {
-            if !gone.is_empty() {
-                control::unpublish(&directory, gone).await?;
-            }
-            control::publish(&directory, manifest).await
-        };
-        let change = tokio::spawn(change.in_current_span());
-        if let Life::Up(up) = &mut self.life {
-            up.change = Some(PublicationChange { wanted, task: change });
-        }
-    }
-
-    /// Handles the end of a publication.
-    fn changed(&mut self, wanted: Checkpoint, outcome: Result<(), OperationError>) {
-        self.waiting.unmounted(|volume| !wanted.volumes.contains(volume), &outcome);
-        match outcome {
-            Ok(()) => {
-                // An earlier status may be older than the change.
-                let status = self.status.iter_mut();
-                status.for_each(|status| status.volumes.retain(|volume| wanted.volumes.contains(&volume.name)));
-                self.published = Some(wanted);
-                self.waiting.up();
-            }
-            Err(reason) => {
-                self.change_failed = true;
-                self.waiting.fail_mounts(FailureKind::Uncertain, &reason.to_string());
-            }
-        }
-    }
-
-    /// Answers the mounts of volumes that are mounted.
+    /// Answers the mounts whose volumes are there.
     fn answer_mounts(&mut self) {
         if let (Life::Up(Up { change: None, .. }), Some(status), Some(published)) =
             (&self.life, &self.status, &self.published)
+            && self.is_taken
         {
             self.waiting.mounted(status, |volume| published.volumes.contains(volume));
         }

@@ -108,7 +108,10 @@ impl Waiting {
                 .and_then(|status| status.volumes.iter().find(|volume| Some(&volume.name) == mount.volume.as_ref()));
             let reason = of_volume.and_then(|volume| volume.reason.clone());
             let reason = reason.or_else(|| status.and_then(|status| status.reason.clone()));
-            let reason = reason.unwrap_or_else(|| "the supervisor of the pod does not answer yet".to_owned());
+            let reason = reason.unwrap_or_else(|| {
+                let problem = if status.is_some() { "has not mounted the volume yet" } else { "does not answer yet" };
+                format!("the supervisor of the pod {problem}")
+            });
             let _ = mount.answer.send(Err(MountFailure { reason, kind: FailureKind::Uncertain }));
         }
     }

@@ -2,6 +2,7 @@
 
 mod api;
 mod examples;
+mod frozen;
 mod http;
 mod labels;
 mod moves;

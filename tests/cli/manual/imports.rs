@@ -70,16 +70,20 @@ impl Folder {
         imports
     }
 
-    /// Modules of which each imports the next one, and the last one is the first, if there are such.
-    pub fn cycle(&self) -> Option<Vec<String>> {
+    /// The circles in which its modules import each other: the modules of each, sorted.
+    pub fn circles(&self) -> Vec<Vec<String>> {
         let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for Import { from, to, .. } in self.imports() {
             if from != to {
                 edges.entry(from).or_default().insert(to);
             }
         }
-        let mut done = BTreeSet::new();
-        edges.keys().find_map(|module| cycle_from(module, &edges, &mut Vec::new(), &mut done))
+        let reached: BTreeMap<_, _> = edges.keys().map(|module| (module, reachable(module, &edges))).collect();
+        let leads = |from: &String, to: &String| reached.get(from).is_some_and(|reached| reached.contains(to));
+        let in_circles = edges.keys().filter(|module| leads(module, module));
+        let circle_of =
+            |module| edges.keys().filter(|other| leads(module, other) && leads(other, module)).cloned().collect();
+        in_circles.map(circle_of).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     fn directory(&self) -> PathBuf {
@@ -122,23 +126,15 @@ impl Folder {
     }
 }
 
-fn cycle_from(
-    module: &str,
-    edges: &BTreeMap<String, BTreeSet<String>>,
-    above: &mut Vec<String>,
-    done: &mut BTreeSet<String>,
-) -> Option<Vec<String>> {
-    if let Some(first) = above.iter().position(|name| name == module) {
-        return Some(above[first..].iter().cloned().chain([module.to_owned()]).collect());
+/// The modules that a module imports, and those that these import, and so on.
+fn reachable(module: &str, edges: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<String> {
+    let mut reached = BTreeSet::new();
+    let mut rest = vec![module];
+    while let Some(module) = rest.pop() {
+        let imports = edges.get(module).into_iter().flatten();
+        rest.extend(imports.filter(|import| reached.insert((*import).clone())).map(String::as_str));
     }
-    if done.contains(module) {
-        return None;
-    }
-    above.push(module.to_owned());
-    let cycle = edges.get(module).into_iter().flatten().find_map(|next| cycle_from(next, edges, above, done));
-    above.pop();
-    done.insert(module.to_owned());
-    cycle
+    reached
 }
 
 fn entries(directory: &Path) -> impl Iterator<Item = (PathBuf, String)> {

@@ -9,6 +9,7 @@ mod lifecycle;
 mod logs;
 mod nri;
 mod program;
+mod publications;
 mod readme;
 mod recovery;
 mod rows;

@@ -1,42 +1,17 @@
-//! A connection to a server, which continues when the server comes back.
-//!
-//! 1. A call is pending from when it is made until it is answered, given up or dropped by its caller.
-//!    It keeps the bytes that were sent, and its payload.
-//! 2. The client sends a pending call once on every connection, in the order in which the calls were made, and again on the same
-//!    one after `timeo`: always the same bytes with the same xid, so that a server that has executed it answers from memory.
-//!    It repeats a call that was sent on another connection sooner: a server ignores a copy of a call that it is executing, and
-//!    then answers on the connection that is gone.
-//! 3. The caller writes its call at once if no other call waits before it; otherwise the driver writes it.
-//! 4. A message whose writing has begun is written to its end, also when its caller has gone.
-//! 5. A reply is given to the pending call with its xid; a call that was dropped has none, and the reply is dropped,
-//!    too.
-//! 6. There is a socket only while calls are pending, or the server keeps it open.
+//! A connection to a server, which continues when the server comes back, as its users have it. `pending` owns its
+//! calls. One task connects and reads (`driver`), another one watches the time (`deadlines`).
 
-use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
-use std::future::Future;
-use std::io::{self, IoSlice};
-use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
 
-use tokio::sync::Notify;
 use tokio::task::{AbortHandle, spawn_local};
 
-use super::dial::{Dialer, Stream};
-use super::failure::RpcError;
+use super::dial::Dialer;
 use super::message::RpcCall;
 use super::peer::Peer;
+use super::pending::{PendingReply, SharedConnection};
 use super::policy::Policy;
 use super::pool::Pool;
-use super::slice::Slice;
-use crate::xdr::XdrReader;
-
-/// The first pause after which a call is sent again that was sent on another connection. It doubles up to `timeo`.
-const REMINDER: Duration = Duration::from_millis(250);
-/// Most parts of messages that are written at once.
-const PARTS: usize = 32;
+use super::{deadlines, driver};
 
 /// A connection to a server. Dropping it ends it.
 #[derive(Debug)]
@@ -45,129 +20,24 @@ pub struct Connection {
     tasks: [AbortHandle; 2],
 }
 
-/// The results of a call.
-#[derive(Clone, Debug)]
-pub struct Reply {
-    record: Slice,
-    results: usize,
-    /// The call was sent more than once, so that the server may have done it before it answered this.
-    pub retransmitted: bool,
-}
-
-impl Reply {
-    /// Reads the results. What the reader says of positions is meant for [`Self::slice`].
-    pub fn reader(&self) -> XdrReader<'_> {
-        XdrReader::new(&self.record[self.results..])
-    }
-
-    /// A part of the results, without a copy.
-    pub fn slice(&self, range: std::ops::Range<usize>) -> Slice {
-        self.record.part(self.results + range.start..self.results + range.end)
-    }
-}
-
-/// State that callers, the driver and the deadlines share.
-#[derive(Debug)]
-pub(super) struct SharedConnection {
-    pub(super) peer: Rc<Peer>,
-    pub(super) dialer: Dialer,
-    pub(super) pool: Pool,
-    pub(super) pending: RefCell<HashMap<u32, Rc<PendingCall>>>,
-    /// Calls to write, and how many bytes of the first one are written already.
-    queue: RefCell<VecDeque<Rc<PendingCall>>>,
-    written: Cell<usize>,
-    pub(super) stream: RefCell<Option<Rc<Stream>>>,
-    /// Writing to the stream failed.
-    pub(super) broken: Cell<Option<io::ErrorKind>>,
-    pub(super) driver: Wake,
-    pub(super) deadlines: Wake,
-    /// The server is elsewhere.
-    pub(super) cut: Notify,
-    /// When deadlines are looked at next.
-    pub(super) next_look: Cell<Option<Instant>>,
-    next_xid: Cell<u32>,
-    next_order: Cell<u64>,
-}
-
-/// A call that has not been answered.
-#[derive(Debug)]
-pub(super) struct PendingCall {
-    xid: u32,
-    /// Later calls have greater ones.
-    order: u64,
-    message: RpcCall,
-    pub(super) policy: Policy,
-    /// How often it has been written as a whole, or begun to be on a connection that was lost.
-    sent: Cell<u32>,
-    queued: Cell<bool>,
-    /// So many times its `timeo` has passed.
-    pub(super) periods: Cell<u32>,
-    /// When that happens next.
-    pub(super) due: Cell<Instant>,
-    /// When it is sent again because of what the server may have ignored, and the pause after that.
-    pub(super) reminder: Cell<Option<(Instant, Duration)>>,
-    outcome: RefCell<Option<Result<Reply, RpcError>>>,
-    caller: Wake,
-}
-
-/// The task that waits for a call, if there is one.
-#[derive(Debug, Default)]
-pub(super) struct Wake(RefCell<Option<Waker>>);
-
-impl Wake {
-    pub(super) fn wait(&self, context: &Context<'_>) {
-        match &mut *self.0.borrow_mut() {
-            Some(known) => known.clone_from(context.waker()),
-            none => *none = Some(context.waker().clone()),
-        }
-    }
-
-    pub(super) fn wake(&self) {
-        if let Some(waker) = self.0.take() {
-            waker.wake();
-        }
-    }
-}
-
 impl Connection {
     /// A connection to `peer`, which is made when there is something to ask. The first call that asks for one gets the
     /// xid `first_xid`. To be called in a [`LocalSet`](tokio::task::LocalSet) of a runtime with time and I/O.
     pub fn new(peer: Rc<Peer>, dialer: Dialer, pool: Pool, first_xid: u32) -> Self {
-        let shared = Rc::new(SharedConnection {
-            peer,
-            dialer,
-            pool,
-            pending: RefCell::default(),
-            queue: RefCell::default(),
-            written: Cell::default(),
-            stream: RefCell::default(),
-            broken: Cell::default(),
-            driver: Wake::default(),
-            deadlines: Wake::default(),
-            cut: Notify::new(),
-            next_look: Cell::default(),
-            next_xid: Cell::new(first_xid),
-            next_order: Cell::default(),
-        });
-        let driver = spawn_local(super::driver::drive(Rc::clone(&shared))).abort_handle();
-        let deadlines = spawn_local(super::deadlines::watch(Rc::clone(&shared))).abort_handle();
+        let shared = Rc::new(SharedConnection::new(peer, dialer, pool, first_xid));
+        let driver = spawn_local(driver::drive(Rc::clone(&shared))).abort_handle();
+        let deadlines = spawn_local(deadlines::watch(Rc::clone(&shared))).abort_handle();
         Self { shared, tasks: [driver, deadlines] }
     }
 
     /// An xid for a call. None is in use twice at a time.
     pub fn next_xid(&self) -> u32 {
-        loop {
-            let xid = self.shared.next_xid.get();
-            self.shared.next_xid.set(xid.wrapping_add(1));
-            if !self.is_in_use(xid) {
-                return xid;
-            }
-        }
+        self.shared.next_xid()
     }
 
     /// Whether a call with this xid is in flight.
     pub fn is_in_use(&self, xid: u32) -> bool {
-        self.shared.pending.borrow().contains_key(&xid)
+        self.shared.is_in_use(xid)
     }
 
     /// Gives up the stream that there is, or the attempt to have one: the next goes to where the server is now.
@@ -194,32 +64,7 @@ impl Connection {
     /// # Panics
     /// When the xid [is in use](Self::is_in_use).
     pub fn call(&self, xid: u32, message: RpcCall, policy: Policy, again: bool) -> PendingReply<'_> {
-        let shared = &self.shared;
-        let now = Instant::now();
-        let order = shared.next_order.get();
-        shared.next_order.set(order + 1);
-        let call = Rc::new(PendingCall {
-            xid,
-            order,
-            message,
-            policy,
-            sent: Cell::new(again.into()),
-            queued: Cell::default(),
-            periods: Cell::default(),
-            due: Cell::new(now + policy.timeo),
-            reminder: Cell::default(),
-            outcome: RefCell::default(),
-            caller: Wake::default(),
-        });
-        let other = shared.pending.borrow_mut().insert(xid, Rc::clone(&call));
-        assert!(other.is_none(), "no two calls have the same xid");
-        shared.peer.call_begins(now);
-        call.remind(now);
-        if shared.next_look.get().is_none_or(|look| call.next() < look) {
-            shared.deadlines.wake();
-        }
-        shared.send(&call);
-        PendingReply { shared, call }
+        self.shared.call(xid, message, policy, again)
     }
 }
 
@@ -230,196 +75,4 @@ impl Drop for Connection {
             self.shared.peer.disconnected();
         }
     }
-}
-
-/// A call in flight.
-#[derive(Debug)]
-#[must_use = "a call without a waiting task is taken back"]
-pub struct PendingReply<'a> {
-    shared: &'a SharedConnection,
-    call: Rc<PendingCall>,
-}
-
-impl Future for PendingReply<'_> {
-    type Output = Result<Reply, RpcError>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.call.outcome.take() {
-            Some(outcome) => Poll::Ready(outcome),
-            None => {
-                self.call.caller.wait(context);
-                Poll::Pending
-            }
-        }
-    }
-}
-
-impl Drop for PendingReply<'_> {
-    fn drop(&mut self) {
-        // The xid of a call that was answered may be another's by now.
-        if self.shared.is_pending(&self.call) {
-            self.shared.remove(self.call.xid);
-            self.shared.peer.call_taken_back();
-        }
-    }
-}
-
-impl SharedConnection {
-    /// Whether there is something to ask.
-    pub(super) fn has_work(&self) -> bool {
-        !self.pending.borrow().is_empty()
-    }
-
-    fn is_pending(&self, call: &Rc<PendingCall>) -> bool {
-        self.pending.borrow().get(&call.xid).is_some_and(|pending| Rc::ptr_eq(pending, call))
-    }
-
-    /// Whether something waits to be written.
-    pub(super) fn has_queue(&self) -> bool {
-        !self.queue.borrow().is_empty()
-    }
-
-    /// Sends a call now, or as soon as can be.
-    pub(super) fn send(&self, call: &Rc<PendingCall>) {
-        if self.stream.borrow().is_none() {
-            // It is queued with all the others when there is one.
-            self.driver.wake();
-            return;
-        }
-        let first = {
-            let mut queue = self.queue.borrow_mut();
-            call.queued.set(true);
-            queue.push_back(Rc::clone(call));
-            queue.len() == 1
-        };
-        if first {
-            self.write();
-            if self.has_queue() {
-                self.driver.wake();
-            }
-        }
-    }
-
-    /// Sends a call once more on the same connection, unless it still waits to be written.
-    pub(super) fn send_again(&self, call: &Rc<PendingCall>) {
-        if !call.queued.get() && self.stream.borrow().is_some() {
-            self.send(call);
-        }
-    }
-
-    /// There is a new stream: everything that is pending is sent on it, oldest first.
-    pub(super) fn attach(&self, stream: Stream) {
-        let mut calls: Vec<Rc<PendingCall>> = self.pending.borrow().values().cloned().collect();
-        calls.sort_unstable_by_key(|call| call.order);
-        let now = Instant::now();
-        for call in &calls {
-            call.queued.set(true);
-            call.remind(now);
-        }
-        self.deadlines.wake();
-        *self.queue.borrow_mut() = calls.into();
-        self.written.set(0);
-        self.broken.set(None);
-        *self.stream.borrow_mut() = Some(Rc::new(stream));
-        self.write();
-    }
-
-    /// The stream has ended. What had begun to be written counts as sent.
-    pub(super) fn detach(&self) {
-        self.stream.take();
-        if let Some(begun) = self.queue.borrow().front().filter(|_| self.written.get() > 0) {
-            begun.sent.set(begun.sent.get() + 1);
-        }
-        self.queue.take().iter().for_each(|call| call.queued.set(false));
-        self.written.set(0);
-    }
-
-    /// Writes as much of the queue as the socket takes.
-    pub(super) fn write(&self) {
-        let Some(stream) = self.stream.borrow().clone() else { return };
-        let mut queue = self.queue.borrow_mut();
-        while !queue.is_empty() {
-            match stream.try_write_vectored(gather(&queue, self.written.get(), &mut [IoSlice::new(&[]); PARTS])) {
-                Ok(count) => self.advance(&mut queue, count),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) => {
-                    self.broken.set(Some(error.kind()));
-                    return self.driver.wake();
-                }
-            }
-        }
-    }
-
-    /// Takes what has been written off the queue.
-    fn advance(&self, queue: &mut VecDeque<Rc<PendingCall>>, count: usize) {
-        let mut written = self.written.get() + count;
-        while let Some(call) = queue.front().filter(|call| call.message.len() <= written) {
-            written -= call.message.len();
-            call.queued.set(false);
-            if call.sent.replace(call.sent.get() + 1) > 0 {
-                self.peer.retransmitted();
-            }
-            queue.pop_front();
-            if written == 0 {
-                break;
-            }
-        }
-        self.written.set(written);
-    }
-
-    /// Gives a reply to the call that waits for it. Returns whether there was one.
-    pub(super) fn deliver(&self, xid: u32, record: Slice, results: Result<usize, RpcError>) -> bool {
-        let Some(call) = self.remove(xid) else { return false };
-        self.peer.call_answered();
-        let retransmitted = call.sent.get() > 1;
-        call.end(results.map(|results| Reply { record, results, retransmitted }));
-        true
-    }
-
-    /// Ends a call that has taken too long.
-    pub(super) fn give_up(&self, call: &PendingCall, failure: RpcError) {
-        if self.remove(call.xid).is_some() {
-            self.peer.call_given_up();
-        }
-        call.end(Err(failure));
-    }
-
-    /// A call is pending no longer. It is not sent any more either, unless that has begun.
-    fn remove(&self, xid: u32) -> Option<Rc<PendingCall>> {
-        let call = self.pending.borrow_mut().remove(&xid)?;
-        if call.queued.get() {
-            let mut begun = self.written.get() > 0;
-            self.queue.borrow_mut().retain(|queued| std::mem::take(&mut begun) || !Rc::ptr_eq(queued, &call));
-        }
-        Some(call)
-    }
-}
-
-impl PendingCall {
-    /// When something is to be done about it.
-    pub(super) fn next(&self) -> Instant {
-        self.reminder.get().map_or(self.due.get(), |(at, _)| at.min(self.due.get()))
-    }
-
-    /// If it was sent before, the server may ignore it the next time.
-    fn remind(&self, now: Instant) {
-        self.reminder.set((self.sent.get() > 0).then_some((now + REMINDER, 2 * REMINDER)));
-    }
-
-    fn end(&self, outcome: Result<Reply, RpcError>) {
-        *self.outcome.borrow_mut() = Some(outcome);
-        self.caller.wake();
-    }
-}
-
-/// The next parts to write of what is queued, of whose first message `written` bytes are written.
-fn gather<'s, 'q: 's>(
-    queue: &'q VecDeque<Rc<PendingCall>>,
-    written: usize,
-    parts: &'s mut [IoSlice<'q>; PARTS],
-) -> &'s [IoSlice<'q>] {
-    let messages = queue.iter().enumerate();
-    let all = messages.flat_map(|(index, call)| call.message.parts(if index == 0 { written } else { 0 }));
-    let count = parts.iter_mut().zip(all).map(|(place, part)| *place = part).count();
-    &parts[..count]
 }

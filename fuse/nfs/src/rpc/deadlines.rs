@@ -11,8 +11,8 @@ use std::time::Instant;
 
 use tokio::time::{Sleep, sleep_until};
 
-use super::connection::{PendingCall, SharedConnection};
 use super::failure::RpcError;
+use super::pending::{PendingCall, SharedConnection};
 use super::policy::Persistence;
 
 /// Watches the calls of a connection for as long as it exists.

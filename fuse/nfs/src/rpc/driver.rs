@@ -9,9 +9,9 @@ use tokio::io::Interest;
 use tokio::time::sleep;
 use tracing::debug;
 
-use super::connection::SharedConnection;
 use super::dial::Stream;
 use super::message::{Received, receive};
+use super::pending::SharedConnection;
 use super::policy::RETRY;
 use super::record::{Incoming, StreamError};
 use super::slice::Slice;

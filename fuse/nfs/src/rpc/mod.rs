@@ -2,7 +2,8 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`connection`] | calls in flight, sent again until they are answered |
+//! | [`connection`] | a connection, as its users have it |
+//! | `pending` | calls in flight, sent again until they are answered |
 //! | `driver` | the socket: connecting, reading, writing the bytes that it did not take at once |
 //! | `deadlines` | calls that are not answered in time |
 //! | [`peer`] | the server as all its connections see it |
@@ -28,16 +29,18 @@ mod driver;
 pub mod failure;
 pub mod message;
 pub mod peer;
+mod pending;
 pub mod policy;
 pub mod pool;
 pub mod record;
 pub mod slice;
 
-pub use connection::{Connection, Reply};
+pub use connection::Connection;
 pub use credential::Credential;
 pub use failure::{Denial, RpcError};
 pub use message::{Procedure, RpcCall};
 pub use peer::{Health, Peer, SilenceObserver};
+pub use pending::{PendingReply, Reply};
 pub use policy::{Persistence, Policy, RETRY};
 pub use pool::Pool;
 pub use slice::Slice;

@@ -6,8 +6,8 @@ use std::rc::{Rc, Weak};
 
 /// Holds many short replies.
 pub const SMALL: usize = 64 << 10;
-/// Holds the longest record, and the beginning of the next one.
-pub const LARGE: usize = super::record::MAX_RECORD + 8;
+/// Holds the longest reply: 1 MiB of data, what may stand around it, and the marks of its record and of the next one.
+pub const LARGE: usize = (1 << 20) + (64 << 10) + 8;
 /// Most free buffers that are kept, of each kind: 4 MiB, and 17 MiB.
 const KEPT_SMALL: usize = 64;
 const KEPT_LARGE: usize = 16;

@@ -7,11 +7,11 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::pool::{Buffer, Pool, SMALL};
+use super::pool::{Buffer, LARGE, Pool, SMALL};
 use super::slice::Slice;
 
-/// The longest record that is taken: 1 MiB of data, and what may stand around it.
-pub const MAX_RECORD: usize = (1 << 20) + (64 << 10);
+/// The longest record that is taken: a buffer holds it, its mark and the next one.
+pub const MAX_RECORD: usize = LARGE - 2 * MARK;
 /// Most fragments of a record. Servers that send fragments at all send a few kilobytes in each.
 pub const MAX_FRAGMENTS: u32 = 512;
 /// The bit of a fragment's length that says that no other follows.

@@ -32,7 +32,7 @@ use crate::nfs::sockets::SocketSets;
 use crate::projection::Image;
 use crate::protocol::{Description, Reporting, VolumeBody, VolumeId};
 use crate::region::{Region, VolumeKind};
-use crate::session::uring::RingMemory;
+use crate::session::ring_memory::RingMemory;
 
 /// The state that the supervisor holds of a volume of one kind.
 pub(crate) trait HeldKind: Any + Send + Sync {

@@ -12,7 +12,7 @@ use crate::passthrough::PassthroughOptions;
 use crate::projection::Image;
 use crate::protocol::VolumeBody;
 use crate::region::VolumeKind;
-use crate::session::uring::RingMemory;
+use crate::session::ring_memory::RingMemory;
 
 /// A source of the host.
 pub(in crate::client) struct HeldPassthrough {

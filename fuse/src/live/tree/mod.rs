@@ -21,7 +21,7 @@ use std::time::SystemTime;
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::steps::{LiveStep, split};
+use super::step::{LiveStep, split};
 use crate::projection::image::{Image, ImageNode, ImageNodeKind, Index};
 use crate::session::NodeId;
 

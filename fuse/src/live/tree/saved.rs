@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 
 use super::{LiveContent, LiveNode, LiveTree, Slot};
-use crate::live::steps::LiveStep;
+use crate::live::step::LiveStep;
 use crate::projection::image::Image;
 use crate::session::NodeId;
 

@@ -18,7 +18,8 @@ use super::node::{Inherited, NewNfsNode, NfsNode, Nodes};
 use super::open_files::{OpenFile, OpenFiles};
 use super::state::{CallCell, KNOWN, NameCell, NodeCell, OpenCell, RootCell};
 use crate::region::Region;
-use crate::region::cells::{CellContent, CellId, OwnedCell};
+use crate::region::cell_id::CellId;
+use crate::region::cells::{CellContent, OwnedCell};
 use crate::session::{HandleId, NodeId};
 
 /// The state that was read from a region.

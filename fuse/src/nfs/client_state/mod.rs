@@ -6,14 +6,18 @@
 //! | `state` | its form in the region |
 //! | `name` | the name by which a node was found |
 //! | `node` | the files that the kernel knows |
+//! | `freshness` | how long attributes of a node are valid |
 //! | `open_files` | open files and directories |
+//! | `listing` | how far a directory was read |
 //! | `calls` | calls that must not take effect twice |
 //! | `inherit` | reading the state that a dead server left |
 //!
 //! All of it is used by one thread. No cell stays borrowed across an `await`.
 
 pub mod calls;
+pub mod freshness;
 pub mod inherit;
+pub mod listing;
 pub mod name;
 pub mod node;
 pub mod open_files;

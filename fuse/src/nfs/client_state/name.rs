@@ -11,7 +11,8 @@ use rustix::io::Errno;
 
 use super::state::{NAME_BYTES, NameCell, no_memory, read_bytes, write_bytes};
 use crate::region::Region;
-use crate::region::cells::{CellId, OwnedCell};
+use crate::region::cell_id::CellId;
+use crate::region::cells::OwnedCell;
 use crate::session::NodeId;
 
 /// Longest name, in bytes.

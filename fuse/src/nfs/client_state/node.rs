@@ -12,10 +12,10 @@ use podfs_nfs::rpc::Credential;
 use podfs_nfs::v3::{FileHandle, FileType};
 use rustix::io::Errno;
 
+use super::freshness::Freshness;
 use super::name::{Name, NameOf};
 use super::state::{HANDLE_LENGTH, NodeCell, SILLY, no_memory, read_bytes, write_bytes};
-use crate::nfs::filesystem::attributes::{file_type, kind_of};
-use crate::nfs::filesystem::freshness::Freshness;
+use crate::nfs::file_type::{file_type, kind_of};
 use crate::region::Region;
 use crate::region::cells::OwnedCell;
 use crate::session::NodeId;

@@ -12,9 +12,9 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use podfs_nfs::rpc::Credential;
 use rustix::io::Errno;
 
+use super::listing::NfsListing;
 use super::node::NfsNode;
 use super::state::{CLOSED, DIRECTORY, KNOWN, OpenCell, no_memory};
-use crate::nfs::filesystem::listing::NfsListing;
 use crate::region::Region;
 use crate::region::cells::OwnedCell;
 use crate::session::{HandleId, NodeId};

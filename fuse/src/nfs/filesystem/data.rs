@@ -10,10 +10,10 @@ use rustix::io::Errno;
 use tokio::task::spawn_local;
 use tokio::time::sleep;
 
-use super::freshness::AttributeChange;
 use super::turn::NfsRequest;
 use super::{Answered, NfsFilesystem};
 use crate::caller::ending::is_exiting;
+use crate::nfs::client_state::freshness::AttributeChange;
 use crate::nfs::client_state::node::NfsNode;
 use crate::nfs::writeback::FileKey;
 use crate::session::abi::{CreateIn, FlushIn, FsyncIn, OpenOut, ReadIn, WriteIn, fopen};

@@ -11,14 +11,15 @@ use podfs_nfs::v3::{self, NfsStatus};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use super::attributes::{entry, file_type};
-use super::freshness::AttributeChange;
-use super::listing::NfsListing;
+use super::attributes::entry;
 use super::turn::NfsRequest;
 use super::{Answered, NfsFilesystem, found};
+use crate::nfs::client_state::freshness::AttributeChange;
 use crate::nfs::client_state::inherit::is_name;
+use crate::nfs::client_state::listing::NfsListing;
 use crate::nfs::client_state::node::NfsNode;
 use crate::nfs::client_state::open_files::OpenFile;
+use crate::nfs::file_type::file_type;
 use crate::session::abi::{Attr, EntryOut, OpenOut, ReadIn};
 use crate::session::{Answer, ListedEntry, NodeId};
 

@@ -14,9 +14,9 @@ use rustix::io::Errno;
 use tokio::time::timeout;
 
 use super::attributes::{attributes, entry};
-use super::freshness::AttributeChange;
 use super::turn::NfsRequest;
 use super::{Answered, NfsFilesystem, found};
+use crate::nfs::client_state::freshness::AttributeChange;
 use crate::nfs::client_state::node::NfsNode;
 use crate::nfs::options::Lookups;
 use crate::session::abi::{EntryOut, Kstatfs};

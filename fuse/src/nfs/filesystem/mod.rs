@@ -24,18 +24,14 @@
 //! | `judge` | whether a call had its effect |
 //! | `heal` | handles that the server does not know any more |
 //! | `turn` | one request being answered |
-//! | `listing` | reading a directory |
-//! | `freshness` | how long attributes are valid |
 //! | `attributes` | attributes as the kernel has them |
 
 pub mod attributes;
 mod change;
 mod data;
-pub mod freshness;
 mod heal;
 mod judge;
 mod list;
-pub mod listing;
 mod locking;
 mod look;
 mod silly;
@@ -57,6 +53,7 @@ use rustix::io::Errno;
 
 use super::client_state::ClientState;
 use super::client_state::calls::seed;
+use super::client_state::freshness::{AttributeChange, CallSequence};
 use super::client_state::node::{NewNfsNode, NfsNode};
 use super::client_state::state::{RootCell, no_memory};
 use super::options::ExportOptions;
@@ -68,7 +65,6 @@ use crate::region::cells::OwnedCell;
 use crate::session::abi::init;
 use crate::session::{Answer, NodeId, Notifier, Operation, PageInvalidator, Request, WantedFeatures};
 use attributes::Shown;
-use freshness::{AttributeChange, CallSequence};
 use store::ExportStore;
 use turn::NfsRequest;
 

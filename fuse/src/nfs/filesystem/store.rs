@@ -45,6 +45,7 @@ impl Store for ExportStore {
         let target = self.target(file);
         async move {
             let (filesystem, node, credential) = target?;
+            let length = data.as_ref().len();
             let data = Slice::new(Rc::new(data));
             let stability = if stable { Stability::FileSync } else { Stability::Unstable };
             node.freshness.borrow_mut().change_begins();
@@ -52,6 +53,13 @@ impl Store for ExportStore {
             let how = How::new(&credential);
             let write = async |handle| filesystem.export.write(how, &handle, offset, &data, stability).await;
             let written = filesystem.on(&node, &credential, write).await;
+            if let Err(error) = &written {
+                let (volume, node) = (filesystem.options.name.as_str(), file.node);
+                tracing::debug!(
+                    volume,
+                    "volume {volume:?}: the NFS server takes no {length} bytes at {offset} of node {node}: {error}"
+                );
+            }
             let around = written.as_ref().map_or_else(|_| Around::default(), |written| written.file);
             let (place, caching) = (filesystem.order.next(), filesystem.options.caching);
             let news = {

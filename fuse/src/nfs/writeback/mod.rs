@@ -321,9 +321,6 @@ impl<S: Store> Inner<S> {
     async fn send(self: Rc<Self>, record: PendingWrite, skip: u64, stable: bool) {
         let piece = self.log.piece(record.id, skip as usize);
         let said = self.store.write(record.key, record.offset + skip, piece, stable || self.manner.stable).await;
-        if let Err(error) = said {
-            tracing::debug!("{} bytes at {} of node {}: {error}", record.length, record.offset, record.key.node);
-        }
         let node = record.key.node;
         let outcome = {
             let mut state = self.state.borrow_mut();

@@ -15,7 +15,8 @@ use rustix::io::Errno;
 
 use super::super::acting::acting_for;
 use super::super::attributes::{attr, attributes_of, bytes_taken, kind};
-use super::super::mounts::{Mounts, proc_path, reopen};
+use super::super::descriptor::{proc_path, reopen};
+use super::super::mounts::Mounts;
 use super::super::node::Node;
 use super::super::usage::{Account, QuotaUsage};
 use super::look::attribute_name;

@@ -5,38 +5,27 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::{
-    FallocateFlags, FileType, MemfdFlags, Mode, OFlags, SeekFrom, copy_file_range, fallocate, fdatasync, fsync,
-    memfd_create, openat, seek,
+    FallocateFlags, FileType, Mode, OFlags, SeekFrom, copy_file_range, fallocate, fdatasync, fsync, openat, seek,
 };
 use rustix::io::{Errno, pread, pwrite};
 
 use super::super::acting::acting_for;
 use super::super::attributes::{attr, attributes_of, kind};
-use super::super::mounts::reopen;
+use super::super::data_path::DataPath;
+use super::super::descriptor::reopen;
 use super::super::node::Node;
 use super::super::open_files::OpenFile;
 use super::super::open_node::{BackingId, OpenNode};
-use super::super::options::{Cache, DataPath};
+use super::super::options::Cache;
 use super::super::share::Taken;
 use super::super::usage::{Account, QuotaUsage};
 use super::change::take_privileges;
 use super::{PassthroughFilesystem, component, outcome};
 use crate::session::abi::{
     CopyFileRangeIn, CreateIn, FSYNC_FDATASYNC, FallocateIn, FsyncIn, LseekIn, OpenOut, ReadIn, WRITE_CACHE,
-    WRITE_KILL_SUIDGID, WriteIn, fopen, init,
+    WRITE_KILL_SUIDGID, WriteIn, fopen,
 };
-use crate::session::{Answer, Caller, Exchange, HandleId, Session};
-
-/// Whether the kernel lets this process hand it files to read and write by itself.
-pub fn probe(session: &Session) -> DataPath {
-    if session.accepted() & init::PASSTHROUGH == 0 {
-        return DataPath::Server;
-    }
-    let device = session.device();
-    let file = memfd_create(c"probe", MemfdFlags::CLOEXEC);
-    let backed = file.and_then(|file| BackingId::open(&device, file.as_fd())).map(|id| id.close(&device));
-    if backed.is_ok() { DataPath::Kernel } else { DataPath::Server }
-}
+use crate::session::{Answer, Caller, Exchange, HandleId};
 
 impl PassthroughFilesystem {
     pub(super) fn open(

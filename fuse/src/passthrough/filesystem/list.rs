@@ -1,78 +1,116 @@
-//! Open directories.
+//! Directories, opened by OPENDIR or by the kernel alone.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags, fdatasync, fsync, openat};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
+use super::super::attributes::attributes_of;
+use super::super::cached_listings::{CachedListings, Change};
 use super::super::listing::{DirectoryEntry, SourceListing};
 use super::super::node::Node;
 use super::super::options::Cache;
 use super::super::state::recordable;
+use super::super::unopened::UnopenedListing;
 use super::PassthroughFilesystem;
 use crate::session::abi::{Attr, EntryOut, FSYNC_FDATASYNC, FsyncIn, OpenOut, ReadIn, fopen};
 use crate::session::{Answer, Exchange, HandleId, ListedEntry, NodeId};
 
 impl PassthroughFilesystem {
     pub(super) fn open_directory(&self, node: &Arc<Node>, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
-        let fh = match self.opened_earlier(exchange) {
-            Some(handle) if self.files.directory(handle).is_ok() => handle,
+        if self.lists_unopened {
+            // From now on the kernel opens directories by itself, and caches their listings.
+            return Err(Errno::NOSYS);
+        }
+        let (fh, may_cache) = match self.opened_earlier(exchange) {
+            Some(handle) if self.files.directory(handle).is_ok() => (handle, 0),
             _ => self.new_directory(node, exchange)?,
         };
-        let open_flags = if self.options.cache == Cache::Always { fopen::CACHE_DIR | fopen::KEEP_CACHE } else { 0 };
-        Ok(Answer::Open(OpenOut { fh, open_flags, backing_id: 0 }))
+        let always = if self.options.cache == Cache::Always { fopen::CACHE_DIR | fopen::KEEP_CACHE } else { 0 };
+        Ok(Answer::Open(OpenOut { fh, open_flags: always | may_cache, backing_id: 0 }))
     }
 
-    fn new_directory(&self, node: &Arc<Node>, exchange: &Exchange<'_>) -> Result<HandleId, Errno> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    /// Gives its number, and the flags with which the kernel caches its listing.
+    fn new_directory(&self, node: &Arc<Node>, exchange: &Exchange<'_>) -> Result<(HandleId, u32), Errno> {
         let taken = self.place(exchange)?;
-        let directory = openat(&*self.directory(node)?, c".", flags, Mode::empty())?;
+        let directory = self.open_to_read(node)?;
+        let cached = match self.cached_listings(node) {
+            Some(listings) => Some((listings, Change::of(&attributes_of(directory.as_fd())?))),
+            None => None,
+        };
         let with_attributes = self.readdirplus.directory_opened();
         let listing = SourceListing::new(recordable(directory));
-        self.files.add_directory(exchange.number(), Arc::clone(node), listing, with_attributes, taken)
+        let handle = self.files.add_directory(exchange.number(), Arc::clone(node), listing, with_attributes, taken)?;
+        let Some((listings, change)) = cached else { return Ok((handle, 0)) };
+        let Some(names) = listings.opened(node.id, change, with_attributes) else {
+            return Ok((handle, fopen::CACHE_DIR));
+        };
+        self.readdirplus.listed_again(names);
+        Ok((handle, fopen::CACHE_DIR | fopen::KEEP_CACHE))
     }
 
-    pub(super) fn read_directory(&self, arguments: &ReadIn, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
-        let open = self.files.directory(arguments.fh)?;
+    /// What the kernel may cache of a directory that processes of the host may change.
+    fn cached_listings(&self, node: &Node) -> Option<&CachedListings> {
+        let root = self.nodes.get(NodeId::ROOT)?;
+        self.cached_listings.as_ref().filter(|_| Arc::ptr_eq(&node.mount, &root.mount))
+    }
+
+    /// A descriptor through which its entries can be read, and synced.
+    fn open_to_read(&self, node: &Arc<Node>) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        openat(&*self.directory(node)?, c".", flags, Mode::empty())
+    }
+
+    pub(super) fn read_directory(
+        &self,
+        node: &Arc<Node>,
+        arguments: &ReadIn,
+        buffer: &mut Vec<u8>,
+    ) -> Result<Answer, Errno> {
         let room = arguments.size as usize;
-        open.read(|listing| {
+        self.continue_listing(node, arguments, |listing, _| {
             listing.read(arguments.offset, |directory, entry| {
                 if buffer.len() + listed(entry, 0).length() > room {
                     return Ok(false);
                 }
-                let ino = self.shown_ino(&open.node, directory, entry);
+                let ino = self.shown_ino(node, directory, entry);
                 listed(entry, ino).push(buffer);
                 Ok(true)
             })?;
-            self.economize(listing);
-            Ok(())
+            Ok(!buffer.is_empty())
         })?;
         Ok(Answer::Buffer)
     }
 
-    pub(super) fn read_directory_plus(&self, arguments: &ReadIn, buffer: &mut Vec<u8>) -> Result<Answer, Errno> {
-        let open = self.files.directory(arguments.fh)?;
+    pub(super) fn read_directory_plus(
+        &self,
+        node: &Arc<Node>,
+        arguments: &ReadIn,
+        buffer: &mut Vec<u8>,
+    ) -> Result<Answer, Errno> {
         let room = arguments.size as usize;
-        open.read(|listing| {
+        let mut names = 0;
+        self.continue_listing(node, arguments, |listing, with_attributes| {
             listing.read(arguments.offset, |directory, entry| {
                 if buffer.len() + size_of::<EntryOut>() + listed(entry, 0).length() > room {
                     return Ok(false);
                 }
                 // An entry that cannot be looked up is listed all the same: a lookup of it returns the error.
                 let looked_up = match is_dot(entry) {
-                    false if open.with_attributes => self.look_up_listed(&open.node, directory, entry),
+                    false if with_attributes => self.look_up_listed(node, directory, entry),
                     dot => {
                         if !dot {
                             self.readdirplus.listed(entry.kind == libc::DT_DIR);
+                            names += u32::from(entry.kind != libc::DT_DIR);
                         }
                         None
                     }
                 };
                 let ino = match &looked_up {
                     Some(found) => found.attr.ino,
-                    None => self.shown_ino(&open.node, directory, entry),
+                    None => self.shown_ino(node, directory, entry),
                 };
                 let unknown = || EntryOut {
                     attr: Attr { ino, mode: u32::from(entry.kind) << 12, ..Default::default() },
@@ -82,10 +120,47 @@ impl PassthroughFilesystem {
                 listed(entry, ino).push(buffer);
                 Ok(true)
             })?;
-            self.economize(listing);
-            Ok(())
+            Ok(!buffer.is_empty())
         })?;
+        if names > 0
+            && let Some(listings) = self.cached_listings(node)
+        {
+            listings.listed(node.id, names);
+        }
         Ok(Answer::Buffer)
+    }
+
+    /// Lets `read` continue the listing that a request means. `read` learns whether the entries come with their attributes, and
+    /// returns whether it found any.
+    fn continue_listing(
+        &self,
+        node: &Arc<Node>,
+        arguments: &ReadIn,
+        read: impl FnOnce(&mut SourceListing, bool) -> Result<bool, Errno>,
+    ) -> Result<(), Errno> {
+        if arguments.fh != HandleId::UNOPENED {
+            let open = self.files.directory(arguments.fh)?;
+            return open.read(|listing| {
+                read(listing, open.with_attributes)?;
+                self.economize(listing);
+                Ok(())
+            });
+        }
+        let kept = if arguments.offset == 0 { None } else { self.unopened.take(node.id) };
+        let mut unopened = match kept {
+            Some(kept) => kept,
+            None if arguments.offset == 0 => UnopenedListing {
+                listing: SourceListing::new(self.open_to_read(node)?),
+                with_attributes: self.readdirplus.directory_opened(),
+            },
+            None => {
+                UnopenedListing { listing: SourceListing::resume(self.open_to_read(node)?), with_attributes: false }
+            }
+        };
+        if read(&mut unopened.listing, unopened.with_attributes)? {
+            self.unopened.keep(node.id, unopened);
+        }
+        Ok(())
     }
 
     /// Keeps nothing of what was read where too many directories are open for that.
@@ -96,15 +171,22 @@ impl PassthroughFilesystem {
     }
 
     pub(super) fn release_directory(&self, handle: HandleId) -> Result<Answer, Errno> {
-        self.files.remove_directory(handle);
+        if let Some(open) = self.files.remove_directory(handle)
+            && let Some(listings) = self.cached_listings(&open.node)
+        {
+            listings.closed(open.node.id);
+        }
         Ok(Answer::Done)
     }
 
-    pub(super) fn sync_directory(&self, arguments: &FsyncIn) -> Result<Answer, Errno> {
-        let open = self.files.directory(arguments.fh)?;
+    pub(super) fn sync_directory(&self, node: &Arc<Node>, arguments: &FsyncIn) -> Result<Answer, Errno> {
         let data_only = arguments.fsync_flags & FSYNC_FDATASYNC != 0;
         let sync = |directory: BorrowedFd<'_>| if data_only { fdatasync(directory) } else { fsync(directory) };
-        open.read(|listing| sync(listing.directory()))?;
+        if arguments.fh == HandleId::UNOPENED {
+            sync(self.open_to_read(node)?.as_fd())?;
+        } else {
+            self.files.directory(arguments.fh)?.read(|listing| sync(listing.directory()))?;
+        }
         Ok(Answer::Done)
     }
 

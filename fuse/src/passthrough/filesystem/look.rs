@@ -12,7 +12,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::super::attributes::{attr, attributes_of, statx_attr};
-use super::super::mounts::{Mounts, proc_path};
+use super::super::descriptor::proc_path;
+use super::super::mounts::Mounts;
 use super::super::node::Node;
 use super::super::room::whole;
 use super::{PassthroughFilesystem, component};

@@ -27,7 +27,7 @@ use rustix::fs::{AtFlags, OFlags, Statx, StatxFlags, getxattr, statx};
 use rustix::io::{Errno, pread};
 
 use super::super::attributes::attributes_of;
-use super::super::mounts::reopen;
+use super::super::descriptor::reopen;
 use crate::region::Begun;
 use crate::session::{Caller, Exchange};
 

@@ -40,7 +40,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::mounts::reopen;
+use super::descriptor::reopen;
 use super::share::Taken;
 use super::state::{HeldCell, LockCell, no_memory, recordable};
 use crate::region::Region;

@@ -1,8 +1,11 @@
 //! Files that a name leads to, also while another process changes the name.
 
 use std::fs::{self, File};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
+
+use rustix::fs::{FileType, Mode, OFlags, openat};
 
 use super::super::attributes::{attributes_of, kind};
 use super::super::nodes::{NewNode, Nodes};

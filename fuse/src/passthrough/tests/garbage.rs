@@ -51,7 +51,7 @@ fn without_descriptors_nothing_is_lost_that_there_is_a_way_to() {
     let (rig, region) = left_behind();
     let source = File::open(&rig.source).expect("a directory");
     let loaded = load_alone(&region, Some(source.into()), &rig.options).expect("loaded");
-    assert_eq!(loaded.losses(), tables::Losses::default());
+    assert_eq!(loaded.losses(), inherit::Losses::default());
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::mount::table::MountTable;
 use crate::passthrough::{self, Loaded, PassthroughOptions};
 use crate::protocol::{ServerReply, VolumeBody};
 use crate::region::VolumeKind;
-use crate::session::uring::RingMemory;
+use crate::session::ring_memory::RingMemory;
 
 /// A directory or file of the host.
 pub(in crate::server) struct Passthrough {
@@ -44,7 +44,7 @@ impl Passthrough {
     }
 
     fn rings(&self) -> io::Result<Option<Arc<RingMemory>>> {
-        let map = |file: &OwnedFd| RingMemory::map(file.try_clone()?).map(Arc::new);
+        let map = |file: &OwnedFd| RingMemory::map(file.try_clone()?, &self.options.name).map(Arc::new);
         self.rings.as_ref().map(map).transpose()
     }
 }

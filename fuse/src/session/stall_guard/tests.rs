@@ -120,7 +120,7 @@ impl Drop for Mounted {
 
 #[test]
 fn the_root_is_answered_from_memory_while_more_requests_than_threads_wait_for_the_source() {
-    const CALLERS: usize = 3 * MAX_THREADS;
+    const CALLERS: usize = 3 * SLOTS;
     let mounted = Mounted::new();
     mounted.remote.set_away(true);
     let callers: Vec<_> = (0..CALLERS)
@@ -159,7 +159,7 @@ fn a_killed_caller_is_answered_whether_its_request_calls_the_source_or_is_parked
         command.arg(mounted.at(&format!("name-{number}"))).stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn().expect("stat")
     };
-    let callers: Vec<_> = (0..2 * MAX_THREADS).map(look).collect();
+    let callers: Vec<_> = (0..2 * SLOTS).map(look).collect();
     mounted.wait_asked(INSIDE);
     for mut caller in callers {
         caller.kill().expect("killed");

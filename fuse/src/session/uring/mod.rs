@@ -7,8 +7,8 @@
 //!
 //! Why a kill fails no call, and no call waits for ever:
 //!
-//! 1. The kernel puts a request into memory that outlives the server ([`memory`]), in a thread of the server. An entry of that
-//!    memory says which request it has, and how far the answer came.
+//! 1. The kernel puts a request into memory that outlives the server ([`ring_memory`](super::ring_memory)), in a thread of the
+//!    server. An entry of that memory says which request it has, and how far the answer came.
 //! 2. A thread that is killed first takes the requests that the kernel has for it, and then gives its empty entries back, before
 //!    it counts as exiting (`Ring::end_with_thread`). So the kernel gives no request to a dead thread: later requests wait in the
 //!    queue.
@@ -25,17 +25,11 @@
 //! |---|---|
 //! | `cpus` | how many queues there are, and whether the kernel offers them |
 //! | `ring` | the system calls of io_uring |
-//! | `layout` | the layout of the memory of the rings |
-//! | [`memory`] | requests and answers, and the journal that a successor needs |
 //! | `serve` | the thread of a ring |
-//! | `inbox` | answers of other threads |
 //! | `workers` | threads for slow requests |
 //! | `wake` | requests that waited while there was no server |
 
 mod cpus;
-mod inbox;
-mod layout;
-pub mod memory;
 mod ring;
 mod serve;
 mod wake;
@@ -50,15 +44,12 @@ use std::thread;
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 pub use cpus::{are_offered, possible_cpus};
-pub(super) use inbox::RingReply;
-pub(super) use layout::PAYLOAD;
-pub use memory::RingMemory;
-pub(super) use memory::RingState;
 use serve::{Duty, IdleRing, RingVolume};
 use wake::Waker;
 use workers::Workers;
 
 use super::Service;
+use super::ring_memory::{RingMemory, RingState};
 use crate::region::Region;
 
 /// Threads with rings, for one volume.
@@ -136,7 +127,8 @@ impl Rings {
             }
             (Err(error), RingState::InUse) => Err(error),
             (Err(error), _) => {
-                tracing::warn!("the kernel takes no ring ({error}); requests come through /dev/fuse");
+                let volume = self.memory.volume();
+                tracing::warn!(volume, "the kernel takes no ring ({error}); requests come through /dev/fuse");
                 self.memory.set_state(RingState::Refused);
                 Ok(false)
             }

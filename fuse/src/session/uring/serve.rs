@@ -14,8 +14,6 @@ use std::time::Instant;
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::inbox::{Inbox, RingReply};
-use super::memory::{EntryId, Left, RingMemory};
 use super::ring::{Completion, FuseCommand, Ring};
 use super::wake::Waker;
 use super::workers::Workers;
@@ -24,6 +22,8 @@ use crate::region::{Begun, Region};
 use crate::session::abi::{UNIQUE_RESEND, URING_COMMIT_AND_FETCH, URING_REGISTER};
 use crate::session::answer::Responder;
 use crate::session::request::{Operation, Request};
+use crate::session::ring_memory::{EntryId, Left, RingMemory};
+use crate::session::ring_reply::{Inbox, RingReply};
 use crate::session::{Answer, Exchange, Service};
 
 /// The user data of polls. Entries have smaller numbers.
@@ -47,7 +47,11 @@ impl RingVolume {
     pub(super) fn wake(&self, cpus: &[usize]) {
         let woken = self.waker.as_ref().map_or(Ok(()), |waker| waker.wake(cpus));
         if let Err(error) = woken {
-            tracing::warn!("calls that waited for the server may wait until other calls come on their CPUs: {error}");
+            let volume = self.memory.volume();
+            tracing::warn!(
+                volume,
+                "calls that waited for the server may wait until other calls come on their CPUs: {error}"
+            );
         }
     }
 }
@@ -199,7 +203,8 @@ impl RingThread {
             Err(error) => {
                 // No thread answers the callers of this CPU any more, so the server ends, and its successor does.
                 let error = io::Error::from_raw_os_error(error);
-                tracing::error!("the kernel refuses a ring that it took before: {error}");
+                let volume = self.served.memory.volume();
+                tracing::error!(volume, "the kernel refuses a ring that it took before: {error}");
                 std::process::abort()
             }
         }

@@ -1,4 +1,4 @@
-//! The steps from the payload that live parts show to another one.
+//! The plan of an update: the steps from the payload that live parts show to another one.
 //!
 //! The order is the one in which files may refer to each other: new files come first, then all files get their new bytes at once,
 //! then the files that are no longer wanted go. A name that changes between file and directory is removed before it is made
@@ -6,77 +6,10 @@
 
 use std::collections::BTreeSet;
 
-use serde::{Deserialize, Serialize};
-
+use super::step::LiveStep;
 use super::tree::{LiveTree, Shape};
 use crate::projection::image::{Image, ImageNodeKind, Index};
 use crate::session::NodeId;
-
-/// One change of the tree. Paths are below its root, and begin with the name of a slot.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum LiveStep {
-    /// `mkdirat(2)`.
-    MakeDirectory {
-        /// The directory.
-        path: String,
-    },
-    /// `mknodat(2)` of a regular file, which has its bytes from the start.
-    MakeFile {
-        /// The file.
-        path: String,
-    },
-    /// The server shows other bytes and attributes, of all of these at once. No system call asks for it.
-    Swap {
-        /// Files and directories.
-        paths: Vec<String>,
-    },
-    /// `utimensat(2)` of a file that is open for writing, with a time of its last change alone: `IN_MODIFY`, and
-    /// `IN_CLOSE_WRITE` when it is closed.
-    Modify {
-        /// The file.
-        path: String,
-    },
-    /// `fchmodat(2)`: `IN_ATTRIB`.
-    Touch {
-        /// The file or directory.
-        path: String,
-    },
-    /// `unlinkat(2)`.
-    RemoveFile {
-        /// The file.
-        path: String,
-    },
-    /// `unlinkat(2)` with `AT_REMOVEDIR`.
-    RemoveDirectory {
-        /// The directory, which is empty.
-        path: String,
-    },
-    /// Every file is shown from the new image, and the one before is dropped. No system call asks for it.
-    Settle,
-}
-
-impl LiveStep {
-    /// Whether the supervisor asks the server for it by a message, not by a system call.
-    pub fn is_message(&self) -> bool {
-        matches!(self, Self::Swap { .. } | Self::Settle)
-    }
-
-    /// The directory whose entries it changes.
-    pub fn changed_directory(&self) -> Option<&str> {
-        match self {
-            Self::MakeDirectory { path }
-            | Self::MakeFile { path }
-            | Self::RemoveFile { path }
-            | Self::RemoveDirectory { path } => Some(split(path).0),
-            Self::Swap { .. } | Self::Modify { .. } | Self::Touch { .. } | Self::Settle => None,
-        }
-    }
-}
-
-/// The directory of a path, and the name in it.
-pub(crate) fn split(path: &str) -> (&str, &str) {
-    path.rsplit_once('/').unwrap_or(("", path))
-}
 
 /// The steps after which `tree` shows `image`, whose top-level names are those of the slots.
 pub fn plan(tree: &LiveTree, image: &Image) -> Vec<LiveStep> {

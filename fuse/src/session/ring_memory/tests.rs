@@ -2,10 +2,14 @@
 
 use super::*;
 
+fn map(file: OwnedFd) -> io::Result<RingMemory> {
+    RingMemory::map(file, &VolumeLabel::new("data"))
+}
+
 /// Memory as a server has it, with one entry.
 fn mapped() -> (RingMemory, EntryId) {
     let supervisors = RingMemory::create(2).expect("memory");
-    let memory = RingMemory::map(supervisors.file.try_clone().expect("a descriptor")).expect("a place");
+    let memory = map(supervisors.file.try_clone().expect("a descriptor")).expect("a place");
     let entry = memory.add(1, true).expect("an entry");
     assert_eq!(memory.in_use().collect::<Vec<_>>(), [(entry, 1)]);
     assert_eq!(memory.left(entry), Left::Nothing);
@@ -69,21 +73,21 @@ fn a_successor_finds_begun_and_answered_requests() {
 fn every_server_maps_the_memory_at_one_address() {
     let supervisors = RingMemory::create(1).expect("memory");
     let copy = || supervisors.file.try_clone().expect("a descriptor");
-    let first = RingMemory::map(copy()).expect("a place");
+    let first = map(copy()).expect("a place");
     let place = first.start as usize;
     let other = RingMemory::create(1).expect("memory");
-    let other = RingMemory::map(other.file.try_clone().expect("a descriptor")).expect("another place");
+    let other = map(other.file.try_clone().expect("a descriptor")).expect("another place");
     assert_ne!(other.start as usize, place);
-    assert!(RingMemory::map(copy()).is_err(), "the place is taken");
+    assert!(map(copy()).is_err(), "the place is taken");
     drop(first);
-    assert_eq!(RingMemory::map(copy()).expect("it is free").start as usize, place);
+    assert_eq!(map(copy()).expect("it is free").start as usize, place);
 }
 
 #[test]
 fn a_file_that_is_no_memory_of_rings_is_refused() {
     let file = memfd_create("podfs-rings", MemfdFlags::ALLOW_SEALING).expect("a file");
     ftruncate(&file, 1 << 20).expect("a length");
-    assert!(RingMemory::map(file.try_clone().expect("a descriptor")).is_err(), "it could shrink");
+    assert!(map(file.try_clone().expect("a descriptor")).is_err(), "it could shrink");
     fcntl_add_seals(&file, SealFlags::SHRINK).expect("sealed");
     assert!(RingMemory::adopt(file).is_err(), "it begins with zeros");
     assert!(RingMemory::create(0).is_err() && RingMemory::create(MOST_QUEUES + 1).is_err());

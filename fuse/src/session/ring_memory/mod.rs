@@ -22,6 +22,8 @@
 //! | taken | a thread has begun to answer; the journal's slot says how far it came |
 //! | answered | the answer stands in the entry; the kernel may have it already |
 
+mod layout;
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -34,14 +36,17 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use zerocopy::IntoBytes;
 
-use super::layout::{
-    ADDRESS, ANSWER, ANSWERED, APART, COMMIT_ID, ENTRY, KERNELS, LAYOUT, MAGIC, MOST_QUEUES, MOST_VOLUMES, OPERATION,
-    PAGE, PAYLOAD, PAYLOAD_SIZE, REQUEST, SHORT_ANSWER, SHORT_REQUEST, SPARE, TAKEN,
-};
+use crate::label::VolumeLabel;
 use crate::region::Begun;
 use crate::region::in_flight::InFlightSlot;
 use crate::region::shared::shared;
 use crate::session::abi::{InHeader, OutHeader};
+use layout::{
+    ADDRESS, ANSWER, ANSWERED, APART, COMMIT_ID, ENTRY, KERNELS, LAYOUT, MAGIC, MOST_QUEUES, MOST_VOLUMES, OPERATION,
+    PAGE, PAYLOAD_SIZE, REQUEST, SHORT_ANSWER, SHORT_REQUEST, SPARE, TAKEN,
+};
+
+pub(super) use layout::PAYLOAD;
 
 shared! {
     /// The header of the file.
@@ -80,7 +85,7 @@ shared! {
 
 /// Whether requests come through the rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::session) enum RingState {
+pub(super) enum RingState {
     /// Not yet: the kernel does not know of rings, or not of all.
     Beginning = 0,
     /// They do.
@@ -90,7 +95,7 @@ pub(in crate::session) enum RingState {
 }
 
 /// The number of an entry.
-pub(in crate::session) type EntryId = u32;
+pub(super) type EntryId = u32;
 
 /// The state in which a dead server has left an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +114,8 @@ pub struct RingMemory {
     start: *mut u8,
     length: usize,
     queues: usize,
+    /// The volume, for its server's log lines.
+    volume: VolumeLabel,
 }
 
 // SAFETY: what several threads use are atomics; the bytes of an entry belong to the thread that answers its request.
@@ -151,11 +158,17 @@ impl RingMemory {
         Self::map_part(file, queues, None)
     }
 
-    /// The memory of a volume, for its server: at the address where the servers before had it.
+    /// The memory of `volume`, for its server: at the address where the servers before had it.
     ///
     /// # Errors
     /// As [`adopt`](Self::adopt), and when the address is not free.
-    pub fn map(file: OwnedFd) -> io::Result<Self> {
+    pub fn map(file: OwnedFd, volume: &VolumeLabel) -> io::Result<Self> {
+        let mut memory = Self::map_where_it_was(file)?;
+        memory.volume = volume.clone();
+        Ok(memory)
+    }
+
+    fn map_where_it_was(file: OwnedFd) -> io::Result<Self> {
         let queues = Self::parse(&file)?;
         let first = Self::map_part(file.try_clone()?, queues, None)?;
         let address = &first.header().address;
@@ -201,12 +214,17 @@ impl RingMemory {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE | flags);
         // SAFETY: the kernel maps it where nothing is.
         let start = unsafe { mmap(address as *mut _, length, prot, flags, &file, 0) }?;
-        let mapped = Self { file, start: start.cast(), length, queues };
+        let mapped = Self { file, start: start.cast(), length, queues, volume: VolumeLabel::default() };
         // A kernel that does not know the flag takes the address as a wish.
         if place.is_some_and(|place| place != mapped.start as usize) {
             return Err(Errno::EXIST.into());
         }
         Ok(mapped)
+    }
+
+    /// The name of the volume, for log lines of its server.
+    pub(in crate::session) fn volume(&self) -> &str {
+        self.volume.as_str()
     }
 
     /// How many queues there are.
@@ -215,7 +233,7 @@ impl RingMemory {
     }
 
     /// Whether requests come through the rings.
-    pub(in crate::session) fn state(&self) -> RingState {
+    pub(super) fn state(&self) -> RingState {
         match self.header().state.load(Acquire) {
             0 => RingState::Beginning,
             1 => RingState::InUse,

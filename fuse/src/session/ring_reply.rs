@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::memory::{EntryId, RingMemory};
+use super::ring_memory::{EntryId, RingMemory};
 
 thread_local! {
     /// The inbox of the ring that the calling thread has.
@@ -63,7 +63,7 @@ impl Inbox {
 
 /// The way back for the request of one entry.
 #[derive(Clone)]
-pub(in crate::session) struct RingReply {
+pub(super) struct RingReply {
     pub(super) memory: Arc<RingMemory>,
     pub(super) inbox: Arc<Inbox>,
     pub(super) entry: EntryId,
@@ -74,7 +74,7 @@ impl RingReply {
     ///
     /// # Errors
     /// When the answer is longer than the kernel takes.
-    pub(in crate::session) fn write(&self, error: i32, body: &[u8], more: &[u8]) -> io::Result<()> {
+    pub(super) fn write(&self, error: i32, body: &[u8], more: &[u8]) -> io::Result<()> {
         self.memory.answer(self.entry, error, [body, more])?;
         self.memory.slot(self.entry).clear();
         self.inbox.leave(self.entry);

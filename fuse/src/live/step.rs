@@ -1,0 +1,69 @@
+//! One change of the tree of live parts: the system call with which the supervisor makes it, or the message.
+
+use serde::{Deserialize, Serialize};
+
+/// One change of the tree. Paths are below its root, and begin with the name of a slot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LiveStep {
+    /// `mkdirat(2)`.
+    MakeDirectory {
+        /// The directory.
+        path: String,
+    },
+    /// `mknodat(2)` of a regular file, which has its bytes from the start.
+    MakeFile {
+        /// The file.
+        path: String,
+    },
+    /// The server shows other bytes and attributes, of all of these at once. No system call asks for it.
+    Swap {
+        /// Files and directories.
+        paths: Vec<String>,
+    },
+    /// `utimensat(2)` of a file that is open for writing, with a time of its last change alone: `IN_MODIFY`, and
+    /// `IN_CLOSE_WRITE` when it is closed.
+    Modify {
+        /// The file.
+        path: String,
+    },
+    /// `fchmodat(2)`: `IN_ATTRIB`.
+    Touch {
+        /// The file or directory.
+        path: String,
+    },
+    /// `unlinkat(2)`.
+    RemoveFile {
+        /// The file.
+        path: String,
+    },
+    /// `unlinkat(2)` with `AT_REMOVEDIR`.
+    RemoveDirectory {
+        /// The directory, which is empty.
+        path: String,
+    },
+    /// Every file is shown from the new image, and the one before is dropped. No system call asks for it.
+    Settle,
+}
+
+impl LiveStep {
+    /// Whether the supervisor asks the server for it by a message, not by a system call.
+    pub fn is_message(&self) -> bool {
+        matches!(self, Self::Swap { .. } | Self::Settle)
+    }
+
+    /// The directory whose entries it changes.
+    pub fn changed_directory(&self) -> Option<&str> {
+        match self {
+            Self::MakeDirectory { path }
+            | Self::MakeFile { path }
+            | Self::RemoveFile { path }
+            | Self::RemoveDirectory { path } => Some(split(path).0),
+            Self::Swap { .. } | Self::Modify { .. } | Self::Touch { .. } | Self::Settle => None,
+        }
+    }
+}
+
+/// The directory of a path, and the name in it.
+pub(crate) fn split(path: &str) -> (&str, &str) {
+    path.rsplit_once('/').unwrap_or(("", path))
+}

@@ -1,0 +1,96 @@
+//! Publications to the supervisor of a pod that is served: its volumes come and go while it runs.
+//!
+//! 1. The answer to a publication and the statuses come on two connections. A status that arrives during a publication may be
+//!    from before it, and show a mount that is gone meanwhile; or from after it, and be the last one for a long time. So the task
+//!    follows the pod anew after each publication with new volumes: on that connection, every status is from after it.
+//! 2. Until that connection's first status, the task answers only mounts of volumes that the publication left as they were.
+//! 3. A publication that failed may have been taken or not. The next operation on the pod publishes again.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use tracing::{Instrument, debug};
+
+use super::super::FailureKind;
+use super::super::control::{self, StatusWatch};
+use super::super::life::{Calling, Life, PublicationChange, PublicationResult, Up};
+use super::PodTask;
+use crate::supervisor::control::AskError;
+
+impl PodTask {
+    /// Publishes the wanted volumes to the supervisor, and unpublishes the others.
+    pub(super) async fn publish(&mut self) {
+        let Some(wanted) = self.wanted.clone() else { return };
+        if let Err(reason) = self.write_checkpoint().await {
+            self.change_failed = true;
+            return self.fail_all(FailureKind::Transient, &reason);
+        }
+        let mut published = self.published.take().unwrap_or_else(|| wanted.clone());
+        let gone: Vec<String> = published.volumes.difference(&wanted.volumes).cloned().collect();
+        let added: BTreeSet<String> = match self.is_taken {
+            true => wanted.volumes.difference(&published.volumes).cloned().collect(),
+            false => wanted.volumes.clone(),
+        };
+        // Whatever the outcome is, the supervisor may serve these.
+        published.volumes.extend(wanted.volumes.iter().cloned());
+        (self.published, self.is_taken) = (Some(published), false);
+        let directory = self.directory.clone();
+        let manifest = wanted.served_manifest();
+        let has_new = !added.is_empty();
+        let publication = async move {
+            if !gone.is_empty() {
+                control::unpublish(&directory, gone).await?;
+            }
+            control::publish(&directory, manifest).await?;
+            Ok(match has_new {
+                true => Some(follow(&directory).await),
+                false => None,
+            })
+        };
+        let task = tokio::spawn(publication.in_current_span());
+        if let Life::Up(up) = &mut self.life {
+            up.change = Some(PublicationChange { wanted, added, task });
+        }
+    }
+
+    /// Handles the end of a publication.
+    pub(super) fn publication_ended(&mut self, change: PublicationChange, result: PublicationResult) {
+        let PublicationChange { wanted, added, .. } = change;
+        let outcome = result.as_ref().map(|_| ()).map_err(Clone::clone);
+        self.waiting.unmounted(|volume| !wanted.volumes.contains(volume), &outcome);
+        match result {
+            Ok(watch) => {
+                let is_as_before = |name: &String| wanted.volumes.contains(name) && !added.contains(name);
+                let status = self.status.iter_mut();
+                status.for_each(|status| status.volumes.retain(|volume| is_as_before(&volume.name)));
+                (self.published, self.is_taken) = (Some(wanted), true);
+                self.waiting.up();
+                if let Some(watch) = watch {
+                    self.follow_with(watch);
+                }
+                self.answer_mounts();
+            }
+            Err(reason) => {
+                self.change_failed = true;
+                self.waiting.fail_mounts(FailureKind::Uncertain, &reason.to_string());
+            }
+        }
+    }
+
+    /// Follows the pod on this connection from now on, or calls the supervisor again if there is none.
+    fn follow_with(&mut self, new: Result<StatusWatch, AskError>) {
+        match (std::mem::replace(&mut self.life, Life::Absent), new) {
+            (Life::Up(up), Ok(watch)) => self.life = Life::Up(Up { watch, ..up }),
+            (Life::Up(up), Err(error)) => {
+                debug!("the supervisor of pod {} is called again: {error}", self.uid);
+                self.life = Life::Calling(Calling::new(Some(up.process), false, None));
+            }
+            (other, _) => self.life = other,
+        }
+    }
+}
+
+/// Follows the pod from its status at this moment on.
+async fn follow(directory: &Path) -> Result<StatusWatch, AskError> {
+    StatusWatch::begin(control::connect(directory).await?).await
+}
