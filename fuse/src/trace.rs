@@ -58,7 +58,7 @@ impl Trace {
     /// Also writes to `pipe`, until its reader closes it.
     ///
     /// # Errors
-    /// When it is no pipe, or the volume has [`MAX_READERS`] already.
+    /// When it is no pipe, or the volume has four readers already.
     pub fn attach(&self, pipe: OwnedFd) -> io::Result<()> {
         if FileType::from_raw_mode(fstat(&pipe)?.st_mode) != FileType::Fifo {
             return Err(io::Error::new(ErrorKind::InvalidInput, "a trace is written to pipes only"));
