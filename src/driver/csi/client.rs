@@ -1,7 +1,8 @@
 //! Calls the node service of a CSI driver, one call at a time, with a time limit.
 //!
 //! The thread of a volume makes the call, and waits for it. The driver's answer is final, unless its code says that the
-//! driver may still work or that a retry may succeed. Such an answer, and a missing one, are [uncertain](DriverError::is_uncertain).
+//! driver may still work or that a retry may succeed. Such an answer, and a missing one, are
+//! [uncertain](DriverError::is_uncertain).
 
 use std::error::Error;
 use std::path::{Path, PathBuf};

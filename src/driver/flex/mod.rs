@@ -1,8 +1,8 @@
 //! FlexVolume drivers: programs at `<directory>/<vendor>~<driver>/<driver>`, which podfs executes for each step.
 //!
-//! `init` returns the driver's capabilities. If its volumes have to be attached, podfs calls `attach`, `waitforattach` and `mountdevice` for the
-//! node, and at the end `unmountdevice` and `detach`; then `mount` and `unmount` for each pod. podfs skips commands that the
-//! driver does not support. podfs looks for the program each time, so a driver may be installed later.
+//! `init` returns the driver's capabilities. If its volumes have to be attached, podfs calls `attach`, `waitforattach` and
+//! `mountdevice` for the node, and at the end `unmountdevice` and `detach`; then `mount` and `unmount` for each pod. podfs
+//! skips commands that the driver does not support. podfs looks for the program each time, so a driver may be installed later.
 
 mod call;
 
