@@ -92,7 +92,8 @@ impl CsiMount<'_> {
     }
 
     /// Calls the driver to make the volume a block device at its home, and opens that. A driver cannot unpublish a device that
-    /// podfs has open. ///
+    /// podfs has open.
+    ///
     /// # Errors
     /// The driver's or the node's error. The home's record has the calls that the driver may have executed.
     pub fn set_up_device(&self, home: &DriverHome) -> Result<BlockDevice, DriverError> {

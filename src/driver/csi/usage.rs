@@ -29,7 +29,8 @@ pub struct Amounts {
 }
 
 /// Gets the usage from the driver of a home's volume. `None` if no CSI driver has published it, or the driver does not report
-/// usage. Blocks until the driver answers. ///
+/// usage. Blocks until the driver answers.
+///
 /// # Errors
 /// The driver's error.
 pub fn usage(home: &DriverHome) -> Result<Option<DriverUsage>, DriverError> {
