@@ -1,9 +1,9 @@
-//! The name of a volume, as the server has it.
+//! The name of a volume in the server.
 
 use serde::{Deserialize, Serialize};
 
-/// The name of a volume, for log lines of the server. A volume gets it when it is mounted, from its
-/// [identity](crate::client::VolumeIdentity), and from nowhere else.
+/// The name of a volume, for log lines of the server. It comes only from the volume's
+/// [identity](crate::client::VolumeIdentity) at its mount.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct VolumeLabel(String);

@@ -1,32 +1,32 @@
-//! The file systems of podfs, and the process that serves them. Nothing here knows of Kubernetes.
+//! The file systems of podfs, and the process that serves them. This crate does not depend on Kubernetes.
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`audit`] | the access log: one line per open, with the process that opens |
+//! | [`audit`] | the access log: one line for each open, with the process |
 //! | [`caller`] | the process behind a request: ids, groups, cgroup, pending SIGKILL |
 //! | `child` | children that share the process's descriptors |
-//! | [`client`] | the supervisor's side: mounts that a server answers for |
-//! | [`confinement`] | the rights that the server gives up before it answers |
-//! | [`label`] | the name of a volume, as the server has it |
-//! | [`live`] | single paths of a payload that change in place, for containers that mount one of them |
-//! | [`log`] | the server's log, in the form of the supervisor's |
-//! | [`memory_lock`] | keeping a process's memory out of swap and core dumps, and zeros in memory that was freed |
+//! | [`client`] | the supervisor's side: the mounts of a server |
+//! | [`confinement`] | the rights that the server gives up before its first request |
+//! | [`label`] | the name of a volume in the server |
+//! | [`live`] | paths of a payload that change in place, for containers that mount only such a path |
+//! | [`log`] | the server's log, in the format of the supervisor's |
+//! | [`memory_lock`] | keeping memory out of swap and core dumps, and zeroing freed memory |
 //! | [`mount`] | the mounts: a private read-write one to commit through, a visible read-only one for containers |
 //! | [`nfs`] | NFS exports, shown as they are |
 //! | [`passthrough`] | directories of the host, shown as they are |
 //! | [`printable`] | text for terminals |
 //! | [`program`] | the program podfs-fuse |
 //! | [`projection`] | generations of immutable payloads, the tree they form, and the switch from one to the next |
-//! | [`protocol`] | the messages between supervisor and server, and how descriptors travel with them |
+//! | [`protocol`] | the messages between supervisor and server, with their descriptors |
 //! | [`region`] | the state of a volume that a successor needs |
-//! | [`session`] | the FUSE protocol, and the threads that speak it |
+//! | [`session`] | the FUSE protocol, and its threads |
 //! | [`server`] | the process that answers FUSE requests, and the keeper of its descriptors |
-//! | [`trace`] | one line per request |
-//! | `utc` | the clock as dates and times of day |
+//! | [`trace`] | one line for each request |
+//! | `utc` | dates and times in UTC |
 //!
 //! Two processes take part. The *supervisor* opens `/dev/fuse`, makes the mounts and commits
 //! generations with ordinary system calls on the private mount. The *server* answers the kernel's requests, and
-//! changes a tree only as the supervisor announced.
+//! changes a tree only by steps that the supervisor has announced.
 
 pub mod audit;
 pub mod caller;

@@ -1,16 +1,16 @@
-//! Text that a terminal shows as it is: characters that would move the cursor, change colours or reverse the direction of text are
-//! escaped. Names from containers, and messages of a server process, which an attacker may have taken over, go through here.
+//! Escapes characters that would move a terminal's cursor, change its colours or reverse the direction of text. podfs prints names
+//! from containers, and messages of a server process, which an attacker may control, only in this form.
 
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// `text` with control characters (but line ends and tabs) and bidirectional controls written as `\u001b`, which is also how
-/// JSON writes them.
+/// Escapes control characters, except line ends and tabs, and bidirectional controls. The escapes are those of JSON, such as
+/// `\u001b`.
 pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, |sign| matches!(sign, '\n' | '\t'))
 }
 
-/// As [`printable`], for text that has been coloured: it keeps ESC.
+/// Like [`printable`], but keeps ESC, for coloured text.
 pub fn printable_with_colours(text: &str) -> Cow<'_, str> {
     escaped(text, |sign| matches!(sign, '\n' | '\t' | '\r' | '\x1b'))
 }
@@ -31,12 +31,12 @@ fn escaped(text: &str, keep: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(plain)
 }
 
-/// Bidirectional controls, and the line ends of Unicode.
+/// Whether the character is a bidirectional control or a line end of Unicode.
 fn turns_direction(sign: char) -> bool {
     matches!(sign, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// A stream of bytes as printable text. A character may come in two parts.
+/// Makes a stream of bytes printable. Two parts of the stream may divide a character.
 #[derive(Default)]
 pub struct Printer {
     rest: Vec<u8>,

@@ -1,4 +1,4 @@
-//! The program `podfs-fuse`: the server of one pod. A supervisor starts it, with a socket as its standard input:
+//! The program `podfs-fuse`: the server of a pod. A supervisor starts it, with a socket as its standard input:
 //!
 //! ```text
 //! podfs-fuse server --pod=NAMESPACE/NAME --uid=UID --profile=PROFILE [--log-format=FORMAT] [--started-by=VERSION:PATH]
@@ -17,27 +17,27 @@ use crate::log;
 use crate::log::Lines;
 use crate::memory_lock;
 use crate::printable::printable;
-use crate::server::fd_keeper::close_strangers;
+use crate::server::fd_keeper::close_inherited;
 use crate::server::process;
 
 /// The name of the program, and of its process.
 pub const NAME: &str = "podfs-fuse";
-/// Its version, which is that of podfs.
+/// The version of podfs.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// [`VERSION`], read from the program's memory and never part of an instruction. So a test that writes another version into a
-/// program has a program of that version, however it was optimised.
+/// [`VERSION`], read from the program's memory. The compiler cannot put it into instructions, so a test can change the version in a
+/// built program.
 pub fn version() -> &'static str {
     std::hint::black_box(VERSION)
 }
 
-/// The exit codes, which are those of podfs.
+/// The exit codes of podfs.
 const FAILED: u8 = 1;
 const BAD_ARGUMENTS: u8 = 2;
 
 /// Runs the program with this process's arguments.
 pub fn main() -> ExitCode {
-    // The supervisor executes a descriptor, and the kernel names the process after the descriptor's number.
+    // The supervisor executes a descriptor, so the kernel has named the process after the descriptor's number.
     let _ = rustix::thread::set_name(c"podfs-fuse");
     memory_lock::tune_allocator();
     let words = env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
@@ -55,13 +55,13 @@ pub fn main() -> ExitCode {
 }
 
 fn fail(code: u8, sentence: &str) -> ExitCode {
-    // In one piece: the supervisor, which writes to the same place, may kill this process in between.
+    // In one call: the supervisor writes to the same file, and may kill this process at any time.
     let line = format!("{NAME}: {}\n", printable(sentence));
     let _no_reader = std::io::stderr().write_all(line.as_bytes());
     ExitCode::from(code)
 }
 
-/// Arguments that podfs does not give.
+/// The arguments are invalid.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum ArgumentError {
     #[error("podfs starts this program for each pod that it serves; see podfs(8)")]
@@ -113,13 +113,13 @@ enum ProgramCommand {
 /// The arguments of a server.
 #[derive(Debug, PartialEq, Eq)]
 struct ServerArguments {
-    /// The pod's namespace and name, shown in a list of processes.
+    /// The pod's namespace and name. They only serve lists of processes.
     pod: String,
-    /// The pod's uid: the server obeys no supervisor of another pod.
+    /// The pod's uid. The server refuses supervisors of other pods.
     uid: String,
     /// The rights of the server.
     profile: Profile,
-    /// The form of log lines: as the supervisor's.
+    /// The format of log lines, like the supervisor's.
     lines: Lines,
     /// The podfs that executed this program.
     started_by: Option<StartedBy>,
@@ -166,27 +166,27 @@ impl ServerArguments {
 
     fn serve(self) -> Result<(), ServeError> {
         let Self { pod, uid, profile, lines, started_by } = self;
-        // SAFETY: a process that has only read its arguments has nothing open.
-        unsafe { close_strangers() };
+        // SAFETY: the process has only read its arguments, so it has opened nothing.
+        unsafe { close_inherited() };
         log::start(lines);
         log::set_pod(&pod, &uid);
         if let Some(Err(error)) = started_by.map(|podfs| podfs.check(version(), &own_path())) {
             process::refuse(&error.to_string());
             return Err(error.into());
         }
-        // The supervisor has locked its own memory and warned when it could not.
+        // The supervisor has warned already if memory cannot be locked.
         let _unlocked = memory_lock::protect_memory();
         let output = AuditOutput::standard_error();
-        // Before there is another thread, and before anything comes from outside.
+        // Before the process starts a thread and reads a message.
         confine(profile, lines);
-        // What the confinement was computed with is not needed again, by the keeper even less.
+        // Neither this process nor the keeper needs the memory of the confinement again.
         memory_lock::return_free_memory();
         let served = process::serve(version(), &uid, output);
         served.map_err(|cause| ServeError::Ended { pod, cause })
     }
 }
 
-/// Where this program is.
+/// The path of this program.
 fn own_path() -> PathBuf {
     std::fs::read_link("/proc/self/exe").unwrap_or_else(|_| NAME.into())
 }
@@ -196,12 +196,12 @@ fn own_path() -> PathBuf {
 pub struct StartedBy {
     /// Its version.
     pub version: String,
-    /// Where it is, for people.
+    /// Its path, for people.
     pub path: PathBuf,
 }
 
 impl StartedBy {
-    /// As an argument of podfs-fuse.
+    /// The value of `--started-by`.
     pub fn argument(&self) -> String {
         format!("--started-by={}:{}", self.version, self.path.display())
     }
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_stands_in_the_word_of_its_option_or_in_the_next_one() {
+    fn a_value_may_be_in_the_word_of_its_option_or_in_the_next_one() {
         let expected = ServerArguments {
             pod: "default/web".to_owned(),
             uid: "u".to_owned(),

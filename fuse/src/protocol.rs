@@ -1,8 +1,8 @@
 //! Messages between supervisor and server.
 //!
-//! A message is a frame on a stream socket: its length (4 bytes, native order), then JSON. A few
-//! descriptors travel with it, attached to the first byte (`SCM_RIGHTS`, `unix(7)`). The supervisor
-//! asks, the server answers, one message each.
+//! A message is a frame on a stream socket: its length (4 bytes, native order), then JSON. A message may have
+//! a few descriptors, attached to its first byte (`SCM_RIGHTS`, unix(7)). The supervisor sends a request, and the server answers,
+//! each with one message.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -24,17 +24,17 @@ use crate::projection::tree::Root;
 use crate::projection::tree::saved::SavedTree;
 use crate::session::NodeId;
 
-/// Both ends are programs of podfs; a frame above this is a mistake, not a message.
+/// Longest frame, in bytes. Both programs send shorter ones.
 const MAX_FRAME: usize = 256 << 20;
 
-/// A volume, as both processes count them.
+/// The number of a volume, which is the same in both processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct VolumeId(pub u32);
 
-/// The version of the messages. A supervisor and a server that speak different ones do not talk.
+/// The version of the messages. Supervisor and server must have the same.
 pub const VERSION: u32 = 2;
 
-/// Whose server it is, and what it is.
+/// The pod and the version of the sender.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Greeting {
     /// The sender's [`VERSION`].
@@ -43,35 +43,36 @@ pub struct Greeting {
     pub program: String,
     /// The pod's uid; empty when there is no pod.
     pub pod: String,
-    /// Whether it knows of live parts of projections. An earlier version does not send it, and gets no requests about them.
+    /// Whether the program knows live parts of projections. An earlier version does not send this field, and gets no requests
+    /// about them.
     #[serde(default)]
     pub live: bool,
 }
 
 impl Greeting {
-    /// Of this version of a program, for a pod.
+    /// The greeting of this version of a program, for a pod.
     pub fn new(program: &str, pod: &str) -> Self {
         Self { protocol: VERSION, program: program.to_owned(), pod: pod.to_owned(), live: true }
     }
 }
 
-/// A volume, for the successor of a server.
+/// The state of a volume, for a server's successor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Description {
     /// Its number.
     pub volume: VolumeId,
-    /// The supervisor's own record of it.
+    /// The supervisor's record about it.
     pub about: Value,
     /// Its kind, with the fields of the kind.
     pub body: VolumeBody,
 }
 
-/// Which requests of a projection the server reports.
+/// The requests of a projection that the server reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reporting {
     /// Report every request on standard output.
     pub trace: bool,
-    /// Write a line for each open of a file on standard error, with this in it.
+    /// Write a line for each open of a file on standard error, with these fields.
     #[serde(default)]
     pub audit: Option<Subject>,
 }
@@ -79,26 +80,25 @@ pub struct Reporting {
 /// The kind of a volume, with its fields.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum VolumeBody {
-    /// Generations of files. Their images come with the message, after the volume's other descriptors.
+    /// Generations of files. The message has their images, after the volume's other descriptors.
     Projection {
         /// The tree.
         tree: Box<SavedTree>,
-        /// Which of its requests the server reports.
+        /// The requests that the server reports.
         #[serde(flatten)]
         reporting: Reporting,
     },
-    /// A source of the host. It is open on the last descriptor but one of the message; the last one is the table of the mounts
-    /// that it is among.
+    /// A source of the host. The last two descriptors of the message are the source and the mount table of its namespace.
     Passthrough {
-        /// How it is served.
+        /// The options of the mount.
         options: PassthroughOptions,
     },
-    /// An export of an NFS server. The file of its log and its sockets are the last descriptors of the message.
+    /// An export of an NFS server. The last descriptors of the message are its log file and its sockets.
     Nfs {
-        /// How it is served.
+        /// The options of the mount.
         options: Box<nfs::options::ExportOptions>,
     },
-    /// Live parts of a projection. Their images come with the message, after the volume's other descriptors.
+    /// Live parts of a projection. The message has their images, after the volume's other descriptors.
     Live {
         /// The projection.
         of: VolumeId,
@@ -112,138 +112,137 @@ pub enum VolumeBody {
 pub enum ServerRequest {
     /// The first message of every connection.
     Hello(Greeting),
-    /// Be found by supervisors at the socket that comes with this message, when this connection is lost.
+    /// Listen at the socket in this message, for the next supervisor after the end of this connection.
     Listen,
-    /// Serve a new, empty projection. Device, mount and region come with this message.
+    /// Serve a new, empty projection. The message has its device, mount and region.
     Serve {
-        /// Its number from now on.
+        /// Its number.
         volume: VolumeId,
-        /// For the supervisor that adopts it.
+        /// The record for the supervisor that adopts it.
         about: Value,
-        /// How its root looks.
+        /// The attributes of its root.
         root: Root,
-        /// Which of its requests the server reports.
+        /// The requests that the server reports.
         #[serde(flatten)]
         reporting: Reporting,
     },
-    /// Serve a passthrough volume. Device, mount, region, source and mount table come with this message.
+    /// Serve a passthrough volume. The message has its device, mount, region, source and mount table.
     Pass {
-        /// Its number from now on.
+        /// Its number.
         volume: VolumeId,
-        /// For the supervisor that adopts it.
+        /// The record for the supervisor that adopts it.
         about: Value,
-        /// How it is served.
+        /// The options of the mount.
         options: PassthroughOptions,
     },
-    /// Serve an NFS export. Device, mount, region, the file of its log and its sockets come with this message.
+    /// Serve an NFS export. The message has its device, mount, region, log file and sockets.
     Export {
-        /// Its number from now on.
+        /// Its number.
         volume: VolumeId,
-        /// For the supervisor that adopts it.
+        /// The record for the supervisor that adopts it.
         about: Value,
-        /// How it is served.
+        /// The options of the mount.
         options: Box<nfs::options::ExportOptions>,
     },
-    /// Serve live parts of a projection, none yet. Device, mount and region come with this message.
+    /// Serve the live parts of a projection; there are none yet. The message has their device, mount and region.
     Mirror {
-        /// Its number from now on.
+        /// Its number.
         volume: VolumeId,
-        /// For the supervisor that adopts it.
+        /// The record for the supervisor that adopts it.
         about: Value,
         /// The projection.
         of: VolumeId,
         /// Report every request on standard output.
         trace: bool,
     },
-    /// Take over what a dead server had open for its volumes. The volumes' regions come with this message, and before them
-    /// the channel of its keeper, if there still is one.
+    /// Inherit the open files of a dead server. The message has the channel of its keeper, if there is one, then the volumes'
+    /// regions.
     Inherit {
-        /// Whether there is.
+        /// Whether the message has the channel of a keeper.
         keeper: bool,
     },
-    /// Get ready to go on with a volume whose server is dead. Device, mount, region and what belongs to its body come with
-    /// this message.
+    /// Load a volume of a dead server. The message has its device, mount, region and the descriptors of its kind.
     Resume(Description),
-    /// Answer for the resumed volumes.
+    /// Serve the loaded volumes.
     Start,
-    /// Tell which volumes are served.
+    /// List the volumes.
     Volumes,
-    /// Describe a volume to a supervisor that adopts it. Device, mount, region and what belongs to its body come with the
-    /// answer.
+    /// Describe a volume to a supervisor that adopts it. The answer has its device, mount, region and the descriptors of its
+    /// kind.
     Describe {
         /// The volume.
         volume: VolumeId,
     },
-    /// Have another keeper: the one there was is gone.
+    /// Start another keeper, because the last one has ended.
     Keep,
-    /// Accept these changes next, in this order.
+    /// Accept these steps next, in this order.
     Announce {
-        /// The volume they are for.
+        /// The volume.
         volume: VolumeId,
-        /// The changes.
+        /// The steps.
         steps: Vec<ProjectionStep>,
-        /// The generation that [`ProjectionStep::MakeGeneration`] attaches; its image comes with this message.
+        /// The generation of [`ProjectionStep::MakeGeneration`]. The message has its image.
         staged: Option<GenerationName>,
-        /// The time that what is made shows.
+        /// The timestamp of new files.
         time: SystemTime,
     },
-    /// Close a generation and tell which of its nodes the kernel knows.
+    /// Close a generation, and list the nodes that the kernel knows.
     Close {
-        /// The volume it is in.
+        /// The volume.
         volume: VolumeId,
         /// The generation.
         generation: GenerationName,
     },
-    /// Accept these changes of live parts next, in this order. The image that they lead to comes with this message.
+    /// Accept these steps of live parts next, in this order. The message has the image after them.
     Update {
-        /// The volume they are for.
+        /// The volume.
         volume: VolumeId,
         /// All slots.
         slots: Vec<Slot>,
-        /// The changes.
+        /// The steps.
         steps: Vec<LiveStep>,
         /// The number of the image.
         number: u64,
-        /// The time that what changes shows.
+        /// The timestamp of changed files.
         time: SystemTime,
     },
-    /// Make the change of live parts that comes after so many, for which there is no system call.
+    /// Apply the next step of live parts, for which there is no system call.
     Take {
-        /// The volume it is in.
+        /// The volume.
         volume: VolumeId,
-        /// How many changes there were before.
+        /// The number of steps before it.
         applied: u64,
     },
-    /// Zero the images of live parts that no node needs any more, but these, which the supervisor would hand to a successor.
+    /// Zero the images of live parts that no node needs, except these, which the supervisor would send to a successor.
     DropImages {
         /// The volume.
         volume: VolumeId,
         /// Their numbers.
         but: Vec<u64>,
     },
-    /// Write a line per FUSE request to the pipe that comes with this message, too; without one, let all readers go.
+    /// Also write a line for each FUSE request to the pipe in this message. Without a pipe, close those of all readers.
     Trace {
         /// The volume.
         volume: VolumeId,
     },
-    /// The NFS server of the volume, and of those that share its sockets, is elsewhere.
+    /// Use another address for the NFS server of the volume, and of those that share its sockets.
     Move {
         /// The volume.
         volume: VolumeId,
-        /// Where.
+        /// The address.
         place: nfs::options::NfsAddress,
     },
-    /// The volume is unmounted; forget it.
+    /// Forget the volume, which is unmounted.
     Remove {
         /// The volume.
         volume: VolumeId,
     },
-    /// The pod needs the server no more.
+    /// End, because the pod no longer needs a server.
     End,
 }
 
 impl ServerRequest {
-    /// Whether it makes the server serve a volume that no server has served yet.
+    /// Whether it makes the server serve a new volume.
     pub(crate) fn begins_volume(&self) -> bool {
         matches!(self, Self::Serve { .. } | Self::Pass { .. } | Self::Export { .. } | Self::Mirror { .. })
     }
@@ -252,41 +251,41 @@ impl ServerRequest {
 /// A reply of the server.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ServerReply {
-    /// It is done.
+    /// The server has done it.
     Done,
-    /// The answer to a greeting. The channel of the server's keeper comes with this message.
+    /// The answer to a greeting. The message has the channel of the server's keeper.
     Hello {
         /// The server's version and protocol.
         greeting: Greeting,
-        /// Its keeper's process.
+        /// The process id of its keeper.
         keeper: i32,
-        /// Whether the keeper can start the next server. An earlier version does not say it, and its keepers cannot.
+        /// Whether the keeper can start the next server. An earlier version does not send this field, and its keepers cannot.
         #[serde(default)]
         keeper_starts_successor: bool,
     },
-    /// A keeper was started. Its channel comes with this message.
+    /// The server has started a keeper. The message has its channel.
     Kept {
-        /// Its process.
+        /// Its process id.
         keeper: i32,
     },
-    /// The changes are expected; these threads answer for them.
+    /// The server accepts the steps. These are its threads for them.
     Announced {
         /// The volume's session thread, once it has served a request.
         session: Option<i32>,
         /// The thread that wrote this answer.
         control: i32,
     },
-    /// The volume is served, and its data travels like this.
+    /// The server serves the volume, with this data path.
     Passing(DataPath),
-    /// The volumes that are served.
+    /// The volumes of the server.
     Volumes(Vec<VolumeId>),
-    /// A volume.
+    /// The state of a volume.
     Described(Description),
     /// Indexes of the nodes that the kernel knows.
     Known(Vec<u32>),
     /// The unlinked nodes that the kernel knows.
     Unlinked(Vec<NodeId>),
-    /// It could not be done.
+    /// The request failed, for this reason.
     Failed(String),
 }
 
@@ -296,7 +295,7 @@ const MAX_DESCRIPTORS: usize = 250;
 /// Sends one message and its descriptors.
 ///
 /// # Errors
-/// When the other process is gone.
+/// When the other process has closed the socket.
 pub fn send(socket: &impl AsFd, message: &impl Serialize, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let body = serde_json::to_vec(message)?;
     let length = u32::try_from(body.len()).map_err(io::Error::other)?.to_ne_bytes();
@@ -316,7 +315,7 @@ pub fn send(socket: &impl AsFd, message: &impl Serialize, descriptors: &[Borrowe
     send_all(socket, &body[sent.saturating_sub(length.len())..])
 }
 
-/// A message as [`send`] sends it, for a socket that is not to block.
+/// The bytes of a message, for a non-blocking socket.
 ///
 /// # Errors
 /// When the message is too long.
@@ -352,15 +351,15 @@ fn receive_all(socket: BorrowedFd<'_>, mut bytes: &mut [u8]) -> io::Result<()> {
 /// Receives one message; `None` when the other process closed the socket.
 ///
 /// # Errors
-/// When the socket fails, or what comes is no message.
+/// When the socket fails, or the bytes are no message.
 pub fn receive<T: DeserializeOwned>(socket: &impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     receive_at_most(socket, MAX_FRAME)
 }
 
-/// As [`receive`], from a peer that may send at most `most` bytes.
+/// Like [`receive`], with at most `most` bytes.
 ///
 /// # Errors
-/// As [`receive`].
+/// Those of [`receive`].
 pub fn receive_at_most<T: DeserializeOwned>(socket: &impl AsFd, most: usize) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let mut length = [0; 4];
     let (got, descriptors) = receive_descriptors(socket, &mut length)?;
@@ -378,7 +377,7 @@ pub fn receive_at_most<T: DeserializeOwned>(socket: &impl AsFd, most: usize) -> 
     Ok(Some((serde_json::from_slice(&body)?, descriptors)))
 }
 
-/// Receives once, whatever is there, and the descriptors that came with it.
+/// Calls recvmsg(2) once. Returns the number of bytes, and the descriptors.
 pub(super) fn receive_descriptors(socket: &impl AsFd, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     loop {
         let mut space = nix::cmsg_space!([std::os::fd::RawFd; MAX_DESCRIPTORS]);
@@ -392,7 +391,7 @@ pub(super) fn receive_descriptors(socket: &impl AsFd, buffer: &mut [u8]) -> io::
         for message in received.cmsgs()? {
             if let ControlMessageOwned::ScmRights(raw) = message {
                 for raw in raw {
-                    // SAFETY: the kernel just made this descriptor for this process alone.
+                    // SAFETY: recvmsg(2) has returned this descriptor, and no other code owns it.
                     descriptors.push(unsafe { OwnedFd::from_raw_fd(raw) });
                 }
             }
@@ -401,10 +400,10 @@ pub(super) fn receive_descriptors(socket: &impl AsFd, buffer: &mut [u8]) -> io::
     }
 }
 
-/// Why a supervisor and a server do not work together.
+/// Why a supervisor and a server cannot work together.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum GreetingError {
-    /// Their messages differ.
+    /// They have different versions of messages.
     #[error("podfs {theirs} speaks another protocol than podfs {ours}")]
     Protocol {
         /// The version of this program.
@@ -422,10 +421,10 @@ pub(crate) enum GreetingError {
     },
 }
 
-/// Whether two processes can talk.
+/// Checks whether two processes can work together.
 ///
 /// # Errors
-/// Why not.
+/// The reason why they cannot.
 pub(crate) fn check(ours: &Greeting, theirs: &Greeting) -> Result<(), GreetingError> {
     if ours.protocol != theirs.protocol {
         return Err(GreetingError::Protocol { ours: ours.program.clone(), theirs: theirs.program.clone() });
@@ -469,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_of_a_podfs_that_knew_no_access_log_is_understood() {
+    fn a_message_of_a_podfs_without_access_log_is_understood() {
         let root = serde_json::json!({"mode": 0o755, "gid": 0, "directories": []});
         let text = serde_json::json!({"Serve": {"volume": 3, "about": null, "root": root, "trace": true}}).to_string();
         let request: ServerRequest = serde_json::from_str(&text).expect("a message");

@@ -1,10 +1,10 @@
-//! One line per FUSE request of a volume, for debugging.
+//! One line for each FUSE request of a volume, for debugging.
 //!
 //! Readers come and go while the volume is served. Without a reader, tracing costs each request one atomic load.
 //!
-//! A reader is a pipe, and writing to it never blocks: lines that do not fit are dropped and counted, and the next line that fits
-//! says how many are missing. A line is written with one call and is at most `PIPE_BUF` bytes, so the kernel takes all of it or
-//! nothing (`pipe(7)`). Only writing to standard output, which a person chose at the mount, may block.
+//! A reader is a pipe, and a write to it never blocks. The server drops and counts lines that do not fit, and the next line that
+//! fits says how many are missing. A line has at most `PIPE_BUF` bytes, so the kernel writes it whole or not at all (pipe(7)).
+//! Only a write to standard output (`podfs mount --trace`) may block.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
@@ -22,9 +22,9 @@ use crate::utc::utc;
 
 /// Most readers of one volume.
 const MAX_READERS: usize = 4;
-/// Longest path of a line, in bytes; the line with all the rest fits into `PIPE_BUF`.
+/// Longest path in a line, in bytes. The whole line fits into `PIPE_BUF`.
 const LONGEST_PATH: usize = 3 * 1024;
-/// The id in requests that name no caller: of ID-mapped mounts, and of the kernel itself.
+/// The id in requests without a caller: those from ID-mapped mounts, and those of the kernel itself.
 const NOBODY: u32 = u32::MAX;
 
 /// The readers of one volume's requests.
@@ -36,11 +36,11 @@ pub struct Trace {
 
 struct TraceReader {
     output: File,
-    /// Lines that did not fit since the last one that did.
+    /// The number of dropped lines since the last written one.
     missed: u64,
 }
 
-/// A request that has begun.
+/// A request without an answer yet.
 pub struct TraceLine<'a> {
     trace: &'a Trace,
     path: String,
@@ -49,16 +49,16 @@ pub struct TraceLine<'a> {
 }
 
 impl Trace {
-    /// Writes to `output` from the start, and waits for it.
+    /// A trace that writes to `output` from the start, and may block on it.
     pub fn to(output: OwnedFd) -> Self {
         let reader = TraceReader { output: File::from(output), missed: 0 };
         Self { on: AtomicBool::new(true), readers: Mutex::new(vec![reader]) }
     }
 
-    /// Writes to `pipe` as well, until its reader closes it.
+    /// Also writes to `pipe`, until its reader closes it.
     ///
     /// # Errors
-    /// When it is no pipe, or when there are enough readers.
+    /// When it is no pipe, or the volume has four readers already.
     pub fn attach(&self, pipe: OwnedFd) -> io::Result<()> {
         if FileType::from_raw_mode(fstat(&pipe)?.st_mode) != FileType::Fifo {
             return Err(io::Error::new(ErrorKind::InvalidInput, "a trace is written to pipes only"));
@@ -74,7 +74,7 @@ impl Trace {
         Ok(())
     }
 
-    /// Lets all readers go; they see the end of their file.
+    /// Closes the pipes of all readers.
     pub fn detach(&self) {
         let mut readers = self.readers();
         readers.clear();
@@ -86,7 +86,7 @@ impl Trace {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// A request begins now. None without a reader.
+    /// Notes the begin of a request; `None` without a reader.
     pub fn begin(&self, path: impl FnOnce() -> String) -> Option<TraceLine<'_>> {
         if !self.is_on() {
             return None;
@@ -115,7 +115,7 @@ impl TraceReader {
         poll(&mut state, Some(&Timespec::default())).is_err() || !state[0].revents().contains(PollFlags::ERR)
     }
 
-    /// Gives `false` when the pipe has no reader any more.
+    /// Writes a line. Returns `false` if the pipe has no reader any more.
     fn write(&mut self, line: &str) -> bool {
         let missed = self.missed;
         let written = match missed {
@@ -125,7 +125,7 @@ impl TraceReader {
         match written {
             Ok(()) => self.missed = 0,
             Err(error) if error.kind() == ErrorKind::WouldBlock => self.missed += 1,
-            // The reader may be gone; the file system goes on.
+            // Standard output may have no reader; the file system continues.
             Err(_) => return false,
         }
         true
@@ -133,10 +133,10 @@ impl TraceReader {
 }
 
 impl TraceLine<'_> {
-    /// The request is answered: time (UTC), operation, path, caller, result, microseconds.
+    /// Writes the line after the answer: time (UTC), operation, path, caller, result, microseconds.
     pub fn end(self, operation: &str, caller: Caller, error: Option<Errno>) {
         let result = error.map_or("ok".to_owned(), |errno| format!("{errno:?}"));
-        // A request of the kernel's own has no caller.
+        // The kernel's own requests have no caller.
         let (pid, uid) = if caller.pid == 0 { (NOBODY, NOBODY) } else { (caller.pid, caller.uid) };
         let line = format!(
             "{} {operation} {} pid={} uid={} {result} {}us\n",
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reader_sees_a_request_and_the_trace_is_off_when_the_last_one_is_gone() {
+    fn every_reader_sees_a_request_and_the_trace_ends_with_the_last_reader() {
         let trace = Trace::default();
         request(&trace, "/unseen", CALLER);
         let (first, second) = (attached(&trace), attached(&trace));
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_stops_delays_no_request_and_gets_the_number_of_missed_ones() {
+    fn a_slow_reader_delays_no_request_and_gets_the_number_of_missed_ones() {
         let trace = Trace::default();
         let mut reader = attached(&trace);
         (0..1000).for_each(|_| request(&trace, &"/long".repeat(100), CALLER));

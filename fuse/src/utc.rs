@@ -1,10 +1,10 @@
-//! The system's clock as dates and times of day, in UTC.
+//! Dates and times of the system's clock, in UTC.
 
 use std::time::SystemTime;
 
 use jiff::Timestamp;
 
-/// The same moment as a date. A clock that is set beyond the year 9999 counts as one that was never set.
+/// The date and time of a moment. After the year 9999, it is the beginning of 1970.
 pub(crate) fn utc(at: SystemTime) -> Timestamp {
     Timestamp::try_from(at).unwrap_or(Timestamp::UNIX_EPOCH)
 }
@@ -16,7 +16,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_that_is_set_to_nonsense_is_no_reason_to_panic() {
+    fn a_clock_beyond_the_year_9999_causes_no_panic() {
         assert_eq!(utc(UNIX_EPOCH + Duration::from_secs(1 << 40)), Timestamp::UNIX_EPOCH);
         assert_eq!(
             utc(UNIX_EPOCH + Duration::from_micros(1_700_000_000_000_001)).as_microsecond(),

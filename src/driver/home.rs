@@ -1,7 +1,7 @@
-//! The home of a volume: a directory of the pod where a driver mounts the volume, with a record of what the driver has done.
+//! The home of a volume: a directory of the pod in which a driver mounts the volume, with a record of the driver's calls.
 //!
-//! The driver mounts at `<root>/pods/UID/plugins/KIND/NAME/mount`. `vol_data.json` beside it is the record, in the kubelet's form,
-//! with fields that podfs adds. NAME is that of the PersistentVolume, or of the volume in the pod.
+//! The driver mounts at `<root>/pods/UID/plugins/KIND/NAME/mount`. The record beside it is `vol_data.json`, in the kubelet's format
+//! with additional fields. NAME is the name of the PersistentVolume, or of the volume in the pod.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -14,20 +14,20 @@ use serde::{Deserialize, Serialize};
 use crate::volume::Csi;
 use crate::volume::csi::sha256;
 
-/// The directory of a pod in which drivers and kinds of volume keep what is theirs.
+/// The directory of a pod for the files of drivers and of kinds of volumes.
 const PLUGINS: &str = "plugins";
 const RECORD: &str = "vol_data.json";
 const TARGET: &str = "mount";
-/// Most bytes of the name of a user: the kernel takes 255, and a file that is going to replace another one has a longer name.
+/// Most bytes of the name of a user. The kernel allows 255, and the temporary file of [`replace`] has a longer name.
 const LONGEST_NAME: usize = 240;
-/// The extension of a file that is going to replace another one.
+/// The extension of the temporary file of [`replace`].
 const NEXT: &str = "next";
 
-/// Where a driver mounts a volume for a pod.
+/// The directory in which a driver mounts a volume for a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverHome(PathBuf);
 
-/// The calls that podfs has made to a driver, for the process that has to undo them.
+/// The calls of podfs to a driver, for the process that undoes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DriverRecord {
@@ -50,23 +50,23 @@ pub struct DriverRecord {
     /// The program of a FlexVolume driver.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub executable: Option<PathBuf>,
-    /// Where the driver mounts it for the node, if it does.
+    /// The directory in which the driver mounts it for the node, if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_mount: Option<PathBuf>,
-    /// The bytes that the PersistentVolume had when the driver was asked last to make it that large.
+    /// The capacity of the PersistentVolume at the last call to grow the volume, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity: Option<u64>,
-    /// The bytes that the driver has made it large enough for on this node.
+    /// The size to which the driver has grown it on this node, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expanded: Option<u64>,
-    /// Whether the driver was asked to attach it.
+    /// Whether podfs has called the driver to attach it.
     pub attached: bool,
-    /// Whether the driver was asked to mount it at the home.
+    /// Whether podfs has called the driver to mount it at the home.
     pub published: bool,
 }
 
 impl DriverHome {
-    /// The home of the volume of this name and kind in the directory of a pod. A name with slashes has `~` there.
+    /// The home of the volume with this name and kind in the directory of a pod. Slashes in the name become `~`.
     pub fn of(pod: &Path, kind: &str, name: &str) -> DriverHome {
         DriverHome(pod.join(PLUGINS).join(kind).join(name.replace('/', "~")))
     }
@@ -76,7 +76,7 @@ impl DriverHome {
         DriverHome(path)
     }
 
-    /// All homes of a pod that have a record. That of a process which was killed while it wrote the first one is empty.
+    /// All homes of a pod with their records. A record is empty if its process was killed while it wrote the first one.
     pub fn all(pod: &Path) -> Vec<(DriverHome, DriverRecord)> {
         let entries = |directory: &Path| {
             let entries = directory.read_dir().into_iter().flatten().flatten();
@@ -87,7 +87,7 @@ impl DriverHome {
         homes.filter_map(|home| home.read().or_else(|| begun(&home)).map(|record| (home, record))).collect()
     }
 
-    /// The home of the volume that a pod has at this path, if a CSI driver is to mount it or make it a device:
+    /// The home of the CSI volume at this path of a pod:
     /// `<pod>/volumes/kubernetes.io~csi/<name>/mount`, or `<pod>/volumeDevices/kubernetes.io~csi/<name>`.
     pub fn of_csi(path: &Path) -> Option<DriverHome> {
         let of = |name: &Path, kind: &str| {
@@ -103,12 +103,12 @@ impl DriverHome {
         &self.0
     }
 
-    /// Where the driver mounts.
+    /// The directory on which the driver mounts.
     pub fn target(&self) -> PathBuf {
         self.0.join(TARGET)
     }
 
-    /// Whether something is mounted there.
+    /// Whether a file system is mounted there.
     ///
     /// # Errors
     /// When the mount table cannot be read.
@@ -116,53 +116,53 @@ impl DriverHome {
         is_mount(&self.target())
     }
 
-    /// Makes the directory that the driver mounts on.
+    /// Makes the directory on which the driver mounts.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn make_target(&self) -> io::Result<PathBuf> {
         let target = self.target();
         make_directory(&target)?;
         Ok(target)
     }
 
-    /// The record of the driver's calls; none if there were none, or all were undone.
+    /// The record of the driver's calls; `None` if there were none, or all are undone.
     pub fn read(&self) -> Option<DriverRecord> {
         serde_json::from_slice(&fs::read(self.0.join(RECORD)).ok()?).ok()
     }
 
-    /// Records what podfs asks of the driver.
+    /// Writes the record before a call of the driver.
     ///
     /// # Errors
-    /// What the kernel said.
+    /// The kernel's error.
     pub fn write(&self, record: &DriverRecord) -> io::Result<()> {
         replace(&self.0.join(RECORD), &serde_json::to_vec(record)?)
     }
 
-    /// The file with what was asked of the driver, which is there as long as something has to be undone.
+    /// The file of the record. It exists as long as podfs has to undo a call.
     pub(super) fn record_file(&self) -> PathBuf {
         self.0.join(RECORD)
     }
 
-    /// Removes the home: the driver has done nothing, or undone it.
+    /// Removes the home, when there is no call to undo.
     ///
     /// # Errors
-    /// When something is in it that is not podfs's, or is still mounted there.
+    /// When it has files of other programs, or a mount.
     pub fn remove(&self) -> io::Result<()> {
         absent_is_fine(remove_mount_point(&self.target()))?;
         remove_replaced(&self.0.join(RECORD))?;
         absent_is_fine(fs::remove_dir(&self.0))?;
-        // Homes of other volumes may be beside it.
+        // The directory above may have homes of other volumes.
         let _ = self.0.parent().map(fs::remove_dir);
         Ok(())
     }
 
-    /// The root directory that it is below.
+    /// The root directory of the home.
     pub(super) fn root(&self) -> Option<PathBuf> {
         self.0.ancestors().nth(5).map(Path::to_owned)
     }
 
-    /// A name for it among all homes of the node, as long as a name of a file may be.
+    /// A unique file name for it among all homes of the node.
     pub(super) fn user_name(&self) -> String {
         let last: Vec<_> = self.0.iter().rev().take(4).map(|part| part.to_string_lossy().into_owned()).collect();
         let name = match last.as_slice() {
@@ -173,7 +173,7 @@ impl DriverHome {
     }
 }
 
-/// Whether something is mounted at a path.
+/// Whether a file system is mounted at a path.
 ///
 /// # Errors
 /// When the mount table cannot be read.
@@ -186,7 +186,7 @@ pub(super) fn make_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o750).create(path)
 }
 
-/// Writes a file that is either as before or as now, whenever this process is killed.
+/// Replaces a file atomically: if this process is killed, the file has the old or the new content.
 pub(super) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let next = path.with_extension(NEXT);
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&next)?;
@@ -194,13 +194,13 @@ pub(super) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     fs::rename(&next, path)
 }
 
-/// Removes a file that [`replace`] has written, and what a process has left that was killed meanwhile.
+/// Removes a file of [`replace`], and the temporary file of a killed process.
 pub(super) fn remove_replaced(path: &Path) -> io::Result<()> {
     absent_is_fine(fs::remove_file(path.with_extension(NEXT)))?;
     absent_is_fine(fs::remove_file(path))
 }
 
-/// Removes what a driver mounted on, which may be a file.
+/// Removes the mount point of a driver, which may be a file.
 fn remove_mount_point(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path)?.is_dir() {
         true => fs::remove_dir(path),

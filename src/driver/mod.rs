@@ -1,18 +1,18 @@
-//! Drivers of other vendors: programs and services of the node that mount volumes for podfs, as they do for a kubelet.
+//! FlexVolume and CSI drivers: programs and services of the node that mount volumes for podfs, as for a kubelet.
 //!
-//! A driver mounts a volume at a directory that only podfs uses, the volume's [`DriverHome`]; podfs shows it to the pod as it shows
-//! a directory of the node. So a container never sees the driver's own mount, and the code for hostPath volumes serves it.
+//! A driver mounts a volume at a directory that only podfs uses, the volume's [`DriverHome`]; podfs shows it to the pod like
+//! a directory of the node. So containers never see the driver's own mount, and the code for hostPath volumes serves it.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `home` | where a driver mounts a volume for a pod, and the record of it |
-//! | `node_mount` | one mount for each node, which the mounts of pods are made from |
+//! | `home` | the directory in which a driver mounts a volume for a pod, with its record |
+//! | `node_mount` | the mount of a volume for the node, from which the pods' mounts are made |
 //! | [`csi`] | CSI drivers: services that speak gRPC |
 //! | [`flex`] | FlexVolume drivers: programs that print JSON |
 //!
-//! When podfs is killed, the next podfs can undo everything that a driver has done:
-//! 1. podfs writes the record of a home before the first call of the driver, and updates it before each call with what the driver
-//!    may have done. It removes the record after the last call.
+//! After podfs was killed, the next podfs can undo all calls of a driver:
+//! 1. podfs writes the record of a home before the first call of the driver, and updates it before each further
+//!    call. It removes the record after the last call.
 //! 2. A call that ended without a definite answer counts as done: podfs repeats it, or undoes it.
 //! 3. [`undo`] needs only a home. The process that removes the pod calls it: its supervisor, the next one, or a cleanup.
 
@@ -34,7 +34,7 @@ use podfs_fuse::mount::MountError;
 
 use crate::host::HostError;
 
-/// Where the drivers of the node are.
+/// The directories of the node's drivers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drivers {
     /// The root directory, below which pods and drivers have their directories.
@@ -43,16 +43,16 @@ pub struct Drivers {
     pub flex_volumes: PathBuf,
 }
 
-/// Why a driver did not do what it was called for.
+/// Why a call of a driver failed.
 #[derive(Clone, Debug)]
 pub struct DriverError {
     /// The failure, and the advice.
     pub sentence: String,
-    /// Whether the driver may have done it all the same.
+    /// Whether the driver may have executed the call.
     pub is_uncertain: bool,
-    /// Whether the driver cannot do it with these arguments at any time.
+    /// Whether a retry with these arguments cannot succeed.
     pub is_infeasible: bool,
-    /// The error that the sentence is about, if it is not the driver's.
+    /// The cause, if it is not the driver's error.
     cause: Option<Arc<dyn Error + Send + Sync>>,
 }
 
@@ -62,7 +62,7 @@ impl fmt::Display for DriverError {
     }
 }
 
-/// Gives the cause itself, and not its `Arc`, as thiserror would.
+/// Unlike thiserror, it returns the cause itself, not its `Arc`.
 impl Error for DriverError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.cause.as_deref().map(|cause| cause as &(dyn Error + 'static))
@@ -70,22 +70,22 @@ impl Error for DriverError {
 }
 
 impl DriverError {
-    /// The driver has not done it.
+    /// An error after which the driver has not executed the call.
     pub(crate) fn refused(sentence: impl Into<String>) -> DriverError {
         DriverError { sentence: sentence.into(), is_uncertain: false, is_infeasible: false, cause: None }
     }
 
-    /// The driver may have done it.
+    /// An error after which the driver may have executed the call.
     pub(crate) fn uncertain(sentence: impl Into<String>) -> DriverError {
         DriverError { sentence: sentence.into(), is_uncertain: true, is_infeasible: false, cause: None }
     }
 
-    /// The driver was not called, or not reached, because of this error.
+    /// An error that prevented the call.
     pub(crate) fn because(sentence: impl Into<String>, cause: impl Error + Send + Sync + 'static) -> DriverError {
         DriverError { cause: Some(Arc::new(cause)), ..DriverError::refused(sentence) }
     }
 
-    /// The node refused.
+    /// An error of the node's kernel.
     pub(crate) fn of_node(what: &str, path: &Path, cause: io::Error) -> DriverError {
         DriverError::because(format!("cannot {what} {}: {cause}", path.display()), cause)
     }
@@ -97,7 +97,7 @@ impl From<HostError> for DriverError {
     }
 }
 
-/// Why something of a driver's volume is left.
+/// Why podfs cannot undo the calls of a driver.
 #[derive(Debug, thiserror::Error)]
 pub enum UndoError {
     /// The directory of the volume stays.
@@ -109,7 +109,7 @@ pub enum UndoError {
         #[source]
         cause: io::Error,
     },
-    /// The driver has not undone its part.
+    /// The driver failed.
     #[error("volume {volume:?}: {cause}")]
     Volume {
         /// The volume.
@@ -120,16 +120,16 @@ pub enum UndoError {
     },
 }
 
-/// Why a volume is not unmounted from a pod, or from the node.
+/// Why a volume cannot be unmounted from a pod, or from the node.
 #[derive(Debug, thiserror::Error)]
 pub enum LeaveError {
     /// The driver refuses, or does not answer.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The node's shared mount cannot be looked at.
+    /// The node's mount cannot be read.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The CSI driver says what is not so.
+    /// The CSI driver reports success, but the mount is still there.
     #[error("CSI driver {driver} says that it has unpublished the volume, but {} is still mounted", .target.display())]
     StillPublished {
         /// The driver.
@@ -137,7 +137,7 @@ pub enum LeaveError {
         /// The mount.
         target: PathBuf,
     },
-    /// The FlexVolume driver says what is not so.
+    /// The FlexVolume driver reports success, but the mount is still there.
     #[error("cannot unmount {}: the driver says that it has, but it is still mounted", .0.display())]
     StillMounted(PathBuf),
     /// The kernel does not unmount it.
@@ -149,7 +149,7 @@ pub enum LeaveError {
         #[source]
         cause: UnmountError,
     },
-    /// A mount of the driver's stays, which the kernel does not unmount.
+    /// The kernel does not unmount a mount of the driver.
     #[error(transparent)]
     Mount(#[from] MountError),
     /// The record of the node's mount cannot be changed.
@@ -183,10 +183,10 @@ pub enum UnmountError {
     Mount(#[from] MountError),
 }
 
-/// Undoes what drivers have done for a volume of a pod, and removes its home. Blocks for as long as the driver takes.
+/// Undoes the calls of a driver for a volume of a pod, and removes its home. Blocks until the driver answers.
 ///
 /// # Errors
-/// What is left, and why. It can be tried again.
+/// The reason why a part is left. The caller may try again.
 pub fn undo(home: &DriverHome) -> Result<(), UndoError> {
     let remove = || home.remove().map_err(|cause| UndoError::Home { home: home.path().to_owned(), cause });
     let Some(record) = home.read() else {

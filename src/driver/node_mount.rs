@@ -1,6 +1,7 @@
-//! The mount of a volume for a node, which a driver makes once and the mounts of pods are made from.
+//! The mount of a volume for the node. A driver makes it once, and the pods' mounts are made from it.
 //!
-//! Its users are those of a [`GlobalMount`], which says why no supervisor unmounts what another pod uses, whenever one is killed. Its
+//! Its users are those of a [`GlobalMount`], which describes why no supervisor unmounts a volume of another pod, even if one is
+//! killed. Its
 //! records are in the directory that the driver stages in. In addition:
 //!
 //! 1. `staged` records before a call that the driver may have mounted, and after it that it has. Before the call that unmounts, it
@@ -25,17 +26,17 @@ const STAGED: &str = "staged";
 #[derive(Clone, Debug)]
 pub struct NodeMount(PathBuf);
 
-/// How far a driver came.
+/// The state of the driver's mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Staged {
     No,
-    /// It may have mounted.
+    /// The driver may have mounted it.
     Begun,
     Yes,
 }
 
 impl NodeMount {
-    /// The mount that this directory is for.
+    /// The mount of this directory.
     pub fn at(directory: PathBuf) -> NodeMount {
         NodeMount(directory)
     }
@@ -45,12 +46,12 @@ impl NodeMount {
         &self.0
     }
 
-    /// Where the driver mounts.
+    /// The directory on which the driver mounts.
     pub fn path(&self) -> PathBuf {
         self.0.join(MOUNT)
     }
 
-    /// Whether something is mounted there.
+    /// Whether a file system is mounted there.
     ///
     /// # Errors
     /// When the mount table cannot be read.
@@ -58,10 +59,10 @@ impl NodeMount {
         is_mount(&self.path())
     }
 
-    /// Makes a pod a user, and has the driver mount unless it has already.
+    /// Makes a pod a user, and calls `stage` unless the driver has mounted the volume already.
     ///
     /// # Errors
-    /// Those of `stage`. The pod is a user still if the driver may have mounted.
+    /// Those of `stage`. The pod stays a user if the driver may have mounted.
     pub fn enter(
         &self,
         home: &DriverHome,
@@ -88,10 +89,10 @@ impl NodeMount {
         }
     }
 
-    /// A pod uses the mount no more; if it was the last one, has the driver unmount.
+    /// Removes a pod from the users. For the last one, calls `unstage` first.
     ///
     /// # Errors
-    /// Those of `unstage`. Then the pod is a user still.
+    /// Those of `unstage`. Then the pod stays a user.
     pub fn leave(
         &self,
         home: &DriverHome,
@@ -116,7 +117,7 @@ impl NodeMount {
         GlobalMount::with_records(self.0.clone(), self.path())
     }
 
-    /// Takes a pod from the users, and removes what was made if none is left and nothing is mounted.
+    /// Removes a pod from the users, and the directory if there is no user and no mount.
     fn give_up(&self, home: &DriverHome, held: &Held<'_>) -> io::Result<()> {
         held.forget(&home.user_name());
         if !self.global().has_no_user() || self.staged() != Staged::No {

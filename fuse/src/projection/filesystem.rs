@@ -1,10 +1,10 @@
-//! The FUSE side of a projection: requests in, answers out, everything else in [`tree`](super::tree).
+//! The FUSE side of a projection. It answers requests from a [`tree`](super::tree).
 //!
 //! A warm volume causes no requests. The kernel remembers `ENOSYS` to OPEN, OPENDIR, FLUSH and the xattr requests for the whole
 //! connection, and caches entries, attributes, links and absent names without a time limit: the tree changes only through calls on
-//! the private mount, so the kernel's caches are always right.
+//! the private mount, so the kernel's caches are always correct.
 //!
-//! An audited projection handles OPEN, and causes no other requests when it is warm. The kernel still keeps the pages that it has
+//! An audited projection answers OPEN, and causes no other requests when it is warm. The kernel still keeps the pages that it has
 //! read, and sends no FLUSH; after the close it sends a RELEASE, for which no process waits.
 
 use std::ffi::OsStr;
@@ -21,13 +21,13 @@ use crate::session::abi::{Attr, AttrOut, EntryOut, Kstatfs, OpenOut, ReadIn, Set
 use crate::session::{Answer, Caller, Exchange, ListedEntry, NodeId, Operation, Request, Service, WantedFeatures};
 use crate::trace::Trace;
 
-/// How long the kernel may cache answers, in seconds: in practice, for ever.
+/// How long the kernel may cache answers, in seconds: ten years.
 pub(crate) const FOREVER: u64 = 10 * 365 * 24 * 60 * 60;
 
-/// `st_blksize`, and what `st_blocks` is rounded up to, as on tmpfs.
+/// `st_blksize`, and the granularity of `st_blocks`, as on tmpfs.
 const BLOCK: u64 = 4096;
 
-/// A tree that the session thread reads and the control thread announces changes to.
+/// A tree that the session thread reads, and to which the control thread announces steps.
 #[derive(Clone)]
 pub struct SharedTree(Arc<Mutex<Tree>>);
 
@@ -37,7 +37,7 @@ impl SharedTree {
         Self(Arc::new(Mutex::new(tree)))
     }
 
-    /// The tree, for a short time: no request is answered meanwhile.
+    /// Locks the tree. The session answers no request meanwhile, so unlock it soon.
     pub fn lock(&self) -> MutexGuard<'_, Tree> {
         self.0.lock().expect("a thread that panics ends the process")
     }
@@ -54,7 +54,7 @@ pub struct ProjectionFilesystem {
 
 /// The features that a session with this file system negotiates.
 pub fn wanted(traced: bool) -> WantedFeatures {
-    // Each is worth having alone; an older kernel lacks some of them.
+    // Each is useful alone. An older kernel lacks some of them.
     let flags = init::ASYNC_READ
         | init::NO_OPEN_SUPPORT
         | init::NO_OPENDIR_SUPPORT
@@ -62,14 +62,13 @@ pub fn wanted(traced: bool) -> WantedFeatures {
         | init::PARALLEL_DIROPS
         | init::EXPLICIT_INVAL_DATA
         | init::HAS_RESEND;
-    // With ID-mapped mounts requests do not carry the caller's uid, which a trace shows.
+    // If ID-mapped mounts are allowed, requests do not have the caller's uid, which a trace shows.
     let idmap = if traced { 0 } else { init::ALLOW_IDMAP };
     WantedFeatures { flags: flags | idmap, max_stack_depth: 0 }
 }
 
 impl ProjectionFilesystem {
-    /// Serves `tree`, notes in `region` how far it has got, reports each request to the readers of `trace`, and has `audit` write
-    /// down each open.
+    /// Serves `tree`. It records applied steps in `region`, reports requests to the readers of `trace`, and opens to `audit`.
     pub(crate) fn new(
         tree: SharedTree,
         region: Arc<Region>,
@@ -119,7 +118,7 @@ impl ProjectionFilesystem {
             Operation::Unlink { name } => self.change(|tree| tree.unlink(node, name)).map(|()| Answer::Done),
             Operation::RmDir { name } => self.change(|tree| tree.remove_directory(node, name)).map(|()| Answer::Done),
 
-            // What no step ever is.
+            // Changes that are never steps.
             Operation::Write { .. } => {
                 self.undo.file(node);
                 Err(Errno::EROFS)
@@ -131,14 +130,14 @@ impl ProjectionFilesystem {
             | Operation::Link { .. }
             | Operation::FAllocate(_) => Err(Errno::EROFS),
 
-            // The request of each `isatty(3)`; the kernel remembers no answer.
+            // Each isatty(3) sends this request, because the kernel caches no answer.
             Operation::IoCtl => Err(Errno::ENOTTY),
-            // The kernel remembers this answer for the life of the connection, and does not ask again.
+            // The kernel caches this answer for the whole connection, and does not send the request again.
             _ => Err(Errno::ENOSYS),
         }
     }
 
-    /// A server before this one may have counted the lookup without an answer; the kernel counts it once.
+    /// Looks up a name. An earlier server may have counted the lookup without an answer; then this does not count it again.
     fn look_up(&self, node: NodeId, name: &OsStr, exchange: &Exchange<'_>) -> Result<Attributes, Errno> {
         let mut tree = self.tree.lock();
         match exchange.earlier() {
@@ -151,7 +150,7 @@ impl ProjectionFilesystem {
         }
     }
 
-    /// A server before this one may have written the open down.
+    /// Opens a file, with a line of the access log, unless an earlier server has written it.
     fn open(&self, node: NodeId, caller: Caller, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
         let Some(audit) = &self.audit else { return Err(Errno::ENOSYS) };
         let key = self.tree.lock().key(node)?;
@@ -162,7 +161,7 @@ impl ProjectionFilesystem {
         Ok(Answer::Open(OpenOut { open_flags: fopen::KEEP_CACHE | fopen::NOFLUSH, ..Default::default() }))
     }
 
-    /// Records a step in the region before its request is answered.
+    /// Applies a step, and records it in the region before the answer.
     fn change<T>(&self, change: impl FnOnce(&mut Tree) -> Result<T, Errno>) -> Result<T, Errno> {
         let mut tree = self.tree.lock();
         let changed = change(&mut tree)?;
@@ -172,7 +171,7 @@ impl ProjectionFilesystem {
         Ok(changed)
     }
 
-    /// The bytes go from the image to the kernel, and nowhere in between.
+    /// Sends bytes to the kernel directly from the image.
     fn read(&self, node: NodeId, arguments: &ReadIn, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
         let (image, content) = self.tree.lock().content(node)?;
         Ok(exchange.send(asked(&image.bytes()[content], arguments)))
@@ -221,12 +220,12 @@ impl Service for ProjectionFilesystem {
         false
     }
 
-    /// Two names with their structs. A WRITE is refused anyway.
+    /// Enough for two names with their structs. The server refuses WRITE anyway.
     fn longest_request(&self) -> usize {
         8192
     }
 
-    /// Nothing here waits for anything.
+    /// No request waits here.
     fn interrupt(&self, _: u64) {}
 }
 
@@ -238,14 +237,14 @@ fn trace_path(tree: &Tree, node: NodeId, name: Option<&OsStr>) -> String {
     }
 }
 
-/// The part of a file with these bytes that a read asks for.
+/// The requested part of a file with these bytes.
 pub(crate) fn asked<'a>(bytes: &'a [u8], arguments: &ReadIn) -> &'a [u8] {
     let start = usize::try_from(arguments.offset).map_or(bytes.len(), |offset| offset.min(bytes.len()));
     let end = bytes.len().min(start.saturating_add(arguments.size as usize));
     &bytes[start..end]
 }
 
-/// One more entry of a listing, unless there is no more room.
+/// Adds an entry to a listing. Returns whether it had room.
 pub(crate) fn push_if_it_fits(buffer: &mut Vec<u8>, arguments: &ReadIn, (node, next, kind, name): Listed<'_>) -> bool {
     let listed = ListedEntry { ino: node.0, next, kind: directory_type(kind), name: OsStr::new(name) };
     let fits = buffer.len() + listed.length() <= arguments.size as usize;
@@ -255,7 +254,7 @@ pub(crate) fn push_if_it_fits(buffer: &mut Vec<u8>, arguments: &ReadIn, (node, n
     fits
 }
 
-/// The answer to `statfs(2)` for so many bytes and nodes.
+/// The answer to statfs(2) for a number of bytes and nodes.
 pub(crate) fn file_system(bytes: u64, nodes: u64) -> Answer {
     Answer::FileSystem(Kstatfs {
         blocks: bytes.div_ceil(BLOCK),

@@ -9,22 +9,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::utc::utc;
 
-/// When a generation was made, as its name has it.
+/// The format of the time in a generation's name.
 const MADE_AT: &str = "..%Y_%m_%d_%H_%M_%S";
 
-/// `..YYYY_MM_DD_hh_mm_ss.N`: when the generation was made (UTC), and a random decimal number, in the
-/// form of the kubelet's `AtomicWriter`.
+/// `..YYYY_MM_DD_hh_mm_ss.N`: the time in UTC when the generation was made, and a random decimal number, like the names of the
+/// kubelet's `AtomicWriter`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct GenerationName(String);
 
 impl GenerationName {
-    /// A name for a generation made at `at`, different from every other with overwhelming probability.
+    /// A new name for a generation that was made at `at`.
     pub fn new(at: SystemTime) -> Self {
         Self(format!("{}.{}", utc(at).strftime(MADE_AT), random()))
     }
 
-    /// When it was made, to the second.
+    /// The time when it was made, in seconds.
     pub fn made_at(&self) -> Option<SystemTime> {
         let (made_at, _random) = self.0.rsplit_once('.')?;
         let made_at = DateTime::strptime(MADE_AT, made_at).ok()?;
@@ -43,8 +43,7 @@ impl fmt::Display for GenerationName {
     }
 }
 
-/// Whether a root entry is a generation's directory. Keys cannot be: a payload path never starts
-/// with `..`.
+/// Whether an entry of the root is the directory of a generation. No path of a payload begins with `..`.
 pub(crate) fn is_generation(name: &str) -> bool {
     name.strip_prefix("..").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
 }
@@ -54,7 +53,7 @@ fn random() -> u32 {
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     match filled {
         Ok(4) => u32::from_ne_bytes(bytes),
-        // Only a sandbox without the call ends here; the clock is as good for a name.
+        // The call is missing only in some sandboxes. A name can have the clock instead.
         _ => SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.subsec_nanos()),
     }
 }

@@ -1,16 +1,15 @@
-//! One payload as one memory file: an index of directories and files, then their bytes.
+//! A payload in a memory file: an index of directories and files, then their bytes.
 //!
 //! ```text
 //! Header | Node × nodes | names | content | lookup count × nodes
 //! ```
 //!
-//! The supervisor writes an image once; both processes read it in place, so a generation of a thousand keys costs the server
-//! nothing before the first lookup of a key. Node 0 is the generation's own directory. The children of a directory are
+//! The supervisor writes an image once, and both processes read it in place. So a generation with a thousand keys costs the server
+//! no time before the first lookup. Node 0 is the generation's own directory. The children of a directory are
 //! neighbours, sorted by name: a lookup is a binary search and a listing is a slice.
 //!
-//! The bytes of an image are a function of its payload alone, so two payloads are equal exactly when
-//! their images would be. The lookup counts are no part of that: they say how many answers have shown each node to the kernel,
-//! and outlive the server that counts.
+//! The bytes of an image depend only on its payload, so payloads are equal if and only if their images are. This does not include the
+//! lookup counts: the number of answers with each node to the kernel. They outlive the server.
 
 use std::collections::BTreeMap;
 use std::collections::VecDeque;
@@ -25,13 +24,13 @@ use super::memory::Block;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"podfs\0\0\x01");
 
-/// The longest name the kernel passes on (`NAME_MAX`), in bytes.
+/// Longest name of the kernel (`NAME_MAX`), in bytes.
 const NAME_MAX: usize = 255;
 
 /// One file of a payload.
 #[derive(Clone, Copy)]
 pub struct FileEntry<'a> {
-    /// Where it is shown: relative, normalised, elements separated by `/`.
+    /// Its path: relative, normalised, elements separated by `/`.
     pub path: &'a str,
     /// Its bytes.
     pub content: &'a [u8],
@@ -43,7 +42,7 @@ pub struct FileEntry<'a> {
     pub gid: u32,
 }
 
-/// How the directories of a payload look, the generation's own among them.
+/// The attributes of the directories of a payload, including the generation's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectoryAttributes {
     /// Permission bits, setgid included.
@@ -52,7 +51,7 @@ pub struct DirectoryAttributes {
     pub gid: u32,
 }
 
-/// Why a set of entries is no tree.
+/// Why entries are no valid tree.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
     /// An element of a path is empty, `.`, `..`, holds a NUL byte or is longer than 255 bytes.
@@ -64,7 +63,7 @@ pub enum ImageError {
     /// The same path twice.
     #[error("{0:?} is given twice")]
     Twice(String),
-    /// More names or nodes than the index can count.
+    /// The index cannot count so many names or nodes.
     #[error("the payload has too many files")]
     TooLarge,
 }
@@ -78,7 +77,7 @@ struct ImageHeader {
     content: u64,
 }
 
-/// A directory or file, as the index stores it.
+/// A directory or file in the index.
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 struct RawNode {
@@ -107,7 +106,7 @@ impl RawNode {
     }
 }
 
-/// A payload laid out, but not yet copied: enough to compare it with an [`Image`] or to make one.
+/// The layout of a payload without its copy, to compare it with an [`Image`] or to make one.
 pub struct Layout<'a> {
     nodes: Vec<RawNode>,
     names: Vec<u8>,
@@ -130,7 +129,7 @@ impl<'a> Layout<'a> {
         Ok(layout)
     }
 
-    /// Breadth first, so that the children of each directory become neighbours.
+    /// Adds nodes breadth first, so that the children of each directory are neighbours.
     fn push_tree(&mut self, root: &Branch<'a>, directories: DirectoryAttributes) -> Result<(), ImageError> {
         let directory = |parent| RawNode {
             name: 0,
@@ -289,10 +288,10 @@ pub(crate) struct ImageNode {
 }
 
 impl Image {
-    /// Opens the image behind a descriptor that another process made, and takes the duty to zero it.
+    /// Opens the image of another process, and becomes its owner, which zeroes it.
     ///
     /// # Errors
-    /// `InvalidData` when it is not an image: nothing later relies on the other process having been right.
+    /// `InvalidData` when it is not a valid image. Later code does not trust the other process.
     pub fn adopt(file: OwnedFd) -> io::Result<Self> {
         let image = Self::read(Block::adopt(file)?)?;
         image.check()?;
@@ -308,7 +307,7 @@ impl Image {
             let index_end = nodes.checked_mul(size_of::<RawNode>())?.checked_add(size_of::<ImageHeader>())?;
             let names_end = index_end.checked_add(usize::try_from(header.names).ok()?)?;
             let end = names_end.checked_add(usize::try_from(header.content).ok()?)?;
-            // What follows up to the counters is their alignment.
+            // The rest before the counters is padding.
             let whole = end.checked_next_multiple_of(size_of::<AtomicU64>()) == Some(block.bytes().len());
             whole.then_some((index_end..names_end, names_end..end))
         };
@@ -316,7 +315,7 @@ impl Image {
         Ok(Self { block, names, content, nodes })
     }
 
-    /// Every reference of the index stays inside the image, parents point back, and names are sorted.
+    /// Checks that all references of the index are inside the image, parents are correct, and names are sorted.
     fn check(&self) -> io::Result<()> {
         let nodes = self.index();
         let names = str::from_utf8(&self.block.bytes()[self.names.clone()]).map_err(|_| not_an_image())?;
@@ -414,7 +413,7 @@ impl Image {
         }
     }
 
-    /// All bytes; the ranges of [`ImageNodeKind::File`] are ranges of these.
+    /// All bytes. The ranges of [`ImageNodeKind::File`] refer to them.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.block.bytes()
     }
@@ -429,17 +428,17 @@ impl Image {
         self.content.len() as u64
     }
 
-    /// Bytes of memory that it takes.
+    /// Its memory in bytes.
     pub(crate) fn memory(&self) -> u64 {
         (self.block.bytes().len() + size_of_val(self.block.counters())) as u64
     }
 
-    /// Does the zeroing from now on.
+    /// Makes this process the owner, which zeroes the image when it drops it.
     pub(crate) fn own(&self) {
         self.block.own();
     }
 
-    /// Leaves the zeroing to the process that gets the descriptor.
+    /// Makes the process that gets the descriptor the owner, which zeroes the image.
     pub(crate) fn disown(&self) {
         self.block.disown();
     }

@@ -1,12 +1,10 @@
-//! Memory that two processes share, and that is zeroed at its end.
+//! Memory that two processes share, and that its owner zeroes.
 //!
-//! A block is a sealed memory file (`memfd_create(2)`): it cannot be resized, so a mapping of it can
-//! never fault. Its pages are locked against swap and, when the block's owner drops it, overwritten
-//! with zeros. There is one owner at a time: the process that made the block, until it hands the
-//! descriptor to the other.
+//! A block is a sealed memory file (`memfd_create(2)`): it cannot be resized, so a mapping of it
+//! never causes SIGBUS. Its pages are locked against swap. The owner of the block overwrites them with zeros when it drops it. The
+//! owner is the process that made the block, until it sends the descriptor to the other one.
 //!
-//! Behind the bytes, which never change, a block has counters, which the server changes. A successor takes over the counts from
-//! them.
+//! After the constant bytes, a block has counters, which the server changes. A successor continues with them.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -23,9 +21,9 @@ use crate::memory_lock::wipe;
 /// A shared, locked, fixed-size block of memory.
 pub(crate) struct Block {
     file: OwnedFd,
-    /// All bytes of the file. They are only written when no other thread can reach them (`drop`); counters are atomic.
+    /// All bytes of the file. Only `drop` writes them, when no other thread can reach them; the counters are atomic.
     mapping: MmapRaw,
-    /// How many of its last bytes are counters.
+    /// The number of bytes of counters at its end.
     counted: usize,
     owned: AtomicBool,
 }
@@ -33,7 +31,7 @@ pub(crate) struct Block {
 const COUNTER: usize = size_of::<AtomicU64>();
 
 impl Block {
-    /// A block that holds `parts`, one after the other, and as many counters, which are 0.
+    /// A block with `parts`, one after the other, and this number of counters, which are 0.
     pub(crate) fn new(parts: &[&[u8]], counters: usize) -> io::Result<Self> {
         let file = create()?;
         let length = write_all(&file, parts)?.next_multiple_of(COUNTER) + counters * COUNTER;
@@ -44,8 +42,7 @@ impl Block {
         Ok(block)
     }
 
-    /// The block behind a descriptor that the other process made. The caller becomes its owner. All of it is bytes until
-    /// [`count`](Self::count) says how many counters there are.
+    /// Opens the block of the other process, and becomes its owner. It has no counters before [`count`](Self::count).
     pub(crate) fn adopt(file: OwnedFd) -> io::Result<Self> {
         let seals = rustix::fs::fcntl_get_seals(&file)?;
         if !seals.contains(SealFlags::SHRINK) {
@@ -56,19 +53,17 @@ impl Block {
     }
 
     fn map(file: OwnedFd, length: usize) -> io::Result<Self> {
-        // All of it is there from the start: an answer whose bytes have to be fetched first fails with EIO when the server
-        // is killed meanwhile.
+        // Populated: if an answer causes page faults, and the server is killed meanwhile, the answer fails with `EIO`.
         let mapping = MmapOptions::new().len(length).populate().map_raw(&file)?;
-        // Best effort: without CAP_IPC_LOCK the limit may be small; the process reports that once at
-        // its start, when it locks the rest of its memory.
+        // Without CAP_IPC_LOCK, the limit may be too small. The process reports that at its start, when it locks its other memory.
         let _ = mapping.lock();
         Ok(Self { file, mapping, counted: 0, owned: AtomicBool::new(true) })
     }
 
-    /// The last of the bytes are so many counters.
+    /// Makes the last bytes this number of counters.
     ///
     /// # Errors
-    /// `InvalidData` when there are not as many bytes.
+    /// `InvalidData` when the block has fewer bytes, or its length is not aligned.
     pub(crate) fn count(&mut self, counters: usize) -> io::Result<()> {
         let counted = counters.checked_mul(COUNTER).filter(|counted| *counted <= self.mapping.len());
         let aligned = self.mapping.len().is_multiple_of(COUNTER);
@@ -76,10 +71,10 @@ impl Block {
         Ok(())
     }
 
-    /// The bytes, and up to seven zeros.
+    /// The bytes, followed by up to seven zeros.
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping has that length, and the kernel has initialised it. Only its counters, which are left out, are
-        // written while the block can be borrowed.
+        // SAFETY: the mapping has that length, and the kernel has initialised it. While the block can be borrowed, only its
+        // counters are written, and the slice excludes them.
         unsafe { slice::from_raw_parts(self.mapping.as_ptr(), self.mapping.len() - self.counted) }
     }
 
@@ -91,12 +86,12 @@ impl Block {
         unsafe { slice::from_raw_parts(first.cast(), self.counted / COUNTER) }
     }
 
-    /// Does the zeroing from now on.
+    /// Makes this process the owner, which zeroes the block.
     pub(crate) fn own(&self) {
         self.owned.store(true, Ordering::Relaxed);
     }
 
-    /// Leaves the zeroing to the process that adopts the descriptor.
+    /// Makes the process that adopts the descriptor the owner.
     pub(crate) fn disown(&self) {
         self.owned.store(false, Ordering::Relaxed);
     }
@@ -111,15 +106,14 @@ impl AsFd for Block {
 impl Drop for Block {
     fn drop(&mut self) {
         if *self.owned.get_mut() {
-            // SAFETY: `&mut self` proves that no slice of this mapping is alive in this process, and
-            // the other process gave the block up.
+            // SAFETY: `&mut self` proves that this process has no slice of the mapping, and the other process does not use the block.
             wipe(unsafe { slice::from_raw_parts_mut(self.mapping.as_mut_ptr(), self.mapping.len()) });
         }
     }
 }
 
-/// Fills a new file. `write(2)` costs no page faults, unlike a mapping, and a buffer between spares
-/// many passes through the page cache when the parts are small.
+/// Writes `parts` to a new file. Unlike a mapping, write(2) causes no page faults. A buffer reduces the number of calls for small
+/// parts.
 fn write_all(file: &OwnedFd, parts: &[&[u8]]) -> io::Result<usize> {
     const BUFFER: usize = 64 * 1024;
     let length = parts.iter().map(|part| part.len()).sum();
@@ -137,7 +131,7 @@ fn write_all(file: &OwnedFd, parts: &[&[u8]]) -> io::Result<usize> {
         }
     }
     file.write_all(&buffer)?;
-    // It holds some of what the parts hold, up to where it was once filled.
+    // The buffer may have secrets up to its capacity.
     buffer.resize(buffer.capacity(), 0);
     wipe(&mut buffer);
     Ok(length)
@@ -145,7 +139,7 @@ fn write_all(file: &OwnedFd, parts: &[&[u8]]) -> io::Result<usize> {
 
 fn create() -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // NOEXEC_SEAL is known since Linux 6.3; a host may demand it (sysctl vm.memfd_noexec).
+    // NOEXEC_SEAL exists since Linux 6.3. A host may require it (sysctl vm.memfd_noexec).
     match memfd_create("podfs-generation", flags | MemfdFlags::NOEXEC_SEAL) {
         Err(Errno::INVAL) => Ok(memfd_create("podfs-generation", flags)?),
         made => Ok(made?),

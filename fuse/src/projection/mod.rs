@@ -10,12 +10,12 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`image`] | one payload as one memory file: index and bytes, shared by both processes |
+//! | [`image`] | a payload in a memory file, which both processes share |
 //! | [`steps`] | the system calls of a commit, in the `AtomicWriter`'s order |
-//! | [`tree`] | the server's view: generations, links, node ids; changes only by announced steps |
-//! | [`filesystem`] | the FUSE shim over [`tree`] |
+//! | [`tree`] | the tree of the server: generations, links, node ids; it changes only by announced steps |
+//! | [`filesystem`] | the answers to FUSE requests from a [`tree`] |
 //! | [`undo`] | undoing stores through a writable mapping |
-//! | [`old`] | generations that stay for a while after their switch |
+//! | [`old`] | old generations, until their removal |
 
 pub mod filesystem;
 pub mod image;

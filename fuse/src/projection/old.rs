@@ -1,8 +1,8 @@
-//! Old generations: `..data` pointed to them before, and a reader that resolved the link just before a switch still looks
-//! for the directory. So each stays for a while, with all its files, and is removed then.
+//! Old generations, to which `..data` pointed before. A reader that resolved the link just before a switch still opens files in the
+//! directory. So each stays for a time with all its files.
 //!
-//! A volume that changes very often keeps the newest: at most [`MOST`] generations that take at most [`MOST_BYTES`]
-//! together, and in any case the one that was current last.
+//! A volume that changes very often keeps only the newest: at most [`MOST`] generations with at most [`MOST_BYTES`] together, but
+//! always the previous one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,35 +12,35 @@ use super::image::Image;
 use crate::Backoff;
 use crate::DoublingPause;
 
-/// The most generations that are kept after their switch.
+/// Most old generations of a volume.
 pub const MOST: usize = 64;
-/// The most bytes of memory that they take together.
+/// Most bytes of memory for the old generations of a volume.
 pub const MOST_BYTES: u64 = 16 << 20;
 
-/// How long after a removal that failed the next attempt is made; each further one waits twice as long.
+/// The delay after a failed removal. It doubles with each further failure.
 const RETRY: DoublingPause = DoublingPause::new(Duration::from_secs(1), Duration::from_secs(30));
 
-/// A generation that is not current any more.
+/// An old generation.
 #[derive(Clone)]
 pub(crate) struct Old {
     pub(crate) name: GenerationName,
     pub(crate) image: Arc<Image>,
-    /// When it is to be removed.
+    /// The time of its removal.
     until: Instant,
-    /// The pauses after removals that failed.
+    /// The delays after failed removals.
     backoff: Backoff,
 }
 
 /// The number of old generations of a volume, and their memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OldUsage {
-    /// How many there are.
+    /// Their number.
     pub generations: usize,
     /// Bytes of memory.
     pub bytes: u64,
 }
 
-/// The old generations of a volume, the oldest first.
+/// The old generations of a volume, oldest first.
 #[derive(Default)]
 pub(crate) struct OldGenerations {
     keep_for: Duration,
@@ -48,7 +48,7 @@ pub(crate) struct OldGenerations {
 }
 
 impl OldGenerations {
-    /// Keeps each generation for so long, counted from now for those that are there already.
+    /// Keeps each old generation for `time`. For existing ones, the time begins now.
     pub(crate) fn keep_for(&mut self, time: Duration) {
         self.keep_for = time;
         let until = Instant::now() + time;
@@ -68,12 +68,12 @@ impl OldGenerations {
         OldUsage { generations: self.all.len(), bytes }
     }
 
-    /// When the next one is to be removed.
+    /// The time of the next removal.
     pub(crate) fn next_removal(&self) -> Option<Instant> {
         self.all.iter().map(|old| old.until).min()
     }
 
-    /// Those to be removed now: their time is over, or newer ones take the room.
+    /// The generations to remove now: their time is over, or newer ones exceed the limits.
     pub(crate) fn due(&self, now: Instant) -> Vec<Old> {
         let (mut room, mut bytes) = (MOST, MOST_BYTES);
         let newest_first = self.all.iter().rev().enumerate();
@@ -87,7 +87,7 @@ impl OldGenerations {
         due
     }
 
-    /// Tries those again at once that could not be removed.
+    /// Makes all generations due whose removal has failed.
     pub(crate) fn retry_now(&mut self) {
         let now = Instant::now();
         self.all.iter_mut().filter(|old| old.backoff.failures() > 0).for_each(|old| old.until = now);
@@ -97,7 +97,7 @@ impl OldGenerations {
         self.all.retain(|old| old.name != *name);
     }
 
-    /// The removal failed: it is tried again later. Whether that is the first time.
+    /// Notes that a removal failed, so it is due again later. Returns whether this is its first failure.
     pub(crate) fn failed(&mut self, name: &GenerationName) -> bool {
         let Some(old) = self.all.iter_mut().find(|old| old.name == *name) else { return false };
         old.until = Instant::now() + old.backoff.fail();
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_are_kept_within_the_limits_and_the_last_one_in_any_case() {
+    fn the_newest_are_kept_within_the_limits_and_the_previous_one_always() {
         let (old, names) = kept_for_an_hour(&[1; MOST + 2]);
         assert_eq!(due(&old, Instant::now()), names[..2]);
         let half = usize::try_from(MOST_BYTES / 2).expect("a size");
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_that_failed_is_tried_again_later_and_with_the_next_commit() {
+    fn a_failed_removal_is_due_again_later_and_at_the_next_commit() {
         let (mut old, names) = kept_for_an_hour(&[1]);
         old.keep_for(Duration::ZERO);
         assert_eq!(due(&old, Instant::now()), names);

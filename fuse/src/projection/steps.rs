@@ -1,12 +1,12 @@
 //! The system calls of a commit, as data.
 //!
 //! The supervisor plans them, announces them to the server, and performs them one by one on the
-//! private mount. The server accepts exactly the announced ones, in their order; so another process that can write to the tree (a
-//! privileged container can remount its bind mount) changes nothing.
+//! private mount. The server accepts only the announced ones, in their order. So no other process can change the tree, although a
+//! privileged container can remount its bind mount read-write.
 //!
-//! The order is the `AtomicWriter`'s, and with it the inotify events that containers see: the new
-//! directory, `..data_tmp`, its rename to `..data`, new links, links of removed names, and at last, when its time is over,
-//! the old generation (rows EV-01 to EV-05 of the kubelet's behaviour).
+//! The order is the `AtomicWriter`'s, and so are the inotify events in containers: the new directory, `..data_tmp`, its rename to
+//! `..data`, new links, links of removed names, and, when its time is over, the old generation (rows EV-01 to EV-05 of the kubelet's
+//! behaviour).
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ pub const DATA_TMP: &str = "..data_tmp";
 /// One system call that changes a projection's tree. Names without a directory are in the root.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProjectionStep {
-    /// `mkdirat(2)` of a generation's directory; with it the whole generation appears.
+    /// mkdirat(2) of a generation's directory, which makes the whole generation visible.
     MakeGeneration {
         /// The staged generation.
         name: String,
@@ -41,7 +41,7 @@ pub enum ProjectionStep {
         name: String,
         /// Its target.
         target: String,
-        /// Its owner from the start; a `chown` would be one more event.
+        /// Its owner. A chown(2) would cause another event.
         uid: u32,
     },
     /// `renameat(2)` of [`DATA_TMP`] to [`DATA`]: the switch.
@@ -53,8 +53,8 @@ pub enum ProjectionStep {
         /// The entry in it.
         name: String,
     },
-    /// `unlinkat(2)` with `AT_REMOVEDIR`. Removing a generation's directory takes with it what the
-    /// kernel never looked up.
+    /// `unlinkat(2)` with `AT_REMOVEDIR`. For a generation's directory, this also removes the
+    /// entries that the kernel never looked up.
     RemoveDirectory {
         /// Path of the directory that holds it; empty for the root.
         directory: String,
@@ -64,7 +64,7 @@ pub enum ProjectionStep {
 }
 
 impl ProjectionStep {
-    /// The entry that the step is about.
+    /// The name of the entry that the step changes.
     pub fn name(&self) -> &str {
         match self {
             Self::Switch => DATA,
@@ -76,7 +76,7 @@ impl ProjectionStep {
         }
     }
 
-    /// The owner of the link that it makes, if it makes one.
+    /// The owner of the new link, if the step makes one.
     pub fn link_owner(&self) -> Option<u32> {
         match self {
             Self::MakeLink { uid, .. } => Some(*uid),
@@ -94,7 +94,7 @@ pub struct ShownGeneration<'a> {
     pub image: &'a Image,
 }
 
-/// From `previous` to `next`: the switch, then the links of added and removed names. Names in
+/// The steps from `previous` to `next`: the switch, then the links of added and removed names. Names in
 /// `hidden` are real directories of the root (mount points of nested volumes) and get no link
 /// (AW-21).
 pub fn switch(
@@ -116,8 +116,8 @@ pub fn switch(
     steps
 }
 
-/// The end of an old generation: the entries the kernel knows are unlinked one by one, children
-/// before their directory, so that watchers of a file get the event of its removal (EV-04).
+/// The steps to remove an old generation. They unlink each entry that the kernel knows, children before their directory, so that
+/// watchers of a file get the event of its removal (EV-04).
 pub fn removal(old: ShownGeneration<'_>, looked_up: &[Index]) -> Vec<ProjectionStep> {
     let mut indexes: Vec<_> =
         looked_up.iter().copied().filter(|index| (1..old.image.nodes()).contains(index)).collect();
@@ -128,9 +128,8 @@ pub fn removal(old: ShownGeneration<'_>, looked_up: &[Index]) -> Vec<ProjectionS
     steps
 }
 
-/// The steps that bring a root with these entries back to the entries of `current`, after a commit
-/// that stopped half-way: no `..data_tmp` (AW-18), no leaked generation (AW-19), every link in its
-/// place (AW-16). Generations for which `is_kept` holds stay.
+/// The steps from a root with these entries to the entries of `current`, after an interrupted commit: no `..data_tmp` (AW-18), no
+/// leaked generation (AW-19), and all links (AW-16). Generations for which `is_kept` is true stay.
 pub fn repair(
     entries: &[String],
     current: Option<ShownGeneration<'_>>,
@@ -157,7 +156,7 @@ pub fn repair(
     steps
 }
 
-/// The links that belong to an image, sorted by name, each with its owner.
+/// The links of an image, sorted by name, each with its owner.
 fn links<'a>(image: Option<&'a Image>, hidden: &'a BTreeSet<String>) -> impl Iterator<Item = (&'a str, u32)> {
     image.into_iter().flat_map(Image::top_level).filter(|(name, _)| !hidden.contains(*name))
 }

@@ -1,7 +1,7 @@
-//! The server's main loop: it reads control messages, starts sessions, and gives trees their next generation.
+//! The server's main loop: it reads control messages, starts sessions, and adds generations to trees.
 //!
-//! A server outlives its supervisor: when the control socket is closed, it goes on serving and waits for another one at its
-//! listening socket.
+//! A server outlives its supervisor: after the control socket was closed, it continues to serve, and waits for another supervisor
+//! at its listening socket.
 
 use std::collections::VecDeque;
 use std::io;
@@ -25,20 +25,20 @@ use crate::projection::Image;
 use crate::protocol::{Greeting, ServerReply, ServerRequest, check, receive, send};
 use crate::region::Region;
 
-/// Where the supervisor is: standard input.
+/// The socket to the supervisor: standard input.
 const CONTROL: RawFd = 0;
-/// How long a caller may take for its greeting once it has begun to send it, in seconds.
+/// Longest time for the rest of a caller's greeting after its first byte, in seconds.
 const TIMEOUT: i64 = 2;
-/// Most callers that may be silent at once. With another one, the first of them is disconnected.
+/// Most callers without a greeting. For another one, the server closes the oldest connection.
 const MAX_CALLERS: usize = 8;
 
-/// Serves until the supervisor sends [`ServerRequest::End`], or is gone and no other supervisor can connect.
+/// Serves until the supervisor sends [`ServerRequest::End`], or has ended and no other supervisor can connect.
 ///
-/// The control socket is standard input. `program` is the version of this program. What is written down of audited volumes
-/// goes to `output`.
+/// The control socket is standard input. `program` is the version of this program. The lines of audited volumes go to
+/// `output`.
 ///
 /// # Errors
-/// When the control socket is none, or there are no descriptors left.
+/// When standard input is not a socket, or there are no descriptors left.
 pub fn serve(program: &str, pod: &str, output: AuditOutput) -> io::Result<()> {
     fd_keeper::reserve_numbers()?;
     let greeting = Greeting::new(program, pod);
@@ -71,17 +71,17 @@ pub fn refuse(reason: &str) {
 struct Process {
     greeting: Greeting,
     keeper: Keeper,
-    /// The far end of the keeper's channel waits for a supervisor.
+    /// Whether no supervisor has got the far end of the keeper's channel yet.
     has_channel: bool,
     volumes: ServedVolumes,
-    /// Another supervisor could find this server.
+    /// Whether another supervisor can connect.
     listens: bool,
-    /// The supervisor knows of live parts of projections.
+    /// Whether the supervisor knows live parts of projections.
     supervisor_knows_live: bool,
 }
 
 impl Process {
-    /// Does what the supervisor asks for, until it is gone or talks nonsense.
+    /// Answers the supervisor's requests until the connection ends, or a message is invalid.
     fn follow(&mut self) {
         loop {
             let message = match receive(&control()) {
@@ -94,7 +94,7 @@ impl Process {
                 return;
             }
             let (request, descriptors) = message;
-            // Not `Start`: callers wait for the volumes of a server that was killed.
+            // False for `Start`: callers wait for the volumes of a killed server, so it must not take longer.
             let begins_volume = request.begins_volume();
             let answered = self.answer(request, descriptors);
             let (reply, descriptors) =
@@ -104,7 +104,7 @@ impl Process {
             let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).chain(far_end).collect();
             let sent = send(&control(), &reply, &borrowed);
             if hands_over {
-                fd_keeper::let_go_of_far_end();
+                fd_keeper::close_far_end();
             }
             if sent.is_err() {
                 return;
@@ -208,7 +208,7 @@ impl Process {
         if !std::mem::take(&mut self.has_channel) {
             fd_keeper::open_channel()?;
         }
-        // A supervisor that has sent its greeting may take its time from now on.
+        // After its greeting, a supervisor has no time limit.
         setsockopt(&control(), sockopt::ReceiveTimeout, &TimeVal::zero())?;
         Ok(ServerReply::Hello {
             greeting: self.greeting.clone(),
@@ -217,21 +217,20 @@ impl Process {
         })
     }
 
-    /// Puts the connection of another supervisor in the place of standard input: the first caller that sends something. Silent
-    /// callers delay no other.
+    /// Waits until a caller sends a byte, and makes its connection the new standard input. Silent callers do not delay others.
     fn wait_for_supervisor(&mut self) -> io::Result<()> {
         let mut callers: VecDeque<OwnedFd> = VecDeque::new();
         loop {
-            let everybody = std::iter::once(fd_keeper::reserved(LISTENER)).chain(callers.iter().map(AsFd::as_fd));
-            let mut state: Vec<_> = everybody.map(|one| PollFd::from_borrowed_fd(one, PollFlags::IN)).collect();
+            let sockets = std::iter::once(fd_keeper::reserved(LISTENER)).chain(callers.iter().map(AsFd::as_fd));
+            let mut state: Vec<_> = sockets.map(|one| PollFd::from_borrowed_fd(one, PollFlags::IN)).collect();
             match poll(&mut state, None) {
                 Err(rustix::io::Errno::INTR) => continue,
                 polled => polled?,
             };
             let ready: Vec<_> = state.iter().map(|one| !one.revents().is_empty()).collect();
-            if let Some(speaks) = ready[1..].iter().position(|ready| *ready) {
-                let Some(caller) = callers.remove(speaks) else { continue };
-                if is_heard(&caller) {
+            if let Some(readable) = ready[1..].iter().position(|ready| *ready) {
+                let Some(caller) = callers.remove(readable) else { continue };
+                if has_sent(&caller) {
                     setsockopt(&caller, sockopt::ReceiveTimeout, &TimeVal::seconds(TIMEOUT))?;
                     return fd_keeper::put(caller, CONTROL);
                 }
@@ -245,25 +244,26 @@ impl Process {
     }
 }
 
-/// Accepts a connection of a process of root, which may be a supervisor.
+/// Accepts a connection; `None` if it is not of a process of root.
 fn accept() -> io::Result<Option<OwnedFd>> {
     let accepted = match accept4(LISTENER, SockFlag::SOCK_CLOEXEC) {
         Err(nix::errno::Errno::EINTR | nix::errno::Errno::ECONNABORTED) => return Ok(None),
         accepted => accepted?,
     };
-    // SAFETY: the kernel just made this descriptor for this process alone.
+    // SAFETY: accept4(2) has returned this descriptor, and no other code owns it.
     let caller = unsafe { OwnedFd::from_raw_fd(accepted) };
     Ok(getsockopt(&caller, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == 0).then_some(caller))
 }
 
-/// Whether a caller whose connection is readable has said something, and not gone away.
-fn is_heard(caller: &OwnedFd) -> bool {
+/// Whether a caller whose connection is readable has sent a byte, and has not closed it.
+fn has_sent(caller: &OwnedFd) -> bool {
     let mut byte = [0; 1];
     recv(caller, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT).is_ok_and(|(_, length)| length > 0)
 }
 
-/// Takes over what the regions refer to. Nothing but the reserved numbers and the regions' descriptors is in use here when it
-/// comes. What no process has any more is forgotten at once, before this process opens something under the same number.
+/// Inherits the descriptors to which the regions refer. Before, this process has only the reserved numbers and the regions'
+/// descriptors in use. It erases the numbers of lost descriptors from the regions at once, before it opens a file under such a
+/// number.
 fn inherit(handover: Option<OwnedFd>, regions: impl Iterator<Item = OwnedFd>) -> io::Result<()> {
     let handover = handover.map(Handover::new).transpose()?;
     let files: Vec<_> = regions.collect();
@@ -283,15 +283,15 @@ fn inherit(handover: Option<OwnedFd>, regions: impl Iterator<Item = OwnedFd>) ->
     Ok(())
 }
 
-/// The numbers of the descriptors that a region names. A region that cannot be read names none: it is refused when its volume
-/// is resumed.
+/// The numbers of descriptors in a region. There are none in an invalid region; the server refuses it in
+/// [`ServerRequest::Resume`].
 fn numbers_in(file: BorrowedFd<'_>) -> Vec<RawFd> {
     let Ok(file) = file.try_clone_to_owned() else { return Vec::new() };
     Region::adopt(file).ok().and_then(|region| passthrough::descriptors(&region).ok()).unwrap_or_default()
 }
 
-/// The regions of these files, with descriptors above `highest`, the last number that is inherited. At the lowest free numbers,
-/// where they came, they would be in the way of what the last server had there.
+/// The regions of these files, with their descriptors moved above `highest`, the last inherited number. At the lowest free numbers,
+/// where they arrive, they could occupy numbers of inherited descriptors.
 fn adopt_above(files: Vec<OwnedFd>, highest: Option<RawFd>) -> io::Result<Vec<Region>> {
     let mut regions = Vec::new();
     for file in files {
@@ -307,7 +307,7 @@ fn adopt_above(files: Vec<OwnedFd>, highest: Option<RawFd>) -> io::Result<Vec<Re
     Ok(regions)
 }
 
-/// Whether this process may have a descriptor of that number. The limit of its predecessor may have been higher.
+/// Fails if the limit `RLIMIT_NOFILE` forbids a descriptor with this number. The predecessor may have had a higher limit.
 fn check_limit(number: RawFd) -> io::Result<()> {
     match getrlimit(Resource::Nofile).current {
         Some(limit) if limit <= u64::from(number.cast_unsigned()) => Err(io::Error::other(format!(
@@ -322,7 +322,7 @@ fn control() -> BorrowedFd<'static> {
     fd_keeper::reserved(CONTROL)
 }
 
-/// The descriptors of a message, in their order.
+/// The descriptors of a message, in order.
 struct Descriptors(std::vec::IntoIter<OwnedFd>);
 
 impl Descriptors {

@@ -1,7 +1,8 @@
-//! Calls of a CSI driver's node service, one at a time, each with a time limit.
+//! Calls the node service of a CSI driver, one call at a time, with a time limit.
 //!
-//! The thread of a volume makes the call, and waits for it. The driver's answer is final, unless it says that the work may
-//! continue or be tried again. Such an answer, and a missing one, are [uncertain](DriverError::is_uncertain).
+//! The thread of a volume makes the call, and waits for it. The driver's answer is final, unless its code says that the
+//! driver may still work or that a retry may succeed. Such an answer, and a missing one, are
+//! [uncertain](DriverError::is_uncertain).
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -24,14 +25,14 @@ use crate::csi::v1::{
 };
 use crate::driver::DriverError;
 
-/// How long a call may take (the kubelet's limit).
+/// Longest duration of a call, as in the kubelet.
 const DEADLINE: Duration = Duration::from_secs(120);
-/// How long a driver may take to accept a connection.
+/// Longest wait for a connection to a driver.
 const CONNECT: Duration = Duration::from_secs(10);
-/// Most characters of a driver's own words in an error.
+/// Most characters of a driver's message in an error.
 const MOST_WORDS: usize = 300;
 
-/// A CSI driver that podfs is connected to.
+/// A connection to a CSI driver.
 pub(super) struct CsiClient {
     runtime: Runtime,
     node: NodeClient<Channel>,
@@ -41,23 +42,23 @@ pub(super) struct CsiClient {
 /// The capabilities of a driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Capabilities {
-    /// A volume is staged once for the node.
+    /// The driver stages a volume once for the node (`STAGE_UNSTAGE_VOLUME`).
     pub(super) stage: bool,
-    /// The driver gives a volume to the pod's group itself.
+    /// The driver itself changes the group of a volume to the pod's (`VOLUME_MOUNT_GROUP`).
     pub(super) mount_group: bool,
-    /// The driver knows volumes that one pod writes, and those that several pods of a node write.
+    /// The driver distinguishes volumes with one writing pod and with several on a node (`SINGLE_NODE_MULTI_WRITER`).
     pub(super) multi_writer: bool,
-    /// A volume has to be grown on the node, too.
+    /// A volume has to grow on the node, too (`EXPAND_VOLUME`).
     pub(super) expand: bool,
-    /// The driver says how much a volume holds.
+    /// The driver reports the usage of a volume (`GET_VOLUME_STATS`).
     pub(super) stats: bool,
 }
 
 impl CsiClient {
-    /// Connects to the driver that listens at `socket`.
+    /// Connects to a driver at `socket`.
     ///
     /// # Errors
-    /// When it does not listen.
+    /// When it does not listen there.
     pub(super) fn connect(driver: &str, socket: &Path) -> Result<CsiClient, DriverError> {
         let runtime = runtime()?;
         let connected = runtime.block_on(async { timeout(CONNECT, channel(socket)).await });
@@ -153,8 +154,8 @@ impl CsiClient {
     }
 }
 
-/// Whether the driver may have done what it was asked for, or may do it yet. A driver that ends before it answers gives no
-/// status of its own.
+/// Whether the driver may have executed the call, or may still do so. If a driver ends before its answer,
+/// tonic makes the status, which has a source.
 fn is_uncertain(status: &Status) -> bool {
     let is_the_drivers = status.source().is_none();
     let code = status.code();
@@ -165,12 +166,12 @@ fn is_uncertain(status: &Status) -> bool {
         )
 }
 
-/// Whether the same call cannot succeed later, either.
+/// Whether a retry of the call cannot succeed.
 fn is_infeasible(code: Code) -> bool {
     matches!(code, Code::InvalidArgument | Code::OutOfRange | Code::NotFound)
 }
 
-/// The innermost error, which is the kernel's.
+/// The innermost cause, which is the kernel's error.
 fn root_cause(error: &dyn Error) -> &dyn Error {
     let mut cause = error;
     while let Some(inner) = cause.source() {
@@ -186,7 +187,7 @@ pub(super) async fn channel(socket: &Path) -> Result<Channel, tonic::transport::
         let socket = socket.clone();
         async move { Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) }
     };
-    // The address is a placeholder: the connector knows the socket.
+    // The address is a placeholder, because the connector has the socket.
     Endpoint::from_static("http://localhost").connect_with_connector(service_fn(connect)).await
 }
 

@@ -1,8 +1,8 @@
 //! The socket of a CSI driver: the endpoint that its registration names, or its usual socket.
 //!
-//! A driver registers with a socket in `<root>/plugins_registry`, which answers `GetInfo`. It may have any name, so all are asked,
-//! at the same time; one that does not answer within two seconds is left out. Without a registration, the socket
-//! `<root>/plugins/<driver>/csi.sock` will do, where drivers listen by custom.
+//! A driver registers with a socket in `<root>/plugins_registry`, which answers `GetInfo`. It may have any name, so podfs
+//! calls all sockets at the same time, and ignores those that do not answer within two seconds. Without a registration, podfs uses
+//! the usual socket, `<root>/plugins/<driver>/csi.sock`.
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
@@ -14,13 +14,13 @@ use super::client::runtime;
 use super::registration::registered;
 use crate::driver::DriverError;
 
-/// Below the root directory: where drivers register.
+/// The directory below the root directory in which drivers register.
 pub const REGISTRY: &str = "plugins_registry";
 
 /// The socket of the driver of this name.
 ///
 /// # Errors
-/// When it is not there, with where podfs has looked.
+/// When there is none. The error names the directories.
 pub(super) fn find(root: &Path, driver: &str) -> Result<PathBuf, DriverError> {
     let registry = root.join(REGISTRY);
     let endpoint = runtime()?.block_on(endpoint(sockets_in(&registry), driver));
@@ -35,7 +35,7 @@ pub(super) fn find(root: &Path, driver: &str) -> Result<PathBuf, DriverError> {
     })
 }
 
-/// The endpoint that the driver has registered; the first one that answers.
+/// The endpoint in the driver's registration; the first one that answers.
 async fn endpoint(sockets: Vec<PathBuf>, driver: &str) -> Option<PathBuf> {
     let ask = |socket: PathBuf| async move { registered(&socket).await.ok().flatten() };
     let mut asked: JoinSet<_> = sockets.into_iter().map(ask).collect();

@@ -2,7 +2,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `discovery` | where a driver listens |
+//! | `discovery` | the socket of a driver |
 //! | `client` | the calls, their time limit, and the meaning of errors |
 //! | `registration` | the registration of a driver, and the answer to it |
 //! | `request` | the arguments of calls for a volume of a pod |
@@ -10,7 +10,7 @@
 //!
 //! A volume of a PersistentVolume is staged once for the node, if the driver stages (`NodeStageVolume` at
 //! `<root>/plugins/kubernetes.io/csi/<driver>/<sha256 of the handle>/globalmount`), and published for each pod at the volume's home.
-//! A volume that lives as long as its pod is published alone. One that containers get as a block device is staged at
+//! An ephemeral volume is only published. A volume that containers get as a block device is staged at
 //! `<root>/plugins/kubernetes.io/csi/volumeDevices/<PersistentVolume>/globalmount`; the driver makes its home's target the device.
 
 mod client;
@@ -38,7 +38,7 @@ pub use registration::{NodeDriver, answer, node_driver};
 use request::text;
 pub use usage::{Amounts, DriverUsage, usage};
 
-/// A volume that a CSI driver is to mount for a pod.
+/// A volume of a pod, for a CSI driver to mount.
 pub struct CsiMount<'a> {
     /// The volume, with the namespace of the pod where it needs one.
     pub csi: &'a Csi,
@@ -50,7 +50,7 @@ pub struct CsiMount<'a> {
     pub pod: &'a PodIdentity,
     /// Further facts of the pod.
     pub facts: &'a PodFacts,
-    /// How the driver wants to be called.
+    /// The settings of the driver's CSIDriver object.
     pub driver: &'a CsiDriver,
     /// The attachment metadata from the cluster's controller.
     pub publish_context: &'a BTreeMap<String, String>,
@@ -66,23 +66,23 @@ pub struct CsiMount<'a> {
     pub access_modes: &'a [String],
     /// Options of its mount.
     pub mount_options: &'a [String],
-    /// No process writes.
+    /// Whether the volume is read-only.
     pub read_only: bool,
-    /// Containers get it as a block device.
+    /// Whether containers get it as a block device.
     pub is_block: bool,
-    /// The bytes that the PersistentVolume has.
+    /// The capacity of the PersistentVolume in bytes.
     pub capacity: Option<u64>,
-    /// The bytes that the claim has, as its status says.
+    /// The capacity in the claim's status, in bytes.
     pub claimed: Option<u64>,
     /// The root directory.
     pub root: &'a Path,
 }
 
 impl CsiMount<'_> {
-    /// Has the driver mount the volume, and opens it.
+    /// Calls the driver to mount the volume, and opens it.
     ///
     /// # Errors
-    /// What went wrong. The home's record says what may have been done.
+    /// The driver's or the node's error. The home's record has the calls that the driver may have executed.
     pub fn set_up(&self, home: &DriverHome) -> Result<HostSource, DriverError> {
         let (source, can) = self.publish(home)?;
         if let Some(group) = self.facts.fs_group.filter(|_| !can.mount_group && self.is_for_group()) {
@@ -91,11 +91,11 @@ impl CsiMount<'_> {
         Ok(source)
     }
 
-    /// Has the driver make the volume a block device at its home, and opens that. The driver unpublishes no device that podfs has
-    /// open.
+    /// Calls the driver to make the volume a block device at its home, and opens that. A driver cannot unpublish a device that
+    /// podfs has open.
     ///
     /// # Errors
-    /// What went wrong. The home's record says what may have been done.
+    /// The driver's or the node's error. The home's record has the calls that the driver may have executed.
     pub fn set_up_device(&self, home: &DriverHome) -> Result<BlockDevice, DriverError> {
         let (source, _) = self.publish(home)?;
         Ok(BlockDevice::open(&source)?)
@@ -121,7 +121,7 @@ impl CsiMount<'_> {
         record.published = true;
         write(&record)?;
         if let Err(error) = client.publish(self.publish_request(home, can, node_mount.as_ref())?) {
-            // After an answer that left it open, a failure says that there is nothing to undo. What was mounted stays.
+            // After an uncertain answer, a definite failure means that there is nothing to undo. An existing mount stays.
             let may_stay = had_been && home.is_mounted().unwrap_or(true);
             if !error.is_uncertain && !may_stay {
                 record.published = false;
@@ -132,11 +132,11 @@ impl CsiMount<'_> {
         Ok((HostSource::of_driver(&home.target())?, can))
     }
 
-    /// Has the driver grow the volume to what its PersistentVolume has, if volumes of this driver are grown on the node. Gives
-    /// whether they are.
+    /// Calls the driver to grow the volume to the capacity of its PersistentVolume, if volumes of this driver have to grow on the
+    /// node. Returns whether they have.
     ///
     /// # Errors
-    /// What went wrong. The volume keeps its size.
+    /// The driver's error. The volume keeps its size.
     pub fn expand(&self, home: &DriverHome) -> Result<bool, DriverError> {
         let (Some(wanted), Some(record)) = (self.capacity, home.read()) else { return Ok(false) };
         let (client, can) = self.connect()?;
@@ -149,10 +149,10 @@ impl CsiMount<'_> {
         Ok(can.expand)
     }
 
-    /// Calls the driver again for a volume that is mounted: its content may depend on tokens, or on the pod.
+    /// Calls NodePublishVolume again for a mounted volume, whose content may depend on tokens or on the pod.
     ///
     /// # Errors
-    /// What went wrong. The volume stays as it is.
+    /// The driver's error. The volume stays as it is.
     pub fn publish_again(&self, home: &DriverHome) -> Result<(), DriverError> {
         let (client, can) = self.connect()?;
         let node_mount = self.node_mount(can);
@@ -187,7 +187,7 @@ impl CsiMount<'_> {
         self.csi.handle_in(self.pod.uid.as_str(), self.volume)
     }
 
-    /// Where the driver stages the volume, if it does.
+    /// The node's mount of the volume, if the driver stages it.
     fn node_mount(&self, can: Capabilities) -> Option<NodeMount> {
         let of_csi = self.root.join("plugins/kubernetes.io/csi");
         let directory = match self.is_block {
@@ -211,7 +211,7 @@ impl CsiMount<'_> {
         client.stage(self.stage_request(can, path)?)
     }
 
-    /// Whether podfs gives the files of the volume to the pod's group.
+    /// Whether podfs changes the group of the volume's files to the pod's.
     fn is_for_group(&self) -> bool {
         let is_of_one_node =
             || self.access_modes.iter().any(|mode| mode == "ReadWriteOnce" || mode == "ReadWriteOncePod");
@@ -228,10 +228,10 @@ fn write(home: &DriverHome, record: &DriverRecord) -> Result<(), DriverError> {
     home.write(record).map_err(|error| DriverError::of_node("write the record in", home.path(), error))
 }
 
-/// Has the driver unpublish a volume, and unstage it if no other pod of the node uses it.
+/// Calls the driver to unpublish a volume, and to unstage it if no other pod of the node uses it.
 ///
 /// # Errors
-/// What went wrong.
+/// The driver's or the node's error.
 pub(super) fn undo(home: &DriverHome, record: &DriverRecord) -> Result<(), LeaveError> {
     let is_staged = record.node_mount.as_ref().is_some_and(|directory| directory.exists());
     if !record.published && !is_staged {
@@ -251,7 +251,7 @@ pub(super) fn undo(home: &DriverHome, record: &DriverRecord) -> Result<(), Leave
         .leave(home, |path| Ok(client().and_then(|client| client.unstage(&record.volume_handle, &text(path)?))?))
 }
 
-/// A connection to the driver that has the volume of a home.
+/// Connects to the driver of a home's volume.
 fn client_of(home: &DriverHome, record: &DriverRecord) -> Result<CsiClient, DriverError> {
     let root = home.root().ok_or_else(|| DriverError::refused("the home of the volume is no home"))?;
     CsiClient::connect(&record.driver_name, &discovery::find(&root, &record.driver_name)?)

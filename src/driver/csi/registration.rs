@@ -15,23 +15,23 @@ use crate::driver::DriverError;
 
 /// The type under which a CSI driver registers.
 const CSI_PLUGIN: &str = "CSIPlugin";
-/// How long a registration may take to answer.
+/// Longest wait for an answer of a registration.
 const ANSWER: Duration = Duration::from_secs(2);
-/// How long NodeGetInfo may take: a driver may have to ask its cloud.
+/// Longest duration of NodeGetInfo, for which a driver may have to call its cloud.
 const NODE_INFO: Duration = Duration::from_secs(120);
-/// Most characters of a driver's own words in an error.
+/// Most characters of a driver's message in an error.
 const MOST_WORDS: usize = 300;
 
-/// A CSI driver of the node, as the cluster is to know it.
+/// A CSI driver of the node, with its fields in the CSINode object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeDriver {
     /// Its name.
     pub name: String,
     /// The driver's id of the node.
     pub node_id: String,
-    /// Where the node is, in the driver's words: labels of the node.
+    /// The topology of the node, as labels of the driver.
     pub topology: BTreeMap<String, String>,
-    /// How many volumes of the driver the node can have. Nothing if the driver leaves that to the cluster.
+    /// Most volumes of the driver on the node. `None` if the driver has no limit.
     pub most_volumes: Option<i32>,
 }
 
@@ -39,15 +39,15 @@ pub struct NodeDriver {
 pub(super) struct Registered {
     /// The name of the driver.
     pub(super) name: String,
-    /// Where it listens.
+    /// Its socket.
     pub(super) endpoint: PathBuf,
     versions: Vec<String>,
 }
 
-/// Asks a socket of the registry for its driver, and the driver for the node. Nothing if the socket registers no CSI driver.
+/// Gets the driver of a socket of the registry, and the driver's data of the node. `None` if the socket registers no CSI driver.
 ///
 /// # Errors
-/// When one of them does not answer, or the driver does not fit.
+/// When one of them does not answer, or the answer is invalid.
 pub async fn node_driver(socket: &Path) -> Result<Option<NodeDriver>, DriverError> {
     let Some(Registered { name, endpoint, versions }) = registered(socket).await? else { return Ok(None) };
     if !versions.iter().any(|version| version.trim_start_matches('v').split('.').next() == Some("1")) {
@@ -69,7 +69,7 @@ pub async fn node_driver(socket: &Path) -> Result<Option<NodeDriver>, DriverErro
     NodeDriver::new(name.clone(), info).map(Some).ok_or_else(|| failed("names no node id".to_owned()))
 }
 
-/// Answers a registration: whether the cluster knows the driver, or why not. Gives whether the driver has taken the answer.
+/// Answers a registration: success, or the reason `refusal`. Returns whether the driver has accepted the answer.
 pub async fn answer(socket: &Path, refusal: Option<&str>) -> bool {
     let status =
         RegistrationStatus { plugin_registered: refusal.is_none(), error: refusal.unwrap_or_default().to_owned() };
@@ -90,7 +90,7 @@ pub(super) async fn registered(socket: &Path) -> Result<Option<Registered>, Driv
     };
     let info = timeout(ANSWER, asked).await.map_err(|_| failed("does not answer"))??.into_inner();
     let PluginInfo { r#type, name, endpoint, supported_versions: versions } = info;
-    // A plugin that names no endpoint listens where it registers.
+    // A plugin without an endpoint listens at its registration socket.
     let endpoint = match endpoint.trim_start_matches("unix://") {
         "" => socket.to_owned(),
         endpoint => PathBuf::from(endpoint),
@@ -106,7 +106,7 @@ impl NodeDriver {
             name,
             node_id,
             topology: topology.into_iter().collect(),
-            // The cluster's number has 32 bits.
+            // The field of CSINode has 32 bits.
             most_volumes: (max_volumes_per_node > 0).then(|| i32::try_from(max_volumes_per_node).unwrap_or(i32::MAX)),
         })
     }
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_driver_that_leaves_the_number_of_volumes_to_the_cluster_has_none() {
+    fn a_driver_without_a_limit_of_volumes_has_none_in_the_cluster() {
         let info = |most| NodeGetInfoResponse {
             node_id: "w".to_owned(),
             max_volumes_per_node: most,

@@ -1,4 +1,4 @@
-//! Requests to a CSI driver, as messages of CSI.
+//! The request messages of CSI.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::manifest::objects::{Secret, Values};
 const ATTRIBUTE: &str = "csi.storage.k8s.io/";
 
 impl CsiMount<'_> {
-    /// To stage the volume at a path of the node.
+    /// The request to stage the volume at a path of the node.
     pub(super) fn stage_request(&self, can: Capabilities, path: &Path) -> Result<NodeStageVolumeRequest, DriverError> {
         Ok(NodeStageVolumeRequest {
             volume_id: self.handle(),
@@ -28,7 +28,7 @@ impl CsiMount<'_> {
         })
     }
 
-    /// To publish the volume at its home.
+    /// The request to publish the volume at its home.
     pub(super) fn publish_request(
         &self,
         home: &DriverHome,
@@ -68,7 +68,7 @@ impl CsiMount<'_> {
         })
     }
 
-    /// To grow the volume to so many bytes.
+    /// The request to grow the volume to a number of bytes.
     pub(super) fn expand_request(
         &self,
         home: &DriverHome,
@@ -106,7 +106,7 @@ impl CsiMount<'_> {
     }
 }
 
-/// The API's access modes, as CSI has them.
+/// Converts an access mode of the API to CSI's.
 fn access_mode(mode: Option<&str>, can: Capabilities) -> Mode {
     match (mode, can.multi_writer) {
         (Some("ReadOnlyMany"), _) => Mode::MultiNodeReaderOnly,
@@ -117,7 +117,7 @@ fn access_mode(mode: Option<&str>, can: Capabilities) -> Mode {
     }
 }
 
-/// Secrets are text in CSI.
+/// The fields of a Secret. CSI only has text.
 fn secrets(secret: Option<&Secret>) -> Result<HashMap<String, String>, DriverError> {
     let values = secret.into_iter().flat_map(Values::values);
     let text = |(key, value): (&str, &[u8])| match String::from_utf8(value.to_vec()) {
@@ -133,7 +133,7 @@ fn pairs(pairs: &BTreeMap<String, String>) -> HashMap<String, String> {
     pairs.iter().map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
-/// A path as drivers get it.
+/// A path for a driver, as text.
 ///
 /// # Errors
 /// When it is not UTF-8.

@@ -5,7 +5,7 @@ use crate::csi::v1::volume_usage::Unit;
 use crate::csi::v1::{NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, VolumeUsage};
 use crate::driver::NodeMount;
 
-/// A driver's figures of a volume. A number that the driver does not know is missing.
+/// The usage of a volume, as its driver reports it. Numbers that it does not report are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DriverUsage {
     /// Bytes.
@@ -17,24 +17,24 @@ pub struct DriverUsage {
     pub condition: Option<String>,
 }
 
-/// How much of something there is.
+/// An amount of bytes or inodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amounts {
-    /// All of it.
+    /// The total amount.
     pub total: u64,
-    /// The amount that users of the volume can still take.
+    /// The available amount for users of the volume.
     pub available: u64,
     /// The amount in use.
     pub used: u64,
 }
 
-/// Asks the driver of the volume at a home. Nothing if no CSI driver has published it, or the driver counts nothing. Blocks for as
-/// long as the driver takes.
+/// Gets the usage from the driver of a home's volume. `None` if no CSI driver has published it, or the driver does not report
+/// usage. Blocks until the driver answers.
 ///
 /// # Errors
-/// What the driver said.
+/// The driver's error.
 pub fn usage(home: &DriverHome) -> Result<Option<DriverUsage>, DriverError> {
-    // As the driver was told.
+    // The canonical path, as in NodePublishVolume.
     let home = &DriverHome::at(home.path().canonicalize().unwrap_or_else(|_| home.path().to_owned()));
     let Some(record) = home.read().filter(|record| record.published && record.executable.is_none()) else {
         return Ok(None);

@@ -1,7 +1,7 @@
-//! One call of a FlexVolume driver: a program that gets a command and its arguments, and prints a JSON object.
+//! Calls a FlexVolume driver: executes its program with a command and arguments, and parses its JSON output.
 //!
-//! The driver's output goes to a file in memory, not to a pipe: a daemon that the driver starts may keep it open for as long
-//! as it lives. A driver that is too late is killed, with the processes of its group.
+//! The driver's output goes to a file in memory, not to a pipe: a daemon that the driver starts may keep it open.
+//! podfs kills a driver after its time limit, with its process group.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -17,12 +17,12 @@ use serde::Deserialize;
 
 use crate::driver::DriverError;
 
-/// Most bytes of output that are read.
+/// Most bytes of output to read.
 const MOST_OUTPUT: u64 = 1 << 20;
-/// Most characters of a driver's own words in an error.
+/// Most characters of a driver's message in an error.
 const MOST_WORDS: usize = 300;
 
-/// Variables from a service manager for podfs, which a driver does not get.
+/// Environment variables of the service manager for podfs, which drivers do not get.
 const OF_PODFS: [&str; 7] =
     ["NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "MAINPID"];
 
@@ -32,7 +32,7 @@ const OF_PODFS: [&str; 7] =
 pub(super) struct DriverAnswer {
     status: String,
     message: String,
-    /// The path of the device that it has attached.
+    /// The path of the attached device.
     pub(super) device: String,
     /// The driver's name of the volume.
     pub(super) volume_name: String,
@@ -40,13 +40,13 @@ pub(super) struct DriverAnswer {
     pub(super) capabilities: FlexCapabilities,
 }
 
-/// The capabilities of a driver: all that it does not deny.
+/// The capabilities of a driver. Each is true unless the driver denies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct FlexCapabilities {
-    /// Volumes have to be attached to the node.
+    /// Whether volumes have to be attached to the node.
     pub(super) attach: bool,
-    /// A volume is given to the pod's group.
+    /// Whether podfs changes the group of a volume to the pod's.
     pub(super) fs_group: bool,
 }
 
@@ -56,10 +56,11 @@ impl Default for FlexCapabilities {
     }
 }
 
-/// Calls a driver; none if it does not know the command.
+/// Calls a driver. `None` if it does not support the command.
 ///
 /// # Errors
-/// A driver that cannot be started or has failed, and one that did not end within `deadline`: that may have done it.
+/// When the driver cannot be started, fails, or does not end within `deadline`. In the last case, it may have executed the
+/// command.
 pub(super) fn call(
     program: &Path,
     arguments: &[&str],
@@ -102,7 +103,7 @@ pub(super) fn call(
     }
 }
 
-/// A driver that runs. When this is dropped, it is killed, and forgotten once it has ended.
+/// A running driver. To drop this kills its process group, and starts a thread that reaps it.
 struct Running(Child);
 
 impl Running {
@@ -138,7 +139,7 @@ impl Drop for Running {
         let wait = move || {
             let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
         };
-        // Without the thread it stays a zombie until this process ends.
+        // Without the thread, it stays a zombie until this process ends.
         let _ = std::thread::Builder::new().name("flexvolume".to_owned()).spawn(wait);
     }
 }

@@ -1,8 +1,8 @@
-//! FlexVolume drivers: programs at `<directory>/<vendor>~<driver>/<driver>`, which are called for each step.
+//! FlexVolume drivers: programs at `<directory>/<vendor>~<driver>/<driver>`, which podfs executes for each step.
 //!
-//! `init` says what the driver can do. If its volumes have to be attached: `attach`, `waitforattach` and `mountdevice` for the
-//! node, and `unmountdevice` and `detach` in the end; `mount` and `unmount` for each pod. A command that the driver does not
-//! know is left out. podfs looks for the program each time, so a driver may be installed later.
+//! `init` returns the driver's capabilities. If its volumes have to be attached, podfs calls `attach`, `waitforattach` and
+//! `mountdevice` for the node, and at the end `unmountdevice` and `detach`; then `mount` and `unmount` for each pod. podfs
+//! skips commands that the driver does not support. podfs looks for the program each time, so a driver may be installed later.
 
 mod call;
 
@@ -24,10 +24,10 @@ use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::Flex;
 use call::{DriverAnswer, FlexCapabilities};
 
-/// How long a call may take.
+/// Longest duration of a call.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// A volume that a FlexVolume driver is to mount for a pod.
+/// A volume of a pod, for a FlexVolume driver to mount.
 pub struct FlexMount<'a> {
     /// The volume.
     pub flex: &'a Flex,
@@ -39,19 +39,19 @@ pub struct FlexMount<'a> {
     pub pod: &'a PodIdentity,
     /// Further facts of the pod.
     pub facts: &'a PodFacts,
-    /// The Secret that the driver gets, if the volume names one.
+    /// The Secret for the driver, if the volume names one.
     pub secret: Option<&'a Secret>,
-    /// No process writes.
+    /// Whether the volume is read-only.
     pub read_only: bool,
-    /// Where the drivers are.
+    /// The directories of drivers.
     pub drivers: &'a Drivers,
 }
 
 impl FlexMount<'_> {
-    /// Has the driver mount the volume, and opens it.
+    /// Calls the driver to mount the volume, and opens it.
     ///
     /// # Errors
-    /// What went wrong. The home's record says what may have been done.
+    /// The driver's or the node's error. The home's record has the calls that the driver may have executed.
     pub fn set_up(&self, home: &DriverHome) -> Result<HostSource, DriverError> {
         let program = self.program()?;
         let capabilities = init(&program)?;
@@ -89,7 +89,7 @@ impl FlexMount<'_> {
             write(&record)?;
             match self.mount(&program, &target, capabilities) {
                 Ok(Some(_)) => {}
-                // The driver has mounted it for the node, and leaves it at that.
+                // The driver has mounted it for the node, and supports no `mount` for pods.
                 Ok(None) if shown.is_some() => {
                     record.published = false;
                     write(&record)?;
@@ -187,7 +187,7 @@ impl FlexMount<'_> {
         call::call(program, &["mount", text(target)?, &self.options(true, capabilities.fs_group)], DEADLINE)
     }
 
-    /// The options of a call: the driver's own, which win, and those of Kubernetes.
+    /// The options of a call: those of Kubernetes, overridden by the volume's own.
     fn options(&self, of_pod: bool, group: bool) -> String {
         let mut options = Map::new();
         let mut set = |key: &str, value: &str| drop(options.insert(format!("kubernetes.io/{key}"), Value::from(value)));
@@ -203,7 +203,7 @@ impl FlexMount<'_> {
                 set("mounterArgs.FsGroup", &group.to_string());
             }
             for (key, value) in self.secret.iter().flat_map(|secret| secret.values()) {
-                // As text, bytes are in base64.
+                // Bytes are in base64.
                 let value = serde_json::to_value(ByteString(value.to_vec())).unwrap_or_default();
                 options.insert(format!("kubernetes.io/secret/{key}"), value);
             }
@@ -222,10 +222,10 @@ fn text(path: &Path) -> Result<&str, DriverError> {
     path.to_str().ok_or_else(|| DriverError::refused(format!("{} is not UTF-8, and drivers take text", path.display())))
 }
 
-/// Has the driver unmount what it mounted for a pod, and for the node if no other pod uses it.
+/// Calls the driver to unmount a volume for a pod, and for the node if no other pod uses it.
 ///
 /// # Errors
-/// What went wrong.
+/// The driver's or the node's error.
 pub(super) fn undo(home: &DriverHome, record: &DriverRecord) -> Result<(), LeaveError> {
     let Some(program) = &record.executable else { return Ok(()) };
     let target = home.target();
@@ -233,13 +233,13 @@ pub(super) fn undo(home: &DriverHome, record: &DriverRecord) -> Result<(), Leave
     let call = |arguments: &[&str]| call::call(program, arguments, DEADLINE);
     if record.published {
         let path = text(&target)?;
-        // Without its program, what the driver has mounted is unmounted as any mount.
+        // Without the driver's program, podfs unmounts the volume itself.
         let unmounted = match program.is_file() {
             true => call(&["unmount", path]).map(|answer| answer.is_some()),
             false => Ok(false),
         };
         let is_known = match unmounted {
-            // The call of a podfs that was killed may have unmounted it.
+            // An earlier podfs may have unmounted it before it was killed.
             Err(error) if !home.is_mounted().map_err(|error| failed(error.into()))? => {
                 info!("{error}; nothing is mounted at {} any more", target.display());
                 true
@@ -258,7 +258,7 @@ pub(super) fn undo(home: &DriverHome, record: &DriverRecord) -> Result<(), Leave
     node_mount.leave(home, |path| {
         let shown = text(path)?;
         let is_mounted = || node_mount.is_mounted().map_err(|error| failed(error.into()));
-        // As the kubelet: a driver need not know of a directory where nothing is mounted.
+        // Like the kubelet, podfs does not call the driver for a directory without a mount.
         if is_mounted()? && call(&["unmountdevice", shown])?.is_none() && is_mounted()? {
             take_away(path)?;
         }

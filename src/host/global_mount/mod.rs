@@ -315,7 +315,7 @@ pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace(path, bytes, false)
 }
 
-/// Removes a file that [`write_whole`] or [`write_synced`] wrote, and what a process left that was killed before the rename. A file
+/// Removes a file that `write_whole` or [`write_synced`] wrote, and what a process left that was killed before the rename. A file
 /// that is absent is removed already.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
-//! One generation in the tree: which of its nodes the kernel knows, and which are unlinked.
+//! A generation in the tree, with the nodes that the kernel knows, and those that are unlinked.
 //!
-//! The kernel's lookup count of a node is in the image, so it is the same for the next server of the generation, and for the
-//! supervisor, which looks but does not count.
+//! The kernel's lookup count of a node is in the image, so the next server has the same count, and so does the supervisor,
+//! which only reads it.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -17,24 +17,24 @@ use super::{Attributes, FIRST_COOKIE, Listed, NodeId, NodeKind, Staged};
 
 /// A generation whose directory has been made.
 ///
-/// It is open (everything can be looked up), then closed (only what the kernel knew when it was
-/// closed), then detached (its directory is gone), and over when the kernel forgot the last node.
+/// It is first open: the kernel can look up all nodes. Then it is closed: the kernel can look up only the nodes that it knew at the
+/// close. Then it is detached: its directory was removed. It is over when the kernel has forgotten the last node.
 pub(super) struct Attached {
     name: GenerationName,
     image: Arc<Image>,
     base: u64,
-    /// Mode of the generation's directory; 0700 until the commit sets it, as `mkdtemp` makes it.
+    /// Mode of the generation's directory. It is 0700 until the commit sets it, as after mkdtemp(3).
     mode: u16,
     time: SystemTime,
-    /// Nodes that can still be looked up, once the generation is closed.
+    /// The nodes that the kernel can look up, if the generation is closed.
     closed: Option<HashSet<Index>>,
     unlinked: HashSet<Index>,
     detached: bool,
-    /// Once it is detached: no node before this one is known any more.
+    /// If it is detached: the kernel has forgotten all nodes before this index.
     forgotten: usize,
 }
 
-/// An [`Attached`] without its image, to be handed to another process.
+/// An [`Attached`] without its image, for another process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct SavedGeneration {
     pub(super) name: GenerationName,
@@ -53,7 +53,7 @@ impl Attached {
         Self { name, image, base, mode: 0o700, time, closed, unlinked, detached: false, forgotten: 0 }
     }
 
-    /// The state that another process needs beside the image.
+    /// The state for another process, without the image.
     pub(super) fn save(&self) -> SavedGeneration {
         SavedGeneration {
             name: self.name.clone(),
@@ -66,7 +66,7 @@ impl Attached {
         }
     }
 
-    /// The generation that another process has saved.
+    /// The generation from the state of another process.
     pub(super) fn restore(saved: SavedGeneration, image: Arc<Image>) -> Self {
         let SavedGeneration { name, base, mode, time, closed, unlinked, detached } = saved;
         let closed = closed.map(|known| known.into_iter().collect());
@@ -86,14 +86,14 @@ impl Attached {
         self.mode = mode;
     }
 
-    /// The kernel got another reference to a node.
+    /// Counts another reference of the kernel to a node.
     pub(super) fn look_up(&self, index: Index) {
         if let Some(count) = self.image.lookups().get(index as usize) {
             count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// The kernel gave up `count` references to a node.
+    /// Subtracts `count` references of the kernel to a node.
     pub(super) fn forget(&self, index: Index, count: u64) {
         if let Some(left) = self.image.lookups().get(index as usize) {
             let less = |left: u64| Some(left.saturating_sub(count));
@@ -101,26 +101,26 @@ impl Attached {
         }
     }
 
-    /// The nodes the kernel knows, without those that are unlinked.
+    /// The nodes that the kernel knows, without unlinked ones.
     pub(super) fn known(&self) -> Vec<Index> {
         let counts = (0..).zip(self.image.lookups());
         let known = counts.filter(|(_, count)| count.load(Ordering::Relaxed) > 0).map(|(index, _)| index);
         known.filter(|index| !self.unlinked.contains(index)).collect()
     }
 
-    /// From now on no other nodes can be looked up.
+    /// Closes the generation: the kernel can look up no other nodes.
     pub(super) fn close(&mut self, known: &[Index]) {
         self.closed = Some(known.iter().copied().collect());
     }
 
-    /// The generation's directory is removed, and everything in it.
+    /// Notes that the generation's directory was removed.
     pub(super) fn detach(&mut self) {
         self.detached = true;
     }
 
-    /// Whether no node can be reached any more.
+    /// Whether the generation is detached and the kernel has forgotten all nodes.
     pub(super) fn is_over(&mut self) -> bool {
-        // A detached generation is not looked up again, so the kernel gets to know no forgotten node again.
+        // The kernel cannot look up nodes of a detached generation, so forgotten nodes stay forgotten.
         let counts = self.image.lookups();
         while self.detached && counts.get(self.forgotten).is_some_and(|count| count.load(Ordering::Relaxed) == 0) {
             self.forgotten += 1;

@@ -1,8 +1,8 @@
-//! How a tree changes: by announced steps, in their order. Every other change is `EROFS`.
+//! Changes of a tree: only announced steps, in their order. Every other change fails with `EROFS`.
 //!
-//! The supervisor has a replica of each tree, and [confirms](Tree::confirm) there each step that was done. The server's
-//! tree is never more than one step ahead of it: the one whose answer is under way. So when the server dies, its successor begins
-//! with the replica and the number of steps that the server had applied ([`Tree::catch_up`]).
+//! The supervisor has a replica of each tree, and [confirms](Tree::confirm) each performed step there. The server's tree
+//! is at most one step ahead: the one without an answer yet. So after the server's death, its successor begins with the replica and
+//! the number of steps that the server had applied ([`Tree::catch_up`]).
 
 use std::ffi::OsStr;
 use std::time::SystemTime;
@@ -14,12 +14,12 @@ use super::super::steps::{DATA, DATA_TMP, ProjectionStep};
 use super::{Attached, Attributes, Lookups, NodeId, NodeKind, NodePlace, Staged, Tree, TreeLink};
 
 impl Tree {
-    /// From now on these steps are accepted, in this order; what was announced before is void.
+    /// Accepts these steps, in this order, in place of all earlier ones.
     pub fn announce(&mut self, steps: Vec<ProjectionStep>, staged: Option<Staged>, time: SystemTime) {
         if let (Some(before), Some(now)) = (&self.staged, &staged)
             && before.name == now.name
         {
-            // A supervisor that had no answer from a server before this one repeats it. It is the same memory.
+            // The supervisor repeats it, because an earlier server did not answer. Both images are the same memory.
             before.image.disown();
         }
         self.announced = steps.into();
@@ -28,8 +28,8 @@ impl Tree {
         self.asked_before = None;
     }
 
-    /// The nodes of generation `name` that the kernel knows and that are not unlinked. From now on no other can be looked
-    /// up, so that the answer stays true while they are unlinked. A removal that stopped half-way begins again here.
+    /// Closes generation `name`. Returns its nodes that the kernel knows and that are not unlinked. The kernel can look up no others, so
+    /// the result is valid until they are unlinked. An interrupted removal begins again here.
     ///
     /// # Errors
     /// `ENOENT` when no such generation is attached.
@@ -39,7 +39,7 @@ impl Tree {
         Ok(known)
     }
 
-    /// As [`Self::close_generation`], with the nodes that the kernel knows.
+    /// Like [`Self::close_generation`], with the nodes that the kernel knows.
     ///
     /// # Errors
     /// `ENOENT` when no such generation is attached.
@@ -48,7 +48,7 @@ impl Tree {
         Ok(())
     }
 
-    /// A step was done, as the caller knows, which made the system call.
+    /// Applies the step of a system call that the caller has made.
     ///
     /// # Errors
     /// `EROFS` when it is not the next one.
@@ -56,11 +56,11 @@ impl Tree {
         self.take_step(step)
     }
 
-    /// Goes on where a tree stopped that had applied so many steps since the projection was mounted. The last step may not have
-    /// been answered; then its caller asks again.
+    /// Catches up with a tree that has applied this number of steps since the projection was mounted. If its last step had no answer,
+    /// the request is repeated.
     ///
     /// # Errors
-    /// `EINVAL` when the two trees have nothing in common.
+    /// `EINVAL` when that tree is not the same or one step ahead.
     pub fn catch_up(&mut self, applied: u64) -> Result<(), Errno> {
         if applied == self.applied {
             return Ok(());
@@ -110,7 +110,7 @@ impl Tree {
     pub fn make_link(&mut self, parent: NodeId, name: &OsStr, target: &OsStr) -> Result<Attributes, Errno> {
         let name = announced_name(parent, name)?;
         let target = target.to_str().ok_or(Errno::EROFS)?;
-        // The owner is no part of the request.
+        // The request does not have the owner.
         let uid =
             match self.announced.front().into_iter().chain(&self.asked_before).find_map(ProjectionStep::link_owner) {
                 Some(uid) => uid,
@@ -141,7 +141,7 @@ impl Tree {
         self.take(&ProjectionStep::Unlink { directory: self.directory_path(parent), name: name.to_owned() }).map(drop)
     }
 
-    /// `rmdir(2)` in a closed generation, or of a generation with all that is left of it.
+    /// `rmdir(2)` in a closed generation, or of a generation with its remaining nodes.
     ///
     /// # Errors
     /// `EROFS` when it was not announced.
@@ -151,7 +151,7 @@ impl Tree {
             .map(drop)
     }
 
-    /// Takes the next step, unless an earlier server has taken it without an answer.
+    /// Applies the next step, unless an earlier server has applied it without an answer.
     fn take(&mut self, step: &ProjectionStep) -> Result<Again, Errno> {
         if self.asked_before.take_if(|before| before == step).is_some() {
             return Ok(Again::Yes);
@@ -223,7 +223,7 @@ impl Tree {
         generation.remove_child(index, name)
     }
 
-    /// Takes a name out of the root; what stood behind it goes when the kernel forgot it.
+    /// Removes a name from the root. Its link or generation stays until the kernel has forgotten it.
     fn remove_entry(&mut self, name: &str) {
         let Some(entry) = self.entries.remove(name) else { return };
         if let Some(link) = self.links.get_mut(&entry.node) {
@@ -236,16 +236,16 @@ impl Tree {
     }
 }
 
-/// Whether a request comes for the second time.
+/// Whether an earlier server has applied the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Again {
-    /// It changes the tree.
+    /// It has not.
     No,
-    /// It has changed it already, and only the answer is missing.
+    /// It has, and only the answer is missing.
     Yes,
 }
 
-/// Steps happen in the root; a name that is not UTF-8 was never announced.
+/// The name of a step. It must be in the root, and UTF-8.
 fn announced_name(parent: NodeId, name: &OsStr) -> Result<&str, Errno> {
     name.to_str().filter(|_| parent == NodeId::ROOT).ok_or(Errno::EROFS)
 }

@@ -1,24 +1,23 @@
 //! The entries of a projection's root.
 //!
-//! A listing goes on from a cookie. A name keeps its cookie while it stands, and a new name gets a
-//! higher one than all before it, so a listing that crosses a switch shows nothing twice and skips
-//! nothing (FU-15).
+//! A listing continues from a cookie. A name keeps its cookie while it exists, and a new name gets a higher one than all earlier
+//! names. So a listing during a switch shows no entry twice and skips none (FU-15).
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::super::steps::{DATA, DATA_TMP};
 use super::{FIRST_COOKIE, NodeId, NodeKind};
 
-/// `..data` and `..data_tmp` keep theirs, whichever link stands behind them.
+/// The cookies of `..data` and `..data_tmp`, for any link.
 const DATA_COOKIE: u64 = 3;
 const DATA_TMP_COOKIE: u64 = 4;
 
-/// Names in the root, and what stands behind them.
+/// The names in the root, with their nodes.
 #[derive(Default)]
 pub(super) struct Entries {
     cookies: HashMap<String, u64>,
     by_cookie: BTreeMap<u64, RootEntry>,
-    /// How many are directories. The kernel asks for the root's link count in the middle of each commit.
+    /// The number of directories, for the root's link count. The kernel requests it during each commit.
     directories: u32,
 }
 
@@ -51,7 +50,7 @@ impl Entries {
         self.by_cookie.get(self.cookies.get(name)?)
     }
 
-    /// The entries whose cookie is higher than `cookie`, each with its own.
+    /// The entries with cookies above `cookie`, each with its cookie.
     pub(super) fn after(&self, cookie: u64) -> impl Iterator<Item = (u64, &RootEntry)> {
         self.by_cookie.range(cookie.saturating_add(1)..).map(|(at, entry)| (*at, entry))
     }

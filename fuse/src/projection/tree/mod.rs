@@ -1,22 +1,20 @@
-//! The tree of one projection, as the server answers for it. No kernel and no FUSE in here.
+//! The tree of a projection. It does not depend on the kernel or FUSE.
 //!
-//! Node ids are handed out once and never again: 1 is the root, then come the fixed directories, then
-//! generations (a block of ids each, in the order of their image) and links as they are made. So an inode number that a container
-//! has seen never means another file.
+//! Each node id is used only once: 1 is the root, then come the fixed directories, then new generations (a block of ids each, in
+//! the order of their image) and links. So an inode number never means another file later.
 //!
-//! Two rules keep the tree right:
+//! Two rules keep the tree consistent:
 //! 1. It changes only by the steps that were [announced](Tree::announce), in their order; any other
-//!    request that would change it is `EROFS`.
-//! 2. A node lives until it is unlinked *and* the kernel forgot it; the image of a generation is
-//!    dropped, and with that zeroed, when this holds for all of its nodes. So an open file keeps its
-//!    bytes (AW-13).
+//!    change fails with `EROFS`.
+//! 2. A node exists until it is unlinked *and* the kernel has forgotten it. When this is so for all nodes of a generation, the
+//!    server drops and zeroes its image. So an open file keeps its bytes (AW-13).
 //!
 //! | module | owns |
 //! |---|---|
-//! | `changes` | announced steps, and taking them |
+//! | `changes` | announcing and applying steps |
 //! | `attached` | one generation |
 //! | `entries` | the names in the root |
-//! | [`saved`] | a tree on its way to another process |
+//! | [`saved`] | sending a tree to another process |
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ffi::OsStr;
@@ -40,15 +38,15 @@ pub mod saved;
 use attached::Attached;
 use entries::Entries;
 
-/// How the root of a projection looks, for as long as it is mounted.
+/// The constant attributes of a projection's root.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Root {
     /// Permission bits, sticky and setgid included.
     pub mode: u16,
-    /// Group; links get it too.
+    /// Group, also of links.
     pub gid: u32,
-    /// Directories that other volumes are mounted on, as paths below the root. They are there from
-    /// the start and hide keys of the same name (AW-21).
+    /// Directories for mounts of other volumes, as paths below the root. They exist from the start, and hide keys with the same name
+    /// (AW-21).
     pub directories: BTreeSet<String>,
 }
 
@@ -80,11 +78,11 @@ pub struct Attributes {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Time of the last change, and of everything else.
+    /// All timestamps of `stat(2)`.
     pub time: SystemTime,
 }
 
-/// A generation that waits for the `mkdir` that attaches it.
+/// A generation before its `mkdir(2)`, which attaches it.
 pub struct Staged {
     /// The name of its directory.
     pub name: GenerationName,
@@ -92,7 +90,7 @@ pub struct Staged {
     pub image: Arc<Image>,
 }
 
-/// Size of what a tree shows.
+/// The size of a tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TreeSize {
     /// Bytes in files.
@@ -113,16 +111,16 @@ pub struct Tree {
     generations: BTreeMap<u64, Attached>,
     staged: Option<Staged>,
     announced: VecDeque<ProjectionStep>,
-    /// How many steps were applied since the projection was mounted.
+    /// The number of applied steps since the projection was mounted.
     applied: u64,
-    /// The last step of a server before this one, which the supervisor may repeat.
+    /// The last step of an earlier server. The supervisor may repeat it.
     asked_before: Option<ProjectionStep>,
     next: u64,
     created: SystemTime,
     time: SystemTime,
 }
 
-/// A directory that is there from the start.
+/// A directory that exists from the start.
 struct Fixed {
     parent: NodeId,
     name: String,
@@ -141,9 +139,9 @@ struct TreeLink {
 /// The kernel's lookup count of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lookups {
-    /// So often.
+    /// The count.
     Counted(u64),
-    /// Earlier servers have counted, too. When the kernel forgets the link, it forgets the whole count at once.
+    /// Earlier servers have a part of the count. The kernel forgets the whole count of a link at once.
     Unknown,
 }
 
@@ -180,7 +178,7 @@ impl Tree {
     /// The entry `name` of a directory, counted as known to the kernel.
     ///
     /// # Errors
-    /// `ENOENT`, `ENOTDIR`, or `ESTALE` for a node that is gone.
+    /// `ENOENT`, `ENOTDIR`, or `ESTALE` for a removed node.
     pub fn lookup(&mut self, parent: NodeId, name: &OsStr) -> Result<Attributes, Errno> {
         let found = self.look(parent, name)?;
         self.count(found.node);
@@ -190,17 +188,17 @@ impl Tree {
     /// The entry `name` of a directory.
     ///
     /// # Errors
-    /// As [`Self::lookup`].
+    /// Those of [`Self::lookup`].
     pub fn look(&self, parent: NodeId, name: &OsStr) -> Result<Attributes, Errno> {
         let name = name.to_str().ok_or(Errno::ENOENT)?;
         self.attributes(self.child(parent, name)?)
     }
 
-    /// The kernel dropped `count` references to a node.
+    /// Subtracts `count` references of the kernel to a node.
     pub fn forget(&mut self, node: NodeId, count: u64) {
         if let Some(link) = self.links.get_mut(&node) {
             link.lookups = match link.lookups {
-                Lookups::Counted(told) => Lookups::Counted(told.saturating_sub(count)),
+                Lookups::Counted(known) => Lookups::Counted(known.saturating_sub(count)),
                 Lookups::Unknown if link.unlinked => Lookups::Counted(0),
                 Lookups::Unknown => Lookups::Unknown,
             };
@@ -216,7 +214,7 @@ impl Tree {
     /// The attributes that `stat(2)` shows.
     ///
     /// # Errors
-    /// `ESTALE` for a node that is gone.
+    /// `ESTALE` for a removed node.
     pub fn attributes(&self, node: NodeId) -> Result<Attributes, Errno> {
         match self.place(node)? {
             NodePlace::Root => Ok(self.directory(node, self.root.mode, self.entries.directories(), self.time)),
@@ -238,7 +236,7 @@ impl Tree {
     /// The target of a link.
     ///
     /// # Errors
-    /// `EINVAL` for a node that is no link, `ESTALE` for one that is gone.
+    /// `EINVAL` for a node that is no link, `ESTALE` for a removed one.
     pub fn read_link(&self, node: NodeId) -> Result<&str, Errno> {
         match self.place(node)? {
             NodePlace::Link(link) => Ok(&link.target),
@@ -246,10 +244,10 @@ impl Tree {
         }
     }
 
-    /// Where the bytes of a file are. The image stays valid for as long as it is held.
+    /// The image with the bytes of a file, and their range.
     ///
     /// # Errors
-    /// `EISDIR`, `EINVAL` for a link, `ESTALE` for a node that is gone.
+    /// `EISDIR`, `EINVAL` for a link, `ESTALE` for a removed node.
     pub fn content(&self, node: NodeId) -> Result<(Arc<Image>, Range<usize>), Errno> {
         match self.place(node)? {
             NodePlace::Generation(generation, index) => match generation.kind(index).ok_or(Errno::ESTALE)? {
@@ -261,10 +259,10 @@ impl Tree {
         }
     }
 
-    /// The path of a file as containers name it: without its generation.
+    /// The path of a file without its generation, as in containers.
     ///
     /// # Errors
-    /// As [`Self::content`].
+    /// Those of [`Self::content`].
     pub fn key(&self, node: NodeId) -> Result<String, Errno> {
         self.content(node)?;
         match self.place(node)? {
@@ -273,10 +271,10 @@ impl Tree {
         }
     }
 
-    /// Hands the entries after `cookie` to `emit`, until it returns true because there is no more room.
+    /// Calls `emit` for each entry after `cookie`, until it returns `true` because it has no more room.
     ///
     /// # Errors
-    /// `ENOTDIR`, or `ESTALE` for a node that is gone.
+    /// `ENOTDIR`, or `ESTALE` for a removed node.
     pub fn list(&self, node: NodeId, cookie: u64, mut emit: impl FnMut(Listed<'_>) -> bool) -> Result<(), Errno> {
         let place = self.place(node)?;
         let parent = self.parent(node);
@@ -316,7 +314,7 @@ impl Tree {
         })
     }
 
-    /// Where a node is, for people: `/..2026_…/app.yaml`.
+    /// The path of a node, for people: `/..2026_…/app.yaml`.
     pub fn path(&self, node: NodeId) -> String {
         match self.place(node) {
             Ok(NodePlace::Root) => "/".to_owned(),
@@ -327,7 +325,7 @@ impl Tree {
     }
 }
 
-/// Where a node is.
+/// The place of a node in the tree.
 enum NodePlace<'a> {
     Root,
     Fixed(&'a Fixed),
@@ -335,7 +333,7 @@ enum NodePlace<'a> {
     Generation(&'a Attached, Index),
 }
 
-/// Finding and keeping nodes.
+/// Lookup and lifetime of nodes.
 impl Tree {
     fn place(&self, node: NodeId) -> Result<NodePlace<'_>, Errno> {
         if node == NodeId::ROOT {
@@ -366,7 +364,7 @@ impl Tree {
         self.generations.get_mut(&entry.node.0).ok_or(Errno::ENOENT)
     }
 
-    /// The node at a path, without the kernel hearing of it.
+    /// The node at a path. Does not count a lookup.
     fn find(&self, path: &str) -> Option<NodeId> {
         let mut names = path.split('/').filter(|name| !name.is_empty());
         names.try_fold(NodeId::ROOT, |node, name| self.child(node, name).ok())
@@ -403,8 +401,8 @@ impl Tree {
 
     fn count(&mut self, node: NodeId) {
         if let Some(link) = self.links.get_mut(&node) {
-            if let Lookups::Counted(told) = &mut link.lookups {
-                *told += 1;
+            if let Lookups::Counted(count) = &mut link.lookups {
+                *count += 1;
             }
         } else if let Some((base, index)) = self.in_generation(node)
             && let Some(generation) = self.generations.get(&base)

@@ -1,6 +1,6 @@
-//! A tree on its way to another process: to the server that takes over, or to the supervisor that adopts.
+//! Sends a tree to another process: to a successor, or to a supervisor that adopts the volume.
 //!
-//! The images travel beside it, as descriptors. The supervisor does not trust a server: it refuses an inconsistent tree.
+//! The images are descriptors of the message. The supervisor does not trust a server: it refuses an inconsistent tree.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub struct SavedTree {
     applied: u64,
     links: Vec<SavedLink>,
     generations: Vec<SavedGeneration>,
-    /// The generations that have a name in the root, by their first node.
+    /// The first nodes of the generations that have a name in the root.
     named: Vec<u64>,
     staged: Option<GenerationName>,
     announced: Vec<ProjectionStep>,
@@ -41,14 +41,14 @@ struct SavedLink {
 }
 
 impl SavedTree {
-    /// How many images belong to it.
+    /// The number of its images.
     pub fn images(&self) -> usize {
         self.generations.len() + usize::from(self.staged.is_some())
     }
 }
 
 impl Tree {
-    /// The state with which another process continues this tree, and the images that belong to it, in their order.
+    /// The state for another process, and the images, in order.
     pub fn save(&self) -> (SavedTree, Vec<Arc<Image>>) {
         let links = self.links.iter().map(|(node, link)| SavedLink {
             node: *node,
@@ -75,7 +75,7 @@ impl Tree {
         (saved, self.generations.values().map(Attached::image).chain(staged).collect())
     }
 
-    /// The tree that another process has saved; none when it does not hold together.
+    /// The tree from the state of another process; `None` if it is inconsistent.
     pub fn restore(saved: SavedTree, images: Vec<Image>) -> Option<Tree> {
         let count = saved.images();
         let SavedTree { root, created, time, next, applied, links, generations, named, staged, announced } = saved;
@@ -112,20 +112,19 @@ impl Tree {
         Some(tree)
     }
 
-    /// Zeroes the images that no server needs any more; the server of the tree calls it.
+    /// Makes this process the owner of all images, so that it zeroes them when it drops them. The server of the tree calls it.
     pub fn own_images(&self) {
         self.generations.values().for_each(|generation| generation.image().own());
         self.staged.iter().for_each(|staged| staged.image.own());
     }
 
-    /// Drops what is not needed any more, in a tree whose nodes another process counts: generations that the kernel has
-    /// forgotten, and links that went before the last commit.
+    /// Drops generations that the kernel has forgotten, and unlinked links, in a tree for which another process counts lookups.
     pub fn prune(&mut self) {
         self.prune_generations();
         self.links.retain(|_, link| !link.unlinked);
     }
 
-    /// Drops generations that the kernel has forgotten. The process that counts has dropped them, too, and zeroed their images.
+    /// Drops generations that the kernel has forgotten. The process that counts lookups has dropped them, too, and zeroed them.
     pub fn prune_generations(&mut self) {
         self.generations.retain(|_, generation| !generation.is_over());
     }
@@ -137,7 +136,7 @@ impl Tree {
         Some((generation.name().clone(), generation.image()))
     }
 
-    /// The generations that have a name in the root besides the current one, in the order in which they were made.
+    /// The generations with a name in the root, without the current one, in the order in which they were made.
     pub fn old(&self) -> Vec<(GenerationName, Arc<Image>)> {
         let current = self.current().map(|(name, _)| name);
         let named =
@@ -146,7 +145,7 @@ impl Tree {
         old.map(|generation| (generation.name().clone(), generation.image())).collect()
     }
 
-    /// The entries of the root.
+    /// The attributes and fixed directories of the root.
     pub fn root(&self) -> &Root {
         &self.root
     }
@@ -157,7 +156,7 @@ impl Tree {
     }
 }
 
-/// Whether blocks of node ids, each with its length, lie apart from each other between `first` and `next`.
+/// Whether blocks of node ids, each with its length, are between `first` and `next` and do not overlap.
 fn fits(taken: &BTreeMap<u64, u64>, first: u64, next: u64) -> bool {
     let end = taken
         .iter()

@@ -1,20 +1,19 @@
-//! The keeper: a process that keeps the server's descriptors open when the server is killed.
+//! The keeper: a process that keeps the descriptors of a killed server open.
 //!
-//! It is a clone of the server that shares its table of descriptors (`CLONE_FILES` of `clone(2)`), not its memory. So
-//! every descriptor that the server opens is the keeper's, too, at the same moment and without cost: open files,
-//! locks, files without a name. The keeper waits:
+//! It is a clone of the server that shares its table of descriptors (`CLONE_FILES` of clone(2)), but not its memory. So the keeper
+//! has every descriptor of the server at once and without cost: open files, locks, files without a name. The keeper waits:
 //!
 //! 1. While the server lives, it waits for the server's end.
-//! 2. When the server is dead, it starts the successor if the supervisor asks for that and it can (`successor`).
-//! 3. It hands descriptors to the successor, by their numbers, until it is dismissed.
-//! 4. When the server is dead and no process has the other end of its channel either, the keeper ends, and with it all
-//!    descriptors of the server: the mounts answer `ENOTCONN`.
+//! 2. When the server is dead, it starts the successor if the supervisor requests that, and it can (`successor`).
+//! 3. It sends descriptors to the successor, by their numbers, until the supervisor dismisses it.
+//! 4. When the server is dead and no process has the other end of its channel, the keeper ends. That closes all descriptors of
+//!    the server, and the mounts answer `ENOTCONN`.
 //!
-//! When the keeper dies with the server, the supervisor still has the descriptors that the mounts need; `succession` says how the
-//! next server continues without the others.
+//! If the keeper dies with the server, the supervisor still has the descriptors of the mounts. The module `succession` describes
+//! how the next server continues without the others.
 //!
-//! Numbers below [`FIRST_FREE`] are for the server's own descriptors, each of a fixed meaning or taken by a placeholder.
-//! So descriptors of volumes have higher numbers, and a successor can have them at the same numbers.
+//! Numbers below [`FIRST_FREE`] are reserved: each has a fixed meaning or a placeholder. So descriptors of volumes have higher
+//! numbers, and a successor can have them under the same numbers.
 
 pub(crate) mod successor;
 
@@ -33,11 +32,11 @@ use crate::protocol::receive_descriptors;
 pub(crate) const CHANNEL: RawFd = 10;
 /// The number of the descriptor by which the keeper watches the server.
 const SERVER: RawFd = 11;
-/// Where supervisors connect to a server that has lost its own.
+/// The listening socket for the next supervisor.
 pub(crate) const LISTENER: RawFd = 12;
 /// The channel to the keeper of the server before this one.
 pub(super) const HANDOVER: RawFd = 13;
-/// The far end of the keeper's channel, until a supervisor has it.
+/// The far end of the keeper's channel, until a supervisor gets it.
 pub(crate) const FAR_END: RawFd = 14;
 /// The first number that is not reserved.
 pub const FIRST_FREE: RawFd = 64;
@@ -45,20 +44,20 @@ pub const FIRST_FREE: RawFd = 64;
 /// Most descriptors of one message (`SCM_MAX_FD`).
 const BATCH: usize = 250;
 const _: () = assert!(BATCH < successor::ANSWER);
-/// How long a keeper may take for an answer: it has nothing else to do.
+/// Longest wait for a keeper's answer, in seconds.
 const TIMEOUT: i64 = 5;
 
-/// Closes all descriptors that the parent has left open by mistake: all but standard input, output and error. A server puts the
-/// descriptors that it inherits at the numbers that its predecessor had, so these must be free.
+/// Closes all descriptors except standard input, output and error: the parent has left them open by mistake. A server puts inherited
+/// descriptors at the numbers of its predecessor, so these must be free.
 ///
 /// # Safety
-/// Nothing of this process is open yet.
-pub unsafe fn close_strangers() {
-    // SAFETY: the caller promises that no code uses what is closed.
+/// No code of this process may use an open descriptor, except the standard ones.
+pub unsafe fn close_inherited() {
+    // SAFETY: the caller promises that no code uses these descriptors.
     unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
 }
 
-/// Takes all numbers below [`FIRST_FREE`] that are free, so that nothing opened later gets one of them.
+/// Puts placeholders at all free numbers below [`FIRST_FREE`], so that later descriptors get higher numbers.
 ///
 /// # Errors
 /// When there are no descriptors left.
@@ -71,7 +70,7 @@ pub fn reserve_numbers() -> io::Result<()> {
         }
         let _stays_open = next.into_raw_fd();
     }
-    // The original may have got a low number itself, and stays there.
+    // The first placeholder may have a reserved number itself. It stays there.
     if placeholder.as_raw_fd() < FIRST_FREE {
         let _stays_open = OwnedFd::from(placeholder).into_raw_fd();
     }
@@ -83,26 +82,26 @@ pub fn reserve_numbers() -> io::Result<()> {
 /// # Errors
 /// Those of `dup3(2)`.
 pub(crate) fn put(descriptor: OwnedFd, number: RawFd) -> io::Result<()> {
-    // SAFETY: no other code owns reserved numbers, so nothing in use is closed.
+    // SAFETY: no other code owns reserved numbers, so this closes no descriptor in use.
     let placed = unsafe { libc::dup3(descriptor.as_raw_fd(), number, libc::O_CLOEXEC) };
     if placed < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// A running keeper, as the server knows it.
+/// The server's handle of its keeper.
 pub(crate) struct Keeper {
     pid: libc::pid_t,
     starts_successor: bool,
 }
 
 impl Keeper {
-    /// Starts the first keeper of the calling process, which has no other thread and nothing open but reserved numbers. The
-    /// other end of its channel is at [`FAR_END`].
+    /// Starts the first keeper of the calling process, which must have no other thread and only reserved descriptors. The far end
+    /// of its channel is at [`FAR_END`].
     ///
-    /// Returns in the calling process, and in each [successor] that the keeper starts when that process is dead: with a
-    /// control socket and a keeper of its own.
+    /// Returns in the calling process, and later in each [successor] that the keeper starts after the death of that process. A
+    /// successor has its own control socket and keeper.
     ///
     /// # Errors
-    /// When there are no more processes or descriptors.
+    /// When the kernel makes no more processes or descriptors.
     pub(crate) fn start_first() -> io::Result<Keeper> {
         let starts_successor = successor::is_possible();
         loop {
@@ -116,13 +115,13 @@ impl Keeper {
         }
     }
 
-    /// Starts a keeper for the calling process, in place of one that is gone. The other end of its channel is at [`FAR_END`].
+    /// Starts another keeper for the calling process, after the first one has ended. The far end of its channel is at [`FAR_END`].
     ///
     /// # Errors
-    /// As [`Self::start_first`].
+    /// Those of [`Self::start_first`].
     pub(crate) fn start_another() -> io::Result<Keeper> {
         prepare()?;
-        // SAFETY: a keeper that starts no successor makes system calls only.
+        // SAFETY: a keeper that starts no successor only makes system calls.
         let pid = unsafe { child::start(|| keep(false)) }?;
         Ok(Keeper { pid: pid.as_raw_nonzero().get(), starts_successor: false })
     }
@@ -138,7 +137,7 @@ impl Keeper {
     }
 }
 
-/// Prepares the descriptors that a keeper of the calling process expects.
+/// Prepares the reserved descriptors for a keeper of the calling process.
 fn prepare() -> io::Result<()> {
     put(rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty())?, SERVER)?;
     open_channel()?;
@@ -148,7 +147,7 @@ fn prepare() -> io::Result<()> {
     Ok(())
 }
 
-/// A new channel to the keeper that runs, in place of one whose other end is closed. Its other end is at [`FAR_END`].
+/// Makes a new channel to the running keeper, after the far end of the old one was closed. Its far end is at [`FAR_END`].
 ///
 /// # Errors
 /// When there are no descriptors left.
@@ -158,49 +157,49 @@ pub(crate) fn open_channel() -> io::Result<()> {
     put(ours, CHANNEL)
 }
 
-/// A supervisor has the far end now.
-pub(crate) fn let_go_of_far_end() {
-    empty(FAR_END);
+/// Closes the far end, because a supervisor has it now.
+pub(crate) fn close_far_end() {
+    put_placeholder(FAR_END);
 }
 
 /// Puts a placeholder at one of the reserved numbers.
-pub(super) fn empty(number: RawFd) {
+pub(super) fn put_placeholder(number: RawFd) {
     if let Ok(placeholder) = EventFd::from_flags(EfdFlags::EFD_CLOEXEC) {
         let _harmless = put(placeholder.into(), number);
     }
 }
 
-/// The descriptors that a dead server had open and its keeper holds.
+/// The connection to the keeper of a dead server, to inherit descriptors.
 pub(crate) struct Handover(());
 
 impl Handover {
-    /// Of the keeper at the other end of `channel`.
+    /// Connects to the keeper at the other end of `channel`.
     ///
     /// # Errors
-    /// When it is no socket.
+    /// When `channel` is no socket.
     pub(crate) fn new(channel: OwnedFd) -> io::Result<Self> {
         setsockopt(&channel, sockopt::ReceiveTimeout, &TimeVal::seconds(TIMEOUT))?;
         setsockopt(&channel, sockopt::SendTimeout, &TimeVal::seconds(TIMEOUT))?;
-        // Out of the way of what is inherited.
+        // A reserved number, so that it occupies none of the inherited ones.
         put(channel, HANDOVER)?;
         Ok(Self(()))
     }
 
-    /// Takes descriptors over, each at the number it had: `numbers` are in ascending order and free here. Gives those that
-    /// are not to be had.
+    /// Inherits descriptors, each at its old number. `numbers` must be in ascending order and free in this process. Returns the
+    /// numbers that the keeper does not have.
     ///
     /// # Errors
-    /// When the keeper is gone.
+    /// When the keeper has ended, or does not answer within [`TIMEOUT`].
     pub(crate) fn inherit(&self, numbers: &[RawFd]) -> io::Result<Vec<RawFd>> {
         let mut missing = Vec::new();
-        let _others = take_others(reserved(SERVER), FIRST_FREE, numbers)?;
+        let _others = occupy_others(reserved(SERVER), FIRST_FREE, numbers)?;
         for batch in numbers.chunks(BATCH) {
-            let asked: Vec<u8> = batch.iter().flat_map(|number| number.to_ne_bytes()).collect();
-            send(HANDOVER, &asked, MsgFlags::MSG_NOSIGNAL)?;
+            let requested: Vec<u8> = batch.iter().flat_map(|number| number.to_ne_bytes()).collect();
+            send(HANDOVER, &requested, MsgFlags::MSG_NOSIGNAL)?;
             let mut there = [0; successor::ANSWER];
             let (got, descriptors) = loop {
                 match receive_descriptors(&reserved(HANDOVER), &mut there)? {
-                    // It has started a successor, and the supervisor did not wait for that.
+                    // A late answer to the request for a successor.
                     (successor::ANSWER, _) => {}
                     answer => break answer,
                 }
@@ -219,21 +218,20 @@ impl Handover {
 
 impl Drop for Handover {
     fn drop(&mut self) {
-        empty(HANDOVER);
+        put_placeholder(HANDOVER);
     }
 }
 
-/// Tells the keeper at the other end of `channel`, whose server is dead, to end.
+/// Ends the keeper at the other end of `channel`, whose server is dead.
 pub fn dismiss(channel: OwnedFd) {
-    // A keeper that is gone already needs no message.
+    // An error means that the keeper has ended already.
     let _ = send(channel.as_raw_fd(), &[], MsgFlags::MSG_NOSIGNAL);
 }
 
-/// Takes all free numbers from `first` on that are below the last of `numbers` and not among them, with copies of
-/// `placeholder`. As the kernel gives the lowest free number to each descriptor that comes, those that come next are at
-/// `numbers` at once, which are in ascending order. To move one would be to close it where it came, and to close a file that
-/// was written to may mean to wait for a server that does not answer.
-fn take_others(placeholder: BorrowedFd<'_>, first: RawFd, numbers: &[RawFd]) -> io::Result<Vec<OwnedFd>> {
+/// Puts copies of `placeholder` at all free numbers from `first` on that are below the last of `numbers`, and not among them. The
+/// kernel gives each received descriptor the lowest free number, so the next ones are at `numbers` at once. A later move would close
+/// the descriptor at its first number, and close(2) of a written file may wait for a server that does not answer.
+fn occupy_others(placeholder: BorrowedFd<'_>, first: RawFd, numbers: &[RawFd]) -> io::Result<Vec<OwnedFd>> {
     let mut others = Vec::new();
     let Some(last) = numbers.last() else { return Ok(others) };
     let mut next = first;
@@ -241,7 +239,7 @@ fn take_others(placeholder: BorrowedFd<'_>, first: RawFd, numbers: &[RawFd]) -> 
         let taken = rustix::io::fcntl_dupfd_cloexec(placeholder, next)?;
         let number = taken.as_raw_fd();
         next = number + 1;
-        // Dropping one that is too much makes its number free again.
+        // The drop of another copy frees its number again.
         if number < *last && numbers.binary_search(&number).is_err() {
             others.push(taken);
         }
@@ -249,9 +247,9 @@ fn take_others(placeholder: BorrowedFd<'_>, first: RawFd, numbers: &[RawFd]) -> 
     Ok(others)
 }
 
-/// Moves descriptors to `numbers`, which are free. Both are in ascending order, and each descriptor is at the lowest number
-/// that was free when it came, so none is above its place; the last goes first, and none is in the way of another. Only if
-/// one is missing are those after it not [there already](take_others).
+/// Moves descriptors to the free `numbers`. Both are in ascending order, and each descriptor arrived at the lowest free number, so
+/// none is above its own number. The last one moves first, so none occupies the number of another. Only the descriptors after a
+/// missing one are not [at their numbers already](occupy_others).
 fn place(descriptors: Vec<OwnedFd>, numbers: &[RawFd]) -> io::Result<()> {
     if descriptors.len() != numbers.len() {
         return Err(io::Error::new(
@@ -264,7 +262,7 @@ fn place(descriptors: Vec<OwnedFd>, numbers: &[RawFd]) -> io::Result<()> {
             let _at_its_place = descriptor.into_raw_fd();
             continue;
         }
-        // SAFETY: asking for the flags of a number that is no descriptor is an error, not harm.
+        // SAFETY: for a number that is no descriptor, fcntl(2) only returns an error.
         if unsafe { libc::fcntl(*number, libc::F_GETFD) } >= 0 {
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, format!("descriptor {number} is in use already")));
         }
@@ -273,13 +271,13 @@ fn place(descriptors: Vec<OwnedFd>, numbers: &[RawFd]) -> io::Result<()> {
     Ok(())
 }
 
-/// The life of a keeper. Makes system calls only: it allocates no memory and takes no lock. Returns in a successor that the keeper
-/// has started, and never otherwise.
+/// The main loop of a keeper. It only makes system calls: it allocates no memory and takes no lock. It returns only in a successor
+/// that the keeper has started.
 fn keep(starts_successor: bool) {
-    const LOOK_AGAIN: Duration = Duration::from_millis(100);
+    const INTERVAL: Duration = Duration::from_millis(100);
     // SAFETY: the name outlives the call.
     unsafe { libc::prctl(libc::PR_SET_NAME, c"podfs-keeper".as_ptr()) };
-    let (mut server_lives, mut asked) = (true, [0; BATCH]);
+    let (mut server_lives, mut requested) = (true, [0; BATCH]);
     loop {
         let mut watched = [
             libc::pollfd { fd: if server_lives { SERVER } else { -1 }, events: libc::POLLIN, revents: 0 },
@@ -289,14 +287,14 @@ fn keep(starts_successor: bool) {
         unsafe { libc::poll(watched.as_mut_ptr(), 2, -1) };
         if server_lives && watched[0].revents != 0 {
             server_lives = false;
-            // A server that died before the supervisor got the far end has left it here, and no process will fetch it.
-            // SAFETY: the number is reserved, and this process alone is left to use it.
+            // If the server died before the supervisor got the far end, it is still open here.
+            // SAFETY: the number is reserved, and only this process still has the table.
             unsafe { libc::close(FAR_END) };
         }
         if watched[1].revents & libc::POLLIN != 0 {
-            match receive(&mut asked) {
+            match receive(&mut requested) {
                 KeeperMessage::Numbers(count) => {
-                    hand_over(&asked[..count]);
+                    hand_over(&requested[..count]);
                     continue;
                 }
                 KeeperMessage::Start(control) if starts_successor => {
@@ -314,29 +312,29 @@ fn keep(starts_successor: bool) {
                 // SAFETY: nothing is to be cleaned up.
                 unsafe { libc::_exit(0) };
             }
-            // The supervisor is gone. The server opens another channel for the next one.
+            // The supervisor has ended. The server opens another channel for the next one.
             let mut watched = libc::pollfd { fd: SERVER, events: libc::POLLIN, revents: 0 };
             // SAFETY: as above.
-            unsafe { libc::poll(&raw mut watched, 1, LOOK_AGAIN.as_millis() as libc::c_int) };
+            unsafe { libc::poll(&raw mut watched, 1, INTERVAL.as_millis() as libc::c_int) };
         }
     }
 }
 
 /// A message on a keeper's channel.
 enum KeeperMessage {
-    /// A question for so many descriptors.
+    /// A request for this number of descriptors.
     Numbers(usize),
-    /// The order to start a successor, with its control socket.
+    /// A request for a successor, with its control socket.
     Start(RawFd),
-    /// A dismissal or the end of the channel. Both are final once the server is dead.
+    /// A dismissal, or the end of the channel. When the server is dead, the keeper ends after both.
     Nothing,
 }
 
-/// `recvmsg(2)` without asking for memory. The numbers of a question come to `asked`.
-fn receive(asked: &mut [RawFd; BATCH]) -> KeeperMessage {
+/// recvmsg(2) without an allocation. Stores the numbers of a request in `requested`.
+fn receive(requested: &mut [RawFd; BATCH]) -> KeeperMessage {
     successor::let_go_of_control();
     let mut space = Space([0; 2048]);
-    let mut part = libc::iovec { iov_base: asked.as_mut_ptr().cast(), iov_len: size_of_val(asked) };
+    let mut part = libc::iovec { iov_base: requested.as_mut_ptr().cast(), iov_len: size_of_val(requested) };
     // SAFETY: the message points to memory of the given sizes, which outlives the call. The kernel fills in one header with at
     // least one number, or none.
     let (got, descriptor) = unsafe {
@@ -357,25 +355,25 @@ fn receive(asked: &mut [RawFd; BATCH]) -> KeeperMessage {
     }
 }
 
-/// Answers a question for descriptors.
-fn hand_over(asked: &[RawFd]) {
+/// Answers a request for descriptors.
+fn hand_over(requested: &[RawFd]) {
     let (mut there, mut numbers, mut count) = ([0_u8; BATCH], [0_i32; BATCH], 0);
-    for (number, there) in asked.iter().zip(&mut there) {
-        // SAFETY: asking for the flags of a number that is no descriptor is an error, not harm.
+    for (number, there) in requested.iter().zip(&mut there) {
+        // SAFETY: for a number that is no descriptor, fcntl(2) only returns an error.
         if unsafe { libc::fcntl(*number, libc::F_GETFD) } >= 0 {
             *there = 1;
             numbers[count] = *number;
             count += 1;
         }
     }
-    send_descriptors(&there[..asked.len()], &numbers[..count]);
+    send_descriptors(&there[..requested.len()], &numbers[..count]);
 }
 
-/// Room for the descriptors of a message.
+/// The buffer for the descriptors of a message.
 #[repr(align(16))]
 struct Space([u8; 2048]);
 
-/// `sendmsg(2)` without asking for memory.
+/// sendmsg(2) without an allocation.
 pub(super) fn send_descriptors(bytes: &[u8], numbers: &[RawFd]) {
     let mut space = Space([0; 2048]);
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -402,7 +400,7 @@ pub(super) fn send_descriptors(bytes: &[u8], numbers: &[RawFd]) {
 /// A descriptor at one of the reserved numbers.
 pub(crate) fn reserved(number: RawFd) -> BorrowedFd<'static> {
     debug_assert!((0..FIRST_FREE).contains(&number), "the number is reserved");
-    // SAFETY: reserved numbers stay open for as long as the process lives.
+    // SAFETY: reserved numbers are open until the process ends.
     unsafe { BorrowedFd::borrow_raw(number) }
 }
 
@@ -423,7 +421,7 @@ mod tests {
         let came = at(&[700, 701, 703, 705]);
         place(came, &[700, 703, 705, 709]).expect("placed");
         for (number, open) in [(700, true), (701, false), (703, true), (705, true), (709, true)] {
-            // SAFETY: asking for the flags of a number that is no descriptor is an error, not harm.
+            // SAFETY: for a number that is no descriptor, fcntl(2) only returns an error.
             assert_eq!(unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0, open, "{number}");
             if open {
                 // SAFETY: it was placed there above, and no other code owns it.
@@ -436,13 +434,13 @@ mod tests {
     fn numbers_between_expected_descriptors_are_taken() {
         let one = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).expect("a descriptor");
         let _in_use = at(&[801, 804]);
-        let others = take_others(one.as_fd(), 800, &[802, 805, 806]).expect("taken");
+        let others = occupy_others(one.as_fd(), 800, &[802, 805, 806]).expect("taken");
         assert_eq!(others.iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>(), [800, 803]);
         let came = at(&[800, 800, 800]);
         assert_eq!(came.iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>(), [802, 805, 806], "each is at its number");
         drop((others, came));
         assert_eq!(at(&[800])[0].as_raw_fd(), 800, "the numbers are free again");
-        assert!(take_others(one.as_fd(), 800, &[]).expect("taken").is_empty(), "nothing comes");
+        assert!(occupy_others(one.as_fd(), 800, &[]).expect("taken").is_empty(), "nothing comes");
     }
 
     #[test]

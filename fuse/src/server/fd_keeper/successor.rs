@@ -1,24 +1,23 @@
 //! The start of a successor by the keeper of a dead server.
 //!
-//! A program that is executed has to be linked, locked into memory and confined before it can serve: that takes several
-//! milliseconds, while callers wait. The keeper is linked, locked and confined already. It is a clone of the server from the time
-//! before the server had its first volume, its first thread and its first secret, so a clone of the keeper can be the next server.
-//! While a server lives, this costs nothing, because the keeper exists anyway.
+//! An executed program has to be linked, locked into memory and confined before it can serve. That takes several milliseconds,
+//! while callers wait. The keeper is linked, locked and confined already. The server cloned it before it had its first volume,
+//! thread and secret, so a clone of the keeper can be the next server. This costs nothing, because the keeper exists anyway.
 //!
 //! 1. The supervisor sends [`START`] on the keeper's channel, with a control socket ([`request`]).
 //! 2. The keeper puts the socket at [`NEXT_CONTROL`], and clones itself ([`start`]). The clone is a child of the keeper's parent.
-//!    It shares the keeper's table of descriptors for a moment, then leaves it with a copy of the reserved numbers alone. Nothing
-//!    is closed for that: to close a file may mean to wait for a machine that does not answer.
-//! 3. The keeper answers with the process id and a pidfd. It closes the socket with its next message, which it sends only when the
+//!    It first shares the keeper's table of descriptors, then leaves it with a copy of only the reserved numbers. That closes no
+//!    file: close(2) may wait for a machine that does not answer.
+//! 3. The keeper answers with the process id and a pidfd. It closes the socket at the next message, which arrives only after the
 //!    successor has answered or the supervisor has given it up.
 //! 4. The successor drops the state of its predecessor, locks its memory ([`become_server`]), and clones its own keeper. From here
-//!    on it is like a server that was executed, and inherits descriptors from the same keeper.
+//!    on, it is like an executed server, and inherits descriptors from the same keeper.
 //!
-//! A keeper that is started while the server serves is a clone of a process with threads, which may hold locks. It starts no
-//! server, and the next one is executed.
+//! A keeper that the server starts later is a clone of a process with threads, which may have locks. It starts no server; the
+//! supervisor executes the next one.
 //!
-//! The successor has its addresses and the canaries of its stacks from its predecessor. So the supervisor asks for one only
-//! after a SIGKILL: an attacker who crashes servers with guesses meets another layout each time.
+//! The successor has its addresses and the canaries of its stacks from its predecessor. So the supervisor requests one
+//! only after a SIGKILL: each server after a crash has new addresses, so an attacker cannot guess them step by step.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -28,28 +27,30 @@ use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 
-use super::{CHANNEL, FIRST_FREE, HANDOVER, LISTENER, empty, put, reserve_numbers, reserved, send_descriptors};
+use super::{
+    CHANNEL, FIRST_FREE, HANDOVER, LISTENER, put, put_placeholder, reserve_numbers, reserved, send_descriptors,
+};
 use crate::memory_lock;
 use crate::protocol::receive_descriptors;
 
 /// The control socket of a server that is started.
 pub(super) const NEXT_CONTROL: RawFd = 15;
-/// The message that asks for a successor: no descriptor has this number.
+/// The message for a successor. No descriptor has this number.
 pub(super) const START: RawFd = -1;
-/// Bytes of the answer: more than of any answer to a question for descriptors, so a late one is not taken for such an answer.
+/// Length of the answer in bytes. It is longer than any answer to a request for descriptors, which so differs from a late one.
 pub(super) const ANSWER: usize = 256;
-/// How long a keeper may take to clone itself, in milliseconds.
+/// Longest wait for the clone of a keeper, in milliseconds.
 const TIMEOUT: i64 = 500;
 
-/// A successor that has begun.
+/// A started successor.
 pub struct StartedSuccessor {
-    /// Its process.
+    /// Its process id.
     pub pid: i32,
-    /// The same, for as long as this is open.
+    /// Its pidfd.
     pub pidfd: OwnedFd,
 }
 
-/// Asks the keeper at the other end of `channel` for a successor. The supervisor sends it requests on `control`.
+/// Requests a successor from the keeper at the other end of `channel`. The successor's control socket is `control`.
 ///
 /// # Errors
 /// When the keeper does not answer in time, or cannot clone itself.
@@ -69,7 +70,7 @@ pub(crate) fn request(channel: BorrowedFd<'_>, control: &OwnedFd) -> io::Result<
     }
 }
 
-/// Whether this kernel lets a clone leave a table of descriptors without closing any (Linux 5.9).
+/// Whether a clone can leave a table of descriptors without closing any (`close_range` with `CLOSE_RANGE_UNSHARE`, Linux 5.9).
 pub(super) fn is_possible() -> bool {
     // SAFETY: the table has no such number.
     unsafe {
@@ -77,8 +78,8 @@ pub(super) fn is_possible() -> bool {
     }
 }
 
-/// In the keeper: clones it, and answers the supervisor. Returns true in the clone, which has a table of its own. Makes system
-/// calls only.
+/// In the keeper: clones it, and answers the supervisor. Returns `true` in the clone, which has its own table of descriptors. It
+/// only makes system calls.
 pub(super) fn start(control: RawFd) -> bool {
     let flags = libc::CLONE_FILES | libc::CLONE_PARENT | libc::CLONE_PIDFD | libc::SIGCHLD;
     let mut pidfd: libc::c_int = -1;
@@ -111,7 +112,7 @@ pub(super) fn start(control: RawFd) -> bool {
     false
 }
 
-/// In the keeper: the successor that was asked for last has its socket, or was given up.
+/// In the keeper: closes the control socket of the last requested successor, which has it or was given up.
 pub(super) fn let_go_of_control() {
     // SAFETY: the reserved number is for this alone.
     unsafe { libc::dup3(CHANNEL, NEXT_CONTROL, libc::O_CLOEXEC) };
@@ -125,7 +126,7 @@ pub(super) fn become_server() -> io::Result<()> {
     let _ = rustix::thread::set_name(c"podfs-fuse");
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
     put(rustix::io::dup(reserved(NEXT_CONTROL))?, libc::STDIN_FILENO)?;
-    [NEXT_CONTROL, LISTENER, HANDOVER].into_iter().for_each(empty);
+    [NEXT_CONTROL, LISTENER, HANDOVER].into_iter().for_each(put_placeholder);
     // The keeper has closed one of them.
     reserve_numbers()?;
     memory_lock::lock_again();

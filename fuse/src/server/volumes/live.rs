@@ -18,12 +18,12 @@ pub(in crate::server) struct LiveParts {
     of: VolumeId,
     tree: SharedLiveTree,
     is_traced: bool,
-    /// That of the session, once it runs.
+    /// The thread of the session, after its start.
     notifier: Option<Notifier>,
 }
 
 impl LiveParts {
-    /// Of the projection `of`, none yet.
+    /// No parts yet, of the projection `of`.
     pub(in crate::server) fn new(of: VolumeId, is_traced: bool) -> Self {
         Self { of, tree: SharedLiveTree::new(LiveTree::new(SystemTime::now())), is_traced, notifier: None }
     }
@@ -33,7 +33,7 @@ impl LiveParts {
         Ok(Self { of, tree: SharedLiveTree::new(tree), is_traced: false, notifier: None })
     }
 
-    /// Starts the thread. One, as for a projection.
+    /// Starts the session, with one thread, like a projection.
     fn run(&mut self, session: Session, volume: &Common) -> io::Result<()> {
         self.tree.lock().own_images();
         let undo = Undo::new(self.notifier.insert(session.notifier()).clone());
@@ -89,7 +89,7 @@ impl ServedVolumes {
         Ok(())
     }
 
-    /// Makes a change of live parts for which there is no system call.
+    /// Applies a step of live parts for which there is no system call.
     pub(in crate::server) fn take(&self, number: VolumeId, applied: u64) -> io::Result<()> {
         let (volume, live) = self.of_kind::<LiveParts>(number)?;
         Ok(live.tree.take(applied, &volume.region, live.notifier.as_ref())?)

@@ -1,6 +1,6 @@
-//! The volumes of a server: those it answers for, and those it is about to take over.
+//! The volumes of a server: those that it serves, and those of a dead server that it will serve.
 //!
-//! Each kind of volume has a file here, with its requests. [`restore`] lists the kinds.
+//! Each kind of volume has a module here, with its requests. [`restore`] lists the kinds.
 //!
 //! | module | owns |
 //! |---|---|
@@ -37,40 +37,40 @@ use crate::trace::Trace;
 /// The behaviour of a kind of volume in the server.
 ///
 /// A new volume is [begun](ServedKind::begin). The volume of a dead server is [restored](restore) from its description, then
-/// [loaded](ServedKind::load) without any effect outside of this process, then [resumed](ServedKind::resume).
+/// [loaded](ServedKind::load) without an effect outside of this process, then [resumed](ServedKind::resume).
 pub(super) trait ServedKind: Any {
     /// The kind that its region must have.
     fn region_kind(&self) -> VolumeKind;
 
-    /// Whether every request is reported on standard output from the start.
+    /// Whether the server reports each request on standard output from the start.
     fn is_traced(&self) -> bool;
 
-    /// Answers for a volume that no server has served yet. Gives what the supervisor is answered.
+    /// Serves a new volume. Returns the answer for the supervisor.
     ///
     /// # Errors
     /// When the kernel's handshake fails, or the source cannot be read.
     fn begin(&mut self, volume: &Common, shared: &mut ServerResources) -> io::Result<ServerReply>;
 
-    /// Reads what a dead server has left in the region, and changes nothing there.
+    /// Reads the state of a dead server from the region, without changing it.
     ///
     /// # Errors
-    /// When it does not fit together.
+    /// When the state is inconsistent.
     fn load(&mut self, volume: &Common) -> io::Result<()>;
 
-    /// Answers for the loaded volume of a dead server.
+    /// Serves the loaded volume of a dead server.
     ///
     /// # Errors
-    /// When the device is none, or no thread can be started.
+    /// When the device is no FUSE device, or the kernel starts no thread.
     fn resume(&mut self, volume: &Common, shared: &mut ServerResources) -> io::Result<()>;
 
-    /// The state that a supervisor needs to adopt the volume, and the descriptors that belong to it.
+    /// The state with which a supervisor adopts the volume, and its descriptors.
     ///
     /// # Errors
     /// When there are no descriptors left.
     fn describe(&self) -> io::Result<(VolumeBody, Vec<OwnedFd>)>;
 }
 
-/// The kind of the volume that a dead server has left. The registry of kinds: a new one has a line here.
+/// Makes the volume of a dead server from its description. Each kind needs a line here.
 fn restore(body: VolumeBody, descriptors: Vec<OwnedFd>) -> io::Result<Box<dyn ServedKind>> {
     Ok(match body {
         VolumeBody::Projection { tree, reporting } => {
@@ -91,7 +91,7 @@ pub(super) struct VolumeDescriptors {
 
 /// The parts of a volume of any kind in the server.
 pub(super) struct Common {
-    /// For the supervisor that adopts the volume.
+    /// The record for the supervisor that adopts the volume.
     about: Value,
     device: OwnedFd,
     mount: OwnedFd,
@@ -112,13 +112,13 @@ impl Common {
 
 /// Resources that all volumes of a server share.
 pub(super) struct ServerResources {
-    /// Where lines of audited volumes go.
+    /// The output for the lines of audited volumes.
     output: Arc<AuditOutput>,
-    /// Serves all NFS volumes, once there is one.
+    /// The thread of all NFS volumes, if there is one.
     nfs: Option<NfsThread>,
 }
 
-/// A volume, with all that a supervisor needs to adopt it.
+/// A volume of any kind.
 struct ServedVolume {
     common: Common,
     kind: Box<dyn ServedKind>,
@@ -131,7 +131,7 @@ impl ServedVolume {
         kind.downcast_ref()
     }
 
-    /// As [`Self::kind`].
+    /// Like [`Self::kind`].
     fn kind_mut<K: ServedKind>(&mut self) -> Option<&mut K> {
         let kind: &mut dyn Any = &mut *self.kind;
         kind.downcast_mut()
@@ -141,13 +141,13 @@ impl ServedVolume {
 /// All volumes, by their numbers.
 pub(super) struct ServedVolumes {
     volumes: BTreeMap<VolumeId, ServedVolume>,
-    /// Those to resume.
+    /// The loaded volumes, until [`Self::start`].
     loaded: BTreeMap<VolumeId, ServedVolume>,
     shared: ServerResources,
 }
 
 impl ServedVolumes {
-    /// None yet. The lines of audited ones will go to `output`.
+    /// No volumes yet. The lines of audited ones will go to `output`.
     pub(super) fn new(output: AuditOutput) -> Self {
         let shared = ServerResources { output: Arc::new(output), nfs: None };
         Self { volumes: BTreeMap::new(), loaded: BTreeMap::new(), shared }
@@ -157,13 +157,13 @@ impl ServedVolumes {
         self.volumes.is_empty()
     }
 
-    /// Live parts are left out for a supervisor of an earlier version.
+    /// The numbers of the volumes; for a supervisor of an earlier version, without live parts.
     pub(super) fn numbers(&self, with_live: bool) -> Vec<VolumeId> {
         let is_listed = |volume: &ServedVolume| with_live || volume.kind::<LiveParts>().is_none();
         self.volumes.iter().filter(|(_, volume)| is_listed(volume)).map(|(number, _)| *number).collect()
     }
 
-    /// Answers for a new volume.
+    /// Serves a new volume.
     pub(super) fn begin(
         &mut self,
         number: VolumeId,
@@ -177,7 +177,7 @@ impl ServedVolumes {
         Ok(reply)
     }
 
-    /// Gets ready to go on with a volume.
+    /// Loads a volume of a dead server.
     pub(super) fn load(
         &mut self,
         description: Description,
@@ -192,7 +192,7 @@ impl ServedVolumes {
         Ok(())
     }
 
-    /// Answers for the volumes that were loaded.
+    /// Serves the loaded volumes.
     pub(super) fn start(&mut self) -> io::Result<()> {
         for (number, mut volume) in std::mem::take(&mut self.loaded) {
             volume.kind.resume(&volume.common, &mut self.shared)?;
@@ -213,12 +213,12 @@ impl ServedVolumes {
 
     pub(super) fn remove(&mut self, number: VolumeId) {
         if let Some(volume) = self.volumes.remove(&number) {
-            // Its session may go on for processes that still use the mount.
+            // Its session may continue for processes that still use the mount.
             volume.common.trace.detach();
         }
     }
 
-    /// Attaches another reader to the trace of the volume, or detaches all.
+    /// Attaches a reader to the trace of the volume; without one, detaches all readers.
     pub(super) fn trace(&self, number: VolumeId, reader: Option<OwnedFd>) -> io::Result<()> {
         let trace = &self.volume(number)?.common.trace;
         match reader {
@@ -234,7 +234,7 @@ impl ServedVolumes {
         self.volumes.get(&number).ok_or_else(|| io::Error::other(format!("volume {} is not served", number.0)))
     }
 
-    /// A volume that has to be of kind `K`.
+    /// The volume, which must be of kind `K`.
     fn of_kind<K: ServedKind>(&self, number: VolumeId) -> io::Result<(&Common, &K)> {
         let volume = self.volume(number)?;
         let other_kind = || {
@@ -245,13 +245,13 @@ impl ServedVolumes {
     }
 }
 
-/// The trace of a volume: on standard output if that is wanted from the start.
+/// Makes the trace of a volume, which writes to standard output if `wanted`.
 fn start_trace(wanted: bool) -> io::Result<Arc<Trace>> {
     let trace = if wanted { Trace::to(rustix::io::dup(rustix::stdio::stdout())?) } else { Trace::default() };
     Ok(Arc::new(trace))
 }
 
-/// The images of a volume that a dead server has left. A server that gives up before it serves leaves them to the next one.
+/// The images of a dead server. This process does not zero them before it serves, because another successor may need them.
 fn images(descriptors: Vec<OwnedFd>) -> io::Result<Vec<Image>> {
     let images = descriptors.into_iter().map(Image::adopt).collect::<io::Result<Vec<_>>>()?;
     images.iter().for_each(Image::disown);

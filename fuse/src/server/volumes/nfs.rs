@@ -1,4 +1,4 @@
-//! Exports of NFS servers in the server process, all on one thread.
+//! Exports of NFS servers in the server. One thread serves all of them.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,12 +20,12 @@ pub(in crate::server) struct NfsExport {
 }
 
 impl NfsExport {
-    /// `log_and_sockets` begins with the file of its log.
+    /// An export. The first one of `log_and_sockets` is its log file.
     pub(in crate::server) fn new(options: Box<ExportOptions>, log_and_sockets: Vec<OwnedFd>) -> Self {
         Self { log_and_sockets, options }
     }
 
-    /// The export as the thread of NFS volumes needs it.
+    /// The export for the thread of NFS volumes.
     fn to_serve(&self, volume: &Common) -> io::Result<ServedExport> {
         let mut own = copies(&self.log_and_sockets)?.into_iter();
         Ok(ServedExport {
@@ -38,7 +38,7 @@ impl NfsExport {
         })
     }
 
-    /// The inode of its first socket, which the exports that share their sockets have in common.
+    /// The inode of its first socket. Exports that share their sockets have the same.
     fn first_socket(&self) -> Option<u64> {
         inode(self.log_and_sockets.get(1)?).ok()
     }
@@ -85,7 +85,7 @@ impl ServerResources {
 }
 
 impl ServedVolumes {
-    /// The NFS server of a volume is at another place, for all volumes that share its sockets.
+    /// Uses another address for the NFS server of a volume, and of all volumes that share its sockets.
     pub(in crate::server) fn move_nfs(&mut self, number: VolumeId, place: NfsAddress) -> io::Result<()> {
         let (_, export) = self.of_kind::<NfsExport>(number)?;
         let first = export.first_socket().ok_or_else(broken)?;

@@ -12,20 +12,20 @@ use crate::protocol::{ServerReply, VolumeBody};
 use crate::region::VolumeKind;
 use crate::session::ring_memory::RingMemory;
 
-/// A directory or file of the host, as it is.
+/// A directory or file of the host.
 pub(in crate::server) struct Passthrough {
     source: OwnedFd,
-    /// The mounts that the source is among.
+    /// The mount table of the source's namespace.
     table: Arc<MountTable>,
     options: PassthroughOptions,
-    /// The memory of rings, if requests may come over io_uring.
+    /// The memory of rings, if the volume may use io_uring.
     rings: Option<OwnedFd>,
-    /// The state that a dead server has left, until this server answers.
+    /// The state of a dead server, until this server serves the volume.
     loaded: Option<Loaded>,
 }
 
 impl Passthrough {
-    /// `rest` are the descriptors that come after those of the source.
+    /// A new volume. `rest` are the descriptors after those of the source.
     pub(in crate::server) fn new(
         source: Enclosed,
         options: PassthroughOptions,
@@ -63,7 +63,7 @@ impl ServedKind for Passthrough {
         region.begin();
         let (device, source) = (volume.device.try_clone()?, self.source.try_clone()?);
         let table = Arc::clone(&self.table);
-        // Without them, requests come through the device.
+        // Without rings, requests arrive through the device.
         let rings = self.rings().unwrap_or_else(|error| {
             let volume = self.options.name.as_str();
             tracing::warn!(volume, "there is no place for rings ({error}); requests come through /dev/fuse");

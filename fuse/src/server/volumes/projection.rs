@@ -24,7 +24,7 @@ pub(in crate::server) struct ServedProjection {
 }
 
 impl ServedProjection {
-    /// An empty one.
+    /// An empty projection.
     pub(in crate::server) fn new(root: Root, reporting: Reporting) -> Self {
         Self { tree: SharedTree::new(Tree::new(root, SystemTime::now())), reporting }
     }
@@ -41,7 +41,7 @@ impl ServedProjection {
         let audit = audit.map(|subject| Audit::new(subject, Arc::clone(&region), Arc::clone(&shared.output)));
         let undo = Undo::new(session.notifier());
         let filesystem = ProjectionFilesystem::new(self.tree.clone(), region, undo, trace, audit);
-        // One thread: a projection's requests are short, and waking a second CPU costs more than it gives.
+        // One thread: a projection's requests are short, and to wake a second CPU takes longer than the answer.
         session.run(Arc::new(filesystem), 1)
     }
 }
@@ -77,7 +77,7 @@ impl ServedKind for ServedProjection {
 }
 
 impl ServedVolumes {
-    /// Announces the next steps to a tree. Returns the thread that answers for it.
+    /// Announces the next steps to a tree. Returns the thread of its session.
     pub(in crate::server) fn announce(
         &self,
         number: VolumeId,
@@ -92,7 +92,7 @@ impl ServedVolumes {
         Ok(volume.region.session_thread())
     }
 
-    /// Closes a generation. Returns which of its nodes the kernel knows.
+    /// Closes a generation. Returns the nodes that the kernel knows.
     pub(in crate::server) fn close(&self, number: VolumeId, generation: &GenerationName) -> io::Result<Vec<u32>> {
         let (_, projection) = self.of_kind::<ServedProjection>(number)?;
         Ok(projection.tree.lock().close_generation(generation.as_str())?)

@@ -10,7 +10,7 @@ use crate::session::NodeId;
 
 const DIRECTORIES: DirectoryAttributes = DirectoryAttributes { mode: 0o755, gid: 0 };
 
-/// A tree driven as the supervisor and the kernel drive it, without either.
+/// A tree with calls like those of the supervisor and the kernel.
 struct Rig {
     tree: Tree,
     current: Option<(GenerationName, Image)>,
@@ -27,7 +27,7 @@ impl Rig {
         BTreeSet::from(["nested".to_owned()])
     }
 
-    /// Announces a commit and gives its steps.
+    /// Announces a commit. Returns its steps.
     fn announce(&mut self, payload: &[(&str, &str)]) -> (GenerationName, Image, Vec<ProjectionStep>) {
         self.made += 1;
         let time = SystemTime::UNIX_EPOCH + Duration::from_secs(self.made);
@@ -77,7 +77,7 @@ impl Rig {
         }
     }
 
-    /// Finds a path without the kernel hearing of it.
+    /// Finds a path without counting a lookup.
     fn find(&self, path: &str) -> Option<NodeId> {
         path.split('/')
             .filter(|name| !name.is_empty())
@@ -109,7 +109,7 @@ impl Rig {
         self.names_after(node, 0, usize::MAX).0
     }
 
-    /// At most `room` names after `cookie`, and the cookie to go on from.
+    /// At most `room` names after the cookie `after`, and the next cookie.
     fn names_after(&self, node: NodeId, after: u64, room: usize) -> (Vec<String>, u64) {
         let (mut names, mut cookie) = (Vec::new(), after);
         let emit = |(_, next, _, name): Listed<'_>| {
@@ -282,7 +282,7 @@ fn a_directory_larger_than_one_answer_is_listed_whole() {
 }
 
 #[test]
-fn a_closed_generation_can_only_be_looked_up_where_the_kernel_was() {
+fn only_nodes_that_the_kernel_knows_can_be_looked_up_in_a_closed_generation() {
     let mut rig = Rig::new();
     rig.commit(&[("known", "1"), ("unknown", "2")]);
     let directory = rig.look_up("..data").expect("the generation").node;
@@ -315,7 +315,7 @@ fn names_that_are_not_utf_8_are_absent() {
 }
 
 #[test]
-fn the_next_commit_repairs_what_a_stopped_one_left() {
+fn the_next_commit_repairs_an_interrupted_one() {
     // AW-16, AW-17, AW-18, AW-19: stop after every step, of the switch and of the removal.
     let (before, after) = ([("a", "1"), ("gone", "1")], [("a", "2"), ("new/b", "2")]);
     for stop in 0..8 {

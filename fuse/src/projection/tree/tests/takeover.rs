@@ -1,4 +1,4 @@
-//! Trees that outlive their server: the replica of the supervisor, and saved trees.
+//! Takeovers of trees: the supervisor's replica, and saved trees.
 
 use super::*;
 
@@ -35,7 +35,7 @@ impl Pair {
         steps
     }
 
-    /// The kernel has the server do a step.
+    /// Sends a step to the server, like the kernel.
     fn ask(&mut self, step: &ProjectionStep) -> Result<(), Errno> {
         let root = NodeId::ROOT;
         let tree = &mut self.served;
@@ -53,7 +53,7 @@ impl Pair {
         }
     }
 
-    /// The server dies; the successor begins with the replica and the number of steps that were applied.
+    /// Replaces the server by a successor, which begins with the replica and the number of applied steps.
     fn succeed(&mut self) {
         let applied = self.served.applied();
         let (saved, images) = self.replica.save();
@@ -62,7 +62,7 @@ impl Pair {
         self.served.catch_up(applied).expect("it fits");
     }
 
-    /// What both show: every name of the root with its node.
+    /// Every name of the root with its node.
     fn listing(&self, tree: &Tree) -> Vec<(u64, String)> {
         let mut names = Vec::new();
         let emit = |(node, _, _, name): Listed<'_>| {
@@ -74,7 +74,7 @@ impl Pair {
     }
 }
 
-/// The image as another process has it.
+/// The image in another process.
 fn adopt(image: &Image) -> Image {
     use std::os::fd::AsFd;
     let adopted = Image::adopt(image.as_fd().try_clone_to_owned().expect("a descriptor")).expect("an image");
@@ -84,7 +84,7 @@ fn adopt(image: &Image) -> Image {
 
 #[test]
 fn a_successor_shows_the_same_tree_after_a_kill_at_any_step() {
-    // FU-06: before a step, after it but before its answer, and after its answer but before that was written down.
+    // FU-06: before a step, after it but before its answer, and after its answer but before its confirmation.
     let payloads = [&[("a", "1"), ("b", "1")][..], &[("a", "2"), ("c", "2")], &[("c", "3")]];
     let mut undisturbed = Pair::new();
     for payload in payloads {
@@ -125,7 +125,7 @@ fn a_successor_shows_the_same_tree_after_a_kill_at_any_step() {
 }
 
 #[test]
-fn lookup_counts_outlive_the_server_that_counted() {
+fn lookup_counts_outlive_the_server() {
     // AW-13, across a takeover
     let mut pair = Pair::new();
     for step in pair.announce(&[("a", "old")]) {
@@ -155,7 +155,7 @@ fn lookup_counts_outlive_the_server_that_counted() {
 }
 
 #[test]
-fn a_saved_tree_that_does_not_hold_together_is_refused() {
+fn an_inconsistent_saved_tree_is_refused() {
     let mut pair = Pair::new();
     for step in pair.announce(&[("a", "1"), ("b", "1")]) {
         pair.ask(&step).expect("announced");
