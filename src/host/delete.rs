@@ -183,7 +183,7 @@ mod tests {
         let mut directories = Directories::default();
         let point = MountPoint::prepare(&tree.join("a/mnt"), Leftovers::RemoveDead, &mut directories).expect("a point");
         let source = File::open(&outside).expect("a directory");
-        let mounted = point.attach(&bind(source.as_fd(), Access::ReadWrite).expect("a clone")).expect("mounted");
+        let mounted = point.attach_bind(&bind(source.as_fd(), Access::ReadWrite).expect("a clone")).expect("mounted");
         let left = delete_in(base.path());
         assert_eq!(left.to_string(), "1 entry: a/mnt is a mount point");
         assert!(outside.join("keep").exists() && !tree.join("a/gone").exists());

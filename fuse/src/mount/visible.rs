@@ -95,14 +95,29 @@ impl MountPoint {
         &self.path
     }
 
-    /// Attaches `clone` here.
+    /// Attaches `clone`, a mount of a FUSE file system, here. It does not read the mount table, which has all mounts of the node: a pod
+    /// may have thousands of volumes.
     ///
     /// # Errors
     /// When the kernel refuses.
     pub fn attach(&self, clone: &OwnedFd) -> Result<VisibleMount, MountError> {
+        self.move_here(clone)?;
+        Ok(self.visible(KnownMount::of_fuse(clone)))
+    }
+
+    /// Attaches `clone`, a bind mount, here.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn attach_bind(&self, clone: &OwnedFd) -> Result<VisibleMount, MountError> {
+        self.move_here(clone)?;
+        let entry = mount_id(clone.as_fd()).ok().and_then(|id| mount_with_id(id).ok()).flatten();
+        Ok(self.visible(entry.map(KnownMount::from)))
+    }
+
+    fn move_here(&self, clone: &OwnedFd) -> Result<(), MountError> {
         move_mount(clone, c"", CWD, &self.path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
-            .map_err(|errno| MountError::at("mount on", &self.path, errno))?;
-        Ok(self.visible(mount_id(clone.as_fd()).ok().and_then(|id| mount_with_id(id).ok()).flatten()))
+            .map_err(|errno| MountError::at("mount on", &self.path, errno))
     }
 
     /// The topmost mount here, if its server is not dead.
@@ -111,7 +126,7 @@ impl MountPoint {
     /// When the mount table cannot be read.
     pub fn find(&self) -> Result<Option<VisibleMount>, MountError> {
         let top = self.mounts()?.pop().filter(|_| !is_dead(&self.path));
-        Ok(top.map(|top| self.visible(Some(top))))
+        Ok(top.map(|top| self.visible(Some(top.into()))))
     }
 
     /// The mount of the file system with this device number. If it is not here, because another process has unmounted it, the result
@@ -120,8 +135,9 @@ impl MountPoint {
     /// # Errors
     /// When the mount table cannot be read.
     pub fn find_of(&self, device: &str) -> Result<VisibleMount, MountError> {
-        let mut visible = self.visible(self.mounts()?.into_iter().rfind(|mount| mount.device == device));
-        visible.mounted = visible.entry.is_some();
+        let entry = self.mounts()?.into_iter().rfind(|mount| mount.device == device);
+        let mut visible = self.visible(entry.map(KnownMount::from));
+        visible.mounted = visible.mount.is_some();
         Ok(visible)
     }
 
@@ -129,11 +145,15 @@ impl MountPoint {
         mounts_at(&self.path).map_err(|cause| MountError::at("look at", &self.path, cause))
     }
 
-    fn visible(&self, entry: Option<MountTableEntry>) -> VisibleMount {
-        VisibleMount { path: self.path.clone(), entry, mounted: true, covers: 0 }
+    fn visible(&self, mount: Option<KnownMount>) -> VisibleMount {
+        VisibleMount { path: self.path.clone(), mount, mounted: true, covers: 0 }
     }
 
     fn clear(&self, leftovers: Leftovers) -> Result<Below, MountError> {
+        // Without it, the mount table would be read for each volume.
+        if !may_be_mount_point(&self.path) {
+            return Ok(Below::Nothing);
+        }
         loop {
             match self.mounts()?.last() {
                 None => return Ok(Below::Nothing),
@@ -211,12 +231,39 @@ pub fn take_away_part(path: &Path) -> Result<(), MountError> {
 #[derive(Debug)]
 pub struct VisibleMount {
     path: PathBuf,
-    /// Its line in the mount table, of the time when it was mounted or found.
-    entry: Option<MountTableEntry>,
+    /// The mount itself; `None` if it was not in the mount table.
+    mount: Option<KnownMount>,
     /// Whether it is mounted, unless another process has unmounted it unnoticed.
     mounted: bool,
     /// The number of podfs mounts below it, to unmount after it.
     covers: u32,
+}
+
+/// A mount, as it was when it was attached or found.
+#[derive(Debug)]
+struct KnownMount {
+    /// The id of statx(2).
+    id: u64,
+    /// The device number of its file system, in the format of the mount table.
+    device: String,
+    /// Whether it is read-only, if the mount table was read.
+    read_only: Option<bool>,
+}
+
+impl KnownMount {
+    /// The mount that is open here. For FUSE, statx(2) and the mount table give the same device number.
+    fn of_fuse(mount: &OwnedFd) -> Option<Self> {
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let found = statx(mount, c"", flags, StatxFlags::MNT_ID).ok()?;
+        let device = format!("{}:{}", found.stx_dev_major, found.stx_dev_minor);
+        Some(Self { id: found.stx_mnt_id, device, read_only: None })
+    }
+}
+
+impl From<MountTableEntry> for KnownMount {
+    fn from(MountTableEntry { id, device, read_only, .. }: MountTableEntry) -> Self {
+        Self { id, device, read_only: Some(read_only) }
+    }
 }
 
 /// The state of the path of a visible mount.
@@ -236,20 +283,20 @@ impl VisibleMount {
         &self.path
     }
 
-    /// Whether it was read-only when it was mounted or found; `None` if it was not in the mount table.
+    /// Whether it was read-only when it was found; `None` if it was not in the mount table, or was mounted by this process.
     pub fn is_read_only(&self) -> Option<bool> {
-        self.entry.as_ref().map(|entry| entry.read_only)
+        self.mount.as_ref()?.read_only
     }
 
     /// The state of its path in the mount table. The kernel reuses ids of mounts, so this compares the device number, too.
     pub fn presence(&self, table: &[MountTableEntry]) -> Presence {
-        let Some(entry) = self.entry.as_ref().filter(|_| self.mounted) else { return Presence::Gone };
+        let Some(known) = self.mount.as_ref().filter(|_| self.mounted) else { return Presence::Gone };
         let is_it =
-            |mount: &&MountTableEntry| mount.id == entry.id && mount.device == entry.device && mount.at == self.path;
-        if !table.iter().any(|mount| is_it(&mount)) {
+            |entry: &&MountTableEntry| entry.id == known.id && entry.device == known.device && entry.at == self.path;
+        if !table.iter().any(|entry| is_it(&entry)) {
             return Presence::Gone;
         }
-        let over = table.iter().find(|mount| mount.parent == entry.id && mount.at == self.path);
+        let over = table.iter().find(|entry| entry.parent == known.id && entry.at == self.path);
         over.map_or(Presence::Visible, |over| Presence::Covered(over.fs_type.clone()))
     }
 
@@ -261,8 +308,8 @@ impl VisibleMount {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let root = open(&self.path, flags, Mode::empty()).map_err(|errno| MountError::at("open", &self.path, errno))?;
         let id = mount_id(root.as_fd()).map_err(|errno| MountError::at("look at", &self.path, errno))?;
-        match &self.entry {
-            Some(entry) if self.mounted && entry.id == id => Ok(root),
+        match &self.mount {
+            Some(known) if self.mounted && known.id == id => Ok(root),
             _ => Err(MountError::at("open the volume at", &self.path, Errno::STALE)),
         }
     }
@@ -401,7 +448,7 @@ mod tests {
         let point = MountPoint::prepare_shape(&at, Shape::File, Leftovers::Cover, &mut directories).expect("a point");
         let file = fs::File::open(&source).expect("a file");
         let clone = bind(file.as_fd(), Access::ReadOnly).expect("a clone");
-        let visible = point.attach(&clone).expect("attached");
+        let visible = point.attach_bind(&clone).expect("attached");
         assert_eq!(fs::read_to_string(&at).expect("shown"), "hello");
         let refused = fs::write(&at, "x").expect_err("read-only");
         assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
@@ -419,7 +466,8 @@ mod tests {
         let mut directories = Directories::default();
         let point = MountPoint::prepare(&at, Leftovers::Cover, &mut directories).expect("a point");
         let opened = fs::File::open(&source).expect("a directory");
-        let mut visible = point.attach(&bind(opened.as_fd(), Access::ReadWrite).expect("a clone")).expect("attached");
+        let mut visible =
+            point.attach_bind(&bind(opened.as_fd(), Access::ReadWrite).expect("a clone")).expect("attached");
         visible.mounted = false;
         drop(visible);
         MountPoint::prepare(&at, Leftovers::Cover, &mut directories).expect_err("it is no mount of podfs");

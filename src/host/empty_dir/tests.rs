@@ -128,7 +128,7 @@ fn ed_08_a_foreign_mount_on_the_content_is_left_alone() {
     let mut directories = Directories::default();
     let point = MountPoint::prepare(&home.content(), Leftovers::RemoveDead, &mut directories).expect("a point");
     let opened = File::open(outside.path()).expect("a directory");
-    let foreign = point.attach(&bind(opened.as_fd(), Access::ReadWrite).expect("a clone")).expect("mounted");
+    let foreign = point.attach_bind(&bind(opened.as_fd(), Access::ReadWrite).expect("a clone")).expect("mounted");
     assert_eq!(content.delete().expect("nothing fails").to_string(), "1 entry: content is a mount point");
     assert!(outside.path().join("keep").exists());
     foreign.unmount().expect("unmounted");

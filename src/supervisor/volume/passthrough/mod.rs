@@ -312,7 +312,7 @@ impl PassthroughVolume {
         let mount = MountOptions { selinux_context, shape };
         match content {
             Planned::Source { source, served_by: ServedBy::Bind, .. } => {
-                let attached = bind(source.as_fd(), access).and_then(|clone| point.attach(&clone));
+                let attached = bind(source.as_fd(), access).and_then(|clone| point.attach_bind(&clone));
                 Ok(VisibleVolume { visible: attached.map_err(|error| passing(&error))?, access, served: None })
             }
             Planned::Source { source, served_by: ServedBy::Fuse, limit, remote } => {
