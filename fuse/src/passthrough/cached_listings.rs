@@ -31,7 +31,7 @@ pub struct CachedListings(Mutex<HashMap<NodeId, Directory, Key>>);
 
 #[derive(Debug, Default)]
 struct Directory {
-    /// How often callers have it open.
+    /// The number of times that callers have the directory open.
     open: u32,
     /// The last change before the kernel began to cache its listing.
     change: Option<Change>,
@@ -55,7 +55,7 @@ impl Change {
         Self { ctime: time(&found.stx_ctime), mtime: time(&found.stx_mtime) }
     }
 
-    /// Whether every later change has another time. Never for a time in the future: someone has set the clock.
+    /// Whether every later change gets a later time. `false` for a time in the future: then the clock was set back.
     fn is_settled(self, now: SystemTime) -> bool {
         let (seconds, nanoseconds) = self.ctime.max(self.mtime);
         let Ok(seconds) = u64::try_from(seconds) else { return true };
@@ -65,7 +65,7 @@ impl Change {
 }
 
 impl CachedListings {
-    /// Those of a server that takes over: its callers have these directories open, one for each time.
+    /// Starts with the directories that callers of a dead server have open, one item for each open.
     pub fn with_open(directories: impl Iterator<Item = NodeId>) -> Self {
         let mut table = HashMap::<NodeId, Directory, Key>::default();
         directories.for_each(|directory| table.entry(directory).or_default().open += 1);

@@ -47,7 +47,7 @@ pub struct InheritedTables {
     pub losses: Losses,
 }
 
-/// How much is lost.
+/// The number of lost objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
     /// Open files and directories.
@@ -179,7 +179,7 @@ impl<'a> RegionReader<'a> {
             let anchor = self.descriptor(word);
             self.kept.push(record.id());
             let source = source.filter(|_| record.index.load(Relaxed) == 0).and_then(|source| source.try_clone().ok());
-            // Where the file system has no handles, there is nothing to find.
+            // A mount of a file system without file handles has no anchor to reopen.
             let way =
                 (word != 0).then(|| source.map_or_else(|| MountRoute::recorded(&record, &mounts), MountRoute::Source));
             let mount = SourceMount::inherit(record, anchor, way, &table);

@@ -81,7 +81,7 @@ impl Default for Tables {
 pub struct NewNode {
     /// The identity of the file.
     pub identity: Identity,
-    /// Where it is.
+    /// The mount that the file is on.
     pub mount: Arc<SourceMount>,
     /// The type of the file.
     pub kind: FileType,
@@ -228,7 +228,7 @@ impl Nodes {
         true
     }
 
-    /// Those that have a backing id.
+    /// Returns the nodes that have a backing id.
     pub fn with_backing(&self) -> Vec<Arc<Node>> {
         let mut tables = self.0.lock();
         let backed = |cell: &CellId| self.0.cell(*cell).backing.load(Relaxed) != 0;
@@ -241,7 +241,7 @@ impl Drop for Nodes {
     /// The volume is unmounted, or could not be taken over.
     fn drop(&mut self) {
         let Tables { by_id, in_use, mounts, .. } = std::mem::take(&mut *self.0.lock());
-        // What nodes keep open keeps them.
+        // The kept descriptor and the open files of a node hold references to the node: dropping them frees the node.
         for node in in_use.into_values().filter_map(|node| node.upgrade()) {
             node.let_go();
             let open = node.open().take();
@@ -360,7 +360,7 @@ impl SharedNodes {
     fn retire(&self, tables: &mut Tables, cell: CellId) -> Removed {
         let record = self.cell(cell);
         let has_handle = matches!(self.identity(cell), Identity::Handle { .. });
-        // What was kept open or has no name any more is gone now.
+        // Such a node is not kept for a later lookup: it has no handle, or its file was kept open or has no name any more.
         if !has_handle || record.held.load(Relaxed) != 0 || record.nameless.load(Relaxed) != 0 {
             return self.remove(tables, cell);
         }

@@ -52,7 +52,7 @@ pub struct OpenDirectory {
     record: OwnedCell<OpenCell>,
     /// The node that is open.
     pub node: Arc<Node>,
-    /// Where reading it has got to. None until it is reopened, if no process had it any more.
+    /// The read position, with the entries read ahead. `None` until the directory is reopened, if no process had its descriptor.
     listing: Mutex<Option<SourceListing>>,
     /// Its entries come with their attributes.
     pub with_attributes: bool,
@@ -95,7 +95,7 @@ impl OpenFile {
         if self.locks_lost.load(Relaxed) { Err(Errno::IO) } else { self.file() }
     }
 
-    /// Whether it has no descriptor until it is reopened.
+    /// Whether the file must be reopened: it has no descriptor.
     pub fn is_to_be_reopened(&self) -> bool {
         self.file.get().is_none()
     }
@@ -152,7 +152,8 @@ impl OpenFiles {
         Self { region, table: Mutex::default(), unanswered: HashMap::new() }
     }
 
-    /// Those that a dead server left; `unanswered` has, by request, what was opened without a known answer.
+    /// Takes over the open files and directories of a dead server. `unanswered` maps a request to the handle that it opened, if
+    /// the kernel may not have got the answer.
     pub fn inherit(
         region: Arc<Region>,
         files: HashMap<HandleId, Arc<OpenFile>, Key>,
@@ -250,7 +251,7 @@ impl OpenFiles {
         self.lock().files.values().filter(|open| open.is_to_be_reopened()).cloned().collect()
     }
 
-    /// Whether so many directories are open that not all of them can keep what they have read.
+    /// Whether callers have more than [`READ_AHEAD`] directories open.
     pub fn has_many_directories(&self) -> bool {
         self.lock().directories.len() > READ_AHEAD
     }

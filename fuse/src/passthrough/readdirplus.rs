@@ -1,4 +1,4 @@
-//! Whether the server sends attributes with the names of a directory.
+//! Decides whether the server sends attributes with the names of a directory.
 //!
 //! The kernel asks for both at the beginning of a directory (`FUSE_READDIRPLUS_AUTO`: about 200 entries), and also accepts names
 //! alone. Attributes cost the server ten times as much as a name, and save a message for each entry that the caller looks up next:
@@ -36,7 +36,7 @@ impl ReaddirplusPolicy {
         self.looked_up.fetch_add(u32::from(!is_directory), Ordering::Relaxed);
     }
 
-    /// A directory is opened: predicts whether its entries are going to be looked at.
+    /// A caller opens a directory. Returns whether the caller will probably look up the entries, so that they need attributes.
     pub fn directory_opened(&self) -> bool {
         let (listed, looked_up) = (self.listed.swap(0, Ordering::Relaxed), self.looked_up.swap(0, Ordering::Relaxed));
         if listed > 0 && looked_up >= listed.div_ceil(2) {

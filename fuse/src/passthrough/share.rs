@@ -1,9 +1,9 @@
 //! A volume's share of the descriptors that its server may have.
 //!
-//! One process serves all volumes of a pod, and may have so many descriptors (`RLIMIT_NOFILE`). Each volume gets the same
-//! part of them, so none can use up those of another. Only descriptors whose number callers can raise count: open files and
-//! directories, a descriptor for each owner of locks, and files that stay open because they cannot be opened again. Room is set
-//! aside for the descriptors that a volume always has, mostly those of the directories used last.
+//! One process serves all volumes of a pod, and the kernel limits its descriptors (`RLIMIT_NOFILE`). Each volume gets the same
+//! share of them, so no volume can use up the descriptors of another one. Only descriptors whose number callers can raise count:
+//! open files and directories, a descriptor for each owner of locks, and files that stay open because they cannot be opened
+//! again. The process sets aside the descriptors that a volume always has, mostly those of the directories used last.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ const SET_ASIDE: usize = 600;
 /// A share has so many descriptors however small the limit is.
 const LEAST: usize = 256;
 
-/// How many volumes this process serves.
+/// The number of volumes that this process serves.
 static VOLUMES: AtomicUsize = AtomicUsize::new(0);
 
 /// The share of one volume.

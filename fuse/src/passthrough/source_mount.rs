@@ -29,17 +29,18 @@ use crate::region::cells::OwnedCell;
 /// Bits of a file's number that tell the mounts below the source apart.
 const INDEX_SHIFT: u32 = 48;
 
-/// One mount.
+/// A mount of the source: the mount that the source directory is on, or a mount below it.
 #[derive(Debug)]
 pub struct SourceMount {
     /// Dropped before the anchor that it names is closed.
     record: OwnedCell<MountCell>,
     id: u64,
-    /// 0 for the one the source is on.
+    /// 0 for the mount that the source directory is on.
     index: u64,
-    /// None where the file system has no file handles: nodes keep their descriptors then.
+    /// Empty if the file system has no file handles: then nodes keep their descriptors. Also empty in a successor until it
+    /// reopens an anchor that no process has any more.
     anchor: OnceLock<OwnedFd>,
-    /// Where the anchor is found again that no process has any more.
+    /// The way to reopen an anchor that no process has any more.
     way: Option<MountRoute>,
     restrictions: Restrictions,
 }

@@ -26,10 +26,10 @@ use crate::session::{LockOwner, NodeId};
 #[derive(Debug, Default)]
 pub struct Locked(Vec<OwnedCell<HeldCell>>);
 
-/// Whose locks they are.
+/// The owner and the file of a set of locks.
 #[derive(Clone, Copy)]
 pub struct Holder<'a> {
-    /// Where they are recorded.
+    /// The region that records the locks.
     pub region: &'a Arc<Region>,
     /// The file's node.
     pub node: NodeId,
@@ -43,17 +43,17 @@ impl Locked {
         self.0.push(record);
     }
 
-    /// Whether there are none.
+    /// Whether the owner holds no lock on the file.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether they are gone, and others may have locked the same.
+    /// Whether the locks are lost, and another process may have locked the same ranges.
     pub fn is_lost(&self) -> bool {
         self.0.iter().any(|record| record.form.load(Relaxed) & LOCKS_LOST != 0)
     }
 
-    /// They are gone, and others may have locked the same. A successor finds it so.
+    /// Records that the locks are lost, and that another process may have locked the same ranges. A successor reads this.
     pub fn lose(&mut self) {
         self.0.truncate(1);
         self.0.iter().for_each(|record| record.form.store(LOCKS_LOST, Release));

@@ -169,7 +169,7 @@ impl Locks {
         true
     }
 
-    /// How many owners have no description any more.
+    /// Returns the number of owners whose description no process has any more.
     pub fn to_be_restored(&self) -> usize {
         let gone = |locks: &&OwnerLocks| matches!(locks.description, Description::Gone);
         if self.to_be_restored { self.by_owner.values().filter(gone).count() } else { 0 }

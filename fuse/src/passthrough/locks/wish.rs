@@ -1,4 +1,4 @@
-//! One lock that a caller asks for, and the system calls that take it, give it up and look for what conflicts with it.
+//! A lock or unlock request of a caller, and the system calls for it: lock, unlock, and test for a conflicting lock.
 
 use std::os::fd::OwnedFd;
 
@@ -39,7 +39,7 @@ impl Wish {
         }
     }
 
-    /// Whether it gives something up, which never waits.
+    /// Whether this releases a lock, which never waits.
     pub fn is_unlock(self) -> bool {
         match self {
             Wish::Whole(operation) => operation == FlockOperation::Unlock,

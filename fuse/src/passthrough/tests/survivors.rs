@@ -38,7 +38,7 @@ fn open_files_stay_usable() {
         assert_eq!(fs::metadata(rig.at("file")).expect("attributes").ino(), number);
         assert_eq!(file.metadata().expect("attributes").len(), 3);
         drop((file, gone, log));
-        // What the kernel releases, the successor knows.
+        // The successor knows the handles that the kernel releases here.
         fs::write(rig.at("file"), "new").expect("written");
         assert_eq!(fs::read_to_string(rig.source.join("file")).expect("read"), "new");
     }
@@ -87,7 +87,7 @@ fn file_handles_of_callers_lead_to_forgotten_files_also_in_successors() {
         let (file, directory) = (handle("above/below/file"), handle("above/below"));
         let lookups =
             || rig.region.counts().requests().find(|(opcode, _)| *opcode == LOOKUP).map_or(0, |(_, count)| count);
-        // Whether the kernel had forgotten the file: then it asks for it.
+        // Opens a file by its handle. Returns whether the kernel had forgotten the file, so that it sent a LOOKUP.
         let root = File::open(rig.at("")).expect("the root");
         let open_anew = |handle: &FileHandle, flags| {
             let before = lookups();
