@@ -60,7 +60,7 @@ wire! {
     pub struct StatxOut { attr_valid: u64, attr_valid_nsec: u32, flags: u32, spare: [u64; 2], stat: Statx }
     pub struct ForgetIn { nlookup: u64 }
     pub struct BatchForgetIn { count: u32, dummy: u32 }
-    /// One node of many that are forgotten.
+    /// One item of BATCH_FORGET.
     pub struct ForgetOne { nodeid: NodeId, nlookup: u64 }
     pub struct GetattrIn { getattr_flags: u32, dummy: u32, fh: HandleId }
     pub struct SetattrIn {

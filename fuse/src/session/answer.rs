@@ -52,7 +52,7 @@ pub enum Answer {
     Copied(u64),
 }
 
-/// One request being answered.
+/// A request that the server is answering.
 pub struct Exchange<'a> {
     /// The buffer that [`Answer::Buffer`] sends; empty at the start.
     pub buffer: &'a mut Vec<u8>,
@@ -111,7 +111,7 @@ impl Exchange<'_> {
 pub struct ListedEntry<'a> {
     /// The file's number.
     pub ino: u64,
-    /// Where the next entry is.
+    /// The offset of the next entry.
     pub next: u64,
     /// `DT_*` of `readdir(3)`.
     pub kind: u8,
@@ -180,7 +180,7 @@ impl Notifier {
 pub struct Deferred {
     pub(super) responder: Responder,
     pub(super) region: Arc<Region>,
-    /// Where it stands among the region's waits.
+    /// The item in the region's waits that records this request; `None` if there was no free one.
     pub(super) place: Option<usize>,
 }
 
@@ -222,7 +222,7 @@ pub(super) struct Responder {
     pub(super) unique: u64,
 }
 
-/// Where a request came from, and where its answer goes.
+/// The device or ring that a request came from, which takes its answer.
 #[derive(Clone, Debug)]
 enum AnswerRoute {
     Device(Arc<OwnedFd>),

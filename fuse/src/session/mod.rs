@@ -132,7 +132,7 @@ impl Granted {
 pub struct WantedFeatures {
     /// Of [`init`]; what the kernel does not offer is left out.
     pub flags: u64,
-    /// How deep the file systems below may be stacked, this one included; 0 for no passthrough (Linux 6.9).
+    /// The number of stacked file systems that the kernel allows below, this one included; 0 without passthrough (Linux 6.9).
     pub max_stack_depth: u32,
 }
 
@@ -146,11 +146,11 @@ pub struct Session {
     rings: Option<Rings>,
 }
 
-/// How a session came to be.
+/// The origin of a session.
 enum SessionStart {
-    /// By a handshake: nothing was read before.
+    /// A new connection, after the handshake: the server has read no request yet.
     Handshake,
-    /// From a dead server, which may have left requests unanswered.
+    /// The connection of a dead server, which may have left requests unanswered.
     Resumed(Unanswered),
 }
 
@@ -199,7 +199,8 @@ impl Session {
         });
         let over_io_uring = if rings.is_some() { init::OVER_IO_URING } else { 0 };
         let accepted = ((wanted.flags | init::INIT_EXT | init::MAX_PAGES | init::BIG_WRITES) & offered) | over_io_uring;
-        // What an entry of a ring has room for; where the kernel reads and writes files by itself, only names come here.
+        // A write must fit into an entry of a ring. If the kernel reads and writes the source by itself, requests carry
+        // little but names.
         let (max_write, max_pages) =
             if rings.is_some() { (RING_MAX_WRITE, PAYLOAD / 4096) } else { (MAX_WRITE, MAX_WRITE as usize / 4096) };
         // Known before the kernel acts on it: it never shakes hands again.

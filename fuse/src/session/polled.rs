@@ -17,7 +17,7 @@ use super::input::InputBuffer;
 use super::request::Request;
 use crate::region::Region;
 
-/// Where requests come in and answers go out.
+/// A session whose owner reads the requests and sends the answers.
 pub struct PolledSession {
     device: Arc<OwnedFd>,
     region: Arc<Region>,

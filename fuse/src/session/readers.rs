@@ -14,8 +14,8 @@ use super::stall_guard::StallGuard;
 use super::{Exchange, Granted, InputBuffer, Operation, Request, Service, read};
 use crate::region::{Region, SLOTS};
 
-/// How long a thread that only gets forgotten nodes and interrupts leaves them to gather. The kernel wakes no thread meanwhile,
-/// and gives many forgotten nodes at once: `rm -r` forgets a node with each file.
+/// The pause after which a thread reads again that gets only FORGET and INTERRUPT. The kernel wakes no thread meanwhile, and then
+/// gives many forgotten nodes at once: `rm -r` forgets a node with each file.
 const GATHERING: Duration = Duration::from_millis(1);
 
 /// The threads of a session.
@@ -25,15 +25,15 @@ pub(super) struct Readers {
     service: Arc<dyn Service>,
     /// For a source that may be away.
     stall_guard: Option<Arc<StallGuard>>,
-    /// How many there are when nothing is slow.
+    /// The number of threads while no request is slow.
     wanted: usize,
     /// Other requests come through rings.
     beside_rings: bool,
-    /// How many wait for a request.
+    /// The number of threads that wait for a request.
     idle: AtomicUsize,
-    /// How many there are.
+    /// The number of threads.
     running: AtomicUsize,
-    /// The slots that are taken, a bit for each.
+    /// The slots of the region that threads use, a bit for each.
     slots: AtomicU32,
 }
 

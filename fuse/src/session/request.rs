@@ -13,10 +13,10 @@ use super::abi::{
 use super::ids::{HandleId, NodeId};
 use crate::caller::Caller;
 
-/// One request.
+/// A request from the kernel.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// The kernel's number for it; its answer has the same. In a request that is sent again it has a mark.
+    /// The number that the kernel gave it, and that its answer must carry. If the kernel sends it again, the number has a mark.
     pub unique: u64,
     /// The node it is about.
     pub node: NodeId,

@@ -9,7 +9,7 @@ use super::*;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
 use crate::region::{Begun, VolumeKind};
 
-/// What the service sees of each request.
+/// The parts of a request that the service sends to the test.
 #[derive(Debug, PartialEq, Eq)]
 struct Told {
     number: u64,
@@ -85,7 +85,7 @@ fn run(session: Session) -> Receiver<Told> {
     receiver
 }
 
-/// Whether the kernel can ask again.
+/// Whether the kernel can send unanswered requests again.
 fn asks_again(device: &OwnedFd) -> bool {
     let kernel = Responder::of_device(&Arc::new(device.try_clone().expect("a descriptor")), 0);
     kernel.write(abi::NOTIFY_RESEND, &[], &[]).is_ok()

@@ -1,4 +1,4 @@
-//! One io_uring of this process: the system calls, and the queues that the kernel shares.
+//! An io_uring of this process: the system calls, and the queues that the kernel shares.
 //!
 //! podfs needs two kinds of entries, so this module takes the place of a library. An entry has 128 bytes
 //! (`IORING_SETUP_SQE128`), because a command of FUSE takes more than the usual 64.
@@ -46,7 +46,7 @@ struct Params {
     cq: CompletionOffsets,
 }
 
-/// Where the parts of the queue of submissions are.
+/// Offsets of the parts of the submission queue (`struct io_sqring_offsets`).
 #[repr(C)]
 #[derive(Default)]
 struct SubmissionOffsets {
@@ -61,7 +61,7 @@ struct SubmissionOffsets {
     user_address: u64,
 }
 
-/// Where the parts of the queue of completions are.
+/// Offsets of the parts of the completion queue (`struct io_cqring_offsets`).
 #[repr(C)]
 #[derive(Default)]
 struct CompletionOffsets {
