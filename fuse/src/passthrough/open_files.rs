@@ -251,7 +251,7 @@ impl OpenFiles {
         self.lock().files.values().filter(|open| open.is_to_be_reopened()).cloned().collect()
     }
 
-    /// Whether callers have more than [`READ_AHEAD`] directories open.
+    /// Whether callers have so many directories open that not all of them may keep entries read ahead.
     pub fn has_many_directories(&self) -> bool {
         self.lock().directories.len() > READ_AHEAD
     }

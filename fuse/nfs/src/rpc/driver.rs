@@ -48,7 +48,7 @@ pub(super) async fn drive(shared: Rc<SharedConnection>) {
             () = connected => continue,
             () = shared.cut.notified() => {}
         }
-        // What went wrong elsewhere says nothing of the server where it is now.
+        // Failures at the old address say nothing about the server at the new one.
         backoff.reset();
         hang_up(&shared);
     }

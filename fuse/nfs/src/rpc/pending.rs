@@ -53,9 +53,9 @@ pub(super) struct SharedConnection {
     pub(super) broken: Cell<Option<io::ErrorKind>>,
     pub(super) driver: Wake,
     pub(super) deadlines: Wake,
-    /// The server is elsewhere.
+    /// Wakes the driver when the server has moved.
     pub(super) cut: Notify,
-    /// When deadlines are looked at next.
+    /// The time at which the deadlines task checks the calls next.
     pub(super) next_look: Cell<Option<Instant>>,
     next_xid: Cell<u32>,
     next_order: Cell<u64>,
@@ -69,14 +69,15 @@ pub(super) struct PendingCall {
     order: u64,
     message: RpcCall,
     pub(super) policy: Policy,
-    /// How often it has been written as a whole, or begun to be on a connection that was lost.
+    /// The number of times that the call was sent, on this and earlier connections. A partly written call counts when its
+    /// connection is lost, and a call that the process before this one may have sent counts as sent once.
     sent: Cell<u32>,
     queued: Cell<bool>,
-    /// So many times its `timeo` has passed.
+    /// The number of times that its `timeo` has passed.
     pub(super) periods: Cell<u32>,
-    /// When that happens next.
+    /// The time at which its `timeo` passes next.
     pub(super) due: Cell<Instant>,
-    /// When it is sent again because of what the server may have ignored, and the pause after that.
+    /// The time at which to send the call again because the server may have ignored it, and the pause after that.
     pub(super) reminder: Cell<Option<(Instant, Duration)>>,
     outcome: RefCell<Option<Result<Reply, RpcError>>>,
     caller: Wake,
@@ -196,7 +197,7 @@ impl SharedConnection {
         PendingReply { shared: self, call }
     }
 
-    /// Whether there is something to ask.
+    /// Whether a call waits for its answer.
     pub(super) fn has_work(&self) -> bool {
         !self.pending.borrow().is_empty()
     }
@@ -205,7 +206,7 @@ impl SharedConnection {
         self.pending.borrow().get(&call.xid).is_some_and(|pending| Rc::ptr_eq(pending, call))
     }
 
-    /// Whether something waits to be written.
+    /// Whether a call waits to be written.
     pub(super) fn has_queue(&self) -> bool {
         !self.queue.borrow().is_empty()
     }

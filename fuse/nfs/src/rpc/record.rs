@@ -51,12 +51,12 @@ pub struct Incoming {
 /// The record that is being read.
 #[derive(Clone, Copy, Debug, Default)]
 struct PartialRecord {
-    /// Where the mark of its first fragment stands.
+    /// The offset in the buffer of the mark of its first fragment.
     begin: usize,
-    /// The end of what is there of it, without the marks of later fragments.
+    /// The end of the bytes that have come, without the marks of later fragments.
     end: usize,
     fragments: u32,
-    /// Bytes missing of the fragment.
+    /// The number of bytes that are missing from the fragment.
     missing: usize,
     last: bool,
 }
@@ -67,10 +67,10 @@ impl Incoming {
         Self { pool, buffer: None, filled: 0, record: PartialRecord::default(), expected: 0, whole: Vec::new() }
     }
 
-    /// Where to read to.
+    /// Returns the buffer for the next read from the stream.
     pub fn room(&mut self) -> &mut [u8] {
         let record = &self.record;
-        // Where the record ends, or the fragment if others follow.
+        // The end of the record; the end of the fragment if others follow.
         let known = if record.fragments > 0 { record.end + record.missing } else { self.expected + MARK };
         let may_grow = record.fragments > 0 && !record.last;
         let wanted = if may_grow { known + MARK } else { known };
@@ -82,7 +82,7 @@ impl Incoming {
             self.buffer = Some(larger);
         }
         let buffer = self.buffer.as_mut().expect("it was just made");
-        // Of a long record, to its end; otherwise as much as comes.
+        // Reads a long record only to its end. Otherwise reads as much as fits.
         let end = if known > SMALL && !may_grow { known } else { buffer.len() };
         &mut buffer[self.filled..end]
     }

@@ -5,7 +5,7 @@ use super::attributes::{Changes, FileType, Time};
 use super::handle::FileHandle;
 use crate::xdr::XdrWriter;
 
-/// How CREATE takes a name that exists.
+/// The way in which CREATE handles a name that exists.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Creation {
     /// It is opened.
@@ -30,7 +30,7 @@ pub enum Device {
     Pipe,
 }
 
-/// How far a WRITE has to get before it is answered, or got (`stable_how`).
+/// The place that data of a WRITE must reach, or has reached, when the server answers (`stable_how`).
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 #[repr(u32)]
 pub enum Stability {

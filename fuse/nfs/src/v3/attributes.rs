@@ -61,7 +61,7 @@ pub struct Attributes {
     pub ctime: Time,
 }
 
-/// How a time is to become.
+/// A change of a file's time.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum TimeChange {
     /// As it is.

@@ -28,7 +28,7 @@ pub struct ListedEntry<'a> {
     pub fileid: u64,
     /// The name: not empty, and without slashes and zeros.
     pub name: &'a [u8],
-    /// Where the next entry is found.
+    /// The position of the next entry.
     pub cookie: u64,
     /// Of READDIRPLUS, if the server gives them.
     pub attributes: Option<Attributes>,

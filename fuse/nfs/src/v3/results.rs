@@ -51,9 +51,9 @@ pub struct Read {
 /// Of WRITE.
 #[derive(Clone, Copy, Debug)]
 pub struct Written {
-    /// So many bytes were written.
+    /// The number of bytes written.
     pub count: u32,
-    /// How far they got.
+    /// The place that the data has reached.
     pub stability: Stability,
     /// It is another one when the server may have lost what was not committed.
     pub verifier: [u8; 8],
@@ -100,11 +100,11 @@ pub struct FsStat {
     pub total_files: u64,
     pub free_files: u64,
     pub available_files: u64,
-    /// The attributes of what was asked about.
+    /// The attributes of the object that the call named.
     pub attributes: Option<Attributes>,
 }
 
-/// Of FSINFO, without what suits the server: it is asked for as much as it takes, see [`Limits`](crate::export::Limits).
+/// The result of FSINFO, without preferred sizes: podfs uses the largest sizes, see [`Limits`](crate::export::Limits).
 #[derive(Clone, Copy, Debug)]
 pub struct FsInfo {
     /// Most bytes of a READ.
@@ -117,7 +117,7 @@ pub struct FsInfo {
     pub time_step: Time,
     /// The features of the file system (`FSF3_LINK`, …).
     pub properties: u32,
-    /// The attributes of what was asked about.
+    /// The attributes of the object that the call named.
     pub attributes: Option<Attributes>,
 }
 
@@ -132,7 +132,7 @@ pub struct PathConf {
     pub refuses_long_names: bool,
     /// Only the superuser may give files away.
     pub restricts_chown: bool,
-    /// The attributes of what was asked about.
+    /// The attributes of the object that the call named.
     pub attributes: Option<Attributes>,
 }
 
@@ -169,7 +169,8 @@ pub fn readlink(
     Ok(LinkTarget { target: part(reader.opaque_range(super::MAX_LINK)?), attributes })
 }
 
-/// Of READ, of which at most `most` bytes are taken. Servers have sent more than they say, or more than was asked for.
+/// Parses the result of READ and takes at most `most` bytes. Some servers send more than they say, or more than the
+/// client asked for.
 ///
 /// # Errors
 /// [`Malformed`]
@@ -182,7 +183,7 @@ pub fn read(
     let (count, is_end) = (reader.u32()?, reader.flag()?);
     let data = reader.opaque_range(usize::MAX)?;
     let length = data.len().min(count.min(most) as usize);
-    // An end that is beyond what was asked for is not the end of that.
+    // If the server sends more than `most` bytes, the end of the file lies beyond the bytes that are taken.
     Ok(Read { data: part(data.start..data.start + length), is_end: is_end && count <= most, attributes })
 }
 
