@@ -53,7 +53,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Of what the server says, and what the mount's options `rsize` and `wsize` want.
+    /// Computes the limits from the server's FSINFO and from the mount's options `rsize` and `wsize`.
     pub fn new(info: &FsInfo, rsize: Option<u32>, wsize: Option<u32>) -> Self {
         let clamp = |wanted: Option<u32>, most: u32| {
             // A server that says nothing takes what NFSv2 took.
@@ -162,7 +162,7 @@ impl Export {
             .await
     }
 
-    /// ACCESS, of what is in [`v3::access`].
+    /// ACCESS: asks for the rights in [`v3::access`].
     ///
     /// # Errors
     /// [`Error`]

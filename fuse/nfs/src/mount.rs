@@ -195,7 +195,7 @@ async fn find(servers: &Servers, request: &MountRequest) -> Result<(Export, Sock
     Ok((Export::new(server, root, limits, request.policy, connections), mountd))
 }
 
-/// Tells the server's mountd that an export is not used any more. Nothing depends on it, so it waits `budget` at most.
+/// Reports to the server's mountd that an export is not used any more. Waits at most `budget`, because nothing depends on it.
 pub async fn unmount(servers: &Servers, request: &MountRequest, budget: Duration) {
     let mounting = MountAttempt { servers, request, end: Instant::now() + budget };
     let told = async {
@@ -214,7 +214,7 @@ struct MountAttempt<'a> {
 }
 
 impl MountAttempt<'_> {
-    /// For what is left of the budget.
+    /// Returns the policy of a call that may take the rest of the budget.
     fn policy(&self) -> Policy {
         Policy::within(self.end.saturating_duration_since(Instant::now()))
     }

@@ -140,12 +140,12 @@ impl NfsServer {
         self.peer.health()
     }
 
-    /// For so long it owes answers, and has sent nothing at all.
+    /// Returns the time for which the server owes answers and has sent nothing at all.
     pub fn silent(&self) -> Duration {
         self.peer.silent()
     }
 
-    /// From now on, `observer` gets to know since when the server has been silent, as those of other volumes do.
+    /// Adds an observer, which learns since when the server has been silent.
     pub fn add_observer(&self, observer: Arc<dyn SilenceObserver>) {
         self.peer.add_observer(&observer);
     }
@@ -198,7 +198,7 @@ impl NfsServer {
             let given = self.given.as_ref().map(|given| given.borrow_mut().pop_front());
             let dialer = match given {
                 Some(Some(socket)) => Dialer::given(socket),
-                // There are as many as there are connections.
+                // No socket is left for another connection.
                 Some(None) => break,
                 None => Dialer::new(self.reserved_port, port),
             };
@@ -206,7 +206,7 @@ impl NfsServer {
                 Rc::clone(&self.peer),
                 dialer,
                 self.pool.clone(),
-                // Far from what the process before this used.
+                // A random first xid is far from the xids of the process before this one.
                 random(),
             )));
         }

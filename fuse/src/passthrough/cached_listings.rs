@@ -22,7 +22,7 @@ use crate::session::NodeId;
 const SETTLED: Duration = Duration::from_millis(100);
 /// Attributes that came with a listing are valid for a second; a caller that looks at them needs some of that.
 const ATTRIBUTES: Duration = Duration::from_millis(500);
-/// So many directories may have a remembered change.
+/// The most directories with a recorded change.
 const MOST: usize = 4096;
 
 /// The directories that were listed, and those that are open.
@@ -49,7 +49,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// The one that these attributes show.
+    /// Returns the times of the last change from the attributes of a directory.
     pub fn of(found: &Statx) -> Self {
         let time = |time: &rustix::fs::StatxTimestamp| (time.tv_sec, time.tv_nsec);
         Self { ctime: time(&found.stx_ctime), mtime: time(&found.stx_mtime) }

@@ -264,7 +264,7 @@ impl PassthroughFilesystem {
             Operation::GetLock(arguments) => self.find_lock(node, arguments),
             Operation::SetLock { arguments, wait } => self.set_lock(node, arguments, wait, exchange),
 
-            // The kernel remembers `ENOSYS` and does what it does for files that cannot do it.
+            // The kernel remembers `ENOSYS`, and then acts as for file systems without this operation.
             _ => Err(Errno::NOSYS),
         }
     }
@@ -357,8 +357,8 @@ impl PassthroughFilesystem {
         let node =
             self.nodes.enter(NewNode { identity, mount: Arc::clone(&parent.mount), kind: kind(found), charge })?;
         if node.kind == FileType::Directory {
-            // It is opened while it has its name: a caller may have it as working directory when it is removed. If it cannot be
-            // opened, the next request about it says why.
+            // Opens the directory while it has its name: it may be a caller's working directory when it is removed. If this
+            // fails, the next request about the directory returns the error.
             let _open = self.descriptor(&node);
         }
         let entry = self.validity.for_node(&node, found).entry(node.id, attr(found, &node.mount));

@@ -48,7 +48,7 @@ impl FileHandle {
     /// As [`of`](Self::of), of what a name in `directory` leads to. It does not follow a symbolic link.
     ///
     /// # Errors
-    /// As there, and `ENOENT`.
+    /// Those of [`of`](Self::of), and `ENOENT` if there is no such name.
     pub fn of_name(directory: BorrowedFd<'_>, name: &CStr) -> Result<(FileHandle, u64), Errno> {
         Self::find(directory, name, 0)
     }

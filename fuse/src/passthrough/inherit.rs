@@ -227,7 +227,7 @@ impl<'a> RegionReader<'a> {
             let node = nodes.get(NodeId(record.node.load(Relaxed)));
             let is_directory = record.flags.load(Relaxed) & DIRECTORY != 0;
             let known = files.contains_key(&handle) || directories.contains_key(&handle);
-            // It is opened by its node: nothing but what it was may be.
+            // podfs reopens the file by its node, so the node must have the right type.
             let fits = |node: &Arc<Node>| match node.kind {
                 FileType::Directory => is_directory,
                 FileType::RegularFile => !is_directory,

@@ -138,7 +138,7 @@ impl Mounts {
             Some(mounted) => mounted.restrictions,
             None => restrictions_of(file)?,
         };
-        // Not under the lock: a file system that hangs delays no other request.
+        // Done without the lock, so that a file system that hangs delays no other request.
         let anchor = handle.and_then(|handle| anchor(file, handle));
         let mut known = self.lock();
         known.retain(|_, mount| mount.strong_count() > 0);

@@ -39,10 +39,10 @@ use crate::region::cell_id::CellId;
 use crate::region::cells::CellRef;
 use crate::session::NodeId;
 
-/// A table of as many nodes is kept, however few are in it.
+/// The least capacity that a table keeps, in nodes.
 const SMALL: usize = 4096;
 
-/// So many nodes that the kernel has forgotten stay.
+/// The most nodes to keep that the kernel has forgotten.
 const FORGOTTEN: usize = 8192;
 
 /// The nodes that the kernel knows, and those that it forgot last.
@@ -90,7 +90,7 @@ pub struct NewNode {
 }
 
 impl Nodes {
-    /// None yet.
+    /// A table without nodes.
     pub fn empty(region: Arc<Region>) -> Self {
         Self(Arc::new(SharedNodes { region, key: Key::default(), tables: Mutex::default() }))
     }
@@ -328,7 +328,7 @@ impl SharedNodes {
         let NewNode { identity, mount, kind, charge } = found;
         let next = &self.region.header().counters.next_node;
         let id = NodeId(next.load(Acquire));
-        // Also if this server dies now, the number is not used again.
+        // The counter grows first: if this server dies now, no server uses the number again.
         next.store(id.0.wrapping_add(1), Release);
         let record = CellRef::new(&self.region, |cell: &NodeCell| {
             cell.form.store(kind.as_raw_mode() | identity.handle_length(), Relaxed);
@@ -414,7 +414,7 @@ impl SharedNodes {
         shrinks
     }
 
-    /// Frees what was removed; the tables are not locked.
+    /// Frees a removed cell and mount. The caller does not hold the lock on the tables.
     fn give_back(&self, removed: Removed) {
         if let Some(cell) = removed.cell {
             self.region.cells().free(cell);

@@ -25,7 +25,7 @@ use crate::region::Region;
 use crate::region::cells::OwnedCell;
 use crate::session::{HandleId, NodeId};
 
-/// So many open directories keep what they have read and not given out, [`CHUNK`](super::listing) bytes each.
+/// The most open directories that keep entries read ahead, [`CHUNK`](super::listing) bytes each.
 const READ_AHEAD: usize = 1024;
 
 /// An open file of a caller.
@@ -80,7 +80,7 @@ impl OpenFile {
             return Ok(Arc::clone(file));
         }
         let file = Arc::new(recordable(self.node.reopen(opened_with(&self.record))?));
-        // Of two threads, the first one records its descriptor.
+        // If two threads reopen the file, the first one records its descriptor.
         if self.file.set(Arc::clone(&file)).is_ok() {
             self.record.descriptor.store(file.as_raw_fd().cast_unsigned(), Release);
         }
@@ -147,7 +147,7 @@ struct OpenTable {
 }
 
 impl OpenFiles {
-    /// None yet.
+    /// A table without open files.
     pub fn new(region: Arc<Region>) -> Self {
         Self { region, table: Mutex::default(), unanswered: HashMap::new() }
     }

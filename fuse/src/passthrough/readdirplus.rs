@@ -7,26 +7,26 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// For so many directories attributes are given, before names alone are tried again.
+/// The number of directories that get attributes before the server tries names alone again.
 const TRUST: u32 = 32;
 
 /// Counts whether a volume's callers read attributes after listing a directory.
 #[derive(Debug, Default)]
 pub struct ReaddirplusPolicy {
-    /// Names of files given alone since the last directory was opened.
+    /// The number of files whose names were sent alone since the last directory was opened.
     listed: AtomicU32,
-    /// Files looked up since then.
+    /// The number of files looked up since then.
     looked_up: AtomicU32,
     trust: AtomicU32,
 }
 
 impl ReaddirplusPolicy {
-    /// A name was given alone, of a directory or of another file.
+    /// The server sends the name of a directory or another file without attributes.
     pub fn listed(&self, is_directory: bool) {
         self.listed.fetch_add(u32::from(!is_directory), Ordering::Relaxed);
     }
 
-    /// So many names of files were given alone, from the kernel's cache.
+    /// The kernel lists `files` names of files from its cache, without attributes.
     pub fn listed_again(&self, files: u32) {
         self.listed.fetch_add(files, Ordering::Relaxed);
     }

@@ -13,7 +13,7 @@ use rustix::process::{Resource, getrlimit};
 
 /// Descriptors of a volume that are not counted; more than it ever has.
 const SET_ASIDE: usize = 600;
-/// A share has so many descriptors however small the limit is.
+/// The least share of a volume, however small the limit of the process is.
 const LEAST: usize = 256;
 
 /// The number of volumes that this process serves.
@@ -23,7 +23,7 @@ static VOLUMES: AtomicUsize = AtomicUsize::new(0);
 #[derive(Debug)]
 pub struct Share {
     taken: Arc<AtomicUsize>,
-    /// Of the process.
+    /// The limit of the process.
     limit: usize,
     /// The volume's name.
     volume: String,
@@ -31,12 +31,12 @@ pub struct Share {
     met: AtomicBool,
 }
 
-/// A place in a share, given back when dropped.
+/// A descriptor's place in a share, which is free again when this is dropped.
 #[derive(Debug)]
 pub struct Taken(Arc<AtomicUsize>);
 
 impl Share {
-    /// Of one volume more.
+    /// The share of a new volume, which makes the shares of the others smaller.
     pub fn new(volume: &str) -> Self {
         VOLUMES.fetch_add(1, Ordering::Relaxed);
         let limit = getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok());
@@ -48,7 +48,7 @@ impl Share {
         }
     }
 
-    /// A place that is needed in any case: a descriptor that a dead server has had stays open, whatever the share is now.
+    /// Takes a place even if the share is used up, for a descriptor of a dead server: it stays open, whatever the share is now.
     pub fn take_anyway(&self) -> Taken {
         self.taken.fetch_add(1, Ordering::Relaxed);
         Taken(Arc::clone(&self.taken))

@@ -172,17 +172,17 @@ impl SourceMount {
     fn set_anchor(&self, file: BorrowedFd<'_>, handle: &FileHandle) {
         let Some(anchor) = anchor(file, handle) else { return };
         let number = anchor.as_raw_fd().cast_unsigned();
-        // Of two threads, the first one records its descriptor.
+        // If two threads open the anchor, the first one records its descriptor.
         if self.anchor.set(anchor).is_ok() {
             self.record.anchor.store(number, Release);
         }
     }
 }
 
-/// A descriptor to open handles with, if that works here.
+/// Returns a descriptor that can open file handles of the mount; `None` if the file system cannot do that.
 pub(super) fn anchor(file: BorrowedFd<'_>, handle: &FileHandle) -> Option<OwnedFd> {
     let kind = FileType::from_raw_mode(statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::TYPE).ok()?.stx_mode.into());
-    // Opening anything else may have effects, or wait.
+    // Opening a file of another type may have effects, or block.
     if !matches!(kind, FileType::Directory | FileType::RegularFile) {
         return None;
     }

@@ -192,7 +192,7 @@ pub fn opened_with(cell: &OpenCell) -> OFlags {
     given | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC
 }
 
-/// The flags of an open file that matter for what is done with it.
+/// The `open(2)` flags that an open file's cell records.
 const RECORDED: OFlags = OFlags::RWMODE
     .union(OFlags::APPEND)
     .union(OFlags::SYNC)
@@ -200,12 +200,12 @@ const RECORDED: OFlags = OFlags::RWMODE
     .union(OFlags::NOATIME)
     .union(OFlags::DIRECT);
 
-/// `file` under a number that may be recorded. It has one already unless a number below has just become free.
+/// Moves `file` to a number that a cell may record. Only a descriptor that got a low number needs the move.
 pub fn recordable(file: OwnedFd) -> OwnedFd {
     if file.as_raw_fd() >= FIRST_DESCRIPTOR {
         return file;
     }
-    // Without a free number it stays what it is, and is lost to a successor.
+    // Without a free number the descriptor keeps its own, and a successor does not get it.
     fcntl_dupfd_cloexec(&file, FIRST_DESCRIPTOR).unwrap_or(file)
 }
 

@@ -98,7 +98,7 @@ pub trait Service: Send + Sync + 'static {
         false
     }
 
-    /// The kernel did not take this answer, because no caller waited any more, and so it will not give back what was granted.
+    /// Undoes what an answer granted which the kernel dropped, because no caller waited any more: the kernel will not release it.
     fn take_back(&self, _granted: Granted) {}
 
     /// The answer to a question about the root from memory, without the source.
@@ -130,7 +130,7 @@ impl Granted {
 /// The features that a session negotiates.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WantedFeatures {
-    /// Of [`init`]; what the kernel does not offer is left out.
+    /// Flags of [`init`]. The session leaves out those that the kernel does not offer.
     pub flags: u64,
     /// The number of stacked file systems that the kernel allows below, this one included; 0 without passthrough (Linux 6.9).
     pub max_stack_depth: u32,
@@ -155,7 +155,7 @@ enum SessionStart {
 }
 
 impl Session {
-    /// Shakes hands on `device`, whose file system is mounted. `region` is new; what is agreed on stands there.
+    /// Does the FUSE handshake on `device`, whose file system is mounted. Records the result in `region`, which is new.
     ///
     /// # Errors
     /// When the kernel is too old, or the file system is unmounted already.
@@ -166,7 +166,7 @@ impl Session {
     /// As [`open`](Self::open). Requests come over io_uring, in memory that is new, if the kernel and this process can do that.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`open`](Self::open).
     pub fn open_on(
         device: OwnedFd,
         wanted: WantedFeatures,
@@ -237,7 +237,7 @@ impl Session {
     /// As [`resume`](Self::resume), with the memory that the dead server had for requests over io_uring.
     ///
     /// # Errors
-    /// As there, and when this process can have no rings where the kernel relies on them.
+    /// Those of [`resume`](Self::resume), and when this process can have no rings although the kernel relies on them.
     pub fn resume_on(device: OwnedFd, region: Arc<Region>, rings: Option<Arc<RingMemory>>) -> io::Result<Session> {
         let none = || io::Error::other("the server died before it had agreed with the kernel; start the volume anew");
         let accepted = region.accepted().ok_or_else(none)?;
@@ -252,7 +252,7 @@ impl Session {
         Ok(Session { device: Arc::new(device), region, accepted, beginning, rings })
     }
 
-    /// Has a resumed session end what was left unanswered with an error, as on a kernel that cannot ask again.
+    /// Lets a resumed session end all unanswered requests with an error, as on a kernel that cannot send requests again.
     pub fn without_resend(mut self) -> Session {
         if let SessionStart::Resumed(unanswered) = &mut self.beginning {
             *unanswered = Unanswered::Failed;
@@ -265,7 +265,7 @@ impl Session {
         self.accepted
     }
 
-    /// The way to tell the kernel what it did not ask for.
+    /// Returns the sender of notifications to the kernel.
     pub fn notifier(&self) -> Notifier {
         Notifier { device: Arc::clone(&self.device) }
     }
@@ -287,7 +287,7 @@ impl Session {
     /// As [`run`](Self::run). Requests that wait for an entry of a ring are woken through `mount`, which shows the file system.
     ///
     /// # Errors
-    /// As there, and when a ring fails that the kernel relies on.
+    /// Those of [`run`](Self::run), and when a ring fails that the kernel relies on.
     pub fn run_waking(
         mut self,
         service: Arc<dyn Service>,

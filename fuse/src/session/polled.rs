@@ -68,7 +68,7 @@ impl PolledSession {
         Deferred { responder, region: Arc::clone(&self.region), place }
     }
 
-    /// The way to tell the kernel what it did not ask for.
+    /// Returns the sender of notifications to the kernel.
     pub fn notifier(&self) -> Notifier {
         Notifier { device: Arc::clone(&self.device) }
     }

@@ -38,8 +38,8 @@ pub(super) struct Readers {
 }
 
 impl Readers {
-    /// So many threads while no request is slow; one where requests come through rings, and forgotten nodes and interrupts alone
-    /// through the device.
+    /// `wanted` is the number of threads while no request is slow. Beside rings there is one thread: only FORGET and INTERRUPT
+    /// come through the device then.
     pub(super) fn new(
         device: Arc<OwnedFd>,
         region: Arc<Region>,
@@ -93,7 +93,7 @@ impl Readers {
         self.region.in_flight().slot(slot).register();
         self.service.begin_thread();
         let mut input = InputBuffer::new(self.service.longest_request()).unwrap_or_else(|error| {
-            // As everywhere where there is no memory: this server ends, and another one goes on.
+            // Without memory this server ends, and the supervisor starts another one.
             tracing::error!("no memory for requests: {error}");
             std::process::abort()
         });

@@ -67,7 +67,7 @@ pub(super) struct StallGuard {
     region: Arc<Region>,
     service: Arc<dyn Service>,
     state: Mutex<GuardState>,
-    /// There is something to look at, or room to park, or the end.
+    /// Signals that a request is under way, that one can be parked, or that the session ends.
     changed: Condvar,
 }
 
@@ -112,7 +112,7 @@ impl Parked {
 }
 
 impl StallGuard {
-    /// With what `service` answers on `device`.
+    /// Starts the guard's thread. The guard answers with `service` on `device`.
     ///
     /// # Errors
     /// When no thread can be started.
@@ -215,7 +215,7 @@ impl StallGuard {
         }
     }
 
-    /// Looks at what is under way, until the end.
+    /// Checks the requests under way every [`LOOK`], until the session ends.
     fn watch(&self) {
         let mut state = self.state();
         loop {

@@ -15,7 +15,7 @@ use tracing::{info, warn};
 /// A call that was taken back sooner than this says nothing of the server.
 const SOONEST: Duration = Duration::from_millis(250);
 
-/// Gets to know whether a server is silent: one for each volume of it.
+/// Learns whether a server is silent. Each volume of the server has one.
 pub trait SilenceObserver {
     /// The server has a call to answer and was heard last at that moment; with none, it has answered everything.
     fn silent_since(&self, since: Option<Instant>);
@@ -159,7 +159,7 @@ impl Peer {
         }
     }
 
-    /// A call has had its time.
+    /// A call has reached the end of its time.
     pub(super) fn call_given_up(&self) {
         self.call_ends();
     }

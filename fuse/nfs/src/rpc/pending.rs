@@ -53,7 +53,7 @@ pub(super) struct SharedConnection {
     pub(super) broken: Cell<Option<io::ErrorKind>>,
     pub(super) driver: Wake,
     pub(super) deadlines: Wake,
-    /// Wakes the driver when the server has moved.
+    /// Ends the stream, or the attempt to connect, after the server has moved.
     pub(super) cut: Notify,
     /// The time at which the deadlines task checks the calls next.
     pub(super) next_look: Cell<Option<Instant>>,
@@ -214,7 +214,7 @@ impl SharedConnection {
     /// Sends a call now, or as soon as can be.
     fn send(&self, call: &Rc<PendingCall>) {
         if self.stream.borrow().is_none() {
-            // It is queued with all the others when there is one.
+            // The driver connects, and then queues all pending calls.
             self.driver.wake();
             return;
         }
@@ -239,7 +239,7 @@ impl SharedConnection {
         }
     }
 
-    /// There is a new stream: everything that is pending is sent on it, oldest first.
+    /// Starts to use a new stream: sends all pending calls on it, oldest first.
     pub(super) fn attach(&self, stream: Stream) {
         let mut calls: Vec<Rc<PendingCall>> = self.pending.borrow().values().cloned().collect();
         calls.sort_unstable_by_key(|call| call.order);
@@ -352,7 +352,7 @@ impl Drop for PendingReply<'_> {
 }
 
 impl PendingCall {
-    /// When something is to be done about it.
+    /// Returns the time of the next timeout or repetition.
     pub(super) fn next(&self) -> Instant {
         self.reminder.get().map_or(self.due.get(), |(at, _)| at.min(self.due.get()))
     }

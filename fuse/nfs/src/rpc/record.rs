@@ -22,10 +22,10 @@ const MARK: usize = 4;
 /// The stream does not consist of records, or has longer ones than the client takes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum StreamError {
-    /// Of more than [`MAX_RECORD`] bytes.
+    /// A record of more than [`MAX_RECORD`] bytes.
     #[error("it sent a record that is too long")]
     TooLong,
-    /// More of them than a server would send.
+    /// A record of more fragments than a server would send.
     #[error("it sent a record in too many fragments")]
     TooManyFragments,
     /// The reader of the record has found it.
@@ -62,7 +62,7 @@ struct PartialRecord {
 }
 
 impl Incoming {
-    /// Nothing of a new stream.
+    /// Starts a new stream, with no bytes.
     pub fn new(pool: Pool) -> Self {
         Self { pool, buffer: None, filled: 0, record: PartialRecord::default(), expected: 0, whole: Vec::new() }
     }
@@ -115,7 +115,7 @@ impl Incoming {
         self.whole.drain(..).try_for_each(|range| each(full.part(range)))
     }
 
-    /// Goes on in what was read, to the end of a record.
+    /// Parses the received bytes to the end of a record.
     fn next_record(&mut self) -> Result<Option<Range<usize>>, StreamError> {
         let Some(buffer) = &mut self.buffer else { return Ok(None) };
         let record = &mut self.record;

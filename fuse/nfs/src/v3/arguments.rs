@@ -8,12 +8,12 @@ use crate::xdr::XdrWriter;
 /// The way in which CREATE handles a name that exists.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Creation {
-    /// It is opened.
+    /// The server opens the existing file.
     Unchecked(Changes),
-    /// It is refused.
+    /// The server refuses the call.
     Guarded(Changes),
-    /// It is refused unless it was made with the same number, by the same call sent before. A server that crashes may
-    /// have made the file, and not have noted the number.
+    /// The server refuses the call, unless the same call has created the file with this number before. A server that crashes may
+    /// have created the file without recording the number.
     Exclusive([u8; 8]),
 }
 

@@ -164,7 +164,7 @@ impl PassthroughFilesystem {
         (given & kept) | direct | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC
     }
 
-    /// Takes `open` in among the open files of its node, unless it is there already (`known`); gives the answer to the open.
+    /// Adds `open` to the open files of its node, unless it is there already (`known`). Returns the answer to OPEN.
     fn share(&self, open: &Arc<OpenFile>, flags: u32, known: bool) -> OpenOut {
         let fh = open.handle;
         let mut shared = open.node.open();
@@ -172,7 +172,7 @@ impl PassthroughFilesystem {
         if !known {
             shared.files.push(Arc::clone(open));
         }
-        // The first one decides for all that come while it is open.
+        // The first open file decides the data path for all that are opened while the node is open.
         if self.data_path == DataPath::Kernel && shared.backing.is_none() && shared.files.len() == 1 {
             let backing =
                 |file: Arc<OwnedFd>| BackingId::open_for(&self.device, file.as_fd(), &open.node, &self.region);

@@ -163,7 +163,7 @@ impl PassthroughFilesystem {
         Ok(())
     }
 
-    /// Keeps nothing of what was read where too many directories are open for that.
+    /// Drops the entries read ahead if too many directories are open.
     fn economize(&self, listing: &mut SourceListing) {
         if self.files.has_many_directories() {
             listing.drop_chunk();

@@ -59,15 +59,15 @@ impl Locked {
         self.0.iter().for_each(|record| record.form.store(LOCKS_LOST, Release));
     }
 
-    /// Locks on `description` what is recorded, or fails at once.
+    /// Takes the recorded locks on `description`, without waiting.
     ///
     /// # Errors
-    /// `EAGAIN` when another process has locked it, and those of `fcntl(2)`.
+    /// `EAGAIN` if another process holds a conflicting lock, and those of `fcntl(2)`.
     pub fn take_on(&self, description: &OwnedFd) -> Result<(), Errno> {
         self.0.iter().try_for_each(|record| wish(record).try_on(description))
     }
 
-    /// Records what was granted, or an unlock.
+    /// Records a granted lock, or an unlock.
     ///
     /// # Errors
     /// When there is no memory.
@@ -97,7 +97,7 @@ impl Locked {
         Ok(())
     }
 
-    /// Nothing of the range is locked any more.
+    /// Removes a range from the recorded locks.
     fn clear(&mut self, holder: Holder<'_>, start: u64, end: u64) -> Result<(), Errno> {
         let mut rest = None;
         for record in &self.0 {

@@ -55,7 +55,7 @@ impl Wish {
         }
     }
 
-    /// Gives up what was granted and not recorded or answered.
+    /// Releases a lock that was granted, but could not be recorded or reported to the kernel.
     pub fn undo_on(self, description: &OwnedFd) {
         // Unlocking fails only where locking would.
         let _ = self.undone().try_on(description);

@@ -47,7 +47,7 @@ fn load_alone(
 }
 
 #[test]
-fn without_descriptors_nothing_is_lost_that_there_is_a_way_to() {
+fn a_successor_without_descriptors_reports_no_losses() {
     let (rig, region) = left_behind();
     let source = File::open(&rig.source).expect("a directory");
     let loaded = load_alone(&region, Some(source.into()), &rig.options).expect("loaded");

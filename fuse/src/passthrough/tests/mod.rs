@@ -32,7 +32,7 @@ struct Rig {
     region: Arc<Region>,
     source: PathBuf,
     mount: PrivateMount,
-    /// `None` after the test has closed the device: the kernel then ends all requests.
+    /// `None` after a successor has failed: the test closes the device, and the kernel ends all requests.
     device: Mutex<Option<Arc<OwnedFd>>>,
     server: Mutex<Option<TestServer>>,
     /// The next server, which waits.
@@ -110,7 +110,7 @@ impl Rig {
 
     fn succeed(&self) {
         let successor = self.successor.lock().expect("no panic").take().expect("a server was killed");
-        // The keeper before goes when the successor has what it kept.
+        // The predecessor's keeper ends when the successor has taken over its descriptors.
         let ready = successor.begin();
         let succeeded = ready.is_some();
         *self.server.lock().expect("no panic") = ready;

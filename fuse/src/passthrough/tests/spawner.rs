@@ -131,7 +131,7 @@ fn start_server(order: &ServerTask, descriptors: Vec<OwnedFd>) -> Child {
     // SAFETY: only descriptors are copied, to numbers that are the child's own.
     unsafe {
         command.pre_exec(move || {
-            // Away from where they are to be, so that none is overwritten before it is copied.
+            // Copies the descriptors to high numbers first, so that `dup2` overwrites none that is still needed.
             let away = numbers.map(|number| libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 100));
             for (place, number) in (FIRST..).zip(away) {
                 if libc::dup2(number, place) == -1 {

@@ -45,7 +45,7 @@ fn open_files_stay_usable() {
 }
 
 #[test]
-fn memory_of_forgotten_files_is_given_back_and_successors_continue() {
+fn memory_of_forgotten_files_is_freed_also_by_successors() {
     const FILES: usize = 40_000;
     let rig = Rig::unlimited();
     let names = || (0..FILES).map(|n| format!("file-{n}"));
@@ -116,7 +116,7 @@ fn file_handles_of_callers_lead_to_forgotten_files_also_in_successors() {
 #[test]
 fn a_directory_listing_continues_where_it_was() {
     let private = PassthroughOptions { exclusive: true, cache: Cache::Always, ..PassthroughOptions::default() };
-    // Of a private one, the kernel reads directories without OPENDIR.
+    // In a private volume, the kernel reads directories without OPENDIR.
     for rig in [Rig::unlimited(), Rig::new(private)] {
         let names = || (0..2000).map(|n| format!("a-rather-long-name-of-a-file-{n}"));
         fs::create_dir(rig.source.join("many")).expect("a directory");
@@ -197,7 +197,7 @@ fn the_space_of_a_limited_volume_is_known_without_a_walk() {
 }
 
 #[test]
-fn backing_files_are_given_back_once() {
+fn backing_files_are_closed_once() {
     let rig = Rig::unlimited();
     fs::write(rig.source.join("file"), "text").expect("written");
     for _ in 0..3 {

@@ -102,7 +102,7 @@ pub(super) type EntryId = u32;
 pub(super) enum Left {
     /// No request.
     Nothing,
-    /// A request. If a thread had begun to execute it, what the thread noted.
+    /// A request, with the record of the thread that had begun to execute it, if any.
     Request(Option<Begun>),
     /// An answer, which the kernel may have already.
     Answer,
@@ -188,7 +188,7 @@ impl RingMemory {
         }
     }
 
-    /// Checks what the file begins with; gives the number of its queues.
+    /// Checks the header of the file. Returns the number of its queues.
     fn parse(file: &OwnedFd) -> io::Result<usize> {
         let damaged = || io::Error::new(io::ErrorKind::InvalidData, "the memory of the volume's rings is damaged");
         let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
@@ -329,14 +329,14 @@ impl RingMemory {
         }
     }
 
-    /// Takes the request that came into the entry: from here on, a successor knows of it what the entry's slot says. False if
-    /// the kernel broke its own protocol.
+    /// Takes the request that came into the entry: from here on, a successor reads its state from the entry's slot. Returns
+    /// `false` if the kernel broke its own protocol.
     ///
     /// The calling thread alone uses the entry.
     pub(super) fn take(&self, entry: EntryId) -> bool {
         let (journal, commit) = (self.journal(entry), self.commit_id(entry));
         if journal.state.load(Acquire) == TAKEN && journal.unique.load(Relaxed) == commit {
-            // A successor goes on with it.
+            // The request of a dead server: its slot stays as it is.
             journal.slot.take_again(commit);
             return true;
         }

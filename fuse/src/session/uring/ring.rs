@@ -122,7 +122,7 @@ const _: () = assert!(size_of::<Submission>() == ENTRY && size_of::<Params>() ==
 pub(super) struct Completion {
     /// The user data of the submission.
     pub(super) user_data: u64,
-    /// Not negative, or the negative number of an error.
+    /// The result, or a negative errno.
     pub(super) result: i32,
 }
 
@@ -236,7 +236,7 @@ impl Ring {
         })
     }
 
-    /// Submits what was pushed.
+    /// Submits the pushed entries.
     ///
     /// # Errors
     /// Those of `io_uring_enter(2)`.
@@ -250,7 +250,7 @@ impl Ring {
     /// As [`submit`](Self::submit), and waits for a completion.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`submit`](Self::submit).
     pub(super) fn submit_and_wait(&mut self) -> io::Result<()> {
         self.enter(1)
     }

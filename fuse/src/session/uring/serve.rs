@@ -89,10 +89,10 @@ pub(super) struct IdleRing {
 }
 
 impl IdleRing {
-    /// Of the calling thread.
+    /// Creates the ring of the calling thread.
     ///
     /// # Errors
-    /// When this process may have no ring.
+    /// When this process may not create a ring.
     pub(super) fn new(duty: Duty) -> io::Result<Self> {
         if let Some(cpu) = duty.cpu {
             let mut own = CpuSet::new();
@@ -107,7 +107,7 @@ impl IdleRing {
         Ok(Self { duty, ring, inbox })
     }
 
-    /// Waits for a volume, tells whether the kernel takes its entries, and serves it.
+    /// Waits for a volume, registers its entries, and serves it. Sends to `begun` whether the kernel accepts the entries.
     pub(super) fn serve(self, volume: &Receiver<Arc<RingVolume>>, begun: &Sender<io::Result<()>>) {
         let Ok(served) = volume.recv() else { return };
         served.service.begin_thread();
@@ -291,7 +291,7 @@ impl RingThread {
         self.commit_answered()
     }
 
-    /// Sees to it that the queue of `entry`, whose request is going to wait, has others that can take requests.
+    /// Registers more entries for the queue of `entry`, whose request is going to wait. Returns whether one can take requests.
     fn has_room(&mut self, entry: EntryId) -> io::Result<bool> {
         let queue = self.served.memory.queue(entry);
         while self.armed[queue] < ENOUGH {
