@@ -30,7 +30,7 @@ pub enum AddressError {
 }
 
 impl AddressError {
-    /// Which of the two it is about.
+    /// Whether the error is about the path, not the server.
     pub fn is_about_path(&self) -> bool {
         matches!(self, AddressError::RelativePath | AddressError::NulInPath)
     }
@@ -40,7 +40,7 @@ impl ExportAddress {
     /// The address with this server, whose IPv6 address may have brackets, and this path.
     ///
     /// # Errors
-    /// What is wrong with one of the two.
+    /// [`AddressError`] if the path or the server is invalid.
     pub fn parse(server: &str, path: &str) -> Result<ExportAddress, AddressError> {
         if !path.starts_with('/') {
             return Err(AddressError::RelativePath);
@@ -61,7 +61,7 @@ impl ExportAddress {
         if server.contains(':') { format!("[{server}]:{path}") } else { format!("{server}:{path}") }
     }
 
-    /// Whether the server is given as an address, which means the same machine for ever.
+    /// Whether the volume names the server by an IP address, which never has to be resolved.
     pub fn is_numeric(&self) -> bool {
         self.server.parse::<IpAddr>().is_ok()
     }

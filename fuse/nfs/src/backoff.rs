@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// How long such pauses are.
+/// A series of pauses: each is twice as long as the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DoublingPause {
     first: Duration,
@@ -51,7 +51,7 @@ impl Backoff {
         self.failures = 0;
     }
 
-    /// How many attempts have failed in a row.
+    /// Returns the number of attempts that have failed in a row.
     pub fn failures(self) -> u32 {
         self.failures
     }

@@ -43,7 +43,7 @@ impl Error {
         }
     }
 
-    /// Whether the call may itself be the reason for what the server says.
+    /// Whether the client sent the call more than once, so that its first execution may be the reason for the server's error.
     pub fn is_retransmitted(&self) -> bool {
         matches!(self, Self::Refused { retransmitted: true, .. })
     }

@@ -23,8 +23,8 @@ pub const MAX_TRANSFER: u32 = 1 << 20;
 const MIN_TRANSFER: u32 = 4096;
 /// Fewest bytes of a page of a directory.
 const MIN_LISTING: u32 = 8 << 10;
-/// Most bytes of one: behind the reply's header it has room in a small buffer of the pool. Servers that prefer shorter pages
-/// send longer ones all the same, or less than they are asked for (RFC 1813, 3.3.17).
+/// Most bytes of such a page: with the reply's header it fits into a small buffer of the pool. A server may send a longer page
+/// all the same, or less than the client asked for (RFC 1813, 3.3.17).
 const MAX_LISTING: u32 = 63 << 10;
 /// Sizes of transfers are a multiple of this.
 const TRANSFER_STEP: u32 = 1024;
@@ -53,7 +53,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Of what the server says, and what the mount's options `rsize` and `wsize` want.
+    /// Computes the limits from the server's FSINFO and from the mount's options `rsize` and `wsize`.
     pub fn new(info: &FsInfo, rsize: Option<u32>, wsize: Option<u32>) -> Self {
         let clamp = |wanted: Option<u32>, most: u32| {
             // A server that says nothing takes what NFSv2 took.
@@ -70,12 +70,12 @@ impl Limits {
     }
 }
 
-/// How a call is made.
+/// The options of a call.
 #[derive(Clone, Copy)]
 pub struct How<'a> {
     /// The user and groups of the call.
     pub credential: &'a Credential,
-    /// How long the call may take; none means as long as the mount's options say.
+    /// The timeout and retries of the call; `None` means the mount's options.
     pub policy: Option<Policy>,
     /// Called with the xid before the call is sent, each time that the call gets another one.
     pub announce: Option<&'a dyn Fn(u32)>,
@@ -112,12 +112,12 @@ impl Export {
         self.limits
     }
 
-    /// How long calls are waited for, unless they say otherwise.
+    /// Returns the policy of calls that have none of their own.
     pub fn policy(&self) -> Policy {
         self.policy
     }
 
-    /// NULL: whether the server answers.
+    /// NULL: checks that the server answers.
     ///
     /// # Errors
     /// [`Error`], as everywhere below.
@@ -162,7 +162,7 @@ impl Export {
             .await
     }
 
-    /// ACCESS, of what is in [`v3::access`].
+    /// ACCESS: asks for the rights in [`v3::access`].
     ///
     /// # Errors
     /// [`Error`]

@@ -14,7 +14,7 @@
 //! | [`xdr`] | numbers and bytes in messages |
 //! | `backoff` | pauses between attempts |
 //!
-//! Whether a call waits for a server that does not answer depends on its [`Policy`](rpc::Policy), which comes from the mount's
+//! The [`Policy`](rpc::Policy) of a call says whether the call waits for a server that does not answer. It comes from the mount's
 //! options.
 //!
 //! It runs on one thread, in a [`LocalSet`](tokio::task::LocalSet):

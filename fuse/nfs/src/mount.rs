@@ -18,7 +18,7 @@ use crate::rpc::{Connection, Credential, Policy, RpcError};
 use crate::server::{MAX_CONNECTIONS, Servers};
 use crate::v3::{self, FileHandle, FsInfo};
 
-/// How long a portmapper may take.
+/// The most time for one call to a portmapper.
 const PORTMAP_BUDGET: Duration = Duration::from_secs(5);
 
 /// The export to mount, and the options.
@@ -26,17 +26,17 @@ const PORTMAP_BUDGET: Duration = Duration::from_secs(5);
 pub struct MountRequest {
     /// The export, as the volume names it.
     pub export: ExportAddress,
-    /// Where the server is.
+    /// The IP address of the server.
     pub address: IpAddr,
     /// The port of NFS; none asks the portmapper, and takes 2049 if there is no portmapper.
     pub port: Option<u16>,
-    /// Where the mountd is, if not with the server.
+    /// The IP address of the mountd, if it is not the server's.
     pub mount_address: Option<IpAddr>,
     /// The port of the mountd; none asks the portmapper.
     pub mount_port: Option<u16>,
     /// The port of the portmapper.
     pub portmap_port: u16,
-    /// Whether connections are to come from a port below 1024 (`resvport`).
+    /// Whether connections come from a port below 1024 (`resvport`).
     pub reserved_port: bool,
     /// The number of connections (`nconnect`), at most [`MAX_CONNECTIONS`].
     pub connections: usize,
@@ -44,11 +44,11 @@ pub struct MountRequest {
     pub rsize: Option<u32>,
     /// Bytes of a WRITE, if not as many as can be.
     pub wsize: Option<u32>,
-    /// How long later calls wait for the server.
+    /// The timeout and retries of later calls.
     pub policy: Policy,
     /// The credential to mount with: [`Credential::root`], or AUTH_NONE (`sec=none`).
     pub credential: Credential,
-    /// How long mounting may take.
+    /// The most time for mounting.
     pub budget: Duration,
 }
 
@@ -85,11 +85,11 @@ pub enum MountError {
     /// A service of the server is not reached.
     #[error("{service} of NFS server {server} ({address}): {reason}")]
     Unreachable {
-        /// Which service.
+        /// The name of the service.
         service: &'static str,
         /// The volume's name for the server.
         server: String,
-        /// Where the service should be.
+        /// The address at which podfs looked for the service.
         address: SocketAddr,
         /// Why.
         reason: String,
@@ -122,7 +122,7 @@ pub enum MountError {
         /// The flavour of this client.
         ours: u32,
     },
-    /// The root cannot be asked about.
+    /// The server does not return the attributes of the root.
     #[error("podfs cannot read the attributes of the root of {} of NFS server {}: {error}", export.path, export.server)]
     Root {
         /// The export.
@@ -136,9 +136,9 @@ pub enum MountError {
 /// The result of mounting.
 #[derive(Clone, Debug)]
 pub struct Reached {
-    /// Where the server's NFS service is.
+    /// The address of the server's NFS service.
     pub nfs: SocketAddr,
-    /// Where its MOUNT service is.
+    /// The address of its MOUNT service.
     pub mountd: SocketAddr,
     /// The root of the export.
     pub root: FileHandle,
@@ -146,7 +146,7 @@ pub struct Reached {
     pub limits: Limits,
 }
 
-/// Finds out all that is needed to serve an export, without a connection that stays. For threads that may wait.
+/// Finds the addresses, the root and the limits that serving an export needs, and keeps no connection. Blocks the thread.
 ///
 /// # Errors
 /// [`MountError`], within the budget.
@@ -195,7 +195,7 @@ async fn find(servers: &Servers, request: &MountRequest) -> Result<(Export, Sock
     Ok((Export::new(server, root, limits, request.policy, connections), mountd))
 }
 
-/// Tells the server's mountd that an export is not used any more. Nothing depends on it, so it waits `budget` at most.
+/// Reports to the server's mountd that an export is not used any more. Waits at most `budget`, because nothing depends on it.
 pub async fn unmount(servers: &Servers, request: &MountRequest, budget: Duration) {
     let mounting = MountAttempt { servers, request, end: Instant::now() + budget };
     let told = async {
@@ -214,7 +214,7 @@ struct MountAttempt<'a> {
 }
 
 impl MountAttempt<'_> {
-    /// For what is left of the budget.
+    /// Returns the policy of a call that may take the rest of the budget.
     fn policy(&self) -> Policy {
         Policy::within(self.end.saturating_duration_since(Instant::now()))
     }
@@ -282,7 +282,7 @@ impl MountAttempt<'_> {
     }
 }
 
-/// Whether only the connection knows why.
+/// Whether the failure says only that no answer came. Then the connection may know why.
 fn is_silence(failure: RpcError) -> bool {
     matches!(failure, RpcError::NoAnswer | RpcError::NoAnswerInTime)
 }

@@ -31,7 +31,7 @@ pub enum MountdError {
     /// The call has no results.
     #[error(transparent)]
     Rpc(#[from] RpcError),
-    /// The server's mountd says so (`mountstat3`).
+    /// The server's mountd answers with an error (`mountstat3`).
     #[error("{}", sentence(*.0))]
     Status(u32),
 }
@@ -57,7 +57,7 @@ pub async fn mount(
     }
 }
 
-/// Tells the server that an export is no longer mounted. It only keeps a list of that.
+/// Reports to the server that an export is no longer mounted. The server keeps a list of clients, and nothing depends on it.
 ///
 /// # Errors
 /// When there is no answer.
@@ -85,7 +85,7 @@ async fn call(
     connection.call(xid, message, policy, false).await
 }
 
-/// Reads what mounting tells, behind the status that says that it was allowed.
+/// Parses the result of a successful MNT, after its status.
 ///
 /// # Errors
 /// [`Malformed`]

@@ -23,7 +23,7 @@ pub const MAX_CONNECTIONS: usize = 16;
 pub struct Servers {
     pool: Pool,
     known: RefCell<HashMap<(SocketAddr, bool), Weak<NfsServer>>>,
-    /// Those whose sockets were given, by the inode of the first.
+    /// Servers that got their sockets from another process, by the inode number of the first socket.
     given: RefCell<HashMap<u64, Weak<NfsServer>>>,
 }
 
@@ -35,11 +35,11 @@ pub struct NfsServer {
     reserved_port: bool,
     /// Grows when an export wants more.
     connections: RefCell<Vec<Rc<Connection>>>,
-    /// Where connections came from in the process before this.
+    /// The local ports of the connections of the process before this one.
     inherited_ports: RefCell<Vec<u16>>,
-    /// The sockets of its connections, if this process may make none; those that are not used yet.
+    /// The unused sockets for its connections, if this process may not make sockets.
     given: Option<RefCell<VecDeque<OwnedFd>>>,
-    /// A socket for other services, if this process may make none. It serves one of them at a time.
+    /// The socket for other services, if this process may not make sockets. One service uses it at a time.
     spare: Option<Mutex<OwnedFd>>,
 }
 
@@ -124,7 +124,7 @@ impl NfsServer {
         self.peer.name()
     }
 
-    /// Where it is.
+    /// Returns the server's address.
     pub fn address(&self) -> SocketAddr {
         self.peer.address()
     }
@@ -135,22 +135,22 @@ impl NfsServer {
         self.connections.borrow().iter().for_each(|connection| connection.cut());
     }
 
-    /// How it does.
+    /// Returns whether the server answers, with counters.
     pub fn health(&self) -> Health {
         self.peer.health()
     }
 
-    /// For so long it owes answers, and has sent nothing at all.
+    /// Returns the time for which the server owes answers and has sent nothing at all.
     pub fn silent(&self) -> Duration {
         self.peer.silent()
     }
 
-    /// From now on, `observer` gets to know since when the server has been silent, as those of other volumes do.
+    /// Adds an observer, which learns since when the server has been silent.
     pub fn add_observer(&self, observer: Arc<dyn SilenceObserver>) {
         self.peer.add_observer(&observer);
     }
 
-    /// How often a connection to it was made again.
+    /// Returns how many times a connection to the server was made again.
     pub fn reconnects(&self) -> u64 {
         self.peer.reconnects()
     }
@@ -198,7 +198,7 @@ impl NfsServer {
             let given = self.given.as_ref().map(|given| given.borrow_mut().pop_front());
             let dialer = match given {
                 Some(Some(socket)) => Dialer::given(socket),
-                // There are as many as there are connections.
+                // No socket is left for another connection.
                 Some(None) => break,
                 None => Dialer::new(self.reserved_port, port),
             };
@@ -206,7 +206,7 @@ impl NfsServer {
                 Rc::clone(&self.peer),
                 dialer,
                 self.pool.clone(),
-                // Far from what the process before this used.
+                // A random first xid is far from the xids of the process before this one.
                 random(),
             )));
         }

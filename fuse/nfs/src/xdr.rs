@@ -32,7 +32,7 @@ impl<'a> XdrReader<'a> {
         Self { bytes, at: 0 }
     }
 
-    /// Where the next byte stands.
+    /// Returns the offset of the next byte in the message.
     pub fn position(&self) -> usize {
         self.at
     }
@@ -105,7 +105,7 @@ impl<'a> XdrReader<'a> {
         Ok(taken)
     }
 
-    /// Where opaque bytes stand, for a caller that has the message itself.
+    /// Reads opaque bytes as [`opaque`](Self::opaque) does, and returns their range in the message.
     ///
     /// # Errors
     /// [`Malformed`]

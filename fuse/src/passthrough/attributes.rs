@@ -21,17 +21,17 @@ use crate::mount::table::Restrictions;
 use crate::session::NodeId;
 use crate::session::abi::{self, Attr, AttrOut, EntryOut, StatxOut, SxTime};
 
-/// How long the kernel may believe a name, its absence, and attributes.
+/// The time for which the kernel may cache a name, its absence, and attributes.
 #[derive(Clone, Copy, Debug)]
 pub struct Validity {
     names: Duration,
     absence: Duration,
     attributes: Duration,
-    /// How long after a change the source may still change the number of a file's blocks by itself.
+    /// The time after a change in which the source may still change a file's block count by itself.
     settling: Duration,
 }
 
-/// As long as no change on the source is looked for.
+/// The validity with [`Cache::Auto`].
 const MOMENT: Duration = Duration::from_secs(1);
 /// In practice, for ever.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -55,8 +55,8 @@ impl Validity {
         Self { names, absence, attributes: names, settling }
     }
 
-    /// That of `node`, with the attributes `found`. The server gets no request for stores through a mapping, so the kernel has to
-    /// ask for the attributes of a file that may have one.
+    /// Returns the validity for `node`, whose attributes are `found`. If callers may have a writable mapping of the file, its
+    /// attributes are not cached, because the server gets no request for a store through a mapping.
     pub fn for_node(self, node: &Node, found: &Statx) -> Self {
         if node.is_mappable() {
             return Self { attributes: Duration::ZERO, ..self };
@@ -64,7 +64,7 @@ impl Validity {
         if self.is_settling(found) { Self { attributes: self.attributes.min(MOMENT), ..self } } else { self }
     }
 
-    /// Whether the source may still change the number of blocks in `found` by itself.
+    /// Whether the source may still change the block count in `found` by itself.
     fn is_settling(self, found: &Statx) -> bool {
         if self.settling.is_zero() {
             return false;
@@ -113,8 +113,8 @@ impl Validity {
     }
 }
 
-/// Whether the file system counts blocks of a file when it is written to. Others count them when they write to the disk,
-/// or take back blocks that they kept ready: XFS, btrfs, ZFS.
+/// Whether the file system updates a file's block count at each write. Other file systems (XFS, btrfs, ZFS) update it when they
+/// write to the disk, or reduce it when they free preallocated blocks.
 fn counts_blocks_at_once(source: &impl AsFd) -> bool {
     const EXT4: libc::c_long = 0xef53;
     const TMPFS: libc::c_long = 0x0102_1994;
@@ -127,7 +127,7 @@ pub fn is_on_disk(file: &impl AsFd) -> bool {
         .is_ok_and(|found| found.stx_dev_major != 0)
 }
 
-/// Attributes of what `file` is open on; `O_PATH` is enough.
+/// Returns the attributes of the file that `file` is open on; an `O_PATH` descriptor is enough.
 ///
 /// # Errors
 /// Those of `statx(2)`.
@@ -135,7 +135,7 @@ pub fn attributes_of(file: BorrowedFd<'_>) -> Result<Statx, Errno> {
     statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)
 }
 
-/// As [`attributes_of`], of what a name in `directory` leads to, with the mount that it is on. Symbolic links are not followed.
+/// Returns the attributes of the file that `name` leads to, with its mount. Does not follow a symbolic link.
 ///
 /// # Errors
 /// Those of `statx(2)`.

@@ -22,7 +22,7 @@ use crate::session::NodeId;
 const SETTLED: Duration = Duration::from_millis(100);
 /// Attributes that came with a listing are valid for a second; a caller that looks at them needs some of that.
 const ATTRIBUTES: Duration = Duration::from_millis(500);
-/// So many directories may have a remembered change.
+/// The most directories with a recorded change.
 const MOST: usize = 4096;
 
 /// The directories that were listed, and those that are open.
@@ -31,7 +31,7 @@ pub struct CachedListings(Mutex<HashMap<NodeId, Directory, Key>>);
 
 #[derive(Debug, Default)]
 struct Directory {
-    /// How often callers have it open.
+    /// The number of times that callers have the directory open.
     open: u32,
     /// The last change before the kernel began to cache its listing.
     change: Option<Change>,
@@ -49,13 +49,13 @@ pub struct Change {
 }
 
 impl Change {
-    /// The one that these attributes show.
+    /// Returns the times of the last change from the attributes of a directory.
     pub fn of(found: &Statx) -> Self {
         let time = |time: &rustix::fs::StatxTimestamp| (time.tv_sec, time.tv_nsec);
         Self { ctime: time(&found.stx_ctime), mtime: time(&found.stx_mtime) }
     }
 
-    /// Whether every later change has another time. Never for a time in the future: someone has set the clock.
+    /// Whether every later change gets a later time. `false` for a time in the future: then the clock was set back.
     fn is_settled(self, now: SystemTime) -> bool {
         let (seconds, nanoseconds) = self.ctime.max(self.mtime);
         let Ok(seconds) = u64::try_from(seconds) else { return true };
@@ -65,7 +65,7 @@ impl Change {
 }
 
 impl CachedListings {
-    /// Those of a server that takes over: its callers have these directories open, one for each time.
+    /// Starts with the directories that callers of a dead server have open, one item for each open.
     pub fn with_open(directories: impl Iterator<Item = NodeId>) -> Self {
         let mut table = HashMap::<NodeId, Directory, Key>::default();
         directories.for_each(|directory| table.entry(directory).or_default().open += 1);

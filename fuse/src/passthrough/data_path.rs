@@ -1,4 +1,4 @@
-//! How the bytes of files travel: which way the kernel offers, and what the region records for a successor.
+//! The way on which the bytes of files travel: what the kernel offers, and what the region records for a successor.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Acquire;
@@ -11,7 +11,7 @@ use crate::region::Region;
 use crate::session::Session;
 use crate::session::abi::init;
 
-/// How the bytes of files travel.
+/// The way on which the bytes of files travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DataPath {
     /// Reads and writes go from the kernel to the source (`FUSE_PASSTHROUGH`, Linux 6.9).
@@ -21,7 +21,7 @@ pub enum DataPath {
 }
 
 impl DataPath {
-    /// The one that the kernel offers: whether it lets this process hand it files to read and write by itself.
+    /// Returns the way that the kernel offers: `Kernel` if it accepts files of this process to read and write by itself.
     pub(super) fn probe(session: &Session) -> Self {
         if session.accepted() & init::PASSTHROUGH == 0 {
             return Self::Server;

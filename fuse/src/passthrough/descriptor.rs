@@ -5,14 +5,14 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// Opens what `file` is open on once more, with other flags.
+/// Opens the file that `file` is open on once more, with other flags.
 pub(super) fn reopen(file: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
-    // The link of the kernel's own is to be followed.
+    // The path is a magic link of `/proc`, which `O_NOFOLLOW` would refuse.
     let flags = flags.difference(OFlags::NOFOLLOW) | OFlags::CLOEXEC;
     rustix::fs::open(proc_path(file), flags, Mode::empty())
 }
 
-/// A path that leads to what `file` is open on and nowhere else.
+/// A path that leads to the file that `file` is open on, and to no other file.
 pub(super) fn proc_path(file: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }

@@ -1,4 +1,4 @@
-//! Where a file has blocks, whether anything was written to them or not (`FS_IOC_FIEMAP`).
+//! Finds the parts of a file that have blocks. With `FS_IOC_FIEMAP`, blocks count that are allocated and not yet written.
 
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -88,14 +88,14 @@ pub struct PassthroughFilesystem {
     /// The kernel opens directories without OPENDIR.
     lists_unopened: bool,
     unopened: UnopenedListings,
-    /// Where the source may change, but can be asked whether it has: those of the root's mount.
+    /// `None` if the kernel keeps listings for ever or not at all, or if their changes cannot be detected on this source.
     cached_listings: Option<CachedListings>,
     readdirplus: ReaddirplusPolicy,
     /// The kernel keeps locks by itself.
     kernel_keeps_locks: bool,
     waits: Arc<LockWaits>,
     usage: Option<QuotaUsage>,
-    /// Those that it may have.
+    /// The share of descriptors that the volume may have.
     descriptors: Share,
     /// Some open files are to be reopened.
     is_reopening: AtomicBool,
@@ -264,7 +264,7 @@ impl PassthroughFilesystem {
             Operation::GetLock(arguments) => self.find_lock(node, arguments),
             Operation::SetLock { arguments, wait } => self.set_lock(node, arguments, wait, exchange),
 
-            // The kernel remembers `ENOSYS` and does what it does for files that cannot do it.
+            // The kernel remembers `ENOSYS`, and then acts as for file systems without this operation.
             _ => Err(Errno::NOSYS),
         }
     }
@@ -304,10 +304,10 @@ impl PassthroughFilesystem {
         Ok(directory)
     }
 
-    /// Keeps a directory open, for what is going to be looked up there.
+    /// Keeps a directory open for the next lookups in it.
     fn keep_directory(&self, node: &Arc<Node>, file: Arc<OwnedFd>) {
         let opened = OpenedDirectory { file, _node: Arc::clone(node) };
-        // What this takes the place of is dropped when the directories are not locked any more.
+        // The replaced directory is dropped after the lock on the directories is released.
         let _before = self.open_directories().push(node.id, opened);
     }
 
@@ -357,8 +357,8 @@ impl PassthroughFilesystem {
         let node =
             self.nodes.enter(NewNode { identity, mount: Arc::clone(&parent.mount), kind: kind(found), charge })?;
         if node.kind == FileType::Directory {
-            // It is opened while it has its name: a caller may have it as working directory when it is removed. If it cannot be
-            // opened, the next request about it says why.
+            // Opens the directory while it has its name: it may be a caller's working directory when it is removed. If this
+            // fails, the next request about the directory returns the error.
             let _open = self.descriptor(&node);
         }
         let entry = self.validity.for_node(&node, found).entry(node.id, attr(found, &node.mount));
@@ -411,7 +411,7 @@ impl PassthroughFilesystem {
         self.directories.lock().expect("a thread that panics ends the process")
     }
 
-    /// Where on the host a request is about, for people.
+    /// Returns the path on the host of the file that a request is about, for messages.
     fn host_path(&self, node: NodeId, name: Option<&OsStr>) -> String {
         let node = self.nodes.get(node).and_then(|node| self.descriptor(&node).ok());
         let path = node.and_then(|file| std::fs::read_link(proc_path(file.as_fd())).ok()).unwrap_or_default();
@@ -455,7 +455,7 @@ impl Service for PassthroughFilesystem {
         )
     }
 
-    /// Where the kernel writes by itself, the longest are extended attributes.
+    /// If the kernel reads and writes the source by itself, the longest requests set extended attributes.
     fn longest_request(&self) -> usize {
         match self.data_path {
             DataPath::Kernel => XATTR_SIZE_MAX as usize + 8192,

@@ -48,7 +48,7 @@ impl FileHandle {
     /// As [`of`](Self::of), of what a name in `directory` leads to. It does not follow a symbolic link.
     ///
     /// # Errors
-    /// As there, and `ENOENT`.
+    /// Those of [`of`](Self::of), and `ENOENT` if there is no such name.
     pub fn of_name(directory: BorrowedFd<'_>, name: &CStr) -> Result<(FileHandle, u64), Errno> {
         Self::find(directory, name, 0)
     }
@@ -88,7 +88,7 @@ impl FileHandle {
         kind.store(self.kind.cast_unsigned(), Relaxed);
     }
 
-    /// How many bytes it has.
+    /// The length of the handle in bytes.
     pub fn length(&self) -> u32 {
         self.length
     }
@@ -104,7 +104,7 @@ impl FileHandle {
         }
         let mut handle = FileHandle { kind: kind.load(Relaxed).cast_signed(), length, words: [0; HANDLE_WORDS] };
         let used = handle.used_words().len();
-        // What is behind it in the cell is of an earlier content.
+        // The remaining words of the cell belong to an earlier handle.
         handle.words.iter_mut().zip(&words[..used]).for_each(|(word, recorded)| *word = recorded.load(Relaxed));
         Some(handle)
     }

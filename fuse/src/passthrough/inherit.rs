@@ -47,7 +47,7 @@ pub struct InheritedTables {
     pub losses: Losses,
 }
 
-/// How much is lost.
+/// The number of lost objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
     /// Open files and directories.
@@ -179,7 +179,7 @@ impl<'a> RegionReader<'a> {
             let anchor = self.descriptor(word);
             self.kept.push(record.id());
             let source = source.filter(|_| record.index.load(Relaxed) == 0).and_then(|source| source.try_clone().ok());
-            // Where the file system has no handles, there is nothing to find.
+            // A mount of a file system without file handles has no anchor to reopen.
             let way =
                 (word != 0).then(|| source.map_or_else(|| MountRoute::recorded(&record, &mounts), MountRoute::Source));
             let mount = SourceMount::inherit(record, anchor, way, &table);
@@ -227,7 +227,7 @@ impl<'a> RegionReader<'a> {
             let node = nodes.get(NodeId(record.node.load(Relaxed)));
             let is_directory = record.flags.load(Relaxed) & DIRECTORY != 0;
             let known = files.contains_key(&handle) || directories.contains_key(&handle);
-            // It is opened by its node: nothing but what it was may be.
+            // podfs reopens the file by its node, so the node must have the right type.
             let fits = |node: &Arc<Node>| match node.kind {
                 FileType::Directory => is_directory,
                 FileType::RegularFile => !is_directory,

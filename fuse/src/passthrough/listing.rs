@@ -29,12 +29,12 @@ pub struct SourceListing {
     offset: Option<u64>,
 }
 
-/// One entry.
+/// An entry of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectoryEntry<'a> {
     /// The file's number on the source.
     pub ino: u64,
-    /// Where the next entry is.
+    /// The offset of the next entry.
     pub next: u64,
     /// `DT_*` of `readdir(3)`.
     pub kind: u8,
@@ -116,8 +116,9 @@ impl SourceListing {
     }
 }
 
-/// Whether this file system's listings can be relied on. On ext4, XFS, btrfs and tmpfs (since Linux 6.6) an offset means the same in
-/// each open of a directory, also after changes there, and each change of a directory sets its times.
+/// Whether podfs can rely on offsets and times of directories in this file system. On ext4, XFS, btrfs and tmpfs (since Linux
+/// 6.6) an offset means the same in each open of a directory, also after changes there. Each change of a directory sets its
+/// times.
 pub fn lists_reliably(source: &OwnedFd) -> bool {
     const EXT4: libc::c_long = 0xef53;
     const XFS: libc::c_long = 0x5846_5342;

@@ -27,7 +27,7 @@ pub struct Mounts {
 }
 
 impl Mounts {
-    /// Those of `known`, which a dead server may have left. `table` has the mounts that the source is among.
+    /// Starts with the mounts `known`, which a dead server may have left. `table` is the mount table that lists them.
     pub fn new<'a>(
         region: Arc<Region>,
         table: Arc<MountTable>,
@@ -37,7 +37,8 @@ impl Mounts {
         Self { region, table, known: Mutex::new(known) }
     }
 
-    /// Which file `file` is open on. `parent` is the directory that it was found in, if it was found in one.
+    /// Returns the identity and the mount of the file that `file` is open on. `parent` is the directory in which podfs found the
+    /// file, if any.
     ///
     /// # Errors
     /// `ELOOP` for a passthrough volume below the source: what it shows could lead back here, and the request would
@@ -63,8 +64,8 @@ impl Mounts {
         Ok((identity, mount))
     }
 
-    /// Which file `name` leads to, with its attributes, if two system calls on the name tell that: if it is on the mount of
-    /// `parent`. Otherwise it is to be opened.
+    /// Returns the identity and the attributes of the file that `name` leads to, by two system calls on the name. `None` if the
+    /// file is not on the mount of `parent`, or if the two calls found different files: then the file must be opened.
     ///
     /// Both calls found the same file if its number and its mount are the same. There is one exception: between the two calls, the
     /// name leads to a new file with the number of one that was just deleted. The handle is that of the deleted file then. The next
@@ -99,7 +100,7 @@ impl Mounts {
         Ok(is_same.then_some((Identity::Handle { mount: parent.mount.index(), handle }, found)))
     }
 
-    /// Which file `name` leads to, by one system call on the name: only if it is on the mount of `parent`.
+    /// Returns the identity of the file that `name` leads to, by one system call. `None` if it is not on the mount of `parent`.
     pub fn identity_of_name(parent: &Node, directory: BorrowedFd<'_>, name: &CStr) -> Option<Identity> {
         parent.handle()?;
         let handle = Self::handle_of_name(parent, directory, name).ok()??;
@@ -137,7 +138,7 @@ impl Mounts {
             Some(mounted) => mounted.restrictions,
             None => restrictions_of(file)?,
         };
-        // Not under the lock: a file system that hangs delays no other request.
+        // Done without the lock, so that a file system that hangs delays no other request.
         let anchor = handle.and_then(|handle| anchor(file, handle));
         let mut known = self.lock();
         known.retain(|_, mount| mount.strong_count() > 0);

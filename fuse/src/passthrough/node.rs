@@ -52,7 +52,7 @@ pub struct Node {
     pub id: NodeId,
     /// The type of the file, which never changes.
     pub kind: FileType,
-    /// Where it is.
+    /// The mount that the file is on.
     pub mount: Arc<SourceMount>,
     identity: Identity,
     /// The state for a successor. The kernel's count changes under the lock of all nodes only.
@@ -93,7 +93,7 @@ impl Node {
         }
     }
 
-    /// Whether just one answer has shown it to the kernel.
+    /// Whether exactly one answer has given the node to the kernel.
     pub fn is_new(&self) -> bool {
         self.record.lookups.load(Relaxed) == 1
     }
@@ -170,7 +170,7 @@ impl Node {
         self.record.nameless.store(nameless.into(), Release);
     }
 
-    /// Whether its bytes go with its last open file.
+    /// Whether the file system frees the file when its last open file is closed.
     pub fn is_nameless(&self) -> bool {
         self.record.nameless.load(Relaxed) != 0
     }

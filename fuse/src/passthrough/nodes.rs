@@ -39,10 +39,10 @@ use crate::region::cell_id::CellId;
 use crate::region::cells::CellRef;
 use crate::session::NodeId;
 
-/// A table of as many nodes is kept, however few are in it.
+/// The least capacity that a table keeps, in nodes.
 const SMALL: usize = 4096;
 
-/// So many nodes that the kernel has forgotten stay.
+/// The most nodes to keep that the kernel has forgotten.
 const FORGOTTEN: usize = 8192;
 
 /// The nodes that the kernel knows, and those that it forgot last.
@@ -81,7 +81,7 @@ impl Default for Tables {
 pub struct NewNode {
     /// The identity of the file.
     pub identity: Identity,
-    /// Where it is.
+    /// The mount that the file is on.
     pub mount: Arc<SourceMount>,
     /// The type of the file.
     pub kind: FileType,
@@ -90,7 +90,7 @@ pub struct NewNode {
 }
 
 impl Nodes {
-    /// None yet.
+    /// A table without nodes.
     pub fn empty(region: Arc<Region>) -> Self {
         Self(Arc::new(SharedNodes { region, key: Key::default(), tables: Mutex::default() }))
     }
@@ -228,7 +228,7 @@ impl Nodes {
         true
     }
 
-    /// Those that have a backing id.
+    /// Returns the nodes that have a backing id.
     pub fn with_backing(&self) -> Vec<Arc<Node>> {
         let mut tables = self.0.lock();
         let backed = |cell: &CellId| self.0.cell(*cell).backing.load(Relaxed) != 0;
@@ -241,7 +241,7 @@ impl Drop for Nodes {
     /// The volume is unmounted, or could not be taken over.
     fn drop(&mut self) {
         let Tables { by_id, in_use, mounts, .. } = std::mem::take(&mut *self.0.lock());
-        // What nodes keep open keeps them.
+        // The kept descriptor and the open files of a node hold references to the node: dropping them frees the node.
         for node in in_use.into_values().filter_map(|node| node.upgrade()) {
             node.let_go();
             let open = node.open().take();
@@ -328,7 +328,7 @@ impl SharedNodes {
         let NewNode { identity, mount, kind, charge } = found;
         let next = &self.region.header().counters.next_node;
         let id = NodeId(next.load(Acquire));
-        // Also if this server dies now, the number is not used again.
+        // The counter grows first: if this server dies now, no server uses the number again.
         next.store(id.0.wrapping_add(1), Release);
         let record = CellRef::new(&self.region, |cell: &NodeCell| {
             cell.form.store(kind.as_raw_mode() | identity.handle_length(), Relaxed);
@@ -360,7 +360,7 @@ impl SharedNodes {
     fn retire(&self, tables: &mut Tables, cell: CellId) -> Removed {
         let record = self.cell(cell);
         let has_handle = matches!(self.identity(cell), Identity::Handle { .. });
-        // What was kept open or has no name any more is gone now.
+        // Such a node is not kept for a later lookup: it has no handle, or its file was kept open or has no name any more.
         if !has_handle || record.held.load(Relaxed) != 0 || record.nameless.load(Relaxed) != 0 {
             return self.remove(tables, cell);
         }
@@ -414,7 +414,7 @@ impl SharedNodes {
         shrinks
     }
 
-    /// Frees what was removed; the tables are not locked.
+    /// Frees a removed cell and mount. The caller does not hold the lock on the tables.
     fn give_back(&self, removed: Removed) {
         if let Some(cell) = removed.cell {
             self.region.cells().free(cell);

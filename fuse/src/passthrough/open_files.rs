@@ -25,7 +25,7 @@ use crate::region::Region;
 use crate::region::cells::OwnedCell;
 use crate::session::{HandleId, NodeId};
 
-/// So many open directories keep what they have read and not given out, [`CHUNK`](super::listing) bytes each.
+/// The most open directories that keep entries read ahead, [`CHUNK`](super::listing) bytes each.
 const READ_AHEAD: usize = 1024;
 
 /// An open file of a caller.
@@ -52,7 +52,7 @@ pub struct OpenDirectory {
     record: OwnedCell<OpenCell>,
     /// The node that is open.
     pub node: Arc<Node>,
-    /// Where reading it has got to. None until it is reopened, if no process had it any more.
+    /// The read position, with the entries read ahead. `None` until the directory is reopened, if no process had its descriptor.
     listing: Mutex<Option<SourceListing>>,
     /// Its entries come with their attributes.
     pub with_attributes: bool,
@@ -80,7 +80,7 @@ impl OpenFile {
             return Ok(Arc::clone(file));
         }
         let file = Arc::new(recordable(self.node.reopen(opened_with(&self.record))?));
-        // Of two threads, the first one records its descriptor.
+        // If two threads reopen the file, the first one records its descriptor.
         if self.file.set(Arc::clone(&file)).is_ok() {
             self.record.descriptor.store(file.as_raw_fd().cast_unsigned(), Release);
         }
@@ -95,7 +95,7 @@ impl OpenFile {
         if self.locks_lost.load(Relaxed) { Err(Errno::IO) } else { self.file() }
     }
 
-    /// Whether it has no descriptor until it is reopened.
+    /// Whether the file must be reopened: it has no descriptor.
     pub fn is_to_be_reopened(&self) -> bool {
         self.file.get().is_none()
     }
@@ -147,12 +147,13 @@ struct OpenTable {
 }
 
 impl OpenFiles {
-    /// None yet.
+    /// A table without open files.
     pub fn new(region: Arc<Region>) -> Self {
         Self { region, table: Mutex::default(), unanswered: HashMap::new() }
     }
 
-    /// Those that a dead server left; `unanswered` has, by request, what was opened without a known answer.
+    /// Takes over the open files and directories of a dead server. `unanswered` maps a request to the handle that it opened, if
+    /// the kernel may not have got the answer.
     pub fn inherit(
         region: Arc<Region>,
         files: HashMap<HandleId, Arc<OpenFile>, Key>,
@@ -250,7 +251,7 @@ impl OpenFiles {
         self.lock().files.values().filter(|open| open.is_to_be_reopened()).cloned().collect()
     }
 
-    /// Whether so many directories are open that not all of them can keep what they have read.
+    /// Whether callers have so many directories open that not all of them may keep entries read ahead.
     pub fn has_many_directories(&self) -> bool {
         self.lock().directories.len() > READ_AHEAD
     }

@@ -8,14 +8,14 @@
 //! 2. The kernel has given up the backing file of an open file before it sends RELEASE. So when the last release is
 //!    counted, no open file uses the id, and an open that comes next may bring another one.
 //!
-//! An id belongs to the connection, so it outlives the server. The node's cell has it from before an answer first has it, and is
-//! marked before it is given back:
+//! An id belongs to the connection, so it outlives the server. The server records an id in the node's cell before it sends it to
+//! the kernel, and marks it there before it closes the backing file:
 //!
 //! 3. An id that is recorded without the mark is open, so a successor may go on using it.
-//! 4. One with the mark may be open or not. The successor gives it back, once more perhaps; the kernel does not use a
+//! 4. An id with the mark may be open or not. The successor closes it, perhaps for the second time; the kernel does not use a
 //!    number again before it has used all others.
-//! 5. An id that was opened and not recorded is near the last recorded one, because numbers are given in order. The successor
-//!    gives back ids that are near and not recorded.
+//! 5. An id that was opened and not recorded is near the last recorded one, because the kernel gives numbers in order. The
+//!    successor closes the ids that are near and not recorded.
 
 use std::collections::HashSet;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -61,7 +61,7 @@ impl OpenNode {
     }
 }
 
-/// A backing file of a connection. Whatever is open through it goes on when it is given back.
+/// A backing file of a connection. When it is closed, files that are open through it stay usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BackingId(u32);
 
@@ -78,7 +78,7 @@ impl BackingId {
         if id <= 0 { Err(last_errno()) } else { Ok(BackingId(id.cast_unsigned())) }
     }
 
-    /// As [`open`](Self::open), and the node's cell has it.
+    /// As [`open`](Self::open), and records the id in the node's cell.
     pub fn open_for(device: &OwnedFd, file: BorrowedFd<'_>, node: &Node, region: &Region) -> Option<BackingId> {
         let id = Self::open(device, file).ok()?;
         node.record.backing.store(id.0, Release);
@@ -92,14 +92,14 @@ impl BackingId {
         (id != 0 && id & GOING == 0).then_some(BackingId(id))
     }
 
-    /// Gives it back. The kernel says `ENOENT` if that was done before.
+    /// Closes the backing file. The kernel answers `ENOENT` if it is closed already.
     pub fn close(self, device: &OwnedFd) {
         let id = self.0;
         // SAFETY: the request takes the address of an id.
         unsafe { libc::ioctl(device.as_raw_fd(), BACKING_CLOSE, &raw const id) };
     }
 
-    /// Gives it back, and the node's cell has none any more.
+    /// Closes the backing file, and removes the id from the node's cell.
     pub fn close_for(self, device: &OwnedFd, node: &Node) {
         node.record.backing.store(self.0 | GOING, Release);
         self.close(device);
@@ -112,7 +112,7 @@ impl BackingId {
     }
 }
 
-/// Gives back what a dead server had opened for no node, or was giving back. No thread may serve yet.
+/// Closes the backing files that a dead server opened for no node or was closing. No thread may serve yet.
 pub fn give_back_unowned(device: &OwnedFd, region: &Region) {
     /// As many as threads may have opened at the same time, and some.
     const NEAR: u32 = 32;

@@ -5,25 +5,25 @@ use serde::{Deserialize, Serialize};
 use crate::caller::credentials::ActAs;
 use crate::label::VolumeLabel;
 
-/// How long the kernel may cache names and attributes. What a file holds is always asked from the source when its data goes
-/// through the kernel.
+/// The time for which the kernel may cache names and attributes. If the kernel reads and writes the source by itself, it always
+/// gets the content of files from the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cache {
-    /// Not at all: every look asks.
+    /// Not at all: each lookup is a request.
     None,
-    /// For one second, so that a change on the source is seen within it.
+    /// For one second: callers see a change of the source after at most one second.
     #[default]
     Auto,
     /// For ever: the source changes only through this mount.
     Always,
 }
 
-/// How a passthrough volume is served.
+/// The options of a passthrough volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassthroughOptions {
     /// The volume's name, for log lines.
     pub name: VolumeLabel,
-    /// How long the kernel caches names and attributes.
+    /// The time for which the kernel caches names and attributes.
     pub cache: Cache,
     /// The source is read and written only through this mount.
     pub exclusive: bool,
@@ -34,7 +34,7 @@ pub struct PassthroughOptions {
     /// Advice about a socket of the source, to which processes cannot connect through FUSE: the end of the sentence that
     /// is logged when the first one is met. Without it, nothing is logged.
     pub socket_advice: Option<String>,
-    /// How many threads answer requests; [`SESSION_THREADS`] if it does not matter.
+    /// The number of threads that answer requests; `None` means [`SESSION_THREADS`].
     pub threads: Option<u8>,
     /// The source is on another machine, which may be away for long and decides what callers may do: the ids that requests have.
     #[serde(default)]

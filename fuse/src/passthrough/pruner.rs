@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::session::{NodeId, Notifier};
 
-/// How long the kernel is given to finish the call that the last request came from.
+/// The time that the kernel has to finish the system call whose request came last.
 const MOMENT: Duration = Duration::from_millis(20);
 
 /// Asks the kernel to forget nodes.
@@ -26,9 +26,9 @@ pub struct Pruner {
 #[derive(Default)]
 struct PrunerState {
     nodes: HashSet<NodeId>,
-    /// Whether there is a thread.
+    /// Whether the pruner's thread runs.
     running: bool,
-    /// Whether the kernel does not know the message.
+    /// Whether the kernel has refused the notification, because it does not know it or because the file system is unmounted.
     refused: bool,
 }
 

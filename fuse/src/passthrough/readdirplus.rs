@@ -1,4 +1,4 @@
-//! Whether the server sends attributes with the names of a directory.
+//! Decides whether the server sends attributes with the names of a directory.
 //!
 //! The kernel asks for both at the beginning of a directory (`FUSE_READDIRPLUS_AUTO`: about 200 entries), and also accepts names
 //! alone. Attributes cost the server ten times as much as a name, and save a message for each entry that the caller looks up next:
@@ -7,26 +7,26 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// For so many directories attributes are given, before names alone are tried again.
+/// The number of directories that get attributes before the server tries names alone again.
 const TRUST: u32 = 32;
 
 /// Counts whether a volume's callers read attributes after listing a directory.
 #[derive(Debug, Default)]
 pub struct ReaddirplusPolicy {
-    /// Names of files given alone since the last directory was opened.
+    /// The number of files whose names were sent alone since the last directory was opened.
     listed: AtomicU32,
-    /// Files looked up since then.
+    /// The number of files looked up since then.
     looked_up: AtomicU32,
     trust: AtomicU32,
 }
 
 impl ReaddirplusPolicy {
-    /// A name was given alone, of a directory or of another file.
+    /// The server sends the name of a directory or another file without attributes.
     pub fn listed(&self, is_directory: bool) {
         self.listed.fetch_add(u32::from(!is_directory), Ordering::Relaxed);
     }
 
-    /// So many names of files were given alone, from the kernel's cache.
+    /// The kernel lists `files` names of files from its cache, without attributes.
     pub fn listed_again(&self, files: u32) {
         self.listed.fetch_add(files, Ordering::Relaxed);
     }
@@ -36,7 +36,7 @@ impl ReaddirplusPolicy {
         self.looked_up.fetch_add(u32::from(!is_directory), Ordering::Relaxed);
     }
 
-    /// A directory is opened: predicts whether its entries are going to be looked at.
+    /// A caller opens a directory. Returns whether the caller will probably look up the entries, so that they need attributes.
     pub fn directory_opened(&self) -> bool {
         let (listed, looked_up) = (self.listed.swap(0, Ordering::Relaxed), self.looked_up.swap(0, Ordering::Relaxed));
         if listed > 0 && looked_up >= listed.div_ceil(2) {

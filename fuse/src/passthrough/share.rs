@@ -1,9 +1,9 @@
 //! A volume's share of the descriptors that its server may have.
 //!
-//! One process serves all volumes of a pod, and may have so many descriptors (`RLIMIT_NOFILE`). Each volume gets the same
-//! part of them, so none can use up those of another. Only descriptors whose number callers can raise count: open files and
-//! directories, a descriptor for each owner of locks, and files that stay open because they cannot be opened again. Room is set
-//! aside for the descriptors that a volume always has, mostly those of the directories used last.
+//! One process serves all volumes of a pod, and the kernel limits its descriptors (`RLIMIT_NOFILE`). Each volume gets the same
+//! share of them, so no volume can use up the descriptors of another one. Only descriptors whose number callers can raise count:
+//! open files and directories, a descriptor for each owner of locks, and files that stay open because they cannot be opened
+//! again. The process sets aside the descriptors that a volume always has, mostly those of the directories used last.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,17 +13,17 @@ use rustix::process::{Resource, getrlimit};
 
 /// Descriptors of a volume that are not counted; more than it ever has.
 const SET_ASIDE: usize = 600;
-/// A share has so many descriptors however small the limit is.
+/// The least share of a volume, however small the limit of the process is.
 const LEAST: usize = 256;
 
-/// How many volumes this process serves.
+/// The number of volumes that this process serves.
 static VOLUMES: AtomicUsize = AtomicUsize::new(0);
 
 /// The share of one volume.
 #[derive(Debug)]
 pub struct Share {
     taken: Arc<AtomicUsize>,
-    /// Of the process.
+    /// The limit of the process.
     limit: usize,
     /// The volume's name.
     volume: String,
@@ -31,12 +31,12 @@ pub struct Share {
     met: AtomicBool,
 }
 
-/// A place in a share, given back when dropped.
+/// A descriptor's place in a share, which is free again when this is dropped.
 #[derive(Debug)]
 pub struct Taken(Arc<AtomicUsize>);
 
 impl Share {
-    /// Of one volume more.
+    /// The share of a new volume, which makes the shares of the others smaller.
     pub fn new(volume: &str) -> Self {
         VOLUMES.fetch_add(1, Ordering::Relaxed);
         let limit = getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok());
@@ -48,7 +48,7 @@ impl Share {
         }
     }
 
-    /// A place that is needed in any case: a descriptor that a dead server has had stays open, whatever the share is now.
+    /// Takes a place even if the share is used up, for a descriptor of a dead server: it stays open, whatever the share is now.
     pub fn take_anyway(&self) -> Taken {
         self.taken.fetch_add(1, Ordering::Relaxed);
         Taken(Arc::clone(&self.taken))

@@ -29,17 +29,18 @@ use crate::region::cells::OwnedCell;
 /// Bits of a file's number that tell the mounts below the source apart.
 const INDEX_SHIFT: u32 = 48;
 
-/// One mount.
+/// A mount of the source: the mount that the source directory is on, or a mount below it.
 #[derive(Debug)]
 pub struct SourceMount {
     /// Dropped before the anchor that it names is closed.
     record: OwnedCell<MountCell>,
     id: u64,
-    /// 0 for the one the source is on.
+    /// 0 for the mount that the source directory is on.
     index: u64,
-    /// None where the file system has no file handles: nodes keep their descriptors then.
+    /// Empty if the file system has no file handles: then nodes keep their descriptors. Also empty in a successor until it
+    /// reopens an anchor that no process has any more.
     anchor: OnceLock<OwnedFd>,
-    /// Where the anchor is found again that no process has any more.
+    /// The way to reopen an anchor that no process has any more.
     way: Option<MountRoute>,
     restrictions: Restrictions,
 }
@@ -171,17 +172,17 @@ impl SourceMount {
     fn set_anchor(&self, file: BorrowedFd<'_>, handle: &FileHandle) {
         let Some(anchor) = anchor(file, handle) else { return };
         let number = anchor.as_raw_fd().cast_unsigned();
-        // Of two threads, the first one records its descriptor.
+        // If two threads open the anchor, the first one records its descriptor.
         if self.anchor.set(anchor).is_ok() {
             self.record.anchor.store(number, Release);
         }
     }
 }
 
-/// A descriptor to open handles with, if that works here.
+/// Returns a descriptor that can open file handles of the mount; `None` if the file system cannot do that.
 pub(super) fn anchor(file: BorrowedFd<'_>, handle: &FileHandle) -> Option<OwnedFd> {
     let kind = FileType::from_raw_mode(statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::TYPE).ok()?.stx_mode.into());
-    // Opening anything else may have effects, or wait.
+    // Opening a file of another type may have effects, or block.
     if !matches!(kind, FileType::Directory | FileType::RegularFile) {
         return None;
     }

@@ -26,7 +26,7 @@ pub const HANDLE_WORDS: usize = 9;
 pub const HANDLE_LENGTH: u32 = 0xfff;
 /// Bit of a node's `form`: callers may store through a mapping of the file, without any request.
 pub const MAPPABLE: u32 = 1 << 16;
-/// That length for a node without a handle: the words are the device and the file's number.
+/// The value of [`HANDLE_LENGTH`] for a node without a handle. The words then hold the device and the file's inode number.
 pub const NO_HANDLE: u32 = HANDLE_LENGTH;
 
 shared! {
@@ -39,7 +39,7 @@ shared! {
         id: AtomicU64,
         /// The number of the mount it is on.
         mount: AtomicU64,
-        /// How many answers have shown it to the kernel.
+        /// The kernel's lookup count: the number of answers that have given the node to the kernel.
         lookups: AtomicU64,
         /// Bytes that it is charged with.
         charged: AtomicU64,
@@ -47,7 +47,7 @@ shared! {
         held: AtomicU32,
         /// 1 if the file has no name any more, and open files keep it.
         nameless: AtomicU32,
-        /// Its backing id; 0 for none. [`GOING`] is added before it is given back.
+        /// Its backing id; 0 for none. The server adds [`GOING`] before it closes the backing file.
         backing: AtomicU32,
         handle_kind: AtomicU32,
         handle: [AtomicU64; HANDLE_WORDS],
@@ -65,7 +65,7 @@ shared! {
         unique: AtomicU64,
         descriptor: AtomicU32,
     }
-    /// That an owner may have locked something through an open file.
+    /// A record that an owner may have taken a lock through an open file.
     pub(crate) struct LockCell {
         tag: AtomicU32,
         /// The process that locked last.
@@ -114,7 +114,7 @@ pub const WITH_ATTRIBUTES: u32 = 1 << 1;
 pub const DIRECTORY: u32 = 1 << 2;
 /// Of an open file: the bits from [`FLAGS_SHIFT`] on are the flags it was opened with (`open(2)`).
 pub const WITH_FLAGS: u32 = 1 << 3;
-/// Where the flags that a file was opened with begin.
+/// The lowest bit of an open file's `open(2)` flags.
 pub const FLAGS_SHIFT: u32 = 8;
 /// Of a lock: `flock(2)` took it.
 pub const WHOLE: u32 = 1 << 16;
@@ -122,7 +122,7 @@ pub const WHOLE: u32 = 1 << 16;
 pub const LOCKS_LOST: u32 = 1 << 17;
 /// In the place of a descriptor's number: there was one, and no process has it any more.
 const GONE: u32 = 1;
-/// Of a backing id: it is being given back, and may be gone.
+/// Of a backing id: the server is closing the backing file, so the id may be invalid.
 pub const GOING: u32 = 1 << 31;
 
 impl CellContent for NodeCell {
@@ -176,7 +176,7 @@ pub fn forget_descriptors(region: &Region, gone: &[RawFd]) {
     named(region).filter(is_gone).for_each(|word| word.store(GONE, Release));
 }
 
-/// How an open file was opened, as its cell has it.
+/// Returns the bits of an open file's cell that record the `open(2)` flags.
 pub fn with_flags(flags: OFlags) -> u32 {
     WITH_FLAGS | (flags.intersection(RECORDED).bits() << FLAGS_SHIFT)
 }
@@ -192,7 +192,7 @@ pub fn opened_with(cell: &OpenCell) -> OFlags {
     given | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC
 }
 
-/// The flags of an open file that matter for what is done with it.
+/// The `open(2)` flags that an open file's cell records.
 const RECORDED: OFlags = OFlags::RWMODE
     .union(OFlags::APPEND)
     .union(OFlags::SYNC)
@@ -200,12 +200,12 @@ const RECORDED: OFlags = OFlags::RWMODE
     .union(OFlags::NOATIME)
     .union(OFlags::DIRECT);
 
-/// `file` under a number that may be recorded. It has one already unless a number below has just become free.
+/// Moves `file` to a number that a cell may record. Only a descriptor that got a low number needs the move.
 pub fn recordable(file: OwnedFd) -> OwnedFd {
     if file.as_raw_fd() >= FIRST_DESCRIPTOR {
         return file;
     }
-    // Without a free number it stays what it is, and is lost to a successor.
+    // Without a free number the descriptor keeps its own, and a successor does not get it.
     fcntl_dupfd_cloexec(&file, FIRST_DESCRIPTOR).unwrap_or(file)
 }
 

@@ -23,7 +23,7 @@ use crate::session::abi::Kstatfs;
 
 /// The state of a file system.
 pub struct Tables {
-    /// How the bytes of files travel.
+    /// The way on which the bytes of files travel.
     pub data_path: DataPath,
     /// Mounts.
     pub mounts: Mounts,

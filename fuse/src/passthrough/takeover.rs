@@ -38,13 +38,13 @@ pub struct Loaded {
     resend: bool,
 }
 
-/// Reads what a dead server left in `region`. The descriptors that [`descriptors`](super::descriptors) names are open in this
-/// process under the same numbers, without an owner; what this returns owns them, or they are closed. What no process has any
-/// more was [forgotten](super::forget_descriptors) before. `source` is what the volume shows, `table` has the mounts that it is
-/// among. `rings` is the memory that the dead server had for requests over io_uring.
+/// Reads the state that a dead server left in `region`. The descriptors that [`descriptors`](super::descriptors) names are open
+/// in this process under the same numbers, without an owner. The result owns them; this function closes the others. The caller
+/// has [removed](super::forget_descriptors) the numbers of lost descriptors from the region before. `source` is the directory
+/// that the volume shows. `table` lists its mounts. `rings` is the memory that the dead server had for requests over io_uring.
 ///
 /// # Errors
-/// When it cannot be taken over. The volume is then as it was.
+/// When the state cannot be taken over. The volume is then unchanged.
 pub fn load(
     region: Arc<Region>,
     rings: Option<Arc<RingMemory>>,
@@ -67,7 +67,7 @@ impl Loaded {
         self.inheritance.losses
     }
 
-    /// Ends what is unanswered with an error, as on a kernel that cannot ask again.
+    /// Lets all unanswered requests end with an error, as on a kernel that cannot send requests again.
     pub fn without_resend(self) -> Self {
         Self { resend: false, ..self }
     }

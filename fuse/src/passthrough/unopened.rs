@@ -35,7 +35,7 @@ impl Default for UnopenedListings {
 impl UnopenedListings {
     /// Keeps a listing until the next READDIR of the directory.
     pub fn keep(&self, directory: NodeId, listing: UnopenedListing) {
-        // What this replaces is closed when the listings are not locked any more.
+        // The replaced listing is closed after the lock on the listings is released.
         let _before = self.lock().push(directory, listing);
     }
 

@@ -48,7 +48,7 @@ pub struct QuotaUsage {
     right: Mutex<()>,
     /// Bytes of the root directory that are free of charge.
     root_free: AtomicU64,
-    /// Whether names were removed since the root was last looked through.
+    /// Whether a request has removed names since the last scan of the root.
     names_removed: AtomicBool,
 }
 
@@ -114,7 +114,7 @@ impl QuotaUsage {
 }
 
 impl Account<'_> {
-    /// How many of the `length` bytes at `offset` of `file` can be written.
+    /// Returns how many of the `length` bytes at `offset` of `file` fit into the volume.
     ///
     /// # Errors
     /// `ENOSPC` when none can.
@@ -139,7 +139,7 @@ impl Account<'_> {
         Ok(length)
     }
 
-    /// Whether there is room for one more name in `parent`, open as `directory`, and for a file of `blocks` blocks.
+    /// Checks for room for one more name in `parent`, open as `directory`, and for a file of `blocks` blocks.
     ///
     /// # Errors
     /// `ENOSPC` when there is not.
@@ -151,7 +151,7 @@ impl Account<'_> {
         if self.room() >= (1 + blocks) * BLOCK && !root_is_full() { Ok(()) } else { Err(Errno::NOSPC) }
     }
 
-    /// Whether an extended attribute of `length` bytes fits.
+    /// Checks for room for an extended attribute of `length` bytes.
     ///
     /// # Errors
     /// `ENOSPC` when it does not.
@@ -241,7 +241,7 @@ pub fn growth_of(directory: BorrowedFd<'_>) -> Result<u64, Errno> {
     attributes_of(directory).map(|found| bytes_taken(&found).saturating_sub(BLOCK))
 }
 
-/// Whether the names of a directory take no more than `most` bytes there, as ext4 stores them.
+/// Whether the names in a directory take at most `most` bytes in ext4's format.
 fn names_take_at_most(directory: BorrowedFd<'_>, most: u64) -> Result<bool, Errno> {
     const HEAD: u64 = 8;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -10,7 +10,7 @@ pub const MAJOR: u32 = 7;
 /// The newest minor version known here.
 pub const MINOR: u32 = 45;
 
-/// Declares structs that are what they look like in memory.
+/// Declares structs with the layout that the kernel uses.
 macro_rules! wire {
     ($($(#[$meta:meta])* pub struct $name:ident { $($field:ident: $type:ty),* $(,)? })*) => { $(
         $(#[$meta])*
@@ -60,7 +60,7 @@ wire! {
     pub struct StatxOut { attr_valid: u64, attr_valid_nsec: u32, flags: u32, spare: [u64; 2], stat: Statx }
     pub struct ForgetIn { nlookup: u64 }
     pub struct BatchForgetIn { count: u32, dummy: u32 }
-    /// One node of many that are forgotten.
+    /// One item of BATCH_FORGET.
     pub struct ForgetOne { nodeid: NodeId, nlookup: u64 }
     pub struct GetattrIn { getattr_flags: u32, dummy: u32, fh: HandleId }
     pub struct SetattrIn {
@@ -103,9 +103,9 @@ wire! {
     pub struct CopyFileRangeOut { bytes_copied: u64 }
     /// An entry of a directory; its name follows.
     pub struct Dirent { ino: u64, off: u64, namelen: u32, typ: u32 }
-    /// Tells the kernel to drop what it holds of a node's content.
+    /// Notifies the kernel to drop its cached pages and attributes of a node.
     pub struct NotifyInvalInodeOut { ino: NodeId, off: i64, len: i64 }
-    /// Tells the kernel which nodes to forget if they are unused; their ids follow.
+    /// Notifies the kernel to forget nodes that are unused; their ids follow.
     pub struct NotifyPruneOut { count: u32, padding: u32, spare: u64 }
     /// The argument of `FUSE_DEV_IOC_BACKING_OPEN`.
     pub struct BackingMap { fd: i32, flags: u32, padding: u64 }

@@ -20,7 +20,7 @@ use crate::region::{Begun, Region};
 /// The answer to a request.
 #[derive(Debug)]
 pub enum Answer {
-    /// It is done, and there is nothing to tell.
+    /// Success, without a body.
     Done,
     /// The kernel waits for no answer.
     Silence,
@@ -52,7 +52,7 @@ pub enum Answer {
     Copied(u64),
 }
 
-/// One request being answered.
+/// A request that the server is answering.
 pub struct Exchange<'a> {
     /// The buffer that [`Answer::Buffer`] sends; empty at the start.
     pub buffer: &'a mut Vec<u8>,
@@ -63,16 +63,16 @@ pub struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
-    /// From here on the request may have been executed: if this process dies, its successor finds what it
-    /// [began](Self::earlier). What a predecessor had begun stands as it is.
+    /// Records that the request may have been executed from here on. If this process dies, its successor gets the record from
+    /// [`earlier`](Self::earlier). A predecessor's record of this request stays unchanged.
     pub fn begin(&self, note: u64) {
         if self.earlier.is_none() {
             self.slot.begin(None, note);
         }
     }
 
-    /// As [`begin`](Self::begin), with a note of its own: what a predecessor had begun was not executed. The time stays
-    /// that of the first attempt.
+    /// As [`begin`](Self::begin), with a new note, when a predecessor has not executed the request. The record keeps the time of
+    /// the first attempt.
     pub fn begin_anew(&self, note: u64) {
         self.slot.begin(self.earlier.map(|earlier| earlier.at), note);
     }
@@ -111,7 +111,7 @@ impl Exchange<'_> {
 pub struct ListedEntry<'a> {
     /// The file's number.
     pub ino: u64,
-    /// Where the next entry is.
+    /// The offset of the next entry.
     pub next: u64,
     /// `DT_*` of `readdir(3)`.
     pub kind: u8,
@@ -136,15 +136,15 @@ impl ListedEntry<'_> {
     }
 }
 
-/// The way to the kernel for what it did not ask for.
+/// Sends notifications to the kernel.
 #[derive(Clone, Debug)]
 pub struct Notifier {
     pub(super) device: Arc<OwnedFd>,
 }
 
 impl Notifier {
-    /// Lets the kernel drop what it holds of a node's content. This waits for pages that are being read, and no
-    /// signal ends that: see [`PageInvalidator`](super::PageInvalidator).
+    /// Lets the kernel drop its cached pages and attributes of a node. This waits for pages that are being read, and no
+    /// signal ends the wait: see [`PageInvalidator`](super::PageInvalidator).
     ///
     /// # Errors
     /// When the kernel does not know the node, or the file system is unmounted.
@@ -180,7 +180,7 @@ impl Notifier {
 pub struct Deferred {
     pub(super) responder: Responder,
     pub(super) region: Arc<Region>,
-    /// Where it stands among the region's waits.
+    /// The item in the region's waits that records this request; `None` if there was no free one.
     pub(super) place: Option<usize>,
 }
 
@@ -222,7 +222,7 @@ pub(super) struct Responder {
     pub(super) unique: u64,
 }
 
-/// Where a request came from, and where its answer goes.
+/// The device or ring that a request came from, which takes its answer.
 #[derive(Clone, Debug)]
 enum AnswerRoute {
     Device(Arc<OwnedFd>),

@@ -49,6 +49,6 @@ impl NodeId {
 }
 
 impl HandleId {
-    /// Of what the kernel opens without OPEN or OPENDIR, because the server answered one of them with `ENOSYS`.
+    /// The handle of a file or directory that the kernel opens by itself after the server answered OPEN or OPENDIR with `ENOSYS`.
     pub const UNOPENED: Self = Self(0);
 }

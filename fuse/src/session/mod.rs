@@ -98,7 +98,7 @@ pub trait Service: Send + Sync + 'static {
         false
     }
 
-    /// The kernel did not take this answer, because no caller waited any more, and so it will not give back what was granted.
+    /// Undoes what an answer granted which the kernel dropped, because no caller waited any more: the kernel will not release it.
     fn take_back(&self, _granted: Granted) {}
 
     /// The answer to a question about the root from memory, without the source.
@@ -130,9 +130,9 @@ impl Granted {
 /// The features that a session negotiates.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WantedFeatures {
-    /// Of [`init`]; what the kernel does not offer is left out.
+    /// Flags of [`init`]. The session leaves out those that the kernel does not offer.
     pub flags: u64,
-    /// How deep the file systems below may be stacked, this one included; 0 for no passthrough (Linux 6.9).
+    /// The number of stacked file systems that the kernel allows below, this one included; 0 without passthrough (Linux 6.9).
     pub max_stack_depth: u32,
 }
 
@@ -146,16 +146,16 @@ pub struct Session {
     rings: Option<Rings>,
 }
 
-/// How a session came to be.
+/// The origin of a session.
 enum SessionStart {
-    /// By a handshake: nothing was read before.
+    /// A new connection, after the handshake: the server has read no request yet.
     Handshake,
-    /// From a dead server, which may have left requests unanswered.
+    /// The connection of a dead server, which may have left requests unanswered.
     Resumed(Unanswered),
 }
 
 impl Session {
-    /// Shakes hands on `device`, whose file system is mounted. `region` is new; what is agreed on stands there.
+    /// Does the FUSE handshake on `device`, whose file system is mounted. Records the result in `region`, which is new.
     ///
     /// # Errors
     /// When the kernel is too old, or the file system is unmounted already.
@@ -166,7 +166,7 @@ impl Session {
     /// As [`open`](Self::open). Requests come over io_uring, in memory that is new, if the kernel and this process can do that.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`open`](Self::open).
     pub fn open_on(
         device: OwnedFd,
         wanted: WantedFeatures,
@@ -199,7 +199,8 @@ impl Session {
         });
         let over_io_uring = if rings.is_some() { init::OVER_IO_URING } else { 0 };
         let accepted = ((wanted.flags | init::INIT_EXT | init::MAX_PAGES | init::BIG_WRITES) & offered) | over_io_uring;
-        // What an entry of a ring has room for; where the kernel reads and writes files by itself, only names come here.
+        // A write must fit into an entry of a ring. If the kernel reads and writes the source by itself, requests carry
+        // little but names.
         let (max_write, max_pages) =
             if rings.is_some() { (RING_MAX_WRITE, PAYLOAD / 4096) } else { (MAX_WRITE, MAX_WRITE as usize / 4096) };
         // Known before the kernel acts on it: it never shakes hands again.
@@ -236,7 +237,7 @@ impl Session {
     /// As [`resume`](Self::resume), with the memory that the dead server had for requests over io_uring.
     ///
     /// # Errors
-    /// As there, and when this process can have no rings where the kernel relies on them.
+    /// Those of [`resume`](Self::resume), and when this process can have no rings although the kernel relies on them.
     pub fn resume_on(device: OwnedFd, region: Arc<Region>, rings: Option<Arc<RingMemory>>) -> io::Result<Session> {
         let none = || io::Error::other("the server died before it had agreed with the kernel; start the volume anew");
         let accepted = region.accepted().ok_or_else(none)?;
@@ -251,7 +252,7 @@ impl Session {
         Ok(Session { device: Arc::new(device), region, accepted, beginning, rings })
     }
 
-    /// Has a resumed session end what was left unanswered with an error, as on a kernel that cannot ask again.
+    /// Lets a resumed session end all unanswered requests with an error, as on a kernel that cannot send requests again.
     pub fn without_resend(mut self) -> Session {
         if let SessionStart::Resumed(unanswered) = &mut self.beginning {
             *unanswered = Unanswered::Failed;
@@ -264,7 +265,7 @@ impl Session {
         self.accepted
     }
 
-    /// The way to tell the kernel what it did not ask for.
+    /// Returns the sender of notifications to the kernel.
     pub fn notifier(&self) -> Notifier {
         Notifier { device: Arc::clone(&self.device) }
     }
@@ -286,7 +287,7 @@ impl Session {
     /// As [`run`](Self::run). Requests that wait for an entry of a ring are woken through `mount`, which shows the file system.
     ///
     /// # Errors
-    /// As there, and when a ring fails that the kernel relies on.
+    /// Those of [`run`](Self::run), and when a ring fails that the kernel relies on.
     pub fn run_waking(
         mut self,
         service: Arc<dyn Service>,

@@ -33,7 +33,7 @@ impl PageInvalidator {
         Ok(Self(sender))
     }
 
-    /// Lets the kernel drop what it holds of a node's content, unless it has forgotten the node by then.
+    /// Lets the kernel drop its cached pages and attributes of a node, unless it has forgotten the node by then.
     pub fn drop_content(&self, notifier: &Notifier, node: NodeId) {
         // The thread lives as long as this.
         let _ = self.0.send((notifier.clone(), node));
@@ -45,21 +45,21 @@ fn run(nodes: &Receiver<NodeOfVolume>) {
         let lot: Vec<NodeOfVolume> = std::iter::once(first).chain(nodes.try_iter()).collect();
         // SAFETY: it makes system calls only. Until it has ended, `lot` keeps the descriptors open here.
         match unsafe { child::start(|| tell(&lot)) } {
-            // It is gone when there is no such child, too: a server's children are forgotten at once.
+            // An error means that the child has ended: the kernel reaps a server's children at once.
             Ok(child) => drop(retry_on_intr(|| waitpid(Some(child), WaitOptions::empty()))),
-            // There are no processes left. A server that is killed now may have to wait for its end.
+            // No process could be started. If the server is killed now, its end may have to wait.
             Err(_) => tell(&lot),
         }
     }
 }
 
-/// Lets the kernel drop what it holds of these nodes' attributes and content, and waits until it has. Only for a thread that
-/// answers no requests; it can be killed meanwhile.
+/// Lets the kernel drop its cached attributes and pages of these nodes, and waits until it has. Only for a thread that
+/// answers no requests. The thread can be killed meanwhile.
 pub fn drop_content_of(notifier: &Notifier, nodes: &[NodeId]) {
     let tell = || nodes.iter().for_each(|node| drop(notifier.drop_content(*node)));
     // SAFETY: it makes system calls only. Until it has ended, `notifier` keeps the descriptor open here.
     match unsafe { child::start(tell) } {
-        // As above.
+        // An error means that the child has ended.
         Ok(child) => drop(retry_on_intr(|| waitpid(Some(child), WaitOptions::empty()))),
         Err(_) => tell(),
     }

@@ -17,7 +17,7 @@ use super::input::InputBuffer;
 use super::request::Request;
 use crate::region::Region;
 
-/// Where requests come in and answers go out.
+/// A session whose owner reads the requests and sends the answers.
 pub struct PolledSession {
     device: Arc<OwnedFd>,
     region: Arc<Region>,
@@ -68,7 +68,7 @@ impl PolledSession {
         Deferred { responder, region: Arc::clone(&self.region), place }
     }
 
-    /// The way to tell the kernel what it did not ask for.
+    /// Returns the sender of notifications to the kernel.
     pub fn notifier(&self) -> Notifier {
         Notifier { device: Arc::clone(&self.device) }
     }

@@ -14,8 +14,8 @@ use super::stall_guard::StallGuard;
 use super::{Exchange, Granted, InputBuffer, Operation, Request, Service, read};
 use crate::region::{Region, SLOTS};
 
-/// How long a thread that only gets forgotten nodes and interrupts leaves them to gather. The kernel wakes no thread meanwhile,
-/// and gives many forgotten nodes at once: `rm -r` forgets a node with each file.
+/// The pause after which a thread reads again that gets only FORGET and INTERRUPT. The kernel wakes no thread meanwhile, and then
+/// gives many forgotten nodes at once: `rm -r` forgets a node with each file.
 const GATHERING: Duration = Duration::from_millis(1);
 
 /// The threads of a session.
@@ -25,21 +25,21 @@ pub(super) struct Readers {
     service: Arc<dyn Service>,
     /// For a source that may be away.
     stall_guard: Option<Arc<StallGuard>>,
-    /// How many there are when nothing is slow.
+    /// The number of threads while no request is slow.
     wanted: usize,
     /// Other requests come through rings.
     beside_rings: bool,
-    /// How many wait for a request.
+    /// The number of threads that wait for a request.
     idle: AtomicUsize,
-    /// How many there are.
+    /// The number of threads.
     running: AtomicUsize,
-    /// The slots that are taken, a bit for each.
+    /// The slots of the region that threads use, a bit for each.
     slots: AtomicU32,
 }
 
 impl Readers {
-    /// So many threads while no request is slow; one where requests come through rings, and forgotten nodes and interrupts alone
-    /// through the device.
+    /// `wanted` is the number of threads while no request is slow. Beside rings there is one thread: only FORGET and INTERRUPT
+    /// come through the device then.
     pub(super) fn new(
         device: Arc<OwnedFd>,
         region: Arc<Region>,
@@ -93,7 +93,7 @@ impl Readers {
         self.region.in_flight().slot(slot).register();
         self.service.begin_thread();
         let mut input = InputBuffer::new(self.service.longest_request()).unwrap_or_else(|error| {
-            // As everywhere where there is no memory: this server ends, and another one goes on.
+            // Without memory this server ends, and the supervisor starts another one.
             tracing::error!("no memory for requests: {error}");
             std::process::abort()
         });

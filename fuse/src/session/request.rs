@@ -13,10 +13,10 @@ use super::abi::{
 use super::ids::{HandleId, NodeId};
 use crate::caller::Caller;
 
-/// One request.
+/// A request from the kernel.
 #[derive(Debug)]
 pub struct Request<'a> {
-    /// The kernel's number for it; its answer has the same. In a request that is sent again it has a mark.
+    /// The number that the kernel gave it, and that its answer must carry. If the kernel sends it again, the number has a mark.
     pub unique: u64,
     /// The node it is about.
     pub node: NodeId,
@@ -223,7 +223,7 @@ fn parse_operation(opcode: u32, mut body: UnparsedBody<'_>) -> Option<Operation<
         32 => Operation::SetLock { arguments: body.take()?, wait: false },
         33 => Operation::SetLock { arguments: body.take()?, wait: true },
         35 => Operation::Create { arguments: body.take()?, name: body.name()? },
-        // Of a resent request it bears the mark, or not, as it was read after or before.
+        // The number has the mark if the kernel had marked the request for resending when a thread read the interrupt.
         36 => Operation::Interrupt { unique: body.take::<InterruptIn>()?.unique & !UNIQUE_RESEND },
         38 => Operation::Destroy,
         39 => Operation::IoCtl,
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_is_cut_short_is_none() {
+    fn a_truncated_request_is_not_parsed() {
         let whole = request(12, &[5_u64.as_bytes(), b"old\0new\0"].concat());
         for length in 0..whole.len() {
             let words = aligned(&whole[..length]);

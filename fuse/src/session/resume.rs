@@ -14,34 +14,34 @@ use super::abi::{NOTIFY_RESEND, UNIQUE_RESEND};
 use super::answer::Responder;
 use crate::region::Region;
 
-/// By how much the kernel's numbers of requests grow. The odd ones are of interrupts.
+/// The step by which the kernel's numbers of requests grow. Odd numbers belong to interrupts.
 const STEP: u64 = 2;
-/// How many numbers before and after the last known one are tried: a request that was just read is in no slot yet, and
-/// messages without an answer have numbers, too.
+/// The number of steps to try before and after the last known number. A request that a thread had just read is in no slot yet,
+/// and messages without an answer have numbers, too.
 const AROUND: u64 = 64;
 
-/// How to answer these requests.
+/// The way to handle the requests that a dead server left unanswered.
 pub(super) enum Unanswered {
-    /// The kernel asks again, if it can.
+    /// The kernel sends them again. If it cannot, each ends with `EIO`.
     AskedAgain,
-    /// Each ends with an error.
+    /// Each ends with `EIO`.
     Failed,
 }
 
 impl Unanswered {
-    /// Settles it. Nothing may be read from the device before.
+    /// Handles the requests. Nothing may be read from the device before.
     pub(super) fn settle(self, device: &Arc<OwnedFd>, region: &Region) -> io::Result<()> {
         match self {
             Self::AskedAgain if ask_again(device)? => {}
             _ => fail_all(device, region),
         }
-        // Waits for locks are asked again, or have ended with an error.
+        // The kernel sends requests again that waited for a lock, or they have ended with `EIO`.
         region.waits().clear();
         Ok(())
     }
 }
 
-/// Returns whether the kernel can do it.
+/// Asks the kernel to send all unanswered requests again. Returns `false` if the kernel cannot do that.
 fn ask_again(device: &Arc<OwnedFd>) -> io::Result<bool> {
     let kernel = Responder::of_device(device, 0);
     match kernel.write(NOTIFY_RESEND, &[], &[]) {
@@ -50,7 +50,7 @@ fn ask_again(device: &Arc<OwnedFd>) -> io::Result<bool> {
     }
 }
 
-/// Answers all that may be unanswered. The kernel says `ENOENT` for what is not.
+/// Answers all requests that may be unanswered with `EIO`. The kernel refuses an answer to any other number with `ENOENT`.
 fn fail_all(device: &Arc<OwnedFd>, region: &Region) {
     let fail = |unique: u64| {
         let responder = Responder::of_device(device, unique);

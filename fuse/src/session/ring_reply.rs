@@ -25,7 +25,7 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    /// One of the calling thread.
+    /// The inbox of the ring that the calling thread owns.
     ///
     /// # Errors
     /// When there are no descriptors left.

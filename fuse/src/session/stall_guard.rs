@@ -34,9 +34,9 @@ use crate::region::{Region, SLOTS};
 const INSIDE: usize = SLOTS - 1;
 /// Most requests that are parked. Further requests wait in the kernel, and all other requests of the volume with them.
 const PARKED: usize = 512;
-/// How often the thread looks at the requests under way.
+/// The interval at which the thread checks the requests under way.
 const LOOK: Duration = Duration::from_millis(200);
-/// How long an answer may take before the source counts as away.
+/// The time after which the source counts as away if it has not answered a request.
 const AWAY: Duration = Duration::from_millis(400);
 
 /// A question about the root that a service may answer without its source.
@@ -67,13 +67,13 @@ pub(super) struct StallGuard {
     region: Arc<Region>,
     service: Arc<dyn Service>,
     state: Mutex<GuardState>,
-    /// There is something to look at, or room to park, or the end.
+    /// Signals that a request is under way, that one can be parked, or that the session ends.
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct GuardState {
-    /// Those that are not done, by their numbers.
+    /// The requests under way, by their numbers.
     waiting: HashMap<u64, Waiting>,
     inside: usize,
     parked: VecDeque<Parked>,
@@ -95,12 +95,12 @@ struct Waiting {
     obligation: bool,
 }
 
-/// A request that asks later.
+/// A request that waits for its turn to call the source.
 pub(super) struct Parked {
     number: u64,
     words: Vec<u64>,
     length: usize,
-    /// Where it stands among the region's waits.
+    /// The item in the region's waits that records the request; `None` if there was no free one.
     place: Option<usize>,
 }
 
@@ -112,7 +112,7 @@ impl Parked {
 }
 
 impl StallGuard {
-    /// With what `service` answers on `device`.
+    /// Starts the guard's thread. The guard answers with `service` on `device`.
     ///
     /// # Errors
     /// When no thread can be started.
@@ -146,7 +146,8 @@ impl StallGuard {
         if away { self.service.recall(question) } else { None }
     }
 
-    /// Whether the calling thread may ask the source for `request`. If not, `bytes` of it are parked.
+    /// Whether the calling thread may call the source for `request`. If not, the guard parks a copy of `bytes`, the
+    /// request as it was read.
     pub(super) fn enter(&self, request: &Request<'_>, bytes: &[u8]) -> bool {
         let mut state = self.state();
         while state.inside >= INSIDE && state.parked.len() >= PARKED {
@@ -214,7 +215,7 @@ impl StallGuard {
         }
     }
 
-    /// Looks at what is under way, until the end.
+    /// Checks the requests under way every [`LOOK`], until the session ends.
     fn watch(&self) {
         let mut state = self.state();
         loop {
@@ -240,7 +241,7 @@ impl StallGuard {
             late.map(|(number, waiting)| (*number, waiting.pid, waiting.interrupted, waiting.question)).collect()
         };
         let all = all(&self.state());
-        // Nothing is locked while others are looked at.
+        // No lock is held here: `has_given_up` reads `/proc`, and `recall` runs code of the service.
         for (number, pid, interrupted, question) in all {
             let recalled = || question.filter(|_| self.state().is_away()).and_then(|known| self.service.recall(known));
             let outcome = if has_given_up(pid, interrupted) { Some(Err(Errno::INTR)) } else { recalled().map(Ok) };
@@ -273,7 +274,8 @@ impl StallGuard {
 }
 
 impl GuardState {
-    /// Whether the source does not answer. What is parked has not asked.
+    /// Whether a request has been calling the source for [`AWAY`]. A parked request does not count: it has not called the
+    /// source yet.
     fn is_away(&self) -> bool {
         let parked = |number: &u64| self.parked.iter().any(|parked| parked.number == *number);
         self.waiting.iter().any(|(number, waiting)| waiting.since.elapsed() >= AWAY && !parked(number))

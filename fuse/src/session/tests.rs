@@ -9,7 +9,7 @@ use super::*;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
 use crate::region::{Begun, VolumeKind};
 
-/// What the service sees of each request.
+/// The parts of a request that the service sends to the test.
 #[derive(Debug, PartialEq, Eq)]
 struct Told {
     number: u64,
@@ -85,7 +85,7 @@ fn run(session: Session) -> Receiver<Told> {
     receiver
 }
 
-/// Whether the kernel can ask again.
+/// Whether the kernel can send unanswered requests again.
 fn asks_again(device: &OwnedFd) -> bool {
     let kernel = Responder::of_device(&Arc::new(device.try_clone().expect("a descriptor")), 0);
     kernel.write(abi::NOTIFY_RESEND, &[], &[]).is_ok()
@@ -119,7 +119,7 @@ fn a_request_that_was_read_and_not_begun_is_executed_as_a_new_one() {
 }
 
 #[test]
-fn a_kernel_that_cannot_ask_again_ends_the_calls_with_an_error() {
+fn calls_end_with_an_error_on_a_kernel_without_resend() {
     for resent_before in [false, true] {
         let orphaned = Orphaned::new();
         orphaned.region.in_flight().slot(0).take(orphaned.number);
@@ -134,7 +134,7 @@ fn a_kernel_that_cannot_ask_again_ends_the_calls_with_an_error() {
 }
 
 #[test]
-fn a_request_that_reached_no_seat_ends_with_an_error_too() {
+fn a_request_that_reached_no_slot_ends_with_an_error() {
     let orphaned = Orphaned::new();
     let slot = orphaned.region.in_flight().slot(0);
     slot.take(orphaned.number - 2);
@@ -144,7 +144,7 @@ fn a_request_that_reached_no_seat_ends_with_an_error_too() {
 }
 
 #[test]
-fn a_wait_that_was_left_for_later_ends_with_an_error_where_the_kernel_cannot_ask_again() {
+fn a_deferred_request_ends_with_an_error_on_a_kernel_without_resend() {
     let orphaned = Orphaned::new();
     orphaned.region.waits().add(orphaned.number).expect("room");
     let _told = run(orphaned.resume().without_resend());

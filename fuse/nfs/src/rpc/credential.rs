@@ -28,7 +28,7 @@ pub enum Credential {
 }
 
 impl Credential {
-    /// The superuser, which most servers map to the user nobody.
+    /// The superuser, which most servers map to the user `nobody`.
     pub fn root() -> Self {
         Self::User { uid: 0, gid: 0, groups: Vec::new() }
     }

@@ -39,7 +39,7 @@ pub(super) async fn watch(shared: Rc<SharedConnection>) {
     }
 }
 
-/// Does what is due. Answers when something is due next.
+/// Handles the calls whose time has come. Returns the time of the next one.
 fn look(shared: &SharedConnection) -> Option<Instant> {
     let now = Instant::now();
     let due: Vec<Rc<PendingCall>> =

@@ -57,13 +57,13 @@ impl Drop for Stream {
     }
 }
 
-/// From where a connection comes.
+/// The source of a connection's socket and local port.
 #[derive(Debug)]
 pub struct Dialer {
     reserved: Cell<bool>,
-    /// Where the last connection came from.
+    /// The local port of the last connection.
     port: Cell<Option<u16>>,
-    /// The one socket that there is, if this process may make none.
+    /// The only socket that this dialer may use, if this process may not make sockets.
     given: Option<OwnedFd>,
 }
 
@@ -154,7 +154,7 @@ pub fn bound(address: SocketAddr, reserved: bool) -> io::Result<OwnedFd> {
             }
         }
     }
-    // A port that the kernel chose goes when the connection does, one that is asked for stays.
+    // The kernel releases a port that it chose itself when the connection ends. It keeps a port that `bind(2)` named.
     let chosen = socket(address)?;
     chosen.bind(SocketAddr::new(unspecified(address), 0))?;
     bound_to(address, chosen.local_addr()?.port())
@@ -166,10 +166,9 @@ fn bound_to(address: SocketAddr, port: u16) -> io::Result<OwnedFd> {
     socket.as_fd().try_clone_to_owned()
 }
 
-/// Connects a socket that may be connected already: first whatever there is is dissolved. The address that it is bound to
-/// stays.
+/// Connects a socket that may be connected already: first dissolves its connection. The local address stays.
 async fn dial_anew(socket: &OwnedFd, address: SocketAddr) -> io::Result<TcpStream> {
-    // One that was never connected has nothing to dissolve.
+    // On a socket that was never connected, this changes nothing.
     let _ = rustix::net::connect_unspec(socket);
     match rustix::net::connect(socket, &address) {
         Ok(()) | Err(Errno::INPROGRESS) => {}

@@ -48,13 +48,13 @@ pub(super) async fn drive(shared: Rc<SharedConnection>) {
             () = connected => continue,
             () = shared.cut.notified() => {}
         }
-        // What went wrong elsewhere says nothing of the server where it is now.
+        // Failures at the old address say nothing about the server at the new one.
         backoff.reset();
         hang_up(&shared);
     }
 }
 
-/// Connects once, and speaks for as long as that holds. Answers whether the server has said anything that was understood.
+/// Connects once, and uses the connection until it ends. Returns whether the server has sent a valid message.
 async fn connect(shared: &SharedConnection, again: &mut bool) -> bool {
     match shared.dialer.dial(shared.peer.address()).await {
         Ok(stream) => {
@@ -73,7 +73,7 @@ async fn connect(shared: &SharedConnection, again: &mut bool) -> bool {
     }
 }
 
-/// There is no stream any more.
+/// Ends the stream, if there is one.
 fn hang_up(shared: &SharedConnection) {
     if shared.stream.borrow().is_some() {
         shared.detach();
@@ -81,11 +81,11 @@ fn hang_up(shared: &SharedConnection) {
     }
 }
 
-/// Tells of the end of a stream, if it tells something of the server.
+/// Records why a stream ended, and logs it.
 fn ended(shared: &SharedConnection, end: &StreamEnd) {
     let server = shared.peer.name();
     match end {
-        // Servers close what is idle.
+        // Servers close idle connections.
         StreamEnd::Closed if !shared.has_work() => debug!(server, "the idle connection was closed"),
         StreamEnd::StreamError(what) => shared.peer.sends_garbage(&what.to_string()),
         end => debug!(server, "the connection was lost: {end}"),
@@ -93,7 +93,7 @@ fn ended(shared: &SharedConnection, end: &StreamEnd) {
     shared.peer.note(end.to_string());
 }
 
-/// Speaks on the stream until it ends. Answers whether the server has said anything that was understood.
+/// Sends and receives on the stream until it ends. Returns why, and whether the server has sent a valid message.
 async fn converse(shared: &SharedConnection) -> (bool, StreamEnd) {
     let stream = shared.stream.borrow().clone().expect("it was just attached");
     let mut incoming = Incoming::new(shared.pool.clone());
@@ -119,7 +119,7 @@ async fn converse(shared: &SharedConnection) -> (bool, StreamEnd) {
     }
 }
 
-/// Reads once.
+/// Reads from the stream once.
 fn read(
     shared: &SharedConnection,
     stream: &Stream,
@@ -135,7 +135,7 @@ fn read(
         Err(error) => return Err(error.into()),
     };
     if count < space {
-        // The socket is empty: this says so without asking it. What comes from now on makes it readable again.
+        // A short read means that the socket is empty. This clears tokio's readiness, and later data sets it again.
         let _ = stream.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
     }
     incoming.read(count, |record| {

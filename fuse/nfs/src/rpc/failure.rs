@@ -7,10 +7,10 @@ use crate::xdr::Malformed;
 /// Why a call has no results. The caller adds which server it was.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum RpcError {
-    /// Nothing came within the time that the call had; the mount is `soft`.
+    /// The server did not answer within the time of the call; the mount is `soft`.
     #[error("the server does not answer")]
     NoAnswer,
-    /// As above; the mount is `softerr`.
+    /// The server did not answer within the time of the call; the mount is `softerr`.
     #[error("the server does not answer in time")]
     NoAnswerInTime,
     /// The server does not accept the credentials of the call.
@@ -39,7 +39,7 @@ pub enum RpcError {
     /// The server lacks memory, or the like.
     #[error("the server has an error of its own")]
     SystemError,
-    /// The results are not what the protocol says.
+    /// The results do not follow the protocol.
     #[error("the server's answer cannot be understood: {0}")]
     Malformed(#[from] Malformed),
 }
@@ -47,10 +47,10 @@ pub enum RpcError {
 /// Why the server rejects the credentials of a call.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Denial {
-    /// Of the kind that it is.
+    /// The server rejects the credential.
     #[error("it does not take these credentials")]
     Credential,
-    /// The answer's counterpart to a credential.
+    /// The server rejects the verifier.
     #[error("it does not take this verifier")]
     Verifier,
     /// The server wants Kerberos, or a reserved port.

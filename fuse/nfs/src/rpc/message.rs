@@ -34,7 +34,7 @@ pub struct RpcCall {
 }
 
 impl RpcCall {
-    /// A call. `arguments` writes the arguments. The bytes depend on nothing but what is given here.
+    /// Encodes a call. `arguments` writes the arguments. The bytes depend only on the parameters of this function.
     pub fn call(
         xid: u32,
         procedure: Procedure,
@@ -92,7 +92,7 @@ impl RpcCall {
 pub enum Received {
     /// The reply to the call `xid`. Its results begin at the byte `results`.
     Reply {
-        /// Of the call.
+        /// The xid of the call.
         xid: u32,
         /// The outcome of the call, and where its results begin.
         results: Result<usize, RpcError>,

@@ -15,7 +15,7 @@ use tracing::{info, warn};
 /// A call that was taken back sooner than this says nothing of the server.
 const SOONEST: Duration = Duration::from_millis(250);
 
-/// Gets to know whether a server is silent: one for each volume of it.
+/// Learns whether a server is silent. Each volume of the server has one.
 pub trait SilenceObserver {
     /// The server has a call to answer and was heard last at that moment; with none, it has answered everything.
     fn silent_since(&self, since: Option<Instant>);
@@ -44,10 +44,10 @@ pub struct Peer {
     last_error: RefCell<Option<String>>,
 }
 
-/// How a server does, at a moment.
+/// The state of a server at one moment, with counters.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Health {
-    /// For so long it owes answers, and has sent nothing at all. Zero while there is nothing to answer.
+    /// The time for which the server owes answers and has sent nothing at all. Zero while no call waits for an answer.
     pub silent: Duration,
     /// It has not answered a call for as long as the mount's options say, nor any other since.
     pub gone: bool,
@@ -57,9 +57,9 @@ pub struct Health {
     pub in_flight: usize,
     /// Calls so far.
     pub calls: u64,
-    /// How often a connection to it was made again.
+    /// How many times a connection to the server was made again.
     pub reconnects: u64,
-    /// How often a call was sent again.
+    /// How many times a call was sent again.
     pub retransmissions: u64,
     /// Attempts to connect that failed, since the last that did not.
     pub failed_attempts: u32,
@@ -101,12 +101,12 @@ impl Peer {
         &self.name
     }
 
-    /// Where it is.
+    /// Returns the server's address.
     pub fn address(&self) -> SocketAddr {
         self.address.get()
     }
 
-    /// From the next connection on, it is elsewhere: see [`Connection::cut`](super::Connection::cut).
+    /// The next connection goes to `address`: see [`Connection::cut`](super::Connection::cut).
     pub fn move_to(&self, address: SocketAddr) {
         self.address.set(address);
         if self.in_flight.get() == 0 {
@@ -115,7 +115,7 @@ impl Peer {
         }
     }
 
-    /// How it does.
+    /// Returns the state of the server.
     pub fn health(&self) -> Health {
         Health {
             silent: self.silent(),
@@ -130,12 +130,12 @@ impl Peer {
         }
     }
 
-    /// For so long it owes answers, and has sent nothing at all.
+    /// Returns the time for which the server owes answers and has sent nothing at all.
     pub fn silent(&self) -> Duration {
         self.waiting_since.get().map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    /// How often a connection to it was made again.
+    /// Returns how many times a connection to the server was made again.
     pub fn reconnects(&self) -> u64 {
         self.reconnects.get()
     }
@@ -159,7 +159,7 @@ impl Peer {
         }
     }
 
-    /// A call has had its time.
+    /// A call has reached the end of its time.
     pub(super) fn call_given_up(&self) {
         self.call_ends();
     }
@@ -171,7 +171,7 @@ impl Peer {
         }
     }
 
-    /// Whether it was the last one.
+    /// Counts a call as ended. Returns whether it was the last one in flight.
     fn call_ends(&self) -> bool {
         self.in_flight.set(self.in_flight.get() - 1);
         let was_last = self.in_flight.get() == 0;
@@ -188,7 +188,7 @@ impl Peer {
             self.waiting_since.set(now);
             self.silent_from(now);
         } else if self.silent_since.get().is_some() {
-            // What it answers was given up.
+            // The server answers a call that was given up.
             self.silent_from(None);
         }
         self.told_garbage.set(false);
@@ -289,7 +289,7 @@ mod tests {
         Instant::now().checked_sub(LONG).expect("the machine has run for longer")
     }
 
-    /// Whether all volumes report their server as silent for long.
+    /// Whether the server has been silent for at least [`LONG`]. Checks that all volumes report the same.
     #[track_caller]
     fn is_silent_for_long(volumes: &[Arc<Observed>]) -> bool {
         let since = volumes[0].since();

@@ -53,9 +53,9 @@ pub(super) struct SharedConnection {
     pub(super) broken: Cell<Option<io::ErrorKind>>,
     pub(super) driver: Wake,
     pub(super) deadlines: Wake,
-    /// The server is elsewhere.
+    /// Ends the stream, or the attempt to connect, after the server has moved.
     pub(super) cut: Notify,
-    /// When deadlines are looked at next.
+    /// The time at which the deadlines task checks the calls next.
     pub(super) next_look: Cell<Option<Instant>>,
     next_xid: Cell<u32>,
     next_order: Cell<u64>,
@@ -69,14 +69,15 @@ pub(super) struct PendingCall {
     order: u64,
     message: RpcCall,
     pub(super) policy: Policy,
-    /// How often it has been written as a whole, or begun to be on a connection that was lost.
+    /// The number of times that the call was sent, on this and earlier connections. A partly written call counts when its
+    /// connection is lost, and a call that the process before this one may have sent counts as sent once.
     sent: Cell<u32>,
     queued: Cell<bool>,
-    /// So many times its `timeo` has passed.
+    /// The number of times that its `timeo` has passed.
     pub(super) periods: Cell<u32>,
-    /// When that happens next.
+    /// The time at which its `timeo` passes next.
     pub(super) due: Cell<Instant>,
-    /// When it is sent again because of what the server may have ignored, and the pause after that.
+    /// The time at which to send the call again because the server may have ignored it, and the pause after that.
     pub(super) reminder: Cell<Option<(Instant, Duration)>>,
     outcome: RefCell<Option<Result<Reply, RpcError>>>,
     caller: Wake,
@@ -196,7 +197,7 @@ impl SharedConnection {
         PendingReply { shared: self, call }
     }
 
-    /// Whether there is something to ask.
+    /// Whether a call waits for its answer.
     pub(super) fn has_work(&self) -> bool {
         !self.pending.borrow().is_empty()
     }
@@ -205,7 +206,7 @@ impl SharedConnection {
         self.pending.borrow().get(&call.xid).is_some_and(|pending| Rc::ptr_eq(pending, call))
     }
 
-    /// Whether something waits to be written.
+    /// Whether a call waits to be written.
     pub(super) fn has_queue(&self) -> bool {
         !self.queue.borrow().is_empty()
     }
@@ -213,7 +214,7 @@ impl SharedConnection {
     /// Sends a call now, or as soon as can be.
     fn send(&self, call: &Rc<PendingCall>) {
         if self.stream.borrow().is_none() {
-            // It is queued with all the others when there is one.
+            // The driver connects, and then queues all pending calls.
             self.driver.wake();
             return;
         }
@@ -238,7 +239,7 @@ impl SharedConnection {
         }
     }
 
-    /// There is a new stream: everything that is pending is sent on it, oldest first.
+    /// Starts to use a new stream: sends all pending calls on it, oldest first.
     pub(super) fn attach(&self, stream: Stream) {
         let mut calls: Vec<Rc<PendingCall>> = self.pending.borrow().values().cloned().collect();
         calls.sort_unstable_by_key(|call| call.order);
@@ -351,7 +352,7 @@ impl Drop for PendingReply<'_> {
 }
 
 impl PendingCall {
-    /// When something is to be done about it.
+    /// Returns the time of the next timeout or repetition.
     pub(super) fn next(&self) -> Instant {
         self.reminder.get().map_or(self.due.get(), |(at, _)| at.min(self.due.get()))
     }

@@ -1,13 +1,13 @@
-//! How long a call may take.
+//! The timeout and retries of a call.
 
 use std::time::Duration;
 
 use crate::DoublingPause;
 
-/// How a call ends when a server does not answer.
+/// The way in which a call ends when a server does not answer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Persistence {
-    /// The call waits until it does.
+    /// The call waits until the server answers.
     Hard,
     /// The call fails with `EIO`.
     Soft,
@@ -15,16 +15,16 @@ pub enum Persistence {
     SoftErr,
 }
 
-/// How long a call may take, and how often it is sent again.
+/// The timeout and retries of a call.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Policy {
-    /// How the call ends after that time.
+    /// The end of the call after [`budget`](Self::budget).
     pub persistence: Persistence,
-    /// After so long without an answer a call is sent again on the same connection.
+    /// The time after which the client sends a call again on the same connection.
     pub timeo: Duration,
-    /// After so many times the server counts as gone.
+    /// The number of times that the client sends a call again before the server counts as gone.
     pub retrans: u32,
-    /// The caller tells of it itself, and the log does not.
+    /// The caller reports a timeout itself, so the log does not.
     pub quiet: bool,
 }
 
@@ -41,7 +41,7 @@ impl Policy {
         Self { persistence: Persistence::SoftErr, timeo: budget, retrans: 0, quiet: true }
     }
 
-    /// How long the server may be silent, before a call fails or the log reports it.
+    /// Returns the time without an answer after which a call fails, or the log reports the server.
     pub fn budget(&self) -> Duration {
         self.timeo * self.retrans.saturating_add(1)
     }

@@ -23,7 +23,7 @@ struct Free {
 }
 
 impl Pool {
-    /// A buffer of [`SMALL`] bytes, or of [`LARGE`] if it is to hold more than that. What it holds is anything.
+    /// Returns a buffer of [`SMALL`] bytes, or of [`LARGE`] if it is to hold more than that. Its content is arbitrary.
     pub fn buffer(&self, holds: usize) -> Buffer {
         let (size, free) = if holds > SMALL {
             (LARGE, self.0.borrow_mut().large.pop())

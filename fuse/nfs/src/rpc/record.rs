@@ -22,10 +22,10 @@ const MARK: usize = 4;
 /// The stream does not consist of records, or has longer ones than the client takes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum StreamError {
-    /// Of more than [`MAX_RECORD`] bytes.
+    /// A record of more than [`MAX_RECORD`] bytes.
     #[error("it sent a record that is too long")]
     TooLong,
-    /// More of them than a server would send.
+    /// A record of more fragments than a server would send.
     #[error("it sent a record in too many fragments")]
     TooManyFragments,
     /// The reader of the record has found it.
@@ -51,26 +51,26 @@ pub struct Incoming {
 /// The record that is being read.
 #[derive(Clone, Copy, Debug, Default)]
 struct PartialRecord {
-    /// Where the mark of its first fragment stands.
+    /// The offset in the buffer of the mark of its first fragment.
     begin: usize,
-    /// The end of what is there of it, without the marks of later fragments.
+    /// The end of the bytes that have come, without the marks of later fragments.
     end: usize,
     fragments: u32,
-    /// Bytes missing of the fragment.
+    /// The number of bytes that are missing from the fragment.
     missing: usize,
     last: bool,
 }
 
 impl Incoming {
-    /// Nothing of a new stream.
+    /// Starts a new stream, with no bytes.
     pub fn new(pool: Pool) -> Self {
         Self { pool, buffer: None, filled: 0, record: PartialRecord::default(), expected: 0, whole: Vec::new() }
     }
 
-    /// Where to read to.
+    /// Returns the buffer for the next read from the stream.
     pub fn room(&mut self) -> &mut [u8] {
         let record = &self.record;
-        // Where the record ends, or the fragment if others follow.
+        // The end of the record; the end of the fragment if others follow.
         let known = if record.fragments > 0 { record.end + record.missing } else { self.expected + MARK };
         let may_grow = record.fragments > 0 && !record.last;
         let wanted = if may_grow { known + MARK } else { known };
@@ -82,7 +82,7 @@ impl Incoming {
             self.buffer = Some(larger);
         }
         let buffer = self.buffer.as_mut().expect("it was just made");
-        // Of a long record, to its end; otherwise as much as comes.
+        // Reads a long record only to its end. Otherwise reads as much as fits.
         let end = if known > SMALL && !may_grow { known } else { buffer.len() };
         &mut buffer[self.filled..end]
     }
@@ -115,7 +115,7 @@ impl Incoming {
         self.whole.drain(..).try_for_each(|range| each(full.part(range)))
     }
 
-    /// Goes on in what was read, to the end of a record.
+    /// Parses the received bytes to the end of a record.
     fn next_record(&mut self) -> Result<Option<Range<usize>>, StreamError> {
         let Some(buffer) = &mut self.buffer else { return Ok(None) };
         let record = &mut self.record;

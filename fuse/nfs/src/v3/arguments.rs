@@ -5,15 +5,15 @@ use super::attributes::{Changes, FileType, Time};
 use super::handle::FileHandle;
 use crate::xdr::XdrWriter;
 
-/// How CREATE takes a name that exists.
+/// The way in which CREATE handles a name that exists.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Creation {
-    /// It is opened.
+    /// The server opens the existing file.
     Unchecked(Changes),
-    /// It is refused.
+    /// The server refuses the call.
     Guarded(Changes),
-    /// It is refused unless it was made with the same number, by the same call sent before. A server that crashes may
-    /// have made the file, and not have noted the number.
+    /// The server refuses the call, unless the same call has created the file with this number before. A server that crashes may
+    /// have created the file without recording the number.
     Exclusive([u8; 8]),
 }
 
@@ -30,7 +30,7 @@ pub enum Device {
     Pipe,
 }
 
-/// How far a WRITE has to get before it is answered, or got (`stable_how`).
+/// The place that data of a WRITE must reach, or has reached, when the server answers (`stable_how`).
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 #[repr(u32)]
 pub enum Stability {

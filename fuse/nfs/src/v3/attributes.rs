@@ -61,7 +61,7 @@ pub struct Attributes {
     pub ctime: Time,
 }
 
-/// How a time is to become.
+/// A change of a file's time.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum TimeChange {
     /// As it is.
@@ -101,13 +101,13 @@ pub struct Before {
     pub ctime: Time,
 }
 
-/// Attributes around a change, as far as the server tells them (`wcc_data`). If those before are the ones that are
-/// known, no other client has changed the file.
+/// Attributes before and after a change, as far as the server sends them (`wcc_data`). If the attributes before the change are
+/// those that the client knows, no other client has changed the file.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Around {
-    /// Just before it.
+    /// The attributes just before the change.
     pub before: Option<Before>,
-    /// Just after it.
+    /// The attributes just after the change.
     pub after: Option<Attributes>,
 }
 

@@ -28,11 +28,11 @@ pub struct ListedEntry<'a> {
     pub fileid: u64,
     /// The name: not empty, and without slashes and zeros.
     pub name: &'a [u8],
-    /// Where the next entry is found.
+    /// The position of the next entry.
     pub cookie: u64,
-    /// Of READDIRPLUS, if the server gives them.
+    /// The attributes, if this is READDIRPLUS and the server sends them.
     pub attributes: Option<Attributes>,
-    /// Of READDIRPLUS, if the server gives it.
+    /// The handle, if this is READDIRPLUS and the server sends it.
     pub handle: Option<FileHandle>,
 }
 

@@ -71,9 +71,9 @@ pub mod access {
     pub const READ: u32 = 0x01;
     /// Look a name up.
     pub const LOOKUP: u32 = 0x02;
-    /// Change what is there.
+    /// Change existing data.
     pub const MODIFY: u32 = 0x04;
-    /// Add to it.
+    /// Add new data or entries.
     pub const EXTEND: u32 = 0x08;
     /// Remove a name.
     pub const DELETE: u32 = 0x10;

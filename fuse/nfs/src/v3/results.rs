@@ -8,7 +8,7 @@ use super::handle::FileHandle;
 use crate::rpc::Slice;
 use crate::xdr::{Malformed, XdrReader, unknown};
 
-/// Of LOOKUP.
+/// The result of LOOKUP.
 #[derive(Clone, Copy, Debug)]
 pub struct Looked {
     /// The file's handle.
@@ -19,7 +19,7 @@ pub struct Looked {
     pub directory: Option<Attributes>,
 }
 
-/// Of ACCESS.
+/// The result of ACCESS.
 #[derive(Clone, Copy, Debug)]
 pub struct Accessed {
     /// The granted rights, of those that the call asked for.
@@ -28,7 +28,7 @@ pub struct Accessed {
     pub attributes: Option<Attributes>,
 }
 
-/// Of READLINK.
+/// The result of READLINK.
 #[derive(Clone, Debug)]
 pub struct LinkTarget {
     /// The target of the link.
@@ -37,7 +37,7 @@ pub struct LinkTarget {
     pub attributes: Option<Attributes>,
 }
 
-/// Of READ.
+/// The result of READ.
 #[derive(Clone, Debug)]
 pub struct Read {
     /// The data. It keeps the whole reply in memory.
@@ -48,20 +48,20 @@ pub struct Read {
     pub attributes: Option<Attributes>,
 }
 
-/// Of WRITE.
+/// The result of WRITE.
 #[derive(Clone, Copy, Debug)]
 pub struct Written {
-    /// So many bytes were written.
+    /// The number of bytes written.
     pub count: u32,
-    /// How far they got.
+    /// The place that the data has reached.
     pub stability: Stability,
-    /// It is another one when the server may have lost what was not committed.
+    /// The server's write verifier. It changes when the server may have lost data that was not committed.
     pub verifier: [u8; 8],
     /// The file's attributes.
     pub file: Around,
 }
 
-/// Of COMMIT.
+/// The result of COMMIT.
 #[derive(Clone, Copy, Debug)]
 pub struct Committed {
     /// See [`Written::verifier`].
@@ -70,7 +70,7 @@ pub struct Committed {
     pub file: Around,
 }
 
-/// Of CREATE, MKDIR, SYMLINK and MKNOD.
+/// The result of CREATE, MKDIR, SYMLINK and MKNOD.
 #[derive(Clone, Copy, Debug)]
 pub struct Created {
     /// The file's handle; without it, it has to be looked up.
@@ -81,7 +81,7 @@ pub struct Created {
     pub directory: Around,
 }
 
-/// Of LINK.
+/// The result of LINK.
 #[derive(Clone, Copy, Debug)]
 pub struct Linked {
     /// The file's attributes.
@@ -90,7 +90,7 @@ pub struct Linked {
     pub directory: Around,
 }
 
-/// Of FSSTAT, in bytes and files.
+/// The result of FSSTAT, in bytes and files.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "they are what statfs tells")]
 pub struct FsStat {
@@ -100,11 +100,11 @@ pub struct FsStat {
     pub total_files: u64,
     pub free_files: u64,
     pub available_files: u64,
-    /// The attributes of what was asked about.
+    /// The attributes of the object that the call named.
     pub attributes: Option<Attributes>,
 }
 
-/// Of FSINFO, without what suits the server: it is asked for as much as it takes, see [`Limits`](crate::export::Limits).
+/// The result of FSINFO, without preferred sizes: podfs uses the largest sizes, see [`Limits`](crate::export::Limits).
 #[derive(Clone, Copy, Debug)]
 pub struct FsInfo {
     /// Most bytes of a READ.
@@ -117,11 +117,11 @@ pub struct FsInfo {
     pub time_step: Time,
     /// The features of the file system (`FSF3_LINK`, …).
     pub properties: u32,
-    /// The attributes of what was asked about.
+    /// The attributes of the object that the call named.
     pub attributes: Option<Attributes>,
 }
 
-/// Of PATHCONF.
+/// The result of PATHCONF.
 #[derive(Clone, Copy, Debug)]
 pub struct PathConf {
     /// Most names of a file.
@@ -132,11 +132,11 @@ pub struct PathConf {
     pub refuses_long_names: bool,
     /// Only the superuser may give files away.
     pub restricts_chown: bool,
-    /// The attributes of what was asked about.
+    /// The attributes of the object that the call named.
     pub attributes: Option<Attributes>,
 }
 
-/// Of LOOKUP.
+/// Parses the result of LOOKUP.
 ///
 /// # Errors
 /// [`Malformed`], like all of these.
@@ -148,7 +148,7 @@ pub fn lookup(reader: &mut XdrReader<'_>) -> Result<Looked, Malformed> {
     })
 }
 
-/// Of ACCESS.
+/// Parses the result of ACCESS.
 ///
 /// # Errors
 /// [`Malformed`]
@@ -157,7 +157,7 @@ pub fn access(reader: &mut XdrReader<'_>) -> Result<Accessed, Malformed> {
     Ok(Accessed { granted: reader.u32()?, attributes })
 }
 
-/// Of READLINK. `part` cuts out of the results, here and below.
+/// Parses the result of READLINK. `part` cuts out of the results, here and below.
 ///
 /// # Errors
 /// [`Malformed`]
@@ -169,7 +169,8 @@ pub fn readlink(
     Ok(LinkTarget { target: part(reader.opaque_range(super::MAX_LINK)?), attributes })
 }
 
-/// Of READ, of which at most `most` bytes are taken. Servers have sent more than they say, or more than was asked for.
+/// Parses the result of READ and takes at most `most` bytes. Some servers send more than they say, or more than the
+/// client asked for.
 ///
 /// # Errors
 /// [`Malformed`]
@@ -182,11 +183,11 @@ pub fn read(
     let (count, is_end) = (reader.u32()?, reader.flag()?);
     let data = reader.opaque_range(usize::MAX)?;
     let length = data.len().min(count.min(most) as usize);
-    // An end that is beyond what was asked for is not the end of that.
+    // If the server sends more than `most` bytes, the end of the file lies beyond the bytes that are taken.
     Ok(Read { data: part(data.start..data.start + length), is_end: is_end && count <= most, attributes })
 }
 
-/// Of WRITE.
+/// Parses the result of WRITE.
 ///
 /// # Errors
 /// [`Malformed`]
@@ -202,7 +203,7 @@ pub fn write(reader: &mut XdrReader<'_>) -> Result<Written, Malformed> {
     Ok(Written { count, stability, verifier: reader.fixed()?, file })
 }
 
-/// Of COMMIT.
+/// Parses the result of COMMIT.
 ///
 /// # Errors
 /// [`Malformed`]
@@ -211,7 +212,7 @@ pub fn commit(reader: &mut XdrReader<'_>) -> Result<Committed, Malformed> {
     Ok(Committed { verifier: reader.fixed()?, file })
 }
 
-/// Of CREATE, MKDIR, SYMLINK and MKNOD.
+/// Parses the result of CREATE, MKDIR, SYMLINK and MKNOD.
 ///
 /// # Errors
 /// [`Malformed`]
@@ -223,7 +224,7 @@ pub fn created(reader: &mut XdrReader<'_>) -> Result<Created, Malformed> {
     })
 }
 
-/// Of LINK.
+/// Parses the result of LINK.
 ///
 /// # Errors
 /// [`Malformed`]
@@ -231,7 +232,7 @@ pub fn link(reader: &mut XdrReader<'_>) -> Result<Linked, Malformed> {
     Ok(Linked { attributes: Attributes::read_optional(reader)?, directory: Around::read(reader)? })
 }
 
-/// Of RENAME: of the directory that a name left, and of the one that it came to.
+/// Parses the result of RENAME: of the directory that a name left, and of the one that it came to.
 ///
 /// # Errors
 /// [`Malformed`]
@@ -239,7 +240,7 @@ pub fn rename(reader: &mut XdrReader<'_>) -> Result<(Around, Around), Malformed>
     Ok((Around::read(reader)?, Around::read(reader)?))
 }
 
-/// Of FSSTAT.
+/// Parses the result of FSSTAT.
 ///
 /// # Errors
 /// [`Malformed`]
@@ -258,7 +259,7 @@ pub fn fsstat(reader: &mut XdrReader<'_>) -> Result<FsStat, Malformed> {
     Ok(stat)
 }
 
-/// Of FSINFO.
+/// Parses the result of FSINFO.
 ///
 /// # Errors
 /// [`Malformed`]
@@ -277,7 +278,7 @@ pub fn fsinfo(reader: &mut XdrReader<'_>) -> Result<FsInfo, Malformed> {
     })
 }
 
-/// Of PATHCONF.
+/// Parses the result of PATHCONF.
 ///
 /// # Errors
 /// [`Malformed`]

@@ -17,7 +17,7 @@ impl NfsStatus {
     pub const STALE: Self = Self(70);
     /// The handle is none of this server.
     pub const BADHANDLE: Self = Self(10001);
-    /// The attributes have changed since they were looked at.
+    /// SETATTR: the attributes have changed since the client read them.
     pub const NOT_SYNC: Self = Self(10002);
     /// The place in a directory does not exist any more.
     pub const BAD_COOKIE: Self = Self(10003);

@@ -292,8 +292,8 @@ impl PassthroughFilesystem {
         Ok(Answer::Done)
     }
 
-    /// Makes something in a directory for a caller, and answers with it. `same` says whether what is there already is what is to
-    /// be made.
+    /// Creates a file, directory or node for a caller, and answers with its node. `same` returns whether an existing file is the
+    /// one that this request would create.
     fn make(
         &self,
         parent: &Arc<Node>,
@@ -322,7 +322,7 @@ impl PassthroughFilesystem {
         Ok(Answer::Entry(entry))
     }
 
-    /// Charges a node with what it takes now, where that is counted.
+    /// Charges a node of a limited volume with the space that it takes now.
     pub(super) fn settle(&self, node: &Arc<Node>, file: BorrowedFd<'_>) {
         if let Some(usage) = &self.usage {
             usage.lock().settle(node, file);

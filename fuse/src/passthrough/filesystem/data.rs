@@ -154,8 +154,8 @@ impl PassthroughFilesystem {
         Some(open)
     }
 
-    /// How the source is opened for a caller. What the kernel does by itself is left out: there is nothing to wait
-    /// for in a regular file, and no terminal to get.
+    /// Returns the flags with which to open the source for a caller. The kernel itself handles the other flags of the caller.
+    /// `O_NONBLOCK` and `O_NOCTTY` change nothing for a regular file.
     fn open_flags(&self, flags: u32) -> OFlags {
         let kept = OFlags::RWMODE | OFlags::APPEND | OFlags::SYNC | OFlags::DSYNC | OFlags::NOATIME;
         let given = OFlags::from_bits_retain(flags);
@@ -164,7 +164,7 @@ impl PassthroughFilesystem {
         (given & kept) | direct | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC
     }
 
-    /// Takes `open` in among the open files of its node, unless it is there already (`known`); gives the answer to the open.
+    /// Adds `open` to the open files of its node, unless it is there already (`known`). Returns the answer to OPEN.
     fn share(&self, open: &Arc<OpenFile>, flags: u32, known: bool) -> OpenOut {
         let fh = open.handle;
         let mut shared = open.node.open();
@@ -172,7 +172,7 @@ impl PassthroughFilesystem {
         if !known {
             shared.files.push(Arc::clone(open));
         }
-        // The first one decides for all that come while it is open.
+        // The first open file decides the data path for all that are opened while the node is open.
         if self.data_path == DataPath::Kernel && shared.backing.is_none() && shared.files.len() == 1 {
             let backing =
                 |file: Arc<OwnedFd>| BackingId::open_for(&self.device, file.as_fd(), &open.node, &self.region);
@@ -202,7 +202,7 @@ impl PassthroughFilesystem {
         access == OFlags::RDONLY.bits() && shared.locks.is_empty()
     }
 
-    /// How the kernel treats the bytes of a file that it asks the server for.
+    /// Returns the `FOPEN_*` flags for a file whose bytes go through the server.
     fn cached_or_direct(&self) -> u32 {
         if self.options.exclusive || self.options.cache == Cache::Always {
             fopen::KEEP_CACHE
@@ -217,7 +217,7 @@ impl PassthroughFilesystem {
         let open = self.files.get(arguments.fh)?;
         let size = arguments.size as usize;
         buffer.reserve(size);
-        // Not more than was asked for, whatever the buffer has room for.
+        // Limits the read to the requested size: the buffer may have more room.
         let room = &mut buffer.spare_capacity_mut()[..size];
         let read = pread(&*open.data()?, room, arguments.offset)?.0.len();
         // SAFETY: the call has filled as many bytes.
@@ -234,7 +234,7 @@ impl PassthroughFilesystem {
     ) -> Result<Answer, Errno> {
         let open = self.files.get(arguments.fh)?;
         let mut data = data.get(..arguments.size as usize).ok_or(Errno::INVAL)?;
-        // What comes from the page cache belongs where it was written, not at the end.
+        // Data from the page cache belongs at its own offset, not at the end of the file.
         let cached = arguments.write_flags & WRITE_CACHE != 0;
         let own = open.data()?;
         let other;

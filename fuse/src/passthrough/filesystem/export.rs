@@ -20,9 +20,9 @@ use super::super::node::Node;
 use super::PassthroughFilesystem;
 use crate::session::{Answer, NodeId};
 
-/// How deep directories may be.
+/// The most levels that podfs goes up from a directory to find the source.
 const LEVELS: usize = 2048;
-/// How a directory is opened that is only passed on the way up.
+/// The flags to open a directory on the way up to the source.
 const UP: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 impl PassthroughFilesystem {
@@ -71,7 +71,7 @@ impl PassthroughFilesystem {
     }
 }
 
-/// Where a directory is. No two that are there at the same time have the same.
+/// The identity of a directory. Two directories that exist at the same time have different ones.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Location {
     mount: u64,

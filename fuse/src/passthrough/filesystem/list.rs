@@ -51,7 +51,7 @@ impl PassthroughFilesystem {
         Ok((handle, fopen::CACHE_DIR | fopen::KEEP_CACHE))
     }
 
-    /// What the kernel may cache of a directory that processes of the host may change.
+    /// Returns the record of cached listings, if the kernel may cache the listing of `node`.
     fn cached_listings(&self, node: &Node) -> Option<&CachedListings> {
         let root = self.nodes.get(NodeId::ROOT)?;
         self.cached_listings.as_ref().filter(|_| Arc::ptr_eq(&node.mount, &root.mount))
@@ -163,7 +163,7 @@ impl PassthroughFilesystem {
         Ok(())
     }
 
-    /// Keeps nothing of what was read where too many directories are open for that.
+    /// Drops the entries read ahead if too many directories are open.
     fn economize(&self, listing: &mut SourceListing) {
         if self.files.has_many_directories() {
             listing.drop_chunk();

@@ -1,4 +1,5 @@
-//! Whether a dead server has executed a request that it had begun: when the kernel sends the request again, its outcome shows that.
+//! Finds out whether a dead server has executed a request that it had begun. The kernel sends such a request again, and the state
+//! of the source shows whether the first one took effect.
 //!
 //! | request | done already if | else |
 //! |---|---|---|
@@ -68,26 +69,27 @@ pub fn made_for(directory: impl AsFd, name: &OsStr, begun: Begun, caller: Caller
     (since && group && found.stx_uid == caller.uid).then_some(found)
 }
 
-/// Whether `name` is one of what `file` is open on.
+/// Whether `name` leads to the file that `file` is open on.
 pub fn leads_to(directory: impl AsFd, name: &OsStr, file: impl AsFd) -> bool {
     let same = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino);
     let found = look(directory.as_fd(), name);
     found.is_some_and(|found| attributes_of(file.as_fd()).is_ok_and(|file| same(&file) == same(&found)))
 }
 
-/// The number of what `name` leads to on the source, if to anything.
+/// Returns the inode number of the file that `name` leads to; `None` if there is no such file.
 pub fn number_of(directory: impl AsFd, name: &OsStr) -> Option<u64> {
     look(directory.as_fd(), name).map(|found| found.stx_ino)
 }
 
-/// Whether an extended attribute has that value.
+/// Whether the extended attribute `name` of the file at `path` has this value.
 pub fn has_value(path: &str, name: &CString, value: &[u8]) -> bool {
-    // One byte more, so that a longer value does not look equal.
+    // The buffer has room for one more byte, so that a longer value does not look equal.
     let mut found = vec![0; value.len() + 1];
     getxattr(path, name, &mut found[..]).is_ok_and(|length| &found[..length] == value)
 }
 
-/// How many bytes of `data` stand behind `end`, where `file` ended before; none if something else does.
+/// Returns the number of bytes of `data` that a dead server has appended to `file`, whose size was `end` before. `None` if it has
+/// appended nothing, or if the file has other bytes there.
 pub fn appended(file: BorrowedFd<'_>, data: &[u8], end: u64) -> Option<usize> {
     let size = attributes_of(file).ok()?.stx_size;
     let more = usize::try_from(size.checked_sub(end)?).unwrap_or(usize::MAX).min(data.len());

@@ -98,7 +98,7 @@ impl PassthroughFilesystem {
         let Ok((identity, _)) = self.mounts.identify(file.as_fd(), Some(parent)) else { return };
         let Some(node) = self.nodes.find(&identity) else { return };
         if let Some(shared) = &*node.open() {
-            // Those that cannot be reopened now could not be used either.
+            // An error is no loss here: the next call on the open file would get the same error.
             shared.files.iter().for_each(|open| drop(open.file()));
         }
     }

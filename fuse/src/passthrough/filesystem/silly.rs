@@ -46,7 +46,7 @@ pub(super) fn remove_directory(
     removed
 }
 
-/// Whether there is nothing in the directory `name` but what goes when it is closed.
+/// Whether the directory `name` holds only `.nfs*` files, which the NFS client removes when they are closed.
 fn is_all_to_go(directory: impl AsFd, name: &OsStr) -> Result<bool, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut listing = SourceListing::new(openat(directory, name, flags, Mode::empty())?);

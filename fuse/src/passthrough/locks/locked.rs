@@ -26,10 +26,10 @@ use crate::session::{LockOwner, NodeId};
 #[derive(Debug, Default)]
 pub struct Locked(Vec<OwnedCell<HeldCell>>);
 
-/// Whose locks they are.
+/// The owner and the file of a set of locks.
 #[derive(Clone, Copy)]
 pub struct Holder<'a> {
-    /// Where they are recorded.
+    /// The region that records the locks.
     pub region: &'a Arc<Region>,
     /// The file's node.
     pub node: NodeId,
@@ -43,31 +43,31 @@ impl Locked {
         self.0.push(record);
     }
 
-    /// Whether there are none.
+    /// Whether the owner holds no lock on the file.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether they are gone, and others may have locked the same.
+    /// Whether the locks are lost, and another process may have locked the same ranges.
     pub fn is_lost(&self) -> bool {
         self.0.iter().any(|record| record.form.load(Relaxed) & LOCKS_LOST != 0)
     }
 
-    /// They are gone, and others may have locked the same. A successor finds it so.
+    /// Records that the locks are lost, and that another process may have locked the same ranges. A successor reads this.
     pub fn lose(&mut self) {
         self.0.truncate(1);
         self.0.iter().for_each(|record| record.form.store(LOCKS_LOST, Release));
     }
 
-    /// Locks on `description` what is recorded, or fails at once.
+    /// Takes the recorded locks on `description`, without waiting.
     ///
     /// # Errors
-    /// `EAGAIN` when another process has locked it, and those of `fcntl(2)`.
+    /// `EAGAIN` if another process holds a conflicting lock, and those of `fcntl(2)`.
     pub fn take_on(&self, description: &OwnedFd) -> Result<(), Errno> {
         self.0.iter().try_for_each(|record| wish(record).try_on(description))
     }
 
-    /// Records what was granted, or an unlock.
+    /// Records a granted lock, or an unlock.
     ///
     /// # Errors
     /// When there is no memory.
@@ -97,7 +97,7 @@ impl Locked {
         Ok(())
     }
 
-    /// Nothing of the range is locked any more.
+    /// Removes a range from the recorded locks.
     fn clear(&mut self, holder: Holder<'_>, start: u64, end: u64) -> Result<(), Errno> {
         let mut rest = None;
         for record in &self.0 {

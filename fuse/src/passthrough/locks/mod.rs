@@ -169,7 +169,7 @@ impl Locks {
         true
     }
 
-    /// How many owners have no description any more.
+    /// Returns the number of owners whose description no process has any more.
     pub fn to_be_restored(&self) -> usize {
         let gone = |locks: &&OwnerLocks| matches!(locks.description, Description::Gone);
         if self.to_be_restored { self.by_owner.values().filter(gone).count() } else { 0 }
@@ -190,7 +190,7 @@ impl Locks {
                         locks.handles.values().for_each(|record| record.descriptor.store(number, Release));
                         locks.description = Description::Open(Arc::new(open));
                     }
-                    // There is nothing to lose, or it may be possible later.
+                    // The owner holds no lock, or a later attempt may succeed.
                     Err(errno) if locks.locked.is_empty() || is_passing(errno) => self.to_be_restored = true,
                     Err(_) => locks.locked.lose(),
                 }
@@ -236,7 +236,7 @@ impl Locks {
         }
     }
 
-    /// An open file is closed for good: what was locked through it alone is given up.
+    /// An open file is closed: this releases the locks of owners that locked only through it.
     pub fn release(&mut self, handle: HandleId) {
         self.by_owner.retain(|_, locks| locks.handles.remove(&handle).is_none() || !locks.handles.is_empty());
     }

@@ -34,7 +34,7 @@ struct LockTable {
     early: VecDeque<u64>,
 }
 
-/// One wait.
+/// A wait for a lock.
 #[derive(Default)]
 struct Wait {
     progress: Mutex<WaitProgress>,

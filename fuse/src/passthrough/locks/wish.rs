@@ -1,4 +1,4 @@
-//! One lock that a caller asks for, and the system calls that take it, give it up and look for what conflicts with it.
+//! A lock or unlock request of a caller, and the system calls for it: lock, unlock, and test for a conflicting lock.
 
 use std::os::fd::OwnedFd;
 
@@ -39,7 +39,7 @@ impl Wish {
         }
     }
 
-    /// Whether it gives something up, which never waits.
+    /// Whether this releases a lock, which never waits.
     pub fn is_unlock(self) -> bool {
         match self {
             Wish::Whole(operation) => operation == FlockOperation::Unlock,
@@ -55,7 +55,7 @@ impl Wish {
         }
     }
 
-    /// Gives up what was granted and not recorded or answered.
+    /// Releases a lock that was granted, but could not be recorded or reported to the kernel.
     pub fn undo_on(self, description: &OwnedFd) {
         // Unlocking fails only where locking would.
         let _ = self.undone().try_on(description);

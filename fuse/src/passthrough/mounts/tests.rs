@@ -106,7 +106,7 @@ fn a_new_file_with_the_number_of_the_old_one_is_never_opened_as_the_old_one() {
         fs::remove_file(&path).expect("removed");
         fs::write(&path, "new").expect("written");
     };
-    // Whether the file system uses the number again at once is its own affair.
+    // The file system may use the inode number again at once, or not.
     if let Some((identity, _)) = rig.by_name(c"file", make_anew).expect("there is one") {
         let Identity::Handle { handle, .. } = identity else { panic!("a handle") };
         let opened = handle.open(rig.directory.as_fd(), OFlags::PATH);

@@ -47,7 +47,7 @@ fn load_alone(
 }
 
 #[test]
-fn without_descriptors_nothing_is_lost_that_there_is_a_way_to() {
+fn a_successor_without_descriptors_reports_no_losses() {
     let (rig, region) = left_behind();
     let source = File::open(&rig.source).expect("a directory");
     let loaded = load_alone(&region, Some(source.into()), &rig.options).expect("loaded");
@@ -81,7 +81,7 @@ fn cells_of_any_content_are_harmless() {
     proptest!(ProptestConfig::with_cases(64), |(changes in random, tag in 0_u8..6)| {
         let mut bytes = bytes.clone();
         changes.iter().for_each(|(at, byte)| bytes[*at] = *byte);
-        // Tags that mean something, so that what follows is looked at.
+        // Sets valid tags, so that the parser reads the rest of each cell.
         (cells..length).step_by(128).for_each(|at| bytes[at] = if bytes[at] == 0 { tag } else { bytes[at] });
         let source = File::open(&rig.source).expect("a directory");
         let region = region_of(&bytes);

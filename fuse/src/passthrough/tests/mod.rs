@@ -23,7 +23,7 @@ use crate::mount::private::{MountOptions, PrivateMount, open_device};
 use crate::region::VolumeKind;
 use spawner::{FIRST, Process, ServerTask};
 
-/// How long a server may take to get ready, which takes milliseconds on a quiet machine.
+/// The longest start of a server. It takes milliseconds on a quiet machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A mounted directory whose server can be killed.
@@ -32,10 +32,10 @@ struct Rig {
     region: Arc<Region>,
     source: PathBuf,
     mount: PrivateMount,
-    /// None once everything is lost: the kernel then ends all requests.
+    /// `None` after a successor has failed: the test closes the device, and the kernel ends all requests.
     device: Mutex<Option<Arc<OwnedFd>>>,
     server: Mutex<Option<TestServer>>,
-    /// The one that is to succeed it, and waits.
+    /// The next server, which waits.
     successor: Mutex<Option<TestServer>>,
     _base: TempDir,
 }
@@ -71,17 +71,17 @@ impl Rig {
         }
     }
 
-    /// Whose data goes through the server, with so many bytes to fill.
+    /// A volume whose data goes through the server, with a limit of `limit` bytes.
     fn limited(limit: u64) -> Self {
         Self::new(PassthroughOptions { limit: Some(limit), cache: Cache::Always, ..PassthroughOptions::default() })
     }
 
-    /// Whose data goes through the kernel, if it can.
+    /// A volume whose data goes through the kernel, if the kernel can do that.
     fn unlimited() -> Self {
         Self::new(PassthroughOptions { cache: Cache::Always, ..PassthroughOptions::default() })
     }
 
-    /// What is shown under that name.
+    /// The path of `name` in the mounted volume.
     fn at(&self, name: &str) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}/{name}", self.mount.as_fd().as_raw_fd()))
     }
@@ -110,7 +110,7 @@ impl Rig {
 
     fn succeed(&self) {
         let successor = self.successor.lock().expect("no panic").take().expect("a server was killed");
-        // The keeper before goes when the successor has what it kept.
+        // The predecessor's keeper ends when the successor has taken over its descriptors.
         let ready = successor.begin();
         let succeeded = ready.is_some();
         *self.server.lock().expect("no panic") = ready;

@@ -13,9 +13,9 @@ use super::*;
 use crate::session::abi::OutHeader;
 use crate::session::{Operation, Request};
 
-/// How often to look whether a call has ended without its request.
+/// The interval at which the test checks whether a call has ended without its request.
 const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
-/// How often a call is tried that may end without its request.
+/// The number of attempts to make a call send its request.
 const ATTEMPTS: usize = 5;
 
 /// A call that is under way, and its request, which a server has read and not answered.
@@ -25,7 +25,8 @@ struct Caught<T> {
 }
 
 impl<T: Send + 'static> Caught<T> {
-    /// Kills the server and makes the call. What it asks first, whether names and attributes are there, is answered: they are not.
+    /// Kills the server and makes the call. Before the request, the kernel may look for names and extended attributes: the test
+    /// answers that they do not exist.
     fn catch(rig: &Rig, name: &str, call: impl FnOnce() -> T + Send + 'static) -> Self {
         Self::try_to_catch(rig, name, call).expect("the call makes its request")
     }
@@ -65,7 +66,7 @@ impl<T: Send + 'static> Caught<T> {
         }
     }
 
-    /// What the dead server did: it began with `note`, and then did `work`.
+    /// Records what the dead server did: it began the request with `note`, and then did `work`.
     fn begun(self, rig: &Rig, note: u64, work: impl FnOnce()) -> Self {
         let slot = rig.region.in_flight().slot(0);
         slot.take(self.number);
@@ -74,7 +75,7 @@ impl<T: Send + 'static> Caught<T> {
         self
     }
 
-    /// What the call gives in the end.
+    /// Starts a successor and returns the result of the call.
     fn end(self, rig: &Rig) -> T {
         rig.succeed();
         self.caller.join().expect("no panic")
@@ -108,8 +109,8 @@ fn executed_or_not(
         let number = caught.number;
         caught.end(&rig).unwrap_or_else(|error| panic!("{name}, executed: {executed}: {error}"));
         check(&rig);
-        // That is forgotten after the answer. What the server had answered just when it was killed is kept for replay, too, and
-        // the kernel will not ask for it again.
+        // The server frees the request's slot after it has sent the answer. A server that is killed between the two leaves the
+        // request to replay, and the kernel does not send it again.
         while rig.region.in_flight().unanswered().any(|unanswered| unanswered == number) {
             thread::yield_now();
         }

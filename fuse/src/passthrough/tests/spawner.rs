@@ -22,24 +22,24 @@ use crate::protocol::{receive, send};
 
 /// Tells this program that it starts servers.
 const SPAWNER: &str = "PODFS_TEST_SPAWNER";
-/// Tells this program that it is a server, and what it serves: an [`ServerTask`] as JSON.
+/// Tells this program that it is a server. The value is a [`ServerTask`] as JSON.
 const SERVER: &str = "PODFS_TEST_SERVER";
-/// Where a server finds the descriptors that it was started with. Its standard input and output are the channel.
+/// The first descriptor that a server inherits. Its standard input and output are the channel.
 pub const FIRST: RawFd = 3;
-/// So many they are: device, region, source.
+/// The number of inherited descriptors: device, region, source.
 const DESCRIPTORS: usize = 3;
 
-/// What a server is started for.
+/// The task of a server.
 #[derive(Serialize, Deserialize)]
 pub struct ServerTask {
     /// The process that keeps its predecessor's descriptors, if there was one.
     pub keeper: Option<i32>,
-    /// How the volume is served.
+    /// The options of the volume.
     pub options: PassthroughOptions,
 }
 
 impl ServerTask {
-    /// That this process was started with, if it is a server.
+    /// The task that this process was started with, if it is a server.
     pub fn of_this_process() -> Option<Self> {
         let order = std::env::var(SERVER).ok()?;
         Some(serde_json::from_str(&order).expect("JSON"))
@@ -67,7 +67,7 @@ impl Process {
 
     /// Kills it, and waits until it is dead.
     pub fn kill(&self) {
-        // One that has ended by itself is as dead.
+        // An error means that the process has ended by itself.
         let _ = pidfd_send_signal(&self.watch, Signal::KILL);
         while poll(&mut [PollFd::new(&self.watch, PollFlags::IN)], None) == Err(rustix::io::Errno::INTR) {}
     }
@@ -131,7 +131,7 @@ fn start_server(order: &ServerTask, descriptors: Vec<OwnedFd>) -> Child {
     // SAFETY: only descriptors are copied, to numbers that are the child's own.
     unsafe {
         command.pre_exec(move || {
-            // Away from where they are to be, so that none is overwritten before it is copied.
+            // Copies the descriptors to high numbers first, so that `dup2` overwrites none that is still needed.
             let away = numbers.map(|number| libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 100));
             for (place, number) in (FIRST..).zip(away) {
                 if libc::dup2(number, place) == -1 {

@@ -69,7 +69,7 @@ fn appends_take_effect_once_and_in_order() {
         let open = |caller| OpenOptions::new().append(true).create(true).open(rig.at(&format!("log-{caller}")));
         let logs: Vec<_> = (0..CALLERS).map(|caller| open(caller).expect("a file")).collect();
         let rounds = storm(&rig, |caller, round| {
-            // What goes through the kernel alone is no request.
+            // The kernel alone executes the write if it can; this call makes sure that each round sends a request.
             fs::metadata(rig.at("absent")).expect_err("there is no such file");
             (&logs[caller]).write_all(format!("line {round}\n").as_bytes())
         });

@@ -38,14 +38,14 @@ fn open_files_stay_usable() {
         assert_eq!(fs::metadata(rig.at("file")).expect("attributes").ino(), number);
         assert_eq!(file.metadata().expect("attributes").len(), 3);
         drop((file, gone, log));
-        // What the kernel releases, the successor knows.
+        // The successor knows the handles that the kernel releases here.
         fs::write(rig.at("file"), "new").expect("written");
         assert_eq!(fs::read_to_string(rig.source.join("file")).expect("read"), "new");
     }
 }
 
 #[test]
-fn memory_of_forgotten_files_is_given_back_and_successors_continue() {
+fn memory_of_forgotten_files_is_freed_also_by_successors() {
     const FILES: usize = 40_000;
     let rig = Rig::unlimited();
     let names = || (0..FILES).map(|n| format!("file-{n}"));
@@ -87,7 +87,7 @@ fn file_handles_of_callers_lead_to_forgotten_files_also_in_successors() {
         let (file, directory) = (handle("above/below/file"), handle("above/below"));
         let lookups =
             || rig.region.counts().requests().find(|(opcode, _)| *opcode == LOOKUP).map_or(0, |(_, count)| count);
-        // Whether the kernel had forgotten the file: then it asks for it.
+        // Opens a file by its handle. Returns whether the kernel had forgotten the file, so that it sent a LOOKUP.
         let root = File::open(rig.at("")).expect("the root");
         let open_anew = |handle: &FileHandle, flags| {
             let before = lookups();
@@ -116,7 +116,7 @@ fn file_handles_of_callers_lead_to_forgotten_files_also_in_successors() {
 #[test]
 fn a_directory_listing_continues_where_it_was() {
     let private = PassthroughOptions { exclusive: true, cache: Cache::Always, ..PassthroughOptions::default() };
-    // Of a private one, the kernel reads directories without OPENDIR.
+    // In a private volume, the kernel reads directories without OPENDIR.
     for rig in [Rig::unlimited(), Rig::new(private)] {
         let names = || (0..2000).map(|n| format!("a-rather-long-name-of-a-file-{n}"));
         fs::create_dir(rig.source.join("many")).expect("a directory");
@@ -197,7 +197,7 @@ fn the_space_of_a_limited_volume_is_known_without_a_walk() {
 }
 
 #[test]
-fn backing_files_are_given_back_once() {
+fn backing_files_are_closed_once() {
     let rig = Rig::unlimited();
     fs::write(rig.source.join("file"), "text").expect("written");
     for _ in 0..3 {

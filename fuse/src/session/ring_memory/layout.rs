@@ -14,23 +14,23 @@ pub(super) const ENTRY: usize = PAGE + PAYLOAD;
 /// `podfsrng`.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"podfsrng");
 pub(super) const LAYOUT: u32 = 1;
-/// Where the first server maps the memory of its first volume, and how far the next volume is away. No kernel places anything
-/// here by itself.
+/// The address at which the first server maps the memory of its first volume, and the distance to the next volume. No kernel
+/// places a mapping here by itself.
 pub(super) const ADDRESS: usize = 0x2000_0000_0000;
 pub(super) const APART: usize = 1 << 32;
 pub(super) const MOST_VOLUMES: usize = 4096;
 
-/// `struct fuse_uring_req_header`: where its parts begin.
+/// Offsets of the parts of `struct fuse_uring_req_header`.
 pub(super) const OPERATION: usize = 128;
 pub(super) const COMMIT_ID: usize = 256 + 8;
 pub(super) const PAYLOAD_SIZE: usize = 256 + 16;
-/// Its length.
+/// The length of `struct fuse_uring_req_header`.
 pub(super) const KERNELS: usize = 288;
-/// Where a short answer is kept, and how long it may be.
+/// The offset in an entry at which a short answer is kept, and the most bytes of such an answer.
 pub(super) const ANSWER: usize = 512;
 pub(super) const SHORT_ANSWER: usize = 512;
-/// Where a request with a short payload is kept as one piece, and how long it may be. Further down it would be in the way of
-/// headers that stand before a payload.
+/// The offset in an entry at which a short request is kept as one piece, and the most bytes of such a request. At a higher offset
+/// it would overlap the headers that stand before a payload.
 pub(super) const REQUEST: usize = 1024;
 pub(super) const SHORT_REQUEST: usize = 2048;
 

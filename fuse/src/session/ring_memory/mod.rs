@@ -8,8 +8,8 @@
 //!
 //! 1. The kernel keeps the addresses of an entry for as long as the connection lives, and uses them in whichever process
 //!    commits. So each server maps the file where the first one did ([`RingMemory::map`]).
-//! 2. The file has holes. An entry gets its memory before the kernel learns of it, so no page is missing when a thread that is
-//!    being killed copies a request.
+//! 2. The file has holes. An entry gets its memory before the kernel learns of it: all of it, or the two pages that most requests
+//!    need. So a page is rarely missing when a thread that is being killed copies a request.
 //! 3. A request stays whole in its entry until its answer is whole: a short answer is kept beside it until it is committed, and
 //!    a request whose answer is long leaves nothing behind that must not be done twice.
 //!
@@ -54,11 +54,11 @@ shared! {
         magic: AtomicU64,
         layout: AtomicU32,
         queues: AtomicU32,
-        /// Where every server maps the file; 0 for nowhere yet.
+        /// The address at which every server maps the file; 0 if none has mapped it yet.
         address: AtomicU64,
-        /// Whether requests come through the rings: a [`RingState`].
+        /// A [`RingState`].
         state: AtomicU32,
-        /// Entries from here on were never in use.
+        /// The first entry that was never in use.
         used: AtomicU32,
     }
     /// The journal of one entry.
@@ -83,14 +83,14 @@ shared! {
     }
 }
 
-/// Whether requests come through the rings.
+/// The state of a volume's rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RingState {
-    /// Not yet: the kernel does not know of rings, or not of all.
+    /// The kernel does not know all rings yet.
     Beginning = 0,
-    /// They do.
+    /// Requests come through the rings.
     InUse = 1,
-    /// They never will: the kernel did not take them.
+    /// The kernel did not accept the rings, and requests never come through them.
     Refused = 2,
 }
 
@@ -102,7 +102,7 @@ pub(super) type EntryId = u32;
 pub(super) enum Left {
     /// No request.
     Nothing,
-    /// A request. If a thread had begun to execute it, what the thread noted.
+    /// A request, with the record of the thread that had begun to execute it, if any.
     Request(Option<Begun>),
     /// An answer, which the kernel may have already.
     Answer,
@@ -188,7 +188,7 @@ impl RingMemory {
         }
     }
 
-    /// Checks what the file begins with; gives the number of its queues.
+    /// Checks the header of the file. Returns the number of its queues.
     fn parse(file: &OwnedFd) -> io::Result<usize> {
         let damaged = || io::Error::new(io::ErrorKind::InvalidData, "the memory of the volume's rings is damaged");
         let sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
@@ -227,12 +227,12 @@ impl RingMemory {
         self.volume.as_str()
     }
 
-    /// How many queues there are.
+    /// Returns the number of queues.
     pub(super) fn queues(&self) -> usize {
         self.queues
     }
 
-    /// Whether requests come through the rings.
+    /// Returns the state of the rings.
     pub(super) fn state(&self) -> RingState {
         match self.header().state.load(Acquire) {
             0 => RingState::Beginning,
@@ -241,7 +241,7 @@ impl RingMemory {
         }
     }
 
-    /// Whether requests come through the rings, for people.
+    /// Whether requests come through the rings, for status messages.
     pub fn is_in_use(&self) -> bool {
         self.state() == RingState::InUse
     }
@@ -292,7 +292,7 @@ impl RingMemory {
         Ok(())
     }
 
-    /// Where the kernel puts requests of the entry, and finds answers.
+    /// Returns the buffers of the entry: the kernel writes a request's headers and payload there, and reads the answer from them.
     pub(super) fn buffers(&self, entry: EntryId) -> [libc::iovec; 2] {
         let start = self.bytes(entry);
         // SAFETY: the payload is behind the first page, within the entry.
@@ -329,14 +329,14 @@ impl RingMemory {
         }
     }
 
-    /// Takes the request that came into the entry: from here on, a successor knows of it what the entry's slot says. False if
-    /// the kernel broke its own protocol.
+    /// Takes the request that came into the entry: from here on, a successor reads its state from the entry's slot. Returns
+    /// `false` if the kernel broke its own protocol.
     ///
     /// The calling thread alone uses the entry.
     pub(super) fn take(&self, entry: EntryId) -> bool {
         let (journal, commit) = (self.journal(entry), self.commit_id(entry));
         if journal.state.load(Acquire) == TAKEN && journal.unique.load(Relaxed) == commit {
-            // A successor goes on with it.
+            // The request of a dead server: its slot stays as it is.
             journal.slot.take_again(commit);
             return true;
         }
@@ -384,7 +384,7 @@ impl RingMemory {
         let journal = self.journal(entry);
         let length = (journal.request.load(Relaxed) as usize).min(SHORT_REQUEST + PAYLOAD);
         let in_place = journal.in_place.load(Relaxed) == 1;
-        // What stands before the payload is as long as the kernel's two headers, less what is not there.
+        // The headers end where the payload begins, so their length gives the place at which the request begins.
         let place = if in_place { PAGE - length.saturating_sub(self.payload_of(entry)).min(PAGE) } else { REQUEST };
         let length = if in_place { length } else { length.min(SHORT_REQUEST) };
         // SAFETY: the bytes are within the entry; the caller promises that no thread writes them before the answer.
@@ -485,7 +485,7 @@ impl Drop for RingMemory {
     }
 }
 
-/// Where the first entry begins.
+/// Returns the offset of the first entry in the file.
 fn entries_begin(queues: usize) -> usize {
     PAGE + ((queues + SPARE) * size_of::<Journal>()).next_multiple_of(PAGE)
 }

@@ -16,7 +16,7 @@ fn mapped() -> (RingMemory, EntryId) {
     (memory, entry)
 }
 
-/// What the kernel does when a request comes.
+/// Writes a request into an entry, as the kernel does it.
 fn request_comes(memory: &RingMemory, entry: EntryId, unique: u64, operation: &[u8], payload: &[u8]) {
     let len = (size_of::<InHeader>() + operation.len() + payload.len()) as u32;
     let header = InHeader { len, unique, opcode: 1, ..Default::default() };

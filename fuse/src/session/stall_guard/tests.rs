@@ -13,14 +13,14 @@ use crate::region::VolumeKind;
 use crate::session::abi::{Attr, AttrOut, Kstatfs, init};
 use crate::session::{Exchange, Session, WantedFeatures};
 
-/// What tells that an answer came from memory.
+/// A number that only answers from memory have.
 const REMEMBERED: u64 = 3;
 
 /// An empty directory on a machine that is away, or is not.
 struct Remote {
     away: Mutex<bool>,
     back: Condvar,
-    /// The names that were looked up, and what was asked besides.
+    /// Sends the test the name of each LOOKUP, and the operation of each other request.
     asked: Mutex<Sender<String>>,
 }
 

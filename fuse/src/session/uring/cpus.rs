@@ -7,7 +7,7 @@ pub fn are_offered() -> bool {
     fs::read_to_string("/sys/module/fuse/parameters/enable_uring").is_ok_and(|enabled| enabled.trim() == "Y")
 }
 
-/// How many CPUs this machine may have: the kernel has a queue for each.
+/// Returns the number of CPUs that this machine may have: the kernel makes a queue for each.
 pub fn possible_cpus() -> Option<usize> {
     count(&fs::read_to_string("/sys/devices/system/cpu/possible").ok()?)
 }

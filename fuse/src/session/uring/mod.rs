@@ -113,7 +113,7 @@ impl Rings {
             waker,
         });
         for thread in &self.threads {
-            // A thread that ended has said why.
+            // A thread that has ended has already sent its error.
             let _ended = thread.send(Arc::clone(&served));
         }
         let begun: io::Result<()> = self.begun.iter().take(self.threads.len()).collect();

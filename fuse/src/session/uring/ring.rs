@@ -1,4 +1,4 @@
-//! One io_uring of this process: the system calls, and the queues that the kernel shares.
+//! An io_uring of this process: the system calls, and the queues that the kernel shares.
 //!
 //! podfs needs two kinds of entries, so this module takes the place of a library. An entry has 128 bytes
 //! (`IORING_SETUP_SQE128`), because a command of FUSE takes more than the usual 64.
@@ -46,7 +46,7 @@ struct Params {
     cq: CompletionOffsets,
 }
 
-/// Where the parts of the queue of submissions are.
+/// Offsets of the parts of the submission queue (`struct io_sqring_offsets`).
 #[repr(C)]
 #[derive(Default)]
 struct SubmissionOffsets {
@@ -61,7 +61,7 @@ struct SubmissionOffsets {
     user_address: u64,
 }
 
-/// Where the parts of the queue of completions are.
+/// Offsets of the parts of the completion queue (`struct io_cqring_offsets`).
 #[repr(C)]
 #[derive(Default)]
 struct CompletionOffsets {
@@ -122,7 +122,7 @@ const _: () = assert!(size_of::<Submission>() == ENTRY && size_of::<Params>() ==
 pub(super) struct Completion {
     /// The user data of the submission.
     pub(super) user_data: u64,
-    /// Not negative, or the negative number of an error.
+    /// The result, or a negative errno.
     pub(super) result: i32,
 }
 
@@ -236,7 +236,7 @@ impl Ring {
         })
     }
 
-    /// Submits what was pushed.
+    /// Submits the pushed entries.
     ///
     /// # Errors
     /// Those of `io_uring_enter(2)`.
@@ -250,7 +250,7 @@ impl Ring {
     /// As [`submit`](Self::submit), and waits for a completion.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`submit`](Self::submit).
     pub(super) fn submit_and_wait(&mut self) -> io::Result<()> {
         self.enter(1)
     }

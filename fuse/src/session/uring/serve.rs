@@ -29,7 +29,7 @@ use crate::session::{Answer, Exchange, Service};
 /// The user data of polls. Entries have smaller numbers.
 const THREAD_ENDS: u64 = u64::MAX;
 const ANSWERS: u64 = u64::MAX - 1;
-/// How many entries of a queue can take requests when one is going to wait: one that wakes the queue, and another.
+/// The number of entries of a queue that must be able to take requests while one waits: one that wakes the queue, and another.
 const ENOUGH: usize = 2;
 
 /// State that the threads of a volume share.
@@ -89,10 +89,10 @@ pub(super) struct IdleRing {
 }
 
 impl IdleRing {
-    /// Of the calling thread.
+    /// Creates the ring of the calling thread.
     ///
     /// # Errors
-    /// When this process may have no ring.
+    /// When this process may not create a ring.
     pub(super) fn new(duty: Duty) -> io::Result<Self> {
         if let Some(cpu) = duty.cpu {
             let mut own = CpuSet::new();
@@ -107,7 +107,7 @@ impl IdleRing {
         Ok(Self { duty, ring, inbox })
     }
 
-    /// Waits for a volume, tells whether the kernel takes its entries, and serves it.
+    /// Waits for a volume, registers its entries, and serves it. Sends to `begun` whether the kernel accepts the entries.
     pub(super) fn serve(self, volume: &Receiver<Arc<RingVolume>>, begun: &Sender<io::Result<()>>) {
         let Ok(served) = volume.recv() else { return };
         served.service.begin_thread();
@@ -158,7 +158,7 @@ impl RingThread {
             if entries.is_empty() {
                 entries.push(memory.add(*queue, whole)?);
                 if whole {
-                    // One request may wait from the start without keeping others waiting.
+                    // With a second entry, the first request that waits does not delay others.
                     entries.push(memory.add(*queue, false)?);
                 }
             }
@@ -270,7 +270,7 @@ impl RingThread {
             (waits_for_lock, operation.is_some_and(|operation| self.served.service.may_wait(operation)))
         };
         let hands_over = may_wait && self.served.workers.are_needed();
-        // Where no memory is left for another entry, the callers of this CPU wait for a slow request, but not for a lock.
+        // Without memory for another entry, a slow request delays the callers of this CPU. A wait for a lock fails instead.
         let has_room = if waits_for_lock || hands_over { self.has_room(entry)? } else { true };
         if waits_for_lock && !has_room {
             reply.write(-libc::ENOLCK, &[], &[])?;
@@ -291,7 +291,7 @@ impl RingThread {
         self.commit_answered()
     }
 
-    /// Sees to it that the queue of `entry`, whose request is going to wait, has others that can take requests.
+    /// Registers more entries for the queue of `entry`, whose request is going to wait. Returns whether one can take requests.
     fn has_room(&mut self, entry: EntryId) -> io::Result<bool> {
         let queue = self.served.memory.queue(entry);
         while self.armed[queue] < ENOUGH {

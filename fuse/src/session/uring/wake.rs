@@ -24,20 +24,20 @@ const MOST: usize = 1024;
 /// Makes requests on chosen CPUs. The lock is held while a child is started.
 pub(super) struct Waker {
     mount: OwnedFd,
-    /// How many requests of each child were answered. The page is shared with them, and stays.
+    /// The number of requests that each child has finished. The children share the page, which is never unmapped.
     answered: &'static [AtomicU32; MOST],
     children: Mutex<Vec<Child>>,
 }
 
 struct Child {
-    /// Numbers of CPUs go in here.
+    /// The CPU numbers for the child go in here.
     pipe: OwnedFd,
-    /// How many requests it was to make.
+    /// The number of requests that the child has been ordered to make.
     asked: u32,
 }
 
 impl Waker {
-    /// That uses `mount`, which shows the file system.
+    /// Starts without children. `mount` shows the file system, so that children can make requests.
     ///
     /// # Errors
     /// When there is no memory.

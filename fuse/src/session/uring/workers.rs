@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use super::serve::{Job, RingVolume};
 
-/// Most of these threads.
+/// The most threads.
 const MOST: usize = crate::region::SLOTS - 2;
-/// How long a thread waits for another request.
+/// The time for which a thread waits for another request.
 const IDLE: Duration = Duration::from_secs(10);
-/// From when on a request counts as slow.
+/// The time after which a request counts as slow.
 const SLOW: Duration = Duration::from_millis(1);
-/// After a slow request, so many fast ones are handed over, too.
+/// The number of requests to hand over to these threads after a slow one.
 const CAUTION: u32 = 32;
 
 /// The threads of one volume. The lock is held for moments.
@@ -38,12 +38,12 @@ struct WorkersState {
 }
 
 impl Workers {
-    /// Whether requests that may wait are to be handed over.
+    /// Whether to hand over requests that may wait.
     pub(super) fn are_needed(&self) -> bool {
         self.caution.load(Ordering::Relaxed) > 0
     }
 
-    /// Notes how long a request took that may wait.
+    /// Records the time that a request took which may wait.
     pub(super) fn note(&self, since: Instant) {
         if since.elapsed() >= SLOW {
             self.caution.store(CAUTION, Ordering::Relaxed);
@@ -53,7 +53,7 @@ impl Workers {
         }
     }
 
-    /// Lets another thread execute a request. Gives it back when there is none.
+    /// Hands a request over to a thread. Returns it if all threads are busy and no other can start.
     pub(super) fn take(served: &Arc<RingVolume>, job: Job) -> Result<(), Job> {
         let mut state = served.workers.lock();
         if state.idle <= state.jobs.len() {
