@@ -51,7 +51,7 @@ impl BlockVolume {
         }
     }
 
-    /// Where the pod has the device.
+    /// The path of the link to the device in the pod's directory.
     pub fn link(&self) -> &Path {
         &self.link
     }

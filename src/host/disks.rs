@@ -46,12 +46,12 @@ impl Disk {
 }
 
 impl PodDisks {
-    /// Those that are written down in this file. It need not exist.
+    /// The disks that are recorded in this file, which need not exist yet.
     pub fn of(file: PathBuf) -> PodDisks {
         PodDisks(file)
     }
 
-    /// Writes down which disk a volume is.
+    /// Records the disk of a volume.
     ///
     /// # Errors
     /// When the volume was another disk before, or nothing can be written.

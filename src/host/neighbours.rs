@@ -79,7 +79,7 @@ struct VolumePlace {
 
 impl VolumePlace {
     fn of(path: &Path) -> Option<VolumePlace> {
-        // What a CSI driver mounts is one directory deeper.
+        // The mount of a CSI driver is in the directory `mount` below the volume's.
         let is_of_csi = |above: &&Path| above.ends_with(Csi::DIRECTORY) && path.ends_with("mount");
         let path = path.parent().filter(|at| at.parent().as_ref().is_some_and(is_of_csi)).unwrap_or(path);
         let kind = path.parent()?;

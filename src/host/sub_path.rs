@@ -18,18 +18,18 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// How often a path is resolved again when the kernel cannot say whether it left the volume, because something was renamed
-/// meanwhile (`EAGAIN`). A container that renames all the time could keep it there for ever.
+/// The most calls of `openat2(2)` for one path. The call fails with `EAGAIN` when a rename at the same time leaves open whether
+/// the path left the volume. Without a limit, a container that renames all the time could keep podfs in the loop for ever.
 const TRIES: u32 = 1000;
-/// How often a directory is found missing that was there before. A container may remove it all the time.
+/// The most attempts to make the missing directories of a path and open it. A container may remove them after each attempt.
 const ROUNDS: u32 = 16;
 
-/// What to do with a path that is not there.
+/// The action for a path that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IfMissing {
-    /// Nothing: it may come.
+    /// An error: the path may appear later.
     Refuse,
-    /// Directories are made, with the mode of the volume's root (SP-02).
+    /// podfs makes the directories, with the mode of the volume's root (SP-02).
     Make,
 }
 
@@ -126,7 +126,7 @@ fn link_or_file(parent: &OwnedFd, name: &str) -> Errno {
     if is_link { Errno::LOOP } else { Errno::NOTDIR }
 }
 
-/// Links are followed where they stay below `root`.
+/// Opens `path` below `root`. Symbolic links may not lead out of `root`.
 fn resolve(root: BorrowedFd<'_>, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::CLOEXEC | flags;
     let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;

@@ -71,12 +71,12 @@ impl EmptyDirContent {
         File::create(&path).map(drop).map_err(|cause| HostError::system("write", &path, cause))
     }
 
-    /// Where the files are.
+    /// The directory with the files, open.
     pub fn source(&self) -> &HostSource {
         &self.source
     }
 
-    /// Whether it was not there before.
+    /// Whether this call made the content, and did not find it from before.
     pub fn is_new(&self) -> bool {
         self.is_new
     }

@@ -9,7 +9,7 @@ use crate::payload::{OwnedEntry, fs_group_mode};
 use crate::types::Allocatable;
 use crate::volume::{EmptyDir, PageSize, Storage};
 
-/// How to make the content of an emptyDir.
+/// The storage, mode and group for the content of an emptyDir.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EmptyDirPlan {
     /// The storage of its files.

@@ -47,7 +47,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 pub struct GlobalMount {
     records: PathBuf,
     place: PathBuf,
-    /// How many directories go with the last user, as far as they are empty: that of the records, and those above it.
+    /// The number of directories that podfs removes after the last user, if they are empty: `records` and the ones above it.
     removed: usize,
 }
 
@@ -99,7 +99,7 @@ impl GlobalMount {
         remove_upwards(&root.join(RECORDS).join(plugin), RECORDS.split('/').count() + 1);
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn place(&self) -> &Path {
         &self.place
     }
@@ -118,7 +118,8 @@ impl GlobalMount {
     /// already. Waits while another process works on the mount.
     ///
     /// # Errors
-    /// Those of `mount`; then the pod is no user, unless it was one before. Or the records cannot be written.
+    /// Those of `mount`; if nothing is mounted then, the pod is no user, unless it was one before. Or the records cannot be
+    /// written.
     pub fn enter<T>(
         &self,
         user: User<'_>,
@@ -201,7 +202,7 @@ impl GlobalMount {
         let is_blocked = || users.ancestors().any(|path| fs::metadata(path).is_ok_and(|found| !found.is_dir()));
         match DirBuilder::new().recursive(true).mode(0o750).create(&users) {
             Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(false),
-            // It was there when it was to be made, and gone when it was looked at.
+            // mkdir(2) found the directory, and the last user removed it before stat(2).
             Err(cause) if cause.kind() == ErrorKind::AlreadyExists && !is_blocked() => Ok(false),
             made => made.map(|()| true),
         }
@@ -209,7 +210,7 @@ impl GlobalMount {
 }
 
 impl Held<'_> {
-    /// Where it is mounted.
+    /// The mount point.
     pub fn place(&self) -> &Path {
         &self.mount.place
     }
