@@ -1,11 +1,11 @@
-//! Where a document stands: the place that errors about it name.
+//! The position of a document, as errors about the document name it.
 
 use std::fmt::{self, Display};
 use std::num::NonZero;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Where a document stands. Reads `objects.yaml`, or `objects.yaml, document 2` when the file has several, or
+/// The position of a document. Displayed as `objects.yaml`; as `objects.yaml, document 2` if the file has several documents; as
 /// `objects.yaml, item 3` for an entry of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {

@@ -14,11 +14,11 @@ pub struct Tokens {
     by_key: Arc<BTreeMap<CredentialKey, Result<Token, String>>>,
 }
 
-/// One token; or one certificate chain behind its private key, in PEM.
+/// A token; or a private key followed by its certificate chain, both in PEM.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Token {
     pub(crate) bytes: Vec<u8>,
-    /// When it ends, if its issuer said so.
+    /// The time at which it expires; none if the issuer did not give it.
     pub(crate) expires: Option<SystemTime>,
 }
 
@@ -68,7 +68,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Shows what was asked for, and sizes.
+/// Shows the requests, and the size of each credential; the bytes are secret.
 impl fmt::Debug for Tokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.by_key.iter()).finish()
