@@ -15,7 +15,7 @@ pub(super) struct Draft<'a> {
     warnings: Vec<Warning>,
 }
 
-/// Where a file comes from. Reads `key "app.conf" of configMap "app"`.
+/// The source of a file. Displayed as `key "app.conf" of configMap "app"`.
 #[derive(Clone, Copy)]
 pub(super) struct FileOrigin<'a> {
     pub(super) source: &'a ProjectionSource,

@@ -36,7 +36,7 @@ pub(super) struct ViewNode {
     pub(super) kind: NodeKind,
     /// Whether it, and all that is in it, stays as it is for as long as it has its number.
     pub(super) is_final: bool,
-    /// How often the kernel has looked it up and not forgotten it.
+    /// Lookups of the node that the kernel has not forgotten (FUSE `nlookup`).
     lookups: u64,
     is_shown: bool,
 }
