@@ -35,9 +35,11 @@ use crate::session::{
 };
 use crate::trace::Trace;
 
-/// How long an answer waits for other bytes. The kernel drops pages within microseconds, unless it waits for the answer.
+/// The longest time that an answer about a file waits while the file gets other bytes. The kernel drops the file's pages within
+/// microseconds, unless it waits for this answer.
 const SWAP_TIMEOUT: Duration = Duration::from_millis(5);
-/// How often it is tried to swap bytes while no request is about them. Only many readers of cold pages come in between.
+/// The most attempts to change the bytes of files while no request is about them. Only many readers of pages that are not cached
+/// can disturb all attempts.
 const ATTEMPTS: u32 = 8;
 
 /// A tree that the session thread reads, and the control thread changes.
@@ -195,7 +197,7 @@ impl LiveFilesystem {
             Operation::Unlink { name } => self.change(node, name, |path| LiveStep::RemoveFile { path }),
             Operation::RmDir { name } => self.change(node, name, |path| LiveStep::RemoveDirectory { path }),
 
-            // What no step ever is.
+            // Requests that no step makes.
             Operation::Write { .. } => {
                 self.undo.file(node);
                 Err(Errno::EROFS)

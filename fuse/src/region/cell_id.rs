@@ -32,13 +32,13 @@ impl CellId {
         u32::try_from(word.checked_sub(1)?).ok().map(CellId)
     }
 
-    /// Where the cell begins in the region.
+    /// The offset of the cell in the region, in bytes.
     pub(super) fn offset(self) -> usize {
         header::SIZE + self.index() * CELL
     }
 }
 
-/// How many cells fit into a region of that length.
+/// The number of cells in a region of `length` bytes.
 pub(super) fn count(length: usize) -> usize {
     length.saturating_sub(header::SIZE) / CELL
 }

@@ -65,7 +65,7 @@ shared! {
     }
     /// Counters of a passthrough volume.
     pub(crate) struct Counters {
-        /// How the bytes of files travel.
+        /// The data path of open files: kernel passthrough, or FUSE READ and WRITE.
         data_path: AtomicU32,
         /// The last backing id that was recorded. The kernel gives them in order.
         backing: AtomicU32,

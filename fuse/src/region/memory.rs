@@ -26,7 +26,7 @@ pub(crate) struct Memory {
     /// All addresses that are taken. Their bytes are only seen through references to atomics, and through slices of bytes that
     /// no thread changes while they are borrowed.
     mapping: MmapRaw,
-    /// How many of the addresses have bytes of the file behind them.
+    /// The bytes of the mapping that are within the file.
     length: AtomicUsize,
 }
 
@@ -98,7 +98,7 @@ impl Memory {
             let start = match seek(&self.file, SeekFrom::Data(position as u64)) {
                 Ok(start) => usize::try_from(start).unwrap_or(end).min(end),
                 Err(Errno::NXIO) => break,
-                // Where the kernel cannot tell, there are no holes.
+                // If the kernel cannot search for data, the file counts as one without holes.
                 Err(_) => position,
             };
             let hole = seek(&self.file, SeekFrom::Hole(start as u64)).ok();

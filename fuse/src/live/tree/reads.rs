@@ -40,7 +40,7 @@ impl LiveTree {
         Ok(Attributes { node: id, kind, mode, size, links, uid, gid, time })
     }
 
-    /// Where the bytes of a file are. The image stays valid for as long as it is held.
+    /// The image that holds the bytes of a file, and their range in it. The image stays valid as long as the caller keeps it.
     ///
     /// # Errors
     /// `EISDIR`, or `ESTALE` for a node that is gone.
