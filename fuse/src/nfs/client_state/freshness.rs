@@ -1,4 +1,4 @@
-//! How long attributes of a file are valid, and whether the kernel's pages are of the file as it is.
+//! The validity of a file's cached attributes, and whether the kernel's cached pages have the file's current content.
 //!
 //! Times work as with Linux' own client (`nfs(5)`, *Attribute caching*): attributes hold for the shortest time first, and for
 //! twice as long each time they turn out to be unchanged, up to the longest.
@@ -33,11 +33,11 @@ impl CallSequence {
 #[derive(Debug, Default)]
 pub struct Freshness {
     attributes: Option<Attributes>,
-    /// When they were requested.
+    /// The time at which podfs requested the attributes.
     at: Option<Instant>,
-    /// Its place in the order.
+    /// The place of that request in the order.
     asked: u64,
-    /// How long it holds.
+    /// The time for which the attributes are valid.
     holds: Duration,
     /// The place of the last change that was made here.
     changed: u64,
@@ -86,7 +86,7 @@ impl Freshness {
         self.attributes.as_ref()
     }
 
-    /// How much longer that holds.
+    /// The time for which the attributes are still valid.
     pub fn remaining(&self, now: Instant) -> Duration {
         self.at.map_or(Duration::ZERO, |at| (at + self.holds).saturating_duration_since(now))
     }

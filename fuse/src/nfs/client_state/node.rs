@@ -160,7 +160,7 @@ impl Nodes {
         Ok(nodes)
     }
 
-    /// Those that a dead server left. What was forgotten goes with the next [`let_go`](Self::let_go).
+    /// The nodes that a dead server left. The next [`let_go`](Self::let_go) removes those that the kernel has forgotten.
     pub fn inherit(region: Arc<Region>, inherited: Vec<Inherited>) -> Self {
         let mut table = NodeTable::default();
         for Inherited { id, found, record, name } in inherited {

@@ -29,7 +29,7 @@ pub struct OpenFile {
     pub node: Rc<NfsNode>,
     /// The credential of its open.
     pub credential: Credential,
-    /// Where reading it has got to, if it is a directory.
+    /// The state of reading it, if it is a directory.
     pub listing: Option<RefCell<NfsListing>>,
 }
 

@@ -8,7 +8,7 @@ use crate::nfs::file_type::file_type;
 use crate::session::NodeId;
 use crate::session::abi::{Attr, AttrOut, EntryOut, SetattrIn, fattr};
 
-/// How attributes are shown.
+/// The conversion of the server's attributes for the kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Shown {
     /// The file system of the root. Files of others below it get other numbers, so that no two have the same.

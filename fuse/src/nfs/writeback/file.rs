@@ -1,4 +1,4 @@
-//! The records of one file: which podfs still has to send, which the server has accepted, and the next step.
+//! The records of one file: those that podfs still has to send, those that the server has taken, and the next step.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,31 +12,31 @@ use super::{FileKey, Verifier, Written};
 
 /// Most records behind the first that are searched for one that may be sent.
 const LOOK_AHEAD: usize = 64;
-/// How many writes of a file may be on their way; with more, a record that may grow waits.
+/// The number of WRITEs of a file in flight from which on a record that may grow is not sent.
 const BEFORE_GROWING: usize = 2;
-/// How often the server may lose accepted data. After that podfs makes it write to disk before each answer (`FILE_SYNC`).
+/// The number of losses of accepted data after which podfs makes the server write to disk before each answer (`FILE_SYNC`).
 const MOST_IN_VAIN: u32 = 3;
 
 /// The records of a file, and their states.
 #[derive(Default)]
 pub struct File {
-    /// Not taken by the server yet, in the order in which they were accepted.
+    /// Records that the server has not taken, in the order in which podfs accepted them.
     unsent: VecDeque<PendingWrite>,
-    /// Taken, and not known to be on disk.
+    /// Records that the server has taken, and may not have on disk.
     taken: Vec<PendingWrite>,
-    /// Bytes of these.
+    /// The bytes of `taken`.
     taken_bytes: u64,
-    /// Of what was taken.
+    /// The verifier of the server's answers about `taken`.
     verifier: Option<Verifier>,
-    /// How often that has changed, and all was sent again, since it was the one of a COMMIT.
+    /// The number of times that the verifier changed and podfs sent all records again, since the last COMMIT that succeeded.
     in_vain: u32,
-    /// How many of `taken` the COMMIT on its way is for.
+    /// The number of records of `taken` that the COMMIT in flight covers; none without one.
     committing: Option<usize>,
-    /// That COMMIT is for what has to be sent again by now.
+    /// The COMMIT in flight covers records that podfs has to send again by now, so its answer does not count.
     is_void: bool,
-    /// All up to this number is to be on disk.
+    /// A flush waits until all records up to this number are on disk.
     wanted: u64,
-    /// The file is no more; what is on its way does not matter.
+    /// The file is deleted; podfs ignores answers about it.
     is_gone: bool,
     failure: Option<Failure>,
     changed: Arc<Notify>,
@@ -45,17 +45,17 @@ pub struct File {
 /// Data in the log.
 #[derive(Clone, Copy, Debug)]
 pub struct PendingWrite {
-    /// Its place.
+    /// Its place in the log.
     pub id: RecordId,
     /// Its number.
     pub sequence: u64,
-    /// Where it belongs.
+    /// The file that it is written to, and the open file whose credential is used.
     pub key: FileKey,
-    /// Likewise.
+    /// Its offset in the file, in bytes.
     pub offset: u64,
-    /// In bytes.
+    /// Its length, in bytes.
     pub length: u64,
-    /// How many of them the server has taken.
+    /// The bytes of it that the server has taken.
     done: u64,
     stable: bool,
     course: Course,
@@ -64,11 +64,11 @@ pub struct PendingWrite {
 /// The course of a record that the server has not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Course {
-    /// To be sent.
+    /// podfs has to send it.
     Waiting,
-    /// On its way.
+    /// It is in flight.
     Sending,
-    /// On its way, and to be sent again afterwards: the server was started anew, and an older record has to be sent first.
+    /// It is in flight, and podfs has to send it again: the server restarted, and an older record has to be sent first.
     SendingInVain,
 }
 
@@ -327,7 +327,7 @@ impl File {
         outcome
     }
 
-    /// All up to this number is to be on disk.
+    /// A flush waits until all records up to `last` are on disk.
     pub fn want(&mut self, sequence: u64) {
         self.wanted = self.wanted.max(sequence);
     }
@@ -335,7 +335,7 @@ impl File {
     /// Returns an error to a writer, once.
     ///
     /// # Errors
-    /// That one.
+    /// The error of an earlier write, if the writer does not have it yet.
     pub fn error_for_writer(&mut self) -> Result<(), Errno> {
         match &mut self.failure {
             Some(failure) if !failure.writer_knows => {

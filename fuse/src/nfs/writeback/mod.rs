@@ -67,12 +67,12 @@ pub struct Written {
     pub verifier: Verifier,
 }
 
-/// Where data goes.
+/// The destination of accepted data.
 pub trait Store: 'static {
     /// Writes at `offset`; on disk before it is answered, if `stable`.
     ///
     /// # Errors
-    /// What the server says, or that it does not answer.
+    /// The server's error, or that of a server that does not answer.
     fn write(
         &self,
         file: FileKey,
@@ -88,7 +88,7 @@ pub trait Store: 'static {
     fn commit(&self, file: FileKey) -> impl Future<Output = Result<Verifier, Errno>> + 'static;
 }
 
-/// How data is written.
+/// The parameters of WRITE calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Manner {
     /// Most bytes of one write.
@@ -188,7 +188,7 @@ impl<S: Store> Writeback<S> {
     /// Waits until all that was accepted so far of a file is on disk.
     ///
     /// # Errors
-    /// What went wrong with a write since the last flush.
+    /// The error of a write since the last flush.
     pub async fn flush(&self, node: NodeId) -> Result<(), Errno> {
         self.wait(node, Until::Flushed).await;
         self.inner.tell(node)

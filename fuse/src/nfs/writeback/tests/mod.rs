@@ -126,7 +126,7 @@ fn after_repeated_losses_the_client_asks_for_stable_writes() {
         let expected = [vec![1; 3], vec![2; 50], vec![1; 47]].concat();
         assert_eq!(client.0.on_disk(NodeId(7)), expected);
         assert!(!writeback.is_dirty(NodeId(7)) && writeback.uncommitted() == 0);
-        // One that is only short besides.
+        // Now the server also takes at most 2 bytes of each WRITE.
         client.0.short.set(Some(2));
         writeback.write(FILE, 0, &[3; 100]).await.expect("accepted");
         writeback.flush(NodeId(7)).await.expect("flushed");
@@ -333,7 +333,7 @@ fn a_waiting_caller_may_be_cancelled() {
     });
 }
 
-/// One event.
+/// An event of the property test.
 #[derive(Clone, Debug)]
 enum Event {
     Write {
