@@ -86,10 +86,10 @@ impl BoundSource {
     }
 }
 
-/// Why a claim leads to nothing. Texts are the kubelet's where it has one (PV-01).
+/// Why a claim gives no volume. The texts are the kubelet's if it has one (PV-01).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BindingError {
-    /// There is no such claim, or it is not bound to a PersistentVolume that knows of it.
+    /// The claim does not exist, or is not bound to a PersistentVolume whose `claimRef` names it.
     #[error("error processing PVC {namespace}/{name}: {problem}")]
     Claim {
         /// The claim's namespace.
@@ -142,7 +142,7 @@ pub enum BindingError {
     NodeAffinity(String),
 }
 
-/// Why a claim is not bound to a PersistentVolume that knows of it.
+/// Why a claim is not bound to a PersistentVolume whose `claimRef` names it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimProblem {
     /// There is no claim, for this reason.

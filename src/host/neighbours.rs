@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_pod_at_a_time_has_its_turn_for_a_volume() {
+    fn one_pod_at_a_time_holds_the_lock_of_a_volume() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("lock");
         let path = |pod: &str, volume: &str| PathBuf::from(format!("/k/pods/{pod}/volumes/kubernetes.io~nfs/{volume}"));

@@ -66,7 +66,7 @@ impl ManifestError {
         Self::Syntax { file: file.to_owned(), line, column, problem: problem.into() }
     }
 
-    /// A field that does not have the type Kubernetes gives it.
+    /// A field of the wrong type.
     pub(super) fn mistyped(origin: &Origin, error: &serde_path_to_error::Error<serde_json::Error>) -> Self {
         Self::Invalid {
             origin: origin.clone(),

@@ -122,7 +122,7 @@ pub struct PlannedMount {
 /// The source of the mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlannedSource {
-    /// All of a volume, which is mounted here.
+    /// A whole volume, mounted at this path of the node.
     Volume(PathBuf),
     /// The part of the volume at this path: relative, not empty, and without `..`.
     SubPath(String),

@@ -49,9 +49,9 @@ pub struct RenderedVolume<'a> {
 pub enum RenderedContent<'a> {
     /// Entries, each directory before what is in it. The first one is the place itself, with an empty path.
     Entries(Vec<RenderedEntry<'a>>),
-    /// Something of the node, or of no use to a rendering: a line says what.
+    /// Content of the node, or content that a rendering does not show; this line describes it.
     OfNode(String),
-    /// Nothing: podfs would wait, for this reason.
+    /// No content: podfs would wait, for this reason.
     Waiting(String),
 }
 

@@ -102,7 +102,7 @@ impl CertificateFiles {
         Ok(files)
     }
 
-    /// All paths that it gives to files.
+    /// The paths of all its files.
     pub fn paths(&self) -> impl Iterator<Item = &PayloadPath> {
         [&self.bundle, &self.key, &self.chain].into_iter().flatten()
     }

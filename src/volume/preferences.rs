@@ -185,10 +185,10 @@ pub(crate) fn forget_other_volumes(manifest: &mut Value) {
 }
 
 impl Volume {
-    /// Whether its opens can be written down.
+    /// Checks that podfs can log each open of its files.
     ///
     /// # Errors
-    /// Why not.
+    /// When the volume is of a kind without audit.
     pub(crate) fn may_be_audited(&self) -> Result<(), PreferenceError> {
         match self.source {
             VolumeSource::Projection(_) => Ok(()),

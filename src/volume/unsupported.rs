@@ -27,7 +27,7 @@ struct Field {
 }
 
 impl Fields {
-    /// Of an untyped volume.
+    /// The fields of an untyped volume.
     pub fn of(volume: &Map<String, Value>) -> Fields {
         let given = volume.iter().filter(|(name, value)| *name != "name" && !value.is_null());
         Fields(given.map(|(name, value)| Field { name: name.clone(), is_mapping: value.is_object() }).collect())

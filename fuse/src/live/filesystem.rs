@@ -303,6 +303,6 @@ impl Service for LiveFilesystem {
         8192
     }
 
-    /// Nothing here waits for long.
+    /// Ignored: no request waits longer than `SWAP_TIMEOUT`.
     fn interrupt(&self, _: u64) {}
 }

@@ -274,7 +274,7 @@ enum RootProblem {
     Failed(#[from] podfs_nfs::error::Error),
 }
 
-/// Of a volume whose server process died before it had an answer.
+/// The attributes of the root of a volume whose server process died before it had the NFS server's answer.
 fn unknown_root(known: &ClientState) -> Attributes {
     let time = Default::default();
     Attributes {

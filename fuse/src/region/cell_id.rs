@@ -22,7 +22,7 @@ impl CellId {
         self.0 as usize
     }
 
-    /// As a header names it: 0 stands for none.
+    /// The word for the cell in a header. 0 means no cell.
     pub(crate) fn to_word(self) -> u64 {
         u64::from(self.0) + 1
     }

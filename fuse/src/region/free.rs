@@ -58,7 +58,7 @@ struct Page {
 }
 
 impl Free {
-    /// All of them.
+    /// The cells of a new region: all are free.
     pub(super) fn of_new() -> Self {
         Self { table: Mutex::new(FreeTable { is_known: true, ..FreeTable::default() }), ours: AtomicBool::new(true) }
     }

@@ -56,7 +56,7 @@ shared! {
         order: AtomicU64,
         begun: BegunRecord,
     }
-    /// All of it.
+    /// All slots of a region, and the requests to replay.
     pub(crate) struct InFlightSlots {
         slots: [InFlightSlot; SLOTS],
         to_replay: [Replay; REPLAYS],
@@ -83,13 +83,13 @@ impl InFlightSlot {
 
     /// The thread answers `unique` from here on.
     pub(crate) fn take(&self, unique: u64) {
-        // Nothing of the request before may be taken for this one's.
+        // The record of the request before must not be read as one of this request.
         self.begun.is.store(0, Relaxed);
         self.last.store(unique, Relaxed);
         self.unique.store(unique, Release);
     }
 
-    /// As [`take`](Self::take), of a request that the slot is about already. What was begun of it stands as it is.
+    /// As [`take`](Self::take), for a request that the slot already has. The record of what was begun for it stays.
     pub(crate) fn take_again(&self, unique: u64) {
         self.last.store(unique, Relaxed);
         self.unique.store(unique, Release);

@@ -75,7 +75,7 @@ impl Memory {
     /// As there.
     pub(crate) fn allocate(&self, offset: usize, length: usize) -> io::Result<()> {
         self.back(offset, length)?;
-        // All at once that is less work than a fault for each page. Linux before 5.14 cannot.
+        // One call takes less work than a page fault for each page. Linux before 5.14 does not have it.
         let _faults = self.mapping.advise_range(Advice::PopulateWrite, offset, length);
         Ok(())
     }

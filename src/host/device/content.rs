@@ -19,7 +19,7 @@ const TAIL: u64 = 64 << 10;
 /// The content of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum DeviceContent {
-    /// Nothing: no signature, and zeros where file systems and tables have their beginnings.
+    /// No signature, and zeros where file systems and partition tables begin.
     Blank,
     /// Data without a known signature.
     Remains,

@@ -282,7 +282,7 @@ impl Held<'_> {
         let _ = remove_whole(&self.mount.records.join(USERS).join(uid));
     }
 
-    /// Removes the records if no user is written down, and the directories above them as far as they are empty.
+    /// Removes the records if no user is recorded, and the directories above them that are empty.
     pub fn remove_records(&self) {
         let records = &self.mount.records;
         if fs::remove_dir(records.join(USERS)).is_err() {

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_addresses_the_one_that_listens_is_taken() {
+    fn the_first_address_that_accepts_a_connection_is_used() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a listener");
         let port = listener.local_addr().expect("an address").port();
         let [away, here] = ["127.0.0.2", "127.0.0.1"].map(|ip| ip.parse().expect("an address"));

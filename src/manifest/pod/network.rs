@@ -16,9 +16,9 @@ pub struct PodNetwork {
 /// An address and its names (`hostAliases`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostAlias {
-    /// As the manifest has it.
+    /// The IP address, as in the manifest.
     pub address: String,
-    /// Likewise.
+    /// The host names, as in the manifest.
     pub names: Vec<String>,
 }
 

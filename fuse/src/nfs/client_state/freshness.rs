@@ -46,7 +46,7 @@ pub struct Freshness {
     /// The content that the kernel's pages are of.
     content: Option<FileVersion>,
     rights: Vec<Right>,
-    /// Of the connection by which something was written last.
+    /// The epoch of the connection over which podfs last wrote data of the file.
     epoch: u64,
 }
 
@@ -72,11 +72,11 @@ struct Right {
 /// The change that new attributes show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttributeChange {
-    /// Nothing that matters.
+    /// No change of the content by another client.
     None,
     /// Another client has changed the content.
     Changed,
-    /// Nothing: they are from before a change that was made here.
+    /// None: the attributes are from before a change by podfs or are older than the cached ones.
     Outdated,
 }
 
@@ -123,7 +123,7 @@ impl Freshness {
         same
     }
 
-    /// Of the connection by which something was written last.
+    /// The epoch of the connection over which podfs last wrote data of the file.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
@@ -199,7 +199,7 @@ impl Freshness {
 
     fn keep(&mut self, found: &Attributes, asked: u64, now: Instant, caching: &Caching, unchanged: bool) {
         let (shortest, longest) = (caching.shortest(found.kind), caching.longest(found.kind));
-        // Twice as long only after it has been believed for that long.
+        // The time doubles only after the attributes were valid for all of it.
         let has_held = self.at.is_none_or(|at| now >= at + self.holds);
         self.holds = match (unchanged, has_held) {
             (true, true) => (self.holds * 2).clamp(shortest, longest),

@@ -98,7 +98,7 @@ impl NfsNode {
         self.opens.set(self.opens.get().saturating_sub(1));
     }
 
-    /// As the server's answers tell what kind of file it is, and how its handle begins.
+    /// Fills the cell of a new node.
     fn fill(cell: &NodeCell, id: NodeId, lookups: u64, found: &NewNfsNode, name: u64, flags: u64) {
         let handle = found.handle.as_bytes();
         cell.form.store(file_type(found.kind) | handle.len() as u32, Relaxed);
@@ -326,7 +326,7 @@ impl Nodes {
         }
     }
 
-    /// All of them.
+    /// All nodes.
     pub fn all(&self) -> Vec<Rc<NfsNode>> {
         self.table.borrow().by_id.values().cloned().collect()
     }

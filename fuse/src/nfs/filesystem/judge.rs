@@ -37,9 +37,9 @@ const SLACK: i64 = 120;
 pub struct WantedFile<'a> {
     /// Its file type.
     pub kind: FileType,
-    /// Of a symbolic link.
+    /// The target of a symbolic link.
     pub target: Option<&'a [u8]>,
-    /// Of a device.
+    /// The major and minor number of a device.
     pub device: Option<(u32, u32)>,
 }
 

@@ -190,7 +190,7 @@ impl NfsFilesystem {
     }
 }
 
-/// Of a server that has never answered.
+/// The figures of a file system whose server has never answered.
 const NOTHING: FsStat = FsStat {
     total_bytes: 0,
     free_bytes: 0,

@@ -71,9 +71,9 @@ use turn::NfsRequest;
 /// The result of a request.
 #[derive(Debug)]
 pub enum Answered {
-    /// As for every file system.
+    /// An `Answer`, which the session encodes.
     Plain(Answer),
-    /// Bytes.
+    /// The bytes of the answer.
     Bytes(Vec<u8>),
     /// Bytes of a reply of the server, which are not copied.
     Data(podfs_nfs::rpc::Slice),

@@ -124,7 +124,7 @@ impl PendingWrite {
         self.offset..self.offset.saturating_add(self.length)
     }
 
-    /// As if it had never been sent.
+    /// The record, to be sent from its first byte.
     fn again(mut self) -> Self {
         (self.done, self.stable, self.course) = (0, false, Course::Waiting);
         self
@@ -327,7 +327,7 @@ impl File {
         outcome
     }
 
-    /// A flush waits until all records up to `last` are on disk.
+    /// From now on, a flush waits until all records up to `sequence` are on disk.
     pub fn want(&mut self, sequence: u64) {
         self.wanted = self.wanted.max(sequence);
     }
@@ -386,7 +386,7 @@ impl File {
         self.unsent.iter().chain(&self.taken).map(|record| record.length).sum()
     }
 
-    /// All that the server has taken is to be on disk, if it is more than `enough` bytes.
+    /// Requests a COMMIT of all that the server has taken, if it is more than `enough` bytes.
     pub fn want_if_more(&mut self, enough: u64) {
         if self.taken_bytes > enough {
             self.want(self.taken.iter().map(|record| record.sequence).max().unwrap_or(0));
@@ -398,7 +398,7 @@ impl File {
         Arc::clone(&self.changed)
     }
 
-    /// All of its records without a call under way. The others are freed when their calls are done.
+    /// Removes and returns all records without a call in flight. The others are freed when their calls end.
     pub fn forget(&mut self) -> Vec<RecordId> {
         self.changed.notify_waiters();
         let (kept, gone): (VecDeque<_>, VecDeque<_>) =

@@ -209,7 +209,7 @@ impl<S: Store> Writeback<S> {
         self.inner.state.borrow().files.values().map(File::bytes).sum()
     }
 
-    /// Nothing of the file is sent any more, and its errors are dropped: it is gone.
+    /// Drops the data and the errors of a file that is deleted. podfs sends nothing of it any more.
     pub fn forget_file(&self, node: NodeId) {
         let mut state = self.inner.state.borrow_mut();
         if let Some(file) = state.files.get_mut(&node) {
@@ -303,7 +303,7 @@ impl<S: Store> Inner<S> {
         }
     }
 
-    /// Likewise for all files.
+    /// Starts the next steps of all files.
     fn pump_all(self: &Rc<Self>) {
         let nodes: Vec<_> = self.state.borrow().files.keys().copied().collect();
         nodes.into_iter().for_each(|node| self.pump(node));

@@ -148,7 +148,7 @@ fn a_write_in_parts_is_on_disk_only_if_each_part_is() {
 }
 
 #[test]
-fn a_short_write_is_gone_on_with() {
+fn the_rest_of_a_short_write_is_sent() {
     run(async {
         let client = TestClient::default();
         client.0.short.set(Some(3));
@@ -298,7 +298,7 @@ fn stable_writes_are_on_disk_when_they_are_answered() {
 }
 
 #[test]
-fn of_a_file_that_is_gone_nothing_is_sent_any_more() {
+fn the_data_of_a_deleted_file_is_not_sent() {
     run(async {
         let client = TestClient::default();
         client.0.stopped.set(true);
