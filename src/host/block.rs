@@ -8,8 +8,8 @@
 //!
 //! 1. The supervisor holds the device open as long as the pod has it ([`BlockDevice`]), so the kernel gives its number to no
 //!    other disk.
-//! 2. `.device` has the kernel's number of the disk (`diskseq`), which no other disk has until the next boot. If the supervisor was
-//!    killed and the disk was changed meanwhile, the next supervisor finds another disk at the path and refuses it.
+//! 2. `.device` has the kernel's number of the disk (`diskseq`), which no other disk has until the next boot. If the supervisor
+//!    was killed and the disk was changed meanwhile, the next supervisor finds another disk at the path and refuses it.
 //! 3. The pods that have the device are recorded as for a shared mount ([`GlobalMount`]), so a cleanup finds everything that a
 //!    killed supervisor has left.
 

@@ -26,7 +26,8 @@ pub(super) struct Disk {
 #[derive(Debug)]
 pub struct PodDisks(PathBuf);
 
-/// Volumes of a pod are mounted at the same time, and this process has one pod: a thread holds it while it reads and writes the file.
+/// Volumes of a pod are mounted at the same time, and this process has one pod: a thread holds it while it reads and writes the
+/// file.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 impl Disk {

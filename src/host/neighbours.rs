@@ -2,8 +2,8 @@
 //! root directory, and has mounted the volume already.
 //!
 //! Two pods that start at the same moment do not see each other there. If only one pod may use a volume, its podfs therefore
-//! takes a [`NeighbourLock`] before it reads the table, and keeps it until its mount is in the table. The kernel ends the lock of a
-//! dead podfs.
+//! takes a [`NeighbourLock`] before it reads the table, and keeps it until its mount is in the table. The kernel ends the lock
+//! of a dead podfs.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};

@@ -1,7 +1,7 @@
 //! A part of a volume for a container (`subPath`): found, or made where it is missing.
 //!
-//! A container can change the volume at any moment, and podfs is root on the node. podfs never opens or makes a file outside of the
-//! volume:
+//! A container can change the volume at any moment, and podfs is root on the node. podfs never opens or makes a file outside of
+//! the volume:
 //! 1. The kernel resolves the whole path in one call, from the volume's root, and refuses a step that would leave it
 //!    (`RESOLVE_BENEATH`) or that follows a link of `/proc` (`RESOLVE_NO_MAGICLINKS`). There is no moment between a check
 //!    and its use, in which the container could put a symbolic link in the place of a directory (CVE-2017-1002101,

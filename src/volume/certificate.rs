@@ -1,4 +1,5 @@
-//! podCertificate sources: a private key that podfs makes, and a certificate for it that a signer of the cluster issues (KEP-4317).
+//! podCertificate sources: a private key that podfs makes, and a certificate for it that a signer of the cluster issues
+//! (KEP-4317).
 
 use std::collections::BTreeMap;
 use std::fmt;

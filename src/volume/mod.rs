@@ -1,7 +1,7 @@
 //! Volumes of a pod: from the manifest's words to a description of the mount. This module does no I/O.
 //!
-//! Each kind of volume is one file with a [`VolumeType`], and one line in `KINDS`. A kind has its names, and parses its part of the
-//! manifest; the result is a [`VolumeSource`].
+//! Each kind of volume is one file with a [`VolumeType`], and one line in `KINDS`. A kind has its names, and parses its part of
+//! the manifest; the result is a [`VolumeSource`].
 
 mod certificate;
 mod claim;

@@ -147,9 +147,9 @@ pub struct LiveFilesystem {
 
 /// The features that a session with live parts asks the kernel for: those of a projection without `EXPLICIT_INVAL_DATA`.
 ///
-/// The kernel takes note of another size, and then cuts the pages off there (`fuse_change_attributes_i`, up to Linux 6.18 at least). If
-/// it suspends a thread between the two for the whole of the next swap, the thread cuts off a page of the version after its own: the
-/// page ends in zeros. Without the flag, the thread drops the pages next, and the file is read anew.
+/// The kernel takes note of another size, and then cuts the pages off there (`fuse_change_attributes_i`, up to Linux 6.18 at
+/// least). If it suspends a thread between the two for the whole of the next swap, the thread cuts off a page of the version
+/// after its own: the page ends in zeros. Without the flag, the thread drops the pages next, and the file is read anew.
 pub(crate) fn wanted(traced: bool) -> WantedFeatures {
     let wanted = projection::filesystem::wanted(traced);
     WantedFeatures { flags: wanted.flags & !init::EXPLICIT_INVAL_DATA, ..wanted }

@@ -1,8 +1,8 @@
 //! Staying awake while calls follow one another closely.
 //!
 //! A program that makes one call after the other waits twice for this thread to wake up: when it makes the call, and when the
-//! server has answered. On an idle CPU each takes longer than the call's work. So the thread goes to sleep only when it has had no
-//! event for a moment; until then it polls its descriptors. If another thread wants the CPU, it sleeps at once for a while:
+//! server has answered. On an idle CPU each takes longer than the call's work. So the thread goes to sleep only when it has had
+//! no event for a moment; until then it polls its descriptors. If another thread wants the CPU, it sleeps at once for a while:
 //! otherwise the other thread would wait for it.
 
 use std::cell::Cell;

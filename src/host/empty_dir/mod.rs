@@ -1,9 +1,9 @@
 //! The content of emptyDirs: made once, found again by the next podfs after a crash, deleted with the pod.
 //!
-//! An emptyDir has a home, a directory with two entries: `content`, and the file `ready`, which names the medium of the content.
-//! podfs writes `ready` last and removes it first, so content without it is incomplete, and podfs never deletes complete content by
-//! mistake. The file `agent` beside them marks content that outlives shutdowns of the node, and that the daemon deletes when the
-//! pod is gone.
+//! An emptyDir has a home, a directory with two entries: `content`, and the file `ready`, which names the medium of the
+//! content. podfs writes `ready` last and removes it first, so content without it is incomplete, and podfs never deletes
+//! complete content by mistake. The file `agent` beside them marks content that outlives shutdowns of the node, and that the
+//! daemon deletes when the pod is gone.
 
 mod plan;
 

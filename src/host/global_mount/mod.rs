@@ -1,7 +1,7 @@
 //! A mount of the node that several pods share: made for the first of them, unmounted after the last.
 //!
-//! A file system on a block device is mounted once, and a CSI driver stages a volume once, however many pods use it. Each pod has a
-//! process of its own, so the pods find each other by files:
+//! A file system on a block device is mounted once, and a CSI driver stages a volume once, however many pods use it. Each pod
+//! has a process of its own, so the pods find each other by files:
 //!
 //! ```text
 //! ROOT/plugins/podfs/global-mounts/PLUGIN/NAME/lock         locked for each change of anything here

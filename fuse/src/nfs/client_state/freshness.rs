@@ -3,8 +3,8 @@
 //! Times work as with Linux' own client (`nfs(5)`, *Attribute caching*): attributes hold for the shortest time first, and for
 //! twice as long each time they turn out to be unchanged, up to the longest.
 //!
-//! If podfs asked for attributes before it made a change, they may be from before the change, so it drops them. To detect that, it
-//! numbers queries and changes in one order.
+//! If podfs asked for attributes before it made a change, they may be from before the change, so it drops them. To detect that,
+//! it numbers queries and changes in one order.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

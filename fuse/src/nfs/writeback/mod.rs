@@ -1,9 +1,9 @@
 //! Writeback: data that a volume has accepted, until the server has it on disk.
 //!
 //! podfs answers a write as soon as its data is in the [`log`], where the next server of the volume finds it. From there podfs
-//! sends it, several writes at once, as `UNSTABLE` (RFC 1813, 3.3.7), and keeps it until a COMMIT with the same verifier says that
-//! the NFS server has it on disk. Another verifier means that the NFS server has restarted and may have lost the data: then podfs
-//! sends it again.
+//! sends it, several writes at once, as `UNSTABLE` (RFC 1813, 3.3.7), and keeps it until a COMMIT with the same verifier says
+//! that the NFS server has it on disk. Another verifier means that the NFS server has restarted and may have lost the data:
+//! then podfs sends it again.
 //!
 //! 1. podfs does not send a record while an older one with some of the same bytes of the file is on its way. So the NFS server
 //!    has the last written data in the end.
