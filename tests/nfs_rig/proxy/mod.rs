@@ -26,7 +26,7 @@ pub use flow::{Disturbance, End};
 use pump::Pump;
 pub use seen::{Seen, Sent};
 
-/// Which way bytes go.
+/// A direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the client to the server.
@@ -43,7 +43,7 @@ pub struct Proxy {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the pump is asked to do.
+/// An order to the pump.
 type Order = Box<dyn FnOnce(&mut Pump) + Send>;
 
 impl Proxy {
@@ -63,7 +63,7 @@ impl Proxy {
         Self { port, orders, bell, thread: Some(thread) }
     }
 
-    /// Where clients connect to.
+    /// The address to which clients connect.
     pub fn address(&self) -> SocketAddr {
         self.port.address()
     }
@@ -115,12 +115,12 @@ impl Proxy {
         self.ask(|pump| pump.connections())
     }
 
-    /// What has been carried so far.
+    /// The connections, calls and replies so far.
     pub fn seen(&self) -> Seen {
         self.ask(|pump| pump.seen.clone())
     }
 
-    /// Forgets what has been carried so far.
+    /// Forgets the connections, calls and replies so far.
     pub fn forget(&self) {
         self.ask(|pump| pump.seen = Seen::default());
     }

@@ -31,11 +31,11 @@ pub struct Scripted {
     script: Arc<Mutex<Script>>,
 }
 
-/// What the server goes by.
+/// The state of the server.
 #[derive(Default)]
 struct Script {
     files: Files,
-    /// The last one is asked first.
+    /// The server tries the last rule first.
     rules: Vec<Box<dyn Rule>>,
     asked: Vec<(u32, u32)>,
     port: u16,
@@ -50,7 +50,7 @@ impl<R: FnMut(&Asked, &mut Files) -> Option<Reply> + Send + 'static> Rule for R 
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub call: Call,
-    /// How often this procedure has been asked for, this time included.
+    /// The number of calls of this procedure so far, with this one.
     pub count: usize,
     /// The first handle of the arguments; empty where there is none.
     pub handle: Handle,
@@ -60,7 +60,7 @@ pub struct Asked {
     pub at: u64,
 }
 
-/// What is sent for a call.
+/// The reply to a call.
 #[derive(Clone, Debug)]
 pub enum Reply {
     /// These results.
@@ -85,12 +85,12 @@ impl Scripted {
         Self { listener, script }
     }
 
-    /// Where all its programs are.
+    /// The address of its port, on which it speaks all its RPC programs.
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.listener.address().port()).into()
     }
 
-    /// Adds a rule, which is asked before all others.
+    /// Adds a rule, which the server tries before all others.
     pub fn rule(&self, rule: impl FnMut(&Asked, &mut Files) -> Option<Reply> + Send + 'static) {
         self.script().rules.push(Box::new(rule));
     }
@@ -105,7 +105,7 @@ impl Scripted {
         look(&mut self.script().files)
     }
 
-    /// How often a procedure of NFS has been asked for.
+    /// The number of calls of an NFS procedure so far.
     pub fn asked(&self, procedure: u32) -> usize {
         let nfs = (NFS.0, procedure);
         self.script().asked.iter().filter(|asked| **asked == nfs).count()
@@ -123,7 +123,7 @@ impl Scripted {
 }
 
 impl Script {
-    /// What is sent for a call.
+    /// The reply to a call.
     fn reply(&mut self, call: Call) -> Reply {
         self.asked.push((call.program, call.procedure));
         let count = self.asked.iter().filter(|asked| **asked == (call.program, call.procedure)).count();
