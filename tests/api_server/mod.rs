@@ -15,10 +15,11 @@
 //! What it leaves out: validation of objects, defaults beyond those that podfs reads, every other change over HTTP (tests
 //! change objects with [`ApiServer::put`] and [`ApiServer::delete`]), finalizers, namespaces as objects, discovery, protobuf,
 //! tables, server-side apply, the queues of priority and fairness, and signatures of tokens. `Node` objects and service
-//! accounts are not made by themselves.
+//! accounts exist only if a test puts them.
 //!
-//! One concept a file: `listener` takes connections, `request` parses requests, `identity` and `authorizer` decide permissions,
-//! `answers` and `watch` answer from the `store`, `faults` spoils it, and `conventions` judges.
+//! Each file has one concept: `listener` takes connections, `request` parses requests, `identity` and `authorizer` decide
+//! permissions, `answers` and `watch` answer from the `store`, `faults` has the planned faults of answers, and `conventions`
+//! finds requests that a real server would not accept.
 #![allow(dead_code, unused_imports, reason = "each test program uses its part")]
 
 mod answers;

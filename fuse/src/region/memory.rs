@@ -75,7 +75,7 @@ impl Memory {
     /// As there.
     pub(crate) fn allocate(&self, offset: usize, length: usize) -> io::Result<()> {
         self.back(offset, length)?;
-        // One call takes less work than a page fault for each page. Linux before 5.14 does not have it.
+        // One madvise(2) takes less work than a page fault for each page. Linux before 5.14 does not have `MADV_POPULATE_WRITE`.
         let _faults = self.mapping.advise_range(Advice::PopulateWrite, offset, length);
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! NFS volumes by the kernel's client: Debian's Linux in a virtual machine, which has the client, and a server.
 //!
 //! The guest boots this very test program, which runs the tests of [`guest`] there; on the host these are ignored.
-//! One boot of each kernel runs them all, but those that need what the kernel does not have, or what was not fetched. What
-//! needs no such kernel is tested in `tests/nfs`.
+//! One boot of each kernel runs all tests, except those that need a missing feature of the kernel or a missing download. Tests
+//! that need no such kernel are in `tests/nfs`.
 
 mod guest;
 

@@ -5,8 +5,8 @@
 //! behind a load balancer. It does not stand for lost packets, which TCP repairs before a program sees them, nor for narrow
 //! links: delayed bytes are many at a time. If the server is down, the proxy accepts a connection first and then resets it.
 //!
-//! One thread does it all (`pump`): the methods here are done by it, and are in effect when they return. `flow` is one
-//! direction of a connection, with what disturbs it; `records` finds the records in its bytes; `seen` remembers.
+//! One thread does all the work (`pump`). The methods here send it orders, which are in effect when the methods return. `flow`
+//! is a direction of a connection, with its faults; `records` finds the records in its bytes; `seen` counts calls and replies.
 
 mod flow;
 mod pump;

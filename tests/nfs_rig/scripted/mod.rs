@@ -1,12 +1,13 @@
 //! A server that does what no real one does on demand: it fails, lies, falls silent and sends garbage on order of a test.
 //!
 //! One port speaks NFSv3, MOUNT and the port mapper's GETPORT. Without rules it is a good server of a small file system in
-//! memory (`files`): all procedures but MKNOD, no permissions, no limits. A rule sees each call first, and answers it or
-//! leaves it to those before it and to the file system at last; [`trouble`] has the common ones.
+//! memory (`files`): all procedures but MKNOD, no permissions, no limits. The server offers each call to the rules, the last
+//! one first. A rule answers the call or leaves it to the next rule, and at last to the file system; [`trouble`] has the
+//! common rules.
 //!
 //! It has no cache of duplicate requests, as a server that was restarted in between: it executes a repeated call again. Its
-//! calls are answered one after the other on each connection. What it understands of the protocol is not proof of anything;
-//! that is [`super::ganesha`]'s part.
+//! calls are answered one after the other on each connection. It does not prove that podfs speaks the protocol correctly;
+//! [`super::ganesha`] does.
 
 mod attributes;
 mod connection;
