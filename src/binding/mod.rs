@@ -134,7 +134,7 @@ pub enum BindingError {
         #[source]
         problem: VolumeProblem,
     },
-    /// Whether the PersistentVolume can be used on this node is not known.
+    /// podfs does not know whether the PersistentVolume can be used on this node.
     #[error("error obtaining node labels: {0}")]
     NodeUnknown(String),
     /// The PersistentVolume cannot be used on this node (LP-04).

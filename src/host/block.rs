@@ -84,7 +84,7 @@ impl BlockVolume {
         })
     }
 
-    /// Removes the links. The pod has the device no more.
+    /// Removes the links, so that the pod no longer has the device.
     ///
     /// # Errors
     /// When a link cannot be removed.
@@ -163,7 +163,7 @@ fn absent(removed: io::Result<()>) -> io::Result<()> {
     removed.or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 
-/// Removes a directory and those above it, below `top`, as far as they are empty.
+/// Removes a directory and the directories above it up to `top`, if they are empty.
 fn remove_empty(directory: Option<&Path>, top: &Path) {
     let above = directory.into_iter().flat_map(Path::ancestors).take_while(|directory| *directory != top);
     for directory in above {

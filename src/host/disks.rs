@@ -77,7 +77,7 @@ impl PodDisks {
         }
     }
 
-    /// The pod has the volume no more.
+    /// Removes the record of a volume that the pod no longer has.
     ///
     /// # Errors
     /// When nothing can be written.

@@ -18,7 +18,7 @@ use podfs_fuse::mount::table::mounts;
 
 use crate::volume::Csi;
 
-/// Whether another pod has mounted what is to be mounted at `path`.
+/// Whether another pod has mounted the volume of the mount point `path`.
 pub fn use_volume_of(path: &Path) -> bool {
     // Without a mount table there are no known neighbours; the mount itself will report the error.
     let table = mounts().unwrap_or_default();

@@ -46,7 +46,7 @@ pub enum SubPathError {
     /// Links lead to each other, or the path is one of the kernel's own links.
     #[error("{0:?} has a symbolic link that cannot be followed")]
     Loop(String),
-    /// A file stands where a directory should.
+    /// A part of the path is a file, and not a directory.
     #[error("{0:?} leads through a file; only a directory has something in it")]
     NotADirectory(String),
     /// A name, or all of it, is longer than the file system takes.

@@ -26,12 +26,12 @@ impl Origin {
         Self { document: NonZero::new(number), ..self.clone() }
     }
 
-    /// The entry of this number, counted from 1, of a list that stands there.
+    /// The entry of this number, counted from 1, of the list at this position.
     pub fn item(&self, number: u32) -> Self {
         Self { item: NonZero::new(number), ..self.clone() }
     }
 
-    /// The pod template of an object that stands there. `object` reads like `Deployment web`.
+    /// The pod template of the object at this position. `object` is a name such as `Deployment web`.
     pub(super) fn template_of(&self, object: &str) -> Self {
         Self { part_of: Some(object.into()), ..self.clone() }
     }

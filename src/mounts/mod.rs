@@ -62,9 +62,9 @@ pub struct ContainerMount {
     pub gid_mappings: Vec<IdMapping>,
     /// The source is mounted `nosuid`. A runtime that does not repeat it may lift it.
     pub nosuid: bool,
-    /// The source is mounted `nodev`; the same holds.
+    /// The source is mounted `nodev`. A runtime that does not repeat it may lift it.
     pub nodev: bool,
-    /// The source is mounted `noexec`; the same holds.
+    /// The source is mounted `noexec`. A runtime that does not repeat it may lift it.
     pub noexec: bool,
 }
 

@@ -58,7 +58,7 @@ pub enum NotMounted {
     /// The mount has no path on the node.
     #[error("its path is not known")]
     NoPath,
-    /// It is to be passed as a device.
+    /// The container wants it as a block device, and it is none.
     #[error("it is no block device")]
     NoBlockDevice,
 }
@@ -97,7 +97,7 @@ pub struct Features {
 pub struct PlannedMount {
     /// Its place among the container's `volumeMounts`; those that podfs adds follow.
     pub index: usize,
-    /// The volume's name, or what stands in its place.
+    /// The volume's name, or the name of a mount that podfs adds.
     pub name: String,
     /// The absolute path of the mount in the container.
     pub container_path: String,

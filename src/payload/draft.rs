@@ -49,7 +49,7 @@ impl<'a> Draft<'a> {
         Ok((files, self.warnings))
     }
 
-    /// Files that stand where `path` needs a directory.
+    /// Files at paths at which `path` needs a directory.
     fn conflicts(&self, path: &PayloadPath, below: &FileOrigin<'_>) -> Vec<Problem> {
         let files = path.ancestors().filter_map(|directory| self.files.get_key_value(directory));
         files

@@ -104,7 +104,7 @@ impl Tree {
         Some(node)
     }
 
-    /// The kernel forgets so many of its lookups.
+    /// Handles FORGET: reduces the lookup count of a node.
     pub(super) fn forget(&mut self, number: u64, lookups: u64) {
         let Some(node) = self.nodes.get_mut(&number) else { return };
         node.lookups = node.lookups.saturating_sub(lookups);

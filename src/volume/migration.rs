@@ -84,7 +84,7 @@ pub(super) const PORTWORX_VOLUME: VolumeType =
 pub(super) const VSPHERE_VOLUME: VolumeType =
     kind("vsphereVolume", |volume, _| inline("vsphereVolume", volume, volume.vsphere_volume.as_ref()));
 
-/// The source of a volume that stands in a pod.
+/// The source of a volume in a pod's manifest.
 fn inline<T: serde::Serialize>(
     word: &str,
     volume: &core::Volume,

@@ -177,7 +177,7 @@ impl VolumeSource {
     }
 }
 
-/// A kind of volume: the names it goes by and its parser.
+/// A kind of volume: its names and its parser.
 pub struct VolumeType {
     /// Its field in the manifest, such as `configMap`.
     pub word: &'static str,

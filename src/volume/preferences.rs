@@ -160,7 +160,7 @@ impl Preferences {
     }
 }
 
-/// Has the mount of the nfs volume `name` of a pod's manifest these options and no others.
+/// Sets the mount options of the nfs volume `name` in a pod's manifest, by its annotation.
 pub(crate) fn set_mount_options(manifest: &mut Value, name: &str, options: &[String]) {
     let key = format!("{MOUNT_OPTIONS}{name}");
     let annotations = &mut manifest["metadata"]["annotations"];

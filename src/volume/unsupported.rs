@@ -16,7 +16,7 @@ pub(super) const UNSUPPORTED: VolumeType = VolumeType { word: "", directory: Non
 /// The least similarity (normalised Levenshtein, 0 to 1) at which podfs takes a word for a misspelled kind of volume.
 const ALIKE: f64 = 0.8;
 
-/// The fields of a volume as they stand in a manifest.
+/// The fields of a volume in a manifest.
 #[derive(Clone, Debug, Default)]
 pub struct Fields(Vec<Field>);
 

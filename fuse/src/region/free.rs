@@ -45,7 +45,7 @@ struct FreeTable {
     first: usize,
     /// Pages that have memory and no cell in use.
     spare: usize,
-    /// Whether it is known which cells are in use.
+    /// Whether the table has the cells in use.
     is_known: bool,
 }
 
@@ -175,7 +175,7 @@ impl FreeTable {
         self.first = self.first.min(index / WORD);
     }
 
-    /// There are so many pages from here on; the new ones are holes.
+    /// Extends the table to `pages` pages. The new pages are holes.
     fn extend_to(&mut self, pages: usize) {
         let before = self.pages.len();
         if pages > before {

@@ -19,7 +19,7 @@ pub const SLOTS: usize = 16;
 /// Most requests that are remembered for a successor. Each takeover adds one for each thread at most.
 const REPLAYS: usize = 64;
 
-/// A request that may have been executed: it was begun, and its answer is not known to have been given.
+/// A request that a server began, and may have executed. Whether the kernel got the answer is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Begun {
     /// Not later than what the execution leaves on a file system of this host as a time.
@@ -202,7 +202,7 @@ impl InFlightSlots {
 
     fn keep(&self, unique: u64, begun: Option<Begun>) {
         let place = match self.to_replay(unique) {
-            // A successor that died before it began anew knew no more than this.
+            // A successor that died before it began the request again had the same record.
             Some(_) if begun.is_none() => return,
             Some(known) => known,
             None => {

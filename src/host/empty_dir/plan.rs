@@ -25,7 +25,7 @@ pub struct EmptyDirPlan {
 pub enum Backing {
     /// The file system of podfs' root directory.
     Disk,
-    /// A tmpfs of so many bytes.
+    /// A tmpfs with a limit.
     Memory {
         /// Most it may hold.
         bytes: u64,

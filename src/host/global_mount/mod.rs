@@ -301,7 +301,8 @@ fn user_files(records: &Path, uid: &str) -> [PathBuf; 2] {
     [file, unfinished]
 }
 
-/// Removes a directory and those above it, so many in all, as far as they are empty. One that is gone already is passed over.
+/// Removes a directory and its parents, `count` in all, up to the first that is not empty. Missing directories do not count as
+/// an error.
 fn remove_upwards(directory: &Path, count: usize) {
     for directory in directory.ancestors().take(count) {
         match fs::remove_dir(directory) {

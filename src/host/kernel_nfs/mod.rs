@@ -90,7 +90,7 @@ impl KernelMount {
         }
     }
 
-    /// Whether this option stands among the words.
+    /// Whether the mount options have this option.
     fn has(&self, option: &str) -> bool {
         self.words.iter().any(|word| word.split_once('=').is_some_and(|(name, _)| name == option))
     }

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::PodSpec;
 
-/// A pod's place in the network, as far as its manifest says.
+/// The network fields of a pod's manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodNetwork {
     /// It shares the node's network.

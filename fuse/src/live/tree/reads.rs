@@ -53,8 +53,8 @@ impl LiveTree {
         }
     }
 
-    /// Hands the entries after `cookie` to `emit`, until it returns true because there is no more room. A name keeps its
-    /// cookie while it stands, and a new one gets a higher one.
+    /// Passes the entries after `cookie` to `emit`, until it returns true because the buffer is full. A name keeps its cookie
+    /// while it exists, and a new name gets a higher one.
     ///
     /// # Errors
     /// `ENOTDIR`, or `ESTALE` for a node that is gone.

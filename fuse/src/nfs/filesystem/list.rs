@@ -89,7 +89,7 @@ impl NfsFilesystem {
                 let page = self.page(open, 0, [0; 8], plus).await.map_err(|error| error.errno())?;
                 let mut state = listing.borrow_mut();
                 if state.at != offset {
-                    // It is not known how many those are.
+                    // podfs does not know how many entries were before this offset.
                     return Err(Errno::IO);
                 }
                 (state.skip, state.given) = (state.given, 0);

@@ -12,7 +12,7 @@ use super::{FileKey, Verifier, Written};
 
 /// Most records behind the first that are searched for one that may be sent.
 const LOOK_AHEAD: usize = 64;
-/// The number of WRITEs of a file in flight from which on a record that may grow is not sent.
+/// While this many WRITEs of a file are in flight, podfs does not send a record that may still grow.
 const BEFORE_GROWING: usize = 2;
 /// The number of losses of accepted data after which podfs makes the server write to disk before each answer (`FILE_SYNC`).
 const MOST_IN_VAIN: u32 = 3;
@@ -89,7 +89,7 @@ pub enum Next {
         record: PendingWrite,
         /// Bytes that the server has.
         skip: u64,
-        /// It is to be on disk before it is answered, whatever the volume's manner.
+        /// The server must have it on disk before it answers, also if the volume's `Manner` does not say so.
         stable: bool,
     },
     /// Have it all on disk.
@@ -113,7 +113,7 @@ impl PendingWrite {
         Self { id, sequence, key, offset, length, done: 0, stable: false, course: Course::Waiting }
     }
 
-    /// The server has taken so many bytes more. Whether these are all.
+    /// Records that the server has taken `count` more bytes. Returns whether it has all of them.
     fn take(&mut self, count: u32) -> bool {
         self.done = self.length.min(self.done + u64::from(count));
         self.course = Course::Waiting;
@@ -287,7 +287,7 @@ impl File {
         }
     }
 
-    /// The first of what was taken is not to be kept any longer.
+    /// Removes the first `count` records that the server has taken, and returns their places in the log.
     fn let_go(&mut self, count: usize) -> Vec<RecordId> {
         let gone: Vec<_> = self.taken.drain(..count).collect();
         self.taken_bytes -= gone.iter().map(|record| record.length).sum::<u64>();

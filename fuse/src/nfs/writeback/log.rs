@@ -134,7 +134,7 @@ struct Segment {
 }
 
 impl Log {
-    /// An empty log of so many segments at most.
+    /// An empty log of at most `segments` segments.
     ///
     /// # Errors
     /// When there is no memory.
@@ -286,7 +286,7 @@ impl Log {
         self.most * SEGMENT
     }
 
-    /// Room for a record of `length` bytes: its segment, its index, and where its bytes go.
+    /// The place for a record of `length` bytes: its segment, its index, and the offset of its bytes.
     fn allot(&self, length: usize) -> Option<(usize, usize, usize)> {
         let mut segments = self.segments.borrow_mut();
         let fits = |segment: &Segment| segment.records < RECORDS && segment.bytes + length <= SEGMENT;

@@ -72,7 +72,7 @@ pub trait Store: 'static {
     /// Writes at `offset`; on disk before it is answered, if `stable`.
     ///
     /// # Errors
-    /// The server's error, or that of a server that does not answer.
+    /// The server's error, or an error if the server does not answer.
     fn write(
         &self,
         file: FileKey,
@@ -81,7 +81,7 @@ pub trait Store: 'static {
         stable: bool,
     ) -> impl Future<Output = Result<Written, Errno>> + 'static;
 
-    /// Has all of a file on disk.
+    /// Makes the server write all data of a file to disk.
     ///
     /// # Errors
     /// As with `write`.
@@ -97,9 +97,9 @@ pub struct Manner {
     pub stable: bool,
 }
 
-/// Most writes that are on their way at once.
+/// Most WRITEs in flight at once.
 const IN_FLIGHT: usize = 16;
-/// The log gives memory back when nothing was in it for so long.
+/// The time for which the log must be empty before it gives memory back.
 const COOLS_AFTER: Duration = Duration::from_secs(1);
 
 /// Accepted data that the server has not committed yet.
@@ -121,7 +121,7 @@ struct Inner<S: Store> {
 #[derive(Default)]
 struct WritebackState {
     files: HashMap<NodeId, File>,
-    /// Writes that are on their way.
+    /// WRITEs in flight.
     in_flight: usize,
 }
 
@@ -199,7 +199,7 @@ impl<S: Store> Writeback<S> {
         self.inner.state.borrow().files.contains_key(&node)
     }
 
-    /// Whether some of these bytes of a file are still to be sent, or on their way.
+    /// Whether podfs has not sent some of these bytes of a file yet, or has them in flight.
     pub fn overlaps(&self, node: NodeId, range: Range<u64>) -> bool {
         self.inner.state.borrow().files.get(&node).is_some_and(|file| file.has_unsent(&range))
     }

@@ -35,7 +35,7 @@ pub struct NfsOptions {
     pub retransmissions: u32,
     /// Most bytes of one READ; as many as the server likes if there is none.
     pub rsize: Option<u32>,
-    /// Most bytes of one WRITE, likewise.
+    /// Most bytes of one WRITE; as many as the server likes if there is none.
     pub wsize: Option<u32>,
     /// The number of connections to the server, 1 to 16.
     pub connections: u8,
