@@ -1,5 +1,5 @@
-//! Objects that volumes refer to through other objects: a claim names its PersistentVolume, that a driver, and the driver needs an
-//! attachment, Secrets and tokens. Each object that a source gets may name further ones.
+//! Objects that volumes refer to through other objects: a claim names its PersistentVolume, that a driver, and the driver needs
+//! an attachment, Secrets and tokens. Each object that a source gets may name further ones.
 
 use std::collections::BTreeSet;
 

@@ -22,20 +22,20 @@ use crate::volume::migration::instead_of;
 use crate::volume::nfs_options::NfsOptionsError;
 use crate::volume::{Claim, ClaimReference, ClaimUsage, Csi, Flex, HostPath, Nfs, NfsOptions};
 
-/// The PersistentVolume of a claim, and how the pod may use it.
+/// The PersistentVolume of a claim, with the pod's rights to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bound {
     /// The PersistentVolume's name, which is safe as a path element.
     pub name: String,
-    /// Where it is.
+    /// The volume source, such as a local path or an NFS export.
     pub source: BoundSource,
-    /// Whether containers may only look.
+    /// Whether containers can only read the volume.
     pub read_only: bool,
     /// Whether no other pod may use it at the same time.
     pub exclusive: bool,
-    /// How many may use it at once, as its manifest says.
+    /// The access modes of its manifest, such as `ReadWriteOncePod`: how many pods or nodes may use it at once.
     pub access_modes: Vec<String>,
-    /// Options of its mount, as its manifest says.
+    /// The mount options of its manifest.
     pub mount_options: Vec<String>,
     /// The bytes that the PersistentVolume has.
     pub capacity: Option<u64>,
@@ -47,27 +47,27 @@ pub struct Bound {
     pub warnings: Vec<String>,
 }
 
-/// Where a PersistentVolume is, of those that podfs can serve.
+/// The volume source of a PersistentVolume that podfs can serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BoundSource {
-    /// At a path of whichever node.
+    /// A path of any node.
     HostPath(HostPath),
-    /// At a path of this node.
+    /// A path of this node.
     Local(Local),
-    /// At an NFS server, to be mounted like this.
+    /// An export of an NFS server, and its mount options.
     Nfs(Nfs, Box<NfsOptions>),
-    /// At a FlexVolume driver of the node.
+    /// A volume of a FlexVolume driver on the node.
     Flex(Box<Flex>),
-    /// At a CSI driver of the node.
+    /// A volume of a CSI driver on the node.
     Csi(Box<Csi>),
 }
 
 /// A directory or block device of this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Local {
-    /// Where it is; may be empty.
+    /// The path on this node; may be empty.
     pub path: String,
-    /// The file system of a block device; without it, that which is there, or ext4.
+    /// The type of the file system on a block device. Without it, the type that the device has, or ext4 for a blank device.
     pub fs_type: Option<String>,
     /// Options of the mount of a block device. A directory is not mounted; of its options, `ro` counts.
     pub mount_options: Vec<String>,
@@ -86,10 +86,10 @@ impl BoundSource {
     }
 }
 
-/// Why a claim leads to nothing. Texts are the kubelet's where it has one (PV-01).
+/// Why a claim gives no volume. The texts are the kubelet's if it has one (PV-01).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BindingError {
-    /// There is no such claim, or it is not bound to a PersistentVolume that knows of it.
+    /// The claim does not exist, or is not bound to a PersistentVolume whose `claimRef` names it.
     #[error("error processing PVC {namespace}/{name}: {problem}")]
     Claim {
         /// The claim's namespace.
@@ -117,7 +117,7 @@ pub enum BindingError {
         volume: String,
         /// The volume's mode.
         mode: &'static str,
-        /// Where it stands.
+        /// The field of the container that names it: `volumeMounts` or `volumeDevices`.
         place: &'static str,
     },
     /// A block device that no container has.
@@ -134,7 +134,7 @@ pub enum BindingError {
         #[source]
         problem: VolumeProblem,
     },
-    /// Whether the PersistentVolume can be used on this node is not known.
+    /// podfs does not know whether the PersistentVolume can be used on this node.
     #[error("error obtaining node labels: {0}")]
     NodeUnknown(String),
     /// The PersistentVolume cannot be used on this node (LP-04).
@@ -142,7 +142,7 @@ pub enum BindingError {
     NodeAffinity(String),
 }
 
-/// Why a claim is not bound to a PersistentVolume that knows of it.
+/// Why a claim is not bound to a PersistentVolume whose `claimRef` names it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimProblem {
     /// There is no claim, for this reason.
@@ -339,7 +339,7 @@ fn is_path_element(name: &str) -> bool {
     matches!((components.next(), components.next()), (Some(Component::Normal(only)), None) if only == name)
 }
 
-/// Where a PersistentVolume is, and whether the options of its mount make it read-only.
+/// The volume source of a PersistentVolume, and whether its mount options make it read-only.
 fn source(persistent: &PersistentVolume) -> Result<(BoundSource, bool), VolumeProblem> {
     let options = &persistent.mount_options;
     match &persistent.source {

@@ -8,8 +8,8 @@
 //!
 //! 1. The supervisor holds the device open as long as the pod has it ([`BlockDevice`]), so the kernel gives its number to no
 //!    other disk.
-//! 2. `.device` has the kernel's number of the disk (`diskseq`), which no other disk has until the next boot. If the supervisor was
-//!    killed and the disk was changed meanwhile, the next supervisor finds another disk at the path and refuses it.
+//! 2. `.device` has the kernel's number of the disk (`diskseq`), which no other disk has until the next boot. If the supervisor
+//!    was killed and the disk was changed meanwhile, the next supervisor finds another disk at the path and refuses it.
 //! 3. The pods that have the device are recorded as for a shared mount ([`GlobalMount`]), so a cleanup finds everything that a
 //!    killed supervisor has left.
 
@@ -51,7 +51,7 @@ impl BlockVolume {
         }
     }
 
-    /// Where the pod has the device.
+    /// The path of the link to the device in the pod's directory.
     pub fn link(&self) -> &Path {
         &self.link
     }
@@ -84,7 +84,7 @@ impl BlockVolume {
         })
     }
 
-    /// Removes the links. The pod has the device no more.
+    /// Removes the links, so that the pod no longer has the device.
     ///
     /// # Errors
     /// When a link cannot be removed.
@@ -163,7 +163,7 @@ fn absent(removed: io::Result<()>) -> io::Result<()> {
     removed.or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 
-/// Removes a directory and those above it, below `top`, as far as they are empty.
+/// Removes a directory and the directories above it up to `top`, if they are empty.
 fn remove_empty(directory: Option<&Path>, top: &Path) {
     let above = directory.into_iter().flat_map(Path::ancestors).take_while(|directory| *directory != top);
     for directory in above {

@@ -111,7 +111,7 @@ impl Visitor for Deletion {
         let flags = if found.is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         match unlinkat(found.parent, found.name, flags) {
             Ok(()) | Err(Errno::NOENT) => {}
-            // What is left in it was counted already.
+            // The entries that keep this directory from being removed are counted already.
             Err(Errno::NOTEMPTY | Errno::EXIST) if !self.left.is_empty() => {}
             Err(errno) => self.left.add(place.path(), errno),
         }

@@ -26,7 +26,8 @@ pub(super) struct Disk {
 #[derive(Debug)]
 pub struct PodDisks(PathBuf);
 
-/// Volumes of a pod are mounted at the same time, and this process has one pod: a thread holds it while it reads and writes the file.
+/// Volumes of a pod are mounted at the same time, and this process has one pod: a thread holds it while it reads and writes the
+/// file.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 impl Disk {
@@ -46,12 +47,12 @@ impl Disk {
 }
 
 impl PodDisks {
-    /// Those that are written down in this file. It need not exist.
+    /// The disks that are recorded in this file, which need not exist yet.
     pub fn of(file: PathBuf) -> PodDisks {
         PodDisks(file)
     }
 
-    /// Writes down which disk a volume is.
+    /// Records the disk of a volume.
     ///
     /// # Errors
     /// When the volume was another disk before, or nothing can be written.
@@ -76,7 +77,7 @@ impl PodDisks {
         }
     }
 
-    /// The pod has the volume no more.
+    /// Removes the record of a volume that the pod no longer has.
     ///
     /// # Errors
     /// When nothing can be written.

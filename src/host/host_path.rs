@@ -1,7 +1,7 @@
 //! Host paths: opened, checked against their type, and made where the type says so.
 //!
-//! Unlike the kubelet, which takes every error of stat(2) for absence (HP-08), podfs makes a file or directory only if the path is
-//! absent. A path without a type has to exist; with a kubelet, the container runtime would make it later.
+//! Unlike the kubelet, which takes every error of stat(2) for absence (HP-08), podfs makes a file or directory only if the path
+//! is absent. A path without a type has to exist; with a kubelet, the container runtime would make it later.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::ErrorKind;

@@ -80,7 +80,7 @@ pub fn mount(
     })
 }
 
-/// The pod uses the PersistentVolume no more. After the last pod, its file system is unmounted.
+/// Ends the pod's use of the PersistentVolume. After the last pod, podfs unmounts its file system.
 ///
 /// # Errors
 /// When it cannot be unmounted.

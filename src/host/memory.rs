@@ -16,7 +16,7 @@ use super::HostError;
 const TMPFS: u32 = 0x0102_1994;
 const HUGETLBFS: u32 = 0x9584_58f6;
 
-/// Mounts a tmpfs of so many bytes, without swap where the kernel supports that (ED-03).
+/// Mounts a tmpfs of `bytes` bytes, without swap if the kernel supports that (ED-03).
 ///
 /// # Errors
 /// When the kernel refuses.

@@ -2,8 +2,8 @@
 //! root directory, and has mounted the volume already.
 //!
 //! Two pods that start at the same moment do not see each other there. If only one pod may use a volume, its podfs therefore
-//! takes a [`NeighbourLock`] before it reads the table, and keeps it until its mount is in the table. The kernel ends the lock of a
-//! dead podfs.
+//! takes a [`NeighbourLock`] before it reads the table, and keeps it until its mount is in the table. The kernel ends the lock
+//! of a dead podfs.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -18,7 +18,7 @@ use podfs_fuse::mount::table::mounts;
 
 use crate::volume::Csi;
 
-/// Whether another pod has mounted what is to be mounted at `path`.
+/// Whether another pod has mounted the volume of the mount point `path`.
 pub fn use_volume_of(path: &Path) -> bool {
     // Without a mount table there are no known neighbours; the mount itself will report the error.
     let table = mounts().unwrap_or_default();
@@ -79,7 +79,7 @@ struct VolumePlace {
 
 impl VolumePlace {
     fn of(path: &Path) -> Option<VolumePlace> {
-        // What a CSI driver mounts is one directory deeper.
+        // The mount of a CSI driver is in the directory `mount` below the volume's.
         let is_of_csi = |above: &&Path| above.ends_with(Csi::DIRECTORY) && path.ends_with("mount");
         let path = path.parent().filter(|at| at.parent().as_ref().is_some_and(is_of_csi)).unwrap_or(path);
         let kind = path.parent()?;
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_pod_at_a_time_has_its_turn_for_a_volume() {
+    fn one_pod_at_a_time_holds_the_lock_of_a_volume() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("lock");
         let path = |pod: &str, volume: &str| PathBuf::from(format!("/k/pods/{pod}/volumes/kubernetes.io~nfs/{volume}"));

@@ -36,7 +36,7 @@ pub enum FileKind {
 }
 
 impl HostSource {
-    /// Opens what `path` leads to. Symbolic links are followed (HP-05).
+    /// Opens the file or directory at `path`, and follows symbolic links (HP-05).
     pub(super) fn open(path: &Path) -> Result<HostSource, Obstacle> {
         let opened = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         let descriptor = opened.map_err(|errno| Obstacle::of(path, errno))?;
@@ -101,7 +101,7 @@ impl HostSource {
         }
     }
 
-    /// Where it is, without symbolic links.
+    /// Its path without symbolic links, as the kernel gives it in `/proc/self/fd`.
     pub(super) fn real_path(&self) -> io::Result<PathBuf> {
         std::fs::read_link(format!("/proc/self/fd/{}", self.descriptor.as_raw_fd()))
     }

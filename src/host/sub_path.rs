@@ -1,7 +1,7 @@
 //! A part of a volume for a container (`subPath`): found, or made where it is missing.
 //!
-//! A container can change the volume at any moment, and podfs is root on the node. podfs never opens or makes a file outside of the
-//! volume:
+//! A container can change the volume at any moment, and podfs is root on the node. podfs never opens or makes a file outside of
+//! the volume:
 //! 1. The kernel resolves the whole path in one call, from the volume's root, and refuses a step that would leave it
 //!    (`RESOLVE_BENEATH`) or that follows a link of `/proc` (`RESOLVE_NO_MAGICLINKS`). There is no moment between a check
 //!    and its use, in which the container could put a symbolic link in the place of a directory (CVE-2017-1002101,
@@ -18,18 +18,18 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// How often a path is resolved again when the kernel cannot say whether it left the volume, because something was renamed
-/// meanwhile (`EAGAIN`). A container that renames all the time could keep it there for ever.
+/// The most calls of `openat2(2)` for one path. The call fails with `EAGAIN` when a rename at the same time leaves open whether
+/// the path left the volume. Without a limit, a container that renames all the time could keep podfs in the loop for ever.
 const TRIES: u32 = 1000;
-/// How often a directory is found missing that was there before. A container may remove it all the time.
+/// The most attempts to make the missing directories of a path and open it. A container may remove them after each attempt.
 const ROUNDS: u32 = 16;
 
-/// What to do with a path that is not there.
+/// The action for a path that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IfMissing {
-    /// Nothing: it may come.
+    /// An error: the path may appear later.
     Refuse,
-    /// Directories are made, with the mode of the volume's root (SP-02).
+    /// podfs makes the directories, with the mode of the volume's root (SP-02).
     Make,
 }
 
@@ -46,7 +46,7 @@ pub enum SubPathError {
     /// Links lead to each other, or the path is one of the kernel's own links.
     #[error("{0:?} has a symbolic link that cannot be followed")]
     Loop(String),
-    /// A file stands where a directory should.
+    /// A part of the path is a file, and not a directory.
     #[error("{0:?} leads through a file; only a directory has something in it")]
     NotADirectory(String),
     /// A name, or all of it, is longer than the file system takes.
@@ -126,7 +126,7 @@ fn link_or_file(parent: &OwnedFd, name: &str) -> Errno {
     if is_link { Errno::LOOP } else { Errno::NOTDIR }
 }
 
-/// Links are followed where they stay below `root`.
+/// Opens `path` below `root`. Symbolic links may not lead out of `root`.
 fn resolve(root: BorrowedFd<'_>, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::CLOEXEC | flags;
     let within = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;

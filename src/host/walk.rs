@@ -14,12 +14,12 @@ use std::vec;
 use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 use rustix::io::Errno;
 
-/// What to do with mounts inside the tree.
+/// The treatment of mount points inside the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crossing {
-    /// Walk them, too.
+    /// The walk enters them.
     Enter,
-    /// Stop in front of them: the kernel says `EXDEV`.
+    /// The walk does not enter them: `openat2(2)` fails with `EXDEV`.
     Stop,
 }
 
@@ -38,17 +38,17 @@ pub trait Visitor {
     /// An entry.
     ///
     /// # Errors
-    /// What ends the walk.
+    /// An error of the visitor; it ends the walk.
     fn visit(&mut self, found: &WalkEntry<'_>, place: &EntryPlace<'_>) -> io::Result<()>;
 
     /// A directory that cannot be entered, and is not visited.
     ///
     /// # Errors
-    /// What ends the walk.
+    /// An error of the visitor; it ends the walk.
     fn blocked(&mut self, place: &EntryPlace<'_>, cause: Errno) -> io::Result<()>;
 }
 
-/// Where an entry is, for messages.
+/// The position of an entry in the tree, for messages.
 pub struct EntryPlace<'a> {
     stack: &'a [Level],
     name: &'a CStr,
@@ -122,7 +122,7 @@ const DIRECTORY: OFlags =
 /// Opens a directory for walking, without following a link.
 ///
 /// # Errors
-/// Those of `openat2(2)`: `EXDEV` for a mount that is not to be entered.
+/// Those of `openat2(2)`: `EXDEV` for a mount point with [`Crossing::Stop`].
 pub fn enter(parent: impl AsFd, name: &CStr, crossing: Crossing) -> Result<OwnedFd, Errno> {
     let resolve = match crossing {
         Crossing::Enter => ResolveFlags::NO_SYMLINKS,

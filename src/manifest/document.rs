@@ -9,10 +9,10 @@ use serde_json::{Map, Value};
 use super::origin::Origin;
 use super::{ManifestError, quantity, syntax};
 
-/// One Kubernetes object as it was written, of whatever kind.
+/// A Kubernetes object of any kind, with its fields as they are written.
 #[derive(Clone)]
 pub struct Document {
-    /// Where it stands.
+    /// Its file, and its position there.
     pub origin: Origin,
     /// Its `apiVersion`.
     pub api_version: String,
@@ -44,11 +44,11 @@ impl Document {
         Value::Object(self.body)
     }
 
-    /// An object as an API server gives it. `origin` is what it goes by in errors.
+    /// An object as an API server gives it. Errors call it `origin`.
     ///
     /// # Errors
     ///
-    /// What is no Kubernetes object.
+    /// When the value is no Kubernetes object.
     pub fn of_server(origin: Origin, object: Value) -> Result<Self, ManifestError> {
         Self::from_value(origin, object)
     }

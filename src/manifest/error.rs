@@ -36,14 +36,14 @@ pub enum ManifestError {
         problem: String,
     },
 
-    /// One object is described twice.
+    /// Two documents describe the same object.
     #[error("{object} is described twice, in {first} and in {second}; remove one of them")]
     Duplicate {
         /// Kind, namespace and name.
         object: String,
-        /// Where it was met first.
+        /// The position of the first one.
         first: Origin,
-        /// Where it was met again.
+        /// The position of the second one.
         second: Origin,
     },
 }
@@ -66,7 +66,7 @@ impl ManifestError {
         Self::Syntax { file: file.to_owned(), line, column, problem: problem.into() }
     }
 
-    /// A field that does not have the type Kubernetes gives it.
+    /// A field of the wrong type.
     pub(super) fn mistyped(origin: &Origin, error: &serde_path_to_error::Error<serde_json::Error>) -> Self {
         Self::Invalid {
             origin: origin.clone(),
@@ -102,8 +102,9 @@ fn field_path(path: &serde_path_to_error::Path) -> String {
     text
 }
 
-/// The part of serde's message for the user. The message quotes the value, so only the part that comes from the
-/// type, behind the last `expected`, is looked at, and nothing of the message is passed on but the name of a field.
+/// The sentence for the user in place of serde's message. That message quotes the value, which may be secret. So this function
+/// reads only the text behind the last `expected`, which comes from the type, and returns no text of the message but the name of
+/// a field.
 fn complaint(message: &str) -> String {
     if let Some(field) = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
         return format!("{field} is missing");

@@ -1,11 +1,11 @@
-//! Where a document stands: the place that errors about it name.
+//! The position of a document, as errors about the document name it.
 
 use std::fmt::{self, Display};
 use std::num::NonZero;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Where a document stands. Reads `objects.yaml`, or `objects.yaml, document 2` when the file has several, or
+/// The position of a document. Displayed as `objects.yaml`; as `objects.yaml, document 2` if the file has several documents; as
 /// `objects.yaml, item 3` for an entry of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
@@ -26,12 +26,12 @@ impl Origin {
         Self { document: NonZero::new(number), ..self.clone() }
     }
 
-    /// The entry of this number, counted from 1, of a list that stands there.
+    /// The entry of this number, counted from 1, of the list at this position.
     pub fn item(&self, number: u32) -> Self {
         Self { item: NonZero::new(number), ..self.clone() }
     }
 
-    /// The pod template of an object that stands there. `object` reads like `Deployment web`.
+    /// The pod template of the object at this position. `object` is a name such as `Deployment web`.
     pub(super) fn template_of(&self, object: &str) -> Self {
         Self { part_of: Some(object.into()), ..self.clone() }
     }

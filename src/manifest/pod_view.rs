@@ -8,17 +8,17 @@ use crate::types::Allocatable;
 /// The pod and its objects at one moment. Cheap to clone.
 #[derive(Clone)]
 pub struct PodView {
-    /// The pod's name and namespace. Objects of no other namespace are looked at.
+    /// The pod's name and namespace. podfs reads no objects of other namespaces.
     pub identity: PodIdentity,
     /// The rest of what the pod manifest says.
     pub facts: PodFacts,
-    /// The objects and tokens that its source knows.
+    /// The objects and credentials that its source has so far.
     pub known: KnownObjects,
     /// The resources of this machine, for pods without a Node object.
     pub machine: Allocatable,
 }
 
-/// What a source knows of the objects of a pod. Cheap to clone.
+/// The objects and credentials of a pod that a source has so far. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct KnownObjects {
     /// The objects.

@@ -58,10 +58,10 @@ fn yaml(text: &str) -> Result<Vec<Value>, serde_saphyr::Error> {
 }
 
 fn options(len: usize) -> Options {
-    // What stands in the text costs memory in proportion to it, whatever its shape: a file of a thousand ConfigMaps
-    // with several MiB of data is legitimate. Aliases multiply, so the budget leaves room for what the text itself
-    // can hold and a fixed allowance for what aliases repeat. The depth stays at the default of 64 levels, which the
-    // stack of a thread bears.
+    // Without aliases, the parsed text takes memory in proportion to its length, whatever its structure; a file of a thousand
+    // ConfigMaps with several MiB of data is legitimate. Aliases multiply content. So the budget allows as much as the text
+    // itself can hold, and a fixed amount more for aliases. The depth stays at the default of 64 levels, which fits on the
+    // stack of a thread.
     let budget = serde_saphyr::budget! {
         max_documents: usize::MAX,
         max_nodes: len + 250_000,

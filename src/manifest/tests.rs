@@ -1,4 +1,4 @@
-//! Which documents a text becomes, and the errors of texts that cannot be parsed.
+//! Tests: the documents of a text, and the errors of texts that cannot be parsed.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ fn json(text: &str) -> Result<Vec<Document>, ManifestError> {
     parse_documents(Path::new("app.json"), text.as_bytes())
 }
 
-/// What the user reads about `text`.
+/// The error that the user gets for `text`.
 fn complaint(text: &str) -> String {
     yaml(text).expect_err("the text is refused").to_string()
 }

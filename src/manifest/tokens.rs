@@ -14,22 +14,22 @@ pub struct Tokens {
     by_key: Arc<BTreeMap<CredentialKey, Result<Token, String>>>,
 }
 
-/// One token; or one certificate chain behind its private key, in PEM.
+/// A token; or a private key followed by its certificate chain, both in PEM.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Token {
     pub(crate) bytes: Vec<u8>,
-    /// When it ends, if its issuer said so.
+    /// The time at which it expires; none if the issuer did not give it.
     pub(crate) expires: Option<SystemTime>,
 }
 
 impl Tokens {
-    /// The token that was issued for this, or the reason why there is none; nothing if it was never asked for.
+    /// The token for this key, or the reason why there is none; `None` if the source did not request it.
     pub fn get(&self, key: &TokenKey) -> Option<Result<&[u8], &str>> {
         self.of(&CredentialKey::Token(key.clone()))
     }
 
-    /// The private key and the chain that was issued for it, both in PEM; or the reason why there is none; nothing if it was
-    /// never asked for.
+    /// The private key and its certificate chain, both in PEM, or the reason why there is none; `None` if the source did not
+    /// request them.
     pub fn certificate(&self, key: &CertificateKey) -> Option<Result<&[u8], &str>> {
         self.of(&CredentialKey::Certificate(key.clone()))
     }
@@ -38,7 +38,7 @@ impl Tokens {
         self.by_key.get(key).map(|token| token.as_ref().map(|token| &*token.bytes).map_err(String::as_str))
     }
 
-    /// When each token ends, of those of which that is known.
+    /// The tokens with a known expiration, and the time of it.
     pub fn expirations(&self) -> impl Iterator<Item = (&TokenKey, SystemTime)> {
         self.by_key.iter().filter_map(|(key, token)| match key {
             CredentialKey::Token(key) => Some((key, token.as_ref().ok()?.expires?)),
@@ -68,7 +68,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Shows what was asked for, and sizes.
+/// Shows the requests, and the size of each credential; the bytes are secret.
 impl fmt::Debug for Tokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.by_key.iter()).finish()

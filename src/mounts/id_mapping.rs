@@ -1,4 +1,4 @@
-//! Ids of a user namespace: which users and groups of a pod are which of the node.
+//! Id mappings of a user namespace: the users and groups of a pod, and those of the node that they stand for.
 
 use std::str::FromStr;
 
@@ -41,7 +41,7 @@ pub enum InvalidMapping {
     TooLong {
         /// The first id.
         first: u32,
-        /// How many follow.
+        /// The number of ids in the range.
         length: u32,
     },
 }
@@ -72,7 +72,7 @@ impl IdMapping {
         self.host_id
     }
 
-    /// How many ids.
+    /// The number of ids in the range.
     pub fn length(self) -> u32 {
         self.length
     }

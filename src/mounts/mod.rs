@@ -39,15 +39,15 @@ pub const TERMINATION_LOG_NAME: &str = "termination-log";
 pub struct ContainerMount {
     /// The volume's name in the pod, [`HOSTS_NAME`] or [`TERMINATION_LOG_NAME`].
     pub name: String,
-    /// Where it is in the container; absolute.
+    /// The absolute path of the mount in the container.
     pub container_path: String,
     /// The source of the mount.
     pub source: MountSource,
-    /// The container cannot change it.
+    /// The container gets the volume read-only.
     pub read_only: bool,
-    /// Nor what is mounted below it.
+    /// Mounts below it are read-only, too.
     pub recursive_read_only: bool,
-    /// Which later mounts the container and the host see of each other.
+    /// The propagation of later mounts between the container and the host.
     pub propagation: Propagation,
     /// The runtime has to give its files the container's SELinux label. Never true of a FUSE volume, whose label is fixed
     /// when it is mounted.
@@ -57,14 +57,14 @@ pub struct ContainerMount {
     /// The users of that namespace, as far as the agent has said so.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub uid_mappings: Vec<IdMapping>,
-    /// Likewise the groups.
+    /// The groups of that namespace, as far as the agent has said so.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gid_mappings: Vec<IdMapping>,
     /// The source is mounted `nosuid`. A runtime that does not repeat it may lift it.
     pub nosuid: bool,
-    /// Likewise `nodev`.
+    /// The source is mounted `nodev`. A runtime that does not repeat it may lift it.
     pub nodev: bool,
-    /// Likewise `noexec`.
+    /// The source is mounted `noexec`. A runtime that does not repeat it may lift it.
     pub noexec: bool,
 }
 
@@ -78,7 +78,7 @@ pub enum MountSource {
     Image {
         /// The image.
         reference: String,
-        /// Which part of it; empty for all.
+        /// The path in the image that the container mounts; empty for the whole image.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         sub_path: String,
     },
@@ -92,9 +92,9 @@ pub enum MountSource {
 pub struct DeviceNode {
     /// The link to it, which goes with the pod.
     pub path: PathBuf,
-    /// Its device number, which stays its own as long as the pod's supervisor runs.
+    /// The major number. The kernel gives the device number to no other device as long as the pod's supervisor runs.
     pub major: u32,
-    /// The other half.
+    /// The minor number.
     pub minor: u32,
 }
 
@@ -105,15 +105,15 @@ impl ContainerMount {
     }
 }
 
-/// Which later mounts the container and the host see of each other (`mountPropagation`).
+/// The propagation of later mounts between the container and the host (`mountPropagation`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Propagation {
-    /// None (`rprivate`).
+    /// Neither sees later mounts of the other (`rprivate`).
     #[default]
     Private,
-    /// The container sees those of the host (`rslave`).
+    /// The container sees later mounts of the host (`rslave`).
     HostToContainer,
-    /// Each sees those of the other (`rshared`).
+    /// Each sees later mounts of the other (`rshared`).
     Bidirectional,
 }
 

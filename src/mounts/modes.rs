@@ -1,4 +1,4 @@
-//! How a mount behaves in the container: propagation, and read-only with everything below it.
+//! Two properties of a container's mount: its propagation, and whether the mounts below it are read-only, too.
 
 use super::Propagation;
 use crate::manifest::pod::Mount;
@@ -41,7 +41,7 @@ pub(super) fn recursive_read_only(mount: &Mount, is_supported: bool) -> Result<b
     }
 }
 
-/// Why a mount cannot propagate as it is asked to.
+/// Why podfs cannot give a mount the propagation of its volumeMount.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PropagationError {
     /// A word that is no mount propagation.

@@ -36,9 +36,9 @@ pub struct Inputs<'a> {
 /// A volume of the pod that is mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountedVolume {
-    /// Where.
+    /// The path at which it is mounted on the node.
     pub path: PathBuf,
-    /// Nothing in it can be changed, by its kind or by its manifest.
+    /// It is read-only, by its kind or by its manifest.
     pub read_only: bool,
     /// Its files need the label of each container that mounts it. FUSE volumes have theirs from when they are mounted.
     pub selinux_relabel: bool,
@@ -58,7 +58,7 @@ pub enum NotMounted {
     /// The mount has no path on the node.
     #[error("its path is not known")]
     NoPath,
-    /// It is to be passed as a device.
+    /// The container wants it as a block device, and it is none.
     #[error("it is no block device")]
     NoBlockDevice,
 }
@@ -78,7 +78,7 @@ pub struct Environment {
     /// The users of the pod's user namespace. Runtimes of the CRI need them for each mount; the others use the container's.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub uid_mappings: Vec<IdMapping>,
-    /// Likewise the groups.
+    /// The groups of that namespace, as far as the agent has said so.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gid_mappings: Vec<IdMapping>,
 }
@@ -97,32 +97,32 @@ pub struct Features {
 pub struct PlannedMount {
     /// Its place among the container's `volumeMounts`; those that podfs adds follow.
     pub index: usize,
-    /// The volume's name, or what stands in its place.
+    /// The volume's name, or the name of a mount that podfs adds.
     pub name: String,
-    /// Where it is in the container; absolute.
+    /// The absolute path of the mount in the container.
     pub container_path: String,
     /// The source of the mount.
     pub source: PlannedSource,
-    /// See [`ContainerMount`], also for the rest.
+    /// The container gets the volume read-only.
     pub read_only: bool,
-    /// Nor what is mounted below it.
+    /// Mounts below it are read-only, too.
     pub recursive_read_only: bool,
-    /// Which later mounts are seen.
+    /// The propagation of later mounts between the container and the host.
     pub propagation: Propagation,
     /// The runtime gives its files the container's label.
     pub selinux_relabel: bool,
     /// The mount maps the ids of the pod's user namespace.
     pub id_mapped: bool,
-    /// Which ids those are, as far as the agent has said so.
+    /// The users of that namespace, as far as the agent has said so.
     pub uid_mappings: Vec<IdMapping>,
-    /// Likewise the groups.
+    /// The groups of that namespace, as far as the agent has said so.
     pub gid_mappings: Vec<IdMapping>,
 }
 
 /// The source of the mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlannedSource {
-    /// All of a volume, which is mounted here.
+    /// A whole volume, mounted at this path of the node.
     Volume(PathBuf),
     /// The part of the volume at this path: relative, not empty, and without `..`.
     SubPath(String),
@@ -130,7 +130,7 @@ pub enum PlannedSource {
     Image {
         /// The image.
         reference: String,
-        /// Which part of it; empty for all.
+        /// The path in the image that the container mounts; empty for the whole image.
         sub_path: String,
     },
     /// A block device.
@@ -149,9 +149,9 @@ pub enum MountsError {
     NoContainer {
         /// The pod.
         pod: String,
-        /// The container that was asked for.
+        /// The requested container.
         container: String,
-        /// Those that there are.
+        /// The names of the pod's containers.
         known: Vec<String>,
     },
     /// Two volumeMounts of the container have one path.
@@ -204,7 +204,7 @@ pub enum MountsError {
     /// A subPath that may lead out of the volume.
     #[error("unable to provision SubPath `{0}`: must not contain '..'")]
     Backsteps(String),
-    /// The mount cannot propagate as it is asked to.
+    /// podfs cannot give the mount the propagation of its volumeMount.
     #[error(transparent)]
     Propagation(#[from] PropagationError),
     /// Ids are mapped of a pod without a user namespace.

@@ -10,7 +10,7 @@ use crate::manifest::objects::{ClusterTrustBundle, ObjectKind, Objects};
 use crate::types::PayloadPath;
 use crate::volume::{BundleFile, BundleKey, CertificateFiles, ProjectionSource, TokenFile};
 
-/// How the first certificate of a chain begins.
+/// The first line of a certificate in PEM.
 const CERTIFICATE: &[u8] = b"-----BEGIN CERTIFICATE-----";
 
 /// The token a file shows.

@@ -36,7 +36,7 @@ pub(super) fn content<'a>(
     })
 }
 
-/// One `key="value"` per line, in the order of the keys' bytes, without a final newline.
+/// A line `key="value"` for each entry, in the order of the keys' bytes, without a final newline.
 fn format_map(map: &BTreeMap<String, String>) -> String {
     let lines: Vec<String> = map.iter().map(|(key, value)| format!("{key}={}", quote(value.as_bytes()))).collect();
     lines.join("\n")

@@ -15,7 +15,7 @@ pub(super) struct Draft<'a> {
     warnings: Vec<Warning>,
 }
 
-/// Where a file comes from. Reads `key "app.conf" of configMap "app"`.
+/// The source of a file. Displayed as `key "app.conf" of configMap "app"`.
 #[derive(Clone, Copy)]
 pub(super) struct FileOrigin<'a> {
     pub(super) source: &'a ProjectionSource,
@@ -49,7 +49,7 @@ impl<'a> Draft<'a> {
         Ok((files, self.warnings))
     }
 
-    /// Files that stand where `path` needs a directory.
+    /// Files at paths at which `path` needs a directory.
     fn conflicts(&self, path: &PayloadPath, below: &FileOrigin<'_>) -> Vec<Problem> {
         let files = path.ancestors().filter_map(|directory| self.files.get_key_value(directory));
         files

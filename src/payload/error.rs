@@ -60,16 +60,16 @@ pub enum Problem {
     /// A key that cannot be the name of a file.
     #[error(transparent)]
     Path(#[from] InvalidPath),
-    /// One path is a file, another lies below it.
+    /// A path is a file, and another path is below it.
     #[error("{:?} of {claim} is a file, and {:?} of {below_claim} needs a directory in its place", file.as_str(), below.as_str())]
     FileAndDirectory {
         /// The path that is a file.
         file: PayloadPath,
-        /// Where the file comes from.
+        /// The source of the file, such as `key "app.conf" of configMap "app"`.
         claim: String,
         /// The path below it.
         below: PayloadPath,
-        /// Where that comes from.
+        /// The source of the path below it.
         below_claim: String,
     },
 }
@@ -80,8 +80,8 @@ pub enum Problem {
 pub struct Warning {
     /// The path.
     pub path: PayloadPath,
-    /// Where the hidden file comes from.
+    /// The source of the hidden file.
     pub loser: String,
-    /// Where the shown file comes from.
+    /// The source of the file that the volume shows.
     pub winner: String,
 }

@@ -55,7 +55,7 @@ pub struct PayloadFile<'a> {
 pub struct Assembled<'a> {
     /// The files.
     pub payload: Payload<'a>,
-    /// One for each file that hides another.
+    /// A warning for each file that hides another one.
     pub warnings: Vec<Warning>,
 }
 

@@ -5,7 +5,7 @@ use crate::manifest::objects::{ObjectKind, Values};
 use crate::types::PayloadPath;
 use crate::volume::ObjectSource;
 
-/// One key of an object, and where it goes.
+/// A key of an object, and the file that it becomes.
 pub(super) struct ObjectFile<'a> {
     pub(super) key: &'a str,
     pub(super) path: PayloadPath,

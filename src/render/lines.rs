@@ -8,21 +8,21 @@ const MOST_PAIRS: usize = 4 << 20;
 
 /// Neighbouring changes, with their context.
 pub struct Hunk<'a> {
-    /// How many lines of the old text are before it.
+    /// The number of lines of the old text before it.
     pub old: usize,
-    /// How many lines of the new text are before it.
+    /// The number of lines of the new text before it.
     pub new: usize,
     /// Its lines with their ends: ` ` for one of both texts, `-` for one of the old, `+` for one of the new.
     pub lines: Vec<(char, &'a str)>,
 }
 
 impl Hunk<'_> {
-    /// How many lines of the old text are in it.
+    /// The number of lines of the old text in it.
     pub fn old_count(&self) -> usize {
         self.lines.iter().filter(|(sign, _)| *sign != '+').count()
     }
 
-    /// How many lines of the new text are in it.
+    /// The number of lines of the new text in it.
     pub fn new_count(&self) -> usize {
         self.lines.iter().filter(|(sign, _)| *sign != '-').count()
     }
@@ -74,7 +74,7 @@ fn changed<'a>(old: &[&'a str], new: &[&'a str]) -> Vec<(char, &'a str)> {
     if old.len().saturating_mul(new.len()) > MOST_PAIRS {
         return [signed('-', old), signed('+', new)].concat();
     }
-    // How many lines the rests from each pair on have in common.
+    // `common[i * width + j]`: the length of the longest common subsequence of `old[i..]` and `new[j..]`.
     let width = new.len() + 1;
     let mut common = vec![0_u32; (old.len() + 1) * width];
     for (i, a) in old.iter().enumerate().rev() {

@@ -49,9 +49,9 @@ pub struct RenderedVolume<'a> {
 pub enum RenderedContent<'a> {
     /// Entries, each directory before what is in it. The first one is the place itself, with an empty path.
     Entries(Vec<RenderedEntry<'a>>),
-    /// Something of the node, or of no use to a rendering: a line says what.
+    /// Content of the node, or content that a rendering does not show; this line describes it.
     OfNode(String),
-    /// Nothing: podfs would wait, for this reason.
+    /// No content: podfs would wait, for this reason.
     Waiting(String),
 }
 
@@ -95,9 +95,9 @@ pub enum RenderError {
     /// The pod has no such container.
     #[error("the pod has no container {name:?}; its containers are {}", known.join(", "))]
     NoContainer {
-        /// The container that was asked for.
+        /// The requested container.
         name: String,
-        /// Those that there are.
+        /// The names of the pod's containers.
         known: Vec<String>,
     },
     /// A container mounts a volume that the pod does not have.
@@ -202,7 +202,7 @@ impl<'a> Rendering<'a> {
         })
     }
 
-    /// How many files are secret.
+    /// The number of secret files.
     pub fn secrets(&self) -> usize {
         let is_secret = |entry: &&RenderedEntry<'_>| matches!(entry.kind, EntryKind::File { is_secret: true, .. });
         self.with_entries().map(|(_, entries)| entries.iter().filter(is_secret).count()).sum()
@@ -359,7 +359,7 @@ fn image<'a>(path: String, volume: &str, reference: &str, sub_path: &SubPath) ->
     RenderedVolume { path, volume: volume.to_owned(), kind: "image".to_owned(), content: RenderedContent::OfNode(line) }
 }
 
-/// One line about a volume whose content is not that of objects.
+/// A line that describes a volume whose content does not come from Kubernetes objects.
 fn describe(volume: &Volume, pod: &str) -> String {
     match &volume.source {
         VolumeSource::HostPath(host) => format!("{} of the node", host.path.display()),

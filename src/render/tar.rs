@@ -15,7 +15,7 @@ const MAX_ID: u32 = 0o777_7777;
 /// Writes the archive. Secret files are empty unless they are to be revealed.
 ///
 /// # Errors
-/// What the writer says.
+/// Those of `out`.
 pub fn write(rendering: &Rendering<'_>, reveal: bool, out: &mut impl Write) -> io::Result<()> {
     for (place, entries) in rendering.with_entries() {
         for entry in entries {

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::model::{EntryKind, RenderedContent, RenderedEntry, Rendering, visible};
 
-/// How many lines of a file are shown.
+/// The most lines of a file that the text shows.
 const MAX_LINES: usize = 20;
 
 /// The rendering as text. It is not escaped: names and contents are those of the manifests.

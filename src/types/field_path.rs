@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn da_05_what_is_no_subscript() {
+    fn da_05_malformed_paths_have_no_subscript() {
         for text in [
             "metadata.labels[ 'key' ]",
             "metadata.labels[]",

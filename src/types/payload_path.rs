@@ -1,4 +1,4 @@
-//! Where a file lies inside a volume: the kubelet's path rules, checked once.
+//! The path of a file inside a volume, checked once by the kubelet's rules.
 //!
 //! The rules and their texts are those of the kubelet's AtomicWriter; tools and people look for them. After
 //! parsing, a path is relative, clean and cannot name one of the writer's own entries (`..data` and its kin).
@@ -94,10 +94,10 @@ pub enum InvalidPath {
     /// It is longer than 4096 bytes.
     #[error("invalid path: must be less than or equal to {MAX_PATH} characters")]
     TooLong,
-    /// One of its names is `..`.
+    /// It has a name `..`.
     #[error("invalid path: must not contain '..': {0}")]
     DotDot(String),
-    /// One of its names is longer than 255 bytes.
+    /// It has a name that is longer than 255 bytes.
     #[error("invalid path: filenames must be less than or equal to {MAX_NAME} characters")]
     NameTooLong,
     /// Its first name starts with `..`, as the writer's own entries do.

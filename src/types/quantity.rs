@@ -17,9 +17,9 @@ pub struct Quantity {
 }
 
 impl Quantity {
-    /// Nothing.
+    /// 0.
     pub const ZERO: Quantity = Quantity { nano: 0 };
-    /// One core, one byte.
+    /// 1: one CPU core, or one byte.
     pub const ONE: Quantity = Quantity { nano: NANO_PER_UNIT };
 
     /// Parses a number with an optional suffix: `n u m k M G T P E`, `Ki` to `Ei`, or `e` with an exponent.

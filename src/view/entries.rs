@@ -29,7 +29,7 @@ pub(super) enum EntryKind {
     File {
         /// The bytes that are shown.
         content: Arc<[u8]>,
-        /// Tells contents apart, also those that are not shown: their length and a hash with a key of this process.
+        /// Distinguishes contents, also hidden ones: their length, and a hash with a key of this process.
         fingerprint: (usize, u64),
         is_hidden: bool,
     },

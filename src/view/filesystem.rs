@@ -13,9 +13,9 @@ use fuser::{
 
 use super::tree::{NodeKind, Tree, ViewNode};
 
-/// How long the kernel may believe what never changes.
+/// The time for which the kernel caches names and attributes that never change.
 const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
-/// It asks each time for what may change.
+/// The kernel does not cache names and attributes that may change.
 const NOT_AT_ALL: Duration = Duration::ZERO;
 const BLOCK: u32 = 4096;
 

@@ -13,7 +13,7 @@ use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use super::{Audience, ViewError};
 
 const PROGRAM: &str = "fusermount3";
-/// Where it looks for the number of the socket; here it is its standard input.
+/// The environment variable with the number of the socket's descriptor. podfs passes the socket as standard input, number 0.
 const SOCKET: &str = "_FUSE_COMMFD";
 /// The file system type of a view in `/proc/mounts`; a user may not use `fuse.podfs`.
 pub(super) const FS_TYPE: &str = "fuse.podfs-view";
@@ -22,7 +22,7 @@ const OPTIONS: &str = "ro,nosuid,nodev,noexec,fsname=podfs,subtype=podfs-view";
 /// Mounts a FUSE file system at a directory that the user owns. Gives its device.
 ///
 /// # Errors
-/// What fusermount3 says, in the words of podfs where the user can do something.
+/// When fusermount3 cannot be run, or fails. If the user can correct the cause, podfs explains it in its own words.
 pub(super) fn mount(directory: &Path, audience: Audience) -> Result<OwnedFd, ViewError> {
     let options = match audience {
         Audience::Owner => OPTIONS.to_owned(),
@@ -46,7 +46,7 @@ pub(super) fn mount(directory: &Path, audience: Audience) -> Result<OwnedFd, Vie
 /// Takes the mount away, also one that is in use or whose process has ended.
 ///
 /// # Errors
-/// What fusermount3 says.
+/// When fusermount3 cannot be run, or fails.
 pub(super) fn unmount(directory: &Path) -> Result<(), ViewError> {
     let child = command().args(["-u", "-z", "--"]).arg(directory).stdin(Stdio::null()).spawn().map_err(cannot_run)?;
     end(child).map_err(|reason| ViewError::Unmount { path: directory.to_owned(), reason })
@@ -69,10 +69,10 @@ fn cannot_run(error: io::Error) -> ViewError {
 /// Why fusermount3 did not do its work.
 #[derive(Debug, thiserror::Error)]
 pub enum FusermountError {
-    /// How it ended is not known.
+    /// podfs could not wait for it or read its output.
     #[error(transparent)]
     Lost(#[from] io::Error),
-    /// It refuses, for this reason.
+    /// It failed with this message.
     #[error("{0}")]
     Refused(String),
 }

@@ -108,7 +108,7 @@ pub enum ViewError {
     },
 }
 
-/// Which users may look.
+/// The users that may read a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audience {
     /// Only the mounting user, who may read everything, whatever the modes of files are.
@@ -156,7 +156,7 @@ impl MountedView {
         Ok(MountedView { point: Some(point), tree, notifier, ended })
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn path(&self) -> &Path {
         self.point.as_ref().map_or(Path::new(""), MountPoint::path)
     }

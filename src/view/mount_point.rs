@@ -52,7 +52,7 @@ impl MountPoint {
     /// Takes the view away if it is still mounted, and the directory if it was made for it.
     ///
     /// # Errors
-    /// What fusermount3 says.
+    /// When the mount table cannot be read, or fusermount3 fails.
     pub(super) fn clear(self) -> Result<(), ViewError> {
         let mounted = mounts_at(&self.path).map_err(|reason| unusable(&self.path, reason))?;
         if mounted.last().is_some_and(|mounted| mounted.fs_type == FS_TYPE) {
@@ -71,7 +71,8 @@ impl Drop for MountPoint {
     }
 }
 
-/// The path as the mount table has it. The last name is not looked at: a dead view might be there.
+/// The path as the mount table has it. podfs does not resolve the last name, because a view without a process may be mounted
+/// there, and it does not answer.
 fn resolve(directory: &Path) -> io::Result<PathBuf> {
     match (directory.parent(), directory.file_name()) {
         (Some(parent), Some(name)) => {

@@ -36,7 +36,7 @@ pub(super) struct ViewNode {
     pub(super) kind: NodeKind,
     /// Whether it, and all that is in it, stays as it is for as long as it has its number.
     pub(super) is_final: bool,
-    /// How often the kernel has looked it up and not forgotten it.
+    /// Lookups of the node that the kernel has not forgotten (FUSE `nlookup`).
     lookups: u64,
     is_shown: bool,
 }
@@ -77,7 +77,7 @@ impl Tree {
     pub(super) fn new(now: SystemTime) -> Tree {
         let mut tree =
             Tree { nodes: HashMap::new(), next: ROOT, shown: ViewVolumes::default(), volumes: BTreeMap::new() };
-        // The view itself is of no pod: it belongs to the user who mounts it.
+        // The root directory belongs to the user that mounts the view, not to a pod's user.
         let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
         let root = ViewEntry { path: String::new(), mode: 0o755, uid, gid, kind: EntryKind::Directory };
         tree.add(&root, now, false);
@@ -104,7 +104,7 @@ impl Tree {
         Some(node)
     }
 
-    /// The kernel forgets so many of its lookups.
+    /// Handles FORGET: reduces the lookup count of a node.
     pub(super) fn forget(&mut self, number: u64, lookups: u64) {
         let Some(node) = self.nodes.get_mut(&number) else { return };
         node.lookups = node.lookups.saturating_sub(lookups);
@@ -272,7 +272,7 @@ impl Tree {
         numbers.chain([volume.root, volume.data]).for_each(|number| self.hide(number));
     }
 
-    /// Nothing leads to the node any more. It stays for as long as the kernel holds it.
+    /// Hides a node that no directory shows any more. It stays until the kernel forgets it.
     fn hide(&mut self, number: u64) {
         if let Some(node) = self.nodes.get_mut(&number) {
             node.is_shown = false;

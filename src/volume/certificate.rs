@@ -1,4 +1,5 @@
-//! podCertificate sources: a private key that podfs makes, and a certificate for it that a signer of the cluster issues (KEP-4317).
+//! podCertificate sources: a private key that podfs makes, and a certificate for it that a signer of the cluster issues
+//! (KEP-4317).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,15 +17,15 @@ const LONGEST_EXPIRATION: i32 = 91 * 24 * 60 * 60;
 /// The files that hold a private key, a certificate for it, or both. They show one key in each generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateFiles {
-    /// Where the key and the chain go, one after the other in one file.
+    /// The path of the file with the key, followed by the chain.
     pub bundle: Option<PayloadPath>,
-    /// Where the key goes alone.
+    /// The path of the file with the key alone.
     pub key: Option<PayloadPath>,
-    /// Where the chain goes alone.
+    /// The path of the file with the chain alone.
     pub chain: Option<PayloadPath>,
     /// Their owner, before the volume's default (KEP-5936).
     pub user: Option<u32>,
-    /// Which certificate.
+    /// The requirements for the certificate.
     pub certificate: CertificateKey,
 }
 
@@ -35,7 +36,7 @@ pub struct CertificateKey {
     pub signer: String,
     /// The type of the private key.
     pub key_type: KeyType,
-    /// How long it may be valid at most, in seconds. A signer may make it shorter.
+    /// The longest lifetime, in seconds. A signer may choose a shorter one.
     pub max_expiration_seconds: i32,
     /// The pod's annotations for the signer.
     pub annotations: BTreeMap<String, String>,
@@ -102,7 +103,7 @@ impl CertificateFiles {
         Ok(files)
     }
 
-    /// All paths that it gives to files.
+    /// The paths of all its files.
     pub fn paths(&self) -> impl Iterator<Item = &PayloadPath> {
         [&self.bundle, &self.key, &self.chain].into_iter().flatten()
     }

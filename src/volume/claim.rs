@@ -39,15 +39,15 @@ pub(super) const EPHEMERAL: VolumeType = VolumeType {
 /// A PersistentVolumeClaim of the pod's namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// Which one.
+    /// The claim's name, or the volume that it was made for.
     pub reference: ClaimReference,
-    /// Whether containers may only look.
+    /// Whether containers can only read the volume.
     pub read_only: bool,
-    /// How containers use the volume.
+    /// Whether containers mount the volume or use it as a block device.
     pub usage: ClaimUsage,
 }
 
-/// How a claim is found.
+/// The key by which podfs finds a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimReference {
     /// It has this name.
@@ -66,7 +66,7 @@ impl ClaimReference {
     }
 }
 
-/// How containers use a volume: as a file system or a device.
+/// Whether containers use a volume as a file system, as a block device, or both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClaimUsage {
     /// It is in the `volumeMounts` of a container.

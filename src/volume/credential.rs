@@ -17,11 +17,11 @@ const LONGEST_EXPIRATION: i64 = 1 << 32;
 /// The file that holds a token of the pod's service account.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenFile {
-    /// Where it goes.
+    /// The path of the file in the volume.
     pub path: PayloadPath,
     /// Its owner, before the volume's default (KEP-5936).
     pub user: Option<u32>,
-    /// Which token.
+    /// The token in the file.
     pub token: TokenKey,
 }
 
@@ -39,7 +39,7 @@ pub enum CredentialKey {
 pub struct TokenKey {
     /// Its audience; without one, the API server chooses.
     pub audience: Option<String>,
-    /// How long it is to be valid, in seconds.
+    /// The requested lifetime, in seconds.
     pub expiration_seconds: i64,
 }
 
@@ -76,26 +76,26 @@ impl TokenFile {
 /// The file that holds trust anchors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BundleFile {
-    /// Where they go.
+    /// The path of the file in the volume.
     pub path: PayloadPath,
     /// Its owner, before the volume's default (KEP-5936).
     pub user: Option<u32>,
-    /// Which ClusterTrustBundles.
+    /// The ClusterTrustBundles in the file.
     pub bundles: BundleKey,
-    /// Whether there may be none; then the file is empty.
+    /// Whether the volume is mounted without any such ClusterTrustBundle; then the file is empty.
     pub optional: bool,
 }
 
-/// Which ClusterTrustBundles a file shows.
+/// The selection of ClusterTrustBundles for a file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BundleKey {
-    /// The one of this name.
+    /// The ClusterTrustBundle of this name.
     Named(String),
-    /// All of a signer's that have the labels asked for.
+    /// All ClusterTrustBundles of a signer whose labels match the selector.
     OfSigner {
         /// The signer's name.
         signer: String,
-        /// The labels; none selects nothing.
+        /// The label selector; without one, no ClusterTrustBundle is selected.
         selector: Option<Selector>,
     },
 }

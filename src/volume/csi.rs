@@ -26,11 +26,11 @@ pub(super) const KIND: VolumeType = VolumeType {
 pub struct Csi {
     /// The driver's name, which is safe as a path element.
     pub driver: String,
-    /// The driver's handle of the volume. An ephemeral volume, which stands in the pod and lives as long as it, has none.
+    /// The driver's handle of the volume. An inline ephemeral volume, which exists as long as its pod, has none.
     pub handle: Option<String>,
     /// The file system that the volume should have; the driver decides if there is none.
     pub fs_type: Option<String>,
-    /// Whether containers may only look.
+    /// Whether containers can only read the volume.
     pub read_only: bool,
     /// Further attributes for the driver.
     pub attributes: BTreeMap<String, String>,
@@ -60,7 +60,7 @@ impl Csi {
         self.handle.clone().unwrap_or_else(|| format!("csi-{}", sha256(&[pod_uid, volume])))
     }
 
-    /// The name of the VolumeAttachment that attaches it to a node; none if it lives as long as its pod, which is never attached.
+    /// The name of the VolumeAttachment that attaches it to a node; none for an ephemeral volume, which is never attached.
     pub fn attachment(&self, node: Option<&str>) -> Option<String> {
         Some(format!("csi-{}", sha256(&[self.handle.as_deref()?, &self.driver, node?])))
     }
@@ -70,7 +70,7 @@ impl Csi {
         [&self.stage_secret, &self.publish_secret, &self.expand_secret].into_iter().flatten()
     }
 
-    /// Whether it lives as long as its pod.
+    /// Whether it is an ephemeral volume, which exists as long as its pod.
     pub fn is_ephemeral(&self) -> bool {
         self.handle.is_none()
     }

@@ -47,10 +47,10 @@ pub struct ContainerResource {
     pub divisor: Quantity,
 }
 
-/// Which of a container's two amounts of a resource.
+/// The limit or the request of a container for a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// The most it may use.
+    /// Its limit.
     Limit,
     /// Its request.
     Request,

@@ -18,7 +18,7 @@ pub(super) const KIND: VolumeType = VolumeType {
 /// A file or directory of the node, and what it has to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPath {
-    /// Where it is: an absolute path without `..`.
+    /// An absolute path without `..`.
     pub path: PathBuf,
     /// The required type.
     pub kind: HostPathType,
@@ -27,7 +27,7 @@ pub struct HostPath {
 /// The required type of a host path, and whether podfs makes a missing one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostPathType {
-    /// Whatever is there.
+    /// Any type; something must exist at the path.
     Unchecked,
     /// A directory; one is made if there is nothing.
     DirectoryOrCreate,

@@ -1,6 +1,6 @@
-//! Kinds of volume that Kubernetes has moved to CSI drivers, translated to the description that the driver expects
-//! (Kubernetes calls this CSI migration, and the rules are those of its csi-translation-lib); and replacements of the kinds that it
-//! has removed.
+//! Kinds of volume that Kubernetes has moved to CSI drivers, translated to the description that the driver expects (Kubernetes
+//! calls this CSI migration, and the rules are those of its csi-translation-lib); and replacements of the kinds that it has
+//! removed.
 //!
 //! The fields of a PersistentVolume are those of a volume in a pod, except a few: [`Context`] distinguishes the two.
 
@@ -84,7 +84,7 @@ pub(super) const PORTWORX_VOLUME: VolumeType =
 pub(super) const VSPHERE_VOLUME: VolumeType =
     kind("vsphereVolume", |volume, _| inline("vsphereVolume", volume, volume.vsphere_volume.as_ref()));
 
-/// The source of a volume that stands in a pod.
+/// The source of a volume in a pod's manifest.
 fn inline<T: serde::Serialize>(
     word: &str,
     volume: &core::Volume,

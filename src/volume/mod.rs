@@ -1,7 +1,7 @@
 //! Volumes of a pod: from the manifest's words to a description of the mount. This module does no I/O.
 //!
-//! Each kind of volume is one file with a [`VolumeType`], and one line in `KINDS`. A kind has its names, and parses its part of the
-//! manifest; the result is a [`VolumeSource`].
+//! Each kind of volume is one file with a [`VolumeType`], and one line in `KINDS`. A kind has its names, and parses its part of
+//! the manifest; the result is a [`VolumeSource`].
 
 mod certificate;
 mod claim;
@@ -67,7 +67,7 @@ const KINDS: &[&VolumeType] = &[
     &migration::VSPHERE_VOLUME,
 ];
 
-/// One volume of a pod. Two that are equal need not be mounted anew.
+/// A volume of a pod. If a volume of a changed pod equals the earlier one, podfs need not mount it anew.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Volume {
     /// Its name in the pod.
@@ -78,11 +78,11 @@ pub struct Volume {
     pub nested: Vec<PayloadPath>,
     /// The source of its content.
     pub source: VolumeSource,
-    /// How it is to be served, if it is a passthrough.
+    /// The user's choices for it.
     pub preferences: Preferences,
 }
 
-/// How the containers of a pod use its volumes: an entry for each container, of all three kinds.
+/// The volumes that the containers of a pod use: an entry for each container, init container and ephemeral container.
 #[derive(Clone, Debug, Default)]
 pub struct VolumeUses<'a> {
     /// Their `volumeMounts`.
@@ -177,7 +177,7 @@ impl VolumeSource {
     }
 }
 
-/// A kind of volume: the names it goes by and its parser.
+/// A kind of volume: its names and its parser.
 pub struct VolumeType {
     /// Its field in the manifest, such as `configMap`.
     pub word: &'static str,

@@ -25,12 +25,12 @@ const ABOUT_VOLUMES: [&str; 6] = [SERVED_BY, CACHE, AUDIT, SUB_PATH, NFS_BACKEND
 /// kubelet's (`podfs node --nri`): `"true"` or `"false"`.
 pub const MARK: &str = "podfs.io/volumes";
 
-/// How a volume is to be served, as far as the user said.
+/// The user's choices for a volume, from the pod's annotations or the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Preferences {
     /// FUSE or a bind mount; without it, podfs chooses.
     pub served_by: Option<ServedBy>,
-    /// How long the kernel may cache names and attributes of a source of the host.
+    /// The caching of names and attributes of a host path by the kernel.
     pub cache: Cache,
     /// Whether podfs logs each open of a file of a projection.
     pub audit: bool,
@@ -50,12 +50,12 @@ pub enum SubPathMode {
     Live,
 }
 
-/// How a host path is shown.
+/// The way in which containers get a volume of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServedBy {
-    /// podfs, through FUSE.
+    /// A FUSE mount, served by podfs.
     Fuse,
-    /// The kernel alone, through a bind mount.
+    /// A bind mount, served by the kernel alone.
     Bind,
 }
 
@@ -160,7 +160,7 @@ impl Preferences {
     }
 }
 
-/// Has the mount of the nfs volume `name` of a pod's manifest these options and no others.
+/// Sets the mount options of the nfs volume `name` in a pod's manifest, by its annotation.
 pub(crate) fn set_mount_options(manifest: &mut Value, name: &str, options: &[String]) {
     let key = format!("{MOUNT_OPTIONS}{name}");
     let annotations = &mut manifest["metadata"]["annotations"];
@@ -185,10 +185,10 @@ pub(crate) fn forget_other_volumes(manifest: &mut Value) {
 }
 
 impl Volume {
-    /// Whether its opens can be written down.
+    /// Checks that podfs can log each open of its files.
     ///
     /// # Errors
-    /// Why not.
+    /// When the volume is of a kind without audit.
     pub(crate) fn may_be_audited(&self) -> Result<(), PreferenceError> {
         match self.source {
             VolumeSource::Projection(_) => Ok(()),

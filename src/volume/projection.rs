@@ -26,7 +26,7 @@ pub struct Projection {
     pub default_user: Option<u32>,
     /// The medium on which the kubelet would keep the files.
     pub medium: Medium,
-    /// Where the files come from; of two that give the same path the later one wins.
+    /// The sources of the files. If two give the same path, the later one wins.
     pub sources: Vec<ProjectionSource>,
 }
 
@@ -55,7 +55,7 @@ pub enum Medium {
     Memory,
 }
 
-/// Where some of a volume's files come from.
+/// A source of files, such as a ConfigMap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProjectionSource {
     /// Keys of a ConfigMap.
@@ -148,7 +148,7 @@ impl ObjectSource {
     }
 }
 
-/// One key of an object, and the file it becomes.
+/// A key of an object, and the file that it becomes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
     /// The key in the object.

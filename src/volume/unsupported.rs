@@ -10,13 +10,13 @@ use serde_json::{Map, Value};
 use super::{KINDS, VolumeType, sources_given};
 use crate::types::InvalidField;
 
-/// The kind of every volume that is not served. Which one it is in the manifest, its source says.
+/// The kind of every volume that podfs does not serve. The source of the volume has its kind in the manifest.
 pub(super) const UNSUPPORTED: VolumeType = VolumeType { word: "", directory: None, parse: |_, _| None };
 
-/// How alike a word and the name of a kind are if it is that kind that is meant.
+/// The least similarity (normalised Levenshtein, 0 to 1) at which podfs takes a word for a misspelled kind of volume.
 const ALIKE: f64 = 0.8;
 
-/// The fields of a volume as they stand in a manifest.
+/// The fields of a volume in a manifest.
 #[derive(Clone, Debug, Default)]
 pub struct Fields(Vec<Field>);
 
@@ -27,7 +27,7 @@ struct Field {
 }
 
 impl Fields {
-    /// Of an untyped volume.
+    /// The fields of an untyped volume.
     pub fn of(volume: &Map<String, Value>) -> Fields {
         let given = volume.iter().filter(|(name, value)| *name != "name" && !value.is_null());
         Fields(given.map(|(name, value)| Field { name: name.clone(), is_mapping: value.is_object() }).collect())

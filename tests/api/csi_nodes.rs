@@ -58,7 +58,7 @@ impl Cluster {
     }
 }
 
-/// What a driver says of a node: its name, its zone, and how many volumes it can have.
+/// A driver's answer to NodeGetInfo: the node's name, its zone, and the most volumes that it can have.
 fn info(node_id: &str, zone: &str, most: i64) -> NodeGetInfoResponse {
     let segments = [("topology.acme.com/zone".to_owned(), zone.to_owned())].into();
     NodeGetInfoResponse {

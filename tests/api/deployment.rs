@@ -15,7 +15,7 @@ use crate::csi::with_token;
 use crate::kubelet::Kubelet;
 use crate::rig::NODE;
 
-/// What a user may do: verbs of resources.
+/// The permissions of a user: verbs on resources.
 type Permissions = BTreeSet<(String, String)>;
 
 /// A cluster with the objects of the manifests, which were created in their order.
@@ -39,7 +39,7 @@ fn only(objects: Vec<Value>) -> Value {
     only
 }
 
-/// What a ClusterRole allows.
+/// The permissions of a ClusterRole.
 fn allowed_by(server: &ApiServer, role: &str) -> Permissions {
     let role = server.object("ClusterRole", "", role).unwrap_or_else(|| panic!("there is no ClusterRole {role}"));
     let words = |list: &Value| -> Vec<String> {
@@ -143,7 +143,7 @@ fn the_roles_of_the_manifests_allow_exactly_the_requests_of_the_daemon() {
     allowed.extend(of_secrets);
     put_pod(&server);
     let mut asked = Permissions::new();
-    // Servers that send what there is at the start of a watch need not be asked for lists; others are.
+    // A server that sends the existing objects at the start of a watch gets no list requests. Other servers get them.
     for initial in [InitialEvents::Sent, InitialEvents::Refused] {
         server.initial_events(initial);
         server.forget_requests();

@@ -1,4 +1,5 @@
-//! `podfs node --discover`: entries of directories become PersistentVolumes, are cleaned when they are released, and offered again.
+//! `podfs node --discover`: entries of directories become PersistentVolumes, are cleaned when they are released, and offered
+//! again.
 
 mod kills;
 
@@ -151,7 +152,7 @@ fn a_mounted_directory_is_offered_and_the_offer_is_the_same_after_a_restart() {
     assert_eq!(volume["spec"], expected);
     let provisioner = format!("local.podfs.io/{NODE}");
     assert_eq!(volume["metadata"]["annotations"]["pv.kubernetes.io/provisioned-by"], provisioner);
-    // What appears later is found by the mount table, and made known to the server without a restart.
+    // podfs finds later mounts by the mount table, and offers them to the server without a restart.
     let second = rig.mount("second");
     rig.wait_offered(&second);
     drop(daemon);
@@ -206,7 +207,7 @@ fn a_released_volume_is_cleaned_and_offered_again_and_one_to_retain_is_not() {
     for (reclaim, is_cleaned) in [("Delete", true), ("Retain", false)] {
         let mut rig = Rig::new(reclaim);
         let (path, other) = (rig.mount("one"), rig.mount("two"));
-        // It is asked for lists, too.
+        // podfs also has to send list requests.
         rig.server.initial_events(InitialEvents::Refused);
         let _daemon = rig.start();
         rig.wait_offered(&path);
@@ -291,13 +292,14 @@ fn a_hundred_directories_are_offered_once_each_while_the_daemon_is_killed_at_eac
     let paths: Vec<_> = (0..100).map(|number| rig.mount(&format!("disk-{number:03}"))).collect();
     let offered = || rig.server.objects("PersistentVolume").len();
     for number in 0..paths.len() {
-        // One more offer, and the next one gets no answer.
+        // The server answers one more offer, and never answers the next one.
         rig.server.fail_only("create", VOLUMES, 1, Answer::Right);
         rig.server.fail_always("create", VOLUMES, Answer::Never);
         let asked = rig.server.count("create", VOLUMES);
         let mut daemon = rig.start();
         eventually("one more is offered", || offered() > number);
-        // Every second time, podfs is killed when it has begun the next offer; otherwise while it gets the answer to the last one.
+        // Every second time, podfs is killed when it has begun the next offer; otherwise while it gets the answer to the last
+        // one.
         if number % 2 == 0 && number + 1 < paths.len() {
             eventually("the next offer has begun", || rig.server.count("create", VOLUMES) > asked + 1);
         }

@@ -170,7 +170,7 @@ fn volumes_in_use_are_reported_in_the_status_of_the_node_with_the_option() {
     });
 }
 
-/// What the status of the Node object says.
+/// `volumesInUse` in the status of the Node object.
 fn reported(server: &ApiServer) -> Value {
     server.object("Node", "", NODE).expect("the Node")["status"]["volumesInUse"].clone()
 }

@@ -104,7 +104,7 @@ impl Rig {
         pods.remove(0)
     }
 
-    /// What the status says of an object that is asked for.
+    /// The entry of a requested object in the status.
     pub fn object(&self, name: &str) -> Option<Value> {
         let status = self.status();
         let objects = status["objects"].as_array()?;
@@ -127,7 +127,7 @@ impl Rig {
 }
 
 impl Drop for Rig {
-    /// Whatever a test is about, no request may be one that a real server would not take.
+    /// Checks in every test that a real server would accept each request.
     fn drop(&mut self) {
         if !std::thread::panicking() {
             self.server.assert_conventions();

@@ -31,7 +31,7 @@ const LIMIT: usize = 4 << 20;
 /// The kinds that clients create.
 const CREATED: [&str; 4] = ["Event", "PersistentVolume", "PodCertificateRequest", "CSINode"];
 
-/// What requests are answered from.
+/// The state from which the server answers requests.
 pub struct Cluster {
     pub users: Users,
     pub faults: Faults,
@@ -51,15 +51,15 @@ pub struct State {
     tokens: u64,
 }
 
-/// What becomes of a watch that is to begin with what there is (`sendInitialEvents`).
+/// The treatment of a watch with `sendInitialEvents`, which begins with the existing objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InitialEvents {
-    /// It does.
+    /// The watch begins with the existing objects.
     #[default]
     Sent,
-    /// It is refused, as by servers that know of it and have it switched off.
+    /// The server refuses the watch, as one with the feature switched off.
     Refused,
-    /// It begins with what there is, and no bookmark ends that.
+    /// The watch begins with the existing objects, and no bookmark marks their end.
     Ignored,
 }
 
@@ -69,7 +69,7 @@ pub struct Overload {
     /// Most requests within this time.
     pub limit: Option<(usize, Duration)>,
     recent: VecDeque<Instant>,
-    /// How many requests were too many.
+    /// The number of requests over the limit.
     pub refused: usize,
 }
 
@@ -127,7 +127,7 @@ impl Cluster {
             }
             Some(Answer::Never) => std::future::pending().await,
             Some(answer) if answer.spoils() => {
-                // What goes on without end has no middle: a watch is spoilt at its first line.
+                // A watch has no end, so it has no middle either. The server spoils its first line.
                 let right = match asked.verb.as_str() {
                     "watch" => {
                         json_response(StatusCode::OK, &json!({"type": "ADDED", "object": {"kind": "ConfigMap"}}))
@@ -250,7 +250,7 @@ fn list(store: &Store, selection: &Selection, asked: &Asked) -> Result<Response,
     Ok(json_response(StatusCode::OK, &list))
 }
 
-/// Which version a list is asked of.
+/// The version that a list request asks for.
 fn version_of_list(store: &Store, asked: &Asked) -> Result<u64, Failure> {
     let current = store.version();
     let wanted = match asked.parameter("resourceVersion").unwrap_or_default() {
@@ -377,7 +377,7 @@ fn merge(object: &mut Value, change: &Value) {
     }
 }
 
-/// Where a list goes on.
+/// The position at which a list continues.
 struct Page {
     version: u64,
     /// The namespace and the name of the last object before.

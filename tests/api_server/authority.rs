@@ -21,16 +21,16 @@ pub struct Pair {
     pub key: String,
 }
 
-/// What the server shows of itself.
+/// The certificate that the server presents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presents {
-    /// A good certificate.
+    /// A valid certificate.
     Good,
-    /// One that was good until yesterday.
+    /// A certificate that expired yesterday.
     Expired,
-    /// One for another host.
+    /// A certificate for another host.
     OtherName,
-    /// One of an unknown authority.
+    /// A certificate of an unknown authority.
     OtherAuthority,
 }
 

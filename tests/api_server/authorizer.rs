@@ -12,7 +12,7 @@ use super::request::Asked;
 use super::status::Failure;
 use super::store::{Key, Store};
 
-/// What users other than nodes may do, and whether it is known yet what nodes may.
+/// The permissions of users other than nodes, and whether the server knows those of nodes yet.
 #[derive(Default)]
 pub struct Rules {
     rules: Vec<Rule>,
@@ -104,7 +104,7 @@ impl Rules {
                 None => Err(format!("node '{node}' cannot read all nodes, only its own Node object")),
             },
             ("csinodes", None) if matches!(verb, "get" | "create" | "update" | "patch" | "delete") => {
-                // What is created has no name in its path, and is admitted by its own.
+                // A create request has no name in its path, so the name of the object decides.
                 let name = asked.name.as_deref().or(asked.body["metadata"]["name"].as_str());
                 match name == Some(node) {
                     true => Ok(()),

@@ -34,7 +34,7 @@ const OF_WATCH: [&str; 8] = [
 ];
 const OF_CREATE: [&str; 3] = ["dryRun", "fieldManager", "fieldValidation"];
 
-/// What is wrong with a request.
+/// The problems of a request.
 pub fn problems(asked: &Asked) -> Vec<String> {
     let mut problems = Vec::new();
     path(asked, &mut problems);

@@ -1,4 +1,4 @@
-//! What goes wrong with answers: planned by a test, done by the server. (What goes wrong with connections: `listener`.)
+//! Faults of answers, which a test plans and the server carries out. (`listener` has the faults of connections.)
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::status::Failure;
 pub enum Answer {
     /// The right one, before another plan begins.
     Right,
-    /// 429, to be asked again after so many seconds.
+    /// 429, with the seconds after which the client may retry.
     TooMany(u64),
     /// An error of the server: 409, 500, 503, 504.
     Error(u16),
@@ -41,20 +41,20 @@ pub enum Answer {
     Never,
 }
 
-/// How watches end before their time.
+/// The early end of watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// After so many changes.
+    /// The number of changes after which a watch ends.
     pub events: Option<usize>,
-    /// After this time.
+    /// The time after which a watch ends.
     pub time: Option<Duration>,
     pub end: End,
 }
 
-/// How an answer ends.
+/// The end of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// As it should.
+    /// The regular end.
     Clean,
     /// The stream breaks between two lines.
     Broken,
@@ -62,7 +62,7 @@ pub enum End {
     MidLine,
 }
 
-/// What else happens to watches.
+/// Further faults of watches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Disturbance {
     /// Watches send every change twice.
@@ -71,15 +71,15 @@ pub struct Disturbance {
     pub outdated: bool,
 }
 
-/// How the server is at a moment.
+/// The present behaviour of the server.
 #[derive(Clone, Debug, Default)]
 pub struct Mood {
     pub delay: Duration,
     pub cut: Option<Cut>,
     pub disturbance: Disturbance,
-    /// How long tokens are good, whatever is asked for.
+    /// The lifetime of tokens; it overrides the requested one.
     pub token_lifetime: Option<Duration>,
-    /// How far its clock is ahead of that of its clients, in seconds.
+    /// The seconds by which its clock is ahead of the clients' clocks.
     pub clock_ahead: i64,
     /// A version of a group that is not served, such as `certificates.k8s.io/v1beta1`.
     pub unserved: Option<&'static str>,
@@ -89,12 +89,12 @@ pub struct Mood {
 struct Planned {
     /// The verb and the resource, if not any.
     only: Option<(String, String)>,
-    /// How many more times; for ever if none.
+    /// The number of answers that still get the fault; without a number, all.
     times: Option<usize>,
     answer: Answer,
 }
 
-/// What is to go wrong. Watches that are under way hear of it.
+/// The planned faults. Running watches learn of changes.
 #[derive(Default)]
 pub struct Faults {
     mood: watch::Sender<Mood>,
@@ -131,7 +131,7 @@ impl Faults {
         Some(answer)
     }
 
-    /// How many plans of wrong answers are not fulfilled.
+    /// The number of planned faults that are still to come.
     pub fn pending(&self) -> usize {
         self.planned().len()
     }

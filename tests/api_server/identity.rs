@@ -1,7 +1,8 @@
 //! The user of a request, by a client certificate or a bearer token. There are no anonymous users.
 //!
-//! As with a real server, TLS takes any certificate of which the client has the key. Whether it is one of this cluster and
-//! in time is looked at with each request; the answer to one that is not is 401, and not the end of the connection.
+//! As with a real server, TLS takes any certificate of which the client has the key. The server checks with each request
+//! whether the cluster's authority signed the certificate and whether it is still valid. If not, it answers 401 and keeps the
+//! connection.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -18,7 +19,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::status::Failure;
 
-/// The group of nodes, and that of those who may do everything.
+/// The group of nodes; below, the group of users with all permissions.
 pub const NODES: &str = "system:nodes";
 pub const MASTERS: &str = "system:masters";
 

@@ -12,7 +12,7 @@ use super::ApiServer;
 use super::authority::Authority;
 use super::identity::{NODES, User};
 
-/// How a kubeconfig holds the credentials of its user.
+/// The form of the credentials in a kubeconfig.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     /// Certificates and key are in it.
@@ -80,7 +80,7 @@ impl ApiServer {
         self.write(&format!("{}.token", user.name.replace(':', "-")), &token);
     }
 
-    /// How often the program of [`Style::Exec`] was run.
+    /// The number of runs of the program of [`Style::Exec`].
     pub fn program_runs(&self) -> usize {
         fs::read_to_string(self.directory.path().join("runs")).map_or(0, |runs| runs.lines().count())
     }

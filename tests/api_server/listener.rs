@@ -27,27 +27,27 @@ use tokio_rustls::TlsAcceptor;
 
 use super::answers::Cluster;
 
-/// What the server's default is, per connection.
+/// The most streams of a connection: a real server's default.
 const STREAMS: u32 = 100;
-/// How often quiet watches hear how far the server is.
+/// The interval at which a watch without changes gets a bookmark.
 const BOOKMARK: Duration = Duration::from_secs(60);
 
-/// What is to happen to connections.
+/// The treatment of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// New ones are served.
+    /// The server accepts and serves new connections.
     Serve,
-    /// There is no server: new ones are refused, those that are there break.
+    /// There is no server: new connections are refused, and existing ones break.
     Refuse,
-    /// New ones are taken and nothing is ever said on them.
+    /// The server accepts new connections, and sends nothing on them.
     Hold,
-    /// Those that are there break.
+    /// Existing connections break.
     Break,
-    /// Those that are there stay, and nothing moves on them any more, in neither direction.
+    /// Existing connections stay, but carry no bytes in either direction.
     Freeze,
 }
 
-/// What is known of a connection.
+/// A connection of a client.
 pub struct Connection {
     pub number: u64,
     pub certificates: Vec<CertificateDer<'static>>,
@@ -56,7 +56,7 @@ pub struct Connection {
 /// The thread with the server.
 pub struct Listener {
     pub address: SocketAddr,
-    /// Where it is spoken to without TLS, as to `kubectl proxy`.
+    /// The address for connections without TLS, as to `kubectl proxy`.
     pub plain: SocketAddr,
     count: Arc<AtomicU64>,
     orders: Option<UnboundedSender<(Order, SyncSender<()>)>>,
@@ -87,7 +87,7 @@ impl Listener {
         Self { address, plain, count: counted, orders: Some(orders), thread: Some(thread) }
     }
 
-    /// How many connections there were.
+    /// The number of connections so far.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
@@ -128,7 +128,7 @@ struct Server {
     tls: Arc<Mutex<Arc<ServerConfig>>>,
     address: SocketAddr,
     connections: JoinSet<()>,
-    /// How many connections there were.
+    /// The number of connections so far.
     count: Arc<AtomicU64>,
     /// Connections with a lower number are frozen.
     frozen: Arc<AtomicU64>,

@@ -1,24 +1,25 @@
 //! An API server for tests: it stands for kube-apiserver in all that podfs asks of one.
 //!
 //! It speaks HTTP/1.1 and HTTP/2 over TLS on a port of 127.0.0.1, knows users by client certificates and bearer tokens, and
-//! lets nodes do what the Node authorizer and the NodeRestriction admission let them do. It keeps objects with one version
-//! for all of them, and answers `get`, `list` (selectors, pages, versions) and `watch` (resuming, `410`, bookmarks, initial
-//! events, timeouts), `create` for events, PersistentVolumes and tokens of service accounts, `delete` for PersistentVolumes. Errors are `Status` objects with the codes,
-//! reasons and texts of a real server.
+//! lets nodes do what the Node authorizer and the NodeRestriction admission let them do. It keeps objects with one version for
+//! all of them, and answers `get`, `list` (selectors, pages, versions) and `watch` (resuming, `410`, bookmarks, initial events,
+//! timeouts), `create` for events, PersistentVolumes and tokens of service accounts, `delete` for PersistentVolumes. Errors are
+//! `Status` objects with the codes, reasons and texts of a real server.
 //!
-//! A test can make it fail: refuse connections, hold them, break or freeze them ([`Order`]); answer wrongly
-//! ([`Answer`]), late, or with watches that end or repeat themselves ([`Mood`]); to present another certificate
-//! ([`Presents`]); to have forgotten its history; to crash and start as a real one does ([`ApiServer::boot`]); to have too
-//! much to do ([`ApiServer::limit`]); to be one that sends no initial events ([`InitialEvents`]). It writes down every request, and says which of them are not what the
-//! conventions of the API ask for.
+//! A test can make it fail: refuse connections, hold them, break or freeze them ([`Order`]); answer wrongly ([`Answer`]), late,
+//! or with watches that end or repeat themselves ([`Mood`]); to present another certificate ([`Presents`]); to have forgotten
+//! its history; to crash and start as a real one does ([`ApiServer::boot`]); to have too much to do ([`ApiServer::limit`]); to
+//! be one that sends no initial events ([`InitialEvents`]). It writes down every request, and says which of them are not what
+//! the conventions of the API ask for.
 //!
-//! What it leaves out: validation of objects, defaults beyond those that podfs reads, every other change over HTTP
-//! (tests change objects with [`ApiServer::put`] and [`ApiServer::delete`]), finalizers, namespaces as objects, discovery,
-//! protobuf, tables, server-side apply, the queues of priority and fairness, and signatures of tokens. `Node` objects and service accounts
-//! are not made by themselves.
+//! What it leaves out: validation of objects, defaults beyond those that podfs reads, every other change over HTTP (tests
+//! change objects with [`ApiServer::put`] and [`ApiServer::delete`]), finalizers, namespaces as objects, discovery, protobuf,
+//! tables, server-side apply, the queues of priority and fairness, and signatures of tokens. `Node` objects and service
+//! accounts exist only if a test puts them.
 //!
-//! One concept a file: `listener` takes connections, `request` parses requests, `identity` and `authorizer` decide permissions,
-//! `answers` and `watch` answer from the `store`, `faults` spoils it, and `conventions` judges.
+//! Each file has one concept: `listener` takes connections, `request` parses requests, `identity` and `authorizer` decide
+//! permissions, `answers` and `watch` answer from the `store`, `faults` has the planned faults of answers, and `conventions`
+//! finds requests that a real server would not accept.
 #![allow(dead_code, unused_imports, reason = "each test program uses its part")]
 
 mod answers;
@@ -85,7 +86,7 @@ impl ApiServer {
         format!("https://{}", self.listener.address)
     }
 
-    /// Where it is spoken to without TLS, as to `kubectl proxy`; users are known by tokens there.
+    /// The URL for connections without TLS, as to `kubectl proxy`. Users authenticate by tokens there.
     pub fn plain_url(&self) -> String {
         format!("http://{}", self.listener.plain)
     }
@@ -148,7 +149,7 @@ impl ApiServer {
         self.cluster.state().store.version()
     }
 
-    /// How many watches there are that tell of an object.
+    /// The number of watches that cover an object.
     pub fn watches(&self, kind: &str, name: &str) -> usize {
         let plural = Resource::of_kind(kind).expect("a kind").plural;
         self.cluster.state().store.watches(plural, name)
@@ -164,13 +165,13 @@ impl ApiServer {
         self.cluster.state().store.compact();
     }
 
-    /// What happens to connections.
+    /// Sets the treatment of connections.
     #[track_caller]
     pub fn connections(&self, order: Order) {
         self.listener.order(order);
     }
 
-    /// How many connections there were.
+    /// The number of connections so far.
     pub fn connection_count(&self) -> u64 {
         self.listener.count()
     }
@@ -200,7 +201,7 @@ impl ApiServer {
         state.starting = false;
     }
 
-    /// What becomes of watches that are to begin with what there is, until it is changed.
+    /// Sets the treatment of watches with `sendInitialEvents`.
     pub fn initial_events(&self, initial: InitialEvents) {
         self.cluster.state().initial_events = initial;
     }
@@ -210,7 +211,7 @@ impl ApiServer {
         self.cluster.state().overload.limit = Some((requests, within));
     }
 
-    /// How many requests were answered with 429 because of the limit.
+    /// The number of requests that got 429 because of the limit.
     pub fn too_many(&self) -> usize {
         self.cluster.state().overload.refused
     }
@@ -222,7 +223,7 @@ impl ApiServer {
         self.connections(Order::Serve);
     }
 
-    /// What new connections see of the server.
+    /// Sets the certificate that the server presents on new connections.
     pub fn present(&self, presents: Presents) {
         *self.tls.lock().expect("no panic") = tls(&certificate(&self.authority, presents));
     }
@@ -249,7 +250,7 @@ impl ApiServer {
         self.cluster.faults.plan(Some((verb, resource)), None, answer);
     }
 
-    /// How many plans of wrong answers are not fulfilled.
+    /// The number of planned faults that are still to come.
     pub fn pending_failures(&self) -> usize {
         self.cluster.faults.pending()
     }
@@ -274,17 +275,17 @@ impl ApiServer {
         self.cluster.state().seen.clone()
     }
 
-    /// How many requests there were.
+    /// The number of requests so far.
     pub fn request_count(&self) -> usize {
         self.cluster.state().seen.len()
     }
 
-    /// How many requests of this verb on this resource there were.
+    /// The number of requests with this verb on this resource so far.
     pub fn count(&self, verb: &str, resource: &str) -> usize {
         self.cluster.state().seen.iter().filter(|asked| asked.is(verb, resource)).count()
     }
 
-    /// How many requests there were for all that there is of this resource, as a list or at the beginning of a watch.
+    /// The number of requests for all objects of this resource so far: lists, and watches that begin with the existing objects.
     pub fn lists(&self, resource: &str) -> usize {
         let lists =
             |asked: &&Asked| asked.is("list", resource) || asked.is("watch", resource) && asked.wants_initial_events();

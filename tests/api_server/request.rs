@@ -1,4 +1,4 @@
-//! What a request asks for, as a server understands it: a verb on a resource, and not a method on a path.
+//! Requests as an API server understands them: a verb on a resource, and not a method on a path.
 
 use axum::http::request::Parts;
 use axum::http::{Method, Version};
@@ -8,14 +8,14 @@ use serde_json::Value;
 use super::resources::Resource;
 use super::selector::name_of_selector;
 
-/// One request.
+/// A request.
 #[derive(Clone, Debug)]
 pub struct Asked {
     /// `get`, `list`, `watch`, `create`, or a method that has no verb here.
     pub verb: String,
     /// The resource, if the path leads to one that is served.
     pub resource: Option<&'static Resource>,
-    /// What the path says the resource is.
+    /// The resource in the path.
     pub plural: String,
     pub subresource: Option<String>,
     pub namespace: Option<String>,
@@ -32,7 +32,7 @@ pub struct Asked {
     pub version: Version,
     /// The number of the connection it came on.
     pub connection: u64,
-    /// What was sent along, if it is JSON.
+    /// The body, if it is JSON.
     pub body: Value,
 }
 
@@ -97,7 +97,7 @@ impl Asked {
         }
     }
 
-    /// How errors name it: `configmaps "app"`.
+    /// Its name in errors: `configmaps "app"`.
     pub fn title(&self) -> String {
         let resource =
             if self.group().is_empty() { self.plural.clone() } else { format!("{}.{}", self.plural, self.group()) };
@@ -123,7 +123,7 @@ impl Asked {
     }
 }
 
-/// What a path says.
+/// The parts of a path.
 #[derive(Default)]
 struct Place {
     group: String,

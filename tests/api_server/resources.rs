@@ -10,7 +10,7 @@ use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, VolumeAttachment};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-/// One resource in one version of its API.
+/// A resource in a version of its API.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Resource {
     /// The API group; that of the core is empty.

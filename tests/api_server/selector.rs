@@ -6,7 +6,7 @@ use super::resources::Resource;
 use super::status::Failure;
 use super::store::Key;
 
-/// Which objects of a resource.
+/// A selection of objects of a resource.
 #[derive(Clone, Debug)]
 pub struct Selection {
     resource: &'static Resource,

@@ -50,7 +50,7 @@ impl Failure {
         Self::new(404, "NotFound", format!("{} not found", asked.title())).about(asked)
     }
 
-    /// Another object than the one that was asked for is missing.
+    /// An object other than the requested one is missing.
     pub fn missing(plural: &str, name: &str) -> Self {
         let details = json!({"name": name, "kind": plural});
         Self { details, ..Self::new(404, "NotFound", format!("{plural} {name:?} not found")) }

@@ -15,7 +15,7 @@ use super::selector::Selection;
 use super::status::Failure;
 use super::tokens::rfc3339;
 
-/// Where an object is. Cluster-scoped objects have an empty namespace.
+/// The key of an object. Cluster-scoped objects have an empty namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     pub plural: &'static str,
@@ -29,19 +29,19 @@ impl Key {
     }
 }
 
-/// One change of one object.
+/// A change of an object.
 #[derive(Debug)]
 pub struct Change {
     pub version: u64,
     pub key: Key,
-    /// What was there.
+    /// The object before the change, if it existed.
     pub before: Option<Arc<Value>>,
-    /// What is there, or for a deletion what was, with the version of the deletion.
+    /// The object after the change; for a deletion, the deleted object with the version of the deletion.
     pub object: Arc<Value>,
     pub deleted: bool,
 }
 
-/// What the store sends to a watch.
+/// A message of the store to a watch.
 #[derive(Clone, Debug)]
 pub enum News {
     Change(Arc<Change>),
@@ -170,7 +170,7 @@ impl Store {
         self.watchers.retain(|watcher| watcher.news.send(News::Bookmark(version)).is_ok());
     }
 
-    /// How many watches there are on an object.
+    /// The number of watches that cover an object.
     pub fn watches(&self, plural: &str, name: &str) -> usize {
         let watches = |watcher: &&Watcher| {
             !watcher.news.is_closed()
@@ -194,7 +194,7 @@ impl Store {
         self.history.push(change);
     }
 
-    /// What a server fills in.
+    /// Sets the fields that a server fills in.
     fn default(&mut self, resource: &Resource, object: &mut Value, before: Option<&Value>) {
         if let Some(Value::Object(strings)) = object.get_mut("stringData").map(Value::take) {
             for (key, text) in strings {

@@ -18,8 +18,8 @@ use super::store::{Key, Store};
 /// The audience of a token whose request names none.
 const AUDIENCE: &str = "https://kubernetes.default.svc";
 
-/// The answer to a TokenRequest. `mood` says how long tokens are good, whatever is asked for, and how the clock is; `serial` makes
-/// tokens different.
+/// The answer to a TokenRequest. `mood` has the lifetime of tokens, which overrides the requested one, and the clock. `serial`
+/// makes each token unique.
 pub fn issue(store: &Store, user: &User, asked: &Asked, mood: &Mood, serial: u64) -> Result<Value, Failure> {
     let (namespace, name) = (asked.namespace.as_deref().unwrap_or_default(), asked.name.as_deref().unwrap_or_default());
     let account = store.get(&Key::new("serviceaccounts", namespace, name)).ok_or_else(|| Failure::not_found(asked))?;
@@ -67,7 +67,7 @@ pub fn issue(store: &Store, user: &User, asked: &Asked, mood: &Mood, serial: u64
     Ok(answer)
 }
 
-/// What a token says.
+/// The claims of a token.
 pub fn claims(token: &str) -> Value {
     let payload = token.split('.').nth(1).expect("three parts");
     let mut base64 = payload.replace('-', "+").replace('_', "/");
@@ -108,7 +108,7 @@ fn bound_pod<'a>(
     }
 }
 
-/// What nodes may ask for: tokens bound to their pods, for audiences that those pods name.
+/// Admits the requests that nodes may make: tokens bound to their pods, for audiences that those pods name.
 fn admit(store: &Store, node: &str, pod: Option<&Value>, spec: &Value, asked: &Asked) -> Result<(), Failure> {
     let refuse = |why: &str| Err(Failure::not_admitted(asked, why));
     let reference = &spec["boundObjectRef"];

@@ -24,7 +24,7 @@ use super::selector::Selection;
 use super::status::Failure;
 use super::store::{Change, News, Registered, Store};
 
-/// How long a watch lasts that names no time.
+/// The duration of a watch without `timeoutSeconds`.
 const LASTS: Duration = Duration::from_secs(40 * 60);
 
 type Line = Result<Bytes, io::Error>;
@@ -107,7 +107,7 @@ struct Watch {
     begun: Instant,
     until: Instant,
     mood: watch::Receiver<Mood>,
-    /// How many changes it has received.
+    /// The number of changes that it has received.
     told: usize,
 }
 
@@ -202,7 +202,7 @@ fn line(kind: &str, object: &Value) -> Bytes {
     Bytes::from(line)
 }
 
-/// How far the server is; whether it is the end of what there was at the beginning.
+/// A bookmark with the server's version. `ends_initial` marks the end of the initial events.
 fn bookmark(resource: &Resource, version: u64, metadata_only: bool, ends_initial: bool) -> Bytes {
     let mut metadata = json!({"resourceVersion": version.to_string(), "creationTimestamp": null});
     if ends_initial {

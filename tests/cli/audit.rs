@@ -25,7 +25,7 @@ use rustix::fs::{Mode, OFlags, openat};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// What every manifest of a pod here begins with.
+/// The first lines of each pod manifest here.
 const AUDITED: &str = "apiVersion: v1\nkind: Pod\nmetadata: {name: web, annotations: {podfs.io/audit.db: open}}\n";
 const KEYS: usize = 6;
 
@@ -57,7 +57,7 @@ fn read(path: impl AsRef<Path>) {
     assert_eq!(fs::read_to_string(path).expect("a key"), "hidden");
 }
 
-/// What `podfs status` says of a volume.
+/// The entry of a volume in `podfs status`.
 #[track_caller]
 fn volume_status(fixture: &Fixture, name: &str) -> Value {
     let mut pods = fixture.pods();
@@ -72,7 +72,7 @@ fn counted(fixture: &Fixture) -> (u64, u64) {
     (audit["opens"].as_u64().expect("a number"), audit["lost"].as_u64().expect("a number"))
 }
 
-/// Has a command run as another user, who may have no access to its working directory.
+/// Makes a command run as another user, which may have no access to its working directory.
 fn become_user(command: &mut Command, uid: usize, gid: usize) {
     // SAFETY: the calls are async-signal-safe, and change a process that has one thread.
     unsafe {
@@ -188,7 +188,7 @@ fn a_key_goes_by_the_users_name_however_it_is_opened() {
         let directory = File::open(volume.join("sub")).expect("a directory");
         let (flags, mode) = (OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty());
         drop(openat(&directory, c"deep", flags, mode).expect("a file"));
-        // What is not an open of a file.
+        // These calls do not open a file.
         let paths_only = OFlags::PATH.bits().cast_signed();
         File::options().read(true).custom_flags(paths_only).open(volume.join("key-2")).expect("a path");
         fs::metadata(volume.join("key-2")).expect("it is there");

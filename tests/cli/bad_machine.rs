@@ -19,7 +19,7 @@ fn fixture() -> Fixture {
     fixture
 }
 
-/// Where that volume belongs.
+/// The path at which podfs mounts that volume.
 fn mount_point(fixture: &Fixture) -> PathBuf {
     fixture.path("root/pods/u1/volumes/kubernetes.io~configmap/config")
 }
@@ -66,7 +66,7 @@ fn a_lock_file_that_is_a_link_or_a_fifo_is_refused_at_once() {
     nix::unistd::mkfifo(&lock, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
     fixture.refused(&mut fixture.command()).says(1, &["it is not a regular file"]);
     fs::remove_file(&lock).expect("removed");
-    // What is counted is not written through a link either.
+    // podfs does not write its counters through a link either.
     symlink(&victim, fixture.path("run/u1/counts.json")).expect("a link");
     symlink(&victim, fixture.path("run/u1/counts.json.new")).expect("a link");
     let mut running = fixture.run();

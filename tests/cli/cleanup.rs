@@ -22,7 +22,7 @@ fn empty_dir_fixture() -> Fixture {
     Fixture::new(&pod("[{name: scratch, emptyDir: {}}]"))
 }
 
-/// What stands below a directory that is not inside a mount, with what is mounted.
+/// All paths of the fixture that are not inside a mount, and the mount points.
 fn everything(fixture: &Fixture) -> (Vec<String>, Vec<std::path::PathBuf>) {
     let mounts = fixture.mounts();
     let mut found = Vec::new();

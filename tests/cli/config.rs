@@ -101,7 +101,7 @@ fn the_settings_in_effect_are_shown_with_their_origin() {
     ] {
         assert!(shown.lines().any(|shown| shown == line), "{line:?} is not in:\n{shown}");
     }
-    // What is shown can be used.
+    // The output is a valid configuration.
     let again = config(&mut Settings::new(&shown).podfs(&["config"]));
     let values = |text: &str| -> Vec<String> {
         text.lines().map(|line| line.split('#').next().unwrap_or_default().trim().to_owned()).collect()

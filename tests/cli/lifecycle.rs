@@ -158,7 +158,7 @@ fn the_pod_may_come_from_standard_input() {
     let mut running = fixture.start_with_input(command, File::open(fixture.pod()).expect("a manifest"));
     running.wait_ready();
     wait_content(&running.volume("config").join("a"), "1");
-    // Objects are followed all the same.
+    // podfs still watches the objects.
     fixture.write("objects/app.json", &config_map("app", &[("a", "2")]));
     wait_content(&running.volume("config").join("a"), "2");
 }
@@ -214,7 +214,7 @@ fn with_json_logs_every_line_on_standard_error_is_json() {
     assert!(lines.iter().any(|line| message(line).contains("pod default/web is ready: config in ")), "{log}");
     let find = |words: &str| lines.iter().find(|line| message(line).contains(words)).expect(words);
     assert_eq!(find("SetUp failed")["level"], "WARN");
-    // Whatever a line says, its fields say what it is about.
+    // The fields of each line name its pod and its volume.
     let about = |words: &str| ["pod", "volume"].map(|field| find(words)["fields"][field].as_str().unwrap_or_default());
     assert_eq!(about("SetUp failed"), ["default/web", "config"]);
     assert_eq!(about("volume is current"), ["default/web", "config"]);

@@ -63,7 +63,7 @@ impl Mounted {
         self.mounts(&[&["prepare", "--container", "web"], &environment[..], arguments].concat())
     }
 
-    /// Where the source of each mount is, in the order of the manifest.
+    /// The source of each mount, in the order of the manifest.
     #[track_caller]
     fn prepared(&self) -> Vec<PathBuf> {
         let outcome = self.prepare(&["--pod-ip", "198.51.100.7", "--output", "json"]);

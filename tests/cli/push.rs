@@ -33,7 +33,7 @@ impl Pushed {
         Pushed { running, fixture }
     }
 
-    /// One that has everything it needs.
+    /// A pod with all objects that it needs.
     fn complete() -> Pushed {
         let mut pushed = Self::start();
         pushed.push_objects(&everything()).says(0, &["has 3 objects and 1 token now"]);
@@ -69,7 +69,7 @@ fn serve_pushed(fixture: &Fixture) -> Running {
     serve(fixture, command)
 }
 
-/// Starts podfs and waits until it can be asked.
+/// Starts podfs and waits until it listens.
 fn serve(fixture: &Fixture, command: Command) -> Running {
     let running = fixture.start_command(command);
     let socket = fixture.path(&format!("run/{UID}/control.sock"));
@@ -166,7 +166,7 @@ fn an_agent_may_keep_its_connection_for_more_pushes() {
     agents[0].write_all(&[rest, &message].concat()).expect("it is read");
     assert_eq!((next(&mut agents[0]), next(&mut agents[0])), (Some(taken.clone()), Some(taken)));
     wait_content(&pushed.setting(), "in parts");
-    // What is wrong is refused, and the connection stays; what is no push ends it.
+    // podfs refuses an invalid push and keeps the connection. A message that is no push ends the connection.
     send(&mut agents[0], &json!({"version": 1, "message": {"push": {"objects": [{"kind": "Pod"}]}}}));
     let refused = next(&mut agents[0]).expect("an answer");
     assert!(refused["message"]["refused"].is_string(), "{refused}");
@@ -192,7 +192,7 @@ fn an_agent_may_keep_its_connection_for_more_pushes() {
 #[test]
 fn volumes_wait_for_the_first_push_and_show_it() {
     let mut pushed = Pushed::start();
-    // What is optional may still come.
+    // Optional objects may still come.
     pushed.running.wait_log(r#"configmap "app" is not known yet: nothing was pushed"#);
     pushed.running.wait_log(r#"secret "db" is not known yet: nothing was pushed"#);
     pushed.running.wait_log("failed to fetch token: it was not pushed");
@@ -239,7 +239,7 @@ fn a_push_with_one_bad_object_changes_nothing() {
     let outcome = pushed.push_objects(&[config_map("app", &[("a", "2")]), bad.to_owned()]);
     outcome.says(1, &["the push, item 2: data.k: is not base64"]);
     assert!(!outcome.stderr.contains("hunter2"), "{}", outcome.stderr);
-    // What comes after it is shown, and nothing of it.
+    // The volume shows the next push, and nothing of this one.
     pushed.push_objects(&[token("second")]).says(0, &[]);
     wait_content(&pushed.file("projected", "access", "token"), "second");
     assert_eq!(fs::read_to_string(pushed.setting()).expect("a file"), "1");

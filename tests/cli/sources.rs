@@ -36,7 +36,7 @@ fn a_file_rewritten_in_place_or_renamed_over_is_read_again() {
 
 #[test]
 fn a_directory_of_objects_that_is_itself_a_config_map_volume_is_followed() {
-    // What a ConfigMap volume looks like, and how the kubelet switches it.
+    // The layout of a ConfigMap volume, and the switch as the kubelet does it.
     let fixture = Fixture::new(&config_pod());
     let generation = |name: &str, content: &str| {
         fs::create_dir(fixture.path("objects").join(name)).expect("a directory");

@@ -1,4 +1,4 @@
-//! `podfs trace`: a live volume is looked at, and never notices.
+//! `podfs trace`: it shows the requests of a running volume, and does not disturb them.
 
 use std::fs::{self, File};
 use std::io::{IsTerminal, Read};

@@ -1,4 +1,4 @@
-//! Two builds of podfs of different version, and the place on disk where one of them is.
+//! Two builds of podfs with different versions, and the directory in which one of them is installed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::outcome::{Outcome, finish};
 use super::{Fixture, PODFS, PODFS_FUSE, PODFS_SUPERVISOR, Running};
 
-/// The version that this build tells.
+/// The version that this build reports.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The programs that belong together.
@@ -17,12 +17,12 @@ const PROGRAMS: [(&str, &str); 3] =
 pub struct Builds {
     directory: PathBuf,
     versions: [String; 2],
-    /// Which of them is on disk.
+    /// The index of the build that is installed.
     current: usize,
 }
 
 impl Builds {
-    /// This build, and one that differs only in the version it tells. The first is on disk.
+    /// This build, and one that differs only in its version. This build is installed.
     pub fn new(fixture: &Fixture) -> Self {
         let directory = fixture.path("builds");
         let builds = Self { directory, versions: [VERSION.to_owned(), another(VERSION)], current: 0 };
@@ -36,12 +36,12 @@ impl Builds {
         builds
     }
 
-    /// Where podfs is on disk.
+    /// The path of the installed podfs.
     pub fn program(&self) -> PathBuf {
         self.on_disk().join("podfs")
     }
 
-    /// Where its podfs-fuse is.
+    /// The path of the installed podfs-fuse.
     pub fn server_program(&self) -> PathBuf {
         self.on_disk().join("podfs-fuse")
     }
@@ -120,14 +120,14 @@ pub fn upgrade(fixture: &Fixture) -> Outcome {
     finish(fixture.operator("upgrade").arg("--all"))
 }
 
-/// A build that differs from this one only in the version it tells, and that version.
+/// A build that differs from this one only in its version, and that version.
 pub fn other_build(program: &[u8]) -> (String, Vec<u8>) {
     let (version, mut other) = (another(VERSION), program.to_owned());
     replace(&mut other, VERSION.as_bytes(), version.as_bytes());
     (version, other)
 }
 
-/// A version that is as long, so that it fits where the first one is written.
+/// Another version of the same length, so that it fits into the program in place of the first one.
 pub fn another(version: &str) -> String {
     let (rest, last) = version.split_at(version.len() - 1);
     format!("{rest}{}", if last == "9" { "8" } else { "9" })

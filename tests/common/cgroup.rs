@@ -1,4 +1,4 @@
-//! Cgroups of tests' own.
+//! Cgroups that tests make.
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
@@ -10,15 +10,15 @@ use podfs_fuse::mount::table::mounts;
 
 use super::eventually;
 
-/// One that is removed when the test ends.
+/// A cgroup that is removed when the test ends.
 pub struct Cgroup {
     directory: PathBuf,
-    /// As `/proc/PID/cgroup` has it.
+    /// Its path in `/proc/PID/cgroup`.
     pub path: String,
 }
 
 impl Cgroup {
-    /// An empty one. None where there are no cgroups of version 2.
+    /// An empty cgroup; `None` on machines without cgroups of version 2.
     pub fn new(name: &str) -> Option<Self> {
         let top = mounts().expect("a table").into_iter().find(|mounted| mounted.fs_type == "cgroup2")?.at;
         let name = format!("podfs-test-{}-{name}", std::process::id());

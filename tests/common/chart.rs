@@ -1,4 +1,4 @@
-//! The chart packaging/helm/podfs: what it gives with which values.
+//! The chart packaging/helm/podfs, and the objects that it renders with given values.
 
 use std::fs;
 use std::io::Write;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::packages::{told_by, top};
 
-/// The chart's values, with these in the place of some.
+/// The chart's values, with `other` in place of some of them.
 pub fn values(other: &Value) -> Value {
     let mut values = yaml(&fs::read_to_string(chart("values.yaml")).expect("values")).remove(0);
     for (key, other) in other.as_object().expect("values") {
@@ -22,7 +22,7 @@ pub fn values(other: &Value) -> Value {
     values
 }
 
-/// What the chart gives with these values. `helm` is not in Debian; tests/peers/helm.go says what it stands for.
+/// The objects that the chart renders with these values. Debian has no `helm`; tests/peers/helm.go takes its place.
 pub fn rendered(other: &Value) -> Vec<Value> {
     static RENDERER: LazyLock<PathBuf> = LazyLock::new(|| {
         let (source, program) =
@@ -45,7 +45,7 @@ pub fn rendered(other: &Value) -> Vec<Value> {
     yaml(&told_with(&mut renderer, &data))
 }
 
-/// What a program prints that has to succeed, with this on its standard input.
+/// The standard output of a program that gets `input` on its standard input. Fails the test if the program fails.
 #[track_caller]
 pub fn told_with(command: &mut Command, input: &Value) -> String {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
@@ -55,7 +55,7 @@ pub fn told_with(command: &mut Command, input: &Value) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// Where a file of the chart is.
+/// The path of a file of the chart.
 pub fn chart(name: &str) -> PathBuf {
     top().join("packaging/helm/podfs").join(name)
 }

@@ -12,7 +12,7 @@ use super::TIMEOUT;
 pub struct Connection(UnixStream);
 
 impl Connection {
-    /// Asks.
+    /// Connects, and sends a question.
     pub fn ask(directory: &Path, question: &Value) -> Connection {
         let mut stream = UnixStream::connect(directory.join("control.sock")).expect("a supervisor listens");
         stream.set_read_timeout(Some(TIMEOUT)).expect("set");

@@ -1,8 +1,8 @@
-//! A CSI driver that does what a test says: it mounts directories and devices by bind mounts, records each call, and fails, delays
-//! or falsifies answers on order of the test. It listens and registers as drivers do.
+//! A CSI driver under the control of a test. It mounts directories and devices by bind mounts and records each call. It fails,
+//! delays or falsifies answers as the test orders. It listens and registers as drivers do.
 //!
-//! It stands for a driver of another vendor, which this machine does not have. It shows what podfs asks and what podfs makes of
-//! each answer; it does not show that a certain vendor's driver understands podfs.
+//! It stands for a driver of another vendor, which this machine does not have. It shows the calls of podfs and the effect of
+//! each answer. It does not show that a certain vendor's driver understands podfs.
 
 use std::collections::HashMap;
 use std::fs;
@@ -26,25 +26,25 @@ use tonic::{Code, Request, Response, Status};
 /// The name that the driver registers with.
 pub const DRIVER: &str = "disk.csi.acme.com";
 
-/// Where in a staging directory the driver has a volume that is to be a block device.
+/// The name of a block volume in its staging directory.
 const DEVICE: &str = "device";
 
-/// What a driver does in place of its work.
+/// A fault of the driver in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It fails, before the work.
+    /// The call has no effect and fails.
     Fails(Code),
-    /// It works, and fails.
+    /// The call takes effect and fails.
     FailsAfterTheWork(Code),
-    /// It works, and answers after this time.
+    /// The call takes effect, and the driver answers after this time.
     Late(Duration),
     /// It never answers.
     Hangs,
-    /// It works, and never answers.
+    /// The call takes effect, and the driver never answers.
     HangsAfterTheWork,
-    /// It says that it has worked, and has not.
+    /// The driver reports success, and the call has no effect.
     Lies,
-    /// It kills the process of this id after the work, and never answers.
+    /// The call takes effect, the driver kills the process with this id, and never answers.
     Kills(i32),
 }
 
@@ -52,7 +52,7 @@ pub enum Fault {
 #[derive(Default)]
 pub struct Script {
     capabilities: Vec<Type>,
-    /// One for each coming call of a method; without one it works.
+    /// The faults of the next calls of a method, in order. A call without a fault succeeds.
     faults: HashMap<&'static str, Vec<Fault>>,
     /// Faults of all calls of a method.
     always: HashMap<&'static str, Fault>,
@@ -60,14 +60,14 @@ pub struct Script {
     published: Vec<NodePublishVolumeRequest>,
     staged: Vec<NodeStageVolumeRequest>,
     expanded: Vec<NodeExpandVolumeRequest>,
-    /// What it was asked about, and what it answers.
+    /// The NodeGetVolumeStats requests that it got, and its answer to them.
     asked: Vec<NodeGetVolumeStatsRequest>,
     stats: NodeGetVolumeStatsResponse,
-    /// What it says of the node.
+    /// Its answer to NodeGetInfo.
     info: NodeGetInfoResponse,
-    /// How its registrations were answered.
+    /// The answers to its registrations.
     answers: Vec<RegistrationStatus>,
-    /// How long it has worked for all calls.
+    /// The time that the work of all calls took.
     spent: Duration,
 }
 
@@ -94,7 +94,7 @@ impl CsiDriver {
         let registry = root.join("plugins_registry");
         fs::create_dir_all(&own).expect("a directory");
         fs::create_dir_all(&registry).expect("a directory");
-        // Not at the usual place: podfs has to ask the registration.
+        // The socket is not at the usual path, so podfs has to ask the registration socket for it.
         let (socket, registration) = (own.join("own.sock"), registry.join("acme-reg.sock"));
         for path in [&socket, &registration] {
             let _ = fs::remove_file(path);
@@ -114,7 +114,7 @@ impl CsiDriver {
         self.runtime = Some(runtime);
     }
 
-    /// The driver crashes: what it was asked is not answered any more. What it has mounted stays.
+    /// The driver crashes: calls in progress get no answer, and its mounts stay.
     pub fn crash(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -126,12 +126,12 @@ impl CsiDriver {
         fs::remove_file(root.join("plugins_registry/acme-reg.sock")).expect("it is registered");
     }
 
-    /// What NodeGetInfo answers from now on.
+    /// Sets the answer of NodeGetInfo from now on.
     pub fn answer_info(&self, info: NodeGetInfoResponse) {
         self.script().info = info;
     }
 
-    /// How its registrations were answered: with an error, or with an empty text.
+    /// The answers to its registrations: the error, or an empty text.
     pub fn answers(&self) -> Vec<String> {
         let answers = self.script().answers.clone();
         let text = |answer: RegistrationStatus| {
@@ -141,12 +141,12 @@ impl CsiDriver {
         answers.into_iter().map(text).collect()
     }
 
-    /// The next call of a method goes wrong like this; further ones after that.
+    /// Adds a fault for the next call of a method that has none yet.
     pub fn fail(&self, method: &'static str, fault: Fault) {
         self.script().faults.entry(method).or_default().push(fault);
     }
 
-    /// All calls of a method go wrong like this.
+    /// Sets the fault of all calls of a method from now on; `None` ends it.
     pub fn fail_always(&self, method: &'static str, fault: Option<Fault>) {
         match fault {
             Some(fault) => drop(self.script().always.insert(method, fault)),
@@ -154,17 +154,17 @@ impl CsiDriver {
         }
     }
 
-    /// How long the driver has worked for all calls so far.
+    /// The time that the work of all calls took so far.
     pub fn spent(&self) -> Duration {
         self.script().spent
     }
 
-    /// The methods that were called, in order; those that only ask are left out.
+    /// The methods that were called, in order, without those that only read.
     pub fn calls(&self) -> Vec<String> {
         self.script().calls.clone()
     }
 
-    /// How often a method was called.
+    /// The number of calls of a method.
     pub fn count(&self, method: &str) -> usize {
         self.calls().iter().filter(|call| *call == method).count()
     }
@@ -179,17 +179,17 @@ impl CsiDriver {
         self.script().staged.last().expect("NodeStageVolume was called").clone()
     }
 
-    /// What the last NodeExpandVolume was told.
+    /// The last NodeExpandVolume request.
     pub fn expanded(&self) -> NodeExpandVolumeRequest {
         self.script().expanded.last().expect("NodeExpandVolume was called").clone()
     }
 
-    /// What the last NodeGetVolumeStats was told, if it was called.
+    /// The last NodeGetVolumeStats request, if there was one.
     pub fn asked(&self) -> Option<NodeGetVolumeStatsRequest> {
         self.script().asked.last().cloned()
     }
 
-    /// What NodeGetVolumeStats answers from now on.
+    /// Sets the answer of NodeGetVolumeStats from now on.
     pub fn answer_stats(&self, stats: NodeGetVolumeStatsResponse) {
         self.script().stats = stats;
     }
@@ -278,7 +278,7 @@ fn is_block(capability: Option<&VolumeCapability>) -> bool {
     matches!(capability.and_then(|can| can.access_type.as_ref()), Some(volume_capability::AccessType::Block(_)))
 }
 
-/// Drivers have to be idempotent: what is mounted stays as it is.
+/// Bind-mounts `source` at `target`. Drivers have to be idempotent, so an existing mount stays.
 fn bind(source: &Path, target: &Path) -> Result<(), Status> {
     match source.is_dir() {
         true => drop(fs::create_dir(target)),

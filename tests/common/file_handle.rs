@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// What stands for a file.
+/// A file handle, as the system calls take it.
 #[repr(C)]
 #[derive(Clone)]
 pub struct FileHandle {
@@ -17,7 +17,7 @@ pub struct FileHandle {
 }
 
 impl FileHandle {
-    /// The one of what is at `path`.
+    /// The handle of the file at `path`.
     pub fn of(path: &Path) -> Self {
         let mut handle = Self { size: 128, kind: 0, bytes: [0; 128] };
         let (at, mut mount) = (CString::new(path.as_os_str().as_bytes()).expect("a path"), 0);

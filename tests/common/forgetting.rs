@@ -1,4 +1,4 @@
-//! Kernels that forget the files of one file system, as they do when memory gets scarce.
+//! Makes the kernel drop the inodes and names of one file system from its caches, as it does when memory gets scarce.
 
 use std::path::Path;
 

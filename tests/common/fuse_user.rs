@@ -16,7 +16,7 @@ use super::namespace::{Container, Propagation, bind, mount_tmpfs};
 /// The user.
 pub const USER: Caller = Caller::new(65534);
 
-/// Runs `test` where each user may use FUSE, whatever the modes of this machine's devices say; as udev has it.
+/// Runs `test` in a mount namespace in which `/dev/fuse` has the mode that udev sets: each user may use it.
 pub fn where_users_may_mount(test: impl FnOnce() + Send + 'static) {
     Container::new(Propagation::Private).run(move || {
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
@@ -43,7 +43,7 @@ pub fn is_mounted(directory: &Path) -> bool {
     mounts_at(directory).expect("a mount table").iter().any(|mounted| mounted.fs_type == "fuse.podfs-view")
 }
 
-/// What the user reads.
+/// The content of a file as the user reads it; none if the user cannot read it.
 pub fn read(path: &Path) -> Option<String> {
     USER.run(Path::new("/"), || fs::read_to_string(path).ok())
 }

@@ -12,7 +12,7 @@ use super::tree;
 #[derive(Debug, PartialEq, Eq)]
 pub struct Identity {
     pub mount: u64,
-    /// Where `..data` leads to, if there is one.
+    /// The target of `..data`, if there is one.
     pub generation: Option<String>,
     /// Names and inode numbers.
     pub files: Vec<(String, u64)>,

@@ -48,7 +48,7 @@ impl Inside {
         command.output().expect("sh runs")
     }
 
-    /// Likewise, for a script that succeeds. Gives what it prints.
+    /// Runs a script as [`Self::run`] does, and returns its standard output. Fails the test if the script fails.
     #[track_caller]
     pub fn get(&self, caller: Caller, script: &str) -> String {
         let output = self.run(caller, script);

@@ -1,11 +1,11 @@
-//! Volumes whose requests come over io_uring: whether this process makes such ones, and what the kernel offers.
+//! Volumes whose requests come over io_uring: the setting of this process, and the support of the kernel.
 
 use std::fs;
 
-/// The variable of the setting. A test program that runs with it makes all its volumes so.
+/// The environment variable of the setting. With the value `on`, all volumes of a test program use io_uring.
 pub const VARIABLE: &str = "PODFS_IO_URING";
 
-/// Whether the kernel offers it: `Y` or `N`.
+/// The module parameter by which the kernel offers FUSE over io_uring: `Y` or `N`.
 pub const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
 
 /// Whether volumes of this process are to be served over io_uring.
@@ -13,8 +13,8 @@ pub fn is_chosen() -> bool {
     std::env::var_os(VARIABLE).is_some_and(|value| value == "on")
 }
 
-/// Lets the kernel offer it to connections that ask. It stays so: other tests, which ask for nothing, do not notice. False if
-/// this kernel cannot.
+/// Lets the kernel offer io_uring to connections that request it. The setting stays; it does not affect tests that do not
+/// request io_uring. False if this kernel does not support it.
 pub fn is_offered() -> bool {
     fs::write(PARAMETER, "Y").is_ok()
 }

@@ -32,7 +32,7 @@ pub struct KubeletCalls {
 #[derive(Clone)]
 pub struct Volume {
     pub id: String,
-    /// As the test sees it.
+    /// Its path, as the test sees it.
     pub target: PathBuf,
     pub request: NodePublishVolumeRequest,
 }
@@ -72,7 +72,7 @@ impl KubeletCalls {
         })
     }
 
-    /// Has a client call the driver.
+    /// Calls the driver with a client.
     pub fn call<T>(&self, call: impl AsyncFnOnce(NodeClient<Channel>) -> Result<T, Status>) -> Result<T, Status> {
         self.runtime.block_on(async { call(NodeClient::new(channel(local(), &self.socket()))).await })
     }
@@ -154,7 +154,7 @@ fn channel(endpoint: Endpoint, socket: &Path) -> Channel {
     }))
 }
 
-/// What a kubelet asks of an inline volume.
+/// The capability that a kubelet requests for an inline volume.
 pub fn capability(group: &str) -> VolumeCapability {
     let mount = MountVolume { volume_mount_group: group.to_owned(), ..MountVolume::default() };
     VolumeCapability {

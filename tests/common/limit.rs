@@ -1,9 +1,9 @@
-//! Limits of processes that run.
+//! Limits of running processes.
 
 use nix::sys::resource::{Resource, rlim_t};
 use nix::unistd::Pid;
 
-/// How many files a process may have open from now on; gives how many it might.
+/// Sets the limit of open files of a running process. Returns the previous limit.
 pub fn limit_files(process: Pid, number: rlim_t) -> rlim_t {
     let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     let resource = Resource::RLIMIT_NOFILE as libc::__rlimit_resource_t;

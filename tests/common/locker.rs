@@ -1,4 +1,4 @@
-//! Processes that take file locks on order of a test (`tests/peers/locker.py` has the orders).
+//! Processes that take file locks as a test orders (`tests/peers/locker.py` has the orders).
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -48,7 +48,7 @@ impl Locker {
         writeln!(self.orders, "{order}").expect("it listens");
     }
 
-    /// What came of the order before.
+    /// The result of the last order.
     #[track_caller]
     pub fn answer(&mut self) -> String {
         self.answers.recv_timeout(TIMEOUT).unwrap_or_else(|reason| panic!("no answer: {reason}"))
@@ -60,13 +60,13 @@ impl Locker {
         self.answer()
     }
 
-    /// Gives an order that is carried out.
+    /// Gives an order, and fails the test if it does not succeed.
     #[track_caller]
     pub fn does(&mut self, order: &str) {
         assert_eq!(self.ask(order), "ok", "{order}");
     }
 
-    /// Gives an order for a lock that conflicts with that of another process.
+    /// Gives an order for a lock, and fails the test unless the lock conflicts with that of another process.
     #[track_caller]
     pub fn is_refused(&mut self, order: &str) {
         assert_eq!(self.ask(order), "EAGAIN", "{order}");

@@ -1,4 +1,4 @@
-//! Block devices that are files of the disk.
+//! Block devices whose content is a file (loop devices).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -22,17 +22,17 @@ fn attaching() -> MutexGuard<'static, ()> {
 pub struct LoopDevice {
     path: PathBuf,
     directory: TempDir,
-    /// It was taken from the node: another device may have its number.
+    /// It is detached, so another device may have its number.
     is_detached: bool,
 }
 
 impl LoopDevice {
-    /// A blank device of so many MiB.
+    /// A blank device of `mib` MiB.
     pub fn new(mib: u64) -> LoopDevice {
         LoopDevice::of(disk_directory(), mib)
     }
 
-    /// A blank device of so many MiB that takes no more than so many KiB. What is written beyond that fails with an I/O error.
+    /// A blank device of `mib` MiB that can store `kib` KiB. Further writes fail with an I/O error.
     pub fn worn(mib: u64, kib: u64) -> LoopDevice {
         let directory = disk_directory();
         let options = format!("size={kib}k");
@@ -47,23 +47,23 @@ impl LoopDevice {
         LoopDevice { path: attach(&file, &[]), directory, is_detached: false }
     }
 
-    /// Lets a [worn](Self::worn) device take so many KiB.
+    /// Lets a [worn](Self::worn) device store `kib` KiB.
     pub fn allow(&self, kib: u64) {
         let options = format!("size={kib}k");
         let (none, flags) = (None::<&str>, MsFlags::MS_REMOUNT);
         mount(none, self.directory.path(), none, flags, Some(options.as_str())).expect("another size");
     }
 
-    /// Lets a worn device take no more than it has already.
+    /// Lets a worn device store no more than it has already.
     pub fn wear_out(&self) {
         let found = nix::sys::statvfs::statvfs(self.directory.path()).expect("a tmpfs");
         self.allow((found.blocks() - found.blocks_free()) * found.fragment_size() / 1024);
     }
 
-    /// Lets each read fail with an I/O error. What is on the device is lost.
+    /// Lets each read fail with an I/O error. The content of the device is lost.
     pub fn break_reads(&self) {
         File::create(self.directory.path().join("disk")).expect("its file");
-        // What the kernel knows of the device, it reads again.
+        // The kernel reads its cached blocks of the device again.
         self.run("blockdev", &["--flushbufs"]);
     }
 
@@ -77,20 +77,20 @@ impl LoopDevice {
         self.path.to_str().expect("text")
     }
 
-    /// Lets nothing be written to it from now on.
+    /// Makes it read-only from now on.
     pub fn make_read_only(&mut self) {
         self.detach();
         self.path = attach(&self.directory.path().join("disk"), &["--read-only"]);
         self.is_detached = false;
     }
 
-    /// Takes it from the node. It goes when no process has it open any more.
+    /// Detaches it. The kernel removes it when no process has it open any more.
     pub fn detach(&mut self) {
         expect(Command::new("losetup").arg("--detach").arg(&self.path));
         self.is_detached = true;
     }
 
-    /// Puts another disk of so many MiB in its place, with the same path and number.
+    /// Puts another disk of `mib` MiB in its place, with the same path and number.
     pub fn exchange(&self, mib: u64) {
         let _alone = attaching();
         expect(Command::new("losetup").arg("--detach").arg(&self.path));
@@ -99,7 +99,7 @@ impl LoopDevice {
         expect(Command::new("losetup").arg(&self.path).arg(&other));
     }
 
-    /// Makes it so many MiB large.
+    /// Grows it to `mib` MiB.
     pub fn grow(&self, mib: u64) {
         let file = File::options().write(true).open(self.directory.path().join("disk")).expect("its file");
         file.set_len(mib << 20).expect("grown");
@@ -132,7 +132,7 @@ impl Drop for LoopDevice {
         if !self.is_detached {
             let _ = Command::new("losetup").arg("--detach").arg(&self.path).output();
         }
-        // Of a worn one; for others nothing is mounted there.
+        // A worn device has a tmpfs there; for others, nothing is mounted.
         let _ = umount2(self.directory.path(), MntFlags::MNT_DETACH);
     }
 }

@@ -1,5 +1,5 @@
-//! What the end-to-end tests share: manifests in a directory of their own, a running podfs, and guards
-//! that leave no mount and no process behind, also when a test fails.
+//! Shared parts of the end-to-end tests: manifests in a temporary directory, a running podfs, and guards that remove all mounts
+//! and processes, also when a test fails.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 pub mod builds;
@@ -59,10 +59,10 @@ pub use served::*;
 pub const PODFS: &str = env!("CARGO_BIN_EXE_podfs");
 /// The server's program, beside it.
 pub const PODFS_FUSE: &str = env!("CARGO_BIN_EXE_podfs-fuse");
-/// The supervisors of podfs node.
+/// The program of the supervisors that `podfs node` starts.
 pub const PODFS_SUPERVISOR: &str = env!("CARGO_BIN_EXE_podfs-supervisor");
 
-/// How long anything may take that takes milliseconds on a quiet machine.
+/// The time limit for each wait of a test. On an idle machine, such waits take milliseconds.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Waits until `condition` holds.
@@ -191,7 +191,7 @@ impl Fixture {
         command.env(MARK, self.directory.path())
     }
 
-    /// The processes that were started here, and theirs.
+    /// The processes that were started here, and their children.
     pub fn processes(&self) -> Vec<Pid> {
         processes_of(self.directory.path())
     }
@@ -221,7 +221,7 @@ fn is_name_of_podfs(name: &str) -> bool {
     name.starts_with("podfs") || name.trim_end().bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// The processes that were started in the fixture at `directory`, and theirs.
+/// The processes that were started in the fixture at `directory`, and their children.
 fn processes_of(directory: &Path) -> Vec<Pid> {
     let mark = format!("{MARK}={}\0", directory.display());
     let of_process = |entry: std::io::Result<fs::DirEntry>| {
@@ -236,7 +236,7 @@ fn processes_of(directory: &Path) -> Vec<Pid> {
     fs::read_dir("/proc").expect("processes").filter_map(of_process).collect()
 }
 
-/// When a process was started, in ticks.
+/// The start time of a process, in clock ticks.
 fn started(pid: Pid) -> u64 {
     status_field(pid, 19).unwrap_or_default()
 }
@@ -278,7 +278,7 @@ impl Drop for Fixture {
             kill_all_of(self.directory.path());
         }
         unmount_below(self.directory.path());
-        // That of a supervisor has that of its server in it, which goes first.
+        // The cgroup of a server is in that of its supervisor, so it is removed first.
         cgroups.iter().rev().for_each(|cgroup| remove_cgroup(cgroup, &processes));
     }
 }
@@ -324,14 +324,14 @@ fn remove_cgroup(cgroup: &Path, ours: &[Pid]) {
     }
 }
 
-/// Takes away every mount below `directory`, innermost first.
+/// Unmounts every mount below `directory`, innermost first.
 pub fn unmount_below(directory: &Path) {
     for mount in mounts_below(directory).iter().rev() {
         let _ = umount2(mount, MntFlags::MNT_DETACH);
     }
 }
 
-/// What `..data` of a volume points to.
+/// The target of `..data` of a volume.
 #[track_caller]
 pub fn generation(volume: &Path) -> String {
     let target = fs::read_link(volume.join("..data")).expect("a link");

@@ -1,4 +1,4 @@
-//! Mount namespaces of their own, as containers have.
+//! Mount namespaces for tests, as containers have them.
 
 use std::any::Any;
 use std::fs::{self, File};
@@ -11,12 +11,12 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::unistd::Pid;
 
-/// What mounts made later on the host do in the namespace.
+/// The propagation of later mounts of the host into the namespace.
 #[derive(Clone, Copy)]
 pub enum Propagation {
-    /// They do not appear.
+    /// Later mounts do not appear.
     Private,
-    /// They appear, where the host shares them.
+    /// Later mounts appear if their parent mount is shared on the host.
     FromHost,
 }
 
@@ -45,7 +45,7 @@ impl Container {
         container
     }
 
-    /// Runs `inside` in the namespace; commands started there live in it too. A panic goes on outside.
+    /// Runs `inside` in the namespace; commands that it starts are in the namespace, too. A panic continues in the caller.
     pub fn run<T: Send + 'static>(&self, inside: impl FnOnce() -> T + Send + 'static) -> T {
         let (result, ended) = channel::<Result<T, Box<dyn Any + Send>>>();
         let task = move || drop(result.send(catch_unwind(AssertUnwindSafe(inside))));
@@ -63,7 +63,8 @@ impl Drop for Container {
     }
 }
 
-/// Runs `test` where mounts on the disk are shared, as systemd has them. What it mounts goes with the namespace.
+/// Runs `test` in a mount namespace in which mounts on the disk are shared, as systemd sets them. Mounts of the test end with
+/// the namespace.
 pub fn on_a_host_that_shares_mounts(test: impl FnOnce() + Send + 'static) {
     Container::new(Propagation::Private).run(move || {
         let disk = Path::new(env!("CARGO_TARGET_TMPDIR"));

@@ -1,4 +1,4 @@
-//! Network namespaces: the same ports and addresses as elsewhere, without other processes.
+//! Network namespaces, in which a test can use any port and address without conflicts.
 
 use std::io::Error;
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
@@ -17,8 +17,8 @@ const SOME: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 /// The number of the loopback interface: it is the first one everywhere.
 const LOOPBACK: c_int = 1;
 
-/// Runs a test where there is nothing but the loopback interface, which has these addresses besides its usual ones. Processes
-/// and threads that are started inside are there too.
+/// Runs a test in a network namespace that has only the loopback interface, with these addresses besides its usual ones.
+/// Processes and threads that the test starts are in the namespace, too.
 #[track_caller]
 pub fn in_own_network(addresses: &[Ipv6Addr], test: impl FnOnce() + Send) {
     thread::scope(|scope| {

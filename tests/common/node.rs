@@ -1,4 +1,4 @@
-//! A node: a directory of manifests, and `podfs node` that serves it.
+//! A node: a directory of manifests, and the `podfs node` that serves their pods.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ impl Node {
         command
     }
 
-    /// `podfs node` that does not know from where.
+    /// `podfs node` without a source of pods.
     pub fn bare_command(&self) -> Command {
         let mut command = Command::new(PODFS);
         command.arg("node");
@@ -64,14 +64,14 @@ impl Node {
 
     /// Asks the daemon: `podfs node ARGUMENTS`.
     pub fn ask(&self, arguments: &[&str]) -> Output {
-        // Tests ask again and again until something is so.
+        // Tests repeat questions until a condition holds.
         std::thread::sleep(Duration::from_millis(10));
         let mut command = Command::new(PODFS);
         command.arg("node").args(arguments).arg("--run-dir").arg(self.fixture.path("run"));
         command.output().expect("podfs runs")
     }
 
-    /// Asks what has to be answered without an error; gives what it printed.
+    /// Asks the daemon, and returns its standard output. Fails the test if the command fails.
     #[track_caller]
     pub fn expect(&self, arguments: &[&str]) -> String {
         let Output { status, stdout, stderr } = self.ask(arguments);
@@ -79,7 +79,7 @@ impl Node {
         String::from_utf8(stdout).expect("text")
     }
 
-    /// Asks what has to be refused; gives the sentence.
+    /// Asks the daemon, and returns the error. Fails the test if the command succeeds.
     #[track_caller]
     pub fn refused(&self, arguments: &[&str]) -> String {
         let Output { status, stderr, .. } = self.ask(arguments);
@@ -87,33 +87,33 @@ impl Node {
         String::from_utf8(stderr).expect("text")
     }
 
-    /// What the daemon and the supervisors have logged.
+    /// The log of the daemon and the supervisors.
     pub fn log(&self) -> String {
         fs::read_to_string(self.fixture.path("log")).unwrap_or_default()
     }
 
-    /// What the daemon says of the pod with this name, if it has it.
+    /// The state of the pod with this name, if the daemon has it.
     pub fn pod(&self, name: &str) -> Option<Value> {
         let state: Value = serde_json::from_str(&self.expect(&["state", "--output", "json"])).expect("JSON");
         let pods = state["pods"].as_array().expect("pods");
         pods.iter().find(|pod| pod["name"] == name).cloned()
     }
 
-    /// What the daemon says of a volume of a pod, if it has it.
+    /// The state of a volume of a pod, if the daemon has it.
     pub fn volume(&self, pod: &str, volume: &str) -> Option<Value> {
         let pod = self.pod(pod)?;
         let volumes = pod["volumes"].as_array().expect("volumes");
         volumes.iter().find(|entry| entry["name"] == volume).cloned()
     }
 
-    /// Where a volume of a pod is mounted, which has to be there.
+    /// The path at which a volume of a pod is mounted. Fails the test if the daemon does not have it.
     #[track_caller]
     pub fn path(&self, pod: &str, volume: &str) -> PathBuf {
         let volume = self.volume(pod, volume).expect("the pod has the volume");
         PathBuf::from(volume["path"].as_str().expect("its path is known"))
     }
 
-    /// The process id of a pod's supervisor, which has to be there.
+    /// The process id of a pod's supervisor. Fails the test if there is none.
     #[track_caller]
     pub fn supervisor(&self, pod: &str) -> nix::unistd::Pid {
         let pid = self.pod(pod).expect("the node has the pod")["supervisor"].as_i64().expect("it has a supervisor");

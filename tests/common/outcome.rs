@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::{Fixture, TIMEOUT};
 
-/// How a command ended.
+/// The outcome of a command.
 pub struct Outcome {
     pub code: Option<i32>,
     pub stdout: String,
@@ -52,7 +52,7 @@ fn written(file: &mut File) -> String {
 }
 
 impl Outcome {
-    /// Checks the exit code and that the one sentence says all of this.
+    /// Checks the exit code, and that the last line of standard error is a sentence of podfs with all of `parts`.
     #[track_caller]
     pub fn says(&self, code: i32, parts: &[&str]) {
         let sentence = self.stderr.lines().last().unwrap_or_default();
@@ -65,7 +65,7 @@ impl Outcome {
 }
 
 impl Fixture {
-    /// Runs a podfs that refuses to go on, and checks that no process of it is left.
+    /// Runs a podfs that refuses its input, and checks that no process of it is left.
     #[track_caller]
     pub fn refused(&self, command: &mut Command) -> Outcome {
         let outcome = finish(self.mark(command).stdin(Stdio::null()));

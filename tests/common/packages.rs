@@ -16,7 +16,7 @@ use super::PODFS;
 /// The programs of a package, from the root.
 pub const PROGRAMS: [&str; 3] = ["usr/bin/podfs", "usr/libexec/podfs/podfs-fuse", "usr/libexec/podfs/podfs-supervisor"];
 
-/// Where the four packages are.
+/// The paths of the four packages.
 pub struct Packages {
     pub deb: PathBuf,
     pub dbgsym: PathBuf,
@@ -60,7 +60,7 @@ fn wait_until_complete(directory: &Path) {
 }
 
 impl Packages {
-    /// Those of this version and revision 1 that are in a directory.
+    /// The packages of this version and revision 1 in a directory.
     pub fn within(directory: &Path) -> Self {
         let version = env!("CARGO_PKG_VERSION");
         let (debian, machine) = if cfg!(target_arch = "aarch64") { ("arm64", "aarch64") } else { ("amd64", "x86_64") };
@@ -73,7 +73,7 @@ impl Packages {
         }
     }
 
-    /// All of them, in one order.
+    /// All packages, in a fixed order.
     pub fn all(&self) -> [&Path; 4] {
         [&self.deb, &self.dbgsym, &self.rpm, &self.debuginfo]
     }
@@ -91,7 +91,7 @@ pub fn build(top: &Path, command: &mut Command) {
     assert!(output.status.success(), "packaging/build fails:\n{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// What a program prints that has to succeed.
+/// The standard output of a program. Fails the test if the program fails.
 #[track_caller]
 pub fn told_by(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}; tests/run installs it"));

@@ -50,7 +50,7 @@ impl Mounted {
         Self::with(PassthroughOptions::default())
     }
 
-    /// As [`Self::new`], with a say in what the kernel may remember.
+    /// As [`Self::new`], with this caching by the kernel.
     pub fn with_cache(cache: Cache) -> Self {
         Self::with(PassthroughOptions { cache, ..PassthroughOptions::default() })
     }
@@ -82,12 +82,12 @@ impl Mounted {
         Self::start(Source::Own(Arc::new(disk_directory())), options, Access::ReadWrite)
     }
 
-    /// One more mount of the same directory, with one more server process.
+    /// Another mount of the same directory, with its own server process.
     pub fn second(&self) -> Self {
         Self::start(self.source.clone(), PassthroughOptions::default(), Access::ReadWrite)
     }
 
-    /// The same directory, mounted for looking only.
+    /// The same directory, mounted read-only.
     pub fn read_only(&self) -> Self {
         Self::start(self.source.clone(), PassthroughOptions::default(), Access::ReadOnly)
     }
@@ -97,7 +97,7 @@ impl Mounted {
         Self::of_with_cache(source, Cache::default())
     }
 
-    /// As [`Self::of`], with a say in what the kernel may remember.
+    /// As [`Self::of`], with this caching by the kernel.
     pub fn of_with_cache(source: &Path, cache: Cache) -> Self {
         Self::start(
             Source::Other(source.to_owned()),
@@ -141,12 +141,12 @@ impl Mounted {
         Self { visible, passthrough, server, _point: directory, source }
     }
 
-    /// Where containers see it.
+    /// The mount point that containers see.
     pub fn path(&self) -> &Path {
         self.visible.path()
     }
 
-    /// The process that answers for it.
+    /// The process id of its server.
     pub fn server(&self) -> u32 {
         self.server.id()
     }
@@ -156,7 +156,7 @@ impl Mounted {
         self.passthrough.is_over_io_uring()
     }
 
-    /// How the bytes of files travel.
+    /// The data path: kernel passthrough, or the server.
     pub fn data_path(&self) -> DataPath {
         self.passthrough.data_path()
     }
@@ -166,7 +166,7 @@ impl Mounted {
         self.passthrough.requests()
     }
 
-    /// How often the kernel asks, by operation, while `act` runs. Operations that it did not ask are left out.
+    /// The number of requests of the kernel while `act` runs, by operation, without operations that have none.
     pub fn requests_during(&self, act: impl FnOnce()) -> BTreeMap<&'static str, u64> {
         let watch = self.passthrough.watch();
         let before = watch.requests_by_operation();
@@ -200,7 +200,7 @@ pub fn disk_directory() -> TempDir {
     TempDir::with_prefix_in("podfs-test-", env!("CARGO_TARGET_TMPDIR")).expect("a directory")
 }
 
-/// What `call` gives. It fails when the call hangs, which nothing a mount does may do.
+/// The result of `call`. Fails the test if the call hangs, because no operation on a mount may hang.
 #[track_caller]
 pub fn within_timeout<T: Send + 'static>(what: &str, call: impl FnOnce() -> T + Send + 'static) -> T {
     let (result, came) = channel();

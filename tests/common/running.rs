@@ -43,7 +43,7 @@ impl Running {
         nix::poll::poll(&mut poll, nix::poll::PollTimeout::ZERO).expect("poll") > 0
     }
 
-    /// What was written to `--ready-fd`.
+    /// The readiness object, as podfs wrote it to `--ready-fd`.
     pub fn json(&self) -> &Value {
         &self.json
     }
@@ -57,7 +57,7 @@ impl Running {
         self.wait_log_times(text, 1);
     }
 
-    /// Waits until the log has said this so many times.
+    /// Waits until the log has `text` at least `times` times.
     #[track_caller]
     pub fn wait_log_times(&self, text: &str, times: usize) {
         let deadline = Instant::now() + TIMEOUT;
@@ -87,10 +87,10 @@ impl Running {
         self.children_of_kind(|comm| comm == "podfs-keeper\n")
     }
 
-    /// The servers that live, the youngest last.
+    /// The running servers, the youngest last.
     pub fn servers(&self) -> Vec<Pid> {
         let found = self.children_of_kind(|comm| comm != "podfs-keeper\n" && comm != "podfs-wake\n");
-        // A keeper that has just begun has the name of its server still.
+        // A keeper that has just started still has the name of its server.
         found.iter().copied().filter(|pid| !found.contains(&parent(*pid))).collect()
     }
 
@@ -135,7 +135,8 @@ impl Running {
         found
     }
 
-    /// What `call` gives, which may need a server. When it hangs, everything is killed, and it ends with an error.
+    /// The result of `call`, which may need a server. If it hangs, this kills all processes of the fixture, which ends the call
+    /// with an error.
     pub fn freed<T>(&self, call: impl FnOnce() -> T) -> T {
         let (done, ended) = channel::<()>();
         std::thread::scope(|scope| {
@@ -151,7 +152,7 @@ impl Running {
         })
     }
 
-    /// Where a volume is, from the readiness object.
+    /// The path of a volume, from the readiness object.
     #[track_caller]
     pub fn volume(&self, name: &str) -> PathBuf {
         let volumes = self.json["volumes"].as_array().expect("volumes");

@@ -12,9 +12,9 @@ use tempfile::TempDir;
 
 use super::idmap::FIRST_ID;
 
-/// Where Debian's busybox-static is: it needs no library.
+/// The path of Debian's busybox-static, which needs no library.
 const BUSYBOX: &str = "/bin/busybox";
-/// What scripts of tests call.
+/// The programs that scripts of tests call.
 const PROGRAMS: [&str; 10] = ["cat", "echo", "ln", "ls", "mkdir", "mv", "rm", "rmdir", "sh", "sleep"];
 /// crun refuses hosts that have the second version of cgroups beside the first. Its own mount namespace has none.
 const WITHOUT_UNIFIED: &str = "umount /sys/fs/cgroup/unified 2>/dev/null; exec crun \"$@\"";
@@ -34,7 +34,7 @@ impl Runtime {
             Runtime::Runc => Command::new("runc"),
             Runtime::Crun => {
                 let mut command = Command::new("unshare");
-                // What is mounted on the host later has to reach containers still.
+                // Later mounts of the host still have to reach containers.
                 command.args(["--mount", "--propagation", "slave", "sh", "-c", WITHOUT_UNIFIED, "crun"]);
                 command.arg("--cgroup-manager=disabled");
                 command
@@ -62,7 +62,7 @@ impl RuntimeContainer {
         Self::of_config(runtime, &config(mounts))
     }
 
-    /// Likewise, and what is mounted in mounts that are `rshared` appears on the host, too.
+    /// As [`Self::start`]. Mounts that the container makes below `rshared` mounts appear on the host, too.
     #[track_caller]
     pub fn start_sharing(runtime: Runtime, mounts: &[Value]) -> RuntimeContainer {
         let mut config = config(mounts);
@@ -84,7 +84,7 @@ impl RuntimeContainer {
     #[track_caller]
     fn of_config(runtime: Runtime, config: &Value) -> RuntimeContainer {
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
-        // Ids of a container's own may pass through it, too.
+        // The ids of a container with a user namespace may enter the directory, too.
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("a mode");
         let root = directory.path().join("rootfs");
         make_root(&root);
@@ -105,7 +105,7 @@ impl RuntimeContainer {
         container
     }
 
-    /// What a command prints in the container, without the newline at the end; what it complains of, too.
+    /// The standard output and error of a command in the container, without the newline at the end.
     #[track_caller]
     pub fn says(&mut self, command: &str) -> String {
         const END: &str = "--- the command has ended ---";
@@ -131,7 +131,7 @@ impl RuntimeContainer {
         state["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("a process")
     }
 
-    /// Starts a command in the container that goes on.
+    /// Starts a command in the container, and does not wait for its end.
     #[track_caller]
     pub fn begin(&mut self, command: &str) {
         let input = self.input.as_mut().expect("it is open until the end");
@@ -180,7 +180,7 @@ fn config(more: &[Value]) -> Value {
         },
         "root": {"path": "rootfs"},
         "mounts": mounts,
-        // As containerd has it when a mount is `rslave`: crun makes everything private first, otherwise.
+        // containerd sets this when a mount is `rslave`. Without it, crun makes all mounts private first.
         "linux": {"rootfsPropagation": "rslave", "namespaces": [{"type": "pid"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"}]},
     })
 }

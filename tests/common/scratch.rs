@@ -22,7 +22,7 @@ impl Scratch {
         scratch
     }
 
-    /// A directory at one more place, which every user can reach.
+    /// A bind mount of a directory at a path that every user can reach.
     pub fn bind(directory: &Path) -> Self {
         let scratch = Self::new();
         bind(directory, scratch.path());

@@ -1,4 +1,4 @@
-//! A source of the host that answers nothing for a while.
+//! A file system of the host that does not answer for a while.
 
 use std::fs;
 use std::path::Path;
@@ -32,7 +32,7 @@ impl Stoppable {
 
 impl Drop for Stoppable {
     fn drop(&mut self) {
-        // What waits for it ends with it, also when a test fails.
+        // Calls that wait for the process end with it, also when a test fails.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -1,4 +1,4 @@
-//! A server, or its keeper, that answers nothing for a while.
+//! A server, or its keeper, that does not answer for a while.
 
 use std::fs;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -55,8 +55,8 @@ impl Drop for Stopped {
     }
 }
 
-/// Whether all threads of a process are stopped. A thread may end while this reads the list: it runs no more, too. The state stands
-/// behind the name in parentheses (`proc_pid_stat(5)`).
+/// Whether all threads of a process are stopped. A thread may end while this reads the list: it runs no more, too. The state
+/// stands behind the name in parentheses (`proc_pid_stat(5)`).
 pub fn all_stopped(process: Pid) -> bool {
     let threads = fs::read_dir(format!("/proc/{process}/task")).expect("a process").flatten();
     let mut states = threads.filter_map(|thread| fs::read_to_string(thread.path().join("stat")).ok());

@@ -1,4 +1,4 @@
-//! Terminals that tests look at, as a person does.
+//! Terminals whose screens tests read.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -10,7 +10,7 @@ use std::thread;
 
 use super::{TIMEOUT, eventually};
 
-/// Has a command write its standard error to `output`, whatever else is said of it.
+/// Makes a command write its standard error to `output`, in spite of other settings of the command.
 pub fn with_standard_error(command: &mut Command, output: impl AsFd) {
     let output = output.as_fd().try_clone_to_owned().expect("a descriptor");
     // SAFETY: the call is async-signal-safe, and the descriptor is open for as long as the command.
@@ -22,7 +22,7 @@ pub fn with_standard_error(command: &mut Command, output: impl AsFd) {
     }
 }
 
-/// Has a command write its standard output to this terminal.
+/// Makes a command write its standard output to this terminal.
 pub fn with_standard_output(command: &mut Command, terminal: &Terminal) {
     command.stdout(terminal.inside.try_clone().expect("a descriptor"));
 }
@@ -31,12 +31,12 @@ pub fn with_standard_output(command: &mut Command, terminal: &Terminal) {
 pub struct Terminal {
     keyboard: File,
     inside: OwnedFd,
-    /// What is to be seen, and the bytes that made it so.
+    /// The screen, and all bytes that were written to the terminal.
     shown: Arc<Mutex<(vt100::Parser, Vec<u8>)>>,
 }
 
 impl Terminal {
-    /// An empty one of this size.
+    /// An empty terminal of this size.
     pub fn new(rows: u16, columns: u16) -> Self {
         let (mut outside, mut inside) = (-1, -1);
         let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
@@ -65,7 +65,7 @@ impl Terminal {
         Self { keyboard, inside, shown }
     }
 
-    /// Has a command run with this as its terminal: Ctrl-C reaches it.
+    /// Makes this the controlling terminal of a command, so that Ctrl-C reaches it.
     pub fn controls(&self, command: &mut Command) {
         with_standard_error(command, &self.inside);
         // SAFETY: the calls are async-signal-safe; standard error is the terminal by now.
@@ -85,12 +85,12 @@ impl Terminal {
         self.controls(command);
     }
 
-    /// Types.
+    /// Types `keys`.
     pub fn types(&mut self, keys: &[u8]) {
         self.keyboard.write_all(keys).expect("the terminal is there");
     }
 
-    /// What is to be seen, line by line, without empty ones.
+    /// The lines of the screen, without empty ones.
     pub fn screen(&self) -> Vec<String> {
         let shown = self.shown.lock().expect("no panic");
         let (_, columns) = shown.0.screen().size();

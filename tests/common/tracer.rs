@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-/// Runs `act`, and kills `server` at the stop of that number from there on. Tells whether there were so many.
+/// Runs `act`, and kills `server` at stop number `stop` of its system calls. Also returns whether there were so many stops.
 pub fn killed_at<T>(server: Pid, stop: usize, act: impl FnOnce() -> T) -> (T, bool) {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -35,7 +35,7 @@ struct Tracer {
     /// The threads, and whether each is in a system call.
     threads: BTreeMap<Pid, bool>,
     left: usize,
-    /// Told once, when every thread waits in a call.
+    /// Gets one message, when every thread waits in a system call.
     ready: Option<Sender<()>>,
 }
 

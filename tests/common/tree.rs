@@ -1,4 +1,4 @@
-//! What a mounted volume shows, as a map; and payloads with modes, written in one line.
+//! The files of a mounted volume as a map, and payloads with modes in a notation of one line.
 
 use std::collections::BTreeMap;
 use std::fs;

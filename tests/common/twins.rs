@@ -17,7 +17,7 @@ use super::passthrough::{Mounted, disk_directory};
 pub struct Answers(Vec<String>);
 
 impl Answers {
-    /// Notes what a call gave.
+    /// Records the result of a call.
     pub fn note<T: Debug, E: Into<io::Error>>(&mut self, what: &str, result: Result<T, E>) {
         let answer = match result.map_err(Into::into) {
             Ok(value) => format!("{value:?}"),
@@ -26,7 +26,7 @@ impl Answers {
         self.0.push(format!("{what}: {answer}"));
     }
 
-    /// Notes something seen.
+    /// Records an observation.
     pub fn see(&mut self, what: &str, seen: impl Debug) {
         self.0.push(format!("{what}: {seen:?}"));
     }

@@ -43,14 +43,14 @@ impl Watcher {
         watcher
     }
 
-    /// Watches one more path.
+    /// Watches another path.
     pub fn add(&mut self, label: &'static str, path: &Path) {
         let watch = self.inotify.add_watch(path, AddWatchFlags::IN_ALL_EVENTS).expect("a watch");
         self.labels.insert(watch, label);
     }
 
-    /// Everything that was heard since the last call. The kernel queues events before the system call
-    /// that raises them returns, so after a commit all of its events are here.
+    /// All events since the last call. The kernel queues events before the system call that raises them returns, so after a
+    /// commit all of its events are here.
     pub fn heard(&self) -> Vec<String> {
         let mut heard = Vec::new();
         loop {
@@ -80,7 +80,7 @@ impl Watcher {
         self.heard().into_iter().map(|heard| renamed(heard, generations)).collect()
     }
 
-    /// How often a watched volume has switched since the last call (EV-01).
+    /// The number of switches of a watched volume since the last call (EV-01).
     pub fn switches(&self) -> usize {
         self.heard().iter().filter(|event| event.ends_with(" MOVED_TO ..data")).count()
     }

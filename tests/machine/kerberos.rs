@@ -19,10 +19,10 @@ pub const START: &str = "/kerberos";
 /// The name that the NFS servers have a key for.
 pub const SERVER: &str = "nfs.podfs.test";
 
-/// What the second server exports.
+/// The export of the second server.
 pub const PRIVATE: &str = "/private";
 
-/// Where the second server listens.
+/// The port of the second server.
 pub const PRIVATE_PORT: u16 = 20_490;
 
 /// The key of alice.
@@ -30,7 +30,7 @@ pub const USER_KEYTAB: &str = "/etc/alice.keytab";
 
 const SCRIPT: &str = include_str!("kerberos");
 
-/// What the kernel would load by itself where there is modprobe.
+/// Modules that the kernel would load by itself on a machine with modprobe.
 const MODULES: [&str; 2] = ["rpcsec_gss_krb5", "cts"];
 
 const PROGRAMS: [&str; 8] = [
@@ -44,7 +44,7 @@ const PROGRAMS: [&str; 8] = [
     "/usr/sbin/rpc.svcgssd",
 ];
 
-/// What these programs load when they run.
+/// Plugins that these programs load when they run.
 const PLUGINS: [&str; 4] =
     ["ganesha/libfsalvfs.so", "krb5/plugins/kdb/db2.so", "libnfsidmap/nsswitch.so", "libverto-libev.so.1"];
 
@@ -82,7 +82,7 @@ const FILES: [(&str, &str); 4] = [
 /// Gives the guest what a realm needs; it has Linux' NFS server already.
 ///
 /// # Errors
-/// What is missing.
+/// The name of a missing program or plugin.
 pub fn add(guest: &mut Guest) -> Result<(), String> {
     let plugins = PLUGINS.map(|plugin| format!("{LIBRARIES}/{plugin}"));
     let programs: Vec<_> = PROGRAMS.into_iter().chain(plugins.iter().map(String::as_str)).collect();

@@ -31,10 +31,10 @@ use tempfile::TempDir;
 pub use qemu::{Linux, Machine};
 use tree::Tree;
 
-/// What the kernel runs.
+/// The first program that the kernel runs.
 const INIT: &str = include_str!("init");
 
-/// How the last line of a report begins.
+/// The prefix of the last line of a report.
 const RESULT: &str = "RESULT ";
 
 /// A guest that has not been booted yet.
@@ -46,13 +46,13 @@ pub struct Guest<'a> {
     network: bool,
 }
 
-/// What a guest leaves behind.
+/// The results of a guest.
 pub struct Ended {
-    /// What the script prints.
+    /// The output of the script.
     pub report: String,
     /// The script's exit code; there is none if the guest did not come to its end.
     pub code: Option<i32>,
-    /// The end of what the kernel prints.
+    /// The last lines of the console.
     pub console: String,
 }
 

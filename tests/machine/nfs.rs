@@ -10,12 +10,12 @@ use super::Guest;
 /// Starts the server; to be run by the guest's script.
 pub const START_SERVER: &str = "/nfs-server";
 
-/// Where the server listens for MOUNT.
+/// The port of the server's MOUNT service.
 pub const MOUNT_PORT: u16 = 20_048;
 
 const SERVER: &str = include_str!("nfs-server");
 
-/// What the programs look names up in.
+/// The files in which the programs look up names and exports.
 const FILES: [(&str, &str); 6] = [
     ("/etc/exports", "/export *(rw,no_root_squash,no_subtree_check,insecure,fsid=0)\n"),
     (
@@ -39,7 +39,7 @@ pub fn add_client(guest: &mut Guest) {
 /// Gives the guest what the server needs.
 ///
 /// # Errors
-/// What is missing.
+/// The name of a missing program.
 pub fn add_server(guest: &mut Guest) -> Result<(), String> {
     guest.module("nfsd");
     for program in ["/usr/sbin/rpc.nfsd", "/usr/sbin/rpc.mountd", "/usr/sbin/exportfs", "/sbin/rpcbind"] {

@@ -18,7 +18,7 @@ pub enum Linux {
     V6_12,
 }
 
-/// How long the guest may run; with the most tests it takes eight minutes beside another one and other test programs.
+/// The longest run of a guest. The guest with the most tests takes eight minutes beside another guest and other test programs.
 const TIMEOUT: Duration = Duration::from_secs(1200);
 
 /// Lines of the console that are worth showing.
@@ -26,10 +26,10 @@ const TAIL: usize = 60;
 
 const QEMU: &str = "qemu-system-x86_64";
 
-/// What is needed to boot.
+/// The files that a boot needs.
 pub struct Machine {
     qemu: PathBuf,
-    /// Where QEMU's package is unpacked.
+    /// The directory with QEMU's unpacked package.
     packages: PathBuf,
     kernel: PathBuf,
     pub(super) modules: PathBuf,
@@ -37,10 +37,10 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// What `tests/run` has unpacked beside the build, with this kernel.
+    /// The files that `tests/run` has unpacked beside the build, with this kernel.
     ///
     /// # Errors
-    /// What is missing.
+    /// The name of a missing file.
     pub fn find(linux: Linux) -> Result<Self, String> {
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("it is in the target directory");
         let packages = target.join("guest");

@@ -17,7 +17,7 @@ pub const TLSHD: [&str; 6] =
 /// The name that the certificate is good for.
 pub const SERVER: &str = "127.0.0.1";
 
-/// What the kernel would load by itself where there is modprobe.
+/// Modules that the kernel would load by itself on a machine with modprobe.
 const MODULES: [&str; 3] = ["tls", "gcm", "ghash_generic"];
 
 const CONFIGURATION: &str = "\
@@ -34,7 +34,7 @@ x509.private_key=/etc/tls.key
 /// Gives the guest what TLS needs.
 ///
 /// # Errors
-/// What is missing.
+/// The name of a missing program.
 pub fn add(guest: &mut Guest) -> Result<(), String> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("it is in the target directory");
     let unpacked = target.join("tlshd");
@@ -56,7 +56,7 @@ pub fn add(guest: &mut Guest) -> Result<(), String> {
     Ok(())
 }
 
-/// What a program loads from a directory, and what loads it.
+/// The libraries that a program loads from a directory, and the dynamic loader.
 fn libraries(directory: &Path, program: &Path) -> Vec<PathBuf> {
     let loader = directory.join("ld-linux-x86-64.so.2");
     let list = Command::new(&loader).arg("--library-path").arg(directory).arg("--list").arg(program).output();

@@ -59,7 +59,7 @@ impl Tree {
         assert!(packed.success(), "the initramfs cannot be packed");
     }
 
-    /// Where a path of the guest is; the directories that lead there are made.
+    /// The path in the host's tree for a path of the guest. Makes the missing directories above it.
     fn place(&self, path: &Path) -> PathBuf {
         let place = self.0.path().join(path.strip_prefix("/").expect("an absolute path"));
         fs::create_dir_all(place.parent().expect("a parent")).expect("directories");

@@ -19,7 +19,7 @@ const TARGETS: [(&str, Target); 4] = [
     ("results", fuzz::results::look),
 ];
 
-/// What is in a directory of `fuse/fuzz`.
+/// The entries of a directory of `fuse/fuzz`.
 fn names(directory: &str) -> BTreeSet<String> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuse/fuzz").join(directory);
     let entries = fs::read_dir(directory).expect("a directory");

@@ -69,7 +69,7 @@ impl Mounted {
         self.region.requests()
     }
 
-    /// What is shown under that name.
+    /// The path of an entry of the mount.
     pub fn at(&self, name: &str) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}/{name}", self.mount.as_fd().as_raw_fd()))
     }
@@ -129,14 +129,14 @@ fn attach(clone: &OwnedFd, path: &Path) {
     move_mount(clone, "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).expect("attached");
 }
 
-/// One for the connection, one to spare.
+/// Two sockets: one for the connection, and a spare one.
 pub fn sockets(options: &ExportOptions) -> Vec<OwnedFd> {
     (0..2).map(|_| bound(options.nfs, false).expect("a socket")).collect()
 }
 
 /// Something that serves `/export`.
 pub trait Serves {
-    /// Where NFS is, and where MOUNT is.
+    /// The addresses of the NFS and the MOUNT service.
     fn places(&self) -> (SocketAddr, SocketAddr);
 }
 
@@ -158,7 +158,7 @@ impl Serves for (SocketAddr, SocketAddr) {
     }
 }
 
-/// How an export is served, if nothing else is said.
+/// The default options of an export.
 pub fn options(server: &impl Serves) -> ExportOptions {
     let (nfs, mount) = server.places();
     let export = ExportAddress::parse("the-server", "/export").expect("an address");

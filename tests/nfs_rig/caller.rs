@@ -20,10 +20,10 @@ pub struct Caller {
 /// A file handle.
 pub type Handle = Vec<u8>;
 
-/// What a server says: results, or the number of its error.
+/// A server's answer: results, or the number of an error.
 pub type Answer<T> = std::result::Result<T, u32>;
 
-/// What is looked at of a file's attributes.
+/// The attributes of a file that tests compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attributes {
     pub kind: u32,

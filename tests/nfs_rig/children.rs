@@ -27,7 +27,7 @@ pub fn start(mut command: Command) -> Result<Child> {
             if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == -1 {
                 return Err(Error::last_os_error());
             }
-            // The parent may have ended before the signal was asked for.
+            // The parent may have ended before the child requested the signal.
             if libc::getppid().cast_unsigned() == parent { Ok(()) } else { Err(Error::from_raw_os_error(libc::ESRCH)) }
         });
     }

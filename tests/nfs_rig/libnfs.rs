@@ -31,7 +31,7 @@ impl Libnfs {
         names
     }
 
-    /// What stands in a file of the export.
+    /// The content of a file of the export.
     #[track_caller]
     pub fn cat(&self, path: &str) -> Vec<u8> {
         succeeded("nfs-cat", &[self.url(path).into()])

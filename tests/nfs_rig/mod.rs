@@ -1,4 +1,4 @@
-//! What tests of NFS stand on: servers, good and bad, what disturbs the way to them, and clients that are not podfs'.
+//! The rig for tests of NFS: good and bad servers, faults of the network, and clients other than podfs.
 //!
 //! | module | stands for | does not show |
 //! |---|---|---|
@@ -12,9 +12,9 @@
 //!
 //! Test programs include it as `nfs_rig`, at their root.
 //!
-//! `xdr`, `rpc` and `protocol` are this rig's own reading of the wire, shared with no product, so that both sides cannot be wrong in the
-//! same way. `children` and `ports` keep the machine clean: nothing outlives the test program, and test programs can
-//! run side by side.
+//! `xdr`, `rpc` and `protocol` are this rig's own reading of the wire, shared with no product, so that both sides cannot be
+//! wrong in the same way. `children` and `ports` keep the machine clean: nothing outlives the test program, and test programs
+//! can run side by side.
 #![allow(dead_code, unused_imports, reason = "each test program uses its part")]
 
 pub mod caller;
@@ -37,7 +37,7 @@ pub use portmapper::Portmapper;
 pub use proxy::Proxy;
 pub use scripted::Scripted;
 
-/// How long anything may take that takes milliseconds on a quiet machine.
+/// The time limit for each wait of a test. On an idle machine, such waits take milliseconds.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Waits until `condition` holds.

@@ -49,7 +49,7 @@ impl Call {
         credential.u32(NONE).opaque(&[]).fixed(&self.arguments).bytes()
     }
 
-    /// What a record says, if it is a call.
+    /// Parses a record, if it is a call.
     pub fn read(record: &[u8]) -> Option<Self> {
         let mut reader = Reader::new(record);
         let xid = reader.u32()?;
@@ -126,7 +126,7 @@ pub fn in_fragments(record: &[u8], size: usize) -> Vec<u8> {
     parts.flat_map(|(at, part)| [&header(part.len(), at + 1 == count), part].concat()).collect()
 }
 
-/// What stands before a fragment of this length.
+/// The header of a fragment of this length.
 pub fn header(length: usize, last: bool) -> [u8; 4] {
     let length = u32::try_from(length).expect("a short fragment");
     (length | if last { LAST } else { 0 }).to_be_bytes()

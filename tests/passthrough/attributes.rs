@@ -143,7 +143,7 @@ fn setgid_without_group_execute_stays_when_a_member_of_the_group_changes_the_fil
     changed_by_the_owner(0o6654);
 }
 
-/// Files with this mode, changed in every way by a user who does not own them.
+/// A user that does not own them changes files with this mode in every way.
 #[track_caller]
 fn changed_by_somebody(bits: u32) {
     the_mount_does_as_the_disk(|root, answers| {
@@ -460,7 +460,7 @@ fn acls_are_kept_inherited_and_follow_the_mode() {
         answers.see("masked", (mode(&root.join("masked")), mode(&root.join("masked-directory"))));
         setfacl(&root.join("parent"), &["-k"]);
         getfacl(answers, "parent");
-        // An ACL of a caller who does not own the file.
+        // A caller that does not own the file sets an ACL.
         SOMEBODY.run(root, || {
             let output = Command::new("setfacl").args(["-m", "u:4711:rw", "file"]).output();
             answers.note("of others", output.map(|output| output.status.success()));

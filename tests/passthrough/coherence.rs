@@ -154,7 +154,8 @@ fn an_open_file_is_the_file_that_was_opened() {
 
 #[test]
 fn an_inode_number_that_is_used_again_is_another_file() {
-    // Nothing is remembered, so each name is asked for; what it stands for must not be taken for what had its number.
+    // The kernel caches nothing, so it looks each name up. It must not take the new file for the old one with the same inode
+    // number.
     let mounted = Mounted::with_cache(Cache::None);
     let (source, shown) = (mounted.source().join("file"), mounted.path().join("file"));
     for round in 0..500 {
@@ -215,7 +216,7 @@ fn a_source_that_is_removed_is_an_error_and_no_hang() {
         }
         let _ = fs::metadata(&path);
         let _ = rustix::fs::statvfs(&path);
-        // What was open is still the caller's.
+        // The caller keeps its open file.
         let mut bytes = [0; 7];
         open.read_exact_at(&mut bytes, 0).expect("read");
         assert_eq!(&bytes, b"content");
@@ -303,7 +304,7 @@ fn a_file_that_was_open_for_reading_and_writing_and_is_not_mapped_is_remembered_
     });
 }
 
-/// What a container does all day.
+/// Reads the attributes of each file by its path.
 fn look_around(root: &Path) {
     for name in ["file", "sub", "sub/file"] {
         fs::symlink_metadata(root.join(name)).expect("it is there");

@@ -1,5 +1,5 @@
-//! What files hold: every way to read, write, size and map a file through a mount is answered, and
-//! leaves the same bytes, as on the disk.
+//! The content of files: each way to read, write, resize and map a file through a mount has the same results, and leaves the
+//! same bytes, as on the disk.
 
 use std::ffi::c_void;
 use std::fs::{self, File};
@@ -33,7 +33,7 @@ fn lettered(path: &Path, blocks: u8) -> File {
     file
 }
 
-/// Where data and holes begin.
+/// The offsets at which data and holes begin.
 fn holes(file: &File) -> Vec<Result<u64, rustix::io::Errno>> {
     // Data that is not written back yet has no place on the disk.
     file.sync_all().expect("synced");

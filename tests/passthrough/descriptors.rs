@@ -1,4 +1,4 @@
-//! What a volume costs its server: descriptors and memory for what the kernel knows, and no longer.
+//! The cost of a volume for its server: descriptors and memory for files that the kernel knows, until the kernel forgets them.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -79,7 +79,7 @@ fn a_known_file_takes_at_most_200_bytes_and_is_given_back() {
     grow(mounted.source());
     assert_eq!(walk(mounted.path()), DIRECTORIES * FILES + 1);
     let known = memory(mounted.server()) - idle;
-    // What threads, listings and tables of directories take comes on top, at most a mebibyte.
+    // Threads, listings and tables of directories take at most 1 MiB more.
     let most = (DIRECTORIES * FILES * 200) as u64 / 1024 + 1024;
     assert!(known < most, "{known} KiB for 50 000 files");
     // The last 8192 files that were forgotten stay, for file handles: a tenth of all.

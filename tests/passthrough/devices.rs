@@ -401,7 +401,7 @@ fn at_whichever_step_of_an_unmount_podfs_is_killed_nothing_is_lost_or_left() {
         });
         running.was_reaped();
         fixture.kill_all();
-        // One half is taken up by the next podfs of the pod, the other is cleaned up.
+        // In half of the cases, the next podfs of the pod takes the rest over; in the others, a cleanup removes it.
         if killed && kills % 2 == 0 {
             stop(fixture.run());
         } else if killed {

@@ -27,7 +27,7 @@ fn owned(path: &Path) -> (u32, u32) {
     (found.mode() & 0o7777, found.gid())
 }
 
-/// Where the content is kept.
+/// The directory with the content.
 fn content(volume: &Path) -> PathBuf {
     let pod = volume.ancestors().nth(3).expect("the pod's directory");
     pod.join("plugins/kubernetes.io~empty-dir/scratch/content")

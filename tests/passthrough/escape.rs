@@ -24,7 +24,7 @@ use crate::common::twins::{names, snapshot};
 
 const CANARY: &str = "the canary sings";
 
-/// How often each caller tries.
+/// The number of attempts of each caller.
 const TRIES: usize = 250;
 
 /// `base/source` is mounted; `base/outside` is not to be reached.
@@ -99,7 +99,7 @@ fn swap(directory: &OwnedFd, name: &str, other_directory: &OwnedFd, other: &str)
     let _ = renameat_with(directory, name, other_directory, other, RenameFlags::EXCHANGE);
 }
 
-/// What has been seen.
+/// The observations of all callers.
 #[derive(Default)]
 struct Seen {
     inside: AtomicUsize,
@@ -222,7 +222,7 @@ fn a_link_to_outside_leads_where_the_caller_is() {
         for path in ["evil/victim", "evil-file", "relative/victim", "evil/../outside/victim"] {
             File::open(shown.join(path)).expect_err("the caller's own place outside is empty");
         }
-        // What is created through the link is created there.
+        // A file that is created through the link is created at its target.
         fs::write(shown.join("evil/new"), "x").expect("written");
     });
     assert_eq!(names(&trap.outside()), ["b", "victim"]);

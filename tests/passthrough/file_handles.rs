@@ -24,7 +24,7 @@ fn mounted_tree() -> Mounted {
     mounted
 }
 
-/// What is open, as a path.
+/// The path of an open file in `/proc/self/fd`.
 fn opened(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }

@@ -35,7 +35,7 @@ detach) success ;;
 esac
 "#;
 
-/// What a command of the driver does to kill the supervisor, which is its parent: once, before the work and after it.
+/// Scripts with which a command of the driver kills the supervisor, its parent, once: before its work, and after it.
 const KILL_BEFORE: &str = r#"rm "$here/$command.do"; kill -9 $PPID; exit 1"#;
 const KILL_AFTER: &str =
     r#"mv "$here/$command.do" "$here/done"; sh "$0" "$command" "$@"; rm "$here/done"; kill -9 $PPID; exit 0"#;

@@ -1,5 +1,5 @@
-//! What the crate `fuser` lacks for passthrough volumes, which is why podfs has a FUSE session of its own (docs/design/sessions.md).
-//! A test that fails here says that a newer `fuser` closes a gap, so that the decision can be looked at again.
+//! The features that the crate `fuser` lacks for passthrough volumes. Because of them, podfs has its own FUSE session
+//! (docs/design/sessions.md). A test that fails here shows that a newer `fuser` closes a gap; then reconsider the decision.
 //!
 //! `fuser` reads requests from a socket, on which the tests write what a kernel would. So each request is exactly the one that is
 //! meant. They do not show how a kernel goes on after the answer.
@@ -32,7 +32,7 @@ const SETXATTR_EXT: u32 = 1 << 29;
 const INIT_EXT: u32 = 1 << 30;
 /// The number of a request.
 const UNIQUE: u64 = 7;
-/// Where `nodeid` and `attr.ino` are in a `fuse_entry_out`.
+/// The offsets of `nodeid` and `attr.ino` in a `fuse_entry_out`.
 const NODE_ID: usize = 0;
 const INODE: usize = 40;
 
@@ -143,7 +143,7 @@ impl Kernel {
         (error, answer[16..length].to_vec())
     }
 
-    /// How the session ends when the kernel goes.
+    /// Closes the kernel's end, and returns the result of the session.
     fn end(self) -> io::Result<()> {
         drop(self.socket);
         self.session.join().expect("it does not panic in this thread")

@@ -184,7 +184,7 @@ fn a_socket_met_through_fuse_is_warned_of_once_with_the_way_out() {
     let _listeners = ["first", "second"].map(|name| UnixListener::bind(source.join(name)).expect("a socket"));
     let running = fixture.run();
     let volume = running.volume("host");
-    // One of the pod's own works, and is nothing to warn of. The path of a socket is short.
+    // A socket of the pod itself works, and podfs does not warn of it. The path of a socket must be short.
     let inside = fs::File::open(&volume).expect("the volume");
     let own = PathBuf::from(format!("/proc/self/fd/{}/own", inside.as_raw_fd()));
     let _own = UnixListener::bind(&own).expect("a socket");

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::common::io_uring;
 use crate::common::passthrough::Mounted;
 
-/// What runs over both transports. Each volume of the second run asserts which one it has.
+/// The tests that run over both transports. Each volume of the second run asserts its transport.
 const SUITES: &[&str] = &[
     "attributes::",
     "coherence::",

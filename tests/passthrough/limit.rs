@@ -103,7 +103,7 @@ fn every_way_to_grow_is_refused_when_it_does_not_fit() {
     file.write_all_at(b"end", 100 * LIMIT).expect("written");
 
     let copy = |to: u64| copy_file_range(&source, Some(&mut 0), &file, Some(&mut { to }), 400 * 1024);
-    // What fits may be copied first.
+    // Copies succeed until the limit is reached.
     let refused = (0..1000).find_map(|_| copy(file.metadata().expect("attributes").len()).err());
     assert_eq!(refused, Some(rustix::io::Errno::NOSPC));
     assert!(is_full(fs::copy(path("source"), path("copy")).map(drop)));

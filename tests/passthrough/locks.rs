@@ -208,7 +208,7 @@ fn a_signal_interrupts_a_waiting_lock() {
         // It does not come later.
         holder.does(&format!("lock f {kind} none"));
         holder.does(&format!("lock f {kind} exclusive"));
-        // It can be asked for again.
+        // The lock can be requested again.
         other.waits_in(&format!("lock f {kind} shared wait"));
         holder.does(&format!("lock f {kind} none"));
         assert_eq!(other.answer(), "ok");
@@ -312,7 +312,7 @@ fn posix_locks_go_when_any_descriptor_of_the_file_is_closed() {
     }
 }
 
-/// What docs/design/passthrough.md names as a difference from a bind mount: the kernel tells the server nothing of such a close.
+/// A difference from a bind mount in docs/design/passthrough.md: the kernel sends the server no message for such a close.
 #[test]
 fn a_read_lock_stays_when_a_copy_of_its_read_only_descriptor_is_closed_and_goes_with_the_last_one() {
     let places = Places::new();

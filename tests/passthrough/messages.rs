@@ -90,7 +90,7 @@ fn a_new_file_is_visible_although_its_absence_was_cached() {
     }
 }
 
-/// Each kind of lock, and how it is let go.
+/// The orders that take and release each kind of lock.
 const LOCKS: [(&str, &str); 3] = [
     ("lock f flock exclusive", "lock f flock none"),
     ("lock f posix exclusive 0 10", "lock f posix none 0 10"),

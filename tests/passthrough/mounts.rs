@@ -97,7 +97,7 @@ fn hp_09_mounts_come_and_go_on_a_host_that_shares_them() {
         crate::common::eventually("the later mount is shown", || shown.join("later/there").exists());
         fs::write(shown.join("later/new"), "through").expect("written");
         assert_eq!(fs::read_to_string(later.join("new")).expect("read"), "through");
-        // What the host unmounts goes from the volume, too, lazily where the volume knows files of it.
+        // A mount that the host unmounts leaves the volume, too; lazily, if the volume has files of it open.
         drop((first, second));
         for name in ["below", "later"] {
             crate::common::eventually("the mount is gone", || !shown.join(name).join("there").exists());
@@ -228,7 +228,7 @@ fn a_device_cannot_be_opened_on_a_mount_below_the_source_that_is_nodev() {
     fs::write(mounted.path().join("plain/null"), "x").expect("a mount without the flag lets devices work");
     let refused = fs::write(mounted.path().join("nodev/null"), "x").expect_err("the mount is nodev");
     assert_eq!(refused.raw_os_error(), Some(libc::ENXIO));
-    // One that is made through the volume is no better.
+    // A device that is made through the volume cannot be opened either.
     let made = mounted.path().join("nodev/made");
     mknod(&made, SFlag::S_IFCHR, Mode::S_IRUSR | Mode::S_IWUSR, makedev(1, 3)).expect("a device");
     fs::write(&made, "x").expect_err("the mount is nodev");

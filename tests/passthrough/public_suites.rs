@@ -42,7 +42,7 @@ fn every_test_of_pjdfstest_that_passes_on_the_disk_passes_through_the_mount() {
 }
 
 fn pjdfstest(directory: &Path) -> BTreeMap<String, Ended> {
-    // It becomes other users, who need a way in.
+    // pjdfstest changes to other users, which need access to the directory.
     let directory = Scratch::bind(directory);
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("the mode is set");
     crate::suites::pjdfstest(PJDFSTEST, directory.path(), Scratch::tmpfs("size=1m").path())

@@ -14,7 +14,7 @@ use crate::common::namespace::{Container, Propagation, bind};
 use crate::common::watch::{Watcher, renamed, switched};
 use crate::common::{Fixture, Served, config_map, layout, plain_root, pod, wait_content};
 
-/// How every switch begins, seen from the root.
+/// The first events of each switch, at the root.
 const SWITCH: [&str; 5] = [
     "root CREATE|ISDIR new",
     "root ATTRIB|ISDIR new",
@@ -23,10 +23,10 @@ const SWITCH: [&str; 5] = [
     "root MOVED_TO ..data",
 ];
 
-/// How every switch ends.
+/// The last event of each switch.
 const OLD_REMOVED: &str = "root DELETE|ISDIR old";
 
-/// How a switch ends where file `a` and its generation are watched, and `a` is the last to go.
+/// The last events of a switch if file `a` and its generation are watched, and `a` is removed last.
 const OLD_A_REMOVED: [&str; 7] = [
     "file ATTRIB",
     "file DELETE_SELF",

@@ -1,5 +1,5 @@
-//! What stands where in a volume: the generation, `..data`, the links, their modes and owners; and what
-//! of it stays and goes from one payload to the next.
+//! The layout of a volume: the generation, `..data`, the links, their modes and owners; and the entries that stay or go with the
+//! next payload.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

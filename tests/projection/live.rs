@@ -181,7 +181,7 @@ fn only_a_commit_changes_a_live_part() {
     ] {
         assert_eq!(refused.raw_os_error(), Some(Errno::EROFS as i32));
     }
-    // What a privileged container can do: its own mount writable.
+    // A privileged container can make its own mount writable.
     for target in [&directory, &file] {
         let flags = nix::mount::MsFlags::MS_REMOUNT | nix::mount::MsFlags::MS_BIND;
         nix::mount::mount(None::<&str>, target, None::<&str>, flags, None::<&str>).expect("remounted");
@@ -221,7 +221,7 @@ fn a_warm_live_part_sends_no_message_until_it_changes() {
 
 #[test]
 fn no_read_of_a_small_file_mixes_two_payloads() {
-    // One page: each read is of one payload, with its size.
+    // The file has one page, so each read must return one payload, with its size.
     let content = |round: usize| format!("{round:05}").repeat(1 + round * 37 % 700);
     let mut bound = Bound::with(&format!("app={}", content(0)));
     let file = bound.bind("app");
@@ -252,7 +252,7 @@ fn no_read_of_a_small_file_mixes_two_payloads() {
     });
 }
 
-/// What the model says of a bind mount: of a file, what was there last; of a directory, what is there now.
+/// The files that the model expects in a bind mount: of a file, its last content; of a directory, its current content.
 fn model(path: &str, was_file: bool, before: Option<&Files>, now: &Files) -> Files {
     if was_file {
         let there = now.get(path).map(|file| Files::from([(String::new(), file.clone())]));

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use crate::common::tree::{Files, files, names};
 use crate::common::{Served, plain_root};
 
-/// What a payload is made of: path, size, mode.
+/// The files of a payload: path, size, mode.
 type Draft = Vec<(String, usize, u16)>;
 
 /// Few names, so that keys stay, go, come back, and change between file and directory.
@@ -60,7 +60,7 @@ fn number_of(content: &[u8]) -> usize {
     digits.parse().expect("a number")
 }
 
-/// What readers share with the committing thread.
+/// The state that readers share with the committing thread.
 #[derive(Default)]
 struct Progress {
     /// The payload that was committed last, counted from 1; 0 before the first.

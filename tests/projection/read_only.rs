@@ -21,7 +21,7 @@ use crate::common::{Served, eventually};
 /// Something that would change a volume.
 type Change = fn(&Path) -> io::Result<()>;
 
-/// What a process may try with a volume that holds `a` and `sub/b`.
+/// Changes that a process may try in a volume with `a` and `sub/b`.
 const CHANGES: &[(&str, Change)] = &[
     ("create a file", |volume| File::create_new(volume.join("new")).map(drop)),
     ("create a file in a generation", |volume| File::create_new(volume.join("..data/new")).map(drop)),

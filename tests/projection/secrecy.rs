@@ -56,7 +56,7 @@ fn contains(haystack: &[u8], parts: &[Vec<u8>]) -> bool {
     parts.iter().any(|part| find(haystack, part).is_some())
 }
 
-/// Where `part` is; quick on megabytes, in a debug build too.
+/// The offset of `part`. Quick on megabytes, in a debug build, too.
 fn find(haystack: &[u8], part: &[u8]) -> Option<usize> {
     // SAFETY: both ranges are valid for the length given, and only read.
     let found = unsafe { libc::memmem(haystack.as_ptr().cast(), haystack.len(), part.as_ptr().cast(), part.len()) };

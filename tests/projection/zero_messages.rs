@@ -28,7 +28,7 @@ fn served() -> Served {
     served
 }
 
-/// What containers do all day.
+/// The usual reads of containers.
 fn round(volume: &Path) {
     for directory in ["", "..data", "sub", "sub/deep", "..data/sub"] {
         assert!(!names(&volume.join(directory)).is_empty());
@@ -51,8 +51,7 @@ fn round(volume: &Path) {
     fs::canonicalize(volume.join("sub/deep/d")).expect("it resolves");
 }
 
-/// What people do. `find` and `du` are not among it: they call `statfs`, which the kernel never answers
-/// by itself.
+/// The usual commands of people, without `find` and `du`: these call `statfs`, which the kernel never answers by itself.
 fn round_of_programs(volume: &Path) {
     run(Command::new("ls").arg("-la").arg(volume));
     run(Command::new("ls").arg("-laR").arg(volume));
@@ -141,7 +140,7 @@ fn isatty_is_the_one_call_on_an_open_file_that_asks() {
 
 #[test]
 fn a_stopped_server_is_noticed() {
-    // What the tests above rest on: something that is not cached waits for the server.
+    // The tests above depend on this: a call about a name that is not cached waits for the server.
     let served = served();
     let stopped = Stopped::server(&served);
     let path = served.path().join("nobody-asked-yet");

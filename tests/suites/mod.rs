@@ -8,7 +8,7 @@ use std::{env, fs};
 
 use tempfile::TempDir;
 
-/// How a test of pjdfstest ended, and what it said.
+/// The result and the output of a test of pjdfstest.
 pub struct Ended {
     passed: bool,
     output: String,
@@ -25,7 +25,7 @@ pub fn pjdfstest(configuration: &str, directory: &Path, other: &Path) -> BTreeMa
     parse(&String::from_utf8_lossy(&output.stdout))
 }
 
-/// What passed in one place, at least so many, passes in the other, too, except the exclusions.
+/// Checks that more than `least` tests pass natively, and that all of these pass on the mount. Both ignore the exclusions.
 #[track_caller]
 pub fn assert_passes_as_well(
     native: &BTreeMap<String, Ended>,
@@ -59,13 +59,13 @@ fn parse(report: &str) -> BTreeMap<String, Ended> {
 
 /// Sequences of operations on one file.
 pub struct Exercise {
-    /// How often each operation comes, and more, as fsx has it in its configuration.
+    /// The configuration of fsx, such as the weight of each operation.
     pub configuration: String,
-    /// What the sequences follow from.
+    /// The seeds of the sequences.
     pub seeds: &'static [u64],
-    /// How many there are in each, times `PODFS_SOAK_FSX` (1 where it is not set).
+    /// The number of operations in each sequence, times `PODFS_SOAK_FSX` (default 1).
     pub operations: u32,
-    /// What fsx finds in its environment besides.
+    /// Further environment variables of fsx.
     pub environment: Vec<(&'static str, PathBuf)>,
 }
 

@@ -49,7 +49,7 @@ impl Orphaned {
     }
 }
 
-/// How many generations there are, with those that are just being removed.
+/// The number of generations, including those that podfs is removing.
 fn generations(volume: &Path) -> usize {
     let names = fs::read_dir(volume).expect("a listing").map(|entry| entry.expect("an entry").file_name());
     names.filter(|name| name != "..data" && name.as_encoded_bytes().starts_with(b"..")).count()
@@ -243,7 +243,7 @@ fn a_keeper_that_is_killed_after_an_adoption_is_replaced() {
     let [keeper] = running.keepers()[..] else { panic!("one keeper: {:?}", running.keepers()) };
     kill(keeper, Signal::SIGKILL).expect("it is there");
     running.wait_log("the keeper of the server's open files ended; podfs has started another one");
-    // What the server had open is kept by the new one.
+    // The new keeper has the server's open files.
     fs::remove_file(host.join("f")).expect("removed");
     kill(running.server(), Signal::SIGKILL).expect("it is there");
     open.write_all(b"!").expect("there is a server that has it open");

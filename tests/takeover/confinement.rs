@@ -145,7 +145,7 @@ fn a_server_of_directories_reaches_those_and_no_network_or_process() {
     probed.assert_all(&["unshare", "ioctl"], "EPERM");
     probed.assert_all(&["a file of the host", "a device", "a setting of the kernel", "sysrq"], "ENOENT");
     probed.assert_all(&["memory of another", "root of another", "descriptor of another"], "EACCES");
-    // What remains: to its own capabilities, a kernel of today shows what root's processes were started with.
+    // A remaining gap: with its capabilities, a server can read the environment of root's processes on current kernels.
     probed.assert_all(&["environment of another"], if shows_environments() { "done" } else { "EACCES" });
     probed.assert_all(&["own memory", "a new file"], "EROFS");
     probed.assert_all(&["another process"], if signals { "EPERM" } else { "done" });
@@ -203,7 +203,7 @@ fn a_server_of_directories_does_not_get_above_them() {
         probed.assert_all(&["a file that was given", "the way back"], "done");
         probed.assert_all(&["beside the source", "a file of the host"], "ENOENT");
         probed.assert_all(&["a new file above"], "EROFS");
-        // What remains: a file handle leads to every file of a file system that a source is on.
+        // A remaining gap: a file handle gives access to every file of the file system of a source.
         probed.assert_all(&["by handle"], "done");
     });
 }
@@ -235,7 +235,7 @@ fn no_descriptor_of_a_server_of_directories_leads_to_the_hosts_mounts() {
             assert_eq!(way_out(server, "etc/passwd"), None);
         };
         is_enclosed(running.server());
-        // Those that follow, too, and those that another supervisor has adopted.
+        // The same holds for successors, and for servers that another supervisor has adopted.
         running.kill_server_and_keeper(|| rustix::fs::statvfs(&volume).expect("a server answers"));
         is_enclosed(running.server());
         let server = fixture.kill_supervisor(&mut running);
@@ -272,7 +272,7 @@ fn status(pid: Pid, field: &str) -> String {
 
 #[track_caller]
 fn assert_capabilities(pid: Pid, names: &[u32]) {
-    // Where the limit of locked memory cannot be raised, locking it stays a privilege.
+    // If the limit of locked memory cannot be raised, the server needs the capability to lock memory.
     const IPC_LOCK: u32 = 14;
     let expected = names.iter().fold(0_u64, |all, number| all | 1 << number);
     for set in ["CapEff", "CapPrm"] {

@@ -121,7 +121,7 @@ fn containers_of_runc_and_crun_see_what_podfs_prepares() {
         let log = fs::read_dir(logs).expect("a listing").next().expect("a log").expect("an entry").path();
         assert_eq!(fs::read(log).expect("the log"), b"why\n");
 
-        // What is mounted on the host later comes to the mount that asks for it alone.
+        // A later mount of the host appears only in the container mount with `HostToContainer`.
         let later = pod.running.volume("host").join("some");
         mount_tmpfs(&later);
         fs::write(later.join("later"), "seen").expect("written");
@@ -240,7 +240,7 @@ fn a_container_with_a_user_namespace_has_the_ids_of_the_volumes() {
     assert!(container.says("echo x >/etc/app/setting").contains("Read-only file system"));
 }
 
-/// How often processes of the container swap a part with a link while it is asked for, in each of the volumes.
+/// The number of times that processes of the container swap a part with a link, in each volume, while podfs prepares the part.
 const SWAPS: usize = 34_000;
 
 #[test]

@@ -1,5 +1,5 @@
-//! What containers hold over a kill of the server, alone or with its keeper: open files, locks, waits for locks, directories,
-//! watches.
+//! The state of containers that outlives a kill of the server, alone or with its keeper: open files, locks, waits for locks,
+//! directories, watches.
 
 use std::fs::{self, File};
 use std::io::{Seek, Write};
@@ -19,7 +19,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use tempfile::TempDir;
 
-/// Each kind of lock, and how it is let go.
+/// The orders that take, wait for and release each kind of lock.
 const KINDS: [(&str, &str, &str); 3] = [
     ("lock f flock exclusive", "lock f flock exclusive wait", "lock f flock none"),
     ("lock f posix exclusive 0 10", "lock f posix exclusive 5 10 wait", "lock f posix none 0 10"),

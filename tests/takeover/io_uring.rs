@@ -12,7 +12,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 
-/// What runs over both transports.
+/// The tests that run over both transports.
 const SUITES: &[&str] = &["held::", "isolation::so_many_callers", "soak::whatever_is_killed"];
 
 #[test]

@@ -63,7 +63,7 @@ fn kill_server(running: &Running) -> Pid {
     next
 }
 
-/// Where cgroups of version 2 are, if this machine lets root make some.
+/// The directory of the cgroups of version 2, if root can make some on this machine.
 fn cgroups() -> Option<PathBuf> {
     let mounts = podfs_fuse::mount::table::mounts().expect("a mount table");
     let place = mounts.into_iter().find(|mounted| mounted.fs_type == "cgroup2").map(|mounted| mounted.at);
@@ -180,7 +180,7 @@ impl Elsewhere {
 
 impl Drop for Elsewhere {
     fn drop(&mut self) {
-        // Whatever a test that failed has left in it ends with its fixture.
+        // Processes that a failed test has left in it end with the fixture.
         for _ in 0..1000 {
             if fs::remove_dir(&self.0).is_ok() {
                 return;
@@ -385,7 +385,7 @@ fn open_files_stay_open_when_the_successor_has_a_smaller_share() {
 
     limit_files(running.pid(), AFTER);
     kill_server(&running);
-    // What is written here goes through the server, and each file through a descriptor of its own.
+    // Each write goes through the server, and through its descriptor of the file.
     let text: Vec<_> = (0..all.len()).map(|n| b'a' + (n % 26) as u8).collect();
     for (n, file) in all.iter().enumerate() {
         file.write_all_at(&text[n..=n], n as u64).expect("written");

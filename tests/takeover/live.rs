@@ -64,7 +64,7 @@ impl Pod {
         serde_json::from_str(&outcome.stdout).expect("JSON")
     }
 
-    /// Where the key and the directory are mounted for the container.
+    /// The mount points of the key and the directory for the container.
     #[track_caller]
     fn parts(&self) -> [PathBuf; 2] {
         let mounts = self.mounts();
@@ -139,7 +139,7 @@ fn no_call_of_a_container_fails_when_live_parts_change_and_processes_are_killed(
         let mounts = finish(fixture.operator("mounts").args(["prepare", "--pod", UID, "--container", "web"]));
         let mounts: Vec<Value> = serde_json::from_str(&mounts.stdout).expect("JSON");
         let mut container = RuntimeContainer::start(runtime, &mounts);
-        // One digit, whichever it is at the moment.
+        // Each file has one digit; its value changes during the test.
         container.begin(
             "while [ ! -e /out/stop ]; do a=$(cat /app.conf) && b=$(cat /conf.d/setting) && ls /conf.d/extra /conf.d >/out/ls; \
              case $a$b in [0-9][0-9]) echo x >>/out/rounds;; *) echo \"$a$b\" >>/out/failures;; esac; done; \

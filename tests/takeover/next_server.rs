@@ -1,5 +1,5 @@
-//! Which process follows a dead server: a clone of its keeper after a SIGKILL, which needs no start, and else a program that is
-//! executed.
+//! The successor of a dead server: after a SIGKILL, a clone of its keeper, which needs no exec; otherwise a newly executed
+//! program.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -30,7 +30,7 @@ impl Pod {
     }
 }
 
-/// How a server was started.
+/// The way in which a server was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {
     Cloned,
@@ -57,7 +57,7 @@ fn next(running: &Running, before: Pid, stack: u64) -> (Pid, Start) {
     (next, if start_of_stack(next) == stack { Start::Cloned } else { Start::Executed })
 }
 
-/// Where a process's stack begins.
+/// The address at which a process's stack begins.
 fn start_of_stack(process: Pid) -> u64 {
     status_field(process, 25).expect("it is there")
 }

@@ -17,7 +17,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, RenameFlags, XattrFlags};
 
-/// What is done, after what was made ready.
+/// An operation, and its preparation.
 struct Operation {
     name: &'static str,
     prepare: fn(&Path),

@@ -79,7 +79,7 @@ impl Dynamic {
         assert_eq!(answer, json!({"unpublished": {"volumes": volumes}}));
     }
 
-    /// Where the kubelet's plugin of this name would put the volume.
+    /// The path at which the kubelet's plugin of this name would mount the volume.
     pub fn volume(&self, plugin: &str, name: &str) -> PathBuf {
         self.fixture.path(&format!("root/pods/{UID}/volumes/kubernetes.io~{plugin}/{name}"))
     }
@@ -170,7 +170,7 @@ fn volumes_come_and_go_while_others_are_read() {
     readers.go_on();
     // To publish what is there is no change.
     assert_eq!(pod.publish(&all), json!({"published": {"volumes": []}}));
-    // What a manifest does not have any more stays until it is unpublished.
+    // A volume that the manifest no longer has stays until it is unpublished.
     assert_eq!(pod.publish(&["two"]), json!({"published": {"volumes": []}}));
     assert_eq!(pod.names(), all);
     let host = pod.volume("host-path", "host");
@@ -184,7 +184,7 @@ fn volumes_come_and_go_while_others_are_read() {
     others.assert_none_failed();
     pod.unpublish(&["host"]);
     assert!(!host.exists() && pod.source.path().join("f").exists(), "the node's directory stays as it is");
-    // One that is gone may come back, and follow its object.
+    // An unpublished volume can be published again, and shows changes of its object.
     assert_eq!(pod.publish(&["one", "two"]), json!({"published": {"volumes": ["two"]}}));
     let two = pod.volume("configmap", "two").join("k");
     wait_content(&two, "2");
@@ -260,7 +260,7 @@ fn the_next_supervisor_adopts_a_volume_that_was_published_before_a_kill() {
 fn supervisor_and_server_may_be_killed_at_once_after_a_publication_or_while_volumes_leave() {
     let pod = Dynamic::new(&["one"]);
     let mut running = pod.fixture.run();
-    // What both left is covered by a new mount, and goes with the pod.
+    // A new mount covers the mounts that both processes left, and they go with the pod.
     let one = pod.volume("configmap", "one");
     for round in 0..6 {
         let wanted = ["one", "two", "host", "scratch"];
@@ -431,7 +431,7 @@ fn a_follower_of_a_pod_gets_every_change_until_its_end() {
     let pod = Dynamic::new(&["one"]);
     let mut running = pod.fixture.run();
     let directory = pod.run_directory();
-    // One that does not read delays no other.
+    // A follower that does not read does not delay others.
     let mut deaf = Connection::ask(&directory, &json!("follow"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {

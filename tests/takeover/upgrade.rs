@@ -48,7 +48,7 @@ impl Pod {
         server["version"].as_str().unwrap_or_else(|| panic!("no version: {server}")).to_owned()
     }
 
-    /// How much the supervisor and the server have open.
+    /// The number of open descriptors of the supervisor and of the server.
     fn open(&self) -> [usize; 2] {
         let count = |process| fs::read_dir(format!("/proc/{process}/fd")).expect("descriptors").count();
         [self.running.pid(), self.running.server()].map(count)
@@ -90,7 +90,7 @@ impl Pod {
 fn a_pod_becomes_the_program_on_disk_with_its_open_files_and_so_do_its_next_servers() {
     let mut pod = Pod::new();
     let mut file = fs::File::create(pod.running.volume("host").join("f")).expect("a file");
-    // What podfs has open after an upgrade it has open after any other.
+    // After each further upgrade, podfs must have the same descriptors open as after the first one.
     pod.builds.upgrade(&pod.fixture);
     let open = pod.open_at_rest();
     for _ in 0..3 {
@@ -168,7 +168,7 @@ fn a_pod_whose_program_is_gone_from_the_disk_is_not_upgraded() {
 #[test]
 fn an_upgraded_server_that_cannot_continue_is_replaced_by_the_program_before() {
     let pod = Pod::new();
-    // What containers have open is more than the new server may have open, so it cannot take that over.
+    // Containers have more files open than the new server's limit allows, so it cannot take them over.
     let host = pod.running.volume("host");
     let files: Vec<_> = (0..100).map(|n| fs::File::create(host.join(format!("{n}"))).expect("a file")).collect();
     let before = pod.identity();

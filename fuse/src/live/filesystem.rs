@@ -35,9 +35,11 @@ use crate::session::{
 };
 use crate::trace::Trace;
 
-/// How long an answer waits for other bytes. The kernel drops pages within microseconds, unless it waits for the answer.
+/// The longest time that an answer about a file waits while the file gets other bytes. The kernel drops the file's pages within
+/// microseconds, unless it waits for this answer.
 const SWAP_TIMEOUT: Duration = Duration::from_millis(5);
-/// How often it is tried to swap bytes while no request is about them. Only many readers of cold pages come in between.
+/// The most attempts to change the bytes of files while no request is about them. Only many readers of pages that are not cached
+/// can disturb all attempts.
 const ATTEMPTS: u32 = 8;
 
 /// A tree that the session thread reads, and the control thread changes.
@@ -145,9 +147,9 @@ pub struct LiveFilesystem {
 
 /// The features that a session with live parts asks the kernel for: those of a projection without `EXPLICIT_INVAL_DATA`.
 ///
-/// The kernel takes note of another size, and then cuts the pages off there (`fuse_change_attributes_i`, up to Linux 6.18 at least). If
-/// it suspends a thread between the two for the whole of the next swap, the thread cuts off a page of the version after its own: the
-/// page ends in zeros. Without the flag, the thread drops the pages next, and the file is read anew.
+/// The kernel takes note of another size, and then cuts the pages off there (`fuse_change_attributes_i`, up to Linux 6.18 at
+/// least). If it suspends a thread between the two for the whole of the next swap, the thread cuts off a page of the version
+/// after its own: the page ends in zeros. Without the flag, the thread drops the pages next, and the file is read anew.
 pub(crate) fn wanted(traced: bool) -> WantedFeatures {
     let wanted = projection::filesystem::wanted(traced);
     WantedFeatures { flags: wanted.flags & !init::EXPLICIT_INVAL_DATA, ..wanted }
@@ -195,7 +197,7 @@ impl LiveFilesystem {
             Operation::Unlink { name } => self.change(node, name, |path| LiveStep::RemoveFile { path }),
             Operation::RmDir { name } => self.change(node, name, |path| LiveStep::RemoveDirectory { path }),
 
-            // What no step ever is.
+            // Requests that no step makes.
             Operation::Write { .. } => {
                 self.undo.file(node);
                 Err(Errno::EROFS)
@@ -301,6 +303,6 @@ impl Service for LiveFilesystem {
         8192
     }
 
-    /// Nothing here waits for long.
+    /// Ignored: no request waits longer than `SWAP_TIMEOUT`.
     fn interrupt(&self, _: u64) {}
 }

@@ -1,8 +1,8 @@
-//! One change of the tree of live parts: the system call with which the supervisor makes it, or the message.
+//! A change of the tree of live parts: the system call or the message by which the supervisor makes it.
 
 use serde::{Deserialize, Serialize};
 
-/// One change of the tree. Paths are below its root, and begin with the name of a slot.
+/// A change of the tree. Paths are relative to its root, and begin with the name of a slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LiveStep {
     /// `mkdirat(2)`.

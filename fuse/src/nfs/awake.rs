@@ -1,8 +1,8 @@
 //! Staying awake while calls follow one another closely.
 //!
 //! A program that makes one call after the other waits twice for this thread to wake up: when it makes the call, and when the
-//! server has answered. On an idle CPU each takes longer than the call's work. So the thread goes to sleep only when it has had no
-//! event for a moment; until then it polls its descriptors. If another thread wants the CPU, it sleeps at once for a while:
+//! server has answered. On an idle CPU each takes longer than the call's work. So the thread goes to sleep only when it has had
+//! no event for a moment; until then it polls its descriptors. If another thread wants the CPU, it sleeps at once for a while:
 //! otherwise the other thread would wait for it.
 
 use std::cell::Cell;
@@ -14,9 +14,9 @@ use tokio::sync::Notify;
 use tokio::task::yield_now;
 use tokio::time::sleep;
 
-/// For so long after something has happened the thread stays awake.
+/// The time for which the thread stays awake after an event.
 const LINGERS: Duration = Duration::from_micros(100);
-/// How long the thread goes to sleep at once, after another thread wanted its CPU.
+/// The time for which the thread does not stay awake, after another thread wanted its CPU.
 const RESTS: Duration = Duration::from_millis(10);
 
 /// Whether the thread stays awake.
@@ -80,7 +80,7 @@ fn next(ago: Duration, is_wanted: bool) -> Next {
     }
 }
 
-/// How often the calling thread had to give up its CPU.
+/// The number of times that the kernel took the CPU from the calling thread.
 fn preemptions() -> i64 {
     // It is always known.
     getrusage(UsageWho::RUSAGE_THREAD).map_or(0, |usage| usage.involuntary_context_switches())

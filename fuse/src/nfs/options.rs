@@ -1,4 +1,4 @@
-//! How an export is served: the result of a volume's mount options.
+//! The options of a served export: the result of a volume's mount options.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::caller::credentials::ActAs;
 use crate::label::VolumeLabel;
 
-/// How an export is served.
+/// The options of a served export.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportOptions {
     /// The volume's name, for log lines.
@@ -20,27 +20,27 @@ pub struct ExportOptions {
     /// The export, as the volume names it.
     #[serde(flatten)]
     pub export: ExportAddress,
-    /// Where the server's NFS service is.
+    /// The address of the server's NFS service.
     pub nfs: SocketAddr,
-    /// Where its MOUNT service is, for when it has to give the root again.
+    /// The address of its MOUNT service. podfs asks it for the root again when the root's handle becomes stale.
     pub mountd: Option<SocketAddr>,
-    /// How to search for the server when it is silent, if its name may mean another address by then.
+    /// The parameters for a new search for the server by its name when it is silent; none if the address cannot change.
     #[serde(default)]
     pub search: Option<Search>,
     /// The root's file handle, as MOUNT gave it.
     pub root: Vec<u8>,
     /// Nothing may be changed (`ro`): `EROFS`.
     pub read_only: bool,
-    /// How calls end when the server does not answer (`hard`, `soft`, `softerr`).
+    /// The result of a call that the server does not answer (`hard`, `soft`, `softerr`).
     #[serde(rename = "patience")]
     pub retry_policy: RetryPolicy,
-    /// Tenths of a second after which a call is sent again (`timeo`).
+    /// The time after which podfs sends a call again, in tenths of a second (`timeo`).
     pub timeo: u32,
-    /// So many times, before the server counts as gone (`retrans`).
+    /// The number of repetitions after which a call counts as not answered (`retrans`).
     pub retrans: u32,
     /// The largest READ and WRITE of the server.
     pub limits: Limits,
-    /// Which attributes and names are cached, and for how long.
+    /// The cached attributes and names, and the cache times.
     pub caching: Caching,
     /// Each write is on the server's disk before it is answered (`sync`, `noac`).
     pub stable: bool,
@@ -54,7 +54,7 @@ pub struct ExportOptions {
     pub trace: bool,
 }
 
-/// Where a server is.
+/// The addresses of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NfsAddress {
     /// Its NFS service.
@@ -76,7 +76,7 @@ pub struct Search {
     pub reserved_port: bool,
 }
 
-/// How calls end when a server does not answer.
+/// The result of a call that the server does not answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RetryPolicy {
     /// Calls wait until it does.
@@ -88,7 +88,7 @@ pub enum RetryPolicy {
     SoftErr,
 }
 
-/// Which attributes and names are cached, and for how long (`nfs(5)`). Times are in seconds.
+/// The cached attributes and names, and the cache times in seconds (`nfs(5)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caching {
     /// Attributes of files, at least.
@@ -99,31 +99,31 @@ pub struct Caching {
     pub acdirmin: u32,
     /// Attributes of directories, at most.
     pub acdirmax: u32,
-    /// Which names.
+    /// The results of lookups that are cached.
     pub lookups: Lookups,
     /// An open sees the content of the last close, by any client (`cto`).
     pub close_to_open: bool,
 }
 
-/// Which names may be believed.
+/// The results of lookups that are cached (`lookupcache`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Lookups {
-    /// Those that exist, and that others do not (`all`).
+    /// Names that exist, and names that do not (`all`).
     #[default]
     All,
-    /// Those that exist (`positive`).
+    /// Names that exist (`positive`).
     Positive,
     /// None.
     None,
 }
 
-/// Which locks are kept by the kernel, for this mount alone. All others fail with `ENOLCK`: podfs locks nothing at the
-/// server.
+/// The types of locks that the kernel keeps for this mount alone. Other locks fail with `ENOLCK`, because podfs locks nothing
+/// at the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LocalLocks {
-    /// Those of `fcntl(2)`.
+    /// Locks of `fcntl(2)`.
     pub posix: bool,
-    /// Those of `flock(2)`.
+    /// Locks of `flock(2)`.
     pub flock: bool,
 }
 
@@ -135,13 +135,13 @@ impl Default for Caching {
 }
 
 impl Caching {
-    /// How long attributes of such a file hold at least.
+    /// The shortest time for which attributes of a file of this type are valid.
     pub fn shortest(&self, kind: FileType) -> Duration {
         let seconds = if kind == FileType::Directory { self.acdirmin } else { self.acregmin };
         Duration::from_secs(seconds.into())
     }
 
-    /// How long attributes of such a file hold at most.
+    /// The longest time for which attributes of a file of this type are valid.
     pub fn longest(&self, kind: FileType) -> Duration {
         let seconds = if kind == FileType::Directory { self.acdirmax } else { self.acregmax };
         Duration::from_secs(seconds.into()).max(self.shortest(kind))
@@ -178,7 +178,7 @@ impl ExportOptions {
         Self { nfs: place.nfs, mountd: Some(place.mountd), ..self }
     }
 
-    /// How long a call waits for the server.
+    /// The retry policy of calls to the server.
     pub fn policy(&self) -> Policy {
         let persistence = match self.retry_policy {
             RetryPolicy::Hard => Persistence::Hard,

@@ -39,9 +39,9 @@ pub struct Sockets {
 #[derive(Debug)]
 struct Set {
     server: String,
-    /// Where the server was found first.
+    /// The address at which the server was first found.
     nfs: SocketAddr,
-    /// Where it is, if it has moved.
+    /// The server's new addresses, if it has moved.
     moved: Mutex<Option<NfsAddress>>,
     reserved: bool,
     connections: Mutex<Vec<OwnedFd>>,

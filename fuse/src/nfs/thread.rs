@@ -36,7 +36,7 @@ use crate::region::{Moment, Region, VolumeKind};
 use crate::session::{InputBuffer, REQUEST_SIZE, Session};
 use crate::trace::Trace;
 
-/// How long the server may take to answer about the root, when a volume begins.
+/// The longest time that podfs waits for the attributes of the root when a volume starts.
 const ROOT_BUDGET: Duration = Duration::from_secs(15);
 
 /// An export to serve.
@@ -49,7 +49,7 @@ pub struct ServedExport {
     pub log: OwnedFd,
     /// [Bound](podfs_nfs::rpc::dial::bound) sockets: one for each connection to the server, and one for other services.
     pub sockets: Vec<OwnedFd>,
-    /// How it is served.
+    /// The options of the mount.
     pub options: ExportOptions,
     /// The readers of its requests.
     pub trace: Arc<Trace>,
@@ -257,7 +257,7 @@ async fn look_at_root(export: &Export, options: &ExportOptions) -> io::Result<At
     found.map_err(|cause| io::Error::other(RootError { export: options.export.clone(), cause }))
 }
 
-/// The root of an export cannot be looked at.
+/// podfs cannot read the attributes of the root of an export.
 #[derive(Debug, thiserror::Error)]
 #[error("podfs cannot read the attributes of the root of {} of NFS server {}: {cause}", export.path, export.server)]
 struct RootError {
@@ -274,7 +274,7 @@ enum RootProblem {
     Failed(#[from] podfs_nfs::error::Error),
 }
 
-/// Of a volume whose server process died before it had an answer.
+/// The attributes of the root of a volume whose server process died before it had the NFS server's answer.
 fn unknown_root(known: &ClientState) -> Attributes {
     let time = Default::default();
     Attributes {

@@ -32,13 +32,13 @@ use crate::trace::Trace;
 
 /// A device says by an error, and by nothing else, that its file system is unmounted.
 const WANTED: Interest = Interest::READABLE.add(Interest::ERROR);
-/// How often podfs checks an interrupted caller.
+/// The interval at which podfs checks whether an interrupted caller is being killed.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// Requests that are read before other volumes have their turn.
 const AT_A_TIME: usize = 64;
 /// Bytes that take longer to copy than a thread takes to wake up.
 const MUCH: usize = 64 << 10;
-/// How long the end of a volume may take, when its server does not answer.
+/// The longest time that the end of a volume waits for its server.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// A volume that is served.

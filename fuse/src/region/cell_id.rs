@@ -22,7 +22,7 @@ impl CellId {
         self.0 as usize
     }
 
-    /// As a header names it: 0 stands for none.
+    /// The word for the cell in a header. 0 means no cell.
     pub(crate) fn to_word(self) -> u64 {
         u64::from(self.0) + 1
     }
@@ -32,13 +32,13 @@ impl CellId {
         u32::try_from(word.checked_sub(1)?).ok().map(CellId)
     }
 
-    /// Where the cell begins in the region.
+    /// The offset of the cell in the region, in bytes.
     pub(super) fn offset(self) -> usize {
         header::SIZE + self.index() * CELL
     }
 }
 
-/// How many cells fit into a region of that length.
+/// The number of cells in a region of `length` bytes.
 pub(super) fn count(length: usize) -> usize {
     length.saturating_sub(header::SIZE) / CELL
 }

@@ -1,11 +1,11 @@
 //! The cells of a region: records of one size, each for one node, open file or lock that a successor needs.
 //!
-//! A cell begins with a tag that names its type, 0 for a free cell. The server writes the tag last when it fills a cell, and erases
-//! it first when it frees the cell, so a kill in between leaves a cell without a tag, which counts as free.
+//! A cell begins with a tag that names its type, 0 for a free cell. The server writes the tag last when it fills a cell, and
+//! erases it first when it frees the cell, so a kill in between leaves a cell without a tag, which counts as free.
 //!
 //! The code that fills a cell holds an [`OwnedCell`]; when that is dropped, the cell is free. The holder of a [`CellRef`] frees
-//! the cell itself. A process only reads an adopted region until it [takes it over](super::Region::take_over), so a successor that
-//! gives up leaves it as it was.
+//! the cell itself. A process only reads an adopted region until it [takes it over](super::Region::take_over), so a successor
+//! that gives up leaves it as it was.
 
 use std::io;
 use std::marker::PhantomData;

@@ -11,47 +11,47 @@ use serde::{Deserialize, Serialize};
 
 use super::shared::shared;
 
-/// How many opcodes have a counter of their own. The kernel's opcodes are smaller.
+/// The number of request counters. The kernel's opcodes are smaller than this.
 const OPERATIONS: usize = 64;
 /// The upper ends of the groups that durations are counted in, in seconds. They are in use in memory that outlives
 /// programs, so they cannot change without another place for them.
 pub(crate) const BOUNDS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0];
 
 shared! {
-    /// All of it.
+    /// All counters of a volume.
     pub(crate) struct Counts {
-        /// Requests, by the number of what was asked; those of no known number are in the first place.
+        /// Requests by FUSE opcode. Index 0 counts the requests with an unknown opcode.
         requests: [AtomicU64; OPERATIONS],
-        /// Generations, by how long it took to switch to them.
+        /// Commits of generations, by the time that the switch took.
         commits: Durations,
-        /// Changes, by how long it took from when podfs saw them until containers could.
+        /// Changes, by the time from podfs's first notice of a change until containers see it.
         propagations: Durations,
     }
-    /// How many took how long.
+    /// A histogram of durations.
     pub(crate) struct Durations {
         groups: [AtomicU64; BOUNDS.len() + 1],
         nanoseconds: AtomicU64,
     }
 }
 
-/// How many took how long.
+/// A histogram of durations.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Distribution {
     /// The upper ends of all groups but the last, in seconds; each belongs to its group.
     pub bounds: Vec<f64>,
-    /// How many are in each group. The last one is for all that took longer.
+    /// The number of durations in each group. The last group has all longer ones.
     pub groups: Vec<u64>,
-    /// How long they took all together. A whole number stays what it is wherever it is written.
+    /// The sum of the durations, in nanoseconds. It is an integer, so that no format of messages rounds it.
     pub nanoseconds: u64,
 }
 
 impl Distribution {
-    /// Of nothing yet, in groups with these upper ends.
+    /// An empty histogram, in groups with these upper ends.
     pub fn new(bounds: &[f64]) -> Distribution {
         Distribution { bounds: bounds.to_vec(), groups: vec![0; bounds.len() + 1], nanoseconds: 0 }
     }
 
-    /// One more, that took so long.
+    /// Counts a duration.
     pub fn add(&mut self, took: Duration) {
         if let Some(group) = self.groups.get_mut(group(&self.bounds, took)) {
             *group += 1;
@@ -59,38 +59,38 @@ impl Distribution {
         self.nanoseconds = self.nanoseconds.wrapping_add(nanoseconds(took));
     }
 
-    /// How many seconds they took all together.
+    /// The sum of the durations, in seconds.
     pub fn seconds(&self) -> f64 {
         Duration::from_nanos(self.nanoseconds).as_secs_f64()
     }
 
-    /// How many there are.
+    /// The number of durations.
     pub fn count(&self) -> u64 {
         self.groups.iter().copied().fold(0, u64::wrapping_add)
     }
 }
 
 impl Counts {
-    /// One more request. This is all that a request costs.
+    /// Counts a request. This is the whole cost of the counters for a request.
     pub(crate) fn request(&self, opcode: u32) {
         let place = self.requests.get(opcode as usize).unwrap_or(&self.requests[0]);
         place.fetch_add(1, Relaxed);
     }
 
-    /// Requests, by the number of what was asked; 0 for all others.
+    /// Requests by FUSE opcode. Opcode 0 has the requests with an unknown opcode.
     pub(crate) fn requests(&self) -> impl Iterator<Item = (u32, u64)> {
         (0..).zip(&self.requests).map(|(opcode, count)| (opcode, count.load(Relaxed)))
     }
 }
 
 impl Durations {
-    /// One more, that took so long.
+    /// Counts a duration.
     pub(crate) fn add(&self, took: Duration) {
         self.groups[group(&BOUNDS, took)].fetch_add(1, Relaxed);
         self.nanoseconds.fetch_add(nanoseconds(took), Relaxed);
     }
 
-    /// All so far.
+    /// The histogram of all durations so far.
     pub(crate) fn distribution(&self) -> Distribution {
         Distribution {
             bounds: BOUNDS.to_vec(),

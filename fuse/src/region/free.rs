@@ -1,4 +1,4 @@
-//! Which cells of a region are free, and which pages of them have memory.
+//! The free cells of a region, and the pages of cells that have memory.
 //!
 //! 1. The first page that has a free cell gives the next one, so the cells in use stay together.
 //! 2. A page without a cell in use gives its memory back to the kernel: it becomes a hole of the file. The file keeps its
@@ -18,7 +18,7 @@ use super::cell_id::{CELL, CellId, count};
 use super::header;
 use super::memory::Memory;
 
-/// Bytes that are given back at once.
+/// The unit in which a region gives memory back to the kernel, in bytes.
 const PAGE: usize = 4096;
 /// Cells of a page; the bits of [`Page::used`].
 const CELLS: usize = PAGE / CELL;
@@ -29,7 +29,7 @@ const SPARE: usize = 16;
 /// Bits of a word of [`FreeTable::open`].
 const WORD: usize = u64::BITS as usize;
 
-/// Which cells of a region are free.
+/// The free cells of a region.
 pub(super) struct Free {
     table: Mutex<FreeTable>,
     /// Whether the region may be changed.
@@ -45,7 +45,7 @@ struct FreeTable {
     first: usize,
     /// Pages that have memory and no cell in use.
     spare: usize,
-    /// Whether it is known which cells are in use.
+    /// Whether the table has the cells in use.
     is_known: bool,
 }
 
@@ -58,7 +58,7 @@ struct Page {
 }
 
 impl Free {
-    /// All of them.
+    /// The cells of a new region: all are free.
     pub(super) fn of_new() -> Self {
         Self { table: Mutex::new(FreeTable { is_known: true, ..FreeTable::default() }), ours: AtomicBool::new(true) }
     }
@@ -175,7 +175,7 @@ impl FreeTable {
         self.first = self.first.min(index / WORD);
     }
 
-    /// There are so many pages from here on; the new ones are holes.
+    /// Extends the table to `pages` pages. The new pages are holes.
     fn extend_to(&mut self, pages: usize) {
         let before = self.pages.len();
         if pages > before {
@@ -217,7 +217,7 @@ impl FreeTable {
     }
 }
 
-/// Where these pages are in the file.
+/// The bytes of these pages in the file.
 fn bytes(pages: Range<usize>) -> Range<usize> {
     header::SIZE + pages.start * PAGE..header::SIZE + pages.end * PAGE
 }

@@ -51,10 +51,10 @@ shared! {
     }
     /// Further counters of an NFS volume.
     pub(crate) struct CallCounters {
-        /// A number that no other volume has, from which what is to be known again at the server is made.
+        /// A number that no other volume has. Identifiers that the NFS server must recognise after a takeover derive from it.
         seed: AtomicU64,
     }
-    /// A change of two numbers that belong together: it is made again if it was interrupted.
+    /// A change of two numbers that belong together. A successor repeats an interrupted change.
     pub(crate) struct Redo {
         /// The cell that is charged; 0 for no change. Written last.
         cell: AtomicU64,
@@ -65,7 +65,7 @@ shared! {
     }
     /// Counters of a passthrough volume.
     pub(crate) struct Counters {
-        /// How the bytes of files travel.
+        /// The data path of open files: kernel passthrough, or FUSE READ and WRITE.
         data_path: AtomicU32,
         /// The last backing id that was recorded. The kernel gives them in order.
         backing: AtomicU32,

@@ -19,7 +19,7 @@ pub const SLOTS: usize = 16;
 /// Most requests that are remembered for a successor. Each takeover adds one for each thread at most.
 const REPLAYS: usize = 64;
 
-/// A request that may have been executed: it was begun, and its answer is not known to have been given.
+/// A request that a server began, and may have executed. Whether the kernel got the answer is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Begun {
     /// Not later than what the execution leaves on a file system of this host as a time.
@@ -56,7 +56,7 @@ shared! {
         order: AtomicU64,
         begun: BegunRecord,
     }
-    /// All of it.
+    /// All slots of a region, and the requests to replay.
     pub(crate) struct InFlightSlots {
         slots: [InFlightSlot; SLOTS],
         to_replay: [Replay; REPLAYS],
@@ -83,13 +83,13 @@ impl InFlightSlot {
 
     /// The thread answers `unique` from here on.
     pub(crate) fn take(&self, unique: u64) {
-        // Nothing of the request before may be taken for this one's.
+        // The record of the request before must not be read as one of this request.
         self.begun.is.store(0, Relaxed);
         self.last.store(unique, Relaxed);
         self.unique.store(unique, Release);
     }
 
-    /// As [`take`](Self::take), of a request that the slot is about already. What was begun of it stands as it is.
+    /// As [`take`](Self::take), for a request that the slot already has. The record of what was begun for it stays.
     pub(crate) fn take_again(&self, unique: u64) {
         self.last.store(unique, Relaxed);
         self.unique.store(unique, Release);
@@ -202,7 +202,7 @@ impl InFlightSlots {
 
     fn keep(&self, unique: u64, begun: Option<Begun>) {
         let place = match self.to_replay(unique) {
-            // A successor that died before it began anew knew no more than this.
+            // A successor that died before it began the request again had the same record.
             Some(_) if begun.is_none() => return,
             Some(known) => known,
             None => {

@@ -26,7 +26,7 @@ pub(crate) struct Memory {
     /// All addresses that are taken. Their bytes are only seen through references to atomics, and through slices of bytes that
     /// no thread changes while they are borrowed.
     mapping: MmapRaw,
-    /// How many of the addresses have bytes of the file behind them.
+    /// The bytes of the mapping that are within the file.
     length: AtomicUsize,
 }
 
@@ -75,7 +75,7 @@ impl Memory {
     /// As there.
     pub(crate) fn allocate(&self, offset: usize, length: usize) -> io::Result<()> {
         self.back(offset, length)?;
-        // All at once that is less work than a fault for each page. Linux before 5.14 cannot.
+        // One madvise(2) takes less work than a page fault for each page. Linux before 5.14 does not have `MADV_POPULATE_WRITE`.
         let _faults = self.mapping.advise_range(Advice::PopulateWrite, offset, length);
         Ok(())
     }
@@ -98,7 +98,7 @@ impl Memory {
             let start = match seek(&self.file, SeekFrom::Data(position as u64)) {
                 Ok(start) => usize::try_from(start).unwrap_or(end).min(end),
                 Err(Errno::NXIO) => break,
-                // Where the kernel cannot tell, there are no holes.
+                // If the kernel cannot search for data, the file counts as one without holes.
                 Err(_) => position,
             };
             let hole = seek(&self.file, SeekFrom::Hole(start as u64)).ok();

@@ -174,7 +174,7 @@ impl Region {
         self.waits().all().count()
     }
 
-    /// Since when the source of an NFS volume was asked something and says nothing.
+    /// The moment of the NFS server's last answer, while a call to it is outstanding; none if it owes no answer.
     pub fn silent_since(&self) -> Option<Moment> {
         self.silence().since()
     }
@@ -190,12 +190,12 @@ impl Region {
         Some(self.header().accepted.load(Acquire)).filter(|accepted| *accepted != 0)
     }
 
-    /// How many steps of commits were applied to a projection so far.
+    /// The number of steps applied to the tree of the volume since its mount, over all commits.
     pub fn applied(&self) -> u64 {
         self.header().applied.load(Acquire)
     }
 
-    /// One more step is applied.
+    /// Counts a step that is applied.
     pub fn apply(&self) {
         self.header().applied.fetch_add(1, Release);
     }
@@ -316,7 +316,7 @@ fn reserved(kind: VolumeKind) -> usize {
     }
 }
 
-/// Where the first cell begins.
+/// The offset of the first cell in the region.
 #[cfg(test)]
 pub(crate) fn cells_begin() -> usize {
     header::SIZE

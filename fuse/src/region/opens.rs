@@ -10,7 +10,7 @@ use super::shared::shared;
 pub struct OpenCount {
     /// Opens.
     pub opens: u64,
-    /// Those of them whose lines are lost.
+    /// Opens whose log lines are lost.
     pub lost: u64,
 }
 
@@ -19,7 +19,7 @@ shared! {
     pub(crate) struct Opens {
         opens: AtomicU64,
         lost: AtomicU64,
-        /// How many of the lost ones a later line has reported.
+        /// Lost lines that a later line has reported.
         told: AtomicU64,
     }
 }
@@ -30,18 +30,18 @@ impl Opens {
         OpenCount { opens: self.opens.load(Relaxed), lost: self.lost.load(Relaxed) }
     }
 
-    /// How many lines were lost that no line has reported yet.
+    /// The number of lost lines that no line has reported yet.
     pub(crate) fn untold(&self) -> u64 {
         self.lost.load(Relaxed).saturating_sub(self.told.load(Relaxed))
     }
 
-    /// The line of an open was written, and reported so many lost ones.
+    /// Counts an open whose line was written, and which reported `told` lost lines.
     pub(crate) fn written(&self, told: u64) {
         self.opens.fetch_add(1, Relaxed);
         self.told.fetch_add(told, Relaxed);
     }
 
-    /// The line of an open is lost.
+    /// Counts an open whose line is lost.
     pub(crate) fn lost(&self) {
         self.opens.fetch_add(1, Relaxed);
         self.lost.fetch_add(1, Relaxed);

@@ -1,7 +1,7 @@
 //! Memory that several processes share: structs of atomics, and nothing else.
 //!
-//! Whatever another process writes, a reference to such a struct stays sound: every word may change at any time, and
-//! any bits are a value.
+//! A reference to such a struct stays sound whatever bytes another process writes: an atomic word may change at any time, and
+//! every pattern of bits is a valid value.
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
 

@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::shared::shared;
 
 shared! {
-    /// One moment.
+    /// The beginning of the silence.
     pub(crate) struct Silence {
         /// Milliseconds on the clock that all processes have ([`ClockId::Monotonic`]); 0 for no silence.
         since: AtomicU64,
@@ -20,7 +20,7 @@ shared! {
 }
 
 impl Silence {
-    /// The source owes an answer, and answered last at that moment. None once it has answered.
+    /// Sets the moment of the source's last answer while a call is outstanding, or none once the source has answered.
     pub(crate) fn set(&self, since: Option<Moment>) {
         let milliseconds = |Moment(since): Moment| u64::try_from(since.as_millis()).unwrap_or(u64::MAX).max(1);
         self.since.store(since.map_or(0, milliseconds), Relaxed);
@@ -43,7 +43,7 @@ impl Moment {
         Self(now().saturating_sub(instant.elapsed()))
     }
 
-    /// How long ago it was.
+    /// The time since this moment.
     pub fn elapsed(self) -> Duration {
         now().saturating_sub(self.0)
     }

@@ -53,7 +53,7 @@ fn file(bytes: &[u8], length: u64, sealed: bool) -> OwnedFd {
     file
 }
 
-/// What a new region begins with.
+/// The header of a new region.
 fn header(kind: VolumeKind) -> Vec<u8> {
     let region = Region::create(kind).expect("a region");
     let mut bytes = vec![0; header::SIZE];

@@ -24,14 +24,14 @@ use super::options::DeviceMountOptions;
 use crate::host::HostError;
 use crate::host::global_mount::Held;
 
-/// How long a mount may be busy after its last pod: with what the pod's server still closes.
+/// The time that a mount may stay busy after its last pod ended, while the pod's server closes its files.
 const CLOSING: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Mounts a device.
 ///
 /// # Errors
-/// What the kernel says: of an option, of the file system, of the place.
+/// When the kernel refuses an option, the file system or the mount point.
 pub(super) fn mount(
     device: &BlockDevice,
     kind: &str,
@@ -150,7 +150,7 @@ pub fn unmount(held: &Held<'_>, top: &Path) -> Result<(), HostError> {
         }
     }
     for directory in place.ancestors().take_while(|directory| *directory != top) {
-        // What is not empty stays, and so does what is above it.
+        // A directory that is not empty stays, and so do its parents.
         if !is_removed(directory) {
             break;
         }

@@ -1,6 +1,6 @@
-//! The content of a device, by `blkid -p` of util-linux, which uses libblkid. The kubelet runs it, too, so both recognise the same
-//! content. The program knows some hundred signatures, and has documented exit codes; a library of podfs's own would know fewer,
-//! and podfs would format each disk whose signature it missed.
+//! The content of a device, by `blkid -p` of util-linux, which uses libblkid. The kubelet runs it, too, so both recognise the
+//! same content. The program knows some hundred signatures, and has documented exit codes; a library of podfs's own would know
+//! fewer, and podfs would format each disk whose signature it missed.
 
 use std::ffi::OsStr;
 
@@ -19,7 +19,7 @@ const TAIL: u64 = 64 << 10;
 /// The content of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum DeviceContent {
-    /// Nothing: no signature, and zeros where file systems and tables have their beginnings.
+    /// No signature, and zeros where file systems and partition tables begin.
     Blank,
     /// Data without a known signature.
     Remains,

@@ -1,7 +1,8 @@
 //! Erasing a device: each byte of it reads as zero afterwards.
 //!
-//! The kernel writes the zeros (`BLKZEROOUT`): by a command of the disk if the disk guarantees zeros after it, which takes no time,
-//! and byte by byte otherwise. `BLKDISCARD` does not suffice: the kernel no longer reports which disks read as zero after it.
+//! The kernel writes the zeros (`BLKZEROOUT`): by a command of the disk if the disk guarantees zeros after it, which takes no
+//! time, and byte by byte otherwise. `BLKDISCARD` does not suffice: the kernel no longer reports which disks read as zero after
+//! it.
 
 use std::fs::File;
 use std::io;

@@ -11,7 +11,8 @@
 //!    | one that the check does not find whole | formats it again: it is podfs's own, and was never used |
 //!    | data without a signature, on the device of that path and size | formats it again: mkfs writes its signature last |
 //!    | anything else | removes the marker, because podfs did not write that, and treats the device as any other |
-//! 3. mkfs has the lock of the global mount as its standard input. If podfs is killed, the next process waits until mkfs has ended.
+//! 3. mkfs has the lock of the global mount as its standard input. If podfs is killed, the next process waits until mkfs has
+//!    ended.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File};

@@ -7,7 +7,7 @@ use super::BlockDevice;
 use super::program::run;
 use crate::host::HostError;
 
-/// Where ext4 keeps its superblock on the device, and where xfs does.
+/// The offset of ext4's superblock on the device, in bytes; below, that of xfs.
 const EXT_SUPERBLOCK: u64 = 1024;
 const XFS_SUPERBLOCK: u64 = 0;
 const EXT_MAGIC: [u8; 2] = [0x53, 0xef];

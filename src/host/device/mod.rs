@@ -44,7 +44,7 @@ use content::DeviceContent;
 use format::Marker;
 use options::DeviceMountOptions;
 
-/// How to mount a device.
+/// The parameters of the mount of a block device.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceMountRequest<'a> {
     /// The type of the file system. Without one, that which is there, or ext4.
@@ -59,7 +59,7 @@ pub struct DeviceMountRequest<'a> {
 /// can be written to it. Does nothing if the place is mounted already.
 ///
 /// # Errors
-/// One sentence: the device is in use, holds something else, cannot be formatted, checked or mounted.
+/// When the device is in use, holds other data, or cannot be formatted, checked or mounted.
 pub fn mount(device: &BlockDevice, request: DeviceMountRequest<'_>, held: &Held<'_>) -> Result<bool, HostError> {
     let options = DeviceMountOptions::parse(request.options)?;
     let is_mounted = held.is_mounted().map_err(|cause| HostError::system("look at", held.place(), cause))?;

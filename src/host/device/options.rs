@@ -7,7 +7,7 @@ use crate::host::HostError;
 /// Options, sorted by the system call that takes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DeviceMountOptions {
-    /// Nothing is written.
+    /// The mount is read-only.
     pub(super) read_only: bool,
     /// The attributes of the mount: restrictions and access times (`fsmount(2)`).
     pub(super) attributes: MountAttrFlags,

@@ -1,4 +1,5 @@
-//! A block device that podfs holds open. Meanwhile the kernel gives its number to no other device, even if the device is unplugged.
+//! A block device that podfs holds open. Meanwhile the kernel gives its number to no other device, even if the device is
+//! unplugged.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};

@@ -10,7 +10,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use crate::host::HostError;
 use crate::host::global_mount::Held;
 
-/// Where these programs are on systems that keep them from the PATH of ordinary users.
+/// Directories of administrators' programs. Some systems do not have them in the `PATH` of ordinary users.
 const SYSTEM: &str = "/usr/sbin:/sbin";
 
 /// The result of a program.
@@ -71,7 +71,7 @@ fn text(file: &mut File) -> io::Result<String> {
 }
 
 impl ProgramOutput {
-    /// How it ended, as part of a sentence.
+    /// The exit of the program as the predicate of a sentence, such as `ended with code 1`.
     pub(super) fn end(&self) -> String {
         self.code.map_or_else(|| "was killed".to_owned(), |code| format!("ended with code {code}"))
     }

@@ -1,9 +1,9 @@
 //! The content of emptyDirs: made once, found again by the next podfs after a crash, deleted with the pod.
 //!
-//! An emptyDir has a home, a directory with two entries: `content`, and the file `ready`, which names the medium of the content.
-//! podfs writes `ready` last and removes it first, so content without it is incomplete, and podfs never deletes complete content by
-//! mistake. The file `agent` beside them marks content that outlives shutdowns of the node, and that the daemon deletes when the
-//! pod is gone.
+//! An emptyDir has a home, a directory with two entries: `content`, and the file `ready`, which names the medium of the
+//! content. podfs writes `ready` last and removes it first, so content without it is incomplete, and podfs never deletes
+//! complete content by mistake. The file `agent` beside them marks content that outlives shutdowns of the node, and that the
+//! daemon deletes when the pod is gone.
 
 mod plan;
 
@@ -71,12 +71,12 @@ impl EmptyDirContent {
         File::create(&path).map(drop).map_err(|cause| HostError::system("write", &path, cause))
     }
 
-    /// Where the files are.
+    /// The directory with the files, open.
     pub fn source(&self) -> &HostSource {
         &self.source
     }
 
-    /// Whether it was not there before.
+    /// Whether this call made the content, and did not find it from before.
     pub fn is_new(&self) -> bool {
         self.is_new
     }

@@ -9,7 +9,7 @@ use crate::payload::{OwnedEntry, fs_group_mode};
 use crate::types::Allocatable;
 use crate::volume::{EmptyDir, PageSize, Storage};
 
-/// How to make the content of an emptyDir.
+/// The storage, mode and group for the content of an emptyDir.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EmptyDirPlan {
     /// The storage of its files.
@@ -25,7 +25,7 @@ pub struct EmptyDirPlan {
 pub enum Backing {
     /// The file system of podfs' root directory.
     Disk,
-    /// A tmpfs of so many bytes.
+    /// A tmpfs with a limit.
     Memory {
         /// Most it may hold.
         bytes: u64,

@@ -1,7 +1,7 @@
 //! A mount of the node that several pods share: made for the first of them, unmounted after the last.
 //!
-//! A file system on a block device is mounted once, and a CSI driver stages a volume once, however many pods use it. Each pod has a
-//! process of its own, so the pods find each other by files:
+//! A file system on a block device is mounted once, and a CSI driver stages a volume once, however many pods use it. Each pod
+//! has a process of its own, so the pods find each other by files:
 //!
 //! ```text
 //! ROOT/plugins/podfs/global-mounts/PLUGIN/NAME/lock         locked for each change of anything here
@@ -47,7 +47,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 pub struct GlobalMount {
     records: PathBuf,
     place: PathBuf,
-    /// How many directories go with the last user, as far as they are empty: that of the records, and those above it.
+    /// The number of directories that podfs removes after the last user, if they are empty: `records` and the ones above it.
     removed: usize,
 }
 
@@ -99,7 +99,7 @@ impl GlobalMount {
         remove_upwards(&root.join(RECORDS).join(plugin), RECORDS.split('/').count() + 1);
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn place(&self) -> &Path {
         &self.place
     }
@@ -118,7 +118,8 @@ impl GlobalMount {
     /// already. Waits while another process works on the mount.
     ///
     /// # Errors
-    /// Those of `mount`; then the pod is no user, unless it was one before. Or the records cannot be written.
+    /// Those of `mount`; if nothing is mounted then, the pod is no user, unless it was one before. Or the records cannot be
+    /// written.
     pub fn enter<T>(
         &self,
         user: User<'_>,
@@ -201,7 +202,7 @@ impl GlobalMount {
         let is_blocked = || users.ancestors().any(|path| fs::metadata(path).is_ok_and(|found| !found.is_dir()));
         match DirBuilder::new().recursive(true).mode(0o750).create(&users) {
             Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(false),
-            // It was there when it was to be made, and gone when it was looked at.
+            // mkdir(2) found the directory, and the last user removed it before stat(2).
             Err(cause) if cause.kind() == ErrorKind::AlreadyExists && !is_blocked() => Ok(false),
             made => made.map(|()| true),
         }
@@ -209,7 +210,7 @@ impl GlobalMount {
 }
 
 impl Held<'_> {
-    /// Where it is mounted.
+    /// The mount point.
     pub fn place(&self) -> &Path {
         &self.mount.place
     }
@@ -281,7 +282,7 @@ impl Held<'_> {
         let _ = remove_whole(&self.mount.records.join(USERS).join(uid));
     }
 
-    /// Removes the records if no user is written down, and the directories above them as far as they are empty.
+    /// Removes the records if no user is recorded, and the directories above them that are empty.
     pub fn remove_records(&self) {
         let records = &self.mount.records;
         if fs::remove_dir(records.join(USERS)).is_err() {
@@ -300,7 +301,8 @@ fn user_files(records: &Path, uid: &str) -> [PathBuf; 2] {
     [file, unfinished]
 }
 
-/// Removes a directory and those above it, so many in all, as far as they are empty. One that is gone already is passed over.
+/// Removes a directory and its parents, `count` in all, up to the first that is not empty. Missing directories do not count as
+/// an error.
 fn remove_upwards(directory: &Path, count: usize) {
     for directory in directory.ancestors().take(count) {
         match fs::remove_dir(directory) {

@@ -34,7 +34,7 @@ use crate::volume::{Nfs, NfsOptions};
 /// The subcommand that mounts, for the process that is started.
 pub const SUBCOMMAND: &str = "mount-nfs";
 
-/// How long a mount may take, with all that is tried for it.
+/// The time limit of a mount: all versions of NFS and all addresses of the server together.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Whether this kernel has an NFS client. The kernel loads the module if there is one, and sends nothing over the network.
@@ -90,7 +90,7 @@ impl KernelMount {
         }
     }
 
-    /// Whether this option stands among the words.
+    /// Whether the mount options have this option.
     fn has(&self, option: &str) -> bool {
         self.words.iter().any(|word| word.split_once('=').is_some_and(|(name, _)| name == option))
     }
@@ -119,7 +119,7 @@ fn is_for_the_kernel(word: &str) -> bool {
 /// Mounts an export. The mount is attached nowhere, and the kernel drops it with the last descriptor of the source.
 ///
 /// # Errors
-/// One sentence, after `DEADLINE` at the latest.
+/// When the mounting process cannot be started, fails, or does not answer within `DEADLINE`.
 pub fn mount(export: &KernelMount) -> Result<HostSource, HostError> {
     mount_within(export, DEADLINE)
 }

@@ -19,10 +19,10 @@ use super::KernelMount;
 
 /// The port of NFS.
 const NFS_PORT: u16 = 2049;
-/// How long one of several addresses may take to accept a connection.
+/// The time in which a server address must accept a TCP connection; after it, podfs tries the next address.
 const KNOCK: Duration = Duration::from_secs(5);
 
-/// Mounts the export that is asked for on `socket`, and answers there.
+/// Reads a request from `socket`, mounts the requested export, and sends the mount or an error back.
 ///
 /// # Errors
 /// When the other end of the socket is closed.
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_addresses_the_one_that_listens_is_taken() {
+    fn the_first_address_that_accepts_a_connection_is_used() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a listener");
         let port = listener.local_addr().expect("an address").port();
         let [away, here] = ["127.0.0.2", "127.0.0.1"].map(|ip| ip.parse().expect("an address"));

@@ -7,9 +7,9 @@ use super::{ObjectKey, ObjectKind, Objects};
 /// An object that a source cannot give.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Missing {
-    /// One object.
+    /// The object with this key.
     Object(ObjectKey),
-    /// The ClusterTrustBundles of the signer of this name, as a whole.
+    /// All ClusterTrustBundles of the signer of this name.
     BundlesOf(String),
 }
 

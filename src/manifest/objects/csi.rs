@@ -1,4 +1,4 @@
-//! CSIDriver and VolumeAttachment objects: how drivers want to be called, and which volumes are attached to which nodes.
+//! CSIDriver and VolumeAttachment objects: the features of drivers, and the attachments of volumes to nodes.
 
 use std::collections::BTreeMap;
 
@@ -7,14 +7,14 @@ use serde::Deserialize;
 use super::ObjectContent;
 use super::parse::{LongMetadata, Parsed};
 
-/// How a CSI driver wants to be called. Without such an object, the defaults of the API hold.
+/// A CSIDriver object: the options for calls of this driver. A driver without such an object has the API's defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CsiDriver {
-    /// Volumes have to be attached to the node first.
+    /// A volume must be attached to the node before the driver mounts it.
     pub attach_required: bool,
-    /// The driver wants to know the pod of a volume.
+    /// The driver gets the pod's name, namespace, uid and service account with each volume.
     pub pod_info_on_mount: bool,
-    /// The driver is called again from time to time.
+    /// podfs repeats NodePublishVolume from time to time.
     pub requires_republish: bool,
     /// When files are given to the pod's group.
     pub fs_group_policy: DriverFsGroupPolicy,
@@ -56,11 +56,11 @@ pub struct TokenRequest {
     /// Its audience; the API server if it is empty.
     #[serde(default)]
     pub audience: String,
-    /// How long it is to live, in seconds.
+    /// The requested lifetime of the token, in seconds.
     pub expiration_seconds: Option<i64>,
 }
 
-/// That a volume is attached to a node, or is going to be.
+/// A VolumeAttachment object: the state of a volume's attachment to a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VolumeAttachment {
     /// It is attached.

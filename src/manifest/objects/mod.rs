@@ -294,9 +294,9 @@ pub enum ObjectKind {
     PersistentVolumeClaim,
     /// Trust anchors of the cluster.
     ClusterTrustBundle,
-    /// How a CSI driver wants to be called.
+    /// The options for calls of a CSI driver.
     CsiDriver,
-    /// That a volume is attached to a node.
+    /// The state of a volume's attachment to a node.
     VolumeAttachment,
 }
 

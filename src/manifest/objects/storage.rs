@@ -27,13 +27,13 @@ const NO_SOURCES: [&str; 1] = ["capacity"];
 /// Storage of the cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PersistentVolume {
-    /// Where it is.
+    /// The volume source.
     pub source: PersistentSource,
     /// The claim it is bound to.
     pub claim: Option<ClaimKey>,
     /// Its volume mode.
     pub mode: VolumeMode,
-    /// How many may use it at once, such as `ReadWriteOncePod`.
+    /// The access modes, such as `ReadWriteOncePod`: how many pods or nodes may use it at once.
     pub access_modes: Vec<String>,
     /// The nodes it can be used on; all, if there is none.
     pub nodes: Option<core::NodeSelector>,
@@ -45,7 +45,7 @@ pub struct PersistentVolume {
     pub capacity: Option<u64>,
 }
 
-/// Where a PersistentVolume is.
+/// The volume source of a PersistentVolume.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PersistentSource {
     /// At a path of any node; podfs reports what is wrong with the path when the volume is used.
@@ -67,7 +67,7 @@ pub enum PersistentSource {
     Other(String),
 }
 
-/// How containers get a volume.
+/// The form in which containers get a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VolumeMode {
     /// Directories and files.
@@ -191,7 +191,7 @@ pub(super) fn persistent_volume(object: PersistentVolumeObject, origin: &Origin)
             Some(list) => list.split(',').map(|option| option.trim().to_owned()).collect(),
             None => spec.mount_options.unwrap_or_default(),
         },
-        // One that is no number is skipped, as the kubelet does.
+        // podfs ignores an annotation that is no number, as the kubelet does.
         gid: annotation(GID).and_then(|gid| gid.parse().ok()),
         capacity: spec.capacity.as_ref().and_then(|capacity| bytes(capacity.get("storage")?)),
     };

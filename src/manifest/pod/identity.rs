@@ -7,7 +7,8 @@ use uuid::Uuid;
 
 use crate::types::{InvalidField, is_dns_label, is_domain, required};
 
-/// Where uids derived from names live. It never changes: the paths of volumes depend on it.
+/// The UUID namespace (version 5) for uids that podfs derives from pod names. It never changes, because the paths of volumes
+/// depend on it.
 const UID_NAMESPACE: Uuid = Uuid::from_u128(0x9a8108f7_80b0_46e0_9e0d_a80b8f5e918c);
 /// Longest name of a directory, in bytes.
 const MAX_UID: usize = 255;

@@ -33,7 +33,7 @@ pub struct Pod {
     pub facts: PodFacts,
     /// Its volumes but those of kind `image`, in the manifest's order; no name is there twice.
     pub volumes: Vec<Volume>,
-    /// Where its containers mount them.
+    /// The mounts of its containers, an entry for each container.
     pub mounts: Vec<ContainerMounts>,
     /// Its volumes of kind `image`, which container runtimes mount without podfs: the image of each.
     pub images: BTreeMap<String, String>,
@@ -123,7 +123,7 @@ fn volumes(spec: &core::PodSpec, fields: &[Fields]) -> Result<Vec<Volume>, Inval
     Ok(volumes)
 }
 
-/// How the containers of all three kinds use volumes.
+/// The `volumeMounts` and `volumeDevices` of all containers, init containers and ephemeral containers.
 fn containers(spec: &core::PodSpec) -> VolumeUses<'_> {
     let init = spec.init_containers.iter().flatten().map(|one| (&one.volume_mounts, &one.volume_devices));
     let regular = spec.containers.iter().map(|one| (&one.volume_mounts, &one.volume_devices));

@@ -1,38 +1,38 @@
-//! Where containers mount the volumes of their pod.
+//! The mounts of a pod's containers: `volumeMounts`, `volumeDevices` and termination messages.
 
 use k8s_openapi::api::core::v1::{PodSpec, SecurityContext, VolumeDevice, VolumeMount};
 
-/// Where a container's termination message is read from: the API server's default.
+/// The API server's default for `terminationMessagePath`.
 const TERMINATION_LOG: &str = "/dev/termination-log";
 
-/// A container of any of the three kinds, and its `volumeMounts`.
+/// A container, init container or ephemeral container, and its `volumeMounts` and `volumeDevices`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerMounts {
     /// The container's name.
     pub container: String,
-    /// In the manifest's order.
+    /// Its `volumeMounts`, in the manifest's order.
     pub mounts: Vec<Mount>,
-    /// Its `volumeDevices`, likewise.
+    /// Its `volumeDevices`, in the manifest's order.
     pub devices: Vec<Device>,
-    /// It may do on the node whatever root may.
+    /// It is privileged: it has all rights of root on the node.
     pub privileged: bool,
-    /// Where it finds the file of its termination message.
+    /// The path of its termination message in the container.
     pub termination_log: String,
 }
 
-/// One `volumeMount`. Words that the API would refuse are kept: they concern this container alone, and its mounts are
-/// refused for them.
+/// An entry of `volumeMounts`. Values that the API server would refuse are kept. podfs then refuses the mounts of this
+/// container alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
     /// The volume's name.
     pub volume: String,
     /// The path in the container, as the manifest has it.
     pub path: String,
-    /// Which part of the volume is mounted.
+    /// The part of the volume that the container mounts.
     pub sub_path: SubPath,
-    /// The container cannot change it.
+    /// The container gets the volume read-only.
     pub read_only: bool,
-    /// Nor what is mounted below it: `Disabled`, `IfPossible` or `Enabled`.
+    /// Whether mounts below the volume are read-only, too: `Disabled`, `IfPossible` or `Enabled`.
     pub recursive_read_only: Option<String>,
     /// `None`, `HostToContainer` or `Bidirectional`.
     pub propagation: Option<String>,
@@ -47,11 +47,11 @@ pub enum SubPath {
     At(String),
     /// A path that depends on the container's environment (`subPathExpr`).
     Expression(String),
-    /// The manifest has both, which exclude each other.
+    /// The manifest has `subPath` and `subPathExpr`, which exclude each other.
     Both,
 }
 
-/// One `volumeDevice`.
+/// An entry of `volumeDevices`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
     /// The volume's name.

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::PodSpec;
 
-/// A pod's place in the network, as far as its manifest says.
+/// The network fields of a pod's manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodNetwork {
     /// It shares the node's network.
@@ -16,9 +16,9 @@ pub struct PodNetwork {
 /// An address and its names (`hostAliases`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostAlias {
-    /// As the manifest has it.
+    /// The IP address, as in the manifest.
     pub address: String,
-    /// Likewise.
+    /// The host names, as in the manifest.
     pub names: Vec<String>,
 }
 

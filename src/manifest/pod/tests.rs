@@ -73,7 +73,7 @@ fn another_kind_is_no_pod() {
 }
 
 #[test]
-fn the_one_pod_is_found_among_other_documents() {
+fn the_only_pod_is_found_among_other_documents() {
     let only = |yaml: &str| only_pod(Path::new(FILE), documents(yaml)).map_err(|error| error.to_string());
     let pod = "{apiVersion: v1, kind: Pod, metadata: {name: web}}";
     let secret = "{apiVersion: v1, kind: Secret, metadata: {name: s}}";

@@ -18,11 +18,11 @@ pub enum Format {
     Docker,
     /// Arguments of `podman run`.
     Podman,
-    /// Everything that podfs knows.
+    /// A JSON object with all properties of the mounts.
     Json,
 }
 
-/// Why mounts cannot be said in a format.
+/// Why a format cannot express the mounts.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// `:` separates the parts of a binding.

@@ -23,9 +23,9 @@ pub(super) const KIND: VolumeType = VolumeType {
 /// A directory that an NFS server exports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nfs {
-    /// Where it is (NF-02).
+    /// The server and the path of the export (NF-02).
     pub address: ExportAddress,
-    /// Whether containers may only look. A claim says it itself (NF-03).
+    /// Whether containers can only read the volume. For a claim, the claim's `readOnly` decides instead (NF-03).
     pub read_only: bool,
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::api_server::{ApiServer, End, MASTERS, User};
 
-/// How long anything may take that takes milliseconds on a quiet machine.
+/// The time limit for each wait of a test. On an idle machine, such waits take milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A plain client.
@@ -113,7 +113,7 @@ impl Watch {
         self.next().await.expect("no break").expect("no end")
     }
 
-    /// What kind of change, and the value of the key `a`.
+    /// The type of the next change, and the value of the key `a`.
     pub async fn change(&mut self) -> (String, Value) {
         let line = self.line().await;
         (line["type"].as_str().expect("a text").to_owned(), line["object"]["data"]["a"].clone())
@@ -123,7 +123,7 @@ impl Watch {
         matches!(self.next().await, Ok(None))
     }
 
-    /// How it ends, now.
+    /// The end of the stream, which must come next.
     pub async fn end(&mut self) -> End {
         match self.next().await {
             Ok(Some(line)) => panic!("it goes on: {line}"),

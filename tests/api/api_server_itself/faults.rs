@@ -105,7 +105,7 @@ async fn watches_are_cut() {
         assert_eq!(watch.change().await.1, "2");
         put_app(&server, "3");
         assert_eq!(watch.end().await, end);
-        // One that is under way hears of it.
+        // The fault also applies to a running watch.
         server.heal();
         let mut watch = caller.watch(&watch_of_app(server.version())).await;
         server.cut(None, Some(Duration::ZERO), end);

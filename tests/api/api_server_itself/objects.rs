@@ -1,4 +1,4 @@
-//! Objects that tests put, and how they are asked for.
+//! Objects that tests put, and requests for them.
 
 use serde_json::{Value, json};
 

@@ -52,7 +52,7 @@ fn pc_02_a_denied_certificate_is_the_reason_why_the_pod_waits_and_is_not_request
     assert!(reason(&cluster).contains(denied));
 }
 
-/// What the daemon says of the volume of the pod.
+/// The reason that the daemon gives for the pod's volume.
 fn reason(cluster: &Cluster) -> String {
     cluster
         .node

@@ -11,7 +11,7 @@ use crate::common::{eventually, wait_content};
 
 const VOLUMES: &str = "[{name: config, configMap: {name: app}}, \
                        {name: access, projected: {sources: [{serviceAccountToken: {path: token}}]}}]";
-/// How often the history is forgotten.
+/// The number of times that the server forgets its history.
 const ROUNDS: u32 = 12;
 
 #[test]

@@ -7,7 +7,7 @@ const TOKENS: &str = "serviceaccounts/token";
 const ACCESS: &str = "[{name: a, projected: {sources: [{serviceAccountToken: {path: token}}]}}]";
 const ACCOUNT: &str = "{apiVersion: v1, kind: ServiceAccount, metadata: {name: default, namespace: default}}";
 
-/// What the token of a push says, and until when it is good.
+/// The claims and the expiration of the token in a push.
 fn token_of(push: &Push) -> Option<(Value, Value)> {
     let request = push.objects.iter().find(|object| object["kind"] == "TokenRequest")?;
     Some((claims(request["status"]["token"].as_str()?), request["status"]["expirationTimestamp"].clone()))

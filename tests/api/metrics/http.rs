@@ -13,7 +13,7 @@ use crate::common::*;
 use crate::metrics::pods::of_config;
 use crate::metrics::scrape::{Scrape, check_text};
 
-/// Where a podfs says that it serves metrics.
+/// The address of the metrics, from the log of podfs.
 #[track_caller]
 fn address(running: &Running) -> SocketAddr {
     running.wait_log("/metrics");

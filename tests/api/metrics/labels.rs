@@ -74,7 +74,8 @@ fn the_scrape_has_exactly_the_described_families() {
             assert!(known, "{name} has a label {label:?}");
         }
     }
-    // Metrics of an API server exist only with one, metrics of a CSI driver only with one, and metrics of a node only in podfs node.
+    // Metrics of an API server exist only with one, metrics of a CSI driver only with one, and metrics of a node only in podfs
+    // node.
     let of_server = |name: &str| name.starts_with("podfs_source_") || name.starts_with("podfs_token_");
     let of_driver = |name: &str| name == "podfs_volume_stats_health_status_abnormal";
     let of_node = |name: &str| {

@@ -209,7 +209,7 @@ fn a_replaced_server_is_counted_and_a_missing_one_is_reported() {
     let running = fixture.run();
     kill(running.server(), Signal::SIGKILL).expect("the server is there");
     fixture.scrape_until("podfs_server_restarts_total", &[], |restarts| restarts == 1.0);
-    // Servers that answer nothing are followed after a while only.
+    // podfs replaces a server that died without an answer only after a while.
     eventually("there is no server", || {
         for server in running.servers() {
             let _gone_already = kill(server, Signal::SIGKILL);

@@ -40,7 +40,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Those that only time reveals come late, so that few changes are soon made.
+    /// Chooses a fault. Faults that only a timeout reveals come late, so that the first changes are made soon.
     pub fn choose(rng: &mut Rng, made: usize) -> Self {
         if made > CHANGES && rng.u8(0..60) == 0 {
             return if rng.bool() { Self::Frozen } else { Self::Held };

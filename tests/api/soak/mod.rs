@@ -23,7 +23,7 @@ use reader::{Look, Reader};
 
 /// Changes, unless the environment says how many.
 pub const CHANGES: usize = 1500;
-/// How long a pod may take to show the last state once the server is well: pings find a frozen connection out within 25 s.
+/// The time in which a pod must show the last state after the server has recovered. Pings detect a frozen connection in 25 s.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
 #[test]
@@ -58,7 +58,7 @@ fn volumes_show_whole_states_never_go_back_and_end_with_the_last() {
             reader.look();
         }
         fault.end(&server, &user);
-        // What is gone does not say which state it had.
+        // An object that is gone does not show its last state, so it gets a new one.
         Object::ALL.into_iter().filter(|object| model.is_gone(*object)).for_each(|object| model.put(&server, object));
         converge(&model, &mut reader, &format!("after {made} changes and {fault:?}"), &running);
     }

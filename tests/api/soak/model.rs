@@ -87,7 +87,7 @@ impl Object {
     }
 }
 
-/// How far the objects are.
+/// The states of all objects.
 #[derive(Default)]
 pub struct Model([State; Object::ALL.len()]);
 

@@ -17,7 +17,7 @@ pub struct Reader {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What was seen: in each volume, the state of each of its objects, or that it is gone.
+/// An observation: in each volume, the state of each object; none if the object is gone.
 pub type Look = BTreeMap<(&'static str, &'static str), Option<u64>>;
 
 impl Reader {
@@ -28,7 +28,7 @@ impl Reader {
         Self { looks: Some(looks), thread: Some(thread) }
     }
 
-    /// What a look shows that ended just now.
+    /// The next observation.
     #[track_caller]
     pub fn look(&mut self) -> Look {
         match self.looks.as_ref().expect("it looks until it is dropped").recv() {
@@ -68,7 +68,7 @@ struct Volume {
     shown: Vec<(Object, Shown)>,
 }
 
-/// How far a volume is with an object.
+/// The state of an object in a volume.
 #[derive(Clone, Copy, Default)]
 struct Shown {
     /// Its state; none if it is gone.

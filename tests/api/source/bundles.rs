@@ -81,7 +81,7 @@ fn cb_03_a_change_that_leaves_the_set_as_it_is_changes_no_file() {
     let object = "ClusterTrustBundles of x.io/y";
     let version = rig.server.put(&bundle("x.io:y:two", Some("x.io/y"), "b", &["BBBB", "AAAA"])).to_string();
     eventually("it was heard of", || rig.object(object).is_some_and(|it| it["resourceVersion"] == version.as_str()));
-    // Whatever the bundles came to is shown before this is.
+    // A new generation because of the bundles would show before the later change of the ConfigMap.
     assert_eq!(generation(&volume), first);
     rig.put_config("2");
     wait_content(&volume.join("key"), "2");

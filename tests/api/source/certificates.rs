@@ -20,7 +20,7 @@ fn rig(key_type: &str) -> Rig {
     rig
 }
 
-/// What openssl says of a file.
+/// The output of openssl for a file.
 fn openssl(arguments: &[&str], file: &Path) -> String {
     let outcome = finish(Command::new("openssl").args(arguments).arg("-in").arg(file));
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);

@@ -52,7 +52,7 @@ fn attach(rig: &Rig) {
     }));
 }
 
-/// What the tokens in a text say, by audience.
+/// The tokens in a text, by audience.
 fn tokens(text: &str) -> Value {
     serde_json::from_str(text).expect("JSON")
 }

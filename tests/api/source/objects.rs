@@ -314,7 +314,7 @@ fn files_win_over_the_server() {
     wait_content(&running.volume("keys").join("k"), "of the server");
     running.wait_log("podfs takes ConfigMap default/app from the manifest files");
     assert_eq!(rig.server.lists("configmaps"), 0);
-    // Without the file, the server is asked.
+    // Without the file, podfs asks the server.
     rig.fixture.remove("objects/app.yaml");
     wait_content(&running.volume("config").join("key"), "of the server");
     rig.fixture.write("objects/app.yaml", &config_map("app", &[("key", "of a file again")]));

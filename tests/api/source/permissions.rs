@@ -86,7 +86,7 @@ fn put_objects(rig: &Rig) {
 #[test]
 fn the_example_rules_are_enough_for_podfs_in_a_pod_and_each_is_needed() {
     let rig = Rig::new(VOLUMES);
-    // It is asked for lists, too.
+    // podfs also has to send list requests.
     rig.server.initial_events(InitialEvents::Refused);
     put_objects(&rig);
     let user = User::new("system:serviceaccount:podfs:podfs", "system:serviceaccounts");

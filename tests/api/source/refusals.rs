@@ -108,7 +108,7 @@ fn podfs_names_a_missing_permission_and_waits_for_it() {
     eventually("the volume says it", || rig.reason("config").is_some_and(|reason| reason.contains(sentence)));
     rig.server.permit(&user, &["list", "watch"], "configmaps");
     running.wait_ready();
-    // What may not be read any more keeps its content (MG-06), and events that may not be posted are no trouble.
+    // Objects that podfs may not read any more keep their content (MG-06). podfs goes on if it may not post events.
     rig.server.forbid(&user);
     rig.server.connections(crate::api_server::Order::Break);
     running.wait_log_times("is forbidden", 2);

@@ -12,7 +12,7 @@ use crate::rig::{NODE, Rig};
 
 const TOKENS: &str = "serviceaccounts/token";
 
-/// What every pod gets from a cluster: a token, and what goes with it.
+/// The volume that a cluster adds to each pod: a token, the cluster's CA, and the namespace.
 const ACCESS: &str = "[{name: access, projected: {defaultMode: 292, sources: [{serviceAccountToken: {path: token}}, \
     {configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}}, \
     {downwardAPI: {items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]}}]}}]";
@@ -36,7 +36,7 @@ fn token(running: &Running) -> PathBuf {
     running.volume("access").join("token")
 }
 
-/// What the token of a file says.
+/// The claims of the token in a file.
 fn claims_of(file: &PathBuf) -> Value {
     claims(&fs::read_to_string(file).expect("a token"))
 }

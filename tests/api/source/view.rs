@@ -18,7 +18,7 @@ use crate::source::bundles::{bundle, pem};
 const VOLUMES: &str = "[{name: config, configMap: {name: app}}, {name: keys, secret: {secretName: tls}}, \
     {name: access, projected: {sources: [{serviceAccountToken: {path: token}}, {configMap: {name: app}}]}}]";
 
-/// A server with the pod, and a user who may get and watch pods and ConfigMaps, and nothing else.
+/// A server with the pod, and a user that may only get and watch pods and ConfigMaps.
 fn rig_of_user(volumes: &str) -> (Rig, User) {
     let mut rig = Rig::new(volumes);
     let jane = User::new("jane", "developers");

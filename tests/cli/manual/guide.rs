@@ -19,7 +19,7 @@ pub fn guide() -> String {
     pages.iter().map(|page| fs::read_to_string(page).expect("a page") + "\n").collect()
 }
 
-/// How to call this command: what follows `podfs NAME` in blocks of code, to the end of the block or the next command.
+/// The synopsis of a command: the text after `podfs NAME` in blocks of code, up to the end of the block or the next command.
 fn synopsis(guide: &str, command: &str) -> String {
     let blocks = guide.split("```text\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default());
     let mut found = String::new();
@@ -85,7 +85,7 @@ fn the_table_of_settings_is_that_of_podfs() {
         .into_iter()
         .map(|setting| {
             let default = setting.default.unwrap_or_default();
-            // What is not given is false.
+            // A flag that is not given is false.
             let flags = ["in-cluster", "release-when-gone", "report-volumes-in-use", "register-csi-drivers"];
             let is_flag = flags.contains(&setting.name.as_str());
             let default = if is_flag { "false".to_owned() } else { default };

@@ -16,7 +16,7 @@ pub struct CommandOption {
     pub default: Option<String>,
 }
 
-/// What podfs prints without the settings of the machine that runs the tests.
+/// The output of podfs, without the settings of the machine that runs the tests.
 #[track_caller]
 pub fn podfs(arguments: &[&str]) -> String {
     let mut command = Command::new(PODFS);

@@ -59,7 +59,7 @@ impl Folder {
             let from = own.to_str().expect("text").trim_end_matches(".rs").to_owned();
             for NamedPath { path: import, .. } in paths(&fs::read_to_string(&file).expect("a source"), &path) {
                 let Some(to) = import.strip_prefix(self.path.as_slice()).and_then(<[String]>::first) else { continue };
-                // What is no module and comes from none is of the folder itself.
+                // A name that is no module, and that no module exports, belongs to the folder itself.
                 let to = if modules.contains(to) { Some(to) } else { exports.get(to) };
                 let file = file.strip_prefix(top()).expect("below").to_owned();
                 imports.extend(to.map(|to| Import { from: from.clone(), to: to.clone(), file }));

@@ -8,7 +8,7 @@ use crate::common::packages::top;
 
 const INVENTORY: &str = include_str!("../../../docs/reference/kubelet-inventory.md");
 
-/// Where sources quote ids.
+/// The directories of sources that quote ids.
 const SOURCES: [&str; 5] = ["src", "tests", "benches", "fuse/nfs/src", "fuse/src"];
 
 struct Row<'a> {

@@ -73,8 +73,8 @@ const SUPERVISOR: Layers = &[
 
 /// Folders, each with modules of it that import each other in a circle.
 const CIRCLES: &[(&str, &[&str])] = &[
-    // The types refer to each other. `Nodes` makes a `Node` of its cell, and the last user of the `Node` tells `Nodes`. A `Node` has
-    // the `OpenNode` that its open files share, which has each `OpenFile`, which has its `Node`.
+    // The types refer to each other. `Nodes` makes a `Node` of its cell, and the last user of the `Node` tells `Nodes`. A
+    // `Node` has the `OpenNode` that its open files share, which has each `OpenFile`, which has its `Node`.
     ("fuse/src/passthrough", &["node", "nodes", "open_files", "open_node"]),
 ];
 

@@ -24,7 +24,7 @@ fn prose(page: &Path) -> String {
     text.split("```").step_by(2).collect()
 }
 
-/// What a page links to.
+/// The targets of a page's links.
 fn links(prose: &str) -> impl Iterator<Item = &str> {
     prose.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next())
 }

@@ -1,5 +1,4 @@
-//! What podfs says of itself is the same everywhere: `--help`, manual pages, completions, settings and the documentation. And what its
-//! test scripts say of a run.
+//! Checks that `--help`, manual pages, completions, settings and the documentation agree, and the reports of the test scripts.
 
 mod completions;
 mod guide;

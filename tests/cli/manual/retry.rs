@@ -1,5 +1,5 @@
-//! The scripts that run tests. `tests/retry`: a flaky test does not fail the run, a broken one does. `tests/quick` leaves out tests
-//! that exist.
+//! The scripts that run tests. `tests/retry`: a flaky test does not fail the run, a broken one does. `tests/quick` leaves out
+//! tests that exist.
 
 use std::fs;
 use std::process::{Command, Output};

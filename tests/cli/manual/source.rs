@@ -16,15 +16,15 @@ pub fn sources(directory: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// What stands between `begin` and the next of `ends`, wherever it does in the text.
+/// Each text between `begin` and the next of `ends`.
 fn between<'a>(text: &'a str, begin: &'a str, ends: &'static [char]) -> impl Iterator<Item = &'a str> {
     text.split(begin).skip(1).map(move |rest| rest.split(ends).next().unwrap_or_default())
 }
 
 /// The annotations that a text names: `podfs.io/…`, without the volume at their end.
 fn annotations(text: &str) -> BTreeSet<String> {
-    // A directory of the kubelet's plugins has the name of podfs, too, and so have what podfs itself writes into PersistentVolumes
-    // and certificates that are pushed.
+    // A directory of the kubelet's plugins has the name of podfs, too, and so have what podfs itself writes into
+    // PersistentVolumes and certificates that are pushed.
     let text = ["plugins/podfs.io/", "local.podfs.io/", "podfs.io/v1"]
         .iter()
         .fold(text.to_owned(), |text, other| text.replace(other, ""));

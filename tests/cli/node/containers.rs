@@ -109,7 +109,7 @@ fn the_service_and_the_control_socket_say_the_same_of_a_container() {
     assert_eq!(of_service.len(), 7, "{of_service:?}");
     assert_eq!(of_service, of_socket);
 
-    // What one of them has made, the other takes away.
+    // The second one removes what the first one has made.
     let part = host.path().join("logs/web-0");
     assert!(part.is_dir());
     let parts = node.fixture.path("root/pods/uid-web/volume-subpaths");

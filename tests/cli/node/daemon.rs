@@ -45,7 +45,7 @@ impl Node {
     /// A node whose supervisors have other arguments in front.
     pub fn with_arguments(arguments: &str) -> Node {
         let fixture = Fixture::new("");
-        // What a supervisor starts is found by the variable.
+        // The fixture finds the children of a supervisor by this variable.
         let script = format!(
             "#!/bin/sh\nexec env RUST_BACKTRACE={} {PODFS_SUPERVISOR} {arguments} \"$@\" 2>>{}\n",
             fixture.path("").display().to_string().trim_end_matches('/'),
@@ -111,7 +111,7 @@ impl Node {
         eventually("it is gone", || !self.fixture.processes().contains(&process));
     }
 
-    /// That nothing of any pod is left but the directory that all checkpoints are in.
+    /// Checks that nothing of any pod is left except the directory of all checkpoints.
     #[track_caller]
     pub fn assert_nothing_left(&self) {
         assert_eq!(self.fixture.mounts(), Vec::<PathBuf>::new());

@@ -1,5 +1,5 @@
-//! What goes wrong around a daemon: its run directory is deleted, the disk is full, its whole cgroup is killed, and two pods want one
-//! claim that one pod alone may use.
+//! Faults around a daemon: its run directory is deleted, the disk is full, its whole cgroup is killed, and two pods want a claim
+//! that only one pod may use.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -121,7 +121,7 @@ fn a_daemon_whose_run_directory_another_one_has_taken_meanwhile_ends() {
 /// Fills the file system that a file is on.
 fn fill(file: &Path) {
     let mut file = File::create(file).expect("a file");
-    // What is left of a block is smaller than one.
+    // The rest of the disk is smaller than a block.
     for size in [4096, 1] {
         while file.write_all(&vec![0; size]).is_ok() {}
     }

@@ -17,7 +17,7 @@ use crate::common::*;
 
 const VOLUMES: &str = "[{name: scratch, emptyDir: {}}, {name: host, hostPath: {path: /usr}}]";
 
-/// What happens to the first question; the relay passes on all others, and their answers.
+/// The treatment of the first question. The relay passes on all other questions, and their answers.
 enum First {
     /// The relay passes the answer on when it is released.
     AnswerIsHeld,

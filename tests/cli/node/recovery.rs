@@ -105,7 +105,7 @@ fn rc_05_after_a_reboot_the_volumes_are_mounted_again() {
     wait_content(&config.join("key"), "one");
 }
 
-/// What a shutdown of the node does: all processes end, and the run directory is gone.
+/// Shuts the node down: ends all processes, and removes the run directory.
 fn shut_down(node: &Node, daemon: crate::common::Running) {
     let supervisor = node.supervisor("web");
     drop(daemon);

@@ -200,7 +200,7 @@ fn garbage_on_the_socket_ends_that_connection_alone() {
         let _cut = stream.write_all(&bytes).and_then(|()| stream.shutdown(Shutdown::Write));
         let _cut = stream.read_to_end(&mut Vec::new());
     }
-    // One that says nothing keeps no other waiting.
+    // A connection without a message does not delay others.
     let _silent = UnixStream::connect(&socket).expect("it listens");
     node.expect(&["wait", "default/web"]);
 }

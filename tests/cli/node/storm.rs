@@ -19,14 +19,14 @@ const CONFIG: &str = "{name: config, configMap: {name: app}}";
 const SCRATCH: &str = "{name: scratch, emptyDir: {}}";
 /// Pods that stay while others come and go.
 const STAYING: usize = 4;
-/// How often something is killed at least.
+/// The least number of kills.
 const STRIKES: usize = 25;
-/// For so many seconds things are killed (CONTRIBUTING.md); the default is a few rounds.
+/// The duration of the kills, in seconds (CONTRIBUTING.md); the default is a few rounds.
 const SOAK: &str = "PODFS_NODE_SOAK";
-/// How many kinds of strikes there are.
+/// The number of kinds of strikes.
 const KINDS: usize = 5;
 
-/// What is done to the node.
+/// A fault of the node.
 #[derive(Clone, Copy)]
 enum Strike {
     /// The daemon is killed, and started again.
@@ -62,7 +62,7 @@ fn wait_processes(node: &Node, uid: &str) -> (Pid, Pid) {
     found.expect("it was seen")
 }
 
-/// How many supervisors serve the pod with this uid.
+/// The number of supervisors that serve the pod with this uid.
 fn supervisors(node: &Node, uid: &str) -> usize {
     let words = |pid: &Pid| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let is_of_pod = |pid: &Pid| {

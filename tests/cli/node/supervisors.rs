@@ -127,7 +127,7 @@ fn rc_03_a_mount_that_hangs_does_not_delay_reconstruction() {
     std::thread::scope(|scope| {
         scope.spawn(|| drop(found.send(node.reconstructed())));
         let found = hears.recv_timeout(TIMEOUT);
-        // What waits for the server ends with it.
+        // Calls that wait for the server end when it continues.
         kill(server, Signal::SIGCONT).expect("it is there");
         let found = found.expect("nothing waits for a mount");
         assert_eq!((found[0].volumes.len(), found[0].supervisor), (3, FoundSupervisor::Dead));
@@ -189,7 +189,7 @@ fn a_pod_that_another_program_serves_is_left_alone() {
 
 #[test]
 fn rc_02_a_pod_without_supervisor_is_retired_in_any_state() {
-    // How far an earlier retirement, or the kernel with a reboot, had come.
+    // The steps that an earlier retirement, or a reboot, had already done.
     type Step = fn(&Node);
     let unmount: Step = |node| unmount_below(&node.root());
     let forget_run: Step = |node| fs::remove_dir_all(node.run().join(node.uid())).expect("it was there");

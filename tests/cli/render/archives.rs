@@ -16,7 +16,7 @@ use crate::common::packages::top;
 use crate::common::terminal::{Terminal, with_standard_output};
 use crate::common::*;
 
-/// What `lstat` and a look inside show of an entry: type and permissions, owner, group; size and bytes, or target.
+/// An entry: type and permissions, owner, group, and size and bytes, or the target.
 pub type Seen = (u32, u32, u32, u64, Vec<u8>);
 
 /// Everything at and below a directory, with the time in the generation's name left out.

@@ -24,7 +24,7 @@ impl Generator {
         let volumes: Vec<Value> = names.iter().map(|name| self.volume(name)).collect();
         let mut context = json!({});
         if self.0.bool() {
-            // One that seven octal digits do not hold is among them.
+            // One of them needs more than seven octal digits.
             context["fsGroup"] = [0, 1001, 2_097_152].map(Value::from)[self.0.usize(..3)].clone();
         }
         if self.0.bool() {

@@ -15,7 +15,7 @@ use crate::common::*;
 
 /// A user without any right.
 const NOBODY: u32 = 65534;
-/// What the Secret of the examples holds.
+/// The content of the Secret in the examples.
 const SECRET: &str = "correct horse battery staple";
 
 /// `podfs render` of this pod and these objects.

@@ -14,7 +14,7 @@ use crate::machine::{Guest, Linux, Machine, skipped};
 /// The tests that run in the guest.
 const TESTS: &str = "failing_disk::guest";
 const TEST: &str = "podfs_reports_a_disk_that_fails_and_formats_nothing_over_it";
-/// What podfs and the tests start there.
+/// The programs that podfs and the tests start in the guest.
 const PROGRAMS: [&str; 6] = [
     "/usr/sbin/dmsetup",
     "/usr/sbin/blkid",

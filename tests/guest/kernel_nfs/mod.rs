@@ -1,8 +1,8 @@
 //! NFS volumes by the kernel's client: Debian's Linux in a virtual machine, which has the client, and a server.
 //!
 //! The guest boots this very test program, which runs the tests of [`guest`] there; on the host these are ignored.
-//! One boot of each kernel runs them all, but those that need what the kernel does not have, or what was not fetched. What
-//! needs no such kernel is tested in `tests/nfs`.
+//! One boot of each kernel runs all tests, except those that need a missing feature of the kernel or a missing download. Tests
+//! that need no such kernel are in `tests/nfs`.
 
 mod guest;
 
@@ -21,8 +21,8 @@ const NEED_REALM: [&str; 3] = [
 ];
 /// The tests that need TLS.
 const NEED_TLS: &str = "kernel_nfs::guest::tls";
-/// The tests that need what came after Linux 6.1: TLS (6.5), a kernel that asks again what a dead server was asked (6.9), and
-/// ID-mapped mounts (6.12).
+/// The tests that need features of kernels after Linux 6.1: TLS (6.5), resent requests of a dead server (6.9), and ID-mapped
+/// mounts (6.12).
 const NEED_LINUX_6_12: [&str; 3] = [NEED_TLS, "kernel_nfs::guest::killed", "kernel_nfs::guest::user_namespace"];
 /// The tests for which one kernel is enough; among them is one that needs a kernel without TLS.
 const ONCE: [&str; 2] = ["kernel_nfs::guest::kerberos", "kernel_nfs::guest::refused"];

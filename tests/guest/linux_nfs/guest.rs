@@ -12,7 +12,7 @@ use crate::nfs_rig::protocol::procedure::GETPORT;
 use crate::nfs_rig::protocol::{MOUNT, NFS, PORTMAP};
 use crate::nfs_rig::xdr::Writer;
 
-/// Where the kernel's server is.
+/// The address of the kernel's server.
 const SERVER: ([u8; 4], u16) = ([127, 0, 0, 1], 2049);
 
 /// Mounts by the kernel's client, as mount(8) would.

@@ -1,7 +1,7 @@
 //! podfs on an old kernel: Debian's 6.1 in a virtual machine, where it works by its fallbacks.
 //!
 //! The guest boots this very test program, which runs the tests of [`guest`] there; on the host these are ignored.
-//! One boot runs them all.
+//! One boot runs all tests.
 
 mod guest;
 

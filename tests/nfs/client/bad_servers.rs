@@ -22,7 +22,7 @@ fn impatient() -> Policy {
     Policy { timeo: Duration::from_millis(100), ..Policy::default() }
 }
 
-/// How to mount what `server` exports.
+/// A mount request for the export of `server`.
 fn request(server: &Scripted) -> MountRequest {
     let export = ExportAddress::parse("bad-server", "/export").expect("an address");
     let port = server.address().port();

@@ -22,7 +22,7 @@ use crate::nfs_rig::{Ganesha, Proxy, TIMEOUT, eventually};
 const MKDIR: u32 = 9;
 const READ: u32 = 6;
 
-/// How many things happen at the same time.
+/// The number of concurrent tasks.
 const TASKS: u64 = 8;
 
 /// Waits for all.

@@ -15,7 +15,7 @@ use podfs_nfs::rpc::Credential;
 use podfs_nfs::server::Servers;
 use podfs_nfs::{Export, ExportAddress, How};
 
-/// How long mounting may take.
+/// The time limit of a mount.
 const BUDGET: Duration = Duration::from_secs(20);
 
 static ROOT: Credential = Credential::User { uid: 0, gid: 0, groups: Vec::new() };
@@ -31,7 +31,7 @@ fn run<T>(test: impl Future<Output = T>) -> T {
     tokio::task::LocalSet::new().block_on(&runtime, test)
 }
 
-/// How to mount the first export of `server`.
+/// A mount request for the first export of `server`.
 fn request(server: &Ganesha) -> MountRequest {
     let export = ExportAddress::parse("the-server", "/export").expect("an address");
     MountRequest {

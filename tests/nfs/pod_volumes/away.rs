@@ -100,7 +100,7 @@ fn status_says_that_a_server_is_silent_until_it_answers() {
     assert_eq!(pod["reason"], r#"volume "data" waits for its NFS server: its source does not answer"#, "{pod}");
     assert_eq!(pod["volumes"][1]["state"], "live", "{pod}");
     assert_eq!(running.server(), server, "another server would wait there as well");
-    // What it has left behind is not believed, and what its successor finds is.
+    // podfs ignores the silence that the dead server recorded, and uses that of its successor.
     kill(server, Signal::SIGKILL).expect("it is there");
     eventually("another server waits", || the_pod()["server"]["restarts"] == 1 && is_silent());
     assert!(!reader.is_finished(), "a process that uses the volume waits");

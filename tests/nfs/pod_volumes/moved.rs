@@ -68,7 +68,7 @@ impl Machine {
         self.container.run(move || command.spawn().expect("a shell"))
     }
 
-    /// What such a shell prints.
+    /// The output of such a shell.
     #[track_caller]
     fn does(&self, running: &Running, volume: &str, file: &str, script: &str) -> String {
         ends(running, self.start(running, volume, file, script))
@@ -80,7 +80,7 @@ fn ports(ganesha: &Ganesha) -> String {
     format!("port={},mountport={}", ganesha.address().port(), ganesha.mount_address().port())
 }
 
-/// One that says where its services are, at this address of it.
+/// A portmapper for the services of `ganesha` at this address.
 fn mapper(address: Ipv4Addr, ganesha: &Ganesha) -> Portmapper {
     Portmapper::start(address.into(), ganesha.address().port(), ganesha.mount_address().port())
 }

@@ -63,7 +63,7 @@ pub fn write_claims(fixture: &Fixture, uid: &str, claims: &[(&str, &str)], serve
     fixture.write("pod.yaml", &named(uid, &format!("[{}]", volumes.join(", "))));
 }
 
-/// Where the export is to be seen.
+/// The path of the volume with the export.
 pub fn shown(running: &Running) -> PathBuf {
     let path = running.volume("data");
     assert!(path.ends_with("volumes/kubernetes.io~nfs/pv-1"), "{}", path.display());

@@ -19,7 +19,7 @@ fn connections(server: SocketAddr) -> Vec<u16> {
     theirs.map(|fields| port(fields[1])).collect()
 }
 
-/// Those that there are when each volume has asked the server something.
+/// The ports of the connections after each volume has sent the server a call.
 #[track_caller]
 fn used(running: &Running, ganesha: &Ganesha, volumes: &[&str]) -> Vec<u16> {
     for name in volumes {

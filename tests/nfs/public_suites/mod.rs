@@ -44,7 +44,7 @@ fn every_test_of_pjdfstest_that_passes_in_the_exported_directory_passes_through_
 }
 
 fn pjdfstest(directory: &Path) -> BTreeMap<String, Ended> {
-    // It becomes other users, who need a way in.
+    // pjdfstest changes to other users, which need access to the directory.
     let shared = std::env::temp_dir();
     for above in directory.ancestors().skip(1).take_while(|above| above.starts_with(&shared) && *above != shared) {
         let _ = fs::set_permissions(above, fs::Permissions::from_mode(0o755));

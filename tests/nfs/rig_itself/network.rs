@@ -150,7 +150,7 @@ fn replies_come_in_the_opposite_order_and_none_is_held_for_ever() {
     let proxy = Proxy::start(server.address());
     let mut far = Caller::connect(proxy.address()).expect("connected");
     proxy.disturb(Direction::Replies, |replies| replies.reverse = 2);
-    // One at a time would be answered one at a time.
+    // Both calls are sent at once; separate ones would get their answers separately.
     let both: Vec<u8> = [1, 2].into_iter().flat_map(|xid| crate::nfs_rig::rpc::framed(&null(xid))).collect();
     std::io::Write::write_all(&mut far.stream(), &both).expect("sent");
     let first = next(&mut far);

@@ -13,7 +13,7 @@ use podfs_fuse::server::process::serve;
 
 /// Tells this program that it is a server. Its standard input is the control socket.
 const SERVER: &str = "PODFS_TEST_SERVER";
-/// Whose server it is.
+/// The pod of the server.
 pub const POD: &str = "a-pod";
 
 /// This program, to do what the test function `function` does when `variable` says that it is to.
@@ -37,7 +37,7 @@ impl Process {
 
     /// Kills it, and waits until it is dead.
     pub fn kill(&mut self) {
-        // One that has ended by itself is as dead.
+        // The process may have ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

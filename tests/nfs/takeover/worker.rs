@@ -16,10 +16,10 @@ use crate::takeover::writer::Writer;
 const WORKERS: &str = "PODFS_TEST_WORKERS";
 /// Tells it what they do.
 const WORK: &str = "PODFS_TEST_WORK";
-/// How many there are.
+/// The number of workers.
 pub const COUNT: usize = 4;
 
-/// What workers do.
+/// The work of a worker.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Work {
     /// Names come and go.
@@ -108,7 +108,7 @@ fn working() {
     std::process::exit(0);
 }
 
-/// One round of changes in `directory`, each of which must succeed, and take effect once.
+/// Makes a round of changes in `directory`. Each must succeed, and take effect once.
 pub fn round(directory: &Path, number: usize) {
     let at = |name: &str| directory.join(format!("{name}-{number}"));
     let content = format!("content of round {number} ").repeat(200 + number % 300);
@@ -150,7 +150,7 @@ pub fn round(directory: &Path, number: usize) {
     assert!(!fs::exists(at("directory")).expect("stat"));
 }
 
-/// What the rounds have left in `directory`, as the server has it.
+/// Checks the files that the rounds have left in `directory` on the server.
 pub fn check(directory: &Path, rounds: usize) {
     let mut left: Vec<_> =
         fs::read_dir(directory).expect("listed").map(|one| one.expect("an entry").file_name()).collect();

@@ -37,7 +37,7 @@ fn concurrent_reads_find_their_files_on_the_new_server() {
     let names: Vec<_> = (0..16).map(|number| format!("file-{number}")).collect();
     names.iter().for_each(|name| fs::write(server.exported().join(name), name).expect("written"));
     let mounted = Mounted::new(&server);
-    // What is read ahead in vain, the kernel would ask for once more.
+    // With readahead, the kernel would request the pages again whose readahead failed.
     let open = |name: &String| {
         OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(mounted.at(name)).expect("opened")
     };

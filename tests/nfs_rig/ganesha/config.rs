@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 use std::path::Path;
 
-/// How a server is to be.
+/// The configuration of a server.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub exports: Vec<Export>,
@@ -38,7 +38,7 @@ pub enum Access {
     None,
 }
 
-/// Whose calls are those of the anonymous user.
+/// The callers that the server maps to the anonymous user.
 #[derive(Clone, Copy, Debug)]
 pub enum Squash {
     Nobody,
@@ -46,7 +46,7 @@ pub enum Squash {
     Everybody,
 }
 
-/// Where the files are.
+/// The storage of the files.
 #[derive(Clone, Copy, Debug)]
 pub enum Storage {
     /// Beside all temporary files.
@@ -55,7 +55,7 @@ pub enum Storage {
     Tmpfs(&'static str),
 }
 
-/// Where an instance is.
+/// The directory and the addresses of an instance.
 pub struct Place<'a> {
     pub directory: &'a Path,
     pub host: Ipv4Addr,

@@ -43,16 +43,16 @@ const TAIL: usize = 40;
 /// A server. When it is dropped it is killed, and its files are removed.
 pub struct Ganesha {
     child: Option<Child>,
-    /// Those that it was before it moved.
+    /// Its processes from before it moved.
     left: Vec<Child>,
     host: Ipv4Addr,
     setup: Setup,
     nfs: Port,
     mount: Port,
-    /// How often it was started. It is a number of its start that makes the write verifier; its own choice, the time in
-    /// seconds, would be the same after a quick restart.
+    /// The number of its starts, which it uses as its write verifier. Its default, the time in seconds, would be the same after a
+    /// quick restart.
     starts: u32,
-    /// How often the exports have got other numbers.
+    /// The number of times that the exports got other numbers.
     moves: u16,
     _rpcbind: Rpcbind,
     directory: TempDir,
@@ -81,12 +81,12 @@ impl Ganesha {
         server
     }
 
-    /// Where NFS is served.
+    /// The address of its NFS service.
     pub fn address(&self) -> SocketAddr {
         (self.host, self.nfs.address().port()).into()
     }
 
-    /// Where the MOUNT protocol is served.
+    /// The address of its MOUNT service.
     pub fn mount_address(&self) -> SocketAddr {
         (self.host, self.mount.address().port()).into()
     }
@@ -192,7 +192,7 @@ impl Ganesha {
         kill(self.pid(), Signal::SIGCONT).expect("the server is there");
     }
 
-    /// What it has logged, in all its lives.
+    /// Its log, since its first start.
     pub fn log(&self) -> String {
         let read = |name: &str| fs::read(self.path(name)).unwrap_or_default();
         String::from_utf8_lossy(&[read("output"), read("log")].concat()).into_owned()
@@ -204,7 +204,7 @@ impl Ganesha {
 
     fn command(&self) -> Command {
         let mut command = Command::new(PROGRAM);
-        // One that was left behind has its own locked.
+        // A process from before a move has locked its own file.
         let pid = format!("pid-{}", self.starts);
         let files = [("-f", "ganesha.conf"), ("-L", "log"), ("-p", &pid)];
         command.arg("-F").args(files.iter().flat_map(|(flag, name)| [Path::new(flag).to_owned(), self.path(name)]));

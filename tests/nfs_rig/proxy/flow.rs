@@ -12,12 +12,12 @@ const HELD: Duration = Duration::from_millis(50);
 /// Between pieces that are to arrive one by one.
 const GAP: Duration = Duration::from_micros(100);
 
-/// What is done to the bytes that go one way. Nothing at first.
+/// The faults of one direction of a connection; none at first.
 #[derive(Clone, Debug, Default)]
 pub struct Disturbance {
-    /// All bytes arrive so much later.
+    /// The delay of all bytes.
     pub delay: Duration,
-    /// What follows is done to calls of this procedure and to their replies alone.
+    /// The faults below apply only to calls of this procedure, and to their replies.
     pub only: Option<u32>,
     /// So many of the next records disappear.
     pub lose: usize,
@@ -33,7 +33,7 @@ pub struct Disturbance {
     pub pieces: Option<usize>,
 }
 
-/// How a connection ends.
+/// The end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// With an end of its stream.
@@ -49,7 +49,7 @@ pub enum Item {
     End(End),
 }
 
-/// What waits in one direction, and where in a record its end is.
+/// The bytes that wait in one direction, and the position of their end in a record.
 #[derive(Default)]
 pub struct Flow {
     records: Records,

@@ -5,8 +5,8 @@
 //! behind a load balancer. It does not stand for lost packets, which TCP repairs before a program sees them, nor for narrow
 //! links: delayed bytes are many at a time. If the server is down, the proxy accepts a connection first and then resets it.
 //!
-//! One thread does it all (`pump`): the methods here are done by it, and are in effect when they return. `flow` is one
-//! direction of a connection, with what disturbs it; `records` finds the records in its bytes; `seen` remembers.
+//! One thread does all the work (`pump`). The methods here send it orders, which are in effect when the methods return. `flow`
+//! is a direction of a connection, with its faults; `records` finds the records in its bytes; `seen` counts calls and replies.
 
 mod flow;
 mod pump;
@@ -26,7 +26,7 @@ pub use flow::{Disturbance, End};
 use pump::Pump;
 pub use seen::{Seen, Sent};
 
-/// Which way bytes go.
+/// A direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the client to the server.
@@ -43,7 +43,7 @@ pub struct Proxy {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the pump is asked to do.
+/// An order to the pump.
 type Order = Box<dyn FnOnce(&mut Pump) + Send>;
 
 impl Proxy {
@@ -63,7 +63,7 @@ impl Proxy {
         Self { port, orders, bell, thread: Some(thread) }
     }
 
-    /// Where clients connect to.
+    /// The address to which clients connect.
     pub fn address(&self) -> SocketAddr {
         self.port.address()
     }
@@ -115,12 +115,12 @@ impl Proxy {
         self.ask(|pump| pump.connections())
     }
 
-    /// What has been carried so far.
+    /// The connections, calls and replies so far.
     pub fn seen(&self) -> Seen {
         self.ask(|pump| pump.seen.clone())
     }
 
-    /// Forgets what has been carried so far.
+    /// Forgets the connections, calls and replies so far.
     pub fn forget(&self) {
         self.ask(|pump| pump.seen = Seen::default());
     }

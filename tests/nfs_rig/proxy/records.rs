@@ -1,12 +1,12 @@
 //! Finds the records in a stream of bytes (RFC 5531, section 11), without keeping them.
 
-/// How much of a record is looked at: the head of a call, and the arguments of those that are small.
+/// The bytes of a record that the proxy parses: the head of a call, with its arguments if they are small.
 const HEAD: usize = 256;
 
 /// In the header of a fragment: it is the record's last one.
 const LAST: u32 = 1 << 31;
 
-/// Where in a record the stream is.
+/// The position of a stream in its present record.
 #[derive(Default)]
 pub struct Records {
     /// As much as there is of the present fragment's header.

@@ -6,14 +6,14 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use crate::nfs_rig::rpc::CALL;
 use crate::nfs_rig::xdr::Reader;
 
-/// What has been carried.
+/// The connections, calls and replies that the proxy has carried.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// The client's port of each connection, in the order in which they came.
     pub ports: Vec<u16>,
     /// All calls that were read from clients, in this order, lost ones too.
     pub calls: Vec<Sent>,
-    /// How many replies were read from the server, lost ones too.
+    /// The number of replies read from the server, lost ones included.
     pub replies: usize,
 }
 
@@ -30,7 +30,7 @@ pub struct Sent {
 }
 
 impl Seen {
-    /// How many calls had the xid of an earlier one.
+    /// The number of calls with the xid of an earlier call.
     pub fn retransmissions(&self) -> usize {
         let distinct: std::collections::HashSet<_> = self.calls.iter().map(|call| call.xid).collect();
         self.calls.len() - distinct.len()
@@ -50,7 +50,7 @@ impl Seen {
 }
 
 impl Sent {
-    /// What the head of a record says, if it is a call.
+    /// Parses the head of a record, if it is a call.
     pub fn read(head: &[u8], port: u16) -> Option<Self> {
         let mut reader = Reader::new(head);
         let xid = reader.u32()?;

@@ -4,7 +4,7 @@ use super::files::{Files, Node, now};
 use crate::nfs_rig::protocol::kind;
 use crate::nfs_rig::xdr::{Reader, Writer};
 
-/// What a call wants to be set (`sattr3`).
+/// The attributes that a call sets (`sattr3`).
 #[derive(Default)]
 pub struct Settings {
     mode: Option<u32>,
@@ -57,7 +57,7 @@ pub fn changes(writer: Writer, files: &mut Files, number: u64) -> Writer {
     after(writer.u32(0), files, number)
 }
 
-/// What a new node is answered with: its handle, its attributes, and the changes of its directory.
+/// The results of a call that makes a node: its handle, its attributes, and the changes of its directory.
 pub fn made(files: &mut Files, number: u64, directory: u64) -> Writer {
     let head = Writer::default().u32(0);
     let handle = files.handle_of(number);

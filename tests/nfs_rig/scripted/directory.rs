@@ -5,10 +5,10 @@ use super::files::Files;
 use crate::nfs_rig::protocol::error;
 use crate::nfs_rig::xdr::{Reader, Writer};
 
-/// What stands around the entries, at most.
+/// The most bytes of a reply besides the entries.
 const FRAME: usize = 128;
 
-/// What there is behind a cookie, as far as it fits.
+/// The entries behind a cookie that fit into the reply.
 pub fn list(reader: &mut Reader, files: &mut Files, plus: bool) -> Option<Result<Writer, u32>> {
     let (handle, cookie, _verifier) = (reader.opaque()?.to_vec(), reader.u64()?, reader.u64()?);
     // READDIRPLUS limits the names apart from the whole.

@@ -13,7 +13,7 @@ const ROOT: u64 = 1;
 /// All files.
 pub struct Files {
     nodes: BTreeMap<u64, Node>,
-    /// What WRITE and COMMIT tell: it is another one after a crash.
+    /// The verifier in answers to WRITE and COMMIT. It changes with a crash.
     pub verifier: u64,
     /// Replies leave out all attributes that they may leave out.
     pub sparse: bool,
@@ -41,9 +41,9 @@ pub struct Node {
     pub atime: (u32, u32),
     pub mtime: (u32, u32),
     pub ctime: (u32, u32),
-    /// What would be left after a crash.
+    /// The content that would remain after a crash.
     pub committed: Vec<u8>,
-    /// By which an exclusive CREATE knows its own file.
+    /// The verifier by which an exclusive CREATE recognises its own file.
     pub verifier: Option<[u8; 8]>,
     pub parent: u64,
     pub entries: Vec<Entry>,
@@ -102,7 +102,7 @@ impl Files {
         self.handle_of(self.find(path).unwrap_or_else(|| panic!("there is no {path}")))
     }
 
-    /// What a crash does: uncommitted content is gone, and the verifier is another one.
+    /// Simulates a crash: uncommitted content is lost, and the verifier changes.
     pub fn lose_uncommitted(&mut self) {
         self.verifier += 1;
         for node in self.nodes.values_mut().filter(|node| node.kind == kind::FILE) {

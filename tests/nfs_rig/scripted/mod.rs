@@ -1,12 +1,13 @@
 //! A server that does what no real one does on demand: it fails, lies, falls silent and sends garbage on order of a test.
 //!
 //! One port speaks NFSv3, MOUNT and the port mapper's GETPORT. Without rules it is a good server of a small file system in
-//! memory (`files`): all procedures but MKNOD, no permissions, no limits. A rule sees each call first, and answers it or
-//! leaves it to those before it and to the file system at last; [`trouble`] has the common ones.
+//! memory (`files`): all procedures but MKNOD, no permissions, no limits. The server offers each call to the rules, the last
+//! one first. A rule answers the call or leaves it to the next rule, and at last to the file system; [`trouble`] has the
+//! common rules.
 //!
 //! It has no cache of duplicate requests, as a server that was restarted in between: it executes a repeated call again. Its
-//! calls are answered one after the other on each connection. What it understands of the protocol is not proof of anything;
-//! that is [`super::ganesha`]'s part.
+//! calls are answered one after the other on each connection. It does not prove that podfs speaks the protocol correctly;
+//! [`super::ganesha`] does.
 
 mod attributes;
 mod connection;
@@ -31,11 +32,11 @@ pub struct Scripted {
     script: Arc<Mutex<Script>>,
 }
 
-/// What the server goes by.
+/// The state of the server.
 #[derive(Default)]
 struct Script {
     files: Files,
-    /// The last one is asked first.
+    /// The server tries the last rule first.
     rules: Vec<Box<dyn Rule>>,
     asked: Vec<(u32, u32)>,
     port: u16,
@@ -50,7 +51,7 @@ impl<R: FnMut(&Asked, &mut Files) -> Option<Reply> + Send + 'static> Rule for R 
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub call: Call,
-    /// How often this procedure has been asked for, this time included.
+    /// The number of calls of this procedure so far, with this one.
     pub count: usize,
     /// The first handle of the arguments; empty where there is none.
     pub handle: Handle,
@@ -60,7 +61,7 @@ pub struct Asked {
     pub at: u64,
 }
 
-/// What is sent for a call.
+/// The reply to a call.
 #[derive(Clone, Debug)]
 pub enum Reply {
     /// These results.
@@ -85,12 +86,12 @@ impl Scripted {
         Self { listener, script }
     }
 
-    /// Where all its programs are.
+    /// The address of its port, on which it speaks all its RPC programs.
     pub fn address(&self) -> SocketAddr {
         (Ipv4Addr::LOCALHOST, self.listener.address().port()).into()
     }
 
-    /// Adds a rule, which is asked before all others.
+    /// Adds a rule, which the server tries before all others.
     pub fn rule(&self, rule: impl FnMut(&Asked, &mut Files) -> Option<Reply> + Send + 'static) {
         self.script().rules.push(Box::new(rule));
     }
@@ -105,7 +106,7 @@ impl Scripted {
         look(&mut self.script().files)
     }
 
-    /// How often a procedure of NFS has been asked for.
+    /// The number of calls of an NFS procedure so far.
     pub fn asked(&self, procedure: u32) -> usize {
         let nfs = (NFS.0, procedure);
         self.script().asked.iter().filter(|asked| **asked == nfs).count()
@@ -123,7 +124,7 @@ impl Scripted {
 }
 
 impl Script {
-    /// What is sent for a call.
+    /// The reply to a call.
     fn reply(&mut self, call: Call) -> Reply {
         self.asked.push((call.program, call.procedure));
         let count = self.asked.iter().filter(|asked| **asked == (call.program, call.procedure)).count();

@@ -16,7 +16,7 @@ const GARBAGE_ARGUMENTS: u32 = 4;
 /// Results, or an error; or nothing where the arguments end too early.
 type Answer = Option<Result<Writer, u32>>;
 
-/// What a rule wants to know of a call.
+/// Parses a call for the rules.
 pub fn look_at(call: Call, count: usize) -> Asked {
     let mut reader = Reader::new(&call.arguments);
     let (mut handle, mut name, mut at) = Default::default();

@@ -9,12 +9,12 @@ use crate::nfs_rig::xdr::Writer;
 /// Every time.
 pub const ALWAYS: usize = usize::MAX;
 
-/// How the pages of an endless directory go on.
+/// The cookies on the pages of an endless directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cookies {
-    /// The last one is the one that was asked with.
+    /// The last cookie is the one of the request.
     Same,
-    /// Each is another one, for ever.
+    /// Each cookie is new, for ever.
     New,
 }
 
@@ -117,7 +117,7 @@ pub fn huge_read() -> impl Rule {
     })
 }
 
-/// READ says more data than it was asked for, and as its count what it was asked for.
+/// READ returns more data than requested; its count is the requested one.
 pub fn generous_read() -> impl Rule {
     instead(READ, ALWAYS, |asked| {
         let count = u32::from_be_bytes(*asked.call.arguments.last_chunk().expect("the count is its last argument"));

@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::built::unpacked::Unpacked;
 use crate::common::packages::{PROGRAMS, packages, told_by};
 
-/// What both packages have.
+/// The files of both packages.
 const COMMON: &[&str] = &[
     "/etc/podfs/podfs.toml",
     "/usr/bin/kubectl-podfs-render",
@@ -44,11 +44,11 @@ const COMMON: &[&str] = &[
     "/usr/share/podfs/proto/podfs/volumemanager/v1/volumemanager.proto",
 ];
 
-/// Where there may be more files: units, manuals of other commands, examples.
+/// Prefixes of further files: units, manuals of other commands, examples.
 const MORE: &[&str] =
     &["/usr/lib/systemd/system/podfs", "/usr/share/man/man8/podfs-", "/usr/share/doc/podfs/examples/"];
 
-/// What each system has in its own places.
+/// The files that only the .deb has; below, those that only the .rpm has.
 const OF_DEBIAN: &[&str] = &[
     "/usr/share/doc/podfs/changelog.Debian.gz",
     "/usr/share/doc/podfs/copyright",
@@ -61,7 +61,7 @@ const OF_RPM: &[&str] = &[
     "/usr/share/zsh/site-functions/_podfs",
 ];
 
-/// How a line about a directory begins.
+/// The prefix of a line about a directory.
 const DIRECTORY: &str = "drwxr-xr-x root/root /";
 
 #[test]

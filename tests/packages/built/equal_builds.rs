@@ -54,7 +54,7 @@ fn reproduces() -> bool {
     packages().published && env::var_os("PODFS_TEST_REPRODUCE").is_some_and(|wanted| wanted == "1")
 }
 
-/// What `packaging/build` of this tree keeps.
+/// A file that `packaging/build` of this tree keeps.
 fn of_this_tree(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("packaging").join(name)
 }

@@ -67,7 +67,7 @@ fn no_path_of_this_machine_is_in_a_published_program_or_its_symbols() {
                 assert!(find(&bytes, path).is_none(), "{path} is in {}: {:?}", file.display(), find(&bytes, path));
             }
         }
-        // What was looked for is what would have been there.
+        // The symbols do have replaced paths, so the search above would have found the original ones.
         let symbols = fs::read(plain).expect("a file");
         for replaced in ["/usr/src/podfs", "/usr/src/crates"] {
             assert!(find(&symbols, replaced).is_some(), "{replaced} is not in the symbols of {program}");

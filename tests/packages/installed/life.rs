@@ -26,7 +26,7 @@ fn nothing_is_left(machine: &Machine, before: &BTreeSet<String>) {
     assert_eq!(machine.run("dpkg --list podfs 2>&1 | grep ^[a-z]i").out, "");
 }
 
-/// What the README begins with, from the package's examples.
+/// The first steps of the README, with the package's examples.
 #[test]
 fn a_fresh_debian_serves_the_examples_and_forgets_podfs_with_the_purge() {
     let test = "a_fresh_debian_serves_the_examples_and_forgets_podfs_with_the_purge";

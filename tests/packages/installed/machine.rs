@@ -14,10 +14,10 @@ use tempfile::TempDir;
 
 use crate::common::eventually;
 
-/// What the first process of a machine does.
+/// The script of a machine's first process.
 const BOOT: &str = include_str!("boot");
 
-/// What runs as the first process.
+/// The program of a machine's first process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Init {
     Systemd,
@@ -32,7 +32,7 @@ pub struct Machine {
     directory: TempDir,
 }
 
-/// How a command in a machine ended.
+/// The outcome of a command in a machine.
 #[derive(Debug)]
 pub struct Said {
     pub code: Option<i32>,
@@ -44,7 +44,7 @@ impl Machine {
     /// Starts a machine.
     ///
     /// # Errors
-    /// What is missing for it here.
+    /// When this host lacks a requirement, such as the unpacked Debian or cgroups of version 2.
     pub fn start(init: Init) -> Result<Machine, String> {
         let tree =
             Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("it is in the target directory").join("debian");
@@ -117,7 +117,7 @@ impl Machine {
     /// Runs a script inside to its end.
     #[track_caller]
     pub fn run(&self, script: &str) -> Said {
-        // What hangs inside is not waited for.
+        // `timeout` ends a command that hangs.
         let script = format!("exec timeout --kill-after=1 60 sh -euc '{}'", script.replace('\'', r"'\''"));
         let done = self.command(&script).output().expect("nsenter runs");
         assert_eq!(done.status.signal(), None, "nsenter is not killed");
@@ -139,7 +139,7 @@ impl Machine {
         eventually(script, || self.run(script).code == Some(0));
     }
 
-    /// Where a path of the machine is to be found from outside.
+    /// The path on the host for a path in the machine.
     pub fn path(&self, inside: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root{inside}", self.init))
     }

@@ -124,7 +124,7 @@ fn rc_05_after_a_reboot_the_pods_of_the_node_are_served_again() {
     start_with_two_pods(&machine);
     machine.does(&format!("echo kept >{SCRATCH}/f"));
     let first = supervisor(&machine, UID);
-    // What a shutdown does: systemd stops all units, and /run is empty afterwards.
+    // As in a shutdown, systemd stops all units, and /run is empty afterwards.
     let stop = "systemctl stop podfs-node 'podfs-pod-*.service' && rm -r /run/podfs";
     machine.does(stop);
     assert_eq!(machine.run("grep -e fuse.podfs /proc/self/mountinfo").out, "", "a shutdown unmounts");

@@ -9,7 +9,7 @@ use crate::installed::load::Load;
 use crate::installed::machine::{Init, Machine};
 use crate::installed::pods::{self, CONFIG, HOST, UID, UNIT, manifest, nothing_is_served, processes, write_config};
 
-/// What the journal has of the pod's unit.
+/// The journal of the pod's unit.
 fn journal(machine: &Machine) -> String {
     machine.does(&format!("journalctl --no-pager --output cat --unit {UNIT}"))
 }
@@ -33,7 +33,7 @@ fn a_pod_is_started_ready_refreshed_and_stopped_as_a_unit() {
     assert_eq!(namespace(supervisor), namespace(1), "what the unit mounts is seen outside");
     let cgroup = machine.does(&format!("cat /proc/{server}/cgroup"));
     assert_eq!(cgroup.lines().last(), Some(&*format!("0::/podfs.slice/{UNIT}/podfs-{UID}")));
-    // What the unit may not do, containers still may in its volumes.
+    // Containers may do in its volumes what the unit itself may not.
     machine.does(&format!(
         "cd {HOST} && mknod null c 1 3 && mknod loop b 7 0 && mkfifo fifo && install -m 6755 /bin/true true &&
          chown 1000:1000 true && [ $(stat -c %u true) = 1000 ]"

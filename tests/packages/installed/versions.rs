@@ -25,7 +25,7 @@ impl Versions {
     }
 
     fn make() -> Versions {
-        // Where the build is: the system's directory for temporary files may be small.
+        // In the build's directory, because the system's directory for temporary files may be small.
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("installed");
         let _ = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).expect("a directory");
@@ -88,7 +88,7 @@ impl Versions {
     }
 }
 
-/// A podfs that answers for its servers what one of another protocol answers, whatever it is asked.
+/// A podfs whose servers answer every message as one with another protocol does.
 fn stranger(version: &str) -> String {
     let answer = format!(r#"{{"Failed":"podfs {version} speaks another protocol than the podfs before"}}"#);
     let length: String =
@@ -96,7 +96,7 @@ fn stranger(version: &str) -> String {
     format!("#!/bin/sh\n[ \"$1\" != server ] || printf '{length}%s' '{answer}' >&0\nexec /podfs.before \"$@\"\n")
 }
 
-/// Where the package of this name is put in a machine.
+/// The path of a package in a machine.
 pub fn inside(package: &Path) -> String {
     format!("/root/{}", package.file_name().expect("a name").display())
 }

@@ -12,13 +12,13 @@ use podfs_fuse::confinement::{Profile, confine};
 use podfs_fuse::log::Lines;
 use podfs_fuse::memory_lock::protect_memory;
 
-/// What a probe did, by the names it gave to its attempts, and what was logged meanwhile.
+/// The outcomes of a probe's attempts, by name, and the log of that time.
 pub(super) struct Probed {
     pub(super) outcomes: BTreeMap<String, String>,
     pub(super) log: String,
 }
 
-/// Where a probe notes how its attempts ended.
+/// The file in which a probe records the outcomes of its attempts.
 pub(super) struct Notes(pub(super) File);
 
 impl Notes {
@@ -177,7 +177,7 @@ pub(super) fn try_arguments(notes: &mut Notes) {
 pub(super) const WITH_ARGUMENTS: [&str; 6] =
     ["clone into a namespace", "new code", "data as code", "dumpable", "a limit", "signals by descriptor"];
 
-/// What a server goes on doing.
+/// The operations that a confined server must still be able to do.
 pub(super) fn work_goes_on(notes: &mut Notes) {
     let sum = std::thread::Builder::new().name("worker".to_owned()).spawn(|| vec![1_u64; 100_000].iter().sum::<u64>());
     notes.note("a thread", &sum.expect("a thread").join().expect("its sum").to_string());

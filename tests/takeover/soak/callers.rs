@@ -15,7 +15,7 @@ use nix::unistd::mkfifo;
 pub struct Place {
     pub name: &'static str,
     path: PathBuf,
-    /// How often all callers together have raised the counter.
+    /// The number of increments of the counter by all callers.
     raised: Mutex<u64>,
 }
 
@@ -41,7 +41,7 @@ pub const CALLERS: [(&str, Caller); 8] = [
 const LENGTH: usize = 1 << 18;
 /// Entries that are listed.
 const ENTRIES: usize = 200;
-/// What a caller writes at a time.
+/// The bytes of one write of a caller.
 const BLOCK: usize = 3000;
 
 impl Place {
@@ -70,7 +70,8 @@ fn expect<T: PartialEq + std::fmt::Debug>(what: &str, is: T, should: T) -> Resul
 
 /// Every line that was appended is there, once and in its order.
 fn append(place: &Place, repeat: Repeat<'_>) -> Result<(), String> {
-    /// Lines after which the file is looked at and begun anew, so that the last look takes no longer than any other.
+    /// The number of lines after which the caller checks and truncates the file, so that the last check takes no longer than
+    /// any other.
     const LINES: u64 = 10_000;
     let path = place.at("appended");
     let mut file = OpenOptions::new().append(true).create_new(true).open(&path).map_err(failed("create"))?;
@@ -91,7 +92,7 @@ fn append(place: &Place, repeat: Repeat<'_>) -> Result<(), String> {
     check(rounds)
 }
 
-/// Every block that was written is there, whether it was asked for before the file was closed or after.
+/// Every written block is in the file, whether the file is synced, or closed and opened anew, in between.
 fn write(place: &Place, repeat: Repeat<'_>) -> Result<(), String> {
     let path = place.at("written");
     let block = |round: u64| vec![(round % 251) as u8; BLOCK];

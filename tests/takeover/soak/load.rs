@@ -97,7 +97,7 @@ impl Pod {
     }
 }
 
-/// What the callers and the disturbing thread share.
+/// The state that the callers and the disturbing thread share.
 #[derive(Default)]
 struct Load {
     over: AtomicBool,

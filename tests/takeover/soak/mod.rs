@@ -40,7 +40,7 @@ fn no_call_fails_when_processes_are_killed_at_random() {
     }
 }
 
-/// What is done to the processes of a pod.
+/// The faults of a pod's processes.
 const STRIKES: [&str; 7] = [
     "the server killed",
     "the keeper killed",
@@ -147,7 +147,7 @@ fn a_pod_that_goes_from_version_to_version_under_load_loses_nothing() {
     });
 }
 
-/// How often something is repeated, by default.
+/// The number of rounds; `usually` is the default.
 fn rounds(usually: u64) -> u64 {
     number("PODFS_SOAK_ROUNDS").unwrap_or(usually)
 }

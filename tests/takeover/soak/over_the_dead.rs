@@ -1,4 +1,5 @@
-//! Supervisor and server are killed at once, also with the keeper, again and again: a container that follows the host's mounts sees the new ones.
+//! Supervisor and server are killed at once, also with the keeper, again and again: a container that follows the host's mounts
+//! sees the new ones.
 
 use std::fs;
 
@@ -29,7 +30,7 @@ fn a_container_sees_each_new_mount_over_the_dead_one() {
             crate::soak::kill_all(running.keepers());
         }
         fixture.kill_both(&mut running);
-        // What the kernel remembers could still be read.
+        // statfs(2) needs a server; a read might be answered from the kernel's cache.
         let asked = config.clone();
         container.run(move || assert!(rustix::fs::statvfs(&asked).is_err(), "no server answers"));
         change(round);

@@ -52,11 +52,11 @@ pub struct Update {
     pub slots: Vec<Slot>,
     /// The changes, in their order.
     pub steps: Vec<LiveStep>,
-    /// The number of the image that is shown when they are made; no other update of the tree has it.
+    /// The number of the image that the tree shows after the steps; no other update of the tree has it.
     pub number: u64,
-    /// That image.
+    /// The image of that number.
     pub image: Arc<Image>,
-    /// The time that what changes shows.
+    /// The modification time of the nodes that change.
     pub time: SystemTime,
 }
 
@@ -68,7 +68,7 @@ pub struct LiveTree {
     /// The image that the last update leads to.
     newest: Option<u64>,
     announced: VecDeque<LiveStep>,
-    /// How many steps were applied since it was mounted.
+    /// The number of steps applied since the mount.
     applied: u64,
     /// The last step of a server before this one, which the supervisor may repeat.
     asked_before: Option<LiveStep>,
@@ -76,7 +76,7 @@ pub struct LiveTree {
     time: SystemTime,
     /// Files that are about to show other bytes, while the kernel drops their pages.
     pub(super) changing: HashSet<NodeId>,
-    /// Something was said of it meanwhile.
+    /// A request for such a file waited for `SWAP_TIMEOUT` and was answered with the old bytes.
     pub(super) disturbed: bool,
 }
 
@@ -90,7 +90,7 @@ struct LiveNode {
     gid: u32,
     time: SystemTime,
     unlinked: bool,
-    /// How many answers have shown it to the kernel; unknown if some of them came from earlier servers.
+    /// The kernel's lookup count of the node (FUSE `nlookup`); unknown if earlier servers gave some of the answers.
     #[serde(skip)]
     lookups: Option<u64>,
 }

@@ -40,7 +40,7 @@ impl LiveTree {
         Ok(Attributes { node: id, kind, mode, size, links, uid, gid, time })
     }
 
-    /// Where the bytes of a file are. The image stays valid for as long as it is held.
+    /// The image that holds the bytes of a file, and their range in it. The image stays valid as long as the caller keeps it.
     ///
     /// # Errors
     /// `EISDIR`, or `ESTALE` for a node that is gone.
@@ -53,8 +53,8 @@ impl LiveTree {
         }
     }
 
-    /// Hands the entries after `cookie` to `emit`, until it returns true because there is no more room. A name keeps its
-    /// cookie while it stands, and a new one gets a higher one.
+    /// Passes the entries after `cookie` to `emit`, until it returns true because the buffer is full. A name keeps its cookie
+    /// while it exists, and a new name gets a higher one.
     ///
     /// # Errors
     /// `ENOTDIR`, or `ESTALE` for a node that is gone.

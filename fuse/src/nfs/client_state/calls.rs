@@ -42,7 +42,7 @@ impl RecordedCall {
         self.record.identity.get()
     }
 
-    /// When it was made first.
+    /// The time at which the call was first made.
     pub fn at(&self) -> Timespec {
         Timespec {
             tv_sec: self.record.seconds.load(Relaxed).cast_signed(),
@@ -51,14 +51,14 @@ impl RecordedCall {
     }
 }
 
-/// Those that a dead server left, and what new ones need.
+/// The calls that a dead server recorded, and the region for records of new calls.
 pub struct Calls {
     region: Arc<Region>,
     inherited: RefCell<HashMap<(u64, u32), OwnedCell<CallCell>>>,
 }
 
 impl Calls {
-    /// With what a dead server left.
+    /// A table of the records that a dead server left.
     pub fn new(region: Arc<Region>, inherited: HashMap<(u64, u32), OwnedCell<CallCell>>) -> Self {
         Self { region, inherited: RefCell::new(inherited) }
     }

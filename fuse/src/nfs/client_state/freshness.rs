@@ -1,10 +1,10 @@
-//! How long attributes of a file are valid, and whether the kernel's pages are of the file as it is.
+//! The validity of a file's cached attributes, and whether the kernel's cached pages have the file's current content.
 //!
 //! Times work as with Linux' own client (`nfs(5)`, *Attribute caching*): attributes hold for the shortest time first, and for
 //! twice as long each time they turn out to be unchanged, up to the longest.
 //!
-//! If podfs asked for attributes before it made a change, they may be from before the change, so it drops them. To detect that, it
-//! numbers queries and changes in one order.
+//! If podfs asked for attributes before it made a change, they may be from before the change, so it drops them. To detect that,
+//! it numbers queries and changes in one order.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -33,11 +33,11 @@ impl CallSequence {
 #[derive(Debug, Default)]
 pub struct Freshness {
     attributes: Option<Attributes>,
-    /// When they were requested.
+    /// The time at which podfs requested the attributes.
     at: Option<Instant>,
-    /// Its place in the order.
+    /// The place of that request in the order.
     asked: u64,
-    /// How long it holds.
+    /// The time for which the attributes are valid.
     holds: Duration,
     /// The place of the last change that was made here.
     changed: u64,
@@ -46,7 +46,7 @@ pub struct Freshness {
     /// The content that the kernel's pages are of.
     content: Option<FileVersion>,
     rights: Vec<Right>,
-    /// Of the connection by which something was written last.
+    /// The epoch of the connection over which podfs last wrote data of the file.
     epoch: u64,
 }
 
@@ -72,11 +72,11 @@ struct Right {
 /// The change that new attributes show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttributeChange {
-    /// Nothing that matters.
+    /// No change of the content by another client.
     None,
     /// Another client has changed the content.
     Changed,
-    /// Nothing: they are from before a change that was made here.
+    /// None: the attributes are from before a change by podfs or are older than the cached ones.
     Outdated,
 }
 
@@ -86,7 +86,7 @@ impl Freshness {
         self.attributes.as_ref()
     }
 
-    /// How much longer that holds.
+    /// The time for which the attributes are still valid.
     pub fn remaining(&self, now: Instant) -> Duration {
         self.at.map_or(Duration::ZERO, |at| (at + self.holds).saturating_duration_since(now))
     }
@@ -123,7 +123,7 @@ impl Freshness {
         same
     }
 
-    /// Of the connection by which something was written last.
+    /// The epoch of the connection over which podfs last wrote data of the file.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
@@ -199,7 +199,7 @@ impl Freshness {
 
     fn keep(&mut self, found: &Attributes, asked: u64, now: Instant, caching: &Caching, unchanged: bool) {
         let (shortest, longest) = (caching.shortest(found.kind), caching.longest(found.kind));
-        // Twice as long only after it has been believed for that long.
+        // The time doubles only after the attributes were valid for all of it.
         let has_held = self.at.is_none_or(|at| now >= at + self.holds);
         self.holds = match (unchanged, has_held) {
             (true, true) => (self.holds * 2).clamp(shortest, longest),

@@ -4,16 +4,16 @@
 
 use podfs_nfs::v3::listing;
 
-/// Where reading an open directory has got to.
+/// The state of reading an open directory.
 #[derive(Debug, Default)]
 pub struct NfsListing {
     /// The last page that was read, and the place at which it begins.
     pub page: Option<(u64, listing::DirectoryPage)>,
-    /// Entries that were given out before the offset `at`.
+    /// The number of entries that the kernel got before the offset `at`.
     pub given: usize,
-    /// Where the next entry is expected to be asked for.
+    /// The offset behind the last entry that the kernel got. The next READDIR is expected to begin here.
     pub at: u64,
-    /// Entries that are passed over: the server has forgotten the place, and reading began anew.
+    /// The number of entries to pass over, after the server refused the cookie and podfs began to read from the start.
     pub skip: usize,
 }
 

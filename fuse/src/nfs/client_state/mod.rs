@@ -12,7 +12,7 @@
 //! | `calls` | calls that must not take effect twice |
 //! | `inherit` | reading the state that a dead server left |
 //!
-//! All of it is used by one thread. No cell stays borrowed across an `await`.
+//! One thread uses the whole state. No cell stays borrowed across an `await`.
 
 pub mod calls;
 pub mod freshness;
@@ -29,7 +29,7 @@ use calls::Calls;
 use node::Nodes;
 use open_files::OpenFiles;
 
-/// All of it.
+/// The whole state of a volume.
 pub struct ClientState {
     /// The files that the kernel knows.
     pub nodes: Nodes,

@@ -98,7 +98,7 @@ impl NfsNode {
         self.opens.set(self.opens.get().saturating_sub(1));
     }
 
-    /// As the server's answers tell what kind of file it is, and how its handle begins.
+    /// Fills the cell of a new node.
     fn fill(cell: &NodeCell, id: NodeId, lookups: u64, found: &NewNfsNode, name: u64, flags: u64) {
         let handle = found.handle.as_bytes();
         cell.form.store(file_type(found.kind) | handle.len() as u32, Relaxed);
@@ -160,7 +160,7 @@ impl Nodes {
         Ok(nodes)
     }
 
-    /// Those that a dead server left. What was forgotten goes with the next [`let_go`](Self::let_go).
+    /// The nodes that a dead server left. The next [`let_go`](Self::let_go) removes those that the kernel has forgotten.
     pub fn inherit(region: Arc<Region>, inherited: Vec<Inherited>) -> Self {
         let mut table = NodeTable::default();
         for Inherited { id, found, record, name } in inherited {
@@ -326,7 +326,7 @@ impl Nodes {
         }
     }
 
-    /// All of them.
+    /// All nodes.
     pub fn all(&self) -> Vec<Rc<NfsNode>> {
         self.table.borrow().by_id.values().cloned().collect()
     }

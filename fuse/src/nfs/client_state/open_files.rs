@@ -29,7 +29,7 @@ pub struct OpenFile {
     pub node: Rc<NfsNode>,
     /// The credential of its open.
     pub credential: Credential,
-    /// Where reading it has got to, if it is a directory.
+    /// The state of reading it, if it is a directory.
     pub listing: Option<RefCell<NfsListing>>,
 }
 
@@ -81,7 +81,7 @@ impl OpenFile {
     }
 }
 
-/// All of them.
+/// All open files and directories.
 pub struct OpenFiles {
     region: Arc<Region>,
     table: RefCell<HashMap<HandleId, Rc<OpenFile>>>,
@@ -146,7 +146,7 @@ impl OpenFiles {
         self.table.borrow().get(&handle).cloned().ok_or(Errno::BADF)
     }
 
-    /// As [`get`](Self::get), also after it was closed, as long as there is something to write through it.
+    /// As [`get`](Self::get). It also finds a closed file as long as there is data to write through it.
     pub fn find(&self, handle: HandleId) -> Option<Rc<OpenFile>> {
         let closed = || self.closed.borrow().get(&handle).cloned();
         self.table.borrow().get(&handle).cloned().or_else(closed)
@@ -171,7 +171,7 @@ impl OpenFiles {
         drop(gone);
     }
 
-    /// All of them.
+    /// All open files and directories.
     pub fn all(&self) -> Vec<Rc<OpenFile>> {
         self.table.borrow().values().cloned().collect()
     }

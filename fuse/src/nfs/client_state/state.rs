@@ -38,7 +38,7 @@ shared! {
         form: AtomicU32,
         /// Its number.
         id: AtomicU64,
-        /// How many answers have shown it to the kernel.
+        /// Lookups of the node that the kernel has not forgotten (FUSE `nlookup`).
         lookups: AtomicU64,
         /// The server's number for the file.
         fileid: AtomicU64,
@@ -70,7 +70,7 @@ shared! {
         node: AtomicU64,
         /// The request that opened it.
         unique: AtomicU64,
-        /// Of a directory, what the server wants to see when reading it goes on.
+        /// Of a directory, the cookie verifier for the next READDIR.
         verifier: AtomicU64,
         /// The credential of its open.
         identity: IdentityRecord,
@@ -81,9 +81,9 @@ shared! {
         xid: AtomicU32,
         /// The request it is made for.
         unique: AtomicU64,
-        /// Which of that request's calls.
+        /// The number of the call among the calls of the request.
         step: AtomicU32,
-        /// When it was made first.
+        /// The time at which the call was first made, with `seconds`.
         nanoseconds: AtomicU32,
         seconds: AtomicU64,
         /// The credential that it is made with.
@@ -99,7 +99,7 @@ shared! {
     pub(crate) struct IdentityRecord {
         uid: AtomicU32,
         gid: AtomicU32,
-        /// How many of `groups` there are; [`NOBODY`] for AUTH_NONE.
+        /// The number of valid `groups`; [`NOBODY`] for AUTH_NONE.
         count: AtomicU32,
         groups: [AtomicU32; MAX_GROUPS],
     }

@@ -124,7 +124,7 @@ fn cells_of_any_content_are_harmless() {
     proptest!(ProptestConfig::with_cases(64), |(changes in random, tag in 15_u8..22)| {
         let mut bytes = bytes.clone();
         changes.iter().for_each(|(at, byte)| bytes[*at] = *byte);
-        // Tags that mean something, so that what follows is looked at.
+        // Valid tags, so that the reader parses the rest of each cell.
         (cells..bytes.len()).step_by(128).for_each(|at| bytes[at] = if bytes[at] == 0 { tag } else { bytes[at] });
         if let Some(InheritedState { known, .. }) = InheritedState::read(&region_of(&bytes)) {
             for node in known.nodes.all() {

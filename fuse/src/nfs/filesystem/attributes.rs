@@ -8,7 +8,7 @@ use crate::nfs::file_type::file_type;
 use crate::session::NodeId;
 use crate::session::abi::{Attr, AttrOut, EntryOut, SetattrIn, fattr};
 
-/// How attributes are shown.
+/// The conversion of the server's attributes for the kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Shown {
     /// The file system of the root. Files of others below it get other numbers, so that no two have the same.
@@ -49,7 +49,7 @@ impl Shown {
     }
 }
 
-/// A name of `node`, for so long.
+/// The answer with a name of `node`, and the cache times of the name and of the attributes.
 pub fn entry(node: NodeId, attr: Attr, name_holds: Duration, holds: Duration) -> EntryOut {
     EntryOut {
         nodeid: node,
@@ -62,7 +62,7 @@ pub fn entry(node: NodeId, attr: Attr, name_holds: Duration, holds: Duration) ->
     }
 }
 
-/// Attributes, for so long.
+/// The answer with attributes, and their cache time.
 pub fn attributes(attr: Attr, holds: Duration) -> AttrOut {
     AttrOut { attr_valid: holds.as_secs(), attr_valid_nsec: holds.subsec_nanos(), dummy: 0, attr }
 }

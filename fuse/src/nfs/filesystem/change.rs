@@ -54,7 +54,7 @@ impl NfsFilesystem {
                 // On disk: data that has to be sent again after a restart of the server would make the file longer again.
                 self.writeback().flush(node.id).await?;
             } else {
-                // What comes later would change the times once more.
+                // A WRITE that the server executes after SETATTR would change the times again.
                 self.settle(node).await;
             }
         }

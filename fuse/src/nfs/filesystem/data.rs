@@ -21,7 +21,7 @@ use crate::session::{Answer, HandleId};
 
 /// The kernel opens a file to execute it (`FMODE_EXEC`).
 const EXECUTE: u32 = 0x20;
-/// How often podfs checks whether the caller of a close is being killed, while the server does not answer.
+/// The interval at which podfs checks whether the caller of close(2) is being killed, while the server does not answer.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 impl NfsFilesystem {
@@ -37,7 +37,7 @@ impl NfsFilesystem {
         if before
             .is_none_or(|before| (before.size, before.mtime, before.ctime) != (found.size, found.mtime, found.ctime))
         {
-            // What the kernel believes of the size may be older than this.
+            // The size that the kernel has cached may be older than this one.
             let _ = self.notifier.drop_attributes(node.id);
         }
         let open = self.known.files.add(turn.unique, node, credential, false)?;
@@ -148,7 +148,7 @@ impl NfsFilesystem {
             }
             gathered.extend_from_slice(&read.data);
             done += length;
-            // A server may give less than it is asked for; the kernel would take that for the end of the file.
+            // A server may return fewer bytes than requested. The kernel would take a short answer for the end of the file.
             if done >= wanted || read.is_end || length == 0 {
                 return Ok(Answered::Bytes(gathered));
             }

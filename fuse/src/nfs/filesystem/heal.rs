@@ -22,7 +22,7 @@ use crate::session::NodeId;
 
 /// Deeper directories are not looked for.
 const DEEPEST: usize = 64;
-/// How long the MOUNT service may take.
+/// The longest time that podfs waits for the MOUNT service.
 const MOUNT_BUDGET: Duration = Duration::from_secs(10);
 
 impl NfsFilesystem {

@@ -12,11 +12,11 @@
 //! | RENAME | the old name is gone, and the new one leads to the file that had it |
 //!
 //! CREATE is exact, as far as the server is: it stores the number of the call with the file that it made. Some servers make the
-//! file first and store the number then, and may be killed in between. So in doubt podfs takes an empty file for its own if it was
-//! created after this call was first sent, and is unchanged since. Why podfs takes no other file for its own: the kernel locks a
-//! directory from before it asks until it has the answer, so no process changes the name in between through this mount, and the
-//! kernel had looked the name up before. Like Linux' own client, podfs mistakes the same change by another client at this moment
-//! for its own.
+//! file first and store the number then, and may be killed in between. So in doubt podfs takes an empty file for its own if it
+//! was created after this call was first sent, and is unchanged since. Why podfs takes no other file for its own: the kernel
+//! locks a directory from before it asks until it has the answer, so no process changes the name in between through this mount,
+//! and the kernel had looked the name up before. Like Linux' own client, podfs mistakes the same change by another client at
+//! this moment for its own.
 
 use podfs_nfs::error::Error;
 use podfs_nfs::export::How;
@@ -37,9 +37,9 @@ const SLACK: i64 = 120;
 pub struct WantedFile<'a> {
     /// Its file type.
     pub kind: FileType,
-    /// Of a symbolic link.
+    /// The target of a symbolic link.
     pub target: Option<&'a [u8]>,
-    /// Of a device.
+    /// The major and minor number of a device.
     pub device: Option<(u32, u32)>,
 }
 

@@ -66,7 +66,7 @@ impl NfsFilesystem {
                 offset = one.cookie;
                 (state.given, state.at) = (state.given + 1, offset);
             }
-            // One page at a time, unless nothing of it was to be shown.
+            // An answer has entries of one page. If podfs hides all entries of the page, it reads the next one.
             if is_full || page.is_last || !buffer.is_empty() {
                 return Ok(Answered::Bytes(buffer));
             }
@@ -89,7 +89,7 @@ impl NfsFilesystem {
                 let page = self.page(open, 0, [0; 8], plus).await.map_err(|error| error.errno())?;
                 let mut state = listing.borrow_mut();
                 if state.at != offset {
-                    // It is not known how many those are.
+                    // podfs does not know how many entries were before this offset.
                     return Err(Errno::IO);
                 }
                 (state.skip, state.given) = (state.given, 0);
@@ -145,7 +145,7 @@ impl NfsFilesystem {
         let kind = one.attributes.map_or(0, |found| file_type(found.kind) >> 12);
         let is_dot = one.name == b"." || one.name == b"..";
         let ino = match (&one.attributes, one.name) {
-            // What is above the export is hidden.
+            // `..` of the root has the root's own inode number: podfs hides the directory above the export.
             (_, b"..") if directory.id == NodeId::ROOT => directory.fileid,
             (Some(found), _) => self.shown.ino(found),
             (None, _) => one.fileid,

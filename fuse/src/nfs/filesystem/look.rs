@@ -22,7 +22,7 @@ use crate::nfs::options::Lookups;
 use crate::session::abi::{EntryOut, Kstatfs};
 use crate::session::{Answer, NodeId};
 
-/// How long such a request waits for a server that does not answer.
+/// The longest time that such a request waits for the server.
 const TIMEOUT: Duration = Duration::from_millis(500);
 /// Bytes of a block of free space.
 const BLOCK: u64 = 4096;
@@ -94,7 +94,7 @@ impl NfsFilesystem {
         Ok((node, entry))
     }
 
-    /// How long a name in a directory may be believed.
+    /// The time for which the kernel may cache a name in a directory.
     pub(super) fn name_holds(&self, directory: &NfsNode) -> Duration {
         if self.options.caching.lookups == Lookups::None {
             return Duration::ZERO;
@@ -190,7 +190,7 @@ impl NfsFilesystem {
     }
 }
 
-/// Of a server that has never answered.
+/// The figures of a file system whose server has never answered.
 const NOTHING: FsStat = FsStat {
     total_bytes: 0,
     free_bytes: 0,

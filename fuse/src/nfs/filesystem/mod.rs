@@ -71,9 +71,9 @@ use turn::NfsRequest;
 /// The result of a request.
 #[derive(Debug)]
 pub enum Answered {
-    /// As for every file system.
+    /// An `Answer`, which the session encodes.
     Plain(Answer),
-    /// Bytes.
+    /// The bytes of the answer.
     Bytes(Vec<u8>),
     /// Bytes of a reply of the server, which are not copied.
     Data(podfs_nfs::rpc::Slice),
@@ -89,7 +89,7 @@ impl From<Answer> for Answered {
 pub struct NfsFilesystem {
     options: ExportOptions,
     export: Export,
-    /// Where the server's mountd is.
+    /// The address of the server's MOUNT service.
     mountd: Cell<Option<SocketAddr>>,
     known: ClientState,
     credentials: Credentials,
@@ -140,7 +140,7 @@ pub fn wanted(options: &ExportOptions) -> WantedFeatures {
 
 /// The parts of a new file system.
 pub struct NfsFilesystemSetup {
-    /// How the export is served.
+    /// The options of the mount.
     pub options: ExportOptions,
     /// The export.
     pub export: Export,
@@ -265,12 +265,12 @@ impl NfsFilesystem {
         }
     }
 
-    /// How the volume is served.
+    /// The options of the mount.
     pub fn options(&self) -> &ExportOptions {
         &self.options
     }
 
-    /// Where in the export a node is, for people.
+    /// The path of a node, or of the entry `entry` in it, below the export, for messages.
     pub fn path(&self, node: NodeId, entry: Option<&[u8]>) -> String {
         const DEEPEST: usize = 64;
         let mut parts: Vec<Vec<u8>> = entry.map(<[u8]>::to_vec).into_iter().collect();

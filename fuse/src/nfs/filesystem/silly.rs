@@ -121,7 +121,7 @@ impl NfsFilesystem {
         turn: &NfsRequest,
     ) {
         let aside = silly_name(node.fileid, turn.unique);
-        // What stays is a name more for a file that is there.
+        // If this fails, the file keeps one more name on the server.
         let _ = self.export.remove(How::new(credential), &directory.handle(), &aside).await;
     }
 

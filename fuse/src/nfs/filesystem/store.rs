@@ -14,11 +14,11 @@ use crate::nfs::client_state::node::NfsNode;
 use crate::nfs::writeback::log::Piece;
 use crate::nfs::writeback::{FileKey, Store, Verifier, Written};
 
-/// Where accepted data goes. The file system owns the writeback, which owns this.
+/// The store that sends accepted data to the server. The file system owns the writeback, which owns this.
 pub struct ExportStore(Weak<NfsFilesystem>);
 
 impl ExportStore {
-    /// To the server of this file system.
+    /// A store for the server of this file system.
     pub fn new(filesystem: &Rc<NfsFilesystem>) -> Self {
         Self(Rc::downgrade(filesystem))
     }

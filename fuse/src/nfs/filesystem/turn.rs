@@ -1,4 +1,4 @@
-//! One request that a task answers: its number, its caller, and its calls that must not take effect twice.
+//! A request that a task answers: its number, its caller, and its calls that must not take effect twice.
 //!
 //! Records of such calls stay until the answer is written: a successor that gets the same request again finds all of them. Once
 //! the kernel has the answer, the successor needs none.
@@ -19,12 +19,12 @@ use crate::nfs::client_state::calls::{Calls, RecordedCall};
 use crate::nfs::client_state::open_files::OpenFile;
 use crate::session::Caller;
 
-/// How often a call is made again that the server may be doing twice at once.
+/// The most repetitions of a call that the server may be executing twice at the same time.
 const TWINS: usize = 3;
 /// The pause before that.
 pub const PAUSE: Duration = Duration::from_millis(100);
 
-/// One request being answered.
+/// A request of the kernel that a task answers.
 pub struct NfsRequest {
     /// The kernel's number for it, without a mark.
     pub unique: u64,

@@ -1,4 +1,4 @@
-//! The records of one file: which podfs still has to send, which the server has accepted, and the next step.
+//! The records of one file: those that podfs still has to send, those that the server has taken, and the next step.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,31 +12,31 @@ use super::{FileKey, Verifier, Written};
 
 /// Most records behind the first that are searched for one that may be sent.
 const LOOK_AHEAD: usize = 64;
-/// How many writes of a file may be on their way; with more, a record that may grow waits.
+/// While this many WRITEs of a file are in flight, podfs does not send a record that may still grow.
 const BEFORE_GROWING: usize = 2;
-/// How often the server may lose accepted data. After that podfs makes it write to disk before each answer (`FILE_SYNC`).
+/// The number of losses of accepted data after which podfs makes the server write to disk before each answer (`FILE_SYNC`).
 const MOST_IN_VAIN: u32 = 3;
 
 /// The records of a file, and their states.
 #[derive(Default)]
 pub struct File {
-    /// Not taken by the server yet, in the order in which they were accepted.
+    /// Records that the server has not taken, in the order in which podfs accepted them.
     unsent: VecDeque<PendingWrite>,
-    /// Taken, and not known to be on disk.
+    /// Records that the server has taken, and may not have on disk.
     taken: Vec<PendingWrite>,
-    /// Bytes of these.
+    /// The bytes of `taken`.
     taken_bytes: u64,
-    /// Of what was taken.
+    /// The verifier of the server's answers about `taken`.
     verifier: Option<Verifier>,
-    /// How often that has changed, and all was sent again, since it was the one of a COMMIT.
+    /// The number of times that the verifier changed and podfs sent all records again, since the last COMMIT that succeeded.
     in_vain: u32,
-    /// How many of `taken` the COMMIT on its way is for.
+    /// The number of records of `taken` that the COMMIT in flight covers; none without one.
     committing: Option<usize>,
-    /// That COMMIT is for what has to be sent again by now.
+    /// The COMMIT in flight covers records that podfs has to send again by now, so its answer does not count.
     is_void: bool,
-    /// All up to this number is to be on disk.
+    /// A flush waits until all records up to this number are on disk.
     wanted: u64,
-    /// The file is no more; what is on its way does not matter.
+    /// The file is deleted; podfs ignores answers about it.
     is_gone: bool,
     failure: Option<Failure>,
     changed: Arc<Notify>,
@@ -45,17 +45,17 @@ pub struct File {
 /// Data in the log.
 #[derive(Clone, Copy, Debug)]
 pub struct PendingWrite {
-    /// Its place.
+    /// Its place in the log.
     pub id: RecordId,
     /// Its number.
     pub sequence: u64,
-    /// Where it belongs.
+    /// The file that it is written to, and the open file whose credential is used.
     pub key: FileKey,
-    /// Likewise.
+    /// Its offset in the file, in bytes.
     pub offset: u64,
-    /// In bytes.
+    /// Its length, in bytes.
     pub length: u64,
-    /// How many of them the server has taken.
+    /// The bytes of it that the server has taken.
     done: u64,
     stable: bool,
     course: Course,
@@ -64,11 +64,11 @@ pub struct PendingWrite {
 /// The course of a record that the server has not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Course {
-    /// To be sent.
+    /// podfs has to send it.
     Waiting,
-    /// On its way.
+    /// It is in flight.
     Sending,
-    /// On its way, and to be sent again afterwards: the server was started anew, and an older record has to be sent first.
+    /// It is in flight, and podfs has to send it again: the server restarted, and an older record has to be sent first.
     SendingInVain,
 }
 
@@ -89,7 +89,7 @@ pub enum Next {
         record: PendingWrite,
         /// Bytes that the server has.
         skip: u64,
-        /// It is to be on disk before it is answered, whatever the volume's manner.
+        /// The server must have it on disk before it answers, also if the volume's `Manner` does not say so.
         stable: bool,
     },
     /// Have it all on disk.
@@ -113,7 +113,7 @@ impl PendingWrite {
         Self { id, sequence, key, offset, length, done: 0, stable: false, course: Course::Waiting }
     }
 
-    /// The server has taken so many bytes more. Whether these are all.
+    /// Records that the server has taken `count` more bytes. Returns whether it has all of them.
     fn take(&mut self, count: u32) -> bool {
         self.done = self.length.min(self.done + u64::from(count));
         self.course = Course::Waiting;
@@ -124,7 +124,7 @@ impl PendingWrite {
         self.offset..self.offset.saturating_add(self.length)
     }
 
-    /// As if it had never been sent.
+    /// The record, to be sent from its first byte.
     fn again(mut self) -> Self {
         (self.done, self.stable, self.course) = (0, false, Course::Waiting);
         self
@@ -287,7 +287,7 @@ impl File {
         }
     }
 
-    /// The first of what was taken is not to be kept any longer.
+    /// Removes the first `count` records that the server has taken, and returns their places in the log.
     fn let_go(&mut self, count: usize) -> Vec<RecordId> {
         let gone: Vec<_> = self.taken.drain(..count).collect();
         self.taken_bytes -= gone.iter().map(|record| record.length).sum::<u64>();
@@ -327,7 +327,7 @@ impl File {
         outcome
     }
 
-    /// All up to this number is to be on disk.
+    /// From now on, a flush waits until all records up to `sequence` are on disk.
     pub fn want(&mut self, sequence: u64) {
         self.wanted = self.wanted.max(sequence);
     }
@@ -335,7 +335,7 @@ impl File {
     /// Returns an error to a writer, once.
     ///
     /// # Errors
-    /// That one.
+    /// The error of an earlier write, if the writer does not have it yet.
     pub fn error_for_writer(&mut self) -> Result<(), Errno> {
         match &mut self.failure {
             Some(failure) if !failure.writer_knows => {
@@ -386,7 +386,7 @@ impl File {
         self.unsent.iter().chain(&self.taken).map(|record| record.length).sum()
     }
 
-    /// All that the server has taken is to be on disk, if it is more than `enough` bytes.
+    /// Requests a COMMIT of all that the server has taken, if it is more than `enough` bytes.
     pub fn want_if_more(&mut self, enough: u64) {
         if self.taken_bytes > enough {
             self.want(self.taken.iter().map(|record| record.sequence).max().unwrap_or(0));
@@ -398,7 +398,7 @@ impl File {
         Arc::clone(&self.changed)
     }
 
-    /// All of its records without a call under way. The others are freed when their calls are done.
+    /// Removes and returns all records without a call in flight. The others are freed when their calls end.
     pub fn forget(&mut self) -> Vec<RecordId> {
         self.changed.notify_waiters();
         let (kept, gone): (VecDeque<_>, VecDeque<_>) =

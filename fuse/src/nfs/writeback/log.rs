@@ -60,11 +60,11 @@ shared! {
         node: AtomicU64,
         /// The open file it was written through.
         open: AtomicU64,
-        /// Where in the file it begins; of a failed one, the error.
+        /// The offset of the data in the file, in bytes; in a failed record, the error.
         offset: AtomicU64,
-        /// Larger in what was accepted later.
+        /// The record's number. Later records have larger numbers.
         sequence: AtomicU64,
-        /// Where in its segment its bytes begin.
+        /// The offset of its bytes in the segment.
         place: AtomicU32,
         spare: [AtomicU32; 5],
     }
@@ -88,27 +88,27 @@ pub struct RecordId {
     index: u32,
 }
 
-/// Where data belongs.
+/// The file that data is written to, and the offset in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteTarget {
     /// The file.
     pub node: NodeId,
     /// The open file it was written through.
     pub open: HandleId,
-    /// Where in the file, in bytes.
+    /// The offset in the file, in bytes.
     pub offset: u64,
 }
 
-/// The records that a dead server left in the log.
+/// A record that a dead server left in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inherited {
-    /// Its place.
+    /// Its place in the log.
     pub id: RecordId,
-    /// Where it belongs.
+    /// The file that it is written to, and the offset in it.
     pub target: WriteTarget,
-    /// Bytes; none when writing them failed, for this reason.
+    /// Its length in bytes, or the error if the write failed.
     pub length: Result<u32, Errno>,
-    /// Larger in what was accepted later.
+    /// The record's number. Later records have larger numbers.
     pub sequence: u64,
 }
 
@@ -134,7 +134,7 @@ struct Segment {
 }
 
 impl Log {
-    /// An empty log of so many segments at most.
+    /// An empty log of at most `segments` segments.
     ///
     /// # Errors
     /// When there is no memory.
@@ -286,7 +286,7 @@ impl Log {
         self.most * SEGMENT
     }
 
-    /// Room for a record of `length` bytes: its segment, its index, and where its bytes go.
+    /// The place for a record of `length` bytes: its segment, its index, and the offset of its bytes.
     fn allot(&self, length: usize) -> Option<(usize, usize, usize)> {
         let mut segments = self.segments.borrow_mut();
         let fits = |segment: &Segment| segment.records < RECORDS && segment.bytes + length <= SEGMENT;
@@ -348,7 +348,7 @@ impl AsRef<[u8]> for Piece {
 /// More than any podfs makes.
 const MOST_SEGMENTS: usize = 4096;
 
-/// Where the bytes of a record's segment begin.
+/// The offset of the data of a record's segment in the log.
 fn bytes_of(id: RecordId) -> usize {
     HEADER + id.segment as usize * STRIDE + RECORDS * size_of::<RecordCell>()
 }

@@ -1,9 +1,9 @@
 //! Writeback: data that a volume has accepted, until the server has it on disk.
 //!
 //! podfs answers a write as soon as its data is in the [`log`], where the next server of the volume finds it. From there podfs
-//! sends it, several writes at once, as `UNSTABLE` (RFC 1813, 3.3.7), and keeps it until a COMMIT with the same verifier says that
-//! the NFS server has it on disk. Another verifier means that the NFS server has restarted and may have lost the data: then podfs
-//! sends it again.
+//! sends it, several writes at once, as `UNSTABLE` (RFC 1813, 3.3.7), and keeps it until a COMMIT with the same verifier says
+//! that the NFS server has it on disk. Another verifier means that the NFS server has restarted and may have lost the data:
+//! then podfs sends it again.
 //!
 //! 1. podfs does not send a record while an older one with some of the same bytes of the file is on its way. So the NFS server
 //!    has the last written data in the end.
@@ -67,12 +67,12 @@ pub struct Written {
     pub verifier: Verifier,
 }
 
-/// Where data goes.
+/// The destination of accepted data.
 pub trait Store: 'static {
     /// Writes at `offset`; on disk before it is answered, if `stable`.
     ///
     /// # Errors
-    /// What the server says, or that it does not answer.
+    /// The server's error, or an error if the server does not answer.
     fn write(
         &self,
         file: FileKey,
@@ -81,14 +81,14 @@ pub trait Store: 'static {
         stable: bool,
     ) -> impl Future<Output = Result<Written, Errno>> + 'static;
 
-    /// Has all of a file on disk.
+    /// Makes the server write all data of a file to disk.
     ///
     /// # Errors
     /// As with `write`.
     fn commit(&self, file: FileKey) -> impl Future<Output = Result<Verifier, Errno>> + 'static;
 }
 
-/// How data is written.
+/// The parameters of WRITE calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Manner {
     /// Most bytes of one write.
@@ -97,9 +97,9 @@ pub struct Manner {
     pub stable: bool,
 }
 
-/// Most writes that are on their way at once.
+/// Most WRITEs in flight at once.
 const IN_FLIGHT: usize = 16;
-/// The log gives memory back when nothing was in it for so long.
+/// The time for which the log must be empty before it gives memory back.
 const COOLS_AFTER: Duration = Duration::from_secs(1);
 
 /// Accepted data that the server has not committed yet.
@@ -121,7 +121,7 @@ struct Inner<S: Store> {
 #[derive(Default)]
 struct WritebackState {
     files: HashMap<NodeId, File>,
-    /// Writes that are on their way.
+    /// WRITEs in flight.
     in_flight: usize,
 }
 
@@ -188,7 +188,7 @@ impl<S: Store> Writeback<S> {
     /// Waits until all that was accepted so far of a file is on disk.
     ///
     /// # Errors
-    /// What went wrong with a write since the last flush.
+    /// The error of a write since the last flush.
     pub async fn flush(&self, node: NodeId) -> Result<(), Errno> {
         self.wait(node, Until::Flushed).await;
         self.inner.tell(node)
@@ -199,7 +199,7 @@ impl<S: Store> Writeback<S> {
         self.inner.state.borrow().files.contains_key(&node)
     }
 
-    /// Whether some of these bytes of a file are still to be sent, or on their way.
+    /// Whether podfs has not sent some of these bytes of a file yet, or has them in flight.
     pub fn overlaps(&self, node: NodeId, range: Range<u64>) -> bool {
         self.inner.state.borrow().files.get(&node).is_some_and(|file| file.has_unsent(&range))
     }
@@ -209,7 +209,7 @@ impl<S: Store> Writeback<S> {
         self.inner.state.borrow().files.values().map(File::bytes).sum()
     }
 
-    /// Nothing of the file is sent any more, and its errors are dropped: it is gone.
+    /// Drops the data and the errors of a file that is deleted. podfs sends nothing of it any more.
     pub fn forget_file(&self, node: NodeId) {
         let mut state = self.inner.state.borrow_mut();
         if let Some(file) = state.files.get_mut(&node) {
@@ -303,7 +303,7 @@ impl<S: Store> Inner<S> {
         }
     }
 
-    /// Likewise for all files.
+    /// Starts the next steps of all files.
     fn pump_all(self: &Rc<Self>) {
         let nodes: Vec<_> = self.state.borrow().files.keys().copied().collect();
         nodes.into_iter().for_each(|node| self.pump(node));

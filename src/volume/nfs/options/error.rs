@@ -3,15 +3,15 @@
 /// The first option of a volume that podfs does not know or cannot honour, or two that contradict each other.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NfsOptionsError {
-    /// One option.
+    /// A refused option.
     #[error("mount option {word:?} {problem}")]
     Option {
-        /// As the volume has it.
+        /// The option, as in the volume.
         word: String,
         /// The problem.
         problem: OptionProblem,
     },
-    /// Two options about one topic.
+    /// Two options that contradict each other.
     #[error("mount options {one:?} and {other:?} contradict each other; keep one of them")]
     Contradiction {
         /// The first.
@@ -27,7 +27,7 @@ pub enum OptionProblem {
     /// No client has it.
     #[error("is not known to podfs; remove it, or correct it")]
     Unknown,
-    /// UDP or RDMA.
+    /// A transport other than TCP, such as UDP or RDMA.
     #[error("asks for another transport than TCP, which podfs does not speak")]
     Transport,
     /// A version of NFS that no client has.
@@ -39,7 +39,7 @@ pub enum OptionProblem {
     /// `sec=` without a value.
     #[error("names no flavour")]
     NoFlavour,
-    /// podfs finds the address by itself.
+    /// An address of the server; podfs looks it up by itself.
     #[error("is podfs's own; name the server in the volume")]
     Address,
     /// A value out of its range.
@@ -50,7 +50,7 @@ pub enum OptionProblem {
         /// The most that is allowed.
         most: u32,
     },
-    /// A value that is none of those that there are.
+    /// A value that the option does not have.
     #[error("must be {0}")]
     Value(&'static str),
 }
@@ -58,18 +58,18 @@ pub enum OptionProblem {
 /// Why no client can serve a volume.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BackendError {
-    /// podfs's own client was asked for, and an option needs the other one.
+    /// The volume names podfs's client, and an option needs the kernel's.
     #[error("{option} needs the kernel's NFS client, and the volume asks for podfs's own; remove one of the two")]
     NeedsOtherThanAskedFor {
         /// The option.
         option: String,
     },
-    /// The kernel's client was asked for.
+    /// The volume names the kernel's client, and the kernel has none.
     #[error(
         "the volume asks for the kernel's NFS client, and this kernel has none; load the module nfs, or let podfs choose"
     )]
     AskedForAbsent,
-    /// An option needs the kernel's client.
+    /// An option needs the kernel's client, and the kernel has none.
     #[error("{option} needs the kernel's NFS client, and this kernel has none; load the module nfs")]
     NeedsAbsent {
         /// The option.

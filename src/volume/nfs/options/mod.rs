@@ -23,29 +23,29 @@ pub struct NfsOptions {
     pub transport_security: TransportSecurity,
     /// The server's port; that of the protocol if there is none.
     pub port: Option<u16>,
-    /// The port of its mount service; without one, podfs asks the server's portmapper.
+    /// The port of its MOUNT service; without one, podfs asks the server's portmapper.
     pub mount_port: Option<u16>,
-    /// Where the mount service is, if not at the server.
+    /// The host of the MOUNT service, if it is not the server.
     pub mount_host: Option<String>,
-    /// How a call ends that the server does not answer.
+    /// The result of a call that the server does not answer.
     pub recovery: Recovery,
-    /// How long a call waits before it is repeated.
+    /// The time that podfs waits for an answer before it sends a call again.
     pub timeout: Duration,
-    /// How often it is repeated before it counts as not answered.
+    /// The number of repetitions after which a call counts as not answered.
     pub retransmissions: u32,
     /// Most bytes of one READ; as many as the server likes if there is none.
     pub rsize: Option<u32>,
-    /// Most bytes of one WRITE, likewise.
+    /// Most bytes of one WRITE; as many as the server likes if there is none.
     pub wsize: Option<u32>,
-    /// How many connections there are to the server, 1 to 16.
+    /// The number of connections to the server, 1 to 16.
     pub connections: u8,
     /// Whether they come from a port below 1024.
     pub reserved_port: bool,
     /// The scope of locks.
     pub locks: Locks,
-    /// How long attributes are cached.
+    /// The cache times of attributes.
     pub attributes: AttributeCache,
-    /// Which names are cached.
+    /// The results of lookups that are cached.
     pub lookup_cache: LookupCache,
     /// Whether a file that is opened shows what others wrote before they closed it.
     pub close_to_open: bool,
@@ -53,11 +53,11 @@ pub struct NfsOptions {
     pub sync: bool,
     /// Whether a listing brings attributes along.
     pub readdirplus: bool,
-    /// Whether containers may only look.
+    /// Whether containers can only read the volume.
     pub read_only: bool,
     /// Whether setuid has no effect: programs from the volume run as their callers.
     pub no_suid: bool,
-    /// Whether devices in it are none.
+    /// Whether device files in the volume cannot be opened.
     pub no_dev: bool,
     /// Whether no program may be run from the volume.
     pub no_exec: bool,
@@ -67,12 +67,12 @@ pub struct NfsOptions {
     pub words: Vec<String>,
 }
 
-/// Whose NFS client is used.
+/// The NFS client of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
-    /// The kernel's.
+    /// The kernel's client.
     Kernel,
-    /// The one of podfs, in a process without privileges.
+    /// podfs's client, in a process without privileges.
     User,
 }
 
@@ -81,53 +81,53 @@ pub enum Backend {
 pub enum NfsVersion {
     /// RFC 1813.
     V3,
-    /// Of version 4, this one, or the highest that both sides know.
+    /// Version 4 with this minor version; without one, the highest that client and server support.
     V4(Option<u8>),
 }
 
 /// The authentication of callers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Security {
-    /// They say so (AUTH_SYS).
+    /// The client sends the caller's uid and gids, and the server trusts it (AUTH_SYS).
     Sys,
-    /// Not at all: to the server, all callers are anonymous (AUTH_NONE).
+    /// No authentication: to the server, all callers are anonymous (AUTH_NONE).
     None,
-    /// One of these flavours, such as `krb5p`.
+    /// Another value of `sec=`: one or more flavours separated by `:`, such as `krb5p`.
     Flavors(String),
 }
 
 /// Whether a connection is encrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransportSecurity {
-    /// It is not.
+    /// No encryption.
     None,
-    /// With TLS.
+    /// TLS, with a certificate of the server.
     Tls,
-    /// With TLS, and both ends have certificates.
+    /// TLS, with certificates of server and client.
     MutualTls,
 }
 
-/// How a call ends that the server does not answer.
+/// The result of a call that the server does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recovery {
-    /// It waits.
+    /// The call waits until the server answers.
     Hard,
-    /// It fails with `EIO`.
+    /// The call fails with `EIO`.
     Soft,
-    /// It fails with `ETIMEDOUT`.
+    /// The call fails with `ETIMEDOUT`.
     SoftError,
 }
 
 /// The scope of locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Locks {
-    /// `flock(2)` locks are known on this node only.
+    /// `flock(2)` locks hold on this node only.
     pub local_flock: bool,
-    /// `fcntl(2)` locks likewise.
+    /// `fcntl(2)` locks hold on this node only.
     pub local_posix: bool,
 }
 
-/// How long attributes may be believed.
+/// The shortest and longest time for which attributes are cached (`nfs(5)`, `acregmin` and others).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttributeCache {
     /// Of files, at least.
@@ -140,12 +140,12 @@ pub struct AttributeCache {
     pub directory_max: Duration,
 }
 
-/// Which names may be believed.
+/// The results of lookups that are cached (`lookupcache`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LookupCache {
-    /// All, those included that there are not.
+    /// Names that exist, and names that do not (`all`).
     All,
-    /// Those that there are.
+    /// Names that exist (`positive`).
     Positive,
     /// None.
     None,
@@ -199,10 +199,11 @@ impl NfsOptions {
         parse::parse(options)
     }
 
-    /// Whose client is used, as far as the options and the machine decide. `wish` is what the pod asks for.
+    /// Chooses the NFS client. `wish` is the client that the pod's annotation names; it overrides the mount options.
     ///
     /// # Errors
-    /// When what the volume asks for is not to be had.
+    /// When an option needs the kernel's client and the volume names podfs's, or when the kernel has no NFS client and the volume
+    /// needs it.
     pub fn choose_backend(&self, wish: Option<Backend>, kernel_has_nfs: bool) -> Result<Backend, BackendError> {
         let needs_kernel = self.needs_kernel();
         match (wish.or(self.backend), needs_kernel) {

@@ -57,7 +57,7 @@ const OF_KERNEL: [&str; 22] = [
     "tcp",
 ];
 
-/// Likewise, with a value.
+/// Options with a value that only the kernel's client knows.
 const VALUES_OF_KERNEL: [&str; 8] =
     ["namlen", "bsize", "fsc", "max_connect", "retry", "clientaddr", "mountvers", "minorversion"];
 
@@ -291,7 +291,7 @@ fn seconds(value: &str) -> Result<Duration, OptionProblem> {
     Ok(Duration::from_secs(number(value, 0, 86_400)?.into()))
 }
 
-/// As Linux does: rounded down to 1 KiB, and neither too small nor too large.
+/// Parses `rsize` or `wsize`. Like Linux, it rounds down to a multiple of 1 KiB, and keeps the value within 4 KiB and 1 MiB.
 fn transfer(value: &str) -> Result<u32, OptionProblem> {
     let bytes = number(value, 1, u32::MAX)?;
     Ok((bytes & !1023).clamp(4096, 1 << 20))

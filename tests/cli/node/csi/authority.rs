@@ -1,5 +1,5 @@
-//! What a kubelet sends to a registration socket, byte for byte: the encoded path as `:authority`, which the HTTP library of these
-//! tests refuses to send. A real kubelet's gRPC library leaves `@` as it is and encodes `/`.
+//! What a kubelet sends to a registration socket, byte for byte: the encoded path as `:authority`, which the HTTP library of
+//! these tests refuses to send. A real kubelet's gRPC library leaves `@` as it is and encodes `/`.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -21,7 +21,7 @@ const END_HEADERS: u8 = 4;
 const STREAM: u32 = 1;
 const PROTOCOL_ERROR: u32 = 1;
 
-/// What comes of a request.
+/// The outcome of a request.
 #[derive(Debug, PartialEq)]
 enum Outcome {
     /// The first bytes of its answer.

@@ -1,4 +1,4 @@
-//! What csi-sanity 5.5 checks of a node plugin, one by one, and registration.
+//! The checks of csi-sanity 5.5 for a node plugin, one by one, and registration.
 
 use podfs::csi::v1::node_service_capability::{Type, rpc};
 use podfs::csi::v1::*;

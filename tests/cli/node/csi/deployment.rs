@@ -1,5 +1,5 @@
-//! The manifests of packaging/kubernetes and the chart packaging/helm/podfs: each object is one that the API takes, the chart gives
-//! the plain manifests with its default values, and the CSIDriver fits the driver.
+//! The manifests of packaging/kubernetes and the chart packaging/helm/podfs: each object is one that the API takes, the chart
+//! gives the plain manifests with its default values, and the CSIDriver fits the driver.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -165,7 +165,7 @@ fn the_schema_of_the_values_refuses_mistakes() {
     }
 }
 
-/// What the schema has against values; nothing if they are valid. By Debian's python3-jsonschema.
+/// The errors of the schema about values; empty if they are valid. Debian's python3-jsonschema checks them.
 fn schema_says(other: &Value) -> String {
     const CHECK: &str = "import json, sys, jsonschema\n\
         schema = json.load(open(sys.argv[1]))\n\

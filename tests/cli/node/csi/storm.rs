@@ -13,7 +13,7 @@ use crate::node::storm::processes;
 
 /// Pods that stay while others come and go.
 const STAYING: usize = 3;
-/// How often something is killed.
+/// The number of kills.
 const STRIKES: usize = 18;
 
 #[test]

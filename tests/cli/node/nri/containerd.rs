@@ -21,7 +21,7 @@ use crate::common::{Running, TIMEOUT, eventually, unmount_below};
 const IMAGE: &str = "podfs.test/busybox:1";
 const BUSYBOX: &str = "/bin/busybox";
 const PROGRAMS: [&str; 6] = ["cat", "echo", "ls", "readlink", "sh", "sleep"];
-/// Where the cgroups of a container may be: both versions.
+/// The paths of cgroup file systems, of both versions.
 const CGROUPS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 
 /// A containerd. It ends with its containers when this is dropped.
@@ -157,7 +157,7 @@ impl<'a> Containerd<'a> {
         Container { id: created.id }
     }
 
-    /// What a command prints in a container.
+    /// The output of a command in a container.
     #[track_caller]
     pub fn says(&self, container: &Container, command: &str) -> String {
         let cmd = ["/bin/sh", "-c", command].map(str::to_owned).to_vec();

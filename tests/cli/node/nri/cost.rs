@@ -1,5 +1,5 @@
-//! What a plugin costs each new container, measured with a real containerd: no plugin, one that answers nothing, and podfs, in
-//! turns. `cargo test --test cli node::nri::cost -- --ignored --nocapture`
+//! The cost of a plugin for each new container, measured with a real containerd: without a plugin, with one that changes nothing,
+//! and with podfs, in turns. `cargo test --test cli node::nri::cost -- --ignored --nocapture`
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -21,7 +21,7 @@ const ROUNDS: usize = 5;
 /// Containers in a turn.
 const CONTAINERS: usize = 10;
 
-/// A plugin that is asked about each container and leaves it as it is. It ends when this is dropped.
+/// A plugin that gets a call for each container and changes nothing. It ends when this is dropped.
 struct Empty {
     stream: UnixStream,
     thread: Option<JoinHandle<()>>,
@@ -85,7 +85,7 @@ fn send(stream: &mut UnixStream, connection: u32, number: u32, kind: MessageType
     stream.write_all(&frames).expect("the runtime reads");
 }
 
-/// What creating and starting took.
+/// The times of creating and of starting containers.
 #[derive(Default)]
 struct Times(Vec<Duration>, Vec<Duration>);
 

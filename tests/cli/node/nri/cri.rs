@@ -1,5 +1,5 @@
-//! The part of the Container Runtime Interface (runtime.v1) that tests call as a kubelet does: messages with the interface's field
-//! numbers, and a client.
+//! The part of the Container Runtime Interface (runtime.v1) that tests call as a kubelet does: messages with the interface's
+//! field numbers, and a client.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

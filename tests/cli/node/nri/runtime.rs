@@ -1,7 +1,7 @@
-//! A container runtime as its NRI plugin sees it: it listens, waits for the plugin to register, and sends requests about pods and
-//! containers whose mounts come from a kubelet's directory. It stands for the adaptation of containerd 1.7 to 2.3 and of CRI-O, with
-//! what those were seen to do: their limits on frames, their reaction to unknown events and their order of requests. It does
-//! not show what a runtime does with the answers: `containerd.rs` does.
+//! A container runtime as its NRI plugin sees it: it listens, waits for the plugin to register, and sends requests about pods
+//! and containers whose mounts come from a kubelet's directory. It stands for the adaptation of containerd 1.7 to 2.3 and of
+//! CRI-O, with what those were seen to do: their limits on frames, their reaction to unknown events and their order of
+//! requests. It does not show what a runtime does with the answers: `containerd.rs` does.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -38,7 +38,7 @@ pub struct Plugin {
     stream: UnixStream,
     received: BTreeMap<u32, Vec<u8>>,
     stream_id: u32,
-    /// What the plugin said of itself.
+    /// The plugin's registration.
     pub registered: RegisterPluginRequest,
     /// The lengths of all frames from the plugin.
     pub frames: Vec<usize>,
@@ -106,7 +106,7 @@ impl Machine {
         mount(&self.root().join(format!("pods/uid-{pod}/{rest}")), destination)
     }
 
-    /// What the metrics say of one family with these labels.
+    /// The value of the metric `line`: a family with its labels.
     pub fn metric(&self, line: &str) -> Option<String> {
         let log = self.node.log();
         let address = log.rsplit("metrics are served at http://").next().and_then(|rest| rest.split('/').next());

@@ -135,7 +135,7 @@ fn a_user_without_a_ticket_gets_eacces_and_root_uses_the_nodes_key() {
     let there = || Ok("of alice".to_owned());
     let denied = Some(libc::EACCES);
     ALICE.run(&volume, || assert_eq!((read("public"), read("private")), (there(), there())));
-    // What she has read is in the node's memory now.
+    // The kernel of the node caches what alice has read.
     BOB.run(&volume, || {
         assert_eq!((read("public"), read("private"), write("of-bob")), (Err(denied), Err(denied), Err(denied)));
         assert_eq!(fs::read_dir(".").map(drop).map_err(|error| error.raw_os_error()), Err(denied));

@@ -49,7 +49,7 @@ fn a_kill_of_the_server_while_its_source_is_unreachable_fails_no_call() {
             let start = Instant::now();
             fs::metadata(&volume).expect("attributes");
             println!("{options}: the root was told after {:?}", start.elapsed());
-            // It asks anew for what its predecessor was asked.
+            // In this time, the next server handles the requests of its predecessor again.
             thread::sleep(Duration::from_secs(1));
         }
         drop(away);

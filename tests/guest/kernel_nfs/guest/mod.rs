@@ -49,7 +49,7 @@ fn version_3() -> String {
     format!("nfsvers=3,nolock,mountport={MOUNT_PORT},podfs.backend=kernel")
 }
 
-/// Where the export is to be seen.
+/// The path of the volume with the export.
 #[track_caller]
 fn shown(running: &Running) -> PathBuf {
     let path = running.volume("data");
@@ -57,7 +57,7 @@ fn shown(running: &Running) -> PathBuf {
     path
 }
 
-/// Whose client serves the volume, as the status says it.
+/// The NFS client that serves the volume, from the status.
 #[track_caller]
 fn backend(fixture: &Fixture) -> String {
     let pods = fixture.pods();
@@ -73,12 +73,12 @@ fn assert_stops_clean(mut running: Running, fixture: &Fixture) {
     fixture.assert_nothing_left();
 }
 
-/// How a server is away.
+/// The way in which a server is absent.
 #[derive(Clone, Copy, Debug)]
 enum How {
-    /// It does not run: its machine refuses connections.
+    /// The server does not run, and its machine refuses connections.
     Refusing,
-    /// Nothing reaches it, and nothing is said.
+    /// No packet reaches the server, and none comes back.
     Silent,
 }
 
@@ -166,5 +166,5 @@ fn exported(name: &str) -> PathBuf {
     Path::new(DIRECTORY).join(name)
 }
 
-/// What Linux' server exports.
+/// The export of Linux' server.
 const DIRECTORY: &str = "/export";

@@ -26,7 +26,7 @@ impl Drop for Tlshd {
     }
 }
 
-/// What the kernel has counted.
+/// A counter of the kernel in `/proc/net/tls_stat`.
 fn counted(name: &str) -> u64 {
     let all = fs::read_to_string("/proc/net/tls_stat").expect("the kernel counts");
     let line = all.lines().find_map(|line| line.strip_prefix(name)).expect("such a count");

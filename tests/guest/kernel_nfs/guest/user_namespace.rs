@@ -31,7 +31,7 @@ fn export(name: &str, (uid, gid): (u32, u32), mode: u32) {
     fs::set_permissions(&file, Permissions::from_mode(mode)).expect("a mode");
 }
 
-/// What is made in the volume is the caller's on the server.
+/// On the server, new files of the volume belong to the caller.
 fn assert_makes(inside: &Inside, caller: Caller, directory: &str) {
     inside.get(caller, &format!("mkdir {directory} && echo text >{directory}/file && ln -s file {directory}/link"));
     for entry in ["", "file", "link"] {

@@ -26,7 +26,7 @@ fn host(name: &str, path: &Path, kind: &str) -> String {
     format!("{{name: {name}, hostPath: {{path: {}, type: {kind}}}}}", path.display())
 }
 
-/// How a volume is served, as readiness tells it.
+/// The mode of a volume in the readiness object.
 #[track_caller]
 fn mode(running: &Running, name: &str) -> String {
     let volumes = running.json()["volumes"].as_array().expect("volumes");

@@ -16,9 +16,9 @@ use crate::common::packages::{told_by, top};
 use crate::installed::machine::{Machine, Said};
 
 const RUNC: &str = "/usr/sbin/runc";
-/// Where a pod has its service account.
+/// The directory of the service account in a pod.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// What a privileged container has.
+/// The capabilities of a privileged container.
 const CAPABILITIES: [&str; 22] = [
     "CAP_AUDIT_WRITE",
     "CAP_CHOWN",
@@ -94,7 +94,7 @@ impl<'a> DaemonContainer<'a> {
         container
     }
 
-    /// What a command says in the container, as `kubectl exec` runs it.
+    /// Runs a command in the container, as `kubectl exec` does.
     pub fn exec(&self, command: &str) -> Said {
         self.machine.run(&format!("runc exec {} {command}", self.name))
     }

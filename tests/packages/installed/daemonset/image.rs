@@ -14,7 +14,7 @@ use crate::installed::versions::Versions;
 /// An image, unpacked to its layout.
 pub struct Image {
     layout: PathBuf,
-    /// What the script says is the image's digest.
+    /// The digest of the image, as the script prints it.
     pub digest: String,
 }
 

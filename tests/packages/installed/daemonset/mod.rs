@@ -1,5 +1,5 @@
-//! podfs in a DaemonSet: the image, and its container on a machine with and without systemd. The container is killed, replaced and
-//! upgraded while a volume is read; no call fails, and nothing is left in the end.
+//! podfs in a DaemonSet: the image, and its container on a machine with and without systemd. The container is killed, replaced
+//! and upgraded while a volume is read; no call fails, and nothing is left in the end.
 
 mod container;
 mod image;

@@ -20,15 +20,15 @@ use crate::installed::machine::{Init, Machine};
 const STAYING: [&str; 2] = ["stays-a", "stays-b"];
 /// For so many seconds things are killed (CONTRIBUTING.md).
 const SOAK: &str = "PODFS_DAEMONSET_SOAK";
-/// How long without it: each kind of strike comes at least once.
+/// The duration without that variable. Each kind of strike comes at least once.
 const SHORT: Duration = Duration::from_secs(5);
 
-/// What is done to the node.
+/// A fault of the node.
 #[derive(Clone, Copy, Debug)]
 enum Strike {
     /// All in the container's cgroup is killed at once, as for lack of memory.
     Container,
-    /// The container is asked to end, and one of the other image follows.
+    /// The container gets SIGTERM, and a container of the other image replaces it.
     Upgrade,
     /// The supervisor of a pod is killed.
     Supervisor,
@@ -46,7 +46,7 @@ struct Storm<'a> {
     kubelet: &'a KubeletCalls,
     images: &'a [Image; 2],
     container: Option<DaemonContainer<'a>>,
-    /// How many containers there were.
+    /// The number of containers so far.
     containers: usize,
 }
 
@@ -84,7 +84,7 @@ impl<'a> Storm<'a> {
 
     fn strike(&mut self, strike: Strike, pod: &str) {
         let kill = |pids: &[i64]| {
-            // One may have ended by itself: a server follows its supervisor when that fails.
+            // A process may have ended by itself, as a server does when its supervisor fails.
             pids.iter().for_each(|pid| drop(self.machine.run(&format!("kill -KILL {pid}"))));
         };
         let image = fastrand::usize(..2);

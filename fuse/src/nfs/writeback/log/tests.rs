@@ -1,4 +1,4 @@
-//! Which content of its memory the log accepts, and how long it keeps the memory.
+//! Tests: the log refuses invalid content of its memory, and gives memory back when it is empty.
 
 use rustix::io::pwrite;
 

@@ -126,7 +126,7 @@ fn after_repeated_losses_the_client_asks_for_stable_writes() {
         let expected = [vec![1; 3], vec![2; 50], vec![1; 47]].concat();
         assert_eq!(client.0.on_disk(NodeId(7)), expected);
         assert!(!writeback.is_dirty(NodeId(7)) && writeback.uncommitted() == 0);
-        // One that is only short besides.
+        // Now the server also takes at most 2 bytes of each WRITE.
         client.0.short.set(Some(2));
         writeback.write(FILE, 0, &[3; 100]).await.expect("accepted");
         writeback.flush(NodeId(7)).await.expect("flushed");
@@ -148,7 +148,7 @@ fn a_write_in_parts_is_on_disk_only_if_each_part_is() {
 }
 
 #[test]
-fn a_short_write_is_gone_on_with() {
+fn the_rest_of_a_short_write_is_sent() {
     run(async {
         let client = TestClient::default();
         client.0.short.set(Some(3));
@@ -298,7 +298,7 @@ fn stable_writes_are_on_disk_when_they_are_answered() {
 }
 
 #[test]
-fn of_a_file_that_is_gone_nothing_is_sent_any_more() {
+fn the_data_of_a_deleted_file_is_not_sent() {
     run(async {
         let client = TestClient::default();
         client.0.stopped.set(true);
@@ -333,7 +333,7 @@ fn a_waiting_caller_may_be_cancelled() {
     });
 }
 
-/// One event.
+/// An event of the property test.
 #[derive(Clone, Debug)]
 enum Event {
     Write {

@@ -18,9 +18,9 @@ pub(super) struct TestServer {
     pub(super) memory: RefCell<HashMap<NodeId, Vec<u8>>>,
     pub(super) disk: RefCell<HashMap<NodeId, Vec<u8>>>,
     pub(super) starts: Cell<u64>,
-    /// What writes fail with.
+    /// The error of each WRITE; none if they succeed.
     pub(super) error: Cell<Option<Errno>>,
-    /// It is started anew whenever it is asked for something.
+    /// The server restarts before it answers a call.
     pub(super) restless: Cell<bool>,
     /// From this write on, they are on disk when they are answered.
     pub(super) stable_from: Cell<Option<usize>>,
