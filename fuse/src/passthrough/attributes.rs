@@ -116,9 +116,7 @@ impl Validity {
 /// Whether the file system updates a file's block count at each write. Other file systems (XFS, btrfs, ZFS) update it when they
 /// write to the disk, or reduce it when they free preallocated blocks.
 fn counts_blocks_at_once(source: &impl AsFd) -> bool {
-    const EXT4: libc::c_long = 0xef53;
-    const TMPFS: libc::c_long = 0x0102_1994;
-    rustix::fs::fstatfs(source).is_ok_and(|status| [EXT4, TMPFS].contains(&status.f_type))
+    rustix::fs::fstatfs(source).is_ok_and(|status| [libc::EXT4_SUPER_MAGIC, libc::TMPFS_MAGIC].contains(&status.f_type))
 }
 
 /// Whether a file is on a block device of the node. File systems without one have devices of major number 0.

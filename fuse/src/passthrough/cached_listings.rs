@@ -22,12 +22,19 @@ use crate::session::NodeId;
 const SETTLED: Duration = Duration::from_millis(100);
 /// Attributes that came with a listing are valid for a second; a caller that looks at them needs some of that.
 const ATTRIBUTES: Duration = Duration::from_millis(500);
-/// The most directories with a recorded change.
+/// With so many directories, those that are closed are dropped.
 const MOST: usize = 4096;
 
 /// The directories that were listed, and those that are open.
 #[derive(Debug, Default)]
-pub struct CachedListings(Mutex<HashMap<NodeId, Directory, Key>>);
+pub struct CachedListings(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    directories: HashMap<NodeId, Directory, Key>,
+    /// How many there were when closed ones were dropped last.
+    dropped_at: usize,
+}
 
 #[derive(Debug, Default)]
 struct Directory {
@@ -67,8 +74,8 @@ impl Change {
 impl CachedListings {
     /// Starts with the directories that callers of a dead server have open, one item for each open.
     pub fn with_open(directories: impl Iterator<Item = NodeId>) -> Self {
-        let mut table = HashMap::<NodeId, Directory, Key>::default();
-        directories.for_each(|directory| table.entry(directory).or_default().open += 1);
+        let mut table = Table::default();
+        directories.for_each(|directory| table.directories.entry(directory).or_default().open += 1);
         Self(Mutex::new(table))
     }
 
@@ -76,10 +83,12 @@ impl CachedListings {
     /// listing that it has cached, gives the number of files in it whose names came alone.
     pub fn opened(&self, id: NodeId, change: Change, with_attributes: bool) -> Option<u32> {
         let mut table = self.lock();
-        if table.len() > MOST {
-            table.retain(|_, directory| directory.open > 0);
+        // Open ones stay. So that each call does not look at all of them, their number has to double before the next time.
+        if table.directories.len() > MOST.max(2 * table.dropped_at) {
+            table.directories.retain(|_, directory| directory.open > 0);
+            table.dropped_at = table.directories.len();
         }
-        let directory = table.entry(id).or_default();
+        let directory = table.directories.entry(id).or_default();
         directory.open += 1;
         let has_attributes = || directory.with_attributes.is_some_and(|given| given.elapsed() < ATTRIBUTES);
         if directory.change == Some(change) && (!with_attributes || has_attributes()) {
@@ -94,7 +103,7 @@ impl CachedListings {
 
     /// A caller that reads the directory got so many names of files alone.
     pub fn listed(&self, id: NodeId, names: u32) {
-        if let Some(directory) = self.lock().get_mut(&id) {
+        if let Some(directory) = self.lock().directories.get_mut(&id) {
             directory.names = directory.names.saturating_add(names);
         }
     }
@@ -102,19 +111,19 @@ impl CachedListings {
     /// A caller has closed the directory.
     pub fn closed(&self, id: NodeId) {
         let mut table = self.lock();
-        let Some(directory) = table.get_mut(&id) else { return };
+        let Some(directory) = table.directories.get_mut(&id) else { return };
         directory.open = directory.open.saturating_sub(1);
         if directory.open == 0 && directory.change.is_none() {
-            table.remove(&id);
+            table.directories.remove(&id);
         }
     }
 
     /// The kernel has forgotten the directory, and its listing.
     pub fn forget(&self, id: NodeId) {
-        self.lock().remove(&id);
+        self.lock().directories.remove(&id);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeId, Directory, Key>> {
+    fn lock(&self) -> MutexGuard<'_, Table> {
         self.0.lock().expect("a thread that panics ends the process")
     }
 }
@@ -189,6 +198,20 @@ mod tests {
         }
         assert!(!is_cached(&listings, first));
         assert!(is_cached(&listings, first));
+    }
+
+    #[test]
+    fn closed_directories_are_dropped_when_there_are_many_and_open_ones_stay() {
+        let (listings, first) = (CachedListings::default(), old());
+        let known = || listings.lock().directories.len();
+        (0..2 * MOST as u64).for_each(|id| assert_eq!(listings.opened(NodeId(id), first, false), None));
+        assert_eq!(known(), 2 * MOST, "all are open");
+        (0..2 * MOST as u64).for_each(|id| listings.closed(NodeId(id)));
+        for id in 0..20 * MOST as u64 {
+            listings.opened(NodeId(id), first, false);
+            listings.closed(NodeId(id));
+        }
+        assert!(known() <= MOST + 1, "{} are known", known());
     }
 
     #[test]

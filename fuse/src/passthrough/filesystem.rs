@@ -141,9 +141,8 @@ pub fn wanted(source: &OwnedFd, options: &PassthroughOptions) -> WantedFeatures 
 /// A file system on top of others can back files too, if this one may be stacked one deeper. Then this one cannot be
 /// a layer of an overlay any more, so podfs sets it only when needed.
 fn stack_depth(source: &OwnedFd) -> u32 {
-    const OVERLAYFS: libc::c_long = 0x794c_7630;
     match rustix::fs::fstatfs(source) {
-        Ok(status) if status.f_type == OVERLAYFS => 2,
+        Ok(status) if status.f_type == libc::OVERLAYFS_SUPER_MAGIC => 2,
         _ => 1,
     }
 }

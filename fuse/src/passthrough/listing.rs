@@ -120,11 +120,9 @@ impl SourceListing {
 /// 6.6) an offset means the same in each open of a directory, also after changes there. Each change of a directory sets its
 /// times.
 pub fn lists_reliably(source: &OwnedFd) -> bool {
-    const EXT4: libc::c_long = 0xef53;
-    const XFS: libc::c_long = 0x5846_5342;
-    const BTRFS: libc::c_long = 0x9123_683e;
-    const TMPFS: libc::c_long = 0x0102_1994;
-    rustix::fs::fstatfs(source).is_ok_and(|status| [EXT4, XFS, BTRFS, TMPFS].contains(&status.f_type))
+    const KINDS: [libc::c_long; 4] =
+        [libc::EXT4_SUPER_MAGIC, libc::XFS_SUPER_MAGIC, libc::BTRFS_SUPER_MAGIC, libc::TMPFS_MAGIC];
+    rustix::fs::fstatfs(source).is_ok_and(|status| KINDS.contains(&status.f_type))
 }
 
 /// The first entry of a chunk, and its length there.

@@ -142,6 +142,11 @@ impl SourceMount {
         self.restrictions
     }
 
+    /// Whether the source directory is on it, and it is not a mount below.
+    pub fn is_of_source(&self) -> bool {
+        self.index == 0
+    }
+
     /// The volume's number for it.
     pub fn index(&self) -> u64 {
         self.index

@@ -53,8 +53,7 @@ impl PassthroughFilesystem {
 
     /// Returns the record of cached listings, if the kernel may cache the listing of `node`.
     fn cached_listings(&self, node: &Node) -> Option<&CachedListings> {
-        let root = self.nodes.get(NodeId::ROOT)?;
-        self.cached_listings.as_ref().filter(|_| Arc::ptr_eq(&node.mount, &root.mount))
+        self.cached_listings.as_ref().filter(|_| node.mount.is_of_source())
     }
 
     /// A descriptor through which its entries can be read, and synced.
@@ -146,14 +145,13 @@ impl PassthroughFilesystem {
                 Ok(())
             });
         }
-        let kept = if arguments.offset == 0 { None } else { self.unopened.take(node.id) };
-        let mut unopened = match kept {
-            Some(kept) => kept,
-            None if arguments.offset == 0 => UnopenedListing {
+        let mut unopened = match (arguments.offset, self.unopened.take(node.id)) {
+            (0, _) => UnopenedListing {
                 listing: SourceListing::new(self.open_to_read(node)?),
                 with_attributes: self.readdirplus.directory_opened(),
             },
-            None => {
+            (_, Some(kept)) => kept,
+            (_, None) => {
                 UnopenedListing { listing: SourceListing::resume(self.open_to_read(node)?), with_attributes: false }
             }
         };
