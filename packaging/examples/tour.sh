@@ -4,8 +4,8 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 top=$(cd "$here/../.." && pwd)
 
-# The first build takes a minute or two. The profile is built quickly; a release is optimized.
-cargo build --profile quick --locked --bins --manifest-path "$top/Cargo.toml"
+# The first build takes two to three minutes. The profile is built quickly; a release is optimized.
+cargo build --profile quick --locked --bin podfs --bin podfs-fuse --manifest-path "$top/Cargo.toml"
 podfs=${CARGO_TARGET_DIR:-$top/target}/quick/podfs
 
 # The manifests are copied, so that the edit below does not touch the example.
