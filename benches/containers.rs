@@ -2,7 +2,7 @@
 //!
 //! Measured are `podfs mounts prepare` and `release` for a container with ten mounts, five of them subPaths: as a command, and as
 //! a question to the control socket, which agents ask. Then a live subPath: opening, reading and closing it, beside a file on
-//! tmpfs in the same rounds, and the time from the change of an object's file until a watcher of the subPath hears of it.
+//! tmpfs in the same rounds, and the time from the change of an object's file until a watcher of the subPath gets the event.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use common::outcome::finish;
 use common::{Fixture, PODFS, Running, config_map};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use podfs::mounts::{Environment, MountSource};
+use podfs::mounts::{AgentFacts, MountSource};
 use podfs::supervisor::control::{ContainerRequest, ControlAnswer, ControlQuestion, ask};
 
 const UID: &str = "5d1f6f0a-6f0e-4a51-8f6d-0c1b8b2c9a77";
@@ -66,7 +66,7 @@ impl Pod {
         let directory = self.fixture.path("run").join(UID);
         let request = || ContainerRequest {
             container: "web".to_owned(),
-            environment: Environment::default(),
+            environment: AgentFacts::default(),
             recursive_read_only: false,
             only_volumes: false,
         };
@@ -93,7 +93,7 @@ impl Pod {
     fn live(&self) -> PathBuf {
         let request = ContainerRequest {
             container: "web".to_owned(),
-            environment: Environment::default(),
+            environment: AgentFacts::default(),
             recursive_read_only: false,
             only_volumes: false,
         };

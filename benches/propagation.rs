@@ -231,7 +231,7 @@ fn pss(process: Pid) -> u64 {
     field(Path::new(&format!("/proc/{process}/smaps_rollup")), "Pss:")
 }
 
-/// How often threads of a process have waited for something and gone on, by their names.
+/// The number of voluntary context switches of a process's threads, by their names.
 fn wake_ups(process: Pid) -> BTreeMap<String, u64> {
     let mut all = BTreeMap::new();
     for task in fs::read_dir(format!("/proc/{process}/task")).expect("threads") {

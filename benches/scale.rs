@@ -20,7 +20,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use podfs::node::feed::{Feed, FeedEvent, FeedSettings, PodSource};
-use podfs::source::Access;
+use podfs::source::SettingsSource;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -48,7 +48,7 @@ fn main() {
     let user = User::new("admin", MASTERS);
     let kubeconfig = server.kubeconfig_of(&user, Style::Token);
     for node in 0..nodes {
-        runtime.spawn(run(Access::Kubeconfig(kubeconfig.clone()), node, current.clone()));
+        runtime.spawn(run(SettingsSource::Kubeconfig(kubeconfig.clone()), node, current.clone()));
     }
     let last = runtime.block_on(all_current(&mut told, nodes, 0, begun));
     report(&format!("{nodes} nodes at once"), &last, &server, rate, used);
@@ -76,8 +76,8 @@ fn main() {
     runtime.shutdown_timeout(Duration::from_secs(5));
 }
 
-/// A node and its one pod: tells each serial that a supervisor would have been sent.
-async fn run(access: Access, node: usize, current: UnboundedSender<u64>) {
+/// A node and its one pod: reports each serial that a supervisor would have been sent.
+async fn run(access: SettingsSource, node: usize, current: UnboundedSender<u64>) {
     let settings = FeedSettings { api: Some(access), node: Some(format!("node-{node}")), ..FeedSettings::default() };
     let mut feed = Feed::open(settings).await.expect("a feed");
     let pod = loop {

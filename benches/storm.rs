@@ -62,7 +62,7 @@ struct Pair {
 struct Place {
     config: PathBuf,
     work: PathBuf,
-    // What is mounted goes before the directory.
+    // The mounts end before the directory is deleted.
     _mounted: Mounted,
     _base: TempDir,
 }
@@ -176,7 +176,7 @@ fn base() -> TempDir {
     TempDir::with_prefix_in("podfs-bench-", env!("CARGO_TARGET_TMPDIR")).expect("a directory")
 }
 
-/// Starts podfs on the manifests in `base`, and gives what it says when it is ready.
+/// Starts podfs on the manifests in `base`, and returns its readiness report.
 fn start(base: &Path) -> (Child, Value) {
     let (mut ready, theirs) = std::io::pipe().expect("a pipe");
     let mut command = Command::new(env!("CARGO_BIN_EXE_podfs"));

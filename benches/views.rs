@@ -109,7 +109,7 @@ fn changes(what: &str, mut viewing: Running, fixture: &Fixture, put: impl Fn(&st
     assert!(viewing.stop().success(), "{}", viewing.log());
 }
 
-/// When the user reads what is expected.
+/// When the user reads the expected bytes.
 fn shows(file: &Path, is_expected: impl Fn(&str) -> bool + Sync) -> Instant {
     let began = Instant::now();
     USER.run(Path::new("/"), || {

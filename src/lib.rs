@@ -4,7 +4,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`source`] | where objects come from, and how podfs learns of changes |
+//! | [`source`] | where objects come from, and how podfs gets their changes |
 //! | [`manifest`] | pods and objects: typed, validated, defaulted |
 //! | [`types`] | values that several of the others share |
 //! | [`volume`] | one file per kind of volume: the description of its mount |

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use crate::audit::output::AuditOutput;
 use crate::confinement::{Profile, confine};
 use crate::log;
-use crate::log::Lines;
+use crate::log::LineFormat;
 use crate::memory_lock;
 use crate::printable::printable;
 use crate::server::fd_keeper::close_inherited;
@@ -120,7 +120,7 @@ struct ServerArguments {
     /// The rights of the server.
     profile: Profile,
     /// The format of log lines, like the supervisor's.
-    lines: Lines,
+    lines: LineFormat,
     /// The podfs that executed this program.
     started_by: Option<StartedBy>,
 }
@@ -137,7 +137,7 @@ impl ProgramCommand {
 
 impl ServerArguments {
     fn parse(mut words: impl Iterator<Item = String>) -> Result<Self, ArgumentError> {
-        let (mut pod, mut uid, mut profile, mut lines, mut started_by) = (None, None, None, Lines::Text, None);
+        let (mut pod, mut uid, mut profile, mut lines, mut started_by) = (None, None, None, LineFormat::Text, None);
         while let Some(word) = words.next() {
             let (option, value) = match word.split_once('=') {
                 Some((option, value)) => (option, Some(value.to_owned())),
@@ -149,7 +149,7 @@ impl ServerArguments {
                 "--pod" => pod = Some(value),
                 "--uid" => uid = Some(value),
                 "--profile" => profile = Some(Profile::named(&value).ok_or_else(bad)?),
-                "--log-format" => lines = Lines::named(&value).ok_or_else(bad)?,
+                "--log-format" => lines = LineFormat::named(&value).ok_or_else(bad)?,
                 "--started-by" => started_by = Some(StartedBy::parse(&value).ok_or_else(bad)?),
                 _ => return Err(ArgumentError::Unknown(option.to_owned())),
             }
@@ -196,7 +196,7 @@ fn own_path() -> PathBuf {
 pub struct StartedBy {
     /// Its version.
     pub version: String,
-    /// Its path, for people.
+    /// Its path, for messages.
     pub path: PathBuf,
 }
 
@@ -235,7 +235,7 @@ mod tests {
             pod: "default/web".to_owned(),
             uid: "u".to_owned(),
             profile: Profile::Audit,
-            lines: Lines::Json,
+            lines: LineFormat::Json,
             started_by: Some(StartedBy { version: "1.2.3".to_owned(), path: "/a:b/podfs".into() }),
         };
         let in_one = "server --pod=default/web --uid=u --profile=audit --log-format=json --started-by=1.2.3:/a:b/podfs";

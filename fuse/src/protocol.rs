@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::audit::Subject;
+use super::audit::AuditSubject;
 use crate::live::step::LiveStep;
 use crate::live::tree::{SavedLiveTree, Slot};
 use crate::nfs;
@@ -29,7 +29,7 @@ const MAX_FRAME: usize = 256 << 20;
 
 /// The number of a volume, which is the same in both processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct VolumeId(pub u32);
+pub struct VolumeNumber(pub u32);
 
 /// The version of the messages. Supervisor and server must have the same.
 pub const VERSION: u32 = 2;
@@ -58,9 +58,9 @@ impl Greeting {
 
 /// The state of a volume, for a server's successor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Description {
+pub struct VolumeDescription {
     /// Its number.
-    pub volume: VolumeId,
+    pub volume: VolumeNumber,
     /// The supervisor's record about it.
     pub about: Value,
     /// Its kind, with the fields of the kind.
@@ -74,7 +74,7 @@ pub struct Reporting {
     pub trace: bool,
     /// Write a line for each open of a file on standard error, with these fields.
     #[serde(default)]
-    pub audit: Option<Subject>,
+    pub audit: Option<AuditSubject>,
 }
 
 /// The kind of a volume, with its fields.
@@ -101,7 +101,7 @@ pub enum VolumeBody {
     /// Live parts of a projection. The message has their images, after the volume's other descriptors.
     Live {
         /// The projection.
-        of: VolumeId,
+        of: VolumeNumber,
         /// The tree.
         tree: Box<SavedLiveTree>,
     },
@@ -117,7 +117,7 @@ pub enum ServerRequest {
     /// Serve a new, empty projection. The message has its device, mount and region.
     Serve {
         /// Its number.
-        volume: VolumeId,
+        volume: VolumeNumber,
         /// The record for the supervisor that adopts it.
         about: Value,
         /// The attributes of its root.
@@ -129,7 +129,7 @@ pub enum ServerRequest {
     /// Serve a passthrough volume. The message has its device, mount, region, source and mount table.
     Pass {
         /// Its number.
-        volume: VolumeId,
+        volume: VolumeNumber,
         /// The record for the supervisor that adopts it.
         about: Value,
         /// The options of the mount.
@@ -138,7 +138,7 @@ pub enum ServerRequest {
     /// Serve an NFS export. The message has its device, mount, region, log file and sockets.
     Export {
         /// Its number.
-        volume: VolumeId,
+        volume: VolumeNumber,
         /// The record for the supervisor that adopts it.
         about: Value,
         /// The options of the mount.
@@ -147,11 +147,11 @@ pub enum ServerRequest {
     /// Serve the live parts of a projection; there are none yet. The message has their device, mount and region.
     Mirror {
         /// Its number.
-        volume: VolumeId,
+        volume: VolumeNumber,
         /// The record for the supervisor that adopts it.
         about: Value,
         /// The projection.
-        of: VolumeId,
+        of: VolumeNumber,
         /// Report every request on standard output.
         trace: bool,
     },
@@ -162,7 +162,7 @@ pub enum ServerRequest {
         keeper: bool,
     },
     /// Load a volume of a dead server. The message has its device, mount, region and the descriptors of its kind.
-    Resume(Description),
+    Resume(VolumeDescription),
     /// Serve the loaded volumes.
     Start,
     /// List the volumes.
@@ -171,14 +171,14 @@ pub enum ServerRequest {
     /// kind.
     Describe {
         /// The volume.
-        volume: VolumeId,
+        volume: VolumeNumber,
     },
     /// Start another keeper, because the last one has ended.
     Keep,
     /// Accept these steps next, in this order.
     Announce {
         /// The volume.
-        volume: VolumeId,
+        volume: VolumeNumber,
         /// The steps.
         steps: Vec<ProjectionStep>,
         /// The generation of [`ProjectionStep::MakeGeneration`]. The message has its image.
@@ -189,14 +189,14 @@ pub enum ServerRequest {
     /// Close a generation, and list the nodes that the kernel knows.
     Close {
         /// The volume.
-        volume: VolumeId,
+        volume: VolumeNumber,
         /// The generation.
         generation: GenerationName,
     },
     /// Accept these steps of live parts next, in this order. The message has the image after them.
     Update {
         /// The volume.
-        volume: VolumeId,
+        volume: VolumeNumber,
         /// All slots.
         slots: Vec<Slot>,
         /// The steps.
@@ -209,33 +209,33 @@ pub enum ServerRequest {
     /// Apply the next step of live parts, for which there is no system call.
     Take {
         /// The volume.
-        volume: VolumeId,
+        volume: VolumeNumber,
         /// The number of steps before it.
         applied: u64,
     },
     /// Zero the images of live parts that no node needs, except these, which the supervisor would send to a successor.
     DropImages {
         /// The volume.
-        volume: VolumeId,
+        volume: VolumeNumber,
         /// Their numbers.
         but: Vec<u64>,
     },
     /// Also write a line for each FUSE request to the pipe in this message. Without a pipe, close those of all readers.
     Trace {
         /// The volume.
-        volume: VolumeId,
+        volume: VolumeNumber,
     },
     /// Use another address for the NFS server of the volume, and of those that share its sockets.
     Move {
         /// The volume.
-        volume: VolumeId,
+        volume: VolumeNumber,
         /// The address.
         place: nfs::options::NfsAddress,
     },
     /// Forget the volume, which is unmounted.
     Remove {
         /// The volume.
-        volume: VolumeId,
+        volume: VolumeNumber,
     },
     /// End, because the pod no longer needs a server.
     End,
@@ -278,9 +278,9 @@ pub enum ServerReply {
     /// The server serves the volume, with this data path.
     Passing(DataPath),
     /// The volumes of the server.
-    Volumes(Vec<VolumeId>),
+    Volumes(Vec<VolumeNumber>),
     /// The state of a volume.
-    Described(Description),
+    Described(VolumeDescription),
     /// Indexes of the nodes that the kernel knows.
     Known(Vec<u32>),
     /// The unlinked nodes that the kernel knows.

@@ -4,13 +4,13 @@
 #
 #   agent.sh [--fork] [--podman] [PODS [AGENT]]
 #
-# Where systemd runs, podfs node is a unit of it; elsewhere, and with --fork, it is a process of this one.
+# Where systemd runs, podfs node is a systemd unit; elsewhere, and with --fork, it is a child of this script.
 #   PODS           manifests of pods and of the objects that they refer to
 #   AGENT/NAME.sh  the program of the container of the pod NAME
 #   AGENT/changes  files that replace those of the same name in PODS, while the containers run
 #
-# A container is one of runc where that is installed (runc.sh), else a few namespaces (container.sh), with --podman one of podman
-# (podman.sh). It is called like its pod.
+# runc runs the containers where it is installed (runc.sh); with --podman, podman does (podman.sh); else a container is a few
+# namespaces (container.sh). A container has the name of its pod.
 #
 # Needs root, /dev/fuse, podfs in the PATH, and jq.
 # Exit code 0: every pod was served and has stopped cleanly. The script always removes all that it made.

@@ -22,7 +22,7 @@ use podfs_fuse::mount::table::{FS_TYPE, MountTableEntry, mounts};
 use podfs_fuse::mount::visible::detach;
 use uuid::Uuid;
 
-use super::leftovers::{HOMES, Leftovers, RemovalOutcome, remove_if_empty};
+use super::leftovers::{HOMES, PodRemoval, RemovalOutcome, remove_if_empty};
 use super::probe::{ServerState, server_state};
 use crate::driver::{self, DriverHome};
 use crate::host::{HostError, block, empty_dir, local};
@@ -31,7 +31,7 @@ use crate::supervisor::control::{call, peer};
 use crate::supervisor::run_dir::bounds::{Bounds, OUTSIDE, is_there};
 use crate::supervisor::run_dir::cgroup;
 use crate::supervisor::run_dir::claim::{
-    CONTROL, COUNTS, ClaimError, ClaimRecord, DISKS, LOCK, NEXT_COUNTS, PodClaim, SERVER,
+    CONTROL, COUNTS, DISKS, LOCK, NEXT_COUNTS, PodLock, PodLockError, PodLockRecord, SERVER,
 };
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::server::kill_server;
@@ -106,7 +106,7 @@ impl<'a> Cleanup<'a> {
         };
         entries.sort();
         for directory in entries {
-            match ClaimRecord::read(&directory) {
+            match PodLockRecord::read(&directory) {
                 Some(record) => drop(self.pod(&directory, &Bounds::new(&directory, root_directory)?, record)),
                 // Its podfs was killed between its first and its last step.
                 None if has_uid(&directory) => drop(self.settle(&directory, remove_if_empty(&directory, self.dry_run))),
@@ -134,7 +134,7 @@ impl<'a> Cleanup<'a> {
         let pod = root.join("pods").join(uid.as_str());
         self.retired = Some(pod.clone());
         self.root = root.clone();
-        match ClaimRecord::read(&directory) {
+        match PodLockRecord::read(&directory) {
             Some(record) => Ok(self.pod(&directory, &Bounds::new(&directory, root_directory)?, record)),
             // The node has restarted, or an earlier retirement was killed before its last step.
             None => {
@@ -148,14 +148,14 @@ impl<'a> Cleanup<'a> {
     }
 
     /// Cleans up one pod. Returns whether the next podfs of the pod needs none of its run files.
-    fn pod(&mut self, directory: &Path, bounds: &Bounds, before: ClaimRecord) -> bool {
-        let (claim, mut record) = match PodClaim::take_leftovers(directory) {
+    fn pod(&mut self, directory: &Path, bounds: &Bounds, before: PodLockRecord) -> bool {
+        let (claim, mut record) = match PodLock::take_leftovers(directory) {
             Ok(claimed) => claimed,
-            Err(ClaimError::Lock { cause, .. }) if cause.kind() == ErrorKind::NotFound => return true,
+            Err(PodLockError::Lock { cause, .. }) if cause.kind() == ErrorKind::NotFound => return true,
             Err(error) => {
                 self.kept.extend(before.mounts);
                 let reason = match error {
-                    ClaimError::Taken { pid, .. } => format!("podfs (pid {pid}) has the pod"),
+                    PodLockError::Taken { pid, .. } => format!("podfs (pid {pid}) has the pod"),
                     other => other.to_string(),
                 };
                 self.leave(directory, &reason);
@@ -204,7 +204,7 @@ impl<'a> Cleanup<'a> {
 
     /// Removes the mounts, files and directories of a record. Returns whether the next podfs of the pod needs none of its
     /// run files.
-    fn volumes(&mut self, record: &ClaimRecord) -> bool {
+    fn volumes(&mut self, record: &PodLockRecord) -> bool {
         let mut unmounted = Vec::new();
         let mut all = true;
         for path in record.mounts.iter().rev() {
@@ -219,7 +219,7 @@ impl<'a> Cleanup<'a> {
         for pod in pods.into_iter().map(Path::to_owned).collect::<Vec<_>>() {
             all &= self.drivers(&pod);
         }
-        let mut leftovers = Leftovers::new(&record.directories, &unmounted, self.dry_run);
+        let mut leftovers = PodRemoval::new(&record.directories, &unmounted, self.dry_run);
         for file in &record.files {
             let outcome = leftovers.remove_file(file);
             all &= self.settle(file, outcome);
@@ -301,7 +301,7 @@ impl<'a> Cleanup<'a> {
     }
 
     /// Removes the lock file, the sockets beside it, and the directories that podfs made for them.
-    fn run_files(&mut self, directory: &Path, claim: PodClaim, record: &ClaimRecord) {
+    fn run_files(&mut self, directory: &Path, claim: PodLock, record: &PodLockRecord) {
         let mut run: Vec<_> = record.run.iter().filter(|made| made.exists()).cloned().collect();
         if !run.iter().any(|made| made == directory) {
             run.push(directory.to_owned());
@@ -415,7 +415,7 @@ impl<'a> Cleanup<'a> {
 }
 
 /// Whether none of the recorded mounts of the pod is in the mount table.
-fn is_unmounted(record: &ClaimRecord) -> bool {
+fn is_unmounted(record: &PodLockRecord) -> bool {
     mounts().is_ok_and(|table| !table.iter().any(|mounted| record.mounts.contains(&mounted.at)))
 }
 

@@ -26,7 +26,7 @@ pub(super) enum RemovalOutcome {
 }
 
 /// The paths of one pod. The caller removes them one after another, innermost first.
-pub(super) struct Leftovers<'a> {
+pub(super) struct PodRemoval<'a> {
     directories: &'a [PathBuf],
     unmounted: Vec<PathBuf>,
     /// Removed paths; in a dry run, those that would be.
@@ -34,12 +34,12 @@ pub(super) struct Leftovers<'a> {
     dry_run: bool,
 }
 
-/// The directory of the content of emptyDirs, in the pod's directory. `Leftovers` never enters it.
+/// The directory of the content of emptyDirs, in the pod's directory. `PodRemoval` never enters it.
 pub(crate) const HOMES: &str = "plugins/kubernetes.io~empty-dir";
 
 const IN_PLACE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-impl<'a> Leftovers<'a> {
+impl<'a> PodRemoval<'a> {
     /// `directories` are in the order in which podfs made them. The cleanup has unmounted the paths in `unmounted`, which
     /// contain no symbolic links; in a dry run, it would have.
     pub(super) fn new(directories: &'a [PathBuf], unmounted: &[PathBuf], dry_run: bool) -> Self {
@@ -60,7 +60,7 @@ impl<'a> Leftovers<'a> {
         self.remove(path, outcome, AtFlags::empty())
     }
 
-    /// Removes a file that podfs wrote for containers, whatever its content is now.
+    /// Removes a file that podfs wrote for containers, also if its content has changed.
     pub(super) fn remove_written(&mut self, path: &Path) -> RemovalOutcome {
         let outcome = self.check(path, |parent, name| {
             let found = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -187,7 +187,7 @@ mod tests {
         fs::write(&point, "").expect("written");
         fs::write(&used, "x").expect("written");
         let checked = |dry_run| {
-            let mut leftovers = Leftovers::new(&made, &[], dry_run);
+            let mut leftovers = PodRemoval::new(&made, &[], dry_run);
             let mut fates: Vec<_> = [&point, &used].iter().map(|file| leftovers.remove_file(file)).collect();
             fates.extend(made.iter().rev().map(|directory| leftovers.remove_directory(directory)));
             fates
@@ -210,7 +210,7 @@ mod tests {
         let home = base.path().join(HOMES).join("scratch");
         fs::create_dir_all(home.join("content")).expect("a directory");
         let made = [home.clone()];
-        let outcome = Leftovers::new(&made, &[], false).remove_directory(&home);
+        let outcome = PodRemoval::new(&made, &[], false).remove_directory(&home);
         assert!(matches!(&outcome, RemovalOutcome::Kept(reason) if reason.contains("emptyDir")), "{outcome:?}");
     }
 
@@ -220,7 +220,7 @@ mod tests {
         fs::create_dir(other.path().join("b")).expect("a directory");
         let made = [base.path().join("a"), base.path().join("a/b")];
         std::os::unix::fs::symlink(other.path(), &made[0]).expect("a link");
-        let mut leftovers = Leftovers::new(&made, &[], false);
+        let mut leftovers = PodRemoval::new(&made, &[], false);
         assert!(made.iter().rev().all(|path| matches!(leftovers.remove_directory(path), RemovalOutcome::InUse(_))));
         assert!(other.path().join("b").is_dir());
     }

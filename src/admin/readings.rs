@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 
 use super::survey;
-use crate::metrics::Reading;
+use crate::metrics::PodReading;
 use crate::supervisor::status::PodStatus;
 use crate::supervisor::status::metrics::without_answer;
 
@@ -19,7 +19,7 @@ pub struct Readings {
 impl Readings {
     /// The metrics of the pods of these directories. It calls `complain` with a sentence for each pod that
     /// answered before, and does not now.
-    pub fn take(&self, directories: &[PathBuf], complain: impl Fn(&PodStatus, &str)) -> Vec<Reading> {
+    pub fn take(&self, directories: &[PathBuf], complain: impl Fn(&PodStatus, &str)) -> Vec<PodReading> {
         let mut silent_before = self.silent.lock().expect("a panic ends the process");
         let mut silent = BTreeSet::new();
         let readings = survey::metrics_of(directories).into_iter().map(|read| {

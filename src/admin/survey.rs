@@ -11,9 +11,9 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::metrics::Reading;
+use crate::metrics::PodReading;
 use crate::supervisor::control::{self, AskError, ControlAnswer, ControlQuestion};
-use crate::supervisor::run_dir::claim::{self, ClaimRecord, SERVER};
+use crate::supervisor::run_dir::claim::{self, PodLockRecord, SERVER};
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::status::{PodState, PodStatus, ProcessStatus, ServerStatus, kept_restarts};
 
@@ -34,7 +34,7 @@ pub fn pods(run_directory: &Path) -> io::Result<Vec<PathBuf>> {
         entries => entries?,
     };
     let mut pods: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    pods.retain(|directory| ClaimRecord::read(directory).is_some());
+    pods.retain(|directory| PodLockRecord::read(directory).is_some());
     pods.sort();
     Ok(pods)
 }
@@ -46,7 +46,7 @@ pub fn statuses_of(pods: &[PathBuf]) -> Vec<PodStatus> {
 
 /// The metrics of the pods of these directories, in their order, without those that have ended meanwhile. If a supervisor does
 /// not send metrics, its entry is the status of the pod.
-pub fn metrics_of(pods: &[PathBuf]) -> Vec<Result<Reading, Box<PodStatus>>> {
+pub fn metrics_of(pods: &[PathBuf]) -> Vec<Result<PodReading, Box<PodStatus>>> {
     each(pods, read, |directory| Err(Box::new(silent(directory))))
 }
 
@@ -91,7 +91,7 @@ fn look(directory: &Path) -> Option<PodStatus> {
     status.map(|status| status.unwrap_or_else(|instead| *instead))
 }
 
-fn read(directory: &Path) -> Option<Result<Reading, Box<PodStatus>>> {
+fn read(directory: &Path) -> Option<Result<PodReading, Box<PodStatus>>> {
     ask(directory, &ControlQuestion::Metrics, |answer| match answer {
         ControlAnswer::Metrics(reading) => match reading.pod.as_ref().map(|pod| pod.uid.as_str()) {
             Some(pod) if pod == uid(directory) => Ok(*reading),
@@ -126,7 +126,7 @@ fn ask<T>(
     question: &ControlQuestion,
     take: impl FnOnce(ControlAnswer) -> Result<T, AnswerError>,
 ) -> Option<Result<T, Box<PodStatus>>> {
-    let record = ClaimRecord::read(directory)?;
+    let record = PodLockRecord::read(directory)?;
     let status = match control::ask(directory, question, None) {
         Ok(answer) => match take(answer) {
             Ok(taken) => return Some(Ok(taken)),
@@ -135,7 +135,7 @@ fn ask<T>(
         Err(AskError::NotListening(_)) => not_listening(directory, &record),
         Err(error) => {
             let pid = match &error {
-                AskError::Silent { pid, .. } | AskError::Nonsense { pid, .. } | AskError::Refused { pid, .. } => {
+                AskError::Silent { pid, .. } | AskError::InvalidAnswer { pid, .. } | AskError::Refused { pid, .. } => {
                     Some(*pid)
                 }
                 AskError::NotListening(_) | AskError::OtherUser { .. } | AskError::Failed { .. } => None,
@@ -144,12 +144,12 @@ fn ask<T>(
         }
     };
     // The pod may have ended meanwhile.
-    ClaimRecord::read(directory)?;
+    PodLockRecord::read(directory)?;
     Some(Err(Box::new(named(status, record))))
 }
 
 /// The status with the recorded name of the pod, for a supervisor that does not answer.
-fn named(status: PodStatus, record: ClaimRecord) -> PodStatus {
+fn named(status: PodStatus, record: PodLockRecord) -> PodStatus {
     let named = Some(record.pod).filter(|pod| !pod.name.is_empty());
     let (namespace, name) = named.map(|pod| (pod.namespace, pod.name)).unzip();
     PodStatus { namespace, name, ..status }
@@ -157,7 +157,7 @@ fn named(status: PodStatus, record: ClaimRecord) -> PodStatus {
 
 /// The status of a pod whose supervisor does not listen. The lock shows whether there is a supervisor: another process may have
 /// the recorded process id by now.
-fn not_listening(directory: &Path, record: &ClaimRecord) -> PodStatus {
+fn not_listening(directory: &Path, record: &PodLockRecord) -> PodStatus {
     if claim::is_held(directory) {
         let reason = "its supervisor does not listen: it starts or ends just now, or could not make its control socket";
         return not_answering(directory, Some(record.pid).filter(|pid| *pid != 0), reason.to_owned());
@@ -184,7 +184,7 @@ fn not_answering(directory: &Path, pid: Option<u32>, reason: String) -> PodStatu
 
 fn silent(directory: &Path) -> PodStatus {
     let reason = format!("it did not answer within {} ms", TIMEOUT.as_millis());
-    named(not_answering(directory, None, reason), ClaimRecord::read(directory).unwrap_or_default())
+    named(not_answering(directory, None, reason), PodLockRecord::read(directory).unwrap_or_default())
 }
 
 fn uid(directory: &Path) -> &str {

@@ -1,4 +1,4 @@
-//! The status of pods, for people.
+//! The status of pods, as a table.
 //!
 //! ```text
 //! default/web  running

@@ -9,7 +9,7 @@ use crate::volume::{CredentialKey, Csi, SecretReference, TokenKey, Volume, Volum
 
 /// Objects and tokens besides those that the volumes name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Further {
+pub struct ExtraReferences {
     /// The objects.
     pub objects: BTreeSet<ObjectKey>,
     /// Tokens of the pod's service account, which drivers get.
@@ -17,8 +17,8 @@ pub struct Further {
 }
 
 /// The objects that these volumes of the pod refer to through `objects`.
-pub fn further(volumes: &[Volume], pod: &PodIdentity, facts: &PodFacts, objects: &Objects) -> Further {
-    let mut further = Further::default();
+pub fn further(volumes: &[Volume], pod: &PodIdentity, facts: &PodFacts, objects: &Objects) -> ExtraReferences {
+    let mut further = ExtraReferences::default();
     for volume in volumes {
         match &volume.source {
             VolumeSource::Claim(claim) => {
@@ -39,7 +39,7 @@ pub fn further(volumes: &[Volume], pod: &PodIdentity, facts: &PodFacts, objects:
     further
 }
 
-impl Further {
+impl ExtraReferences {
     fn add(&mut self, kind: ObjectKind, namespace: &str, name: &str) {
         self.objects.insert(ObjectKey { kind, namespace: namespace.to_owned(), name: name.to_owned() });
     }

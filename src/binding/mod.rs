@@ -11,7 +11,7 @@ mod further;
 use std::borrow::Cow;
 use std::path::{Component, Path};
 
-pub use further::{Further, further};
+pub use further::{ExtraReferences, further};
 
 use crate::manifest::objects::{
     ClaimKey, Controller, ObjectKind, Objects, PersistentSource, PersistentVolume, PersistentVolumeClaim, VolumeMode,
@@ -24,7 +24,7 @@ use crate::volume::{Claim, ClaimReference, ClaimUsage, Csi, Flex, HostPath, Nfs,
 
 /// The PersistentVolume of a claim, with the pod's rights to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bound {
+pub struct BoundVolume {
     /// The PersistentVolume's name, which is safe as a path element.
     pub name: String,
     /// The volume source, such as a local path or an NFS export.
@@ -110,7 +110,7 @@ pub enum BindingError {
         /// The pod's name.
         pod: String,
     },
-    /// The volume is not what containers use it as (PV-06).
+    /// Containers use the volume as a block device, and it is a file system, or the reverse (PV-06).
     #[error("volume {volume} has volumeMode {mode}, but is specified in {place}")]
     Mode {
         /// The volume's name in the pod.
@@ -223,7 +223,7 @@ pub fn resolve(
     pod: &PodIdentity,
     facts: &PodFacts,
     objects: &Objects,
-) -> Result<Bound, BindingError> {
+) -> Result<BoundVolume, BindingError> {
     let key = ClaimKey { namespace: pod.namespace.clone(), name: claim.reference.name(&pod.name, volume), uid: None };
     let failed = |problem: ClaimProblem| BindingError::Claim {
         namespace: key.namespace.clone(),
@@ -268,7 +268,7 @@ pub fn resolve(
         )),
         _ => {}
     }
-    Ok(Bound {
+    Ok(BoundVolume {
         name: name.to_owned(),
         source,
         read_only: claim.read_only || read_only,

@@ -29,12 +29,12 @@ fn named() -> Claim {
     claim(ClaimReference::Named("data".to_owned()))
 }
 
-fn try_resolve(claim: &Claim, documents: &[(&str, &str)]) -> Result<Bound, String> {
-    let (pod, facts) = (PodIdentity::stand_in(), PodFacts::stand_in());
+fn try_resolve(claim: &Claim, documents: &[(&str, &str)]) -> Result<BoundVolume, String> {
+    let (pod, facts) = (PodIdentity::placeholder(), PodFacts::placeholder());
     resolve("vol", claim, &pod, &facts, &objects(documents)).map_err(|error| error.to_string())
 }
 
-fn pair(claim: &str, volume: &str) -> Result<Bound, String> {
+fn pair(claim: &str, volume: &str) -> Result<BoundVolume, String> {
     try_resolve(&named(), &[("PersistentVolumeClaim", claim), ("PersistentVolume", volume)])
 }
 
@@ -102,7 +102,7 @@ fn pv_02_an_ephemeral_volume_needs_a_claim_made_for_its_pod() {
         let documents = [("PersistentVolumeClaim", metadata.as_str()), ("PersistentVolume", volume.as_str())];
         try_resolve(&claim(ClaimReference::OfPod), &documents)
     };
-    let uid = PodIdentity::stand_in().uid;
+    let uid = PodIdentity::placeholder().uid;
     made_for("{kind: Pod, name: podfs, controller: true}").expect("by name");
     made_for(&format!("{{kind: Pod, name: podfs, uid: {uid}, controller: true}}")).expect("by uid");
     for owner in ["", "{kind: Pod, name: podfs}", "{kind: Pod, name: podfs, uid: other, controller: true}"] {

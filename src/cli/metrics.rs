@@ -12,7 +12,7 @@ use super::exit::Failure;
 use super::status::{pod_directory, pods, print_for_programs};
 use crate::admin::readings::Readings;
 use crate::admin::survey;
-use crate::metrics::{Exposition, Format, exporter};
+use crate::metrics::{Exposition, ExpositionFormat, exporter};
 use crate::supervisor::program::options::RUN_DIRECTORY;
 use crate::supervisor::run::signals::StopSignals;
 
@@ -58,7 +58,7 @@ impl Metrics {
         };
         match self.metrics_addr {
             Some(address) => serve(address, self.run_dir),
-            None => print_for_programs(&read(&directories, &Readings::default()).text(Format::OpenMetrics)),
+            None => print_for_programs(&read(&directories, &Readings::default()).text(ExpositionFormat::OpenMetrics)),
         }
     }
 }

@@ -14,14 +14,14 @@ use super::log::{LogFormat, LogOptions};
 use super::source::SourceOptions;
 use crate::manifest::parse_bare;
 use crate::manifest::pod::{PodFacts, PodIdentity};
-use crate::source::PodName;
 use crate::supervisor::program::machine::check_machine;
 use crate::supervisor::program::options::{FLEX_VOLUMES, GenerationOptions, TransportOptions};
-use crate::supervisor::run_dir::claim::ClaimLeftovers;
+use crate::supervisor::run_dir::claim::PodLeftovers;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::status::report::{Report, ReportScope};
 use crate::supervisor::{self, Assignment};
-use crate::volume::{Claim, ClaimReference, Fields, Projection, SubPathMode, Volume, VolumeSource, VolumeUses};
+use crate::types::PodName;
+use crate::volume::{Claim, ClaimReference, Projection, SubPathMode, Volume, VolumeFields, VolumeSource, VolumeUses};
 
 /// Mount a single core/v1 Volume at DIR until Ctrl-C.
 ///
@@ -70,7 +70,7 @@ pub(super) struct Mount {
     directory: PathBuf,
 }
 
-/// The words of [`passthrough::Cache`].
+/// The words of [`passthrough::CacheMode`].
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Cache {
     /// Not at all.
@@ -81,7 +81,7 @@ enum Cache {
     Always,
 }
 
-impl From<Cache> for passthrough::Cache {
+impl From<Cache> for passthrough::CacheMode {
     fn from(cache: Cache) -> Self {
         match cache {
             Cache::None => Self::None,
@@ -104,7 +104,7 @@ impl Mount {
         let (source, snapshot) = self.source.open(self.pod.as_deref(), self.pod_name.as_ref(), Some(&volume))?;
         let (identity, facts) = match &snapshot.pod {
             Some(pod) => (pod.identity.clone(), pod.facts.clone()),
-            None => (PodIdentity::stand_in(), PodFacts::stand_in()),
+            None => (PodIdentity::placeholder(), PodFacts::placeholder()),
         };
         self.check_needs(&volume, &identity, snapshot.pod.is_some())?;
         // The pod's annotations for its volume of this name apply.
@@ -122,7 +122,7 @@ impl Mount {
             volumes: volumes.clone(),
             site: Site::Exactly(self.directory),
             claim: None,
-            inheritance: ClaimLeftovers::default(),
+            inheritance: PodLeftovers::default(),
             server_program,
             flex_volumes: FLEX_VOLUMES.into(),
             trace: self.trace,
@@ -215,7 +215,7 @@ fn read_volume(path: &Path) -> Result<Volume, Failure> {
         std::fs::read(path)
     };
     let bytes = bytes.with_context(|| format!("{}: cannot be read", path.display())).map_err(Failure::input)?;
-    let fields = Fields::of(&parse_bare(path, &bytes)?);
+    let fields = VolumeFields::of(&parse_bare(path, &bytes)?);
     let volume: core::Volume = parse_bare(path, &bytes)?;
     let invalid = |sentence: String| Failure::input(anyhow!("{}: {sentence}", path.display()));
     let volume = Volume::parse(&volume, &fields, &VolumeUses::default()).map_err(|error| invalid(error.to_string()))?;

@@ -10,8 +10,8 @@ use clap::{Args, ValueEnum, ValueHint};
 
 use super::exit::Failure;
 use super::status::{pod_directory, print};
-use crate::mounts::output::Format;
-use crate::mounts::{ContainerMount, Environment, IdMapping};
+use crate::mounts::output::OutputFormat;
+use crate::mounts::{AgentFacts, ContainerMount, IdMapping};
 use crate::supervisor::control::{ContainerRequest, ControlAnswer, ControlQuestion, ask};
 use crate::supervisor::program::options::RUN_DIRECTORY;
 
@@ -101,14 +101,14 @@ enum MountsOutput {
     Json,
 }
 
-impl From<MountsOutput> for Format {
-    fn from(output: MountsOutput) -> Format {
+impl From<MountsOutput> for OutputFormat {
+    fn from(output: MountsOutput) -> OutputFormat {
         match output {
-            MountsOutput::Oci => Format::Oci,
-            MountsOutput::Cri => Format::Cri,
-            MountsOutput::Docker => Format::Docker,
-            MountsOutput::Podman => Format::Podman,
-            MountsOutput::Json => Format::Json,
+            MountsOutput::Oci => OutputFormat::Oci,
+            MountsOutput::Cri => OutputFormat::Cri,
+            MountsOutput::Docker => OutputFormat::Docker,
+            MountsOutput::Podman => OutputFormat::Podman,
+            MountsOutput::Json => OutputFormat::Json,
         }
     }
 }
@@ -123,8 +123,8 @@ impl Mounts {
 
     fn prepare(self) -> Result<(), Failure> {
         let needed = || Failure::input(anyhow!("prepare is for one container; name it with --container"));
-        let format = Format::from(self.output);
-        let environment = Environment {
+        let format = OutputFormat::from(self.output);
+        let environment = AgentFacts {
             variables: self.env.as_deref().map(variables).transpose().map_err(Failure::input)?.unwrap_or_default(),
             pod_ips: self.pod_ips,
             hostname: self.hostname,

@@ -7,7 +7,8 @@ use clap::{Args, ValueHint};
 use super::exit::Failure;
 use super::kubectl::{self, PodReference};
 use super::source::SourceOptions;
-use crate::source::{Accepted, PodName, Snapshot, Source};
+use crate::source::{AcceptedDocuments, Snapshot, Source};
+use crate::types::PodName;
 
 /// The pod, and the sources of the pod and its objects.
 #[derive(Args)]
@@ -36,7 +37,7 @@ impl PodOptions {
     pub(super) fn open(&mut self, reveal: bool) -> Result<(Source, Snapshot), Failure> {
         self.source.without_tokens = !reveal;
         let name = self.name()?;
-        self.source.open_accepting(Accepted::Templates, self.pod.as_deref(), name.as_ref(), None)
+        self.source.open_accepting(AcceptedDocuments::Templates, self.pod.as_deref(), name.as_ref(), None)
     }
 
     /// The file with the pod's manifest.

@@ -9,7 +9,7 @@ use clap::{Args, ValueHint};
 use super::exit::Failure;
 use super::status::pod_directory;
 use crate::manifest::{Document, parse_documents};
-use crate::source::{Deletion, Taken};
+use crate::source::{DeletedObject, PushCounts};
 use crate::supervisor::control::{ControlAnswer, ControlQuestion, LONGEST_PUSH, ask};
 use crate::supervisor::program::options::RUN_DIRECTORY;
 
@@ -42,7 +42,7 @@ pub(super) struct Push {
     files: Vec<PathBuf>,
     /// An object that does not exist any more. May be given several times.
     #[arg(long, value_name = "KIND/NAME", value_parser = deletion)]
-    delete: Vec<Deletion>,
+    delete: Vec<DeletedObject>,
     /// Forget everything that was pushed before.
     #[arg(long)]
     replace: bool,
@@ -66,7 +66,7 @@ impl Push {
         let question = ControlQuestion::Push(push);
         check_size(&question)?;
         match ask(&directory, &question, None).map_err(Failure::general)? {
-            ControlAnswer::Pushed(Taken { objects, tokens }) => {
+            ControlAnswer::Pushed(PushCounts { objects, tokens }) => {
                 let (objects, tokens) = (counted(objects, "object"), counted(tokens, "token"));
                 eprintln!("podfs: pod {} has {objects} and {tokens} now", self.pod);
                 Ok(())
@@ -83,10 +83,10 @@ fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{plural}")
 }
 
-fn deletion(text: &str) -> Result<Deletion, String> {
+fn deletion(text: &str) -> Result<DeletedObject, String> {
     match text.split_once('/') {
         Some((kind, name)) if !kind.is_empty() && !name.is_empty() => {
-            Ok(Deletion { kind: kind.to_owned(), name: name.to_owned() })
+            Ok(DeletedObject { kind: kind.to_owned(), name: name.to_owned() })
         }
         _ => Err("write the kind and the name, such as ConfigMap/app".to_owned()),
     }

@@ -15,13 +15,14 @@ use super::log::{LogFormat, LogOptions};
 use super::metrics;
 use super::source::SourceOptions;
 use crate::manifest::pod::PodIdentity;
-use crate::source::{PodName, PushSource, Source};
+use crate::source::{PushSource, Source};
 use crate::supervisor::exec_state;
 use crate::supervisor::program::machine::check_machine;
 use crate::supervisor::program::options::{
     DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRECTORY, RUN_DIRECTORY, SubPathOptions, TransportOptions,
 };
 use crate::supervisor::program::service::PodService;
+use crate::types::PodName;
 
 /// Mount the volumes of a pod, and keep them up to date until SIGTERM or SIGINT.
 ///

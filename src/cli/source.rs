@@ -11,8 +11,9 @@ use rustix::stdio::dup2_stdin;
 
 use super::exit::Failure;
 use crate::source::{
-    Accepted, Access, ApiPlan, ApiSource, FileSource, PodInput, PodName, Snapshot, Source, TokenPolicy,
+    AcceptedDocuments, ApiPlan, ApiSource, FileSource, PodInput, SettingsSource, Snapshot, Source, TokenPolicy,
 };
+use crate::types::PodName;
 use crate::volume::Volume;
 
 /// The sources of objects: files, an API server, or both.
@@ -45,13 +46,13 @@ impl SourceOptions {
         pod_name: Option<&PodName>,
         volumes: Option<&Volume>,
     ) -> Result<(Source, Snapshot), Failure> {
-        self.open_accepting(Accepted::Pods, pod, pod_name, volumes)
+        self.open_accepting(AcceptedDocuments::Pods, pod, pod_name, volumes)
     }
 
     /// Like [`Self::open`]. `accepted` says which documents of the pod file may be the pod.
     pub(super) fn open_accepting(
         &self,
-        accepted: Accepted,
+        accepted: AcceptedDocuments,
         pod: Option<&Path>,
         pod_name: Option<&PodName>,
         volumes: Option<&Volume>,
@@ -90,19 +91,19 @@ impl SourceOptions {
     pub(super) fn access_or(
         &mut self,
         kubeconfig: impl FnOnce() -> Result<PathBuf, Failure>,
-    ) -> Result<Access, Failure> {
+    ) -> Result<SettingsSource, Failure> {
         if let Some(access) = self.access() {
             return Ok(access);
         }
         let path = kubeconfig()?;
         self.kubeconfig = Some(path.clone());
-        Ok(Access::Kubeconfig(path))
+        Ok(SettingsSource::Kubeconfig(path))
     }
 
     /// The access to the API server of the options.
-    pub(super) fn access(&self) -> Option<Access> {
-        let kubeconfig = self.kubeconfig.clone().map(Access::Kubeconfig);
-        kubeconfig.or(self.in_cluster.then_some(Access::InCluster))
+    pub(super) fn access(&self) -> Option<SettingsSource> {
+        let kubeconfig = self.kubeconfig.clone().map(SettingsSource::Kubeconfig);
+        kubeconfig.or(self.in_cluster.then_some(SettingsSource::InCluster))
     }
 }
 

@@ -11,7 +11,7 @@ use super::exit::Failure;
 use super::status::{pod_directory, pods};
 use crate::supervisor::control::{self, AskError};
 use crate::supervisor::program::options::RUN_DIRECTORY;
-use crate::supervisor::run_dir::claim::ClaimRecord;
+use crate::supervisor::run_dir::claim::PodLockRecord;
 
 /// Longest duration of the upgrade of a pod.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -88,7 +88,7 @@ fn upgrade(directory: &Path) -> bool {
 
 /// The pod's name, such as `default/web`, or its uid if the record has no name.
 fn title(directory: &Path) -> String {
-    let named = ClaimRecord::read(directory).map(|record| record.pod).filter(|pod| !pod.name.is_empty());
+    let named = PodLockRecord::read(directory).map(|record| record.pod).filter(|pod| !pod.name.is_empty());
     let uid = || directory.file_name().unwrap_or_default().display().to_string();
     named.map_or_else(uid, |pod| format!("{}/{}", pod.namespace, pod.name))
 }

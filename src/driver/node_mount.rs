@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use super::home::{absent_is_fine, is_mount, remove_replaced, replace};
 use super::{DriverError, DriverHome, LeaveError};
-use crate::host::global_mount::{GlobalMount, Held, User, boot_id};
+use crate::host::global_mount::{GlobalMount, GlobalMountUser, LockedGlobalMount, boot_id};
 
 const MOUNT: &str = "globalmount";
 const STAGED: &str = "staged";
@@ -28,7 +28,7 @@ pub struct NodeMount(PathBuf);
 
 /// The state of the driver's mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Staged {
+enum NodeMountState {
     No,
     /// The driver may have mounted it.
     Begun,
@@ -72,16 +72,16 @@ impl NodeMount {
         let mount = self.global();
         let held = mount.hold()?;
         let (uid, claim) = (home.user_name(), home.record_file());
-        held.add(User { uid: &uid, claim: &claim })?;
-        if self.staged() == Staged::Yes {
+        held.add(GlobalMountUser { uid: &uid, claim: &claim })?;
+        if self.staged() == NodeMountState::Yes {
             return Ok(());
         }
-        self.mark(Staged::Begun).map_err(failed)?;
+        self.mark(NodeMountState::Begun).map_err(failed)?;
         match stage(&self.path()) {
-            Ok(()) => self.mark(Staged::Yes).map_err(failed),
+            Ok(()) => self.mark(NodeMountState::Yes).map_err(failed),
             Err(error) => {
                 if !error.is_uncertain {
-                    self.mark(Staged::No).map_err(failed)?;
+                    self.mark(NodeMountState::No).map_err(failed)?;
                     self.give_up(home, &held).map_err(failed)?;
                 }
                 Err(error)
@@ -105,10 +105,10 @@ impl NodeMount {
         let mount = self.global();
         let held = mount.hold()?;
         let others = held.other_users(&home.user_name())?;
-        if others.is_empty() && self.staged() != Staged::No {
-            self.mark(Staged::Begun).map_err(failed)?;
+        if others.is_empty() && self.staged() != NodeMountState::No {
+            self.mark(NodeMountState::Begun).map_err(failed)?;
             unstage(&self.path())?;
-            self.mark(Staged::No).map_err(failed)?;
+            self.mark(NodeMountState::No).map_err(failed)?;
         }
         self.give_up(home, &held).map_err(failed)
     }
@@ -118,9 +118,9 @@ impl NodeMount {
     }
 
     /// Removes a pod from the users, and the directory if there is no user and no mount.
-    fn give_up(&self, home: &DriverHome, held: &Held<'_>) -> io::Result<()> {
+    fn give_up(&self, home: &DriverHome, held: &LockedGlobalMount<'_>) -> io::Result<()> {
         held.forget(&home.user_name());
-        if !self.global().has_no_user() || self.staged() != Staged::No {
+        if !self.global().has_no_user() || self.staged() != NodeMountState::No {
             return Ok(());
         }
         absent_is_fine(fs::remove_dir(self.path()))?;
@@ -130,23 +130,23 @@ impl NodeMount {
         Ok(())
     }
 
-    fn staged(&self) -> Staged {
+    fn staged(&self) -> NodeMountState {
         let text = fs::read_to_string(self.0.join(STAGED)).unwrap_or_default();
         match text.split_once(' ') {
             Some((state, boot)) if Some(boot) == boot_id().ok().as_deref() => match state {
-                "done" => Staged::Yes,
-                _ => Staged::Begun,
+                "done" => NodeMountState::Yes,
+                _ => NodeMountState::Begun,
             },
-            _ => Staged::No,
+            _ => NodeMountState::No,
         }
     }
 
-    fn mark(&self, staged: Staged) -> io::Result<()> {
+    fn mark(&self, staged: NodeMountState) -> io::Result<()> {
         let path = self.0.join(STAGED);
         let word = match staged {
-            Staged::No => return remove_replaced(&path),
-            Staged::Begun => "begun",
-            Staged::Yes => "done",
+            NodeMountState::No => return remove_replaced(&path),
+            NodeMountState::Begun => "begun",
+            NodeMountState::Yes => "done",
         };
         replace(&path, format!("{word} {}", boot_id()?).as_bytes())
     }

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 use super::device::BlockDevice;
 use super::disks::Disk;
-use super::global_mount::{GlobalMount, Held, User, remove_whole, write_whole};
+use super::global_mount::{GlobalMount, GlobalMountUser, LockedGlobalMount, remove_whole, write_whole};
 use super::{HostError, HostSource};
 
 /// The suffix of a plugin's name for the records of its block volumes.
@@ -61,11 +61,11 @@ impl BlockVolume {
     /// # Errors
     /// When the pods of the node have another disk as this volume, or a link cannot be made.
     pub fn map(&self, device: &BlockDevice, claim: &Path) -> Result<(), HostError> {
-        self.mount.enter(User { uid: &self.uid, claim }, |held| {
+        self.mount.enter(GlobalMountUser { uid: &self.uid, claim }, |held| {
             let failed = |cause: io::Error| HostError::system("write", held.place(), cause);
             let disk = Disk::of(device).map_err(failed)?;
             let record = held.place().join(DEVICE);
-            if let Some(before) = read(&record).filter(|before| before.is_another_than(&disk)) {
+            if let Some(before) = read(&record).filter(|before| before.differs_from(&disk)) {
                 let ((major, minor), path) = (before.number(), device.path().display());
                 return Err(HostError::Refused(format!(
                     "{path} is another disk than the one ({major}:{minor}) that pods of this node have as this volume; \
@@ -106,8 +106,8 @@ impl BlockVolume {
     }
 }
 
-/// Removes what is there for all pods, none of which has the device any more.
-fn clear(held: &Held<'_>, root: &Path) -> Result<(), HostError> {
+/// Removes the files that pods shared; no pod has the device any more.
+fn clear(held: &LockedGlobalMount<'_>, root: &Path) -> Result<(), HostError> {
     remove_whole(&held.place().join(DEVICE)).map_err(|cause| HostError::system("clear", held.place(), cause))?;
     remove_empty(Some(held.place()), root);
     Ok(())

@@ -9,19 +9,19 @@ use std::path::PathBuf;
 use rustix::fs::{AtFlags, unlinkat};
 use rustix::io::Errno;
 
-use super::walk::{Crossing, EntryPlace, Visitor, WalkEntry, enter, walk};
+use super::walk::{EntryPlace, MountPointPolicy, Visitor, WalkEntry, enter, walk};
 
 /// So many of the entries that could not be deleted are named.
 const NAMED: usize = 5;
 
 /// The entries that could not be deleted. Reads `2 entries: a/b is a mount point; c: Operation not permitted`.
 #[derive(Debug, Default)]
-pub struct Left {
+pub struct UndeletedEntries {
     count: usize,
     named: Vec<String>,
 }
 
-impl Left {
+impl UndeletedEntries {
     /// Whether nothing is left.
     pub fn is_empty(&self) -> bool {
         self.count == 0
@@ -39,7 +39,7 @@ impl Left {
     }
 }
 
-impl fmt::Display for Left {
+impl fmt::Display for UndeletedEntries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let noun = if self.count == 1 { "entry" } else { "entries" };
         write!(f, "{} {noun}: {}", self.count, self.named.join("; "))?;
@@ -52,10 +52,10 @@ impl fmt::Display for Left {
 ///
 /// # Errors
 /// When the directory cannot be read, or another process moves its directories meanwhile. A missing directory is no error.
-pub fn delete(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<Left> {
-    let mut deletion = Deletion::default();
-    match enter(parent, name, Crossing::Stop) {
-        Ok(root) => walk(root, Crossing::Stop, &mut deletion)?,
+pub fn delete(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<UndeletedEntries> {
+    let mut deletion = DeletionWalk::default();
+    match enter(parent, name, MountPointPolicy::Stop) {
+        Ok(root) => walk(root, MountPointPolicy::Stop, &mut deletion)?,
         Err(Errno::NOENT) => return Ok(deletion.left),
         Err(Errno::XDEV) => {
             deletion.left.add(PathBuf::from(name.to_string_lossy().as_ref()), Errno::XDEV);
@@ -79,24 +79,24 @@ pub fn delete(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<Left> {
 ///
 /// # Errors
 /// As [`delete`]; and when it ended early.
-pub fn empty(directory: OwnedFd, go_on: &dyn Fn() -> bool) -> io::Result<Left> {
-    let mut deletion = Stoppable { deletion: Deletion::default(), go_on };
-    walk(directory, Crossing::Stop, &mut deletion)?;
+pub fn empty(directory: OwnedFd, go_on: &dyn Fn() -> bool) -> io::Result<UndeletedEntries> {
+    let mut deletion = StoppableDeletion { deletion: DeletionWalk::default(), go_on };
+    walk(directory, MountPointPolicy::Stop, &mut deletion)?;
     Ok(deletion.deletion.left)
 }
 
 #[derive(Default)]
-struct Deletion {
-    left: Left,
+struct DeletionWalk {
+    left: UndeletedEntries,
 }
 
 /// A deletion that can end early.
-struct Stoppable<'a> {
-    deletion: Deletion,
+struct StoppableDeletion<'a> {
+    deletion: DeletionWalk,
     go_on: &'a dyn Fn() -> bool,
 }
 
-impl Visitor for Stoppable<'_> {
+impl Visitor for StoppableDeletion<'_> {
     fn visit(&mut self, found: &WalkEntry<'_>, place: &EntryPlace<'_>) -> io::Result<()> {
         if (self.go_on)() { self.deletion.visit(found, place) } else { Err(io::ErrorKind::Interrupted.into()) }
     }
@@ -106,7 +106,7 @@ impl Visitor for Stoppable<'_> {
     }
 }
 
-impl Visitor for Deletion {
+impl Visitor for DeletionWalk {
     fn visit(&mut self, found: &WalkEntry<'_>, place: &EntryPlace<'_>) -> io::Result<()> {
         let flags = if found.is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         match unlinkat(found.parent, found.name, flags) {
@@ -132,12 +132,12 @@ mod tests {
 
     use podfs_fuse::mount::bind::bind;
     use podfs_fuse::mount::directories::Directories;
-    use podfs_fuse::mount::private::Access;
-    use podfs_fuse::mount::visible::{Leftovers, MountPoint};
+    use podfs_fuse::mount::private::ContainerAccess;
+    use podfs_fuse::mount::visible::{MountPoint, OldMountPolicy};
 
     use super::*;
 
-    fn delete_in(base: &Path) -> Left {
+    fn delete_in(base: &Path) -> UndeletedEntries {
         delete(File::open(base).expect("a directory").as_fd(), c"tree").expect("deleted")
     }
 
@@ -166,7 +166,7 @@ mod tests {
         let mut name = c"tree";
         for _ in 0..5_000 {
             rustix::fs::mkdirat(&at, name, rustix::fs::Mode::RWXU).expect("a directory");
-            at = File::from(enter(&at, name, Crossing::Stop).expect("entered"));
+            at = File::from(enter(&at, name, MountPointPolicy::Stop).expect("entered"));
             name = c"d";
         }
         assert!(delete_in(base.path()).is_empty());
@@ -181,9 +181,11 @@ mod tests {
         fs::create_dir(&outside).expect("a directory");
         fs::write(outside.join("keep"), "").expect("a file");
         let mut directories = Directories::default();
-        let point = MountPoint::prepare(&tree.join("a/mnt"), Leftovers::RemoveDead, &mut directories).expect("a point");
+        let point =
+            MountPoint::prepare(&tree.join("a/mnt"), OldMountPolicy::RemoveDead, &mut directories).expect("a point");
         let source = File::open(&outside).expect("a directory");
-        let mounted = point.attach_bind(&bind(source.as_fd(), Access::ReadWrite).expect("a clone")).expect("mounted");
+        let mounted =
+            point.attach_bind(&bind(source.as_fd(), ContainerAccess::ReadWrite).expect("a clone")).expect("mounted");
         let left = delete_in(base.path());
         assert_eq!(left.to_string(), "1 entry: a/mnt is a mount point");
         assert!(outside.join("keep").exists() && !tree.join("a/gone").exists());

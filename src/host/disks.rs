@@ -36,7 +36,7 @@ impl Disk {
     }
 
     /// Whether both are known in the same boot and are two disks.
-    pub(super) fn is_another_than(&self, other: &Disk) -> bool {
+    pub(super) fn differs_from(&self, other: &Disk) -> bool {
         self.boot == other.boot && self != other
     }
 
@@ -63,7 +63,7 @@ impl PodDisks {
         let disk = Disk::of(device).map_err(failed)?;
         match disks.get(volume) {
             Some(before) if *before == disk => Ok(()),
-            Some(before) if before.is_another_than(&disk) => {
+            Some(before) if before.differs_from(&disk) => {
                 let ((major, minor), path) = (before.number, device.path().display());
                 Err(HostError::Refused(format!(
                     "{path} is another disk than the one ({major}:{minor}) that containers of the pod have as this volume; podfs \

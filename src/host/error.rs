@@ -10,15 +10,15 @@ use rustix::io::Errno;
 /// A source that cannot be used now.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// A host path is not what its type asks for (HP-04).
+    /// A host path is not of the required type (HP-04).
     #[error("hostPath type check failed: {} is not {expected}{}", path.display(), because(*found))]
     WrongType {
         /// The path.
         path: PathBuf,
         /// The expected type, in the kubelet's word.
         expected: &'static str,
-        /// Why nothing can be said of what is there.
-        found: Option<Obstacle>,
+        /// The reason, if the path cannot be opened.
+        found: Option<OpenFailure>,
     },
     /// A source that cannot be opened.
     #[error("{what} {} cannot be used: {obstacle}", path.display())]
@@ -28,7 +28,7 @@ pub enum HostError {
         /// The path.
         path: PathBuf,
         /// The obstacle.
-        obstacle: Obstacle,
+        obstacle: OpenFailure,
     },
     /// A missing source cannot be made.
     #[error("cannot make the {what} {}: {cause}", path.display())]
@@ -89,7 +89,7 @@ impl HostError {
 
 /// Why a path cannot be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Obstacle {
+pub enum OpenFailure {
     /// There is nothing.
     Missing,
     /// A symbolic link to nothing.
@@ -104,31 +104,33 @@ pub enum Obstacle {
     Other(Errno),
 }
 
-impl Obstacle {
+impl OpenFailure {
     /// Classifies the kernel's error about opening `path`.
-    pub(super) fn of(path: &Path, errno: Errno) -> Obstacle {
+    pub(super) fn of(path: &Path, errno: Errno) -> OpenFailure {
         match errno {
-            Errno::NOENT if std::fs::symlink_metadata(path).is_ok() => Obstacle::Dangling,
-            Errno::NOENT => Obstacle::Missing,
-            Errno::LOOP => Obstacle::Loop,
-            Errno::NOTDIR => Obstacle::NotADirectory,
+            Errno::NOENT if std::fs::symlink_metadata(path).is_ok() => OpenFailure::Dangling,
+            Errno::NOENT => OpenFailure::Missing,
+            Errno::LOOP => OpenFailure::Loop,
+            Errno::NOTDIR => OpenFailure::NotADirectory,
             Errno::STALE | Errno::NOTCONN | Errno::CONNABORTED | Errno::IO | Errno::HOSTDOWN | Errno::TIMEDOUT => {
-                Obstacle::Dead(errno)
+                OpenFailure::Dead(errno)
             }
-            _ => Obstacle::Other(errno),
+            _ => OpenFailure::Other(errno),
         }
     }
 }
 
-impl fmt::Display for Obstacle {
+impl fmt::Display for OpenFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Obstacle::Missing => f.write_str("it does not exist"),
-            Obstacle::Dangling => f.write_str("it is a symbolic link that leads to nothing; repair or remove the link"),
-            Obstacle::Loop => f.write_str("its symbolic links lead in a circle; repair or remove them"),
-            Obstacle::NotADirectory => f.write_str("a part of the path is not a directory"),
-            Obstacle::Dead(errno) => write!(f, "its file system does not answer ({errno})"),
-            Obstacle::Other(errno) => errno.fmt(f),
+            OpenFailure::Missing => f.write_str("it does not exist"),
+            OpenFailure::Dangling => {
+                f.write_str("it is a symbolic link that leads to nothing; repair or remove the link")
+            }
+            OpenFailure::Loop => f.write_str("its symbolic links lead in a circle; repair or remove them"),
+            OpenFailure::NotADirectory => f.write_str("a part of the path is not a directory"),
+            OpenFailure::Dead(errno) => write!(f, "its file system does not answer ({errno})"),
+            OpenFailure::Other(errno) => errno.fmt(f),
         }
     }
 }
@@ -151,7 +153,7 @@ pub enum KernelNfsError {
     /// The server is silent.
     #[error("the NFS server has not answered for {0} s; see that it runs and can be reached")]
     Silent(u64),
-    /// The server, or what looks for a Kerberos ticket, is silent.
+    /// The server, or the daemon that looks for a Kerberos ticket, does not answer.
     #[error(
         "the NFS server, or rpc.gssd of this node, has not answered for {0} s; see that they run, and that server and KDC can \
          be reached"
@@ -162,6 +164,6 @@ pub enum KernelNfsError {
     NoAnswer(#[source] io::Error),
 }
 
-fn because(found: Option<Obstacle>) -> String {
+fn because(found: Option<OpenFailure>) -> String {
     found.map_or(String::new(), |obstacle| format!(": {obstacle}"))
 }

@@ -9,12 +9,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use podfs_fuse::mount::private::Access;
+use podfs_fuse::mount::private::ContainerAccess;
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, chmod, chownat, fstat, openat};
 use rustix::io::Errno;
 use tracing::warn;
 
-use super::walk::{Crossing, EntryPlace, Visitor, WalkEntry, walk};
+use super::walk::{EntryPlace, MountPointPolicy, Visitor, WalkEntry, walk};
 use super::{FileKind, HostError, HostSource};
 use crate::manifest::pod::FsGroupPolicy;
 use crate::payload::{OwnedEntry, fs_group_mode};
@@ -22,7 +22,7 @@ use crate::payload::{OwnedEntry, fs_group_mode};
 /// When podfs first reports that the change takes long, and how often after that (FG-05).
 const FIRST_NOTICE: Duration = Duration::from_secs(30);
 const NEXT_NOTICE: Duration = Duration::from_secs(60);
-/// The walk reads the clock once for so many entries.
+/// The number of entries after which the walk reads the clock.
 const BETWEEN_LOOKS: u64 = 256;
 /// So many entries that could not be changed are named.
 const NAMED: u64 = 5;
@@ -35,13 +35,14 @@ pub fn give(source: &HostSource, group: u32, policy: FsGroupPolicy, volume: &str
     let failed = |cause: io::Error| HostError::failed(format!("cannot give the volume to group {group}"), cause);
     let root = fstat(source).map_err(|errno| failed(errno.into()))?;
     if source.kind() == FileKind::Directory {
-        if !needs_walk(policy, RootAttributes::of(&root), group, Access::ReadWrite) {
+        if !needs_walk(policy, RootAttributes::of(&root), group, ContainerAccess::ReadWrite) {
             return Ok(());
         }
         let directory = reopen(source.as_fd()).map_err(|errno| failed(errno.into()))?;
         let now = Instant::now();
-        let mut giving = Giving { group, volume, given: 0, refused: 0, started: now, notice: now + FIRST_NOTICE };
-        walk(directory, Crossing::Enter, &mut giving).map_err(failed)?;
+        let mut giving =
+            OwnershipChange { group, volume, given: 0, refused: 0, started: now, notice: now + FIRST_NOTICE };
+        walk(directory, MountPointPolicy::Enter, &mut giving).map_err(failed)?;
         if giving.refused > 0 {
             warn!("volume {volume:?}: {} entries could not be given to group {group}", giving.refused);
         }
@@ -72,13 +73,13 @@ impl RootAttributes {
     }
 }
 
-/// Whether the walk has to be made (FG-03).
-fn needs_walk(policy: FsGroupPolicy, root: RootAttributes, group: u32, access: Access) -> bool {
+/// Whether podfs has to walk over the volume (FG-03).
+fn needs_walk(policy: FsGroupPolicy, root: RootAttributes, group: u32, access: ContainerAccess) -> bool {
     let wanted = fs_group_mode(0, OwnedEntry::Directory, access);
     policy == FsGroupPolicy::Always || !root.is_directory || root.gid != group || root.mode & wanted != wanted
 }
 
-struct Giving<'a> {
+struct OwnershipChange<'a> {
     group: u32,
     volume: &'a str,
     given: u64,
@@ -87,7 +88,7 @@ struct Giving<'a> {
     notice: Instant,
 }
 
-impl Visitor for Giving<'_> {
+impl Visitor for OwnershipChange<'_> {
     fn visit(&mut self, found: &WalkEntry<'_>, place: &EntryPlace<'_>) -> io::Result<()> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let entry = match openat(found.parent, found.name, flags, Mode::empty()) {
@@ -111,7 +112,7 @@ impl Visitor for Giving<'_> {
     }
 }
 
-impl Giving<'_> {
+impl OwnershipChange<'_> {
     fn tell_progress(&mut self) {
         if !self.given.is_multiple_of(BETWEEN_LOOKS) {
             return;
@@ -140,7 +141,7 @@ fn give_one(entry: BorrowedFd<'_>, before: &Stat, group: u32) -> Result<(), Errn
         FileType::Directory => OwnedEntry::Directory,
         _ => OwnedEntry::File,
     };
-    let mode = fs_group_mode(bits(before), kind, Access::ReadWrite);
+    let mode = fs_group_mode(bits(before), kind, ContainerAccess::ReadWrite);
     // A descriptor that is open for its identity only is changed by this name.
     let path: PathBuf = format!("/proc/self/fd/{}", entry.as_raw_fd()).into();
     owned.and(chmod(path, Mode::from_raw_mode(mode.into())))
@@ -195,9 +196,9 @@ mod tests {
             (OnRootMismatch, root(GROUP, 0o2770), false),
         ];
         for (policy, root, expected) in rows {
-            assert_eq!(needs_walk(policy, root, GROUP, Access::ReadWrite), expected, "{policy:?} {root:?}");
+            assert_eq!(needs_walk(policy, root, GROUP, ContainerAccess::ReadWrite), expected, "{policy:?} {root:?}");
         }
-        assert!(!needs_walk(OnRootMismatch, root(GROUP, 0o2550), GROUP, Access::ReadOnly));
+        assert!(!needs_walk(OnRootMismatch, root(GROUP, 0o2550), GROUP, ContainerAccess::ReadOnly));
     }
 
     #[test]

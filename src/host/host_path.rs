@@ -8,11 +8,11 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
-use super::error::Obstacle;
+use super::error::OpenFailure;
 use super::{FileKind, HostError, HostSource};
 use crate::volume::{HostPath, HostPathType};
 
-/// Modes of what is made, before the umask.
+/// Modes of new files and directories, before the umask.
 const DIRECTORY: u32 = 0o755;
 const FILE: u32 = 0o644;
 
@@ -23,11 +23,11 @@ const FILE: u32 = 0o644;
 pub fn open(host_path: &HostPath) -> Result<HostSource, HostError> {
     let HostPath { path, kind } = host_path;
     match (HostSource::open(path), kind) {
-        (Err(Obstacle::Missing), HostPathType::DirectoryOrCreate) => {
+        (Err(OpenFailure::Missing), HostPathType::DirectoryOrCreate) => {
             make_directory(path)?;
             check(path, *kind, HostSource::open(path))
         }
-        (Err(Obstacle::Missing), HostPathType::FileOrCreate) => {
+        (Err(OpenFailure::Missing), HostPathType::FileOrCreate) => {
             make_file(path)?;
             check(path, *kind, HostSource::open(path))
         }
@@ -35,11 +35,11 @@ pub fn open(host_path: &HostPath) -> Result<HostSource, HostError> {
     }
 }
 
-fn check(path: &Path, kind: HostPathType, opened: Result<HostSource, Obstacle>) -> Result<HostSource, HostError> {
+fn check(path: &Path, kind: HostPathType, opened: Result<HostSource, OpenFailure>) -> Result<HostSource, HostError> {
     let path = path.to_owned();
     let Some((expected, allowed)) = expectation(kind) else {
         return opened.map_err(|obstacle| match obstacle {
-            Obstacle::Missing => HostError::Refused(format!(
+            OpenFailure::Missing => HostError::Refused(format!(
                 "hostPath {} cannot be used: it does not exist; make it, or give the volume the type DirectoryOrCreate",
                 path.display()
             )),

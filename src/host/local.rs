@@ -3,10 +3,10 @@
 use std::path::{Component, Path, PathBuf};
 
 use super::device::{self, BlockDevice};
-use super::error::Obstacle;
-use super::global_mount::{GlobalMount, User};
+use super::error::OpenFailure;
+use super::global_mount::{GlobalMount, GlobalMountUser};
 use super::{FileKind, HostError, HostSource};
-use crate::binding::{Bound, Local};
+use crate::binding::{BoundVolume, Local};
 
 /// The kubelet's name for the plugin, as a directory.
 pub const PLUGIN: &str = "kubernetes.io~local-volume";
@@ -24,7 +24,7 @@ pub enum LocalSource {
     Device(BlockDevice),
 }
 
-/// Opens what is at a path.
+/// Opens the file or directory at a path.
 ///
 /// # Errors
 /// When the path is no path, or leads to something else (LP-01).
@@ -48,7 +48,7 @@ pub fn open(path: &str) -> Result<LocalSource, HostError> {
 }
 
 fn opened(path: &Path) -> Result<HostSource, HostError> {
-    let failed = |obstacle: Obstacle| HostError::Open { what: "local volume", path: path.to_owned(), obstacle };
+    let failed = |obstacle: OpenFailure| HostError::Open { what: "local volume", path: path.to_owned(), obstacle };
     HostSource::open(path).map_err(failed)
 }
 
@@ -64,10 +64,10 @@ pub fn global_mount(root: &Path, name: &str) -> GlobalMount {
 /// As [`device::mount`].
 pub fn mount(
     device: &BlockDevice,
-    bound: &Bound,
+    bound: &BoundVolume,
     volume: &Local,
     root: &Path,
-    user: User<'_>,
+    user: GlobalMountUser<'_>,
 ) -> Result<(HostSource, bool), HostError> {
     let Local { fs_type, mount_options, .. } = volume;
     let name = &bound.name;

@@ -76,7 +76,7 @@ pub fn is_memory(directory: impl AsFd) -> bool {
     fstatfs(directory).is_ok_and(|found| matches!(found.f_type as u32, TMPFS | HUGETLBFS))
 }
 
-/// Unmounts what is on top of `path`, lazily when it is busy.
+/// Unmounts the topmost mount at `path`, lazily when it is busy.
 ///
 /// # Errors
 /// When the kernel refuses.

@@ -19,7 +19,7 @@ use podfs_fuse::mount::table::mounts;
 use crate::volume::Csi;
 
 /// Whether another pod has mounted the volume of the mount point `path`.
-pub fn use_volume_of(path: &Path) -> bool {
+pub fn has_neighbour(path: &Path) -> bool {
     // Without a mount table there are no known neighbours; the mount itself will report the error.
     let table = mounts().unwrap_or_default();
     let own = VolumePlace::of(path);
@@ -59,7 +59,7 @@ impl NeighbourLock {
     }
 }
 
-/// Whether another pod has the block device that is to be linked at `link`, `<root>/pods/<uid>/volumeDevices/<kind>/<name>`.
+/// Whether another pod has the block device that `link`, `<root>/pods/<uid>/volumeDevices/<kind>/<name>`, will point to.
 pub fn have_device_of(link: &Path) -> bool {
     let parts: Option<(PathBuf, &OsStr)> = (|| {
         let pod = link.parent()?.parent()?.parent()?;

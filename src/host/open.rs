@@ -5,11 +5,11 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use podfs_fuse::mount::private::Shape;
+use podfs_fuse::mount::private::MountPointType;
 use rustix::fs::{FileType, Mode, OFlags, fstat, fstatfs, open};
 
 use super::HostError;
-use super::error::Obstacle;
+use super::error::OpenFailure;
 
 /// A file or directory of the host, opened for its identity only (`O_PATH`).
 #[derive(Debug)]
@@ -37,12 +37,12 @@ pub enum FileKind {
 
 impl HostSource {
     /// Opens the file or directory at `path`, and follows symbolic links (HP-05).
-    pub(super) fn open(path: &Path) -> Result<HostSource, Obstacle> {
+    pub(super) fn open(path: &Path) -> Result<HostSource, OpenFailure> {
         let opened = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-        let descriptor = opened.map_err(|errno| Obstacle::of(path, errno))?;
+        let descriptor = opened.map_err(|errno| OpenFailure::of(path, errno))?;
         // The kernel may answer stat(2) from its cache; statfs(2) shows whether the file system still answers.
-        fstatfs(&descriptor).map_err(|errno| Obstacle::of(path, errno))?;
-        HostSource::of(descriptor).map_err(|errno| Obstacle::of(path, errno))
+        fstatfs(&descriptor).map_err(|errno| OpenFailure::of(path, errno))?;
+        HostSource::of(descriptor).map_err(|errno| OpenFailure::of(path, errno))
     }
 
     /// The volume that a driver has mounted for podfs at a path of its own.
@@ -94,10 +94,10 @@ impl HostSource {
     }
 
     /// The type of mount point that it needs.
-    pub fn shape(&self) -> Shape {
+    pub fn shape(&self) -> MountPointType {
         match self.kind {
-            FileKind::Directory => Shape::Directory,
-            _ => Shape::File,
+            FileKind::Directory => MountPointType::Directory,
+            _ => MountPointType::File,
         }
     }
 

@@ -10,7 +10,7 @@ use rustix::fs::{fstat, fstatfs, stat};
 use super::{FileKind, HostError, HostSource};
 use crate::volume::ServedBy;
 
-/// Below these, what matters is sockets and devices.
+/// Below these, containers mainly use sockets and devices.
 const LIVE: [&str; 5] = ["/run", "/var/run", "/dev", "/proc", "/sys"];
 
 /// File systems that are no storage: proc, sysfs, cgroup, cgroup2, devpts, debugfs, tracefs, securityfs, bpf, mqueue,

@@ -37,7 +37,7 @@ pub enum IfMissing {
 /// learn where a link leads on the node.
 #[derive(Debug, thiserror::Error)]
 pub enum SubPathError {
-    /// There is nothing of this name.
+    /// No entry has this name.
     #[error("the volume has no {0:?} yet")]
     Missing(String),
     /// A symbolic link leads out.

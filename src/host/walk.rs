@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 /// The treatment of mount points inside the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Crossing {
+pub enum MountPointPolicy {
     /// The walk enters them.
     Enter,
     /// The walk does not enter them: `openat2(2)` fails with `EXDEV`.
@@ -74,7 +74,7 @@ struct Level {
 ///
 /// # Errors
 /// When the root cannot be read, when a directory on the way was moved meanwhile, and what the visitor says.
-pub fn walk(root: OwnedFd, crossing: Crossing, visitor: &mut impl Visitor) -> io::Result<()> {
+pub fn walk(root: OwnedFd, crossing: MountPointPolicy, visitor: &mut impl Visitor) -> io::Result<()> {
     let mut current = root;
     let mut stack = vec![Level::read(&current, CString::default())?];
     while let Some(level) = stack.last_mut() {
@@ -122,11 +122,11 @@ const DIRECTORY: OFlags =
 /// Opens a directory for walking, without following a link.
 ///
 /// # Errors
-/// Those of `openat2(2)`: `EXDEV` for a mount point with [`Crossing::Stop`].
-pub fn enter(parent: impl AsFd, name: &CStr, crossing: Crossing) -> Result<OwnedFd, Errno> {
+/// Those of `openat2(2)`: `EXDEV` for a mount point with [`MountPointPolicy::Stop`].
+pub fn enter(parent: impl AsFd, name: &CStr, crossing: MountPointPolicy) -> Result<OwnedFd, Errno> {
     let resolve = match crossing {
-        Crossing::Enter => ResolveFlags::NO_SYMLINKS,
-        Crossing::Stop => ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV,
+        MountPointPolicy::Enter => ResolveFlags::NO_SYMLINKS,
+        MountPointPolicy::Stop => ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV,
     };
     openat2(parent, name, DIRECTORY, Mode::empty(), resolve)
 }

@@ -128,7 +128,7 @@ impl Resource {
 
 /// Which changes a watch sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Since<'a> {
+pub(crate) enum WatchStart<'a> {
     /// Those after this version.
     Version(&'a str),
     /// First all objects, and then each change. A bookmark separates the two.
@@ -139,7 +139,7 @@ pub(crate) enum Since<'a> {
 
 /// How much of each object the server sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum ObjectPart {
     /// Everything.
     #[default]
     Whole,
@@ -147,20 +147,20 @@ pub(crate) enum Part {
     Metadata,
 }
 
-impl Part {
+impl ObjectPart {
     /// The media type for a list of them. Servers that cannot send a part send the whole.
     pub(crate) fn accept_list(self) -> &'static str {
         match self {
-            Part::Whole => "application/json",
-            Part::Metadata => "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
+            ObjectPart::Whole => "application/json",
+            ObjectPart::Metadata => "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
         }
     }
 
     /// The media type for each of them.
     pub(crate) fn accept(self) -> &'static str {
         match self {
-            Part::Whole => "application/json",
-            Part::Metadata => "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json",
+            ObjectPart::Whole => "application/json",
+            ObjectPart::Metadata => "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json",
         }
     }
 }
@@ -241,16 +241,16 @@ impl Collection {
     }
 
     /// The URL of a watch that lasts `seconds`.
-    pub(crate) fn watch(&self, server: &Url, since: Since<'_>, seconds: u64) -> Url {
+    pub(crate) fn watch(&self, server: &Url, since: WatchStart<'_>, seconds: u64) -> Url {
         let mut url = self.list(server);
         let mut query = url.query_pairs_mut();
         query.append_pair("watch", "true").append_pair("allowWatchBookmarks", "true");
         match since {
-            Since::Version(version) => drop(query.append_pair("resourceVersion", version)),
-            Since::Beginning => {
+            WatchStart::Version(version) => drop(query.append_pair("resourceVersion", version)),
+            WatchStart::Beginning => {
                 query.append_pair("sendInitialEvents", "true").append_pair("resourceVersionMatch", "NotOlderThan");
             }
-            Since::Now => {}
+            WatchStart::Now => {}
         }
         query.append_pair("timeoutSeconds", &seconds.to_string());
         drop(query);
@@ -311,13 +311,13 @@ mod tests {
     #[test]
     fn objects_of_the_cluster_have_no_namespace_in_their_path() {
         let key = ObjectKey { kind: ObjectKind::Node, namespace: String::new(), name: "n1".to_owned() };
-        let url = Collection::of(&key).watch(&server("https://h/prefix/"), Since::Version("7"), 300);
+        let url = Collection::of(&key).watch(&server("https://h/prefix/"), WatchStart::Version("7"), 300);
         assert_eq!(
             url.as_str(),
             "https://h/prefix/api/v1/nodes?fieldSelector=metadata.name%3Dn1&watch=true&allowWatchBookmarks=true\
              &resourceVersion=7&timeoutSeconds=300"
         );
-        let url = Collection::of(&key).watch(&server("https://h"), Since::Beginning, 300);
+        let url = Collection::of(&key).watch(&server("https://h"), WatchStart::Beginning, 300);
         let query = "fieldSelector=metadata.name%3Dn1&watch=true&allowWatchBookmarks=true&sendInitialEvents=true\
                      &resourceVersionMatch=NotOlderThan&timeoutSeconds=300";
         assert_eq!(url.query(), Some(query));

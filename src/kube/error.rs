@@ -35,7 +35,7 @@ pub enum ConnectionError {
 #[error("{sentence}")]
 pub(crate) struct ApiError {
     pub(crate) sentence: String,
-    pub(crate) class: Class,
+    pub(crate) class: ErrorClass,
     /// How long the server asks podfs to wait.
     pub(crate) retry_after: Option<Duration>,
     /// Whether the server had begun to answer.
@@ -44,7 +44,7 @@ pub(crate) struct ApiError {
 
 /// The class of an error, which decides what to do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Class {
+pub(crate) enum ErrorClass {
     /// The server cannot be reached, or does not answer. This passes.
     Unreachable,
     /// The server is busy, starting or failing, and says so.
@@ -62,15 +62,15 @@ pub(crate) enum Class {
     /// The server refuses the request for another reason.
     Refused,
     /// The answer is not that of an API server.
-    Nonsense,
+    InvalidAnswer,
     /// The server is not the one in the settings, or does not accept podfs's certificate.
     Untrusted,
 }
 
-impl Class {
+impl ErrorClass {
     /// Whether the same request may succeed later by itself.
     pub(crate) fn passes(self) -> bool {
-        matches!(self, Class::Unreachable | Class::Busy | Class::Gone)
+        matches!(self, ErrorClass::Unreachable | ErrorClass::Busy | ErrorClass::Gone)
     }
 }
 
@@ -90,7 +90,7 @@ struct Details {
 }
 
 impl ApiError {
-    pub(crate) fn new(class: Class, sentence: impl Into<String>) -> Self {
+    pub(crate) fn new(class: ErrorClass, sentence: impl Into<String>) -> Self {
         Self { sentence: sentence.into(), class, retry_after: None, answered: false }
     }
 
@@ -101,12 +101,12 @@ impl ApiError {
 
     /// Whether it may pass within seconds, as errors of a server that has just started do.
     pub(crate) fn may_pass(&self) -> bool {
-        self.class.passes() || self.class == Class::Forbidden
+        self.class.passes() || self.class == ErrorClass::Forbidden
     }
 
     /// Whether there was no answer at all, because the server cannot be reached or cannot be trusted.
     pub(crate) fn is_outage(&self) -> bool {
-        matches!(self.class, Class::Unreachable | Class::Untrusted) && !self.answered
+        matches!(self.class, ErrorClass::Unreachable | ErrorClass::Untrusted) && !self.answered
     }
 
     /// An answer with an error code. `asked` is the request, such as `list configmap default/app`.
@@ -115,13 +115,15 @@ impl ApiError {
         let after = retry_after.and_then(|seconds| seconds.trim().parse().ok());
         let after = after.or(status.details.as_ref().and_then(|details| details.retry_after_seconds));
         let mut error = match &status.message {
-            Some(message) if status.kind.as_deref() == Some("Status") => Self::said(asked, code.as_u16(), message),
+            Some(message) if status.kind.as_deref() == Some("Status") => {
+                Self::from_message(asked, code.as_u16(), message)
+            }
             _ if code.is_redirection() => {
                 let sentence =
                     format!("cannot {asked}: the server redirects podfs ({code}), which podfs does not follow");
-                Self::new(Class::Nonsense, sentence)
+                Self::new(ErrorClass::InvalidAnswer, sentence)
             }
-            _ => Self::bare(asked, code),
+            _ => Self::without_status(asked, code),
         };
         error.retry_after = after.map(Duration::from_secs);
         error
@@ -130,13 +132,14 @@ impl ApiError {
     /// The error of a Status object, as the answer to a request or in the middle of a watch.
     pub(crate) fn of_status(asked: &str, status: Status) -> Self {
         let Status { message, code, details, .. } = status;
-        let mut error = Self::said(asked, code.unwrap_or(500), message.as_deref().unwrap_or("it does not say why"));
+        let mut error =
+            Self::from_message(asked, code.unwrap_or(500), message.as_deref().unwrap_or("it does not say why"));
         error.retry_after = details.and_then(|details| details.retry_after_seconds).map(Duration::from_secs);
         error
     }
 
     /// The server's words are the whole sentence if they name the request, as those about permissions do.
-    fn said(asked: &str, code: u16, message: &str) -> Self {
+    fn from_message(asked: &str, code: u16, message: &str) -> Self {
         let message = one_line(message);
         let class = class(code);
         match code {
@@ -145,14 +148,14 @@ impl ApiError {
         }
     }
 
-    fn bare(asked: &str, code: StatusCode) -> Self {
+    fn without_status(asked: &str, code: StatusCode) -> Self {
         let class = match class(code.as_u16()) {
-            Class::NotFound | Class::Refused => Class::Nonsense,
+            ErrorClass::NotFound | ErrorClass::Refused => ErrorClass::InvalidAnswer,
             class => class,
         };
         // The overload protection of an API server answers in plain text, as do the proxies before it.
         let sentence = match class {
-            Class::Busy => format!("cannot {asked}: the server is busy or not ready ({code})"),
+            ErrorClass::Busy => format!("cannot {asked}: the server is busy or not ready ({code})"),
             _ => format!("cannot {asked}: the server answers {code}, and not as an API server does"),
         };
         Self::new(class, sentence)
@@ -165,23 +168,23 @@ impl ApiError {
     }
 }
 
-fn class(code: u16) -> Class {
+fn class(code: u16) -> ErrorClass {
     match code {
-        401 => Class::Unauthorized,
-        403 => Class::Forbidden,
-        404 => Class::NotFound,
-        409 => Class::Conflict,
-        410 => Class::Gone,
-        408 | 429 | 500..=599 => Class::Busy,
-        400..=499 => Class::Refused,
-        _ => Class::Nonsense,
+        401 => ErrorClass::Unauthorized,
+        403 => ErrorClass::Forbidden,
+        404 => ErrorClass::NotFound,
+        409 => ErrorClass::Conflict,
+        410 => ErrorClass::Gone,
+        408 | 429 | 500..=599 => ErrorClass::Busy,
+        400..=499 => ErrorClass::Refused,
+        _ => ErrorClass::InvalidAnswer,
     }
 }
 
 /// The innermost error is the most precise. Errors of TLS get the words of the settings.
-fn cause(error: &reqwest::Error) -> (Class, String) {
+fn cause(error: &reqwest::Error) -> (ErrorClass, String) {
     if error.is_timeout() {
-        return (Class::Unreachable, "the server does not answer in time".to_owned());
+        return (ErrorClass::Unreachable, "the server does not answer in time".to_owned());
     }
     let mut innermost: &(dyn std::error::Error + 'static) = error;
     loop {
@@ -191,7 +194,7 @@ fn cause(error: &reqwest::Error) -> (Class, String) {
         // The inner errors of these are long-winded.
         let kind = innermost.downcast_ref::<io::Error>().map(io::Error::kind);
         if let Some(ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) = kind {
-            return (Class::Unreachable, BROKE.to_owned());
+            return (ErrorClass::Unreachable, BROKE.to_owned());
         }
         let wrapped = innermost.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         innermost = match (wrapped, innermost.source()) {
@@ -200,7 +203,7 @@ fn cause(error: &reqwest::Error) -> (Class, String) {
             (None, None) => break,
         };
     }
-    (Class::Unreachable, unreachable(&innermost.to_string()))
+    (ErrorClass::Unreachable, unreachable(&innermost.to_string()))
 }
 
 /// Libraries report the end of a connection in many words, with a link to their own manual.
@@ -216,7 +219,7 @@ fn without_links(text: &str) -> String {
     words.collect::<Vec<_>>().join(" ").trim_end_matches([':', ' ', '(']).to_owned()
 }
 
-fn of_tls(error: &rustls::Error) -> (Class, String) {
+fn of_tls(error: &rustls::Error) -> (ErrorClass, String) {
     use rustls::Error as Tls;
     const OTHER_AUTHORITY: &str = "its certificate is not signed by the certificate authority of the settings";
     let cause = match error {
@@ -233,14 +236,14 @@ fn of_tls(error: &rustls::Error) -> (Class, String) {
             format!("its certificate cannot be used ({})", without_links(&error.to_string()))
         }
         Tls::AlertReceived(alert) => {
-            return (Class::Untrusted, format!("the server refuses the client certificate ({alert:?})"));
+            return (ErrorClass::Untrusted, format!("the server refuses the client certificate ({alert:?})"));
         }
         other => {
             let cause = without_links(&other.to_string());
-            return (Class::Unreachable, format!("the server cannot be talked to by TLS: {cause}"));
+            return (ErrorClass::Unreachable, format!("the server cannot be talked to by TLS: {cause}"));
         }
     };
-    (Class::Untrusted, format!("the server is not the one expected: {cause}"))
+    (ErrorClass::Untrusted, format!("the server is not the one expected: {cause}"))
 }
 
 /// Makes one sentence of limited length from the server's text.
@@ -264,7 +267,7 @@ mod tests {
         let body = br#"{"kind":"Status","apiVersion":"v1","status":"Failure","code":403,"reason":"Forbidden",
             "message":"configmaps \"app\" is forbidden: User \"u\" cannot list resource \"configmaps\" in API group \"\" in the namespace \"default\""}"#;
         let error = ApiError::answered(LIST, StatusCode::FORBIDDEN, None, body);
-        assert_eq!(error.class, Class::Forbidden);
+        assert_eq!(error.class, ErrorClass::Forbidden);
         let expected = r#"configmaps "app" is forbidden: User "u" cannot list resource "configmaps" in API group "" in the namespace "default""#;
         assert_eq!(error.sentence, expected);
     }
@@ -272,21 +275,21 @@ mod tests {
     #[test]
     fn a_busy_server_says_when_to_ask_again() {
         let error = ApiError::answered(LIST, StatusCode::TOO_MANY_REQUESTS, Some("7"), b"");
-        assert_eq!((error.class, error.retry_after), (Class::Busy, Some(Duration::from_secs(7))));
+        assert_eq!((error.class, error.retry_after), (ErrorClass::Busy, Some(Duration::from_secs(7))));
         let body = br#"{"kind":"Status","message":"wait","code":503,"details":{"retryAfterSeconds":3}}"#;
         let error = ApiError::answered(LIST, StatusCode::SERVICE_UNAVAILABLE, None, body);
-        assert_eq!((error.class, error.retry_after), (Class::Busy, Some(Duration::from_secs(3))));
+        assert_eq!((error.class, error.retry_after), (ErrorClass::Busy, Some(Duration::from_secs(3))));
     }
 
     #[test]
     fn other_servers_are_distinguished_from_api_servers() {
         let error = ApiError::answered(LIST, StatusCode::NOT_FOUND, None, b"<html>nothing here</html>");
-        assert_eq!(error.class, Class::Nonsense);
+        assert_eq!(error.class, ErrorClass::InvalidAnswer);
         assert!(error.sentence.ends_with("answers 404 Not Found, and not as an API server does"), "{error}");
         let error = ApiError::answered(LIST, StatusCode::FOUND, None, b"");
         assert!(error.sentence.contains("redirects podfs (302 Found)"), "{error}");
         let error = ApiError::answered(LIST, StatusCode::BAD_GATEWAY, None, b"<html>no backend</html>");
-        assert_eq!(error.class, Class::Busy);
+        assert_eq!(error.class, ErrorClass::Busy);
     }
 
     #[test]
@@ -294,7 +297,7 @@ mod tests {
         let body = b"Too many requests, please try again later.\n";
         let error = ApiError::answered(LIST, StatusCode::TOO_MANY_REQUESTS, Some("1"), body);
         let sentence = "cannot list configmap default/app: the server is busy or not ready (429 Too Many Requests)";
-        assert_eq!((error.class, error.sentence.as_str()), (Class::Busy, sentence));
+        assert_eq!((error.class, error.sentence.as_str()), (ErrorClass::Busy, sentence));
     }
 
     #[test]
@@ -309,6 +312,6 @@ mod tests {
     fn changes_the_server_no_longer_knows_are_found_by_another_list() {
         let status = serde_json::from_str(r#"{"kind":"Status","code":410,"message":"too old resource version"}"#);
         let error = ApiError::of_status("watch configmap default/app", status.expect("a status"));
-        assert_eq!(error.class, Class::Gone);
+        assert_eq!(error.class, ErrorClass::Gone);
     }
 }

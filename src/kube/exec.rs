@@ -17,7 +17,7 @@ use tokio::io::AsyncReadExt;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use super::tls::Certificate;
+use super::tls::ClientCertificate;
 
 /// How long the program may take, and how long if it may ask the user.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -29,7 +29,7 @@ const MAX_OUTPUT: u64 = 1 << 20;
 #[derive(Clone)]
 pub(crate) struct ProgramCredential {
     pub(crate) token: Option<SecretString>,
-    pub(crate) certificate: Option<Certificate>,
+    pub(crate) certificate: Option<ClientCertificate>,
     /// When the program has to run again; `None` if it did not say.
     pub(crate) expires: Option<SystemTime>,
 }
@@ -111,7 +111,7 @@ async fn issue_by(program: &str, exec: &ExecConfig) -> Result<ProgramCredential,
     let credential: ExecCredential = serde_json::from_slice(&output).map_err(|_| ExecProblem::NoCredential)?;
     let status = credential.status.ok_or(ExecProblem::NoStatus)?;
     let certificate = match (status.client_certificate_data, status.client_key_data) {
-        (Some(chain), Some(key)) => Some(Certificate { chain: chain.into_bytes(), key }),
+        (Some(chain), Some(key)) => Some(ClientCertificate { chain: chain.into_bytes(), key }),
         (None, None) => None,
         _ => return Err(ExecProblem::HalfCertificate),
     };

@@ -26,9 +26,9 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
 
-use super::address::{Collection, Part, Since};
+use super::address::{Collection, ObjectPart, WatchStart};
 use super::client::{ApiClient, List, Watch, WatchChange};
-use super::error::{ApiError, Class};
+use super::error::{ApiError, ErrorClass};
 use super::retry::{Pause, Retry};
 use super::version::is_not_newer;
 
@@ -54,12 +54,12 @@ pub(crate) struct Follower {
     client: ApiClient,
     collection: Collection,
     /// How much of each object the next list or watch requests.
-    part: Part,
+    part: ObjectPart,
     state: FollowerState,
     retry: Retry,
     /// The version of the last change, once there was a list.
     version: Option<String>,
-    /// Whether a 410 has led to the last list, and no watch has gone on since.
+    /// Whether a 410 led to the last list, and no watch has succeeded since.
     relisted: bool,
     /// Whether the server has forbidden the list.
     is_list_forbidden: bool,
@@ -119,13 +119,13 @@ pub(crate) enum FollowerEvent {
     /// The server has nothing new.
     Alive,
     /// Following fails at present, for this reason.
-    Trouble(ApiError),
+    Failure(ApiError),
 }
 
 impl Follower {
     pub(crate) fn new(client: ApiClient, collection: Collection) -> Self {
         let retry = Retry::new(client.clone());
-        let (part, state) = (Part::Whole, FollowerState::Unlisted);
+        let (part, state) = (ObjectPart::Whole, FollowerState::Unlisted);
         Self { client, collection, part, state, retry, version: None, relisted: false, is_list_forbidden: false }
     }
 
@@ -146,20 +146,20 @@ impl Follower {
 
     /// Asks for metadata only, from the next request on. A running watch has whole objects until it ends.
     pub(crate) fn follow_metadata(&mut self) {
-        self.part = Part::Metadata;
+        self.part = ObjectPart::Metadata;
     }
 
     /// Asks for whole objects again. The server sends whole objects for changes after the version.
     pub(crate) fn follow_whole(&mut self) {
-        if self.part == Part::Metadata {
-            self.part = Part::Whole;
+        if self.part == ObjectPart::Metadata {
+            self.part = ObjectPart::Whole;
             self.state = if self.version.is_some() { FollowerState::Listed } else { FollowerState::Unlisted };
         }
     }
 
     /// Asks for whole objects again, and for another list of them.
     pub(crate) fn list_whole(&mut self) {
-        self.part = Part::Whole;
+        self.part = ObjectPart::Whole;
         self.state = FollowerState::Unlisted;
     }
 
@@ -195,7 +195,7 @@ impl Follower {
                 }
                 Err(error) => Some(self.fail(error, FollowerState::Unlisted)),
             },
-            Err(error) if error.class == Class::Forbidden && self.collection.needs_no_list() => {
+            Err(error) if error.class == ErrorClass::Forbidden && self.collection.needs_no_list() => {
                 self.is_list_forbidden = true;
                 None
             }
@@ -207,7 +207,7 @@ impl Follower {
     async fn watch_without_list(&mut self) -> Option<FollowerEvent> {
         // If that fails, the server may allow the list by then.
         self.is_list_forbidden = false;
-        let watching = match self.watch(Since::Now).await {
+        let watching = match self.watch(WatchStart::Now).await {
             Ok(watching) => watching,
             Err(error) => return Some(self.fail_to_list(error)),
         };
@@ -238,13 +238,13 @@ impl Follower {
     /// Requests all objects and their changes at once.
     async fn begin(&mut self) -> Option<FollowerEvent> {
         let asked = Instant::now();
-        match self.watch(Since::Beginning).await {
+        match self.watch(WatchStart::Beginning).await {
             Ok(watching) => {
                 self.begin_initial_list(watching, INITIAL.max(asked.elapsed() * INITIAL_OF_BUSY), ListEnd::Bookmark);
                 None
             }
             // A server that does not support this refuses it; one that refuses anything else also refuses the list.
-            Err(error) if error.class == Class::Refused => {
+            Err(error) if error.class == ErrorClass::Refused => {
                 self.client.sends_no_initial_events();
                 None
             }
@@ -267,10 +267,10 @@ impl Follower {
             Ok(Some(change)) => change,
             Ok(None) => {
                 self.state =
-                    FollowerState::Waiting { pause: self.retry.fruitless(), then: Box::new(FollowerState::Unlisted) };
+                    FollowerState::Waiting { pause: self.retry.next_pause(), then: Box::new(FollowerState::Unlisted) };
                 return None;
             }
-            Err(error) => return self.break_off(error).await,
+            Err(error) => return self.handle_broken_watch(error).await,
         };
         let (WatchChange::Put(object) | WatchChange::Deleted(object) | WatchChange::Bookmark(object)) = &change;
         let Some(version) = version_of(object) else { return Some(self.fail_without_version()) };
@@ -339,13 +339,13 @@ impl Follower {
                 let title = self.collection.title();
                 let sentence =
                     format!("{title}: the server is at version {version} and behind {known}, which is known here");
-                Err(ApiError::new(Class::Busy, sentence))
+                Err(ApiError::new(ErrorClass::Busy, sentence))
             }
             _ => Ok(()),
         }
     }
 
-    async fn watch(&self, since: Since<'_>) -> Result<Watching, ApiError> {
+    async fn watch(&self, since: WatchStart<'_>) -> Result<Watching, ApiError> {
         let seconds = fastrand::u64(if self.collection.is_single() { WATCH_OF_ONE } else { WATCH });
         let watch = self.client.watch(&self.collection, self.part, since, seconds).await?;
         let began = Instant::now();
@@ -358,7 +358,7 @@ impl Follower {
         if self.collection.is_single() && self.client.has_forgotten() && self.client.may_send_initial_events() {
             return None;
         }
-        match self.watch(Since::Version(&version)).await {
+        match self.watch(WatchStart::Version(&version)).await {
             Ok(watching) => {
                 self.state = FollowerState::Watching(Box::new(watching));
                 Some(FollowerEvent::Alive)
@@ -378,14 +378,14 @@ impl Follower {
                 self.state = match self.has_gone_on(&watching) {
                     true => FollowerState::Listed,
                     false => {
-                        FollowerState::Waiting { pause: self.retry.fruitless(), then: Box::new(FollowerState::Listed) }
+                        FollowerState::Waiting { pause: self.retry.next_pause(), then: Box::new(FollowerState::Listed) }
                     }
                 };
                 return None;
             }
             Err(error) => {
                 self.has_gone_on(&watching);
-                return self.break_off(error).await;
+                return self.handle_broken_watch(error).await;
             }
         };
         watching.has_change = true;
@@ -404,7 +404,7 @@ impl Follower {
         })
     }
 
-    /// Whether a watch has been of use. If so, resets the failures before it.
+    /// Whether a watch had a change, or lasted for a while. If so, resets the failures before it.
     fn has_gone_on(&mut self, watching: &Watching) -> bool {
         let has = watching.has_change || watching.began.elapsed() >= SHORT;
         if has {
@@ -415,8 +415,8 @@ impl Follower {
     }
 
     /// Handles an answer to a watch that broke off, or has an error.
-    async fn break_off(&mut self, error: ApiError) -> Option<FollowerEvent> {
-        if error.class == Class::Unreachable {
+    async fn handle_broken_watch(&mut self, error: ApiError) -> Option<FollowerEvent> {
+        if error.class == ErrorClass::Unreachable {
             self.client.broke();
         }
         self.lose(error.in_answer())
@@ -425,13 +425,15 @@ impl Follower {
     /// Handles a watch that cannot begin or continue.
     fn lose(&mut self, error: ApiError) -> Option<FollowerEvent> {
         let then = match error.class {
-            // At once, unless the last list after a 410 was of no use.
-            Class::Gone if !self.relisted => {
+            // At once, unless the watch after the last 410 failed, too.
+            ErrorClass::Gone if !self.relisted => {
                 self.relisted = true;
                 self.client.forgot();
                 return None;
             }
-            Class::Gone | Class::NotFound | Class::Refused | Class::Nonsense => FollowerState::Unlisted,
+            ErrorClass::Gone | ErrorClass::NotFound | ErrorClass::Refused | ErrorClass::InvalidAnswer => {
+                FollowerState::Unlisted
+            }
             _ => FollowerState::Listed,
         };
         Some(self.fail(error, then))
@@ -439,7 +441,7 @@ impl Follower {
 
     fn fail_to_list(&mut self, error: ApiError) -> FollowerEvent {
         // The server may have the resource in another version.
-        if error.class == Class::NotFound
+        if error.class == ErrorClass::NotFound
             && let Some(other) = self.collection.resource.other_version()
         {
             self.collection.resource = other;
@@ -449,7 +451,7 @@ impl Follower {
 
     fn fail_without_version(&mut self) -> FollowerEvent {
         let sentence = format!("cannot watch {}: a change has no resourceVersion", self.collection.title());
-        self.fail(ApiError::new(Class::Nonsense, sentence), FollowerState::Unlisted)
+        self.fail(ApiError::new(ErrorClass::InvalidAnswer, sentence), FollowerState::Unlisted)
     }
 
     fn fail(&mut self, error: ApiError, then: FollowerState) -> FollowerEvent {
@@ -457,7 +459,7 @@ impl Follower {
         // After an outage, a 410 is the first one again.
         self.relisted &= pause != Pause::Outage;
         self.state = FollowerState::Waiting { pause, then: Box::new(then) };
-        FollowerEvent::Trouble(error)
+        FollowerEvent::Failure(error)
     }
 }
 

@@ -26,12 +26,12 @@ pub(crate) struct Poller {
     pause: Pause,
     /// The version of the object, once it existed.
     version: Option<String>,
-    last: Last,
+    last: LastOutcome,
 }
 
 /// The outcome of the last request.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Last {
+enum LastOutcome {
     /// There was none.
     None,
     /// The object existed.
@@ -46,7 +46,7 @@ impl Poller {
     /// A poller of the one object of this collection.
     pub(crate) fn new(client: ApiClient, object: Collection) -> Self {
         let (retry, pause) = (Retry::new(client.clone()), Pause::Until(Instant::now()));
-        Self { client, object, pace: JitteredBackoff::default(), retry, pause, version: None, last: Last::None }
+        Self { client, object, pace: JitteredBackoff::default(), retry, pause, version: None, last: LastOutcome::None }
     }
 
     /// The version of the object.
@@ -65,22 +65,26 @@ impl Poller {
                 event
             }
             Err(error) => {
-                self.last = Last::Failed;
+                self.last = LastOutcome::Failed;
                 self.pause = self.retry.failed(&error);
-                FollowerEvent::Trouble(error)
+                FollowerEvent::Failure(error)
             }
         }
     }
 
     fn take(&mut self, object: Option<Value>) -> FollowerEvent {
-        let now = if object.is_some() { Last::Is } else { Last::Absent };
+        let now = if object.is_some() { LastOutcome::Is } else { LastOutcome::Absent };
         let before = std::mem::replace(&mut self.last, now);
         let Some(object) = object else {
-            return if before == Last::Absent { FollowerEvent::Alive } else { FollowerEvent::Listed(Vec::new()) };
+            return if before == LastOutcome::Absent {
+                FollowerEvent::Alive
+            } else {
+                FollowerEvent::Listed(Vec::new())
+            };
         };
         let version = version_of(&object).unwrap_or_default();
         let is_known = self.version.as_deref().is_some_and(|known| is_not_newer(&version, known));
-        if is_known && before != Last::Absent {
+        if is_known && before != LastOutcome::Absent {
             return FollowerEvent::Alive;
         }
         self.pace.reset();

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::backoff::JitteredBackoff;
 use super::client::ApiClient;
-use super::error::{ApiError, Class};
+use super::error::{ApiError, ErrorClass};
 
 /// The longest time that a server can make podfs wait.
 const LONGEST_ASKED: Duration = Duration::from_secs(60);
@@ -60,20 +60,20 @@ impl Retry {
             return Pause::Outage;
         }
         let longest = match error.class {
-            Class::Forbidden | Class::Busy => longest_pause(self.client.connected_for()),
+            ErrorClass::Forbidden | ErrorClass::Busy => longest_pause(self.client.connected_for()),
             _ => JitteredBackoff::LONGEST,
         };
         let pause = self.backoff.fail_within(longest);
         let asked = error.retry_after.unwrap_or_default().min(LONGEST_ASKED);
         let at = Instant::now() + pause.max(asked.mul_f64(stretch(self.backoff.failures())));
         match error.class {
-            Class::Forbidden => Pause::Refused(at),
+            ErrorClass::Forbidden => Pause::Refused(at),
             _ => Pause::Until(at),
         }
     }
 
-    /// Notes a request without an error that was of no use. Returns the pause.
-    pub(crate) fn fruitless(&mut self) -> Pause {
+    /// Notes a request that succeeded without a result. Returns the pause.
+    pub(crate) fn next_pause(&mut self) -> Pause {
         Pause::Until(Instant::now() + self.backoff.fail())
     }
 

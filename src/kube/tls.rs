@@ -26,7 +26,7 @@ pub(super) enum Authority {
 
 /// A client certificate and its key, in PEM.
 #[derive(Clone)]
-pub(super) struct Certificate {
+pub(super) struct ClientCertificate {
     pub(super) chain: Vec<u8>,
     pub(super) key: SecretString,
 }
@@ -66,7 +66,7 @@ pub enum PemError {
 ///
 /// # Errors
 /// When one of the certificates cannot be used.
-pub(crate) fn config(authority: &Authority, certificate: Option<&Certificate>) -> Result<ClientConfig, TlsError> {
+pub(crate) fn config(authority: &Authority, certificate: Option<&ClientCertificate>) -> Result<ClientConfig, TlsError> {
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
@@ -76,7 +76,7 @@ pub(crate) fn config(authority: &Authority, certificate: Option<&Certificate>) -
             let certificates = certificates(pem).map_err(TlsError::Authority)?;
             let roots = Arc::new(roots(certificates.clone())?);
             let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider).build();
-            Arc::new(OrItself { verifier: verifier.map_err(TlsError::Verifier)?, certificates })
+            Arc::new(ListedOrSignedVerifier { verifier: verifier.map_err(TlsError::Verifier)?, certificates })
         }
         Authority::System => Arc::new(rustls_platform_verifier::Verifier::new(provider).map_err(TlsError::Machine)?),
         Authority::Unchecked => Arc::new(AcceptsAnyCertificate(provider.signature_verification_algorithms)),
@@ -84,7 +84,7 @@ pub(crate) fn config(authority: &Authority, certificate: Option<&Certificate>) -
     let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
     let mut config = match certificate {
         None => builder.with_no_client_auth(),
-        Some(Certificate { chain, key }) => {
+        Some(ClientCertificate { chain, key }) => {
             let chain = certificates(chain).map_err(TlsError::Client)?;
             let key = PrivateKeyDer::from_pem_slice(key.expose_secret().as_bytes()).map_err(|_| TlsError::Key)?;
             builder.with_client_auth_cert(chain, key).map_err(TlsError::ClientKey)?
@@ -109,12 +109,12 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, PemError> {
 /// Accepts certificates signed by the authorities, and a certificate that is itself one of them, as Go does: a server
 /// may have made its own certificate.
 #[derive(Debug)]
-struct OrItself {
+struct ListedOrSignedVerifier {
     verifier: Arc<WebPkiServerVerifier>,
     certificates: Vec<CertificateDer<'static>>,
 }
 
-impl ServerCertVerifier for OrItself {
+impl ServerCertVerifier for ListedOrSignedVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::{
-    Bound, BundleKey, ContainerResource, CredentialKey, DownwardValue, Projection, ProjectionSource, Volume,
+    BundleKey, ContainerResource, CredentialKey, DownwardValue, Projection, ProjectionSource, ResourceBound, Volume,
     VolumeSource,
 };
 
@@ -84,7 +84,7 @@ impl ContainerResource {
             let container = facts.container(&self.container);
             container.is_none_or(|container| container.limits.get(&self.resource).is_some_and(|limit| !limit.is_zero()))
         };
-        self.bound == Bound::Limit && !self.resource.starts_with("hugepages-") && !has_limit()
+        self.bound == ResourceBound::Limit && !self.resource.starts_with("hugepages-") && !has_limit()
     }
 }
 

@@ -22,7 +22,7 @@ use tokio::sync::{Mutex, Semaphore};
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use super::exposition::{Exposition, Format};
+use super::exposition::{Exposition, ExpositionFormat};
 
 /// The path of the metrics.
 const PATH: &str = "/metrics";
@@ -103,11 +103,11 @@ pub async fn serve(
     }
 }
 
-type Read<F> = Mutex<Arc<F>>;
+type SharedReader<F> = Mutex<Arc<F>>;
 
 async fn answer<F: Fn() -> Exposition + Send + Sync + 'static>(
     request: &Request<Incoming>,
-    read: &Read<F>,
+    read: &SharedReader<F>,
 ) -> Response<Full<Bytes>> {
     match (request.uri().path(), request.method()) {
         (PATH, &Method::GET | &Method::HEAD) => {}
@@ -141,7 +141,7 @@ fn refusal(code: StatusCode, sentence: &'static str) -> Response<Full<Bytes>> {
 }
 
 /// The format that the `Accept` header prefers; without a preference, the text format, which every client reads.
-fn wanted(accept: &str) -> Format {
+fn wanted(accept: &str) -> ExpositionFormat {
     let liked = |wanted: &[&str], version: &[&str]| {
         let of_range = |range: &str| {
             let mut words = range.split(';').map(str::trim);
@@ -160,7 +160,11 @@ fn wanted(accept: &str) -> Format {
     };
     let open_metrics = liked(&["application/openmetrics-text"], &["1.0.0"]);
     let plain = liked(&["text/plain", "text/*", "*/*"], &["0.0.4"]);
-    if open_metrics > 0.0 && open_metrics >= plain { Format::OpenMetrics } else { Format::Prometheus }
+    if open_metrics > 0.0 && open_metrics >= plain {
+        ExpositionFormat::OpenMetrics
+    } else {
+        ExpositionFormat::Prometheus
+    }
 }
 
 #[cfg(test)]
@@ -172,12 +176,12 @@ mod tests {
         let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;\
                           q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
         for accept in [prometheus, "application/openmetrics-text", "Application/OpenMetrics-Text; version=\"1.0.0\""] {
-            assert_eq!(wanted(accept), Format::OpenMetrics, "{accept}");
+            assert_eq!(wanted(accept), ExpositionFormat::OpenMetrics, "{accept}");
         }
         let other_version = "application/openmetrics-text;version=2.0.0,text/plain;version=0.0.4;q=0.1";
         let refused = "application/openmetrics-text;q=0";
         for accept in ["", "*/*", "text/plain", "text/html", other_version, refused, ",;=;,", "q=1"] {
-            assert_eq!(wanted(accept), Format::Prometheus, "{accept}");
+            assert_eq!(wanted(accept), ExpositionFormat::Prometheus, "{accept}");
         }
     }
 }

@@ -8,26 +8,26 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::families::{FAMILIES, Family, FamilyType, POD_LABELS};
-use super::reading::{PodLabels, Reading, Sample, Value};
+use super::reading::{PodLabels, PodReading, Sample, SampleValue};
 
 /// Larger numbers cannot have been counted.
 const LARGEST: u64 = 1 << 53;
 
 /// The text format of the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum ExpositionFormat {
     /// OpenMetrics 1.0.
     OpenMetrics,
     /// The text format of Prometheus, 0.0.4.
     Prometheus,
 }
 
-impl Format {
+impl ExpositionFormat {
     /// The media type.
     pub fn media_type(self) -> &'static str {
         match self {
-            Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            Format::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
+            ExpositionFormat::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            ExpositionFormat::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
         }
     }
 }
@@ -35,24 +35,24 @@ impl Format {
 /// The numbers of some pods.
 #[derive(Debug)]
 pub struct Exposition {
-    readings: Vec<Reading>,
+    readings: Vec<PodReading>,
 }
 
 impl Exposition {
     /// The exposition of the readings of pods or of the node.
-    pub fn of(readings: Vec<Reading>) -> Exposition {
+    pub fn of(readings: Vec<PodReading>) -> Exposition {
         Exposition { readings }
     }
 
     /// All samples as text.
-    pub fn text(self, format: Format) -> String {
+    pub fn text(self, format: ExpositionFormat) -> String {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(self));
         let mut text = String::new();
         text::encode(&mut text, &registry).expect("numbers and labels can be written");
         match format {
-            Format::OpenMetrics => text,
-            Format::Prometheus => without_open_metrics(&text),
+            ExpositionFormat::OpenMetrics => text,
+            ExpositionFormat::Prometheus => without_open_metrics(&text),
         }
     }
 }
@@ -76,16 +76,16 @@ impl Collector for Exposition {
 
 /// The samples of a family in a pod's answer, as far as this program understands them.
 fn samples<'a>(
-    reading: &'a Reading,
+    reading: &'a PodReading,
     family: &'static Family,
-) -> impl Iterator<Item = (Vec<(&'static str, &'a str)>, &'a Value)> {
+) -> impl Iterator<Item = (Vec<(&'static str, &'a str)>, &'a SampleValue)> {
     let values = |pod: &'a PodLabels| [pod.namespace.as_str(), &pod.pod, &pod.uid];
     let of_pod = reading.pod.iter().flat_map(move |pod| POD_LABELS.into_iter().zip(values(pod)));
     let known = |sample: &&Sample| {
         let is_histogram = match &sample.value {
-            Value::Number(_) => false,
-            Value::Groups { bounds, groups, .. } if groups.len() == bounds.len() + 1 => true,
-            Value::Groups { .. } => return false,
+            SampleValue::Number(_) => false,
+            SampleValue::Groups { bounds, groups, .. } if groups.len() == bounds.len() + 1 => true,
+            SampleValue::Groups { .. } => return false,
         };
         sample.labels.len() == family.labels.len() && is_histogram == (family.kind == FamilyType::Histogram)
     };
@@ -96,15 +96,15 @@ fn samples<'a>(
     })
 }
 
-fn write(metric: &mut MetricEncoder<'_>, kind: FamilyType, value: &Value) -> fmt::Result {
+fn write(metric: &mut MetricEncoder<'_>, kind: FamilyType, value: &SampleValue) -> fmt::Result {
     match (kind, value) {
         // Counters are written as they are counted.
-        (FamilyType::Counter, Value::Number(number)) => {
+        (FamilyType::Counter, SampleValue::Number(number)) => {
             metric.encode_counter::<NoLabelSet, _, u64>(&(*number as u64), None)
         }
-        (_, Value::Number(number)) if number.fract() == 0.0 => metric.encode_gauge(&(*number as i64)),
-        (_, Value::Number(number)) => metric.encode_gauge(number),
-        (_, Value::Groups { bounds, groups, sum }) => {
+        (_, SampleValue::Number(number)) if number.fract() == 0.0 => metric.encode_gauge(&(*number as i64)),
+        (_, SampleValue::Number(number)) => metric.encode_gauge(number),
+        (_, SampleValue::Groups { bounds, groups, sum }) => {
             let bounds = bounds.iter().copied().chain([f64::INFINITY]);
             let buckets: Vec<_> = bounds.zip(groups.iter().map(|count| (*count).min(LARGEST))).collect();
             let count = buckets.iter().map(|(_, count)| count).sum();
@@ -154,9 +154,9 @@ mod tests {
     use super::super::families::{COMMIT_DURATION, FUSE_REQUESTS, RESIDENT_MEMORY, UP};
     use super::*;
 
-    fn reading(pod: &str) -> Reading {
+    fn reading(pod: &str) -> PodReading {
         let labels = PodLabels { namespace: "shop".to_owned(), pod: pod.to_owned(), uid: format!("uid-{pod}") };
-        let mut reading = Reading::new(labels);
+        let mut reading = PodReading::new(labels);
         reading.add(&UP, &[], 1.0);
         reading.add(&RESIDENT_MEMORY, &["server"], 4096.0);
         reading
@@ -190,21 +190,21 @@ podfs_commit_duration_seconds_bucket{le="+Inf",namespace="shop",pod="web",uid="u
 podfs_fuse_requests_total{namespace="shop",pod="web",uid="uid-web",volume="config",op="LOOKUP"} 7
 # EOF
 "#;
-        assert_eq!(Exposition::of(readings.clone()).text(Format::OpenMetrics), expected);
+        assert_eq!(Exposition::of(readings.clone()).text(ExpositionFormat::OpenMetrics), expected);
         let plain = expected
             .replace("# UNIT podfs_resident_memory_bytes bytes\n", "")
             .replace("# UNIT podfs_commit_duration_seconds seconds\n", "")
             .replace("# HELP podfs_fuse_requests ", "# HELP podfs_fuse_requests_total ")
             .replace("# TYPE podfs_fuse_requests ", "# TYPE podfs_fuse_requests_total ")
             .replace("# EOF\n", "");
-        assert_eq!(Exposition::of(readings).text(Format::Prometheus), plain);
+        assert_eq!(Exposition::of(readings).text(ExpositionFormat::Prometheus), plain);
     }
 
     #[test]
     fn any_text_stays_one_label() {
         let mut hostile = reading("a\"b\\c\n# EOF\npodfs_up 1");
         hostile.add(&FUSE_REQUESTS, &["", "\n"], 1.0);
-        let text = Exposition::of(vec![hostile]).text(Format::Prometheus);
+        let text = Exposition::of(vec![hostile]).text(ExpositionFormat::Prometheus);
         let pod = r#"pod="a\"b\\c\n# EOF\npodfs_up 1""#;
         assert_eq!(text.matches(pod).count(), 3, "{text}");
         assert!(text.ends_with("uid=\"uid-a\\\"b\\\\c\\n# EOF\\npodfs_up 1\",op=\"\\n\"} 1\n"), "{text}");
@@ -220,7 +220,8 @@ podfs_fuse_requests_total{namespace="shop",pod="web",uid="uid-web",volume="confi
                 {"labels":["v"],"value":{"number":1}},
                 {"labels":["v"],"value":{"groups":{"bounds":[1.0],"groups":[1],"sum":1.0}}}],
             "podfs_volumes":[{"labels":["live"],"value":{"groups":{"bounds":[],"groups":[1],"sum":1.0}}}]}}"#;
-        let text = Exposition::of(vec![serde_json::from_str(samples).expect("a reading")]).text(Format::OpenMetrics);
+        let text =
+            Exposition::of(vec![serde_json::from_str(samples).expect("a reading")]).text(ExpositionFormat::OpenMetrics);
         let samples: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
         assert_eq!(samples, [r#"podfs_up{namespace="a",pod="b",uid="c"} 1"#]);
     }

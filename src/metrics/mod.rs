@@ -1,6 +1,6 @@
 //! Metrics of the pods of a node for Prometheus.
 //!
-//! A pod's supervisor takes a [`Reading`] of itself; `podfs metrics` or `podfs node` puts the readings of pods together as one
+//! A pod's supervisor takes a [`PodReading`] of itself; `podfs metrics` or `podfs node` puts the readings of pods together as one
 //! [`Exposition`] and prints or serves it. This module does not know where the numbers come from.
 //!
 //! | module | owns |
@@ -15,6 +15,6 @@ pub mod exposition;
 pub mod families;
 pub mod reading;
 
-pub use exposition::{Exposition, Format};
+pub use exposition::{Exposition, ExpositionFormat};
 pub use families::{FAMILIES, Family, FamilyType};
-pub use reading::{PodLabels, Reading};
+pub use reading::{PodLabels, PodReading};

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 pub use id_mapping::{IdMapping, InvalidMapping};
 pub use plan::{
-    Environment, Features, Inputs, MountedVolume, MountsError, NotMounted, PlannedMount, PlannedSource, plan,
+    AgentFacts, Features, Inputs, MountedPodVolume, MountsError, NotMounted, PlannedMount, PlannedSource, plan,
 };
 
 /// The name of the mount of the pod's `/etc/hosts`.
@@ -90,7 +90,7 @@ pub enum MountSource {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceNode {
-    /// The link to it, which goes with the pod.
+    /// The link to it, which is removed with the pod.
     pub path: PathBuf,
     /// The major number. The kernel gives the device number to no other device as long as the pod's supervisor runs.
     pub major: u32,

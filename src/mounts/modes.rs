@@ -6,7 +6,7 @@ use crate::manifest::pod::Mount;
 /// The propagation that a volumeMount asks for (MT-04).
 ///
 /// # Errors
-/// A word that is none, and `Bidirectional` without the privilege.
+/// An unknown word, and `Bidirectional` without the privilege.
 pub(super) fn propagation(mount: &Mount, privileged: bool) -> Result<Propagation, PropagationError> {
     match mount.propagation.as_deref() {
         None | Some("None") => Ok(Propagation::Private),
@@ -64,7 +64,7 @@ pub enum RecursiveReadOnlyError {
     /// The runtime cannot do it.
     #[error("volume {0:?} requested recursive read-only mode, but it is not supported by the runtime")]
     Unsupported(String),
-    /// The word is none of the API's.
+    /// The API does not know the word.
     #[error("unknown recursive read-only mode {0:?}")]
     Unknown(String),
 }

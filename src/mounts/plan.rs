@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::expansion::{MissingValues, expand};
 use super::modes::{self, PropagationError, RecursiveReadOnlyError};
 use super::{ContainerMount, DeviceNode, HOSTS_NAME, IdMapping, MountSource, Propagation, TERMINATION_LOG_NAME};
-use crate::manifest::pod::{ContainerMounts, Device, Mount, Pod, SubPath};
+use crate::manifest::pod::{ContainerDevice, ContainerMounts, Mount, Pod, SubPath};
 
 /// The path at which containers look up names of hosts.
 const HOSTS_PATH: &str = "/etc/hosts";
@@ -26,16 +26,16 @@ pub struct Inputs<'a> {
     /// The container's name.
     pub container: &'a str,
     /// The pod's volumes by name: where each is mounted, or why it is not.
-    pub volumes: &'a BTreeMap<String, Result<MountedVolume, NotMounted>>,
+    pub volumes: &'a BTreeMap<String, Result<MountedPodVolume, NotMounted>>,
     /// The agent's facts of the container.
-    pub environment: &'a Environment,
+    pub environment: &'a AgentFacts,
     /// The features of the runtime and the node.
     pub features: Features,
 }
 
 /// A volume of the pod that is mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MountedVolume {
+pub struct MountedPodVolume {
     /// The path at which it is mounted on the node.
     pub path: PathBuf,
     /// It is read-only, by its kind or by its manifest.
@@ -58,7 +58,7 @@ pub enum NotMounted {
     /// The mount has no path on the node.
     #[error("its path is not known")]
     NoPath,
-    /// The container wants it as a block device, and it is none.
+    /// The container wants it as a block device, and it is not one.
     #[error("it is no block device")]
     NoBlockDevice,
 }
@@ -66,7 +66,7 @@ pub enum NotMounted {
 /// Facts that only the agent that starts the container knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Environment {
+pub struct AgentFacts {
     /// The container's environment variables, as it will see them.
     pub variables: BTreeMap<String, String>,
     /// The pod's addresses.
@@ -181,7 +181,7 @@ pub enum MountsError {
         #[source]
         reason: Option<NotMounted>,
     },
-    /// The container wants a block device, and there is no such volume, or it is none for this reason.
+    /// The container wants a block device. The volume does not exist, or is not one for this reason.
     #[error("cannot find volume {volume:?} to pass into container {container:?}{}", because(.reason.as_ref()))]
     NoDevice {
         /// The volume.
@@ -280,7 +280,7 @@ fn check_mappings(Inputs { pod, environment, .. }: Inputs<'_>) -> Result<(), Mou
     }
 }
 
-fn of_device(inputs: Inputs<'_>, index: usize, device: &Device) -> Result<PlannedMount, MountsError> {
+fn of_device(inputs: Inputs<'_>, index: usize, device: &ContainerDevice) -> Result<PlannedMount, MountsError> {
     let no_device = |reason| MountsError::NoDevice {
         volume: device.volume.clone(),
         container: inputs.container.to_owned(),
@@ -410,7 +410,7 @@ impl PlannedMount {
     }
 }
 
-impl Environment {
+impl AgentFacts {
     /// The pod's name in its network, and its domain.
     pub fn host_and_domain<'a>(&'a self, pod: &'a Pod) -> (&'a str, Option<&'a str>) {
         match (&self.hostname, &pod.network.hostname) {

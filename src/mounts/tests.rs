@@ -23,9 +23,9 @@ fn container(mounts: &str) -> Pod {
     pod(&format!("  containers:\n  - {{name: c, volumeMounts: [{mounts}]}}\n"))
 }
 
-fn volumes() -> BTreeMap<String, Result<MountedVolume, NotMounted>> {
+fn volumes() -> BTreeMap<String, Result<MountedPodVolume, NotMounted>> {
     let mounted = |path: &str, read_only| {
-        Ok(MountedVolume { path: PathBuf::from(path), read_only, selinux_relabel: false, device: None })
+        Ok(MountedPodVolume { path: PathBuf::from(path), read_only, selinux_relabel: false, device: None })
     };
     [
         ("disk".to_owned(), mounted("/mnt/disk", false)),
@@ -38,14 +38,14 @@ fn volumes() -> BTreeMap<String, Result<MountedVolume, NotMounted>> {
 
 const FEATURES: Features = Features { recursive_read_only: true, selinux: false };
 
-fn planned_with(pod: &Pod, environment: &Environment, features: Features) -> Result<Vec<PlannedMount>, String> {
+fn planned_with(pod: &Pod, environment: &AgentFacts, features: Features) -> Result<Vec<PlannedMount>, String> {
     let volumes = volumes();
     let inputs = Inputs { pod, container: "c", volumes: &volumes, environment, features };
     plan(inputs).map_err(|error| error.to_string())
 }
 
 fn planned(mounts: &str) -> Result<Vec<PlannedMount>, String> {
-    planned_with(&container(mounts), &Environment::default(), FEATURES)
+    planned_with(&container(mounts), &AgentFacts::default(), FEATURES)
 }
 
 fn refused(mounts: &str) -> String {
@@ -53,8 +53,8 @@ fn refused(mounts: &str) -> String {
 }
 
 /// A pod with an address.
-fn in_network() -> Environment {
-    Environment { pod_ips: vec!["198.51.100.7".parse().expect("an address")], ..Environment::default() }
+fn in_network() -> AgentFacts {
+    AgentFacts { pod_ips: vec!["198.51.100.7".parse().expect("an address")], ..AgentFacts::default() }
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn mt_01_impossible_mounts_are_refused_in_the_kubelets_words() {
         pod: &container(""),
         container: "d",
         volumes: &volumes(),
-        environment: &Environment::default(),
+        environment: &AgentFacts::default(),
         features: FEATURES,
     });
     let other = other.expect_err("no such container").to_string();
@@ -131,7 +131,7 @@ fn mt_01_impossible_mounts_are_refused_in_the_kubelets_words() {
 fn mt_01_a_block_device_that_is_not_there_is_refused_in_the_kubelets_words() {
     let with = |device: &str| {
         let pod = pod(&format!("  containers:\n  - {{name: c, volumeDevices: [{device}]}}\n"));
-        planned_with(&pod, &Environment::default(), FEATURES).expect_err(device)
+        planned_with(&pod, &AgentFacts::default(), FEATURES).expect_err(device)
     };
     assert_eq!(with("{name: raw, devicePath: /dev/xvda}"), "cannot find volume \"raw\" to pass into container \"c\"");
     assert_eq!(
@@ -155,7 +155,7 @@ fn mt_02_a_mount_is_read_only_by_its_mount_or_by_its_volume() {
 fn mt_04_a_privileged_container_may_mount_in_both_directions() {
     let spec = "  containers:\n  - {name: c, securityContext: {privileged: true}, volumeMounts: \
                 [{name: disk, mountPath: /a, mountPropagation: Bidirectional}]}\n";
-    let mounts = planned_with(&pod(spec), &Environment::default(), FEATURES).expect("a plan");
+    let mounts = planned_with(&pod(spec), &AgentFacts::default(), FEATURES).expect("a plan");
     assert_eq!(mounts[0].propagation, Propagation::Bidirectional);
 }
 
@@ -176,7 +176,7 @@ fn mt_05_recursive_read_only_is_refused_for_four_reasons() {
     }
     let lacking = Features { recursive_read_only: false, ..FEATURES };
     let with = |rest: &str, features| {
-        let planned = planned_with(&container(&asks(rest)), &Environment::default(), features);
+        let planned = planned_with(&container(&asks(rest)), &AgentFacts::default(), features);
         planned.map(|mounts| mounts[0].recursive_read_only)
     };
     let unsupported = "volume \"disk\" requested recursive read-only mode, but it is not supported by the runtime";
@@ -191,7 +191,7 @@ fn mt_05_recursive_read_only_is_refused_for_four_reasons() {
 fn mt_06_only_files_of_podfs_and_bind_mounts_are_relabelled() {
     let pod = container("{name: disk, mountPath: /a}, {name: huge, mountPath: /b}");
     let mut volumes = volumes();
-    let huge = MountedVolume { path: "/mnt/huge".into(), read_only: false, selinux_relabel: true, device: None };
+    let huge = MountedPodVolume { path: "/mnt/huge".into(), read_only: false, selinux_relabel: true, device: None };
     volumes.insert("huge".to_owned(), Ok(huge));
     for selinux in [true, false] {
         let features = Features { selinux, ..FEATURES };
@@ -206,8 +206,8 @@ fn mt_06_only_files_of_podfs_and_bind_mounts_are_relabelled() {
 fn mt_07_the_hosts_file_is_mounted_unless_there_is_no_network_or_another_file() {
     let mounts = "volumeMounts: [{name: disk, mountPath: /a}]";
     let own = "volumeMounts: [{name: disk, mountPath: /etc/hosts}]";
-    let none = Environment::default();
-    let told = Environment { host_network: true, ..Environment::default() };
+    let none = AgentFacts::default();
+    let told = AgentFacts { host_network: true, ..AgentFacts::default() };
     let rows = [
         ("false", mounts, in_network(), true),
         ("false", mounts, none.clone(), false),
@@ -230,16 +230,16 @@ fn mt_07_the_hosts_file_is_mounted_unless_there_is_no_network_or_another_file() 
 fn mt_07_the_name_in_the_network_is_the_agents_the_manifests_or_the_pods() {
     let bare = container("");
     let named = pod("  hostname: web-0\n  containers:\n  - {name: c}\n");
-    let told = Environment { hostname: Some("web-1.web.default.svc".to_owned()), ..Environment::default() };
-    assert_eq!(Environment::default().host_and_domain(&bare), ("web", None));
-    assert_eq!(Environment::default().host_and_domain(&named), ("web-0", None));
+    let told = AgentFacts { hostname: Some("web-1.web.default.svc".to_owned()), ..AgentFacts::default() };
+    assert_eq!(AgentFacts::default().host_and_domain(&bare), ("web", None));
+    assert_eq!(AgentFacts::default().host_and_domain(&named), ("web-0", None));
     assert_eq!(told.host_and_domain(&named), ("web-1", Some("web.default.svc")));
 }
 
 #[test]
 fn mt_08_the_termination_log_is_where_the_container_looks_for_it() {
     let spec = "  containers:\n  - {name: c, terminationMessagePath: /tmp/message}\n";
-    let mounts = planned_with(&pod(spec), &Environment::default(), FEATURES).expect("a plan");
+    let mounts = planned_with(&pod(spec), &AgentFacts::default(), FEATURES).expect("a plan");
     assert_eq!(mounts[0].container_path, "/tmp/message");
     assert_eq!(mounts[0].source, PlannedSource::TerminationLog);
 }
@@ -247,11 +247,11 @@ fn mt_08_the_termination_log_is_where_the_container_looks_for_it() {
 #[test]
 fn mt_09_a_sub_path_may_come_from_the_environment() {
     let pod = container("{name: disk, mountPath: /a, subPathExpr: logs/$(POD)}");
-    let refused = planned_with(&pod, &Environment::default(), FEATURES).expect_err("no POD");
+    let refused = planned_with(&pod, &AgentFacts::default(), FEATURES).expect_err("no POD");
     assert_eq!(refused, "missing value for POD");
     let with = |value: &str| {
         let variables = [("POD".to_owned(), value.to_owned())].into();
-        let environment = Environment { variables, ..Environment::default() };
+        let environment = AgentFacts { variables, ..AgentFacts::default() };
         planned_with(&pod, &environment, FEATURES).map(|mut mounts| mounts.remove(0).source)
     };
     assert_eq!(with("web-0"), Ok(PlannedSource::SubPath("logs/web-0".to_owned())));
@@ -278,13 +278,10 @@ fn mounts_of_a_pod_with_a_user_namespace_map_its_ids() {
 #[test]
 fn the_ids_of_a_user_namespace_go_to_every_mount_of_its_pod_and_to_no_other() {
     let mapping = |text: &str| vec![text.parse::<IdMapping>().expect("a mapping")];
-    let mapped = Environment {
-        uid_mappings: mapping("0:100000:65536"),
-        gid_mappings: mapping("0:200000:65536"),
-        ..in_network()
-    };
+    let mapped =
+        AgentFacts { uid_mappings: mapping("0:100000:65536"), gid_mappings: mapping("0:200000:65536"), ..in_network() };
     let mounts = "volumeMounts: [{name: disk, mountPath: /a}, {name: image, mountPath: /b}]";
-    let with = |host_users: &str, environment: &Environment| {
+    let with = |host_users: &str, environment: &AgentFacts| {
         let pod = pod(&format!("  hostUsers: {host_users}\n  containers:\n  - {{name: c, {mounts}}}\n"));
         planned_with(&pod, environment, FEATURES)
     };
@@ -304,8 +301,8 @@ fn the_ids_of_a_user_namespace_go_to_every_mount_of_its_pod_and_to_no_other() {
          mappings out"
     );
     let halves = [
-        Environment { gid_mappings: Vec::new(), ..mapped.clone() },
-        Environment { uid_mappings: Vec::new(), ..mapped.clone() },
+        AgentFacts { gid_mappings: Vec::new(), ..mapped.clone() },
+        AgentFacts { uid_mappings: Vec::new(), ..mapped.clone() },
     ];
     for half in halves {
         assert_eq!(

@@ -28,7 +28,7 @@ pub struct Backing {
 /// A claim whose PersistentVolume is larger than the claim's status says: this node is about to grow the volume, unless
 /// the pod has it read-only.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Growing {
+pub struct PendingExpansion {
     /// Its name.
     pub claim: String,
     /// The volume of the pod.
@@ -43,7 +43,7 @@ pub struct Growing {
 
 /// The claims of the pod that are smaller than their PersistentVolumes, of the kinds that grow on the node, according
 /// to these objects.
-pub fn growing(pod: &Pod, objects: &Objects) -> BTreeSet<Growing> {
+pub fn growing(pod: &Pod, objects: &Objects) -> BTreeSet<PendingExpansion> {
     let growing = |volume: &Volume| {
         let VolumeSource::Claim(claim) = &volume.source else { return None };
         let bound = binding::resolve(volume.name.as_str(), claim, &pod.identity, &pod.facts, objects).ok()?;
@@ -55,7 +55,7 @@ pub fn growing(pod: &Pod, objects: &Objects) -> BTreeSet<Growing> {
         let bytes = bound.capacity.filter(|bytes| bound.claimed.is_some_and(|claimed| claimed < *bytes))?;
         let claim = volume.claim_name(&pod.identity.name)?;
         let volume = volume.name.to_string();
-        Some(Growing { claim, volume, bytes, by_controller, is_read_only: bound.read_only })
+        Some(PendingExpansion { claim, volume, bytes, by_controller, is_read_only: bound.read_only })
     };
     pod.volumes.iter().filter_map(growing).collect()
 }

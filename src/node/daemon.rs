@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use sd_notify::NotifyState;
 use tracing::warn;
 
-use super::csi::{self, CsiSettings, Driver, Sockets};
+use super::csi::{self, CsiDriverServer, CsiSettings, CsiSockets};
 use super::error::NodeError;
 use super::feed::{Chosen, Feed, FeedSettings, PodSource};
 use super::in_use;
@@ -18,7 +18,7 @@ use super::local_volumes::{self, ClassDirectory, LocalVolumeMetrics, Provisioner
 use super::manager::recovery::{RecoveredPod, recover};
 use super::manager::{Manager, ManagerSettings};
 use super::metrics::{self, Recorder};
-use super::nri::{self, NriSettings, Plugin};
+use super::nri::{self, NriPlugin, NriSettings};
 use super::orphans::Orphans;
 use super::pod::{NodePod, PodOrigin};
 use super::publication::Publications;
@@ -26,7 +26,7 @@ use super::reconstruct::reconstruct;
 use super::registrations;
 use super::run_directory;
 use super::service::DaemonLock;
-use super::supervisors::{Settings, Supervisors};
+use super::supervisors::{SupervisorSettings, Supervisors};
 
 /// The settings of a daemon.
 pub struct NodeOptions {
@@ -35,7 +35,7 @@ pub struct NodeOptions {
     /// The sources of pods among them.
     pub sources: Vec<PodSource>,
     /// The settings of supervisors, with the directories of volumes.
-    pub supervisors: Settings,
+    pub supervisors: SupervisorSettings,
     /// Whether podfs releases a pod that no source has any more without an agent.
     pub release_when_gone: bool,
     /// Whether the daemon reports the volumes in use in the status of the Node object.
@@ -81,9 +81,9 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     }
     feed.earlier = recovered.iter().map(|found| found.pod.clone()).collect();
     let node = feed.node.clone();
-    let csi = csi.map(|settings| Sockets::open(&settings).map(|sockets| (settings, sockets))).transpose()?;
+    let csi = csi.map(|settings| CsiSockets::open(&settings).map(|sockets| (settings, sockets))).transpose()?;
     let plugin = match nri {
-        Some(settings) => Some(Plugin::open(settings).await?),
+        Some(settings) => Some(NriPlugin::open(settings).await?),
         None => None,
     };
     let of_runtime = |pod: &&NodePod| pod.origin == PodOrigin::Runtime;
@@ -107,7 +107,7 @@ pub async fn run(options: NodeOptions) -> Result<(), NodeError> {
     );
     let written = Publications::of(&run_directory);
     let take_over = |(settings, sockets)| {
-        Driver::take_over(settings, sockets, written, &mut feed, handle.clone(), recorder.clone())
+        CsiDriverServer::take_over(settings, sockets, written, &mut feed, handle.clone(), recorder.clone())
     };
     let driver = csi.map(take_over).transpose()?;
     let plugin = plugin.map(|plugin| {

@@ -12,14 +12,14 @@ use tracing::warn;
 
 use super::local_volumes::LocalVolumeMetrics;
 use super::publication::DRIVER;
-use super::{NodeHandle, NodeState, VolumeEntry, VolumeMount, spans};
+use super::{MountState, NodeHandle, NodeState, VolumeEntry, spans};
 use crate::admin::readings::Readings;
 use crate::admin::survey;
 use crate::metrics::families::{
     CSI_OPERATIONS, NRI_CONNECTED, NRI_CONTAINERS, NRI_MOUNTS, NRI_REQUESTS, OVERALL_OPERATIONS, RECONSTRUCTION_ERRORS,
     RECONSTRUCTIONS, STORAGE_OPERATIONS, TOTAL_VOLUMES,
 };
-use crate::metrics::{Exposition, Reading, exporter};
+use crate::metrics::{Exposition, PodReading, exporter};
 use crate::supervisor::status::OPERATION_BOUNDS;
 
 /// Counts operations. Cheap to clone; all clones count together.
@@ -104,8 +104,8 @@ impl Recorder {
     }
 
     /// The metrics of the node at this moment.
-    pub fn reading(&self, state: &NodeState) -> Reading {
-        let mut reading = Reading::of_node();
+    pub fn reading(&self, state: &NodeState) -> PodReading {
+        let mut reading = PodReading::of_node();
         let counts = self.counts();
         for ((operation, plugin, status), durations) in &counts.operations {
             reading.add_durations(&STORAGE_OPERATIONS, &[operation, plugin, status, "false"], durations);
@@ -168,7 +168,7 @@ fn volumes(state: &NodeState) -> BTreeMap<(&str, &'static str), u32> {
     let mut count = BTreeMap::new();
     let all = state.pods.values().flat_map(|pod| &pod.volumes);
     for VolumeEntry { plugin, desired, mount, .. } in all {
-        let is_actual = *mount != VolumeMount::NotMounted;
+        let is_actual = *mount != MountState::NotMounted;
         for (world, is_in) in [("desired_state_of_world", *desired), ("actual_state_of_world", is_actual)] {
             *count.entry((plugin.as_str(), world)).or_default() += u32::from(is_in);
         }
@@ -191,11 +191,11 @@ mod tests {
 
     use super::*;
     use crate::manifest::pod::PodUid;
-    use crate::metrics::Format;
+    use crate::metrics::ExpositionFormat;
     use crate::node::PodEntry;
 
-    fn pod(uid: &str, volumes: &[(&str, bool, VolumeMount)]) -> (PodUid, Arc<PodEntry>) {
-        let volume = |(plugin, desired, mount): &(&str, bool, VolumeMount)| VolumeEntry {
+    fn pod(uid: &str, volumes: &[(&str, bool, MountState)]) -> (PodUid, Arc<PodEntry>) {
+        let volume = |(plugin, desired, mount): &(&str, bool, MountState)| VolumeEntry {
             name: "a".to_owned(),
             unique_name: format!("{plugin}/{uid}-a"),
             plugin: (*plugin).to_owned(),
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn me_01_the_node_has_the_metrics_of_a_kubelets_volume_manager() {
-        use VolumeMount::{Mounted, NotMounted, Uncertain};
+        use MountState::{Mounted, NotMounted, Uncertain};
         let (secret, nfs) = ("kubernetes.io/secret", "kubernetes.io/nfs");
         let pods = [
             pod("one", &[(secret, true, Mounted), (secret, true, NotMounted), (nfs, false, Uncertain)]),
@@ -244,7 +244,7 @@ mod tests {
         recorder.mounted(secret, began);
         recorder.reconstructed(true);
         recorder.reconstructed(false);
-        let text = Exposition::of(vec![recorder.reading(&state)]).text(Format::Prometheus);
+        let text = Exposition::of(vec![recorder.reading(&state)]).text(ExpositionFormat::Prometheus);
         let lines: Vec<_> = text.lines().collect();
         for line in [
             r#"storage_operation_duration_seconds_count{operation_name="volume_mount",volume_plugin="kubernetes.io/secret",status="success",migrated="false"} 2"#,

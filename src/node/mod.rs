@@ -66,4 +66,4 @@ pub use daemon::{NodeOptions, run};
 pub use error::NodeError;
 pub use handle::{CommandError, ManagerCommand, NodeHandle};
 pub use pod::{NodePod, PodOrigin, PodStage};
-pub use state::{ContainerEntry, KeptMount, NodeState, PodEntry, VolumeEntry, VolumeMount};
+pub use state::{ContainerEntry, KeptMount, MountState, NodeState, PodEntry, VolumeEntry};

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use super::state::VolumeMount;
+use super::state::MountState;
 use super::world::VolumeId;
 use super::world::actual::ActualWorld;
 use super::world::desired::DesiredWorld;
@@ -51,12 +51,12 @@ pub fn reconcile(
 ) -> Vec<Operation> {
     let is_idle = |id: &VolumeId| !pending.contains(id);
     let unmounts = actual.volumes().filter(|(id, volume)| {
-        ready_to_unmount && volume.mount != VolumeMount::NotMounted && desired.volume(id).is_none() && is_idle(id)
+        ready_to_unmount && volume.mount != MountState::NotMounted && desired.volume(id).is_none() && is_idle(id)
     });
     let unmounts = unmounts.map(|(id, _)| Operation { id: id.clone(), action: Action::Unmount });
     let mounts = desired.volumes().filter(|(id, _)| is_idle(id)).filter_map(|(id, _)| {
         let action = match actual.volume(&id) {
-            Some(volume) if volume.mount == VolumeMount::Mounted => volume.remount_required.then_some(Action::Remount),
+            Some(volume) if volume.mount == MountState::Mounted => volume.remount_required.then_some(Action::Remount),
             _ => Some(Action::Mount),
         };
         action.map(|action| Operation { id, action })

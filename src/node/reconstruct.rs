@@ -12,12 +12,12 @@ use podfs_fuse::mount::table::mounts;
 
 use super::checkpoint::{Checkpoint, Checkpoints};
 use crate::manifest::pod::PodUid;
-use crate::supervisor::run_dir::claim::{self, ClaimRecord};
+use crate::supervisor::run_dir::claim::{self, PodLockRecord};
 use crate::supervisor::run_dir::trust;
 
 /// A pod that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reconstructed {
+pub struct ReconstructedPod {
     /// The pod.
     pub uid: PodUid,
     /// Its checkpoint from an earlier daemon.
@@ -53,7 +53,7 @@ pub struct VolumeDirectory {
 /// # Errors
 /// When the run directory, the root directory or the mount table cannot be read, or users other than root can change
 /// them.
-pub fn reconstruct(run_directory: &Path, root_directory: &Path) -> io::Result<Vec<Reconstructed>> {
+pub fn reconstruct(run_directory: &Path, root_directory: &Path) -> io::Result<Vec<ReconstructedPod>> {
     trust::check(run_directory)?;
     trust::check(root_directory)?;
     let checkpoints = Checkpoints::of(run_directory);
@@ -77,7 +77,7 @@ pub fn reconstruct(run_directory: &Path, root_directory: &Path) -> io::Result<Ve
         };
         let supervisor = supervisor(&run_directory.join(uid.as_str()));
         let volumes = volumes.remove(&uid).unwrap_or_default();
-        Reconstructed { uid, checkpoint, trouble, supervisor, volumes }
+        ReconstructedPod { uid, checkpoint, trouble, supervisor, volumes }
     });
     Ok(reconstructed.collect())
 }
@@ -86,7 +86,7 @@ pub fn reconstruct(run_directory: &Path, root_directory: &Path) -> io::Result<Ve
 pub(super) fn supervisor(directory: &Path) -> FoundSupervisor {
     match claim::is_held(directory) {
         // A supervisor that has just taken the lock has not written its process id yet.
-        true => FoundSupervisor::Alive(ClaimRecord::read(directory).unwrap_or_default().pid),
+        true => FoundSupervisor::Alive(PodLockRecord::read(directory).unwrap_or_default().pid),
         false => FoundSupervisor::Dead,
     }
 }
@@ -158,7 +158,7 @@ mod tests {
     use crate::host::memory::mount_tmpfs;
     use crate::manifest::pod::PodIdentity;
     use crate::node::pod::PodOrigin;
-    use crate::supervisor::run_dir::claim::PodClaim;
+    use crate::supervisor::run_dir::claim::PodLock;
 
     fn directory(plugin: &str, name: &str) -> VolumeDirectory {
         VolumeDirectory { plugin: plugin.to_owned(), name: name.to_owned() }
@@ -182,9 +182,9 @@ mod tests {
         let uid = |uid: &str| PodUid::parse(uid).expect("a uid");
         let checkpoint = Checkpoint::new(PodOrigin::Api, Arc::new(serde_json::json!({})), BTreeSet::new(), true);
         Checkpoints::of(run.path()).write(&uid("b"), &checkpoint).expect("written");
-        let pod = PodIdentity { uid: uid("c"), ..PodIdentity::stand_in() };
-        let (claim, _) = PodClaim::take(run.path(), root.path(), &pod).expect("the pod is free");
-        let nothing = |uid| Reconstructed {
+        let pod = PodIdentity { uid: uid("c"), ..PodIdentity::placeholder() };
+        let (claim, _) = PodLock::take(run.path(), root.path(), &pod).expect("the pod is free");
+        let nothing = |uid| ReconstructedPod {
             uid,
             checkpoint: None,
             trouble: None,
@@ -193,9 +193,9 @@ mod tests {
         };
         let volumes = vec![directory("p~one", "v"), directory("p~one", "w"), directory("p~two", "v")];
         let expected = [
-            Reconstructed { volumes, ..nothing(uid("a")) },
-            Reconstructed { checkpoint: Some(checkpoint), ..nothing(uid("b")) },
-            Reconstructed { supervisor: FoundSupervisor::Alive(std::process::id()), ..nothing(uid("c")) },
+            ReconstructedPod { volumes, ..nothing(uid("a")) },
+            ReconstructedPod { checkpoint: Some(checkpoint), ..nothing(uid("b")) },
+            ReconstructedPod { supervisor: FoundSupervisor::Alive(std::process::id()), ..nothing(uid("c")) },
         ];
         assert_eq!(reconstruct(run.path(), root.path()).expect("found"), expected);
         claim.leave_record();

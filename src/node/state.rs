@@ -98,7 +98,7 @@ pub struct VolumeEntry {
     /// Whether a wanted pod wants it.
     pub desired: bool,
     /// Its mount.
-    pub mount: VolumeMount,
+    pub mount: MountState,
     /// Where it is mounted, or is going to be, once that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
@@ -126,7 +126,7 @@ pub struct VolumeEntry {
 /// The mount of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum VolumeMount {
+pub enum MountState {
     /// It is not mounted, and nothing of it has to be undone.
     NotMounted,
     /// A mount or an unmount did not end: something of it may be there, and has to be undone later (5.4).

@@ -52,15 +52,15 @@ mod tests {
 
     fn shown(field: &str, facts: &PodFacts) -> String {
         let value = DownwardValue::Field(PodField::parse(field).expect(field));
-        let identity = PodIdentity::stand_in();
+        let identity = PodIdentity::placeholder();
         let content = content(&value, &identity, facts, Allocatable::default()).expect("fields are always there");
         String::from_utf8(content.into_owned()).expect("text")
     }
 
     #[test]
     fn da_01_single_fields_are_raw() {
-        let facts = PodFacts::stand_in();
-        let identity = PodIdentity::stand_in();
+        let facts = PodFacts::placeholder();
+        let identity = PodIdentity::placeholder();
         assert_eq!(shown("metadata.name", &facts), identity.name);
         assert_eq!(shown("metadata.namespace", &facts), identity.namespace);
         assert_eq!(shown("metadata.uid", &facts), identity.uid.as_str());
@@ -87,7 +87,7 @@ mod tests {
     fn da_02_annotations_keep_their_json_readable_for_go() {
         let facts = PodFacts {
             annotations: map(&[("builder", "john-doe"), ("json", r#"{"a":"b"}"#), ("lines", "c\nb\na")]),
-            ..PodFacts::stand_in()
+            ..PodFacts::placeholder()
         };
         assert_eq!(
             shown("metadata.annotations", &facts),
@@ -100,7 +100,7 @@ mod tests {
         let facts = PodFacts {
             labels: map(&[("something", "label value")]),
             annotations: map(&[("Www.k8s.io/test", "1\n")]),
-            ..PodFacts::stand_in()
+            ..PodFacts::placeholder()
         };
         assert_eq!(shown("metadata.labels['something']", &facts), "label value");
         assert_eq!(shown("metadata.annotations['Www.k8s.io/test']", &facts), "1\n");
@@ -110,6 +110,6 @@ mod tests {
 
     #[test]
     fn da_07_the_kubelets_own_annotations_are_not_made_up() {
-        assert_eq!(shown("metadata.annotations", &PodFacts::stand_in()), "");
+        assert_eq!(shown("metadata.annotations", &PodFacts::placeholder()), "");
     }
 }

@@ -52,7 +52,7 @@ pub struct PayloadFile<'a> {
 
 /// A payload, and warnings for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Assembled<'a> {
+pub struct AssembledPayload<'a> {
     /// The files.
     pub payload: Payload<'a>,
     /// A warning for each file that hides another one.
@@ -65,7 +65,7 @@ impl<'a> Payload<'a> {
     /// # Errors
     /// All problems of all sources: objects, keys and tokens that are missing, paths that cannot stand side by side,
     /// sources that podfs does not know.
-    pub fn assemble(projection: &'a Projection, pod: &'a PodView) -> Result<Assembled<'a>, PayloadError> {
+    pub fn assemble(projection: &'a Projection, pod: &'a PodView) -> Result<AssembledPayload<'a>, PayloadError> {
         let ownership = Ownership::of(&pod.facts);
         let mut assembly = Assembly { projection, pod, ownership, draft: Draft::default() };
         for source in &projection.sources {
@@ -73,7 +73,7 @@ impl<'a> Payload<'a> {
         }
         let (files, warnings) = assembly.draft.finish()?;
         let payload = Payload { files, directory_mode: ownership.directory_mode(), gid: ownership.gid() };
-        Ok(Assembled { payload, warnings })
+        Ok(AssembledPayload { payload, warnings })
     }
 
     /// The names in the volume's root, each with the owner of its link: that of the first file in path order.
@@ -164,7 +164,7 @@ impl<'a> Assembly<'a> {
         objects.why_absent(ObjectKind::Node, "", node)
     }
 
-    /// Adds the key and the chain, which always stand in one payload (PC-01).
+    /// Adds the key and the chain, which are always in one payload (PC-01).
     fn add_certificate(&mut self, source: &'a ProjectionSource, files: &'a CertificateFiles) {
         match credential::certificate(source, files, &self.pod.known.tokens) {
             Ok(parts) => {

@@ -3,7 +3,7 @@
 //! The kubelet writes files as root and then walks the volume to give it to the group. podfs computes the outcome of
 //! that walk, so that a file has its final mode and owner from the first moment.
 
-use podfs_fuse::mount::private::Access;
+use podfs_fuse::mount::private::ContainerAccess;
 
 use crate::manifest::pod::PodFacts;
 use crate::volume::Medium;
@@ -25,10 +25,10 @@ pub enum OwnedEntry {
 
 /// The mode an entry has once the fsGroup got it, in a volume its containers may only read or also change. Bits are only
 /// ever added.
-pub fn fs_group_mode(mode: u16, entry: OwnedEntry, access: Access) -> u16 {
+pub fn fs_group_mode(mode: u16, entry: OwnedEntry, access: ContainerAccess) -> u16 {
     let mask = match access {
-        Access::ReadOnly => 0o440,
-        Access::ReadWrite => 0o660,
+        ContainerAccess::ReadOnly => 0o440,
+        ContainerAccess::ReadWrite => 0o660,
     };
     match entry {
         OwnedEntry::File => mode | mask,
@@ -60,18 +60,18 @@ impl Ownership {
             Medium::Disk => 0o777,
             Medium::Memory => 0o1777,
         };
-        self.shared(mode, OwnedEntry::Directory, Access::ReadWrite)
+        self.shared(mode, OwnedEntry::Directory, ContainerAccess::ReadWrite)
     }
 
     /// Mode of the directories below the root.
     pub fn directory_mode(self) -> u16 {
-        self.shared(DIRECTORY, OwnedEntry::Directory, Access::ReadOnly)
+        self.shared(DIRECTORY, OwnedEntry::Directory, ContainerAccess::ReadOnly)
     }
 
     /// Mode and owner of a file made of an object or of the pod's fields. Such files stay root's unless the manifest
     /// names a user (KEP-5936), even when all containers run as one.
     pub fn file(self, mode: u16, user: Option<u32>) -> (u16, u32) {
-        (self.shared(mode, OwnedEntry::File, Access::ReadOnly), user.unwrap_or(0))
+        (self.shared(mode, OwnedEntry::File, ContainerAccess::ReadOnly), user.unwrap_or(0))
     }
 
     /// Mode and owner of a token, a trust bundle or a certificate: private to the pod's user or group as soon as it
@@ -82,7 +82,7 @@ impl Ownership {
         self.file(mode, user.or(self.fs_user))
     }
 
-    fn shared(self, mode: u16, entry: OwnedEntry, access: Access) -> u16 {
+    fn shared(self, mode: u16, entry: OwnedEntry, access: ContainerAccess) -> u16 {
         match self.fs_group {
             Some(_) => fs_group_mode(mode, entry, access),
             None => mode,
@@ -111,8 +111,8 @@ mod tests {
             (Directory, 0o1777, 0o3777, 0o3777),
         ];
         for (entry, before, read_write, read_only) in rows {
-            assert_eq!(fs_group_mode(before, entry, Access::ReadWrite), read_write, "{entry:?} {before:o}");
-            assert_eq!(fs_group_mode(before, entry, Access::ReadOnly), read_only, "{entry:?} {before:o}");
+            assert_eq!(fs_group_mode(before, entry, ContainerAccess::ReadWrite), read_write, "{entry:?} {before:o}");
+            assert_eq!(fs_group_mode(before, entry, ContainerAccess::ReadOnly), read_only, "{entry:?} {before:o}");
         }
     }
 

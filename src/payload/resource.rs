@@ -2,7 +2,7 @@
 
 use crate::manifest::pod::PodFacts;
 use crate::types::{Allocatable, Quantity};
-use crate::volume::{Bound, ContainerResource};
+use crate::volume::{ContainerResource, ResourceBound};
 
 /// The content of a file that shows `field`: a plain number, rounded up to whole divisors.
 ///
@@ -15,13 +15,13 @@ pub(super) fn content(
 ) -> Result<String, ContainerNotFound> {
     let container = facts.container(&field.container).ok_or_else(|| ContainerNotFound(field.container.clone()))?;
     let amount = match field.bound {
-        Bound::Limit => container.limits.get(&field.resource),
-        Bound::Request => container.requests.get(&field.resource),
+        ResourceBound::Limit => container.limits.get(&field.resource),
+        ResourceBound::Request => container.requests.get(&field.resource),
     };
     let amount = match (amount, field.bound) {
         (Some(amount), _) if !amount.is_zero() => *amount,
-        (_, Bound::Limit) => unlimited(&field.resource, allocatable),
-        (_, Bound::Request) => Quantity::ZERO,
+        (_, ResourceBound::Limit) => unlimited(&field.resource, allocatable),
+        (_, ResourceBound::Request) => Quantity::ZERO,
     };
     // The kubelet counts cpu in thousandths of a core, everything else in whole units, on both sides. The divisor is
     // not zero, and rounding up keeps it so.
@@ -65,14 +65,14 @@ mod tests {
     }
 
     fn pod(container: Container) -> PodFacts {
-        PodFacts { containers: vec![container], ..PodFacts::stand_in() }
+        PodFacts { containers: vec![container], ..PodFacts::placeholder() }
     }
 
     fn shown(facts: &PodFacts, container: &str, field: &str, divisor: &str) -> Result<String, String> {
         let (bound, resource) = field.split_once('.').expect("bound.resource");
         let field = ContainerResource {
             container: container.to_owned(),
-            bound: if bound == "limits" { Bound::Limit } else { Bound::Request },
+            bound: if bound == "limits" { ResourceBound::Limit } else { ResourceBound::Request },
             resource: resource.to_owned(),
             divisor: Quantity::parse(divisor).expect(divisor),
         };

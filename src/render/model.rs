@@ -267,7 +267,7 @@ fn entries<'a>(
     let assembled = Payload::assemble(projection, pod)?;
     warnings.extend(assembled.warnings.iter().map(ToString::to_string));
     let payload = assembled.payload;
-    let mut layout = Layout { gid: payload.gid, entries: BTreeMap::new() };
+    let mut layout = EntryCollector { gid: payload.gid, entries: BTreeMap::new() };
     layout.put("", Ownership::of(&pod.facts).root_mode(projection.medium), 0, EntryKind::Directory);
     let hidden: BTreeSet<&str> = volume.nested.iter().map(PayloadPath::top_level).collect();
     for path in &volume.nested {
@@ -295,12 +295,12 @@ fn entries<'a>(
 const LINK: u16 = 0o777;
 
 /// Entries being collected.
-struct Layout<'a> {
+struct EntryCollector<'a> {
     gid: u32,
     entries: BTreeMap<String, RenderedEntry<'a>>,
 }
 
-impl<'a> Layout<'a> {
+impl<'a> EntryCollector<'a> {
     fn put(&mut self, path: &str, mode: u16, uid: u32, kind: EntryKind<'a>) {
         let entry = RenderedEntry { path: path.to_owned(), mode, uid, gid: self.gid, kind };
         self.entries.insert(path.to_owned(), entry);

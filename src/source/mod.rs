@@ -20,17 +20,17 @@ use crate::manifest::KnownObjects;
 use crate::manifest::pod::Pod;
 use crate::volume::Volume;
 
-pub use api::{
-    Access, ApiPlan, ApiSource, Condition, Contact, Contacts, PodName, StartError, TokenPolicy, Unreachable, live_pod,
-};
 pub(crate) use api::{
-    Conditions, IssuedCredentials, Journal, ObjectRequest, ObjectUpdate, ObjectWatcher, SETTLE, ServedObject,
-    SignerWatcher, Task, grown, origin, post as post_events, post_growth, post_read_only, title_of_signer,
+    AbortOnDrop, Conditions, IssuedCredentials, ObjectRequest, ObjectUpdate, ObjectWatcher, ProblemLog, SETTLE,
+    ServedObject, SignerWatcher, grown, origin, post as post_events, post_growth, post_read_only, title_of_signer,
 };
-pub use files::{Accepted, FileSource, PodInput, SourceError};
-pub(crate) use files::{Files, IMMUTABLE, Role, Scanned, Sum, SummedFiles};
+pub use api::{
+    ApiPlan, ApiSource, Condition, Contact, Contacts, SettingsSource, StartError, TokenPolicy, Unreachable, live_pod,
+};
+pub use files::{AcceptedDocuments, FileSource, PodInput, SourceError};
+pub(crate) use files::{CombinedFiles, FileCombiner, Files, IMMUTABLE, PathRole, Scanned};
 pub(crate) use push::PodCertificate;
-pub use push::{Certificate, Deletion, Inbox, Push, PushError, PushSource, Taken, Unknown};
+pub use push::{Certificate, DeletedObject, Push, PushCounts, PushError, PushReceiver, PushSource, UnknownObject};
 
 /// The source of the pod and its objects.
 pub enum Source {
@@ -92,7 +92,7 @@ impl Source {
     }
 
     /// The inbox for pushed objects, if the source has one.
-    pub fn inbox(&self) -> Option<Inbox> {
+    pub fn inbox(&self) -> Option<PushReceiver> {
         match self {
             Source::Push(push) => Some(push.inbox()),
             Source::Files(_) | Source::Api(_) => None,
@@ -116,5 +116,5 @@ pub struct Snapshot {
     /// What the source knows of its objects.
     pub known: KnownObjects,
     /// When podfs received the change that led to it; the first snapshot follows from no change.
-    pub heard: Option<Instant>,
+    pub noticed_at: Option<Instant>,
 }

@@ -13,7 +13,7 @@
 //! | [`run_dir`] | what the pod has on the node: its claim, its sockets, its mount points, its cgroup |
 //! | `exec_state` | the state that a program passes to the one that it executes in an upgrade |
 //! | `installed` | where the programs of podfs are on disk |
-//! | [`log_format`] | the form of what is printed on standard error |
+//! | [`log_format`] | the format of lines on standard error |
 //!
 //! One task runs the pod. It never blocks: whatever makes system calls on a mount (bringing a volume
 //! up, committing) runs on a blocking thread, one per volume at a time, and takes the volume with it.

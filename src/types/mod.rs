@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `payload_path` | where a file lies inside a volume |
 //! | `field_path` | fields of the pod that a downwardAPI file shows |
+//! | `pod_name` | the namespace and name of a pod |
 //! | `names` | Kubernetes' rules for names |
 //! | `quantity` | amounts of resources: `250m`, `1.5Gi` |
 //! | `allocatable` | the allocatable resources of a node |
@@ -14,6 +15,7 @@ mod field_path;
 mod invalid_field;
 mod names;
 mod payload_path;
+mod pod_name;
 mod quantity;
 
 pub use allocatable::Allocatable;
@@ -22,4 +24,5 @@ pub use invalid_field::InvalidField;
 pub(crate) use invalid_field::{mode, numeric_id, payload_path, required};
 pub(crate) use names::{check_qualified, is_dns_label, is_domain};
 pub use payload_path::{InvalidPath, PayloadPath};
+pub use pod_name::{InvalidPodName, PodName};
 pub use quantity::{InvalidQuantity, Quantity};

@@ -25,7 +25,7 @@ impl Quantity {
     /// Parses a number with an optional suffix: `n u m k M G T P E`, `Ki` to `Ei`, or `e` with an exponent.
     ///
     /// # Errors
-    /// [`InvalidQuantity`] when the text is none, or negative, or has more digits than any real amount.
+    /// [`InvalidQuantity`] when the text is no quantity, is negative, or has more digits than any real amount.
     pub fn parse(text: &str) -> Result<Quantity, InvalidQuantity> {
         parse(text).ok_or_else(|| InvalidQuantity(text.to_owned()))
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::entries::{EntryKind, ViewEntry, ViewVolumes};
+use super::entries::{ViewEntry, ViewEntryKind, ViewVolumes};
 
 /// The differences between two states of a view, a line each.
 pub(super) fn lines(old: &ViewVolumes, new: &ViewVolumes) -> Vec<String> {
@@ -40,14 +40,14 @@ fn of_files(volume: &str, old: &[ViewEntry], new: &[ViewEntry]) -> Vec<String> {
 }
 
 fn files(entries: &[ViewEntry]) -> BTreeMap<&str, &ViewEntry> {
-    let is_file = |entry: &&ViewEntry| matches!(entry.kind, EntryKind::File { .. });
+    let is_file = |entry: &&ViewEntry| matches!(entry.kind, ViewEntryKind::File { .. });
     entries.iter().filter(is_file).filter_map(|entry| Some((entry.in_generation()?, entry))).collect()
 }
 
 fn size(entry: &ViewEntry) -> String {
     match &entry.kind {
-        EntryKind::File { fingerprint: (length, _), .. } => format!("{length} bytes"),
-        EntryKind::Directory | EntryKind::Link(_) => String::new(),
+        ViewEntryKind::File { fingerprint: (length, _), .. } => format!("{length} bytes"),
+        ViewEntryKind::Directory | ViewEntryKind::Link(_) => String::new(),
     }
 }
 

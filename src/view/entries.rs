@@ -19,11 +19,11 @@ pub(super) struct ViewEntry {
     pub(super) mode: u16,
     pub(super) uid: u32,
     pub(super) gid: u32,
-    pub(super) kind: EntryKind,
+    pub(super) kind: ViewEntryKind,
 }
 
 #[derive(Clone, PartialEq, Eq)]
-pub(super) enum EntryKind {
+pub(super) enum ViewEntryKind {
     Directory,
     Link(String),
     File {
@@ -62,11 +62,11 @@ impl Reader {
 
     fn entry(&self, entry: &model::RenderedEntry<'_>) -> ViewEntry {
         let kind = match &entry.kind {
-            model::EntryKind::Directory => EntryKind::Directory,
-            model::EntryKind::Link(target) => EntryKind::Link(target.clone()),
+            model::EntryKind::Directory => ViewEntryKind::Directory,
+            model::EntryKind::Link(target) => ViewEntryKind::Link(target.clone()),
             model::EntryKind::File { content, is_secret } => {
                 let shown = visible(content, *is_secret, self.reveal);
-                EntryKind::File {
+                ViewEntryKind::File {
                     content: shown.unwrap_or_default().into(),
                     fingerprint: (content.len(), self.hasher.hash_one(&**content)),
                     is_hidden: shown.is_none(),

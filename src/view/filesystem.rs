@@ -11,7 +11,7 @@ use fuser::{
     OpenAccMode, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyOpen, Request,
 };
 
-use super::tree::{NodeKind, Tree, ViewNode};
+use super::tree::{ViewNode, ViewNodeKind, ViewTree};
 
 /// The time for which the kernel caches names and attributes that never change.
 const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
@@ -21,28 +21,28 @@ const BLOCK: u32 = 4096;
 
 /// A tree as a file system.
 pub(super) struct TreeFs {
-    tree: Arc<Mutex<Tree>>,
+    tree: Arc<Mutex<ViewTree>>,
     /// The listings of open directories, by handle, as they were at the open.
-    listings: Mutex<HashMap<u64, Vec<Listed>>>,
+    listings: Mutex<HashMap<u64, Vec<ListedName>>>,
     next_handle: AtomicU64,
 }
 
-struct Listed {
+struct ListedName {
     number: u64,
     kind: FileType,
     name: String,
 }
 
 impl TreeFs {
-    pub(super) fn new(tree: Arc<Mutex<Tree>>) -> TreeFs {
+    pub(super) fn new(tree: Arc<Mutex<ViewTree>>) -> TreeFs {
         TreeFs { tree, listings: Mutex::default(), next_handle: AtomicU64::new(0) }
     }
 
-    fn tree(&self) -> MutexGuard<'_, Tree> {
+    fn tree(&self) -> MutexGuard<'_, ViewTree> {
         self.tree.lock().expect("no thread panics with the tree")
     }
 
-    fn listings(&self) -> MutexGuard<'_, HashMap<u64, Vec<Listed>>> {
+    fn listings(&self) -> MutexGuard<'_, HashMap<u64, Vec<ListedName>>> {
         self.listings.lock().expect("no thread panics with the listings")
     }
 }
@@ -53,7 +53,7 @@ impl Filesystem for TreeFs {
         let names_stay = tree.node(parent.0).is_some_and(|node| node.is_final);
         match name.to_str().and_then(|name| tree.look_up(parent.0, name)) {
             Some(node) => {
-                let (attributes, entry) = (belief(node.is_final), belief(names_stay));
+                let (attributes, entry) = (cache_time(node.is_final), cache_time(names_stay));
                 reply.entry_with_ttls(&attributes, &entry, &attributes_of(node), Generation(0));
             }
             None => reply.error(Errno::ENOENT),
@@ -66,14 +66,14 @@ impl Filesystem for TreeFs {
 
     fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         match self.tree().node(number.0) {
-            Some(node) => reply.attr(&belief(node.is_final), &attributes_of(node)),
+            Some(node) => reply.attr(&cache_time(node.is_final), &attributes_of(node)),
             None => reply.error(Errno::ENOENT),
         }
     }
 
     fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
         match self.tree().node(number.0).map(|node| &node.kind) {
-            Some(NodeKind::Link(target)) => reply.data(target.as_bytes()),
+            Some(ViewNodeKind::Link(target)) => reply.data(target.as_bytes()),
             Some(_) => reply.error(Errno::EINVAL),
             None => reply.error(Errno::ENOENT),
         }
@@ -84,7 +84,7 @@ impl Filesystem for TreeFs {
         match self.tree().node(number.0) {
             None => reply.error(Errno::ENOENT),
             Some(_) if mask.contains(AccessFlags::W_OK) => reply.error(Errno::EROFS),
-            Some(ViewNode { kind: NodeKind::File(_), mode, .. })
+            Some(ViewNode { kind: ViewNodeKind::File(_), mode, .. })
                 if mask.contains(AccessFlags::X_OK) && mode & 0o111 == 0 =>
             {
                 reply.error(Errno::EACCES);
@@ -95,9 +95,9 @@ impl Filesystem for TreeFs {
 
     fn open(&self, _: &Request, number: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         match self.tree().node(number.0).map(|node| &node.kind) {
-            Some(NodeKind::File(_)) if flags.acc_mode() != OpenAccMode::O_RDONLY => reply.error(Errno::EROFS),
+            Some(ViewNodeKind::File(_)) if flags.acc_mode() != OpenAccMode::O_RDONLY => reply.error(Errno::EROFS),
             // The content of a number never changes.
-            Some(NodeKind::File(_)) => reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE),
+            Some(ViewNodeKind::File(_)) => reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE),
             Some(_) => reply.error(Errno::EISDIR),
             None => reply.error(Errno::ENOENT),
         }
@@ -115,7 +115,7 @@ impl Filesystem for TreeFs {
         reply: ReplyData,
     ) {
         match self.tree().node(number.0).map(|node| &node.kind) {
-            Some(NodeKind::File(content)) => {
+            Some(ViewNodeKind::File(content)) => {
                 let start = usize::try_from(offset).unwrap_or(usize::MAX).min(content.len());
                 let end = start.saturating_add(size as usize).min(content.len());
                 reply.data(&content[start..end]);
@@ -149,33 +149,33 @@ impl Filesystem for TreeFs {
     }
 }
 
-fn belief(is_final: bool) -> Duration {
+fn cache_time(is_final: bool) -> Duration {
     if is_final { FOR_EVER } else { NOT_AT_ALL }
 }
 
-fn list(tree: &Tree, number: u64) -> Option<Vec<Listed>> {
-    let NodeKind::Directory { entries, .. } = &tree.node(number)?.kind else { return None };
+fn list(tree: &ViewTree, number: u64) -> Option<Vec<ListedName>> {
+    let ViewNodeKind::Directory { entries, .. } = &tree.node(number)?.kind else { return None };
     // The kernel knows by itself where .. leads.
-    let dots = [".", ".."].map(|name| Listed { number, kind: FileType::Directory, name: name.to_owned() });
+    let dots = [".", ".."].map(|name| ListedName { number, kind: FileType::Directory, name: name.to_owned() });
     let listed = entries.iter().filter_map(|(name, number)| {
-        Some(Listed { number: *number, kind: file_type(tree.node(*number)?), name: name.clone() })
+        Some(ListedName { number: *number, kind: file_type(tree.node(*number)?), name: name.clone() })
     });
     Some(dots.into_iter().chain(listed).collect())
 }
 
 fn file_type(node: &ViewNode) -> FileType {
     match node.kind {
-        NodeKind::Directory { .. } => FileType::Directory,
-        NodeKind::Link(_) => FileType::Symlink,
-        NodeKind::File(_) => FileType::RegularFile,
+        ViewNodeKind::Directory { .. } => FileType::Directory,
+        ViewNodeKind::Link(_) => FileType::Symlink,
+        ViewNodeKind::File(_) => FileType::RegularFile,
     }
 }
 
 fn attributes_of(node: &ViewNode) -> FileAttr {
     let (size, links) = match &node.kind {
-        NodeKind::Directory { .. } => (0, 2),
-        NodeKind::Link(target) => (target.len(), 1),
-        NodeKind::File(content) => (content.len(), 1),
+        ViewNodeKind::Directory { .. } => (0, 2),
+        ViewNodeKind::Link(target) => (target.len(), 1),
+        ViewNodeKind::File(content) => (content.len(), 1),
     };
     let size = size as u64;
     FileAttr {

@@ -41,8 +41,8 @@ pub use fusermount::FusermountError;
 
 use entries::ViewVolumes;
 use filesystem::TreeFs;
-use mount_point::MountPoint;
-use tree::Tree;
+use mount_point::ViewMountPoint;
+use tree::ViewTree;
 
 /// Why there is no view. Its text is one sentence for the user.
 #[derive(Debug, thiserror::Error)]
@@ -119,8 +119,8 @@ pub enum Audience {
 
 /// A mounted view. It is taken away when this is dropped.
 pub struct MountedView {
-    point: Option<MountPoint>,
-    tree: Arc<Mutex<Tree>>,
+    point: Option<ViewMountPoint>,
+    tree: Arc<Mutex<ViewTree>>,
     notifier: Notifier,
     ended: oneshot::Receiver<()>,
 }
@@ -132,10 +132,10 @@ impl MountedView {
     /// # Errors
     /// A directory that cannot be used, and what keeps a user from mounting.
     pub fn mount(directory: &Path, audience: Audience, volumes: ViewVolumes) -> Result<MountedView, ViewError> {
-        let mut tree = Tree::new(SystemTime::now());
+        let mut tree = ViewTree::new(SystemTime::now());
         tree.show(volumes, SystemTime::now());
         let tree = Arc::new(Mutex::new(tree));
-        let point = MountPoint::prepare(directory)?;
+        let point = ViewMountPoint::prepare(directory)?;
         let device = fusermount::mount(point.path(), audience)?;
         let acl = match audience {
             Audience::Owner => SessionACL::Owner,
@@ -158,10 +158,10 @@ impl MountedView {
 
     /// The mount point.
     pub fn path(&self) -> &Path {
-        self.point.as_ref().map_or(Path::new(""), MountPoint::path)
+        self.point.as_ref().map_or(Path::new(""), ViewMountPoint::path)
     }
 
-    /// Shows these volumes from now on. Gives what is different, a line each.
+    /// Shows these volumes from now on. Returns the differences, a line each.
     pub fn show(&self, volumes: ViewVolumes) -> Vec<String> {
         let (lines, stale) = {
             let mut tree = self.lock();
@@ -191,10 +191,10 @@ impl MountedView {
     /// # Errors
     /// When it cannot be unmounted.
     pub fn finish(mut self) -> Result<(), ViewError> {
-        self.point.take().map_or(Ok(()), MountPoint::clear)
+        self.point.take().map_or(Ok(()), ViewMountPoint::clear)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Tree> {
+    fn lock(&self) -> MutexGuard<'_, ViewTree> {
         self.tree.lock().expect("no thread panics with the tree")
     }
 }
@@ -202,6 +202,6 @@ impl MountedView {
 impl Drop for MountedView {
     fn drop(&mut self) {
         // Another error is being reported.
-        let _cleared = self.point.take().map(MountPoint::clear);
+        let _cleared = self.point.take().map(ViewMountPoint::clear);
     }
 }

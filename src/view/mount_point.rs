@@ -11,18 +11,18 @@ use super::ViewError;
 use super::fusermount::{self, FS_TYPE};
 use crate::render::directory::{DirectoryError, prepare};
 
-/// A directory to mount a view at. When it is dropped, podfs removes what it has made.
-pub(super) struct MountPoint {
+/// A directory to mount a view at. When it is dropped, podfs removes the directory if podfs made it.
+pub(super) struct ViewMountPoint {
     path: PathBuf,
     is_made: bool,
 }
 
-impl MountPoint {
+impl ViewMountPoint {
     /// Checks the directory, or makes it. A view there whose process has ended is taken away.
     ///
     /// # Errors
     /// Another view there, a directory that is not empty or of another user, and what the kernel says.
-    pub(super) fn prepare(directory: &Path) -> Result<MountPoint, ViewError> {
+    pub(super) fn prepare(directory: &Path) -> Result<ViewMountPoint, ViewError> {
         let path = resolve(directory).map_err(|reason| unusable(directory, reason))?;
         let here = mounts_at(&path).map_err(|reason| unusable(&path, reason))?.pop();
         let is_dead = fs::metadata(&path).is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN));
@@ -41,7 +41,7 @@ impl MountPoint {
             return Err(ViewError::NotOwned { path, owner: found.uid() });
         }
         let is_made = prepare(&path)?;
-        Ok(MountPoint { path, is_made })
+        Ok(ViewMountPoint { path, is_made })
     }
 
     /// Absolute, without symbolic links.
@@ -62,7 +62,7 @@ impl MountPoint {
     }
 }
 
-impl Drop for MountPoint {
+impl Drop for ViewMountPoint {
     fn drop(&mut self) {
         if self.is_made {
             // Another process may have put something there, or have mounted something.

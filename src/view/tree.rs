@@ -11,14 +11,14 @@ use std::time::SystemTime;
 
 use podfs_fuse::projection::GenerationName;
 
-use super::entries::{EntryKind, ViewEntry, ViewVolumes};
+use super::entries::{ViewEntry, ViewEntryKind, ViewVolumes};
 use crate::render::model::DATA;
 
 /// The number of the view's root.
 pub(super) const ROOT: u64 = 1;
 
-/// All nodes, and what they show.
-pub(super) struct Tree {
+/// All nodes, and their content.
+pub(super) struct ViewTree {
     nodes: HashMap<u64, ViewNode>,
     /// The next number.
     next: u64,
@@ -33,7 +33,7 @@ pub(super) struct ViewNode {
     pub(super) uid: u32,
     pub(super) gid: u32,
     pub(super) modified: SystemTime,
-    pub(super) kind: NodeKind,
+    pub(super) kind: ViewNodeKind,
     /// Whether it, and all that is in it, stays as it is for as long as it has its number.
     pub(super) is_final: bool,
     /// Lookups of the node that the kernel has not forgotten (FUSE `nlookup`).
@@ -41,7 +41,7 @@ pub(super) struct ViewNode {
     is_shown: bool,
 }
 
-pub(super) enum NodeKind {
+pub(super) enum ViewNodeKind {
     Directory {
         /// The entries by name.
         entries: BTreeMap<String, u64>,
@@ -53,7 +53,7 @@ pub(super) enum NodeKind {
 }
 
 /// A name that the kernel should forget, and the number of the directory that it is in.
-pub(super) type Stale = (u64, String);
+pub(super) type StaleName = (u64, String);
 
 /// The nodes of a volume.
 struct ViewVolume {
@@ -72,14 +72,14 @@ struct Generation {
     nodes: Vec<u64>,
 }
 
-impl Tree {
+impl ViewTree {
     /// A tree that shows no volume.
-    pub(super) fn new(now: SystemTime) -> Tree {
+    pub(super) fn new(now: SystemTime) -> ViewTree {
         let mut tree =
-            Tree { nodes: HashMap::new(), next: ROOT, shown: ViewVolumes::default(), volumes: BTreeMap::new() };
+            ViewTree { nodes: HashMap::new(), next: ROOT, shown: ViewVolumes::default(), volumes: BTreeMap::new() };
         // The root directory belongs to the user that mounts the view, not to a pod's user.
         let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-        let root = ViewEntry { path: String::new(), mode: 0o755, uid, gid, kind: EntryKind::Directory };
+        let root = ViewEntry { path: String::new(), mode: 0o755, uid, gid, kind: ViewEntryKind::Directory };
         tree.add(&root, now, false);
         tree
     }
@@ -96,7 +96,7 @@ impl Tree {
 
     /// The node of this name in a directory, which the kernel holds from now on.
     pub(super) fn look_up(&mut self, directory: u64, name: &str) -> Option<&ViewNode> {
-        let NodeKind::Directory { entries, unlisted } = &self.nodes.get(&directory)?.kind else { return None };
+        let ViewNodeKind::Directory { entries, unlisted } = &self.nodes.get(&directory)?.kind else { return None };
         let unlisted = unlisted.iter().find(|(unlisted, _)| unlisted == name).map(|(_, number)| number);
         let number = *entries.get(name).or(unlisted)?;
         let node = self.nodes.get_mut(&number)?;
@@ -114,7 +114,7 @@ impl Tree {
     }
 
     /// Shows these volumes from now on. Gives the names that mean something else than before.
-    pub(super) fn show(&mut self, volumes: ViewVolumes, now: SystemTime) -> Vec<Stale> {
+    pub(super) fn show(&mut self, volumes: ViewVolumes, now: SystemTime) -> Vec<StaleName> {
         let mut stale = Vec::new();
         let mut before = std::mem::take(&mut self.volumes);
         for (name, entries) in &volumes.0 {
@@ -155,7 +155,7 @@ impl Tree {
         old: &[ViewEntry],
         new: &[ViewEntry],
         now: SystemTime,
-        stale: &mut Vec<Stale>,
+        stale: &mut Vec<StaleName>,
     ) -> ViewVolume {
         let before = volume.fixed.clone();
         let is_kept = |path: &str| new.iter().any(|entry| entry.path == path && old.contains(entry));
@@ -211,7 +211,7 @@ impl Tree {
         }
         let link = entries.iter().find(|entry| entry.path == DATA).cloned();
         let link = link.expect("a rendering has the link to its generation");
-        let data = self.add(&ViewEntry { kind: EntryKind::Link(name.clone()), ..link }, now, true);
+        let data = self.add(&ViewEntry { kind: ViewEntryKind::Link(name.clone()), ..link }, now, true);
         let directory = *numbers.get("").expect("a rendering has the directory of its generation");
         (Generation { name, directory, nodes: numbers.into_values().collect() }, data)
     }
@@ -241,7 +241,7 @@ impl Tree {
         now: SystemTime,
     ) {
         if let Some(node) = self.nodes.get_mut(&directory) {
-            node.kind = NodeKind::Directory { entries, unlisted };
+            node.kind = ViewNodeKind::Directory { entries, unlisted };
             node.modified = now;
         }
     }
@@ -250,9 +250,9 @@ impl Tree {
         let number = self.next;
         self.next += 1;
         let kind = match &entry.kind {
-            EntryKind::Directory => NodeKind::Directory { entries: BTreeMap::new(), unlisted: None },
-            EntryKind::Link(target) => NodeKind::Link(target.clone()),
-            EntryKind::File { content, .. } => NodeKind::File(Arc::clone(content)),
+            ViewEntryKind::Directory => ViewNodeKind::Directory { entries: BTreeMap::new(), unlisted: None },
+            ViewEntryKind::Link(target) => ViewNodeKind::Link(target.clone()),
+            ViewEntryKind::File { content, .. } => ViewNodeKind::File(Arc::clone(content)),
         };
         let ViewEntry { mode, uid, gid, .. } = *entry;
         let node = ViewNode { number, mode, uid, gid, modified: now, kind, is_final, lookups: 0, is_shown: true };
@@ -289,7 +289,7 @@ fn is_fixed(entry: &ViewEntry) -> bool {
 }
 
 fn is_link(entry: &ViewEntry) -> bool {
-    matches!(entry.kind, EntryKind::Link(_))
+    matches!(entry.kind, ViewEntryKind::Link(_))
 }
 
 /// The directory that a path of a volume is in, and its name there.

@@ -40,7 +40,7 @@ pub struct ContainerResource {
     /// The container's name.
     pub container: String,
     /// Limit or request.
-    pub bound: Bound,
+    pub bound: ResourceBound,
     /// `cpu`, `memory`, `ephemeral-storage` or `hugepages-<size>`.
     pub resource: String,
     /// The unit the file counts in; never zero.
@@ -49,7 +49,7 @@ pub struct ContainerResource {
 
 /// The limit or the request of a container for a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bound {
+pub enum ResourceBound {
     /// Its limit.
     Limit,
     /// Its request.
@@ -105,10 +105,10 @@ fn container_resource(selector: &ResourceFieldSelector) -> Result<ContainerResou
 const RESOURCES: &str = "a volume can show limits and requests of cpu, memory, ephemeral-storage and hugepages-<size>";
 
 /// Splits `limits.cpu`; nothing when no file can show it.
-fn bounded(resource: &str) -> Option<(Bound, &str)> {
+fn bounded(resource: &str) -> Option<(ResourceBound, &str)> {
     let (bound, name) = match resource.split_once('.')? {
-        ("limits", name) => (Bound::Limit, name),
-        ("requests", name) => (Bound::Request, name),
+        ("limits", name) => (ResourceBound::Limit, name),
+        ("requests", name) => (ResourceBound::Request, name),
         _ => return None,
     };
     let known = matches!(name, "cpu" | "memory" | "ephemeral-storage") || name.starts_with("hugepages-");

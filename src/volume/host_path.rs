@@ -15,7 +15,7 @@ pub(super) const KIND: VolumeType = VolumeType {
     },
 };
 
-/// A file or directory of the node, and what it has to be.
+/// A file or directory of the node, and its required type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPath {
     /// An absolute path without `..`.

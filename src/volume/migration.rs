@@ -38,7 +38,7 @@ pub struct Context<'a> {
 }
 
 /// A kind that is translated.
-struct Migrated {
+struct MigratedKind {
     word: &'static str,
     /// Translates the fields of the kind.
     translate: fn(&Value, Context<'_>) -> Result<Csi, InvalidField>,
@@ -55,14 +55,17 @@ pub const REPLACED_PLUGINS: [&str; 7] = [
     "kubernetes.io/vsphere-volume",
 ];
 
-const MIGRATED: [Migrated; 7] = [
-    Migrated { word: "awsElasticBlockStore", translate: |fields, _| aws_elastic_block_store(&typed(fields)?) },
-    Migrated { word: "azureDisk", translate: |fields, _| azure_disk(&typed(fields)?) },
-    Migrated { word: "azureFile", translate: |fields, context| azure_file(&typed(fields)?, context) },
-    Migrated { word: "cinder", translate: |fields, _| cinder(&typed(fields)?) },
-    Migrated { word: "gcePersistentDisk", translate: |fields, context| gce_persistent_disk(&typed(fields)?, context) },
-    Migrated { word: "portworxVolume", translate: |fields, _| portworx(&typed(fields)?) },
-    Migrated { word: "vsphereVolume", translate: |fields, _| vsphere(&typed(fields)?) },
+const MIGRATED: [MigratedKind; 7] = [
+    MigratedKind { word: "awsElasticBlockStore", translate: |fields, _| aws_elastic_block_store(&typed(fields)?) },
+    MigratedKind { word: "azureDisk", translate: |fields, _| azure_disk(&typed(fields)?) },
+    MigratedKind { word: "azureFile", translate: |fields, context| azure_file(&typed(fields)?, context) },
+    MigratedKind { word: "cinder", translate: |fields, _| cinder(&typed(fields)?) },
+    MigratedKind {
+        word: "gcePersistentDisk",
+        translate: |fields, context| gce_persistent_disk(&typed(fields)?, context),
+    },
+    MigratedKind { word: "portworxVolume", translate: |fields, _| portworx(&typed(fields)?) },
+    MigratedKind { word: "vsphereVolume", translate: |fields, _| vsphere(&typed(fields)?) },
 ];
 
 const fn kind(word: &'static str, parse: super::Parse) -> VolumeType {

@@ -31,7 +31,7 @@ pub use certificate::{CertificateFiles, CertificateKey, KeyType};
 pub use claim::{Claim, ClaimReference, ClaimUsage};
 pub use credential::{BundleFile, BundleKey, CredentialKey, TokenFile, TokenKey};
 pub use csi::{Csi, SecretReference};
-pub use downward_file::{Bound, ContainerResource, DownwardFile, DownwardValue};
+pub use downward_file::{ContainerResource, DownwardFile, DownwardValue, ResourceBound};
 pub(crate) use empty_dir::PageSize;
 pub use empty_dir::{EmptyDir, Storage};
 pub use flex::Flex;
@@ -39,9 +39,9 @@ pub use host_path::{HostPath, HostPathType};
 pub use nfs::{Nfs, NfsOptions, options as nfs_options};
 pub use preferences::{MARK, Preferences, ServedBy, SubPathMode};
 pub(crate) use preferences::{forget_other_volumes, set_mount_options};
-pub use projection::{Item, Medium, ObjectSource, Projection, ProjectionSource, Reference};
+pub use projection::{KeyPath, Medium, ObjectSource, Projection, ProjectionSource, Reference};
 pub use selector::Selector;
-pub use unsupported::Fields;
+pub use unsupported::VolumeFields;
 
 use crate::types::{InvalidField, PayloadPath, is_dns_label, required};
 
@@ -99,7 +99,11 @@ impl Volume {
     ///
     /// # Errors
     /// The first field that breaks a rule of the API; the sentence names the volume, the path is relative to it.
-    pub fn parse(volume: &core::Volume, fields: &Fields, containers: &VolumeUses<'_>) -> Result<Volume, InvalidField> {
+    pub fn parse(
+        volume: &core::Volume,
+        fields: &VolumeFields,
+        containers: &VolumeUses<'_>,
+    ) -> Result<Volume, InvalidField> {
         let name = VolumeName::parse(&volume.name)?;
         let named = |error: InvalidField| InvalidField {
             sentence: format!("volume {:?}: {}", name.as_str(), error.sentence),

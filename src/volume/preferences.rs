@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
-use podfs_fuse::passthrough::Cache;
+use podfs_fuse::passthrough::CacheMode;
 use serde_json::{Value, json};
 
 use super::nfs_options::{Backend, NfsOptions};
@@ -31,7 +31,7 @@ pub struct Preferences {
     /// FUSE or a bind mount; without it, podfs chooses.
     pub served_by: Option<ServedBy>,
     /// The caching of names and attributes of a host path by the kernel.
-    pub cache: Cache,
+    pub cache: CacheMode,
     /// Whether podfs logs each open of a file of a projection.
     pub audit: bool,
     /// The NFS client; without it, the mount options choose.
@@ -222,11 +222,11 @@ fn served_by(word: &str) -> Result<ServedBy, &'static str> {
     }
 }
 
-fn cache(word: &str) -> Result<Cache, &'static str> {
+fn cache(word: &str) -> Result<CacheMode, &'static str> {
     match word {
-        "none" => Ok(Cache::None),
-        "auto" => Ok(Cache::Auto),
-        "always" => Ok(Cache::Always),
+        "none" => Ok(CacheMode::None),
+        "auto" => Ok(CacheMode::Auto),
+        "always" => Ok(CacheMode::Always),
         _ => Err("must be none, auto or always"),
     }
 }

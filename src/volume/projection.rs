@@ -122,7 +122,7 @@ pub struct ObjectSource {
     /// The object's name.
     pub name: String,
     /// The keys to show; none means every key, under its own name.
-    pub items: Vec<Item>,
+    pub items: Vec<KeyPath>,
     /// Whether the object, or a listed key of it, may be absent.
     pub optional: bool,
 }
@@ -141,7 +141,7 @@ impl ObjectSource {
         Ok(ObjectSource {
             name: types::required(name_field, name)?.to_owned(),
             items: items
-                .map(|(index, item)| Item::parse(item).map_err(|error| error.under(format!("items[{index}]"))))
+                .map(|(index, item)| KeyPath::parse(item).map_err(|error| error.under(format!("items[{index}]"))))
                 .collect::<Result<_, _>>()?,
             optional: optional.unwrap_or(false),
         })
@@ -150,7 +150,7 @@ impl ObjectSource {
 
 /// A key of an object, and the file that it becomes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Item {
+pub struct KeyPath {
     /// The key in the object.
     pub key: String,
     /// The file in the volume.
@@ -161,9 +161,9 @@ pub struct Item {
     pub user: Option<u32>,
 }
 
-impl Item {
-    fn parse(item: &KeyToPath) -> Result<Item, InvalidField> {
-        Ok(Item {
+impl KeyPath {
+    fn parse(item: &KeyToPath) -> Result<KeyPath, InvalidField> {
+        Ok(KeyPath {
             key: types::required("key", Some(&item.key))?.to_owned(),
             path: types::payload_path("path", &item.path)?,
             mode: item.mode.map(|mode| types::mode("mode", mode)).transpose()?,

@@ -18,7 +18,7 @@ const ALIKE: f64 = 0.8;
 
 /// The fields of a volume in a manifest.
 #[derive(Clone, Debug, Default)]
-pub struct Fields(Vec<Field>);
+pub struct VolumeFields(Vec<Field>);
 
 #[derive(Clone, Debug)]
 struct Field {
@@ -26,11 +26,11 @@ struct Field {
     is_mapping: bool,
 }
 
-impl Fields {
+impl VolumeFields {
     /// The fields of an untyped volume.
-    pub fn of(volume: &Map<String, Value>) -> Fields {
+    pub fn of(volume: &Map<String, Value>) -> VolumeFields {
         let given = volume.iter().filter(|(name, value)| *name != "name" && !value.is_null());
-        Fields(given.map(|(name, value)| Field { name: name.clone(), is_mapping: value.is_object() }).collect())
+        VolumeFields(given.map(|(name, value)| Field { name: name.clone(), is_mapping: value.is_object() }).collect())
     }
 
     /// The kind of this volume, if it is one that the API did not have when podfs was made.
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     fn newer_kind(source: Value) -> Result<Option<String>, String> {
-        let fields = Fields::of(source.as_object().expect("fields"));
+        let fields = VolumeFields::of(source.as_object().expect("fields"));
         let typed = serde_json::from_value(source).expect("a volume");
         fields.newer_kind(&typed).map_err(|error| error.to_string())
     }

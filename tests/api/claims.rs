@@ -132,7 +132,7 @@ fn cs_13_the_claim_of_a_volume_that_its_driver_has_grown_has_the_new_capacity() 
         });
     }
 
-    // It grows again while it is mounted: the node hears of it with the next pod.
+    // It grows again while it is mounted: the node gets the new size with the next pod.
     cluster.put_volume(32, &json!({"csi": {"driver": DRIVER, "volumeHandle": "h"}}));
     cluster.put_pod("other");
     cluster.node.expect(&["wait", "default/other"]);

@@ -123,7 +123,7 @@ fn a_pod_reads_its_objects_with_its_own_token_which_podfs_renews_and_never_shows
         publishing.join().expect("it ends").expect("published");
     });
 
-    // The next daemon has no token until the kubelet calls again; the volume shows what it showed.
+    // The next daemon has no token until the kubelet calls again; the volume shows the same files as before.
     daemon.signal(Signal::SIGKILL);
     daemon.wait();
     let _daemon = kubelet.node.start_command(cluster.command_as_pods());

@@ -111,7 +111,7 @@ impl Rig {
         objects.iter().find(|object| object["object"] == name).cloned()
     }
 
-    /// Waits until a watch tells of an object.
+    /// Waits until a watch reports an object.
     #[track_caller]
     pub fn wait_watched(&self, kind: &str, name: &str) {
         eventually(&format!("{kind} {name} is watched"), || self.server.watches(kind, name) == 1);

@@ -228,7 +228,7 @@ fn list(store: &Store, selection: &Selection, asked: &Asked) -> Result<Response,
         let (last, _) = objects.last().expect("a limit is not zero");
         metadata["continue"] = Page { version, after: (last.namespace.clone(), last.name.clone()) }.token().into();
     }
-    // Items do not say what they are: the list does.
+    // Items have no kind: the list has it.
     let items: Vec<Value> = objects
         .iter()
         .map(|(_, object)| {

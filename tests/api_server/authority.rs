@@ -1,4 +1,4 @@
-//! Certificates: the authority of a cluster, what its server presents, and what its users present.
+//! Certificates: the authority of a cluster, and the certificates of its server and of its users.
 
 use std::time::{Duration, SystemTime};
 

@@ -1,6 +1,6 @@
 //! Permissions: the rules for nodes, with the exact texts of refusals, and a test's rules for other users.
 //!
-//! A node reads what pods that are bound to it refer to, one object at a time. ConfigMaps and Secrets of one name may be
+//! A node reads the objects that its pods refer to, one object at a time. ConfigMaps and Secrets of one name may be
 //! got, listed and watched; claims, volumes and attachments may only be got. Each CSIDriver may be read.
 
 use std::collections::BTreeSet;
@@ -16,7 +16,7 @@ use super::store::{Key, Store};
 #[derive(Default)]
 pub struct Rules {
     rules: Vec<Rule>,
-    /// A server that has just started does not know which pods a node has, and what they refer to.
+    /// A server that has just started does not know the pods of a node, nor the objects that they refer to.
     pub graph_is_empty: bool,
 }
 

@@ -252,7 +252,7 @@ fn event(asked: &Asked, problems: &mut Vec<String>) {
     }
 }
 
-/// A merge patch without what it takes away.
+/// A merge patch without the fields that it removes.
 fn without_nulls(change: &Value) -> Value {
     match change {
         Value::Object(fields) => {

@@ -148,7 +148,7 @@ impl Faults {
 }
 
 impl Answer {
-    /// Whether what it is made from is the right answer.
+    /// Whether it is made from the right answer.
     pub fn spoils(&self) -> bool {
         matches!(self, Self::InvalidUtf8 | Self::Truncated | Self::Broken)
     }

@@ -194,7 +194,7 @@ impl ApiServer {
         self.connections(Order::Serve);
     }
 
-    /// Knows what nodes may read, and says so at `/readyz`.
+    /// Makes the authorizer know which objects nodes may read; `/readyz` reports that.
     pub fn become_ready(&self) {
         let mut state = self.cluster.state();
         state.rules.graph_is_empty = false;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::request::Asked;
 
-/// Why a request is not answered with what it asked for.
+/// Why a request fails.
 #[derive(Debug)]
 pub struct Failure {
     code: u16,
@@ -26,7 +26,7 @@ impl Failure {
         Self::new(401, "Unauthorized", "Unauthorized")
     }
 
-    /// Neither the Node authorizer nor a rule allows it.
+    /// Neither the Node authorizer nor a rule allows the request.
     pub fn forbidden(asked: &Asked, user: &str, why: &str) -> Self {
         let resource = asked.resource_and_subresource();
         let place = match &asked.namespace {
@@ -40,7 +40,7 @@ impl Failure {
         Self::not_admitted(asked, &cannot)
     }
 
-    /// The request would be allowed, and what it says is not.
+    /// The request is allowed, and its content is invalid.
     pub fn not_admitted(asked: &Asked, why: &str) -> Self {
         let failure = Self::new(403, "Forbidden", format!("{} is forbidden: {why}", asked.title()));
         failure.about(asked)

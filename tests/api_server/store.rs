@@ -120,7 +120,7 @@ impl Store {
         self.version
     }
 
-    /// Forgets how the objects came to be what they are.
+    /// Forgets the history of the objects.
     pub fn compact(&mut self) {
         // The version itself goes on, so that no watch can begin at one that is remembered.
         self.version += 1;

@@ -87,7 +87,7 @@ fn seconds_of(time: SystemTime) -> i64 {
     Timestamp::try_from(time).expect("a time").as_second()
 }
 
-/// The pod that the token is to be bound to.
+/// The pod to bind the token to.
 fn bound_pod<'a>(
     store: &'a Store,
     namespace: &str,

@@ -151,7 +151,7 @@ impl Watch {
         }
     }
 
-    /// Tells a change as this watch sees it: what it comes to select appears, what it no longer selects is gone.
+    /// The change as this watch sees it: newly selected objects are added, objects that it no longer selects are deleted.
     async fn change(&mut self, change: &Change) -> Result<(), Over> {
         let Mood { cut, disturbance, .. } = self.mood.borrow().clone();
         if let Some(Cut { events: Some(events), end, .. }) = cut

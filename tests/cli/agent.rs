@@ -16,7 +16,7 @@ const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/examples/
 const WEB: &str = "6f1c0a54-2f0e-4c6e-9d4e-1b7a5f3c9e01";
 const WORKER: &str = "b2a7d1c8-83f5-4f0b-8a36-7c2e94d0f502";
 
-/// An agent with pods of its own. What it makes is in the directory of a fixture, which finds its processes, too.
+/// An agent with pods of its own. Its files are in the directory of a fixture, which finds its processes, too.
 struct Agent {
     fixture: Fixture,
 }
@@ -106,7 +106,7 @@ impl Working {
 
 impl Drop for Working {
     fn drop(&mut self) {
-        // The agent ends what it has started.
+        // The agent ends its child processes.
         let _ = kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM);
         let _ = self.child.wait();
     }

@@ -333,7 +333,7 @@ fn opens_are_written_down_without_a_supervisor_and_by_the_next_one() {
     let server = fixture.kill_supervisor(&mut running);
     read(&key);
     assert_eq!(lines(&running.log()).len(), 2);
-    // An annotation that is gone changes nothing for what is mounted.
+    // The removal of an annotation does not change mounted volumes.
     fixture.write("pod.yaml", &fs::read_to_string(fixture.pod()).expect("a manifest").replace("audit.db", "other"));
     let running = fixture.run();
     assert_eq!(running.server(), server);

@@ -1,4 +1,4 @@
-//! The settings of a node: `/etc/podfs/podfs.toml`, the environment, and what flags do to them.
+//! The settings of a node: `/etc/podfs/podfs.toml`, the environment, and flags that override them.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -273,7 +273,7 @@ impl NodeService {
     }
 }
 
-/// Whether a volume is to be a block device.
+/// Whether the caller asks for a block device.
 fn is_block(capability: Option<&VolumeCapability>) -> bool {
     matches!(capability.and_then(|can| can.access_type.as_ref()), Some(volume_capability::AccessType::Block(_)))
 }

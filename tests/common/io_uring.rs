@@ -8,7 +8,7 @@ pub const VARIABLE: &str = "PODFS_IO_URING";
 /// The module parameter by which the kernel offers FUSE over io_uring: `Y` or `N`.
 pub const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// Whether volumes of this process are to be served over io_uring.
+/// Whether this process serves volumes over io_uring.
 pub fn is_chosen() -> bool {
     std::env::var_os(VARIABLE).is_some_and(|value| value == "on")
 }

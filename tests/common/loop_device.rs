@@ -18,7 +18,7 @@ fn attaching() -> MutexGuard<'static, ()> {
     ATTACHING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A loop device. It is detached when the test ends; declare it before what mounts it.
+/// A loop device. It is detached when the test ends; declare it before the mounts that use it.
 pub struct LoopDevice {
     path: PathBuf,
     directory: TempDir,

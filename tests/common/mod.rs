@@ -166,7 +166,7 @@ impl Fixture {
         running
     }
 
-    /// Starts a podfs without `--ready-fd`; what it prints goes to the files `out` and `log`.
+    /// Starts a podfs without `--ready-fd`; its output goes to the files `out` and `log`.
     pub fn spawn(&self, command: &mut Command) -> Running {
         let log = self.path("log");
         let append = |path: &Path| File::options().create(true).append(true).open(path).expect("a file");

@@ -10,9 +10,9 @@ use std::thread;
 
 use podfs_fuse::client::{MountedVolume, ServerClient, VolumeIdentity};
 use podfs_fuse::mount::directories::Directories;
-use podfs_fuse::mount::private::{Access, MountOptions};
-use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
-use podfs_fuse::passthrough::{Cache, DataPath, PassthroughOptions};
+use podfs_fuse::mount::private::{ContainerAccess, MountOptions};
+use podfs_fuse::mount::visible::{MountPoint, OldMountPolicy, VisibleMount};
+use podfs_fuse::passthrough::{CacheMode, DataPath, PassthroughOptions};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -51,7 +51,7 @@ impl Mounted {
     }
 
     /// As [`Self::new`], with this caching by the kernel.
-    pub fn with_cache(cache: Cache) -> Self {
+    pub fn with_cache(cache: CacheMode) -> Self {
         Self::with(PassthroughOptions { cache, ..PassthroughOptions::default() })
     }
 
@@ -68,51 +68,51 @@ impl Mounted {
 
     /// As an emptyDir: only callers of this mount use the source, so the kernel remembers everything and keeps locks.
     pub fn alone() -> Self {
-        Self::with(PassthroughOptions { exclusive: true, cache: Cache::Always, ..PassthroughOptions::default() })
+        Self::with(PassthroughOptions { exclusive: true, cache: CacheMode::Always, ..PassthroughOptions::default() })
     }
 
     /// As [`Self::new`], with the wish that requests come over io_uring, of a server that may have no ring.
     pub fn refused_io_uring(log: File) -> Self {
         let options = PassthroughOptions { io_uring: true, ..PassthroughOptions::default() };
         let source = Source::Own(Arc::new(disk_directory()));
-        Self::start_on(start_server_without_io_uring(log), source, options, Access::ReadWrite)
+        Self::start_on(start_server_without_io_uring(log), source, options, ContainerAccess::ReadWrite)
     }
 
     fn with(options: PassthroughOptions) -> Self {
-        Self::start(Source::Own(Arc::new(disk_directory())), options, Access::ReadWrite)
+        Self::start(Source::Own(Arc::new(disk_directory())), options, ContainerAccess::ReadWrite)
     }
 
     /// Another mount of the same directory, with its own server process.
     pub fn second(&self) -> Self {
-        Self::start(self.source.clone(), PassthroughOptions::default(), Access::ReadWrite)
+        Self::start(self.source.clone(), PassthroughOptions::default(), ContainerAccess::ReadWrite)
     }
 
     /// The same directory, mounted read-only.
     pub fn read_only(&self) -> Self {
-        Self::start(self.source.clone(), PassthroughOptions::default(), Access::ReadOnly)
+        Self::start(self.source.clone(), PassthroughOptions::default(), ContainerAccess::ReadOnly)
     }
 
     /// A directory that the caller made, and removes.
     pub fn of(source: &Path) -> Self {
-        Self::of_with_cache(source, Cache::default())
+        Self::of_with_cache(source, CacheMode::default())
     }
 
     /// As [`Self::of`], with this caching by the kernel.
-    pub fn of_with_cache(source: &Path, cache: Cache) -> Self {
+    pub fn of_with_cache(source: &Path, cache: CacheMode) -> Self {
         Self::start(
             Source::Other(source.to_owned()),
             PassthroughOptions { cache, ..PassthroughOptions::default() },
-            Access::ReadWrite,
+            ContainerAccess::ReadWrite,
         )
     }
 
     /// As [`Self::of`], with so many bytes to fill, what is there included.
     pub fn of_with_limit(source: &Path, limit: u64) -> Self {
         let options = PassthroughOptions { limit: Some(limit), ..PassthroughOptions::default() };
-        Self::start(Source::Other(source.to_owned()), options, Access::ReadWrite)
+        Self::start(Source::Other(source.to_owned()), options, ContainerAccess::ReadWrite)
     }
 
-    fn start(source: Source, options: PassthroughOptions, access: Access) -> Self {
+    fn start(source: Source, options: PassthroughOptions, access: ContainerAccess) -> Self {
         Self::start_on(start_server(), source, options, access)
     }
 
@@ -120,7 +120,7 @@ impl Mounted {
         (client, server): (ServerClient, ServerChild),
         source: Source,
         options: PassthroughOptions,
-        access: Access,
+        access: ContainerAccess,
     ) -> Self {
         let directory = File::open(source.path()).expect("the source opens");
         let options = PassthroughOptions { io_uring: io_uring::is_chosen() || options.io_uring, ..options };
@@ -135,7 +135,7 @@ impl Mounted {
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
         let mut directories = Directories::default();
         let point =
-            MountPoint::prepare(directory.path(), Leftovers::RemoveDead, &mut directories).expect("a mount point");
+            MountPoint::prepare(directory.path(), OldMountPolicy::RemoveDead, &mut directories).expect("a mount point");
         let visible = passthrough.show(&point, access).expect("a visible mount");
         assert_eq!(passthrough.is_over_io_uring(), io_uring::is_chosen(), "the transport is the chosen one");
         Self { visible, passthrough, server, _point: directory, source }

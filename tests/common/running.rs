@@ -177,7 +177,7 @@ impl Running {
         }
     }
 
-    /// A tracer has waited for its end. Its number may be that of another process by now.
+    /// A tracer has reaped it. Another process may have its number by now.
     pub fn was_reaped(&mut self) {
         self.is_reaped = true;
     }

@@ -185,7 +185,7 @@ fn config(more: &[Value]) -> Value {
     })
 }
 
-/// A directory that shares what is mounted below it with other mount namespaces, as the root directory of a node does.
+/// A directory that propagates mounts below it to other mount namespaces, like the root directory of a node.
 pub struct SharedDirectory(TempDir);
 
 impl SharedDirectory {

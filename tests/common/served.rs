@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 use nix::mount::{MntFlags, umount2};
 use podfs_fuse::client::ServerClient;
-use podfs_fuse::client::{Commit, Projection, VolumeIdentity};
+use podfs_fuse::client::{Commit, ProjectionMount, VolumeIdentity};
 use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::MountOptions;
-use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
+use podfs_fuse::mount::visible::{MountPoint, OldMountPolicy, VisibleMount};
 use podfs_fuse::projection::image::DirectoryAttributes;
 use podfs_fuse::projection::tree::Root;
-use podfs_fuse::projection::{FileEntry, Layout};
+use podfs_fuse::projection::{FileEntry, ImageLayout};
 use podfs_fuse::protocol::Greeting;
 use podfs_fuse::protocol::Reporting;
 use tempfile::TempDir;
@@ -83,7 +83,7 @@ fn start_server_command(command: &mut Command) -> (ServerClient, ServerChild) {
 /// A projection with its own server process, used through the library.
 pub struct Served {
     pub visible: VisibleMount,
-    pub projection: Projection,
+    pub projection: ProjectionMount,
     pub server: ServerChild,
     _directory: TempDir,
 }
@@ -93,12 +93,13 @@ impl Served {
     pub fn new(root: &Root) -> Self {
         let (client, server) = start_server_command(&mut server_command("projection"));
         let (options, reporting) = (MountOptions::default(), Reporting::default());
-        let projection = Projection::start(&Arc::new(client), root, &options, &VolumeIdentity::default(), &reporting);
+        let projection =
+            ProjectionMount::start(&Arc::new(client), root, &options, &VolumeIdentity::default(), &reporting);
         let projection = projection.expect("a mount");
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
         let mut directories = Directories::default();
         let point =
-            MountPoint::prepare(directory.path(), Leftovers::RemoveDead, &mut directories).expect("a mount point");
+            MountPoint::prepare(directory.path(), OldMountPolicy::RemoveDead, &mut directories).expect("a mount point");
         let visible = projection.show(&point).expect("a visible mount");
         Self { visible, projection, server, _directory: directory }
     }
@@ -134,7 +135,7 @@ pub fn plain_root() -> Root {
     Root { mode: 0o777, gid: 0, directories: Default::default() }
 }
 
-pub fn layout<'a>(payload: &[(&'a str, &'a str)]) -> Layout<'a> {
+pub fn layout<'a>(payload: &[(&'a str, &'a str)]) -> ImageLayout<'a> {
     let entries = payload.iter().map(|(path, content)| FileEntry {
         path,
         content: content.as_bytes(),
@@ -142,5 +143,5 @@ pub fn layout<'a>(payload: &[(&'a str, &'a str)]) -> Layout<'a> {
         uid: 0,
         gid: 0,
     });
-    Layout::new(entries, DIRECTORIES).expect("a tree")
+    ImageLayout::new(entries, DIRECTORIES).expect("a tree")
 }

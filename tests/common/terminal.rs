@@ -79,7 +79,7 @@ impl Terminal {
         }
     }
 
-    /// As [`Self::controls`], and the command reads what is typed.
+    /// As [`Self::controls`], and the command reads the typed keys.
     pub fn is_read_by(&self, command: &mut Command) {
         command.stdin(self.inside.try_clone().expect("a descriptor"));
         self.controls(command);

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use podfs_fuse::client::Commit;
-use podfs_fuse::projection::{FileEntry, Layout};
+use podfs_fuse::projection::{FileEntry, ImageLayout};
 
 use super::{DIRECTORIES, Served};
 
@@ -57,7 +57,7 @@ impl Served {
     pub fn commit_files(&mut self, files: &Files) -> Commit {
         let entries =
             files.iter().map(|(path, (content, mode))| FileEntry { path, content, mode: *mode, uid: 0, gid: 0 });
-        let layout = Layout::new(entries, DIRECTORIES).expect("a tree");
+        let layout = ImageLayout::new(entries, DIRECTORIES).expect("a tree");
         self.projection.commit(&layout, DIRECTORIES).expect("a commit")
     }
 }

@@ -41,7 +41,7 @@ const RESULT: &str = "RESULT ";
 pub struct Guest<'a> {
     machine: &'a Machine,
     tree: Tree,
-    /// In the order in which they are to be loaded.
+    /// In load order.
     modules: Vec<String>,
     network: bool,
 }
@@ -50,7 +50,7 @@ pub struct Guest<'a> {
 pub struct Ended {
     /// The output of the script.
     pub report: String,
-    /// The script's exit code; there is none if the guest did not come to its end.
+    /// The script's exit code; `None` if the guest did not finish it.
     pub code: Option<i32>,
     /// The last lines of the console.
     pub console: String,
@@ -101,7 +101,7 @@ impl<'a> Guest<'a> {
         self.tree.program(from, to, Some(unpacked));
     }
 
-    /// Adds this very test program as `/tests`: what is ignored here can run there.
+    /// Adds this test program as `/tests`: the guest can run its ignored tests.
     pub fn test_program(&mut self) {
         self.program(&current_exe().expect("this program"), "/tests");
     }

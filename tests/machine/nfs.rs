@@ -1,6 +1,6 @@
 //! Linux' own NFS server in the guest, and the kernel's client.
 //!
-//! The server (knfsd) exports `/export`, a tmpfs, to everybody: as `/export` in version 3, as the root in version 4. Its
+//! The server (knfsd) exports `/export`, a tmpfs, to all clients: as `/export` in version 3, as the root in version 4. Its
 //! programs are Debian's; rpcbind is a real one, on port 111.
 
 use std::path::{Path, PathBuf};

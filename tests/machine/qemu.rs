@@ -59,7 +59,7 @@ impl Machine {
         Ok(Self { qemu, packages, kernel, modules, busybox })
     }
 
-    /// Runs a guest until it switches itself off: what it prints to its second serial line, and the end of its console.
+    /// Runs a guest until it switches itself off. Returns the output of its second serial line, and the end of its console.
     pub(super) fn boot(&self, initrd: &Path, console: &Path, network: bool) -> (String, String) {
         let mut command = Command::new(&self.qemu);
         // Nested KVM hangs on some hosts. Two CPUs are enough for races. QEMU 7.2 spoils registers in cmpxchg16b, which

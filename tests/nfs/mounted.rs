@@ -13,7 +13,7 @@ use podfs_fuse::nfs::thread::{NfsThread, ServedExport};
 use podfs_fuse::nfs::writeback::log::Log;
 use podfs_fuse::region::{Region, VolumeKind};
 use podfs_nfs::ExportAddress;
-use podfs_nfs::mount::{MountRequest, Reached, reach};
+use podfs_nfs::mount::{MountRequest, MountedExport, reach};
 use podfs_nfs::rpc::dial::bound;
 use rustix::fs::CWD;
 use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount, unmount};
@@ -168,7 +168,7 @@ pub fn options(server: &impl Serves) -> ExportOptions {
         reserved_port: false,
         ..MountRequest::new(export.clone(), nfs.ip(), BUDGET)
     };
-    let Reached { nfs, mountd, root, limits } = reach(&request).expect("it is reached");
+    let MountedExport { nfs, mountd, root, limits } = reach(&request).expect("it is reached");
     let named = ExportOptions::new(export, nfs, root.as_bytes(), limits);
     ExportOptions { mountd: Some(mountd), ..named }
 }

@@ -37,7 +37,7 @@ pub mod procedure {
     pub const GETPORT: u32 = 3;
 }
 
-/// Errors of NFS; MOUNT has the same numbers for what it has.
+/// Errors of NFS; MOUNT uses the same numbers.
 pub mod error {
     pub const NOENT: u32 = 2;
     pub const IO: u32 = 5;

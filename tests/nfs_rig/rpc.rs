@@ -93,7 +93,7 @@ pub fn results(record: &[u8]) -> Option<(u32, &[u8])> {
     (status == 0).then_some((xid, reader.rest()))
 }
 
-/// The next record, its fragments joined. There is none where the connection ends between two.
+/// The next record, its fragments joined; `None` if the connection ends between two records.
 pub fn read_record(from: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     let mut record = Vec::new();
     loop {

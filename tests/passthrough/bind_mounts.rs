@@ -8,8 +8,8 @@ use crate::common::namespace::{Container, Propagation, change_mount};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use podfs_fuse::mount::bind::bind;
 use podfs_fuse::mount::directories::Directories;
-use podfs_fuse::mount::private::Access;
-use podfs_fuse::mount::visible::{Leftovers, MountPoint};
+use podfs_fuse::mount::private::ContainerAccess;
+use podfs_fuse::mount::visible::{MountPoint, OldMountPolicy};
 
 fn open(path: &Path) -> fs::File {
     fs::File::open(path).expect("the source")
@@ -39,9 +39,9 @@ fn on_a_host_that_shares_mounts(test: fn(source: &Path, point: &Path)) {
 #[test]
 fn unmounting_a_bind_mount_leaves_what_is_mounted_below_its_source() {
     on_a_host_that_shares_mounts(|source, point| {
-        let clone = bind(open(source).as_fd(), Access::ReadWrite);
+        let clone = bind(open(source).as_fd(), ContainerAccess::ReadWrite);
         let mut directories = Directories::default();
-        let place = MountPoint::prepare(point, Leftovers::RemoveDead, &mut directories);
+        let place = MountPoint::prepare(point, OldMountPolicy::RemoveDead, &mut directories);
         let visible = place.expect("a place").attach(&clone.expect("a clone")).expect("attached");
         assert_eq!(fs::read_to_string(point.join("below/file")).expect("read"), "kept");
         visible.unmount().expect("unmounted");
@@ -54,8 +54,8 @@ fn a_bind_mount_follows_what_is_mounted_on_the_host() {
     on_a_host_that_shares_mounts(|source, point| {
         fs::create_dir(point).expect("a directory");
         fs::create_dir(source.join("later")).expect("a directory");
-        let clone = bind(open(source).as_fd(), Access::ReadWrite).expect("a clone");
-        let place = MountPoint::prepare(point, Leftovers::RemoveDead, &mut Directories::default());
+        let clone = bind(open(source).as_fd(), ContainerAccess::ReadWrite).expect("a clone");
+        let place = MountPoint::prepare(point, OldMountPolicy::RemoveDead, &mut Directories::default());
         let _visible = place.expect("a place").attach(&clone).expect("attached");
         tmpfs(&source.join("later"));
         fs::write(source.join("later/file"), "seen").expect("written");
@@ -69,8 +69,8 @@ fn a_bind_mount_follows_what_is_mounted_on_the_host() {
 fn a_bind_mount_for_looking_refuses_changes_everywhere_in_it() {
     on_a_host_that_shares_mounts(|source, point| {
         fs::create_dir(point).expect("a directory");
-        let clone = bind(open(source).as_fd(), Access::ReadOnly).expect("a clone");
-        let place = MountPoint::prepare(point, Leftovers::RemoveDead, &mut Directories::default());
+        let clone = bind(open(source).as_fd(), ContainerAccess::ReadOnly).expect("a clone");
+        let place = MountPoint::prepare(point, OldMountPolicy::RemoveDead, &mut Directories::default());
         let _visible = place.expect("a place").attach(&clone).expect("attached");
         for file in [point.join("new"), point.join("below/file")] {
             assert_eq!(fs::write(file, "").expect_err("read-only").raw_os_error(), Some(libc::EROFS));

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::ptr;
 
-use podfs_fuse::passthrough::Cache;
+use podfs_fuse::passthrough::CacheMode;
 use rustix::fs::{AtFlags, CWD, StatxFlags, Timespec, Timestamps, statx, utimensat};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 
@@ -17,7 +17,7 @@ use crate::common::twins::names;
 use crate::common::undisturbed::undisturbed;
 use crate::common::{eventually, wait_content};
 
-const EVERY_CACHE: [Cache; 3] = [Cache::None, Cache::Auto, Cache::Always];
+const EVERY_CACHE: [CacheMode; 3] = [CacheMode::None, CacheMode::Auto, CacheMode::Always];
 
 #[test]
 fn changes_of_content_are_visible_at_once_with_any_cache() {
@@ -41,7 +41,7 @@ fn changes_of_content_are_visible_at_once_with_any_cache() {
 
 #[test]
 fn a_file_that_grows_or_shrinks_is_read_to_its_end() {
-    for cache in [Cache::None, Cache::Auto] {
+    for cache in [CacheMode::None, CacheMode::Auto] {
         let mounted = Mounted::with_cache(cache);
         let (source, shown) = (mounted.source().join("file"), mounted.path().join("file"));
         fs::write(&source, "short").expect("written");
@@ -55,7 +55,7 @@ fn a_file_that_grows_or_shrinks_is_read_to_its_end() {
 
 #[test]
 fn attributes_follow_the_source() {
-    for cache in [Cache::None, Cache::Auto] {
+    for cache in [CacheMode::None, CacheMode::Auto] {
         let mounted = Mounted::with_cache(cache);
         let (source, shown) = (mounted.source().join("file"), mounted.path().join("file"));
         fs::write(&source, "x").expect("written");
@@ -72,7 +72,7 @@ fn attributes_follow_the_source() {
         ];
         for (number, change) in changes.into_iter().enumerate() {
             change();
-            if cache == Cache::None {
+            if cache == CacheMode::None {
                 assert_eq!(told(&shown), told(&source), "change {number} is seen at once");
             }
             eventually(&format!("{cache:?}: change {number} is seen"), || told(&shown) == told(&source));
@@ -82,11 +82,11 @@ fn attributes_follow_the_source() {
 
 #[test]
 fn names_come_go_and_change_as_on_the_source() {
-    for cache in [Cache::None, Cache::Auto] {
+    for cache in [CacheMode::None, CacheMode::Auto] {
         let mounted = Mounted::with_cache(cache);
         let (source, shown) = (mounted.source(), mounted.path());
         let seen = |what: &str, holds: &dyn Fn() -> bool| {
-            if cache == Cache::None {
+            if cache == CacheMode::None {
                 assert!(holds(), "at once: {what}");
             }
             eventually(&format!("{cache:?}: {what}"), holds);
@@ -143,7 +143,7 @@ fn an_open_file_is_the_file_that_was_opened() {
             let mut read = [0; 3];
             file.read_exact_at(&mut read, 0).expect("read");
             assert_eq!(&read, b"OLD", "{cache:?}");
-            if cache != Cache::Always {
+            if cache != CacheMode::Always {
                 wait_content(&shown, &format!("new {round}"));
             }
             assert_eq!(fs::read_to_string(&source).expect("a file"), format!("new {round}"));
@@ -156,7 +156,7 @@ fn an_open_file_is_the_file_that_was_opened() {
 fn an_inode_number_that_is_used_again_is_another_file() {
     // The kernel caches nothing, so it looks each name up. It must not take the new file for the old one with the same inode
     // number.
-    let mounted = Mounted::with_cache(Cache::None);
+    let mounted = Mounted::with_cache(CacheMode::None);
     let (source, shown) = (mounted.source().join("file"), mounted.path().join("file"));
     for round in 0..500 {
         let content = "x".repeat(round);
@@ -239,7 +239,8 @@ fn a_store_through_a_mapping_moves_the_times_of_stat() {
     // xfstests generic/080 and 215
     const LENGTH: usize = 8192;
     let limited = Mounted::with_limit(1 << 30);
-    let kernel_caches = [Mounted::with_cache(Cache::Always), Mounted::alone(), Mounted::exclusive(), Mounted::new()];
+    let kernel_caches =
+        [Mounted::with_cache(CacheMode::Always), Mounted::alone(), Mounted::exclusive(), Mounted::new()];
     for mounted in kernel_caches.iter().chain([&limited]) {
         let (shown, source) = (mounted.path().join("file"), mounted.source().join("file"));
         fs::write(&shown, vec![1; LENGTH]).expect("written");
@@ -290,7 +291,7 @@ fn a_file_that_was_open_for_reading_and_writing_and_is_not_mapped_is_remembered_
     if !kernel_is_at_least(6, 18) {
         return;
     }
-    let mounted = Mounted::with_cache(Cache::Always);
+    let mounted = Mounted::with_cache(CacheMode::Always);
     let shown = mounted.path().join("file");
     let file = File::options().read(true).write(true).create_new(true).open(&shown).expect("created");
     file.write_all_at(b"content", 0).expect("written");
@@ -313,7 +314,7 @@ fn look_around(root: &Path) {
 
 #[test]
 fn a_name_that_is_cached_for_ever_is_looked_up_once() {
-    let mounted = Mounted::with_cache(Cache::Always);
+    let mounted = Mounted::with_cache(CacheMode::Always);
     fs::create_dir(mounted.source().join("sub")).expect("a directory");
     fs::write(mounted.source().join("file"), "x").expect("written");
     fs::write(mounted.source().join("sub/file"), "x").expect("written");
@@ -330,7 +331,7 @@ fn a_name_that_is_cached_for_ever_is_looked_up_once() {
 
 #[test]
 fn a_name_that_is_not_cached_is_looked_up_each_time() {
-    let mounted = Mounted::with_cache(Cache::None);
+    let mounted = Mounted::with_cache(CacheMode::None);
     fs::create_dir(mounted.source().join("sub")).expect("a directory");
     fs::write(mounted.source().join("file"), "x").expect("written");
     fs::write(mounted.source().join("sub/file"), "x").expect("written");

@@ -108,7 +108,7 @@ fn cs_12_a_volume_waits_for_a_missing_device_and_refuses_other_files() {
     rig.source = right;
     driver = {
         drop(driver);
-        // The driver is started anew, and has what it had mounted.
+        // The driver restarts, with its earlier mounts.
         let pods = rig.root().join("pods").read_dir().expect("a directory");
         let pod = pods.flatten().next().expect("the pod").path();
         let target = pod.join("plugins/kubernetes.io~csi/pv-1/mount");

@@ -188,7 +188,7 @@ fn appends_ignore_the_position() {
 
 #[test]
 fn a_file_opened_for_appending_is_appended_to_until_it_is_closed() {
-    // On the disk F_SETFL takes O_APPEND back. The kernel's own file behind the mount keeps what it was opened with.
+    // On the disk F_SETFL takes O_APPEND back. The kernel's own file behind the mount keeps its open flags.
     let mounted = Mounted::new();
     let path = mounted.path().join("file");
     fs::write(&path, "one two").expect("written");

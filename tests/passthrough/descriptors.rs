@@ -99,7 +99,7 @@ fn forgotten_nodes_take_no_memory() {
         forget_unused(mounted.path());
         after.push(memory(mounted.server()));
     }
-    // The first walks fill what is used again by the later ones. 50 000 nodes that stay would be megabytes each time.
+    // The first walks fill caches that the later ones use. 50 000 nodes that stay would be megabytes each time.
     let (early, late) = (after[1], after[3]);
     assert!(late < early + 4096, "KiB after each walk: {after:?}");
 }

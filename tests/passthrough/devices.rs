@@ -1,4 +1,4 @@
-//! Local PersistentVolumes on block devices: formatted, checked, mounted once, shared, grown; and what kills leave.
+//! Local PersistentVolumes on block devices: formatted, checked, mounted once, shared, grown; and the state after kills.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

@@ -139,7 +139,7 @@ fn the_kernel_keeps_locks_on_new_content_and_the_source_has_those_on_content_tha
 
 #[test]
 fn content_is_deleted_by_whichever_podfs_has_it_last() {
-    // ED-05, RC-01: the next podfs adopts the volume, and with it the duty to delete what is in it.
+    // ED-05, RC-01: the next podfs adopts the volume, and has to delete its content.
     for source in ["{}", "{medium: Memory}"] {
         let fixture = fixture(source);
         let mut killed = fixture.run();
@@ -157,7 +157,7 @@ fn content_is_deleted_by_whichever_podfs_has_it_last() {
 
 #[test]
 fn content_that_is_gone_is_made_anew() {
-    // ED-05: as well when a server still serves what is gone.
+    // ED-05: also when a server still serves the deleted directory.
     for server_too in [true, false] {
         let fixture = fixture("{}");
         let mut killed = fixture.run();

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
-use podfs_fuse::passthrough::Cache;
+use podfs_fuse::passthrough::CacheMode;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, XattrFlags, linkat, lsetxattr, openat, renameat_with};
 use tempfile::TempDir;
 
@@ -27,7 +27,7 @@ const CANARY: &str = "the canary sings";
 /// The number of attempts of each caller.
 const TRIES: usize = 250;
 
-/// `base/source` is mounted; `base/outside` is not to be reached.
+/// `base/source` is mounted; `base/outside` must stay out of reach.
 ///
 /// ```text
 /// source/a/b/victim       files that may be read and written
@@ -41,7 +41,7 @@ struct Trap {
 }
 
 impl Trap {
-    fn set(cache: Cache) -> Self {
+    fn set(cache: CacheMode) -> Self {
         let base = disk_directory();
         let (source, outside) = (base.path().join("source"), base.path().join("outside"));
         for directory in [&source.join("a/b"), &source.join("c/b"), &outside.join("b")] {
@@ -162,7 +162,7 @@ fn climb(root: &Path, seen: &Seen) {
 }
 
 #[track_caller]
-fn nobody_escapes(cache: Cache) {
+fn nobody_escapes(cache: CacheMode) {
     let trap = Trap::set(cache);
     let before = snapshot(&trap.outside());
     let (seen, ended) = (Arc::new(Seen::default()), AtomicBool::new(false));
@@ -204,17 +204,17 @@ fn nobody_escapes(cache: Cache) {
 
 #[test]
 fn nothing_outside_is_reached_while_names_are_swapped() {
-    nobody_escapes(Cache::Auto);
+    nobody_escapes(CacheMode::Auto);
 }
 
 #[test]
 fn nothing_outside_is_reached_while_names_are_swapped_and_nothing_is_remembered() {
-    nobody_escapes(Cache::None);
+    nobody_escapes(CacheMode::None);
 }
 
 #[test]
 fn a_link_to_outside_leads_where_the_caller_is() {
-    let trap = Trap::set(Cache::Auto);
+    let trap = Trap::set(CacheMode::Auto);
     let root = trap.mounted.path().to_owned();
     assert_eq!(fs::read_link(root.join("evil")).expect("a link"), trap.outside());
     let shown = root.clone();
@@ -232,7 +232,7 @@ fn a_link_to_outside_leads_where_the_caller_is() {
 
 #[test]
 fn hard_links_and_renames_end_at_the_mount() {
-    let trap = Trap::set(Cache::Auto);
+    let trap = Trap::set(CacheMode::Auto);
     let root = trap.mounted.path();
     let outside = trap.outside().join("victim");
     let refused = |what: &str, result: std::io::Result<()>| {
@@ -244,7 +244,7 @@ fn hard_links_and_renames_end_at_the_mount() {
     refused("rename out", fs::rename(root.join("a/b/victim"), trap.outside().join("given")));
     let follow = linkat(CWD, root.join("evil-file"), CWD, root.join("stolen"), AtFlags::SYMLINK_FOLLOW);
     refused("link through a link", follow.map_err(Into::into));
-    // Above the root is what is above the mount.
+    // The parent of the root is that of the mount point.
     let identity = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).expect("a directory");
     assert_eq!(identity(&root.join("..")), identity(root.parent().expect("a parent")));
     assert!(!root.join("../outside").exists());
@@ -252,7 +252,7 @@ fn hard_links_and_renames_end_at_the_mount() {
 
 #[test]
 fn a_directory_that_leaves_the_source_does_not_take_callers_along() {
-    let trap = Trap::set(Cache::None);
+    let trap = Trap::set(CacheMode::None);
     let root = trap.mounted.path().to_owned();
     let inside = openat(CWD, root.join("a/b"), OFlags::DIRECTORY | OFlags::RDONLY, Mode::empty()).expect("opened");
     fs::rename(trap.source().join("a/b"), trap.outside().join("moved")).expect("renamed");

@@ -88,7 +88,7 @@ fn a_handle_leads_to_a_file_that_was_renamed() {
     fs::rename(at("above/below/file"), at("above/below/other")).expect("renamed");
     fs::rename(at("above/below"), at("moved")).expect("moved");
     forget_unused(mounted.path());
-    // The host may do so, too, and the volume hears nothing of it.
+    // A process of the host may do so, too, without a request to the volume.
     fs::create_dir(mounted.source().join("new")).expect("made");
     fs::rename(mounted.source().join("moved"), mounted.source().join("new/place")).expect("moved");
     forget_unused(mounted.path());

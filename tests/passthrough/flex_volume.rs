@@ -9,7 +9,7 @@ use crate::common::*;
 const VOLUMES: &str = "[{name: data, flexVolume: {driver: acme/disk, fsType: ext4, secretRef: {name: key}, \
                        options: {source: SOURCE}}}, {name: config, configMap: {name: app}}]";
 
-/// Each call goes to `calls`. What is mounted is a bind mount of the option `source`. Files beside the driver say how it
+/// Each call goes to `calls`. The driver bind-mounts the option `source`. Files beside the driver say how it
 /// behaves: `capabilities`, and `COMMAND.do` with what a command does first.
 const DRIVER: &str = r#"#!/bin/sh
 here=$(dirname "$(readlink -f "$0")")

@@ -261,7 +261,7 @@ fn fuser_continues_after_an_answer_that_it_could_not_deliver() {
     let served = thread::spawn(move || session(device, Recorder { asked, wanted: InitFlags::empty() })?.run());
     send(socket.as_raw_fd(), &request(INIT, &init()), MsgFlags::empty()).expect("sent");
     send(socket.as_raw_fd(), &request(SETLKW, &lock(0)), MsgFlags::empty()).expect("sent");
-    // No answer can be delivered from here on; the file system hears nothing of it.
+    // From here on, no answer can be delivered; fuser does not report that to the file system.
     shutdown(socket.as_raw_fd(), Shutdown::Read).expect("shut down");
     assert!(matches!(hears.recv(), Ok(Asked::MostBytes(_))));
     assert!(matches!(hears.recv(), Ok(Asked::Lock { .. })));

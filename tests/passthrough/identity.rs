@@ -219,7 +219,7 @@ fn a_mount_for_looking_refuses_every_change() {
     assert_eq!(fs::read_to_string(path("link")).expect("a file"), "content");
     assert_eq!(names(mounted.path()), ["directory", "file", "link"]);
     assert_eq!(snapshot(writable.source()), before);
-    // The other mount of the same directory is none of its business.
+    // The volume ignores the other mount of the same directory.
     fs::write(writable.path().join("new"), "").expect("written");
     assert!(fs::metadata(writable.source().join("new")).expect("a file").is_file());
 }

@@ -148,7 +148,7 @@ fn directories_of_a_private_empty_dir_are_opened_synced_and_listed_again_with_fe
     fs::create_dir(&directory).expect("a directory");
     (0..10).for_each(|number| fs::write(directory.join(number.to_string()), "").expect("written"));
     let list = || assert_eq!(fs::read_dir(&directory).expect("a listing").count(), 10);
-    // The kernel learns from the first OPENDIR that it need not ask.
+    // After the first OPENDIR, the kernel sends no more.
     list();
     undisturbed(|| {
         list();

@@ -14,7 +14,7 @@ use crate::common::namespace::on_a_host_that_shares_mounts;
 use crate::common::passthrough::{Mounted, disk_directory, within_timeout};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
-use podfs_fuse::mount::enclosed::Enclosed;
+use podfs_fuse::mount::enclosed::SourceWithMounts;
 use rustix::fs::{XattrFlags, getxattr, listxattr, setxattr};
 use tempfile::TempDir;
 
@@ -123,7 +123,7 @@ fn a_file_can_be_shown_on_a_host_that_shares_mounts() {
         let source = disk_directory();
         let file = source.path().join("file");
         fs::write(&file, "shown").expect("written");
-        let enclosed = Enclosed::of(fs::File::open(&file).expect("a file").as_fd(), "data").expect("enclosed");
+        let enclosed = SourceWithMounts::of(fs::File::open(&file).expect("a file").as_fd(), "data").expect("enclosed");
         let mut text = String::new();
         let opened = rustix::fs::open(
             format!("/proc/self/fd/{}", enclosed.source.as_raw_fd()),
@@ -150,7 +150,7 @@ fn a_mount_below_the_source_that_is_read_only_stays_so() {
     }
 }
 
-/// A directory that everybody may enter, with a directory for each of `names`.
+/// A directory that all users may enter, with a directory for each of `names`.
 fn open_source(names: &[&str]) -> TempDir {
     let source = disk_directory();
     fs::set_permissions(source.path(), Permissions::from_mode(0o755)).expect("its mode");
@@ -300,7 +300,7 @@ fn a_kernel_file_system_below_the_source_can_be_read() {
     let shown = mounted.path().join("proc");
     let status = fs::read_to_string(shown.join("status")).expect("a file without a size");
     assert!(status.starts_with("Name:"), "{status}");
-    // The kernel does not show a server what needs the right to trace the process.
+    // The kernel hides files of /proc from a server that may not trace the process.
     let guarded = fs::read_link(shown.join("cwd")).expect_err("the server may trace no process");
     assert_eq!(guarded.raw_os_error(), Some(libc::EACCES));
 }

@@ -304,7 +304,7 @@ fn a_file_made_without_a_name_gets_one_or_a_clear_no() {
     let mounted = Mounted::new();
     let unnamed = openat(CWD, mounted.path(), OFlags::TMPFILE | OFlags::RDWR, Mode::from_raw_mode(0o640));
     match unnamed {
-        // The errno that tells programs to make a named one and unlink it.
+        // At this errno, programs make a named file and unlink it.
         Err(errno) => assert_eq!(errno, rustix::io::Errno::OPNOTSUPP),
         Ok(unnamed) => {
             let proc = format!("/proc/self/fd/{}", unnamed.as_raw_fd());

@@ -135,7 +135,7 @@ fn fsx_finds_nothing_where_nothing_may_be_cached() {
     exercise("", BUFFERED, &[7], 3_000).run(mounted.path(), 7);
 }
 
-/// Compiles what lets fsx use `O_DIRECT`.
+/// Compiles the preloaded library that makes fsx use `O_DIRECT`.
 fn direct_library(directory: &Path) -> PathBuf {
     let library = directory.join("direct.so");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers/direct.c");

@@ -1,5 +1,5 @@
 // Renders the templates of a chart as Helm does: by Go's own template engine, with those of Helm's functions that the chart uses.
-// It stands for `helm template`, which Debian does not have. It does not show what Helm checks besides: the chart's metadata, hooks.
+// It replaces `helm template`, which Debian does not have. It does not check the chart's metadata and hooks, which Helm does.
 // Arguments: the templates. Standard input: a JSON object with Values, Release and Chart.
 package main
 

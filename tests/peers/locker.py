@@ -26,7 +26,7 @@ files = {}
 
 
 def interrupted(_signal, _frame):
-    # Without an exception Python would start the call again.
+    # Python repeats an interrupted call unless the handler raises an exception.
     raise InterruptedError(errno.EINTR, "interrupted")
 
 
@@ -61,7 +61,7 @@ def do(order, *words):
     elif order == "fork":
         child = os.fork()
         if child == 0:
-            # It ends when the pipe of orders is closed.
+            # The process ends when the pipe of orders is closed.
             os.close(1)
             orders = select.poll()
             orders.register(0, 0)

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use nix::sys::statvfs::statvfs;
-use podfs_fuse::projection::{FileEntry, Layout};
+use podfs_fuse::projection::{FileEntry, ImageLayout};
 use rustix::fs::{AtFlags, CWD, StatxFlags, XattrFlags, getxattr, listxattr, setxattr, statx};
 use rustix::io::Errno;
 
@@ -157,7 +157,7 @@ fn every_user_may_enter_and_modes_decide_what_they_read() {
         entry("group", 0o440, 0, 1001),
         entry("own", 0o400, 1234, 0),
     ];
-    served.projection.commit(&Layout::new(entries, DIRECTORIES).expect("a tree"), DIRECTORIES).expect("a commit");
+    served.projection.commit(&ImageLayout::new(entries, DIRECTORIES).expect("a tree"), DIRECTORIES).expect("a commit");
     let read = |user: &str, group: &str, path: &str| {
         let mut command = Command::new("setpriv");
         command.args(["--reuid", user, "--regid", group, "--clear-groups", "--", "cat"]);
@@ -186,7 +186,7 @@ fn the_visible_mount_can_be_id_mapped() {
     // FU-04: what a runtime does for a pod with `hostUsers: false`.
     let mut served = Served::new(&plain_root());
     let entry = FileEntry { path: "a", content: b"text", mode: 0o400, uid: 1000, gid: 1001 };
-    served.projection.commit(&Layout::new([entry], DIRECTORIES).expect("a tree"), DIRECTORIES).expect("a commit");
+    served.projection.commit(&ImageLayout::new([entry], DIRECTORIES).expect("a tree"), DIRECTORIES).expect("a commit");
     let clone = id_mapped_clone(served.path());
     let look = |path: &str| {
         let flags = AtFlags::SYMLINK_NOFOLLOW;

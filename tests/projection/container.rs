@@ -15,7 +15,7 @@ use crate::common::tree::{files, parse};
 use crate::common::watch::Watcher;
 use crate::common::{Fixture, Running, config_map, config_pod, pod, wait_content};
 
-/// A container with a volume at a directory that is empty for everybody else.
+/// A container with a volume at a directory that is empty outside of it.
 struct Contained {
     container: Container,
     place: TempDir,

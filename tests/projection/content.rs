@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
-use podfs_fuse::projection::{FileEntry, Layout};
+use podfs_fuse::projection::{FileEntry, ImageLayout};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 
@@ -21,7 +21,7 @@ const READ: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC);
 
 fn commit_bytes(served: &mut Served, payload: &[(&str, Vec<u8>)]) {
     let entries = payload.iter().map(|(path, content)| FileEntry { path, content, mode: 0o644, uid: 0, gid: 0 });
-    let layout = Layout::new(entries, DIRECTORIES).expect("a tree");
+    let layout = ImageLayout::new(entries, DIRECTORIES).expect("a tree");
     served.projection.commit(&layout, DIRECTORIES).expect("a commit");
 }
 
@@ -102,7 +102,7 @@ fn an_open_file_keeps_its_bytes() {
 
 #[test]
 fn a_directory_handle_never_shows_another_generation() {
-    // AW-13: what was opened through it stays, what was not is gone, nothing is of the new generation.
+    // AW-13: opened files stay, other files are gone, no file is of the new generation.
     let mut served = Served::with(&[("a", "old"), ("sub/b", "old")]);
     let data = openat(CWD, served.path().join("..data"), READ | OFlags::DIRECTORY, Mode::empty()).expect("a directory");
     let opened = File::from(openat(&data, "a", READ, Mode::empty()).expect("a file"));

@@ -136,7 +136,7 @@ fn each_update_moves_data_once() {
 
 #[test]
 fn an_unchanged_payload_raises_no_event() {
-    // EV-06, AW-10: what is heard first is the change that comes after it.
+    // EV-06, AW-10: the first event is that of the change after it.
     let mut served = Served::new(&plain_root());
     let old = switched(served.commit(&[("a", "1"), ("sub/b", "1")]));
     let mut watcher = Watcher::on("root", served.path());

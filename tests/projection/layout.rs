@@ -9,7 +9,7 @@ use std::process::Command;
 
 use nix::sys::stat::{Mode, umask};
 use podfs_fuse::client::Commit;
-use podfs_fuse::projection::{FileEntry, Layout};
+use podfs_fuse::projection::{FileEntry, ImageLayout};
 
 use crate::common::tree::{files, names, parse};
 use crate::common::watch::switched;
@@ -202,7 +202,7 @@ fn a_link_belongs_to_the_owner_of_what_it_shows() {
 fn commit_owned(served: &mut Served, payload: &[(&str, u32)]) {
     let entries =
         payload.iter().map(|(path, uid)| FileEntry { path, content: b"same", mode: 0o644, uid: *uid, gid: 0 });
-    let layout = Layout::new(entries, DIRECTORIES).expect("a tree");
+    let layout = ImageLayout::new(entries, DIRECTORIES).expect("a tree");
     switched(served.projection.commit(&layout, DIRECTORIES).expect("a commit"));
 }
 
@@ -289,7 +289,7 @@ const ROWS: &[(&str, &[&str])] = &[
 
 #[test]
 fn the_tree_equals_each_payload_in_turn() {
-    // AW-25: reading everything in between is what makes the kernel remember it.
+    // AW-25: the kernel caches the layout because the test reads all files in between.
     for (name, payloads) in ROWS {
         let mut served = Served::new(&plain_root());
         for payload in *payloads {

@@ -13,8 +13,8 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 use podfs_fuse::client::LivePartError;
 use podfs_fuse::mount::directories::Directories;
-use podfs_fuse::mount::private::{MountOptions, Shape};
-use podfs_fuse::mount::visible::{Leftovers, MountPoint};
+use podfs_fuse::mount::private::{MountOptions, MountPointType};
+use podfs_fuse::mount::visible::{MountPoint, OldMountPolicy};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -52,10 +52,10 @@ impl Bound {
         let part = self.served.projection.live_part(path, &MountOptions::default())?;
         let is_directory = rustix::fs::statat(part.as_fd(), c"", rustix::fs::AtFlags::EMPTY_PATH)
             .is_ok_and(|found| rustix::fs::FileType::from_raw_mode(found.st_mode).is_dir());
-        let shape = if is_directory { Shape::Directory } else { Shape::File };
+        let shape = if is_directory { MountPointType::Directory } else { MountPointType::File };
         let target = self.directory.path().join(self.mounted.len().to_string());
         let mut directories = Directories::default();
-        let point = MountPoint::prepare_shape(&target, shape, Leftovers::RemoveDead, &mut directories)?;
+        let point = MountPoint::prepare_shape(&target, shape, OldMountPolicy::RemoveDead, &mut directories)?;
         point.attach(&part)?.lose();
         self.mounted.push(target.clone());
         Ok(target)
@@ -297,7 +297,7 @@ proptest! {
     #[test]
     fn a_bind_of_each_path_shows_what_the_model_says_after_every_payload(payloads in payloads()) {
         let mut bound = Bound::with("");
-        // Of each path and type: where it is mounted, and what it shows.
+        // For each path and type: its mount point, and its content.
         let mut binds: BTreeMap<(String, bool), (PathBuf, Files)> = BTreeMap::new();
         for payload in &payloads {
             bound.served.commit_files(payload);

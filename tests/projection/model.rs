@@ -103,7 +103,7 @@ fn read_generations(volume: &Path, progress: &Progress) -> usize {
     read
 }
 
-/// The numbers of all files below a directory. What is gone is no error.
+/// The inode numbers of all files below a directory. Skips files that are deleted meanwhile.
 fn read_below(directory: OwnedFd, numbers: &mut Vec<usize>) {
     let entries = Dir::read_from(&directory).expect("a directory");
     for entry in entries {

@@ -32,7 +32,7 @@ fn assert_files(volume: &Path, expected: &[(&str, &str)]) {
     }
 }
 
-/// Permission bits, owner and group of what is at `path`, links followed.
+/// Permission bits, owner and group of the file at `path`, links followed.
 fn owned(path: PathBuf) -> (u32, u32, u32) {
     let found = fs::metadata(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     (found.mode() & 0o7777, found.uid(), found.gid())

@@ -170,7 +170,7 @@ fn the_server_refuses_every_change_through_a_mount_made_writable() {
 
 #[test]
 fn no_other_process_can_commit_while_podfs_does() {
-    // FU-13: what a commit is about to do is refused to everybody else, and the commits go on.
+    // FU-13: what a commit is about to do is refused to every other process, and the commits go on.
     let mut served = served();
     let writable = Writable::of(&served);
     std::thread::scope(|scope| {

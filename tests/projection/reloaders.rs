@@ -178,7 +178,7 @@ fn a_loop_that_polls_the_path_of_data_notices() {
     poll("..data", |path| fs::canonicalize(path));
 }
 
-/// Polls on a thread of its own until what it sees changes.
+/// Polls on a thread of its own until the content changes.
 fn poll<T: PartialEq + Send + Sync>(name: &str, look: impl Fn(&Path) -> io::Result<T> + Sync) {
     let mut served = Served::with(OLD);
     let path = served.path().join(name);

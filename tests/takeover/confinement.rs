@@ -20,7 +20,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, getppid};
 use podfs_fuse::confinement::Profile;
-use podfs_fuse::mount::enclosed::Enclosed;
+use podfs_fuse::mount::enclosed::SourceWithMounts;
 use probe::*;
 use tempfile::TempDir;
 
@@ -171,7 +171,7 @@ fn a_server_of_directories_does_not_get_above_them() {
     on_a_host_that_shares_mounts(|| {
         let (place, source) = source_and_outside();
         let given = File::open(&source).expect("a directory");
-        let enclosed = Enclosed::of(given.as_fd(), "data").expect("a source");
+        let enclosed = SourceWithMounts::of(given.as_fd(), "data").expect("a source");
         drop(given);
         let outside = File::open(place.path().join("outside")).expect("a file");
         let mut handle = Handle { size: 128, kind: 0, bytes: [0; 128] };

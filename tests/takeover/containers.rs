@@ -14,7 +14,7 @@ use crate::common::outcome::finish;
 use crate::common::passthrough::disk_directory;
 use crate::common::runtime::{Runtime, RuntimeContainer, SharedDirectory};
 use crate::common::*;
-use podfs::mounts::{ContainerMount, Environment, MountSource};
+use podfs::mounts::{AgentFacts, ContainerMount, MountSource};
 use podfs::supervisor::control::{ContainerRequest, ControlAnswer, ControlQuestion, ask};
 use tempfile::TempDir;
 
@@ -266,7 +266,7 @@ fn sp_04_a_container_that_swaps_its_part_with_a_link_gets_nothing_of_the_node() 
     while !swappers.iter().all(JoinHandle::is_finished) {
         let request = ContainerRequest {
             container: "web".to_owned(),
-            environment: Environment::default(),
+            environment: AgentFacts::default(),
             recursive_read_only: false,
             only_volumes: false,
         };

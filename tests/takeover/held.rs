@@ -488,7 +488,7 @@ fn find_mounts_below_again() {
         }
         let found = ["disk", "disk/f", "file"].map(|name| fs::metadata(volume.join(name)).expect("attributes").ino());
         assert_eq!(found, numbers);
-        // The file system of the kernel has no file handles: what was open is gone, and can be opened again.
+        // The file system of the kernel has no file handles: open files are gone, and can be opened again.
         let gone = kernel.metadata().expect_err("it is gone").raw_os_error();
         assert_eq!(gone, Some(libc::ESTALE));
         assert!(fs::read_to_string(volume.join("proc/version")).expect("read").starts_with("Linux"));

@@ -254,7 +254,7 @@ fn score(process: Pid) -> i32 {
     score.trim().parse().expect("a number")
 }
 
-/// Whether this process, and what it starts, may lower its OOM score.
+/// Whether this process and its children may lower their OOM score.
 fn may_lower_scores() -> bool {
     let capabilities = rustix::thread::capabilities(None).expect("one's own");
     capabilities.effective.contains(rustix::thread::CapabilitySet::SYS_RESOURCE)
@@ -475,7 +475,7 @@ fn so_many_callers_of_a_volume_wait_for_locks_and_no_more() {
 #[test]
 fn directories_can_be_read_however_many_are_open() {
     const FILES: usize = 300;
-    // Beyond 1024, nothing is kept of what was read.
+    // Beyond 1024, podfs drops the bytes that it read.
     const OPEN: usize = 1100;
     let fixture = fixture(HOST);
     (0..FILES)

@@ -233,7 +233,7 @@ fn an_update_whose_supervisor_is_killed_is_completed_by_the_next_one() {
         assert!(read(&file).parse::<usize>().is_ok());
         if killed {
             let next = pod.fixture.run();
-            // The tracer has waited for it, so its number may be another process's.
+            // The tracer has reaped it, so another process may have its number.
             let _ended = std::mem::ManuallyDrop::new(std::mem::replace(&mut pod.running, next));
         }
         wait_content(&file, &content);

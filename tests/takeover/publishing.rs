@@ -168,7 +168,7 @@ fn volumes_come_and_go_while_others_are_read() {
     assert!(fs::write(scratch.join("f"), "x").is_ok() && fs::write(memory.join("f"), "x").is_ok());
     assert_ne!(running.server(), server, "the server of projections only gave way to another");
     readers.go_on();
-    // To publish what is there is no change.
+    // Publishing a mounted volume changes nothing.
     assert_eq!(pod.publish(&all), json!({"published": {"volumes": []}}));
     // A volume that the manifest no longer has stays until it is unpublished.
     assert_eq!(pod.publish(&["two"]), json!({"published": {"volumes": []}}));
@@ -234,7 +234,7 @@ fn the_next_supervisor_adopts_a_volume_that_was_published_before_a_kill() {
     assert_eq!(content(&pod.volume("host-path", "host").join("f")), "host");
     let scratch = pod.volume("empty-dir", "scratch");
     fs::write(scratch.join("f"), "x").expect("written");
-    // The agent has written what it wants, and its question is not answered any more.
+    // The agent has written its question, and the supervisor does not answer it any more.
     pod.write(&["one", "host"]);
     running.signal(Signal::SIGSTOP);
     let _unanswered = Connection::ask(&pod.run_directory(), &json!({"unpublish": {"volumes": ["scratch", "two"]}}));

@@ -54,7 +54,7 @@ impl Pod {
         [self.running.pid(), self.running.server()].map(count)
     }
 
-    /// The same, once it has not changed for a while: what was just used is being closed.
+    /// The same, once it has not changed for a while: podfs is still closing descriptors.
     fn open_at_rest(&self) -> [usize; 2] {
         let mut open = self.open();
         let mut since = Instant::now();

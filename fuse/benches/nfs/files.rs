@@ -50,7 +50,7 @@ fn table(title: &str, server: &Ganesha, places: (SocketAddr, SocketAddr), libnfs
 
     let exported = server.exported();
     let count = Cell::new(0);
-    // The server believes for a while that what is removed behind its back is there, and keeps it open.
+    // The server caches files for a while: it keeps removed ones open.
     let with_new = |write: &dyn Fn(&str)| {
         let name = format!("new-{}", count.replace(count.get() + 1));
         write(&name);
@@ -61,7 +61,7 @@ fn table(title: &str, server: &Ganesha, places: (SocketAddr, SocketAddr), libnfs
     let cp = |shown: &Shown| with_new(&|name| program("cp", [&local, &shown.path().join(name)]));
     let nfs_cp = || with_new(&|name| program("nfs-cp", [local.as_os_str(), url(name).as_ref()]));
     compare("cp 256 MiB there, MiB/s", LARGE, places, cp, nfs_cp);
-    // By sendfile(2), which writes what fits into a pipe.
+    // By sendfile(2), which writes at most the size of a pipe.
     let copy = |shown: &Shown| {
         with_new(&|name| assert_eq!(fs::copy(&local, shown.path().join(name)).expect("copied"), LARGE << 20))
     };

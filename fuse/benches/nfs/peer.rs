@@ -8,13 +8,13 @@ use nfs3_client::nfs3_types::rpc::{auth_unix, opaque_auth};
 use nfs3_client::nfs3_types::xdr_codec::Opaque;
 use nfs3_client::tokio::TokioIo;
 use nfs3_client::{MountClient, Nfs3Client};
-use podfs_nfs::v3::FileHandle;
+use podfs_nfs::v3::NfsFileHandle;
 use tokio::net::TcpStream;
 
 use crate::nfs_rig::Ganesha;
 use crate::raw::{MEBIBYTE, Work, somewhere};
 
-/// A connection, and what it works on.
+/// A connection, and the files that it works on.
 pub struct Peer {
     client: Nfs3Client<TokioIo<TcpStream>>,
     file: nfs_fh3,
@@ -23,7 +23,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    pub async fn connect(server: &Ganesha, created: &FileHandle) -> Self {
+    pub async fn connect(server: &Ganesha, created: &NfsFileHandle) -> Self {
         let who = || opaque_auth::auth_unix(&auth_unix::default());
         let stream = TcpStream::connect(server.mount_address()).await.expect("connected");
         let mut mountd = MountClient::new_with_auth(TokioIo::new(stream), who(), opaque_auth::default());

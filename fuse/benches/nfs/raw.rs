@@ -9,8 +9,8 @@ use podfs_nfs::ExportAddress;
 use podfs_nfs::mount::{MountRequest, mount};
 use podfs_nfs::rpc::{Credential, Slice};
 use podfs_nfs::server::Servers;
-use podfs_nfs::v3::{Changes, Creation, FileHandle, Stability};
-use podfs_nfs::{Export, How};
+use podfs_nfs::v3::{AttributeChanges, Creation, NfsFileHandle, Stability};
+use podfs_nfs::{CallOptions, Export};
 use tokio::task::spawn_local;
 
 use crate::nfs_rig::Ganesha;
@@ -25,7 +25,7 @@ pub const ENTRIES: usize = 10_000;
 
 pub static ROOT: Credential = Credential::User { uid: 0, gid: 0, groups: Vec::new() };
 
-/// What is done in a loop.
+/// The calls of a loop.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Work {
     Read,
@@ -40,13 +40,13 @@ pub enum Work {
     List,
 }
 
-/// Both clients, and what they work on.
+/// Both clients, and the files that they work on.
 pub struct Scene {
     pub server: Ganesha,
     export: Rc<Export>,
-    file: FileHandle,
+    file: NfsFileHandle,
     data: Slice,
-    directory: FileHandle,
+    directory: NfsFileHandle,
     /// Directories that were made.
     made: Cell<u32>,
 }
@@ -91,8 +91,8 @@ impl Scene {
             ..MountRequest::new(export, server.address().ip(), budget)
         };
         let export = Rc::new(mount(&Servers::default(), &request).await.expect("it is mounted"));
-        let how = How::new(&ROOT);
-        let creation = Creation::Unchecked(Changes::default());
+        let how = CallOptions::new(&ROOT);
+        let creation = Creation::Unchecked(AttributeChanges::default());
         let file =
             export.create(how, &export.root(), b"file", &creation).await.expect("made").handle.expect("a handle");
         let data: Slice = vec![7; MEBIBYTE as usize].into();
@@ -115,17 +115,20 @@ impl Scene {
     }
 
     /// An empty directory, the only one. The server knows it, because it has made it.
-    pub async fn new_directory(&self) -> FileHandle {
+    pub async fn new_directory(&self) -> NfsFileHandle {
         let count = self.made.replace(self.made.get() + 1);
         if let Some(last) = count.checked_sub(1) {
             std::fs::remove_dir_all(self.server.exported().join(format!("created-{last}"))).expect("removed");
         }
         let name = format!("created-{count}");
-        let made = self.export.mkdir(How::new(&ROOT), &self.export.root(), name.as_bytes(), &Changes::default()).await;
+        let made = self
+            .export
+            .mkdir(CallOptions::new(&ROOT), &self.export.root(), name.as_bytes(), &AttributeChanges::default())
+            .await;
         made.expect("made").handle.expect("a handle")
     }
 
-    pub async fn ours(&self, work: Work, count: u64, depth: u64, created: FileHandle) -> Figure {
+    pub async fn ours(&self, work: Work, count: u64, depth: u64, created: NfsFileHandle) -> Figure {
         let makes = matches!(work, Work::Create | Work::LookupAndCreate);
         let directory = if makes { created } else { self.directory };
         let calls = async {
@@ -146,7 +149,7 @@ impl Scene {
         measure(count, calls).await
     }
 
-    async fn theirs(&self, work: Work, count: u64, depth: u64, created: FileHandle) -> Figure {
+    async fn theirs(&self, work: Work, count: u64, depth: u64, created: NfsFileHandle) -> Figure {
         let mut peers = Vec::new();
         for _ in 0..depth {
             peers.push(Peer::connect(&self.server, &created).await);
@@ -187,8 +190,8 @@ pub fn somewhere(index: u64) -> u64 {
     index.wrapping_mul(0x9e37_79b9) % (FILE_SIZE * 256) * 4096
 }
 
-async fn step(export: &Export, work: Work, index: u64, file: &FileHandle, directory: &FileHandle, data: &Slice) {
-    let how = How::new(&ROOT);
+async fn step(export: &Export, work: Work, index: u64, file: &NfsFileHandle, directory: &NfsFileHandle, data: &Slice) {
+    let how = CallOptions::new(&ROOT);
     match work {
         Work::Read => {
             let read = export.read(how, file, index * u64::from(MEBIBYTE), MEBIBYTE).await.expect("read");
@@ -209,11 +212,11 @@ async fn step(export: &Export, work: Work, index: u64, file: &FileHandle, direct
         Work::LookupAndCreate => {
             let name = made(index);
             export.lookup(how, directory, name.as_bytes()).await.expect_err("there is no such file");
-            let creation = Creation::Guarded(Changes::default());
+            let creation = Creation::Guarded(AttributeChanges::default());
             export.create(how, directory, name.as_bytes(), &creation).await.expect("made");
         }
         Work::Create => {
-            let creation = Creation::Guarded(Changes::default());
+            let creation = Creation::Guarded(AttributeChanges::default());
             export.create(how, directory, made(index).as_bytes(), &creation).await.expect("made");
         }
         Work::List => {

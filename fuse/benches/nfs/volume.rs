@@ -98,7 +98,7 @@ fn through_a_mount(places: (SocketAddr, SocketAddr), exported: &Path, work: Work
             }
         }),
         Work::Create | Work::LookupAndCreate => {
-            // The server believes for a while that what is removed behind its back is there.
+            // The server caches files for a while, also removed ones.
             static COUNT: AtomicU32 = AtomicU32::new(0);
             let name = format!("made-{}", COUNT.fetch_add(1, Ordering::Relaxed));
             fs::create_dir(at(&name)).expect("made");

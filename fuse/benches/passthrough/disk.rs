@@ -22,7 +22,7 @@ pub struct Disk {
     base: TempDir,
 }
 
-/// Mounts the file system. The calling process gets a mount namespace of its own, so its mounts go with it.
+/// Mounts the file system. The calling process gets a mount namespace of its own, so its mounts end with it.
 pub fn begin() -> Disk {
     unshare(CloneFlags::CLONE_NEWNS).expect("a mount namespace");
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
@@ -39,7 +39,7 @@ pub fn begin() -> Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // The loop device goes with the mount, and the file is removed with the directory.
+        // The unmount detaches the loop device, and the file is removed with the directory.
         let _ = umount2(&self.base.path().join("disk"), MntFlags::MNT_DETACH);
     }
 }

@@ -14,12 +14,12 @@ use podfs_fuse::client::MountedVolume;
 use podfs_fuse::client::ServerClient;
 use podfs_fuse::client::VolumeIdentity;
 use podfs_fuse::confinement::{Profile, confine};
-use podfs_fuse::log::Lines;
+use podfs_fuse::log::LineFormat;
 use podfs_fuse::memory_lock;
 use podfs_fuse::mount::directories::Directories;
-use podfs_fuse::mount::private::{Access, MountOptions};
-use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
-use podfs_fuse::passthrough::{Cache, PassthroughOptions};
+use podfs_fuse::mount::private::{ContainerAccess, MountOptions};
+use podfs_fuse::mount::visible::{MountPoint, OldMountPolicy, VisibleMount};
+use podfs_fuse::passthrough::{CacheMode, PassthroughOptions};
 use podfs_fuse::protocol::Greeting;
 use podfs_fuse::server::process;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -34,24 +34,24 @@ pub const SERVE: &str = "--serve";
 /// Serves until the bench ends, as `podfs server` does.
 pub fn serve() {
     memory_lock::tune_allocator();
-    confine(Profile::Rings, Lines::Text);
+    confine(Profile::Rings, LineFormat::Text);
     process::serve("bench", "bench", AuditOutput::standard_error()).expect("the bench closes the socket");
 }
 
 /// A directory that calls are made in.
 pub struct Place {
-    /// What it is called in tables.
+    /// Its name in tables.
     pub name: &'static str,
     /// Where it is used.
     pub shown: PathBuf,
-    /// What is behind it on the disk.
+    /// Its directory on the disk.
     pub source: PathBuf,
     // Dropped before the directory goes.
     _server: Option<Serving>,
     _base: TempDir,
 }
 
-/// What serves a place. What is mounted goes before its server does.
+/// The servers of a place. The mount ends before its server does.
 enum Serving {
     Podfs { _visible: VisibleMount, _volume: MountedVolume, _server: Killed },
     Peer { at: PathBuf, _server: Killed },
@@ -73,7 +73,7 @@ impl Place {
     pub fn empty_dir() -> Self {
         Self::podfs(
             "emptyDir",
-            PassthroughOptions { cache: Cache::Always, exclusive: true, ..PassthroughOptions::default() },
+            PassthroughOptions { cache: CacheMode::Always, exclusive: true, ..PassthroughOptions::default() },
         )
     }
 
@@ -87,7 +87,7 @@ impl Place {
     /// As [`Self::empty_dir`], with requests over io_uring.
     pub fn empty_dir_uring() -> Self {
         let options = PassthroughOptions {
-            cache: Cache::Always,
+            cache: CacheMode::Always,
             exclusive: true,
             io_uring: true,
             ..PassthroughOptions::default()
@@ -95,7 +95,7 @@ impl Place {
         Self::over_io_uring(|| Self::podfs("emptyDir-uring", options))
     }
 
-    /// A directory of the disk, shown by podfs with so many session threads.
+    /// A directory of the disk, shown by podfs with this number of session threads.
     pub fn with_threads(name: &'static str, threads: u8) -> Self {
         Self::podfs(name, PassthroughOptions { threads: Some(threads), ..PassthroughOptions::default() })
     }
@@ -118,8 +118,8 @@ impl Place {
         let volume = volume.expect("a mount");
         assert_eq!(volume.is_over_io_uring(), options.io_uring, "the transport is the chosen one");
         let mut made = Directories::default();
-        let point = MountPoint::prepare(&shown, Leftovers::RemoveDead, &mut made).expect("a mount point");
-        let visible = volume.show(&point, Access::ReadWrite).expect("a visible mount");
+        let point = MountPoint::prepare(&shown, OldMountPolicy::RemoveDead, &mut made).expect("a mount point");
+        let visible = volume.show(&point, ContainerAccess::ReadWrite).expect("a visible mount");
         let serving = Serving::Podfs { _visible: visible, _volume: volume, _server: server };
         Self { name, shown, source, _server: Some(serving), _base: base }
     }
@@ -246,7 +246,7 @@ pub fn file(directory: &Path, number: usize) -> PathBuf {
     directory.join(format!("file-{number:06}"))
 }
 
-/// Lets the kernel forget the names and inodes that are unused. What they were read from stays cached.
+/// Makes the kernel forget unused names and inodes. The blocks of the disk stay cached.
 pub fn forget_names() {
     fs::write("/proc/sys/vm/drop_caches", "2").expect("root may");
 }

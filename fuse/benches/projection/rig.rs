@@ -9,18 +9,18 @@ use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use podfs_fuse::audit::output::AuditOutput;
-use podfs_fuse::client::Projection;
+use podfs_fuse::client::ProjectionMount;
 use podfs_fuse::client::ServerClient;
 use podfs_fuse::client::VolumeIdentity;
 use podfs_fuse::confinement::{Profile, confine};
-use podfs_fuse::log::Lines;
+use podfs_fuse::log::LineFormat;
 use podfs_fuse::memory_lock;
 use podfs_fuse::mount::directories::Directories;
 use podfs_fuse::mount::private::MountOptions;
-use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount};
+use podfs_fuse::mount::visible::{MountPoint, OldMountPolicy, VisibleMount};
 use podfs_fuse::projection::image::DirectoryAttributes;
 use podfs_fuse::projection::tree::Root;
-use podfs_fuse::projection::{FileEntry, Layout};
+use podfs_fuse::projection::{FileEntry, ImageLayout};
 use podfs_fuse::protocol::Greeting;
 use podfs_fuse::protocol::Reporting;
 use podfs_fuse::server::process;
@@ -34,7 +34,7 @@ pub const DIRECTORIES: DirectoryAttributes = DirectoryAttributes { mode: 0o755, 
 pub fn serve() {
     memory_lock::tune_allocator();
     memory_lock::protect_memory().expect("root can lock memory");
-    confine(Profile::Projection, Lines::Text);
+    confine(Profile::Projection, LineFormat::Text);
     process::serve("bench", "bench", AuditOutput::standard_error()).expect("the bench closes the socket");
 }
 
@@ -43,7 +43,7 @@ pub struct Mounted {
     // The volume is unmounted before the projection ends, and that before its server is killed: the projection asks the
     // server to end it, and a keeper of descriptors would hold the socket open without an answer.
     _visible: VisibleMount,
-    pub projection: Projection,
+    pub projection: ProjectionMount,
     _server: ServerProcess,
 }
 
@@ -66,7 +66,7 @@ impl Mounted {
             .spawn()
             .expect("this program can be started again");
         let root = Root { mode: 0o777, gid: 0, directories: Default::default() };
-        let mut projection = Projection::start(
+        let mut projection = ProjectionMount::start(
             &Arc::new(ServerClient::new(ours, Greeting::new("bench", "bench")).expect("the server answers")),
             &root,
             &MountOptions::default(),
@@ -76,15 +76,15 @@ impl Mounted {
         .expect("a mount");
         projection.commit(&layout(payload), DIRECTORIES).expect("a commit");
         let mut directories = Directories::default();
-        let point = MountPoint::prepare(path, Leftovers::RemoveDead, &mut directories).expect("a mount point");
+        let point = MountPoint::prepare(path, OldMountPolicy::RemoveDead, &mut directories).expect("a mount point");
         let visible = projection.show(&point).expect("a visible mount");
         Self { _visible: visible, projection, _server: ServerProcess(server) }
     }
 }
 
-pub fn layout(payload: &[(String, Vec<u8>)]) -> Layout<'_> {
+pub fn layout(payload: &[(String, Vec<u8>)]) -> ImageLayout<'_> {
     let entries = payload.iter().map(|(path, content)| FileEntry { path, content, mode: 0o644, uid: 0, gid: 0 });
-    Layout::new(entries, DIRECTORIES).expect("a tree")
+    ImageLayout::new(entries, DIRECTORIES).expect("a tree")
 }
 
 /// `count` keys of `size` bytes; `round` makes each payload differ from the one before.

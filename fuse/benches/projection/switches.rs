@@ -51,7 +51,7 @@ fn misses(volume: &Path, mut switch: impl FnMut(usize)) -> u64 {
             });
         }
         for round in 1..=SWITCHES {
-            // Otherwise the bound on the number of old generations would be what is measured.
+            // Otherwise the bench would measure the limit of old generations.
             thread::sleep(Duration::from_millis(1));
             switch(round);
         }

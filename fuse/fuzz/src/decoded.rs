@@ -5,7 +5,7 @@ use podfs_nfs::xdr::{Malformed, XdrReader, XdrWriter};
 
 use super::memory;
 
-/// Whether all that was read can be written again.
+/// Whether the decoded value can be encoded again.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Kept {
     /// Everything has its place in the value.
@@ -14,7 +14,7 @@ pub enum Kept {
     Usable,
 }
 
-/// What was decoded.
+/// The decoded value.
 #[derive(Clone, Copy, Debug)]
 pub struct Checked<T> {
     /// The value.

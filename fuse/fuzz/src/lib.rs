@@ -6,7 +6,7 @@
 //! | [`memory`] | how much memory a decoder asks for |
 //! | [`server`] | results as a server writes them |
 //! | [`stream`] | a stream that is read in pieces |
-//! | [`decoded`] | what has to be true of everything that was decoded |
+//! | [`decoded`] | the properties of every decoded value |
 
 pub mod decoded;
 pub mod memory;

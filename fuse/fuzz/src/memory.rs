@@ -11,13 +11,13 @@ struct Counting;
 static MEMORY: Counting = Counting;
 
 thread_local! {
-    /// Bytes that are allocated now. It is less than nothing where what others allocated was freed.
+    /// Bytes that are allocated now. Negative if this thread has freed memory that others allocated.
     static NOW: Cell<isize> = const { Cell::new(0) };
     /// Most bytes that have been allocated at a time.
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }
 
-/// Runs `run`, and tells how many bytes more than before it had at a time.
+/// Runs `run`, and returns the most bytes that it had allocated at a time.
 pub fn peak<T>(run: impl FnOnce() -> T) -> (T, usize) {
     let before = NOW.get();
     PEAK.set(before);

@@ -114,11 +114,11 @@ static PATTERN: [u8; 65_537] = {
     pattern
 };
 
-/// What stands in a stream.
+/// The content of a stream.
 #[derive(Default)]
 struct Known {
     records: Vec<Vec<u8>>,
-    /// What is wrong with what follows.
+    /// The error in the rest of the stream.
     garbage: Option<StreamError>,
     /// The length of the longest record that was begun.
     longest: usize,

@@ -2,7 +2,7 @@
 //! call of ours is a record that says what was called.
 
 use podfs_nfs::rpc::credential::MAX_GROUPS;
-use podfs_nfs::rpc::message::{Received, receive};
+use podfs_nfs::rpc::message::{RecordKind, receive};
 use podfs_nfs::rpc::record::Incoming;
 use podfs_nfs::rpc::{Credential, Denial, Pool, Procedure, RpcCall, RpcError, Slice};
 use podfs_nfs::xdr::{Malformed, XdrReader, XdrWriter};
@@ -24,11 +24,11 @@ pub fn look(data: &[u8]) -> bool {
 fn from_a_server(record: &[u8]) -> bool {
     let (received, peak) = memory::peak(|| receive(record));
     assert_eq!(peak, 0, "looking at a record allocates nothing");
-    let Ok(Received::Reply { xid, results }) = received else { return received.is_ok() };
+    let Ok(RecordKind::Reply { xid, results }) = received else { return received.is_ok() };
     assert_eq!(record.first_chunk(), Some(&xid.to_be_bytes()));
     if let Ok(begin) = results {
         assert!(begin <= record.len() && begin.is_multiple_of(4), "results begin at the byte {begin}");
-        assert_eq!(receive(&record[..begin]), Ok(Received::Reply { xid, results: Ok(begin) }));
+        assert_eq!(receive(&record[..begin]), Ok(RecordKind::Reply { xid, results: Ok(begin) }));
         assert!(receive(&record[..begin - 1]).is_err(), "the last byte before the results is not needed");
     }
     if let Err(failure) = results {
@@ -36,7 +36,7 @@ fn from_a_server(record: &[u8]) -> bool {
     }
     let written = reply(xid, results.map(|_| ()));
     let results = results.map(|_| written.len());
-    assert_eq!(receive(&written), Ok(Received::Reply { xid, results }));
+    assert_eq!(receive(&written), Ok(RecordKind::Reply { xid, results }));
     true
 }
 
@@ -106,7 +106,7 @@ fn call(data: &mut XdrReader<'_>) -> Result<(), Malformed> {
     assert_eq!(read, Ok(()));
     let [record] = &records[..] else { panic!("it is {} records", records.len()) };
     assert_eq!(**record, sent[4..]);
-    assert_eq!(receive(record), Ok(Received::Call));
+    assert_eq!(receive(record), Ok(RecordKind::Call));
 
     let mut reader = XdrReader::new(record);
     for known in [xid, 0, 2, program, version, number] {

@@ -1,7 +1,7 @@
 //! The results of every procedure of NFSv3. The first byte is its number; what follows stands behind the status.
 
 use podfs_nfs::rpc::Slice;
-use podfs_nfs::v3::{Around, Attributes, DirectoryPage, MAX_LINK, NfsStatus, results};
+use podfs_nfs::v3::{Attributes, DirectoryPage, MAX_LINK, NfsStatus, WccData, results};
 use podfs_nfs::xdr::{Malformed, XdrReader, XdrWriter};
 
 use super::decoded::{self, Checked, Kept, assert_within};
@@ -16,7 +16,7 @@ pub fn look(data: &[u8]) -> bool {
         0 => status(bytes),
         1 => all(bytes, Attributes::read, server::attributes),
         // SETATTR, REMOVE and RMDIR
-        2 | 12 | 13 => all(bytes, Around::read, server::around),
+        2 | 12 | 13 => all(bytes, WccData::read, server::around),
         3 => all(bytes, results::lookup, server::lookup),
         4 => all(bytes, results::access, server::access),
         5 => readlink(bytes),

@@ -1,9 +1,9 @@
 //! Results as a server writes them (RFC 1813). What readers ignore is zero.
 
-use podfs_nfs::mountd::Mounted;
+use podfs_nfs::mountd::MountReply;
 use podfs_nfs::v3::{
-    Accessed, Around, Attributes, Committed, Created, DirectoryPage, FileHandle, FsInfo, FsStat, LinkTarget, Linked,
-    ListedEntry, Looked, PathConf, Read, Written,
+    AccessReply, Attributes, CommitReply, CreateReply, DirectoryPage, FsInfo, FsStat, LinkReply, LinkTarget,
+    ListedEntry, LookupReply, NfsFileHandle, PathConf, ReadReply, WccData, WriteReply,
 };
 use podfs_nfs::xdr::XdrWriter;
 
@@ -22,12 +22,12 @@ fn known(to: &mut XdrWriter, value: &Option<Attributes>) {
 }
 
 /// `post_op_fh3`
-fn handle(to: &mut XdrWriter, value: &Option<FileHandle>) {
+fn handle(to: &mut XdrWriter, value: &Option<NfsFileHandle>) {
     to.optional(value.as_ref(), |to, handle| handle.write(to));
 }
 
 /// `wcc_data`
-pub fn around(to: &mut XdrWriter, value: &Around) {
+pub fn around(to: &mut XdrWriter, value: &WccData) {
     to.optional(value.before, |to, before| {
         before.mtime.write(to.u64(before.size));
         before.ctime.write(to);
@@ -36,14 +36,14 @@ pub fn around(to: &mut XdrWriter, value: &Around) {
 }
 
 /// Of LOOKUP.
-pub fn lookup(to: &mut XdrWriter, value: &Looked) {
+pub fn lookup(to: &mut XdrWriter, value: &LookupReply) {
     value.handle.write(to);
     known(to, &value.attributes);
     known(to, &value.directory);
 }
 
 /// Of ACCESS.
-pub fn access(to: &mut XdrWriter, value: &Accessed) {
+pub fn access(to: &mut XdrWriter, value: &AccessReply) {
     known(to, &value.attributes);
     to.u32(value.granted);
 }
@@ -55,38 +55,38 @@ pub fn readlink(to: &mut XdrWriter, value: &LinkTarget) {
 }
 
 /// Of READ.
-pub fn read(to: &mut XdrWriter, value: &Read) {
+pub fn read(to: &mut XdrWriter, value: &ReadReply) {
     known(to, &value.attributes);
     to.length(value.data.len()).flag(value.is_end).opaque(&value.data);
 }
 
 /// Of WRITE.
-pub fn write(to: &mut XdrWriter, value: &Written) {
+pub fn write(to: &mut XdrWriter, value: &WriteReply) {
     around(to, &value.file);
     to.u32(value.count).u32(value.stability as u32).fixed(&value.verifier);
 }
 
 /// Of COMMIT.
-pub fn commit(to: &mut XdrWriter, value: &Committed) {
+pub fn commit(to: &mut XdrWriter, value: &CommitReply) {
     around(to, &value.file);
     to.fixed(&value.verifier);
 }
 
 /// Of CREATE, MKDIR, SYMLINK and MKNOD.
-pub fn created(to: &mut XdrWriter, value: &Created) {
+pub fn created(to: &mut XdrWriter, value: &CreateReply) {
     handle(to, &value.handle);
     known(to, &value.attributes);
     around(to, &value.directory);
 }
 
 /// Of LINK.
-pub fn link(to: &mut XdrWriter, value: &Linked) {
+pub fn link(to: &mut XdrWriter, value: &LinkReply) {
     known(to, &value.attributes);
     around(to, &value.directory);
 }
 
 /// Of RENAME.
-pub fn rename(to: &mut XdrWriter, value: &(Around, Around)) {
+pub fn rename(to: &mut XdrWriter, value: &(WccData, WccData)) {
     around(to, &value.0);
     around(to, &value.1);
 }
@@ -132,7 +132,7 @@ pub fn listing(to: &mut XdrWriter, value: &DirectoryPage, plus: bool) {
 }
 
 /// Of MNT.
-pub fn mounted(to: &mut XdrWriter, value: &Mounted) {
+pub fn mounted(to: &mut XdrWriter, value: &MountReply) {
     value.root.write(to);
     to.length(value.flavors.len());
     for flavor in &value.flavors {

@@ -4,7 +4,7 @@ use podfs_nfs::rpc::Slice;
 use podfs_nfs::rpc::pool::LARGE;
 use podfs_nfs::rpc::record::{Incoming, StreamError};
 
-/// Gives `stream` to `incoming`, in pieces of at most so many bytes as `pieces` says, and its records to `each`.
+/// Gives `stream` to `incoming`, in pieces of at most as many bytes as `pieces` says, and its records to `each`.
 ///
 /// # Errors
 /// As [`Incoming::read`].

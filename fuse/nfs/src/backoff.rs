@@ -25,7 +25,7 @@ impl DoublingPause {
         Backoff { pauses: self, failures: 0 }
     }
 
-    /// The pause after a failure that came after so many others.
+    /// The pause after a failure, by the number of failures before it.
     pub fn after(self, failures: u32) -> Duration {
         self.first.saturating_mul(2_u32.saturating_pow(failures)).min(self.longest)
     }

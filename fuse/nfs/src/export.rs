@@ -8,12 +8,12 @@ use tokio::time::sleep;
 
 use crate::backoff::Backoff;
 use crate::error::Error;
-use crate::rpc::{Connection, Credential, Persistence, Policy, Procedure, RETRY, Reply, RpcCall, RpcError, Slice};
+use crate::rpc::{Credential, Persistence, Policy, Procedure, RETRY, Reply, RpcCall, RpcConnection, RpcError, Slice};
 use crate::server::NfsServer;
 use crate::v3::{
-    self, Accessed, Around, Attributes, Changes, Committed, Created, Creation, Device, DirectoryPage, FileHandle,
-    FsInfo, FsStat, LinkTarget, Linked, Looked, MAX_NAME, NfsStatus, PathConf, ProcedureNumber, Read, Stability, Time,
-    Written, arguments, results,
+    self, AccessReply, AttributeChanges, Attributes, CommitReply, CreateReply, Creation, DirectoryPage, FsInfo, FsStat,
+    LinkReply, LinkTarget, LookupReply, MAX_NAME, NfsFileHandle, NfsStatus, PathConf, ProcedureNumber, ReadReply,
+    SpecialFile, Stability, Time, WccData, WriteReply, arguments, results,
 };
 use crate::xdr::{Malformed, XdrReader, XdrWriter};
 
@@ -33,7 +33,7 @@ const TRANSFER_STEP: u32 = 1024;
 #[derive(Clone, Debug)]
 pub struct Export {
     server: Rc<NfsServer>,
-    root: FileHandle,
+    root: NfsFileHandle,
     policy: Policy,
     connections: usize,
     limits: Limits,
@@ -72,7 +72,7 @@ impl Limits {
 
 /// The options of a call.
 #[derive(Clone, Copy)]
-pub struct How<'a> {
+pub struct CallOptions<'a> {
     /// The user and groups of the call.
     pub credential: &'a Credential,
     /// The timeout and retries of the call; `None` means the mount's options.
@@ -83,7 +83,7 @@ pub struct How<'a> {
     pub again: Option<u32>,
 }
 
-impl<'a> How<'a> {
+impl<'a> CallOptions<'a> {
     /// As `credential`, and as the mount's options say.
     pub fn new(credential: &'a Credential) -> Self {
         Self { credential, policy: None, announce: None, again: None }
@@ -93,7 +93,7 @@ impl<'a> How<'a> {
 impl Export {
     /// The export with the root `root`, whose calls are made on `connections` connections. See
     /// [`mount`](crate::mount::mount) for how to come by it.
-    pub fn new(server: Rc<NfsServer>, root: FileHandle, limits: Limits, policy: Policy, connections: usize) -> Self {
+    pub fn new(server: Rc<NfsServer>, root: NfsFileHandle, limits: Limits, policy: Policy, connections: usize) -> Self {
         Self { server, root, policy, connections, limits }
     }
 
@@ -103,7 +103,7 @@ impl Export {
     }
 
     /// The root's handle.
-    pub fn root(&self) -> FileHandle {
+    pub fn root(&self) -> NfsFileHandle {
         self.root
     }
 
@@ -121,9 +121,10 @@ impl Export {
     ///
     /// # Errors
     /// [`Error`], as everywhere below.
-    pub async fn null(&self, how: How<'_>) -> Result<(), Error> {
+    pub async fn null(&self, how: CallOptions<'_>) -> Result<(), Error> {
         let connection = self.connection(&self.root);
-        let call = Outgoing { how, number: ProcedureNumber::Null, arguments: |_: &mut XdrWriter| {}, payload: None };
+        let call =
+            RepeatableCall { how, number: ProcedureNumber::Null, arguments: |_: &mut XdrWriter| {}, payload: None };
         let policy = how.policy.unwrap_or(self.policy);
         call.send(&connection, policy, how.again).await.map(|_nothing| ()).map_err(Error::from)
     }
@@ -132,7 +133,7 @@ impl Export {
     ///
     /// # Errors
     /// [`Error`]
-    pub async fn getattr(&self, how: How<'_>, file: &FileHandle) -> Result<Attributes, Error> {
+    pub async fn getattr(&self, how: CallOptions<'_>, file: &NfsFileHandle) -> Result<Attributes, Error> {
         self.call(how, file, ProcedureNumber::Getattr, |to| file.write(to), Attributes::read).await
     }
 
@@ -143,12 +144,12 @@ impl Export {
     /// [`Error`]
     pub async fn setattr(
         &self,
-        how: How<'_>,
-        file: &FileHandle,
-        changes: &Changes,
+        how: CallOptions<'_>,
+        file: &NfsFileHandle,
+        changes: &AttributeChanges,
         guard: Option<Time>,
-    ) -> Result<Around, Error> {
-        self.call(how, file, ProcedureNumber::Setattr, |to| arguments::setattr(to, file, changes, guard), Around::read)
+    ) -> Result<WccData, Error> {
+        self.call(how, file, ProcedureNumber::Setattr, |to| arguments::setattr(to, file, changes, guard), WccData::read)
             .await
     }
 
@@ -156,7 +157,12 @@ impl Export {
     ///
     /// # Errors
     /// [`Error`]
-    pub async fn lookup(&self, how: How<'_>, directory: &FileHandle, name: &[u8]) -> Result<Looked, Error> {
+    pub async fn lookup(
+        &self,
+        how: CallOptions<'_>,
+        directory: &NfsFileHandle,
+        name: &[u8],
+    ) -> Result<LookupReply, Error> {
         check(name)?;
         self.call(how, directory, ProcedureNumber::Lookup, |to| arguments::name(to, directory, name), results::lookup)
             .await
@@ -166,7 +172,7 @@ impl Export {
     ///
     /// # Errors
     /// [`Error`]
-    pub async fn access(&self, how: How<'_>, file: &FileHandle, wanted: u32) -> Result<Accessed, Error> {
+    pub async fn access(&self, how: CallOptions<'_>, file: &NfsFileHandle, wanted: u32) -> Result<AccessReply, Error> {
         self.call(how, file, ProcedureNumber::Access, |to| arguments::access(to, file, wanted), results::access).await
     }
 
@@ -174,7 +180,7 @@ impl Export {
     ///
     /// # Errors
     /// [`Error`]
-    pub async fn readlink(&self, how: How<'_>, link: &FileHandle) -> Result<LinkTarget, Error> {
+    pub async fn readlink(&self, how: CallOptions<'_>, link: &NfsFileHandle) -> Result<LinkTarget, Error> {
         self.call_for_data(
             how,
             link,
@@ -189,7 +195,13 @@ impl Export {
     ///
     /// # Errors
     /// [`Error`]
-    pub async fn read(&self, how: How<'_>, file: &FileHandle, offset: u64, count: u32) -> Result<Read, Error> {
+    pub async fn read(
+        &self,
+        how: CallOptions<'_>,
+        file: &NfsFileHandle,
+        offset: u64,
+        count: u32,
+    ) -> Result<ReadReply, Error> {
         self.call_for_data(
             how,
             file,
@@ -207,15 +219,15 @@ impl Export {
     /// [`Error`]
     pub async fn write(
         &self,
-        how: How<'_>,
-        file: &FileHandle,
+        how: CallOptions<'_>,
+        file: &NfsFileHandle,
         offset: u64,
         data: &Slice,
         stability: Stability,
-    ) -> Result<Written, Error> {
+    ) -> Result<WriteReply, Error> {
         let count = u32::try_from(data.len()).expect("a WRITE is at most of a megabyte");
         let arguments = |to: &mut XdrWriter| arguments::write(to, file, offset, count, stability);
-        let call = Outgoing { how, number: ProcedureNumber::Write, arguments, payload: Some(data) };
+        let call = RepeatableCall { how, number: ProcedureNumber::Write, arguments, payload: Some(data) };
         self.outcome(file, call, |from, _| results::write(from)).await
     }
 
@@ -225,11 +237,11 @@ impl Export {
     /// [`Error`]
     pub async fn create(
         &self,
-        how: How<'_>,
-        directory: &FileHandle,
+        how: CallOptions<'_>,
+        directory: &NfsFileHandle,
         name: &[u8],
         creation: &Creation,
-    ) -> Result<Created, Error> {
+    ) -> Result<CreateReply, Error> {
         check(name)?;
         let arguments = |to: &mut XdrWriter| arguments::create(to, directory, name, creation);
         self.call(how, directory, ProcedureNumber::Create, arguments, results::created).await
@@ -241,11 +253,11 @@ impl Export {
     /// [`Error`]
     pub async fn mkdir(
         &self,
-        how: How<'_>,
-        directory: &FileHandle,
+        how: CallOptions<'_>,
+        directory: &NfsFileHandle,
         name: &[u8],
-        changes: &Changes,
-    ) -> Result<Created, Error> {
+        changes: &AttributeChanges,
+    ) -> Result<CreateReply, Error> {
         check(name)?;
         let arguments = |to: &mut XdrWriter| arguments::mkdir(to, directory, name, changes);
         self.call(how, directory, ProcedureNumber::Mkdir, arguments, results::created).await
@@ -257,12 +269,12 @@ impl Export {
     /// [`Error`]
     pub async fn symlink(
         &self,
-        how: How<'_>,
-        directory: &FileHandle,
+        how: CallOptions<'_>,
+        directory: &NfsFileHandle,
         name: &[u8],
         target: &[u8],
-        changes: &Changes,
-    ) -> Result<Created, Error> {
+        changes: &AttributeChanges,
+    ) -> Result<CreateReply, Error> {
         check(name)?;
         if target.len() > v3::MAX_LINK {
             return Err(Error::NameTooLong);
@@ -277,12 +289,12 @@ impl Export {
     /// [`Error`]
     pub async fn mknod(
         &self,
-        how: How<'_>,
-        directory: &FileHandle,
+        how: CallOptions<'_>,
+        directory: &NfsFileHandle,
         name: &[u8],
-        device: Device,
-        changes: &Changes,
-    ) -> Result<Created, Error> {
+        device: SpecialFile,
+        changes: &AttributeChanges,
+    ) -> Result<CreateReply, Error> {
         check(name)?;
         let arguments = |to: &mut XdrWriter| arguments::mknod(to, directory, name, device, changes);
         self.call(how, directory, ProcedureNumber::Mknod, arguments, results::created).await
@@ -292,9 +304,9 @@ impl Export {
     ///
     /// # Errors
     /// [`Error`]
-    pub async fn remove(&self, how: How<'_>, directory: &FileHandle, name: &[u8]) -> Result<Around, Error> {
+    pub async fn remove(&self, how: CallOptions<'_>, directory: &NfsFileHandle, name: &[u8]) -> Result<WccData, Error> {
         check(name)?;
-        self.call(how, directory, ProcedureNumber::Remove, |to| arguments::name(to, directory, name), Around::read)
+        self.call(how, directory, ProcedureNumber::Remove, |to| arguments::name(to, directory, name), WccData::read)
             .await
     }
 
@@ -302,9 +314,10 @@ impl Export {
     ///
     /// # Errors
     /// [`Error`]
-    pub async fn rmdir(&self, how: How<'_>, directory: &FileHandle, name: &[u8]) -> Result<Around, Error> {
+    pub async fn rmdir(&self, how: CallOptions<'_>, directory: &NfsFileHandle, name: &[u8]) -> Result<WccData, Error> {
         check(name)?;
-        self.call(how, directory, ProcedureNumber::Rmdir, |to| arguments::name(to, directory, name), Around::read).await
+        self.call(how, directory, ProcedureNumber::Rmdir, |to| arguments::name(to, directory, name), WccData::read)
+            .await
     }
 
     /// RENAME. Gives the attributes of the directory that the name left, and of the one that it came to.
@@ -313,10 +326,10 @@ impl Export {
     /// [`Error`]
     pub async fn rename(
         &self,
-        how: How<'_>,
-        from: (&FileHandle, &[u8]),
-        to: (&FileHandle, &[u8]),
-    ) -> Result<(Around, Around), Error> {
+        how: CallOptions<'_>,
+        from: (&NfsFileHandle, &[u8]),
+        to: (&NfsFileHandle, &[u8]),
+    ) -> Result<(WccData, WccData), Error> {
         check(from.1)?;
         check(to.1)?;
         let arguments = |writer: &mut XdrWriter| arguments::rename(writer, from, to);
@@ -329,11 +342,11 @@ impl Export {
     /// [`Error`]
     pub async fn link(
         &self,
-        how: How<'_>,
-        file: &FileHandle,
-        directory: &FileHandle,
+        how: CallOptions<'_>,
+        file: &NfsFileHandle,
+        directory: &NfsFileHandle,
         name: &[u8],
-    ) -> Result<Linked, Error> {
+    ) -> Result<LinkReply, Error> {
         check(name)?;
         self.call(how, file, ProcedureNumber::Link, |to| arguments::link(to, file, directory, name), results::link)
             .await
@@ -345,8 +358,8 @@ impl Export {
     /// [`Error`]
     pub async fn readdir(
         &self,
-        how: How<'_>,
-        directory: &FileHandle,
+        how: CallOptions<'_>,
+        directory: &NfsFileHandle,
         cookie: u64,
         verifier: [u8; 8],
     ) -> Result<DirectoryPage, Error> {
@@ -364,8 +377,8 @@ impl Export {
     /// [`Error`]; [`NfsStatus::NOTSUPP`] from servers that have only READDIR.
     pub async fn readdirplus(
         &self,
-        how: How<'_>,
-        directory: &FileHandle,
+        how: CallOptions<'_>,
+        directory: &NfsFileHandle,
         cookie: u64,
         verifier: [u8; 8],
     ) -> Result<DirectoryPage, Error> {
@@ -382,7 +395,7 @@ impl Export {
     ///
     /// # Errors
     /// [`Error`]
-    pub async fn fsstat(&self, how: How<'_>, file: &FileHandle) -> Result<FsStat, Error> {
+    pub async fn fsstat(&self, how: CallOptions<'_>, file: &NfsFileHandle) -> Result<FsStat, Error> {
         self.call(how, file, ProcedureNumber::Fsstat, |to| file.write(to), results::fsstat).await
     }
 
@@ -390,7 +403,7 @@ impl Export {
     ///
     /// # Errors
     /// [`Error`]
-    pub async fn fsinfo(&self, how: How<'_>, file: &FileHandle) -> Result<FsInfo, Error> {
+    pub async fn fsinfo(&self, how: CallOptions<'_>, file: &NfsFileHandle) -> Result<FsInfo, Error> {
         self.call(how, file, ProcedureNumber::Fsinfo, |to| file.write(to), results::fsinfo).await
     }
 
@@ -398,7 +411,7 @@ impl Export {
     ///
     /// # Errors
     /// [`Error`]
-    pub async fn pathconf(&self, how: How<'_>, file: &FileHandle) -> Result<PathConf, Error> {
+    pub async fn pathconf(&self, how: CallOptions<'_>, file: &NfsFileHandle) -> Result<PathConf, Error> {
         self.call(how, file, ProcedureNumber::Pathconf, |to| file.write(to), results::pathconf).await
     }
 
@@ -406,19 +419,25 @@ impl Export {
     ///
     /// # Errors
     /// [`Error`]
-    pub async fn commit(&self, how: How<'_>, file: &FileHandle, offset: u64, count: u32) -> Result<Committed, Error> {
+    pub async fn commit(
+        &self,
+        how: CallOptions<'_>,
+        file: &NfsFileHandle,
+        offset: u64,
+        count: u32,
+    ) -> Result<CommitReply, Error> {
         self.call(how, file, ProcedureNumber::Commit, |to| arguments::commit(to, file, offset, count), results::commit)
             .await
     }
 
-    fn connection(&self, file: &FileHandle) -> Rc<Connection> {
+    fn connection(&self, file: &NfsFileHandle) -> Rc<RpcConnection> {
         self.server.connection(file, self.connections)
     }
 
     async fn call<T>(
         &self,
-        how: How<'_>,
-        about: &FileHandle,
+        how: CallOptions<'_>,
+        about: &NfsFileHandle,
         number: ProcedureNumber,
         arguments: impl Fn(&mut XdrWriter),
         results: impl FnOnce(&mut XdrReader<'_>) -> Result<T, Malformed>,
@@ -428,20 +447,20 @@ impl Export {
 
     async fn call_for_data<T>(
         &self,
-        how: How<'_>,
-        about: &FileHandle,
+        how: CallOptions<'_>,
+        about: &NfsFileHandle,
         number: ProcedureNumber,
         arguments: impl Fn(&mut XdrWriter),
         results: impl FnOnce(&mut XdrReader<'_>, &Reply) -> Result<T, Malformed>,
     ) -> Result<T, Error> {
-        self.outcome(about, Outgoing { how, number, arguments, payload: None }, results).await
+        self.outcome(about, RepeatableCall { how, number, arguments, payload: None }, results).await
     }
 
     /// Makes a call until the server does not ask to come again.
     async fn outcome<T, A: Fn(&mut XdrWriter)>(
         &self,
-        about: &FileHandle,
-        call: Outgoing<'_, A>,
+        about: &NfsFileHandle,
+        call: RepeatableCall<'_, A>,
         results: impl FnOnce(&mut XdrReader<'_>, &Reply) -> Result<T, Malformed>,
     ) -> Result<T, Error> {
         let connection = self.connection(about);
@@ -471,15 +490,15 @@ impl Export {
 }
 
 /// A call that may have to be made more than once.
-struct Outgoing<'a, A> {
-    how: How<'a>,
+struct RepeatableCall<'a, A> {
+    how: CallOptions<'a>,
     number: ProcedureNumber,
     arguments: A,
     payload: Option<&'a Slice>,
 }
 
-impl<A: Fn(&mut XdrWriter)> Outgoing<'_, A> {
-    async fn send(&self, connection: &Connection, policy: Policy, again: Option<u32>) -> Result<Reply, RpcError> {
+impl<A: Fn(&mut XdrWriter)> RepeatableCall<'_, A> {
+    async fn send(&self, connection: &RpcConnection, policy: Policy, again: Option<u32>) -> Result<Reply, RpcError> {
         // Hardly ever has another call got the same number.
         let xid = again.filter(|xid| !connection.is_in_use(*xid)).unwrap_or_else(|| connection.next_xid());
         if let Some(announce) = self.how.announce {

@@ -62,4 +62,4 @@ pub mod xdr;
 pub use address::ExportAddress;
 pub use backoff::{Backoff, DoublingPause};
 pub use error::Error;
-pub use export::{Export, How, Limits};
+pub use export::{CallOptions, Export, Limits};

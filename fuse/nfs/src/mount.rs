@@ -11,12 +11,12 @@ use tokio::time::timeout;
 
 use crate::address::ExportAddress;
 use crate::error::Error;
-use crate::export::{Export, How, Limits};
+use crate::export::{CallOptions, Export, Limits};
 use crate::mountd::{self, MountdError};
 use crate::portmap;
-use crate::rpc::{Connection, Credential, Policy, RpcError};
+use crate::rpc::{Credential, Policy, RpcConnection, RpcError};
 use crate::server::{MAX_CONNECTIONS, Servers};
-use crate::v3::{self, FileHandle, FsInfo};
+use crate::v3::{self, FsInfo, NfsFileHandle};
 
 /// The most time for one call to a portmapper.
 const PORTMAP_BUDGET: Duration = Duration::from_secs(5);
@@ -75,7 +75,7 @@ impl MountRequest {
 
 /// Why an export cannot be mounted.
 #[derive(Debug, thiserror::Error)]
-pub enum MountError {
+pub enum NfsMountError {
     /// This process has no room for it.
     #[error("cannot begin to mount: {0}")]
     Machine(#[source] std::io::Error),
@@ -135,13 +135,13 @@ pub enum MountError {
 
 /// The result of mounting.
 #[derive(Clone, Debug)]
-pub struct Reached {
+pub struct MountedExport {
     /// The address of the server's NFS service.
     pub nfs: SocketAddr,
     /// The address of its MOUNT service.
     pub mountd: SocketAddr,
     /// The root of the export.
-    pub root: FileHandle,
+    pub root: NfsFileHandle,
     /// The largest READ and WRITE of the server.
     pub limits: Limits,
 }
@@ -149,27 +149,27 @@ pub struct Reached {
 /// Finds the addresses, the root and the limits that serving an export needs, and keeps no connection. Blocks the thread.
 ///
 /// # Errors
-/// [`MountError`], within the budget.
-pub fn reach(request: &MountRequest) -> Result<Reached, MountError> {
-    let runtime = Builder::new_current_thread().enable_all().build().map_err(MountError::Machine)?;
+/// [`NfsMountError`], within the budget.
+pub fn reach(request: &MountRequest) -> Result<MountedExport, NfsMountError> {
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(NfsMountError::Machine)?;
     LocalSet::new().block_on(&runtime, async {
         let (export, mountd) = find(&Servers::default(), request).await?;
-        Ok(Reached { nfs: export.server().address(), mountd, root: export.root(), limits: export.limits() })
+        Ok(MountedExport { nfs: export.server().address(), mountd, root: export.root(), limits: export.limits() })
     })
 }
 
 /// Mounts an export.
 ///
 /// # Errors
-/// [`MountError`], within the budget.
-pub async fn mount(servers: &Servers, request: &MountRequest) -> Result<Export, MountError> {
+/// [`NfsMountError`], within the budget.
+pub async fn mount(servers: &Servers, request: &MountRequest) -> Result<Export, NfsMountError> {
     Ok(find(servers, request).await?.0)
 }
 
 /// An export, and where its mountd is.
-async fn find(servers: &Servers, request: &MountRequest) -> Result<(Export, SocketAddr), MountError> {
+async fn find(servers: &Servers, request: &MountRequest) -> Result<(Export, SocketAddr), NfsMountError> {
     if !request.export.path.starts_with('/') || request.export.path.len() > mountd::MAX_PATH {
-        return Err(MountError::BadPath);
+        return Err(NfsMountError::BadPath);
     }
     let mounting = MountAttempt { servers, request, end: Instant::now() + request.budget };
     let (root, mountd) = mounting.root().await?;
@@ -183,13 +183,13 @@ async fn find(servers: &Servers, request: &MountRequest) -> Result<(Export, Sock
     let connections = request.connections.clamp(1, MAX_CONNECTIONS);
     let unknown = Limits { read: 4096, write: 4096, listing: 4096, file: u64::MAX };
     let export = Export::new(server.clone(), root, unknown, request.policy, connections);
-    let how = How { policy: Some(mounting.policy()), ..How::new(&request.credential) };
+    let how = CallOptions { policy: Some(mounting.policy()), ..CallOptions::new(&request.credential) };
     let info: FsInfo = export.fsinfo(how, &root).await.map_err(|error| match error {
         Error::RpcError(failure) => {
             let why = server.health().last_error;
             mounting.unreachable("NFS", address, why.filter(|_| is_silence(failure)), failure)
         }
-        error => MountError::Root { export: request.export.clone(), error },
+        error => NfsMountError::Root { export: request.export.clone(), error },
     })?;
     let limits = Limits::new(&info, request.rsize, request.wsize);
     Ok((Export::new(server, root, limits, request.policy, connections), mountd))
@@ -220,7 +220,7 @@ impl MountAttempt<'_> {
     }
 
     /// The export's root, from the mountd, and where that is.
-    async fn root(&self) -> Result<(FileHandle, SocketAddr), MountError> {
+    async fn root(&self) -> Result<(NfsFileHandle, SocketAddr), NfsMountError> {
         let request = self.request;
         let (connection, address) = self.mountd().await?;
         let mounted =
@@ -230,11 +230,11 @@ impl MountAttempt<'_> {
                 let why = connection.peer().health().last_error;
                 self.unreachable("the mountd", address, why.filter(|_| is_silence(failure)), failure)
             }
-            refusal => MountError::Refused { export: request.export.clone(), refusal },
+            refusal => NfsMountError::Refused { export: request.export.clone(), refusal },
         })?;
         let ours = request.credential.flavor();
         if !mounted.flavors.is_empty() && !mounted.flavors.contains(&ours) {
-            return Err(MountError::OtherCredentials {
+            return Err(NfsMountError::OtherCredentials {
                 export: request.export.clone(),
                 flavors: mounted.flavors,
                 ours,
@@ -244,7 +244,7 @@ impl MountAttempt<'_> {
     }
 
     /// A connection to the mountd.
-    async fn mountd(&self) -> Result<(Connection, SocketAddr), MountError> {
+    async fn mountd(&self) -> Result<(RpcConnection, SocketAddr), NfsMountError> {
         let request = self.request;
         let host = request.mount_address.unwrap_or(request.address);
         let port = match request.mount_port {
@@ -252,14 +252,14 @@ impl MountAttempt<'_> {
             None => self
                 .port_of(host, mountd::PROGRAM)
                 .await?
-                .ok_or_else(|| MountError::NoMountd { server: request.export.server.clone() })?,
+                .ok_or_else(|| NfsMountError::NoMountd { server: request.export.server.clone() })?,
         };
         let address = SocketAddr::new(host, port);
         Ok((self.servers.passing_connection(&request.export.server, address, request.reserved_port), address))
     }
 
     /// Asks the portmapper at `host`.
-    async fn port_of(&self, host: IpAddr, program: u32) -> Result<Option<u16>, MountError> {
+    async fn port_of(&self, host: IpAddr, program: u32) -> Result<Option<u16>, NfsMountError> {
         let address = SocketAddr::new(host, self.request.portmap_port);
         let connection = self.servers.passing_connection(&self.request.export.server, address, false);
         let left = self.end.saturating_duration_since(Instant::now());
@@ -276,9 +276,9 @@ impl MountAttempt<'_> {
         address: SocketAddr,
         why: Option<String>,
         failure: RpcError,
-    ) -> MountError {
+    ) -> NfsMountError {
         let reason = why.unwrap_or_else(|| failure.to_string());
-        MountError::Unreachable { service, server: self.request.export.server.clone(), address, reason }
+        NfsMountError::Unreachable { service, server: self.request.export.server.clone(), address, reason }
     }
 }
 

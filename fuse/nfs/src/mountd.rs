@@ -1,7 +1,7 @@
 //! The MOUNT protocol, version 3 (RFC 1813, appendix I): from the path of an export to its root's handle.
 
-use crate::rpc::{Connection, Credential, Policy, Procedure, Reply, RpcCall, RpcError};
-use crate::v3::handle::FileHandle;
+use crate::rpc::{Credential, Policy, Procedure, Reply, RpcCall, RpcConnection, RpcError};
+use crate::v3::handle::NfsFileHandle;
 use crate::xdr::{Malformed, XdrReader, XdrWriter};
 
 /// The number of the program.
@@ -18,9 +18,9 @@ const MAX_FLAVORS: u32 = 64;
 
 /// The answer of the mount service about an export.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Mounted {
+pub struct MountReply {
     /// The root's handle.
-    pub root: FileHandle,
+    pub root: NfsFileHandle,
     /// The kinds of credentials that the export takes; none means that the server does not say.
     pub flavors: Vec<u32>,
 }
@@ -41,11 +41,11 @@ pub enum MountdError {
 /// # Errors
 /// [`MountdError`]
 pub async fn mount(
-    connection: &Connection,
+    connection: &RpcConnection,
     path: &[u8],
     credential: &Credential,
     policy: Policy,
-) -> Result<Mounted, MountdError> {
+) -> Result<MountReply, MountdError> {
     let reply = call(connection, MNT, credential, policy, |arguments| {
         arguments.opaque(path);
     });
@@ -62,7 +62,7 @@ pub async fn mount(
 /// # Errors
 /// When there is no answer.
 pub async fn unmount(
-    connection: &Connection,
+    connection: &RpcConnection,
     path: &[u8],
     credential: &Credential,
     policy: Policy,
@@ -74,7 +74,7 @@ pub async fn unmount(
 }
 
 async fn call(
-    connection: &Connection,
+    connection: &RpcConnection,
     number: u32,
     credential: &Credential,
     policy: Policy,
@@ -89,11 +89,11 @@ async fn call(
 ///
 /// # Errors
 /// [`Malformed`]
-pub fn mounted(results: &mut XdrReader<'_>) -> Result<Mounted, Malformed> {
-    let root = FileHandle::read(results)?;
+pub fn mounted(results: &mut XdrReader<'_>) -> Result<MountReply, Malformed> {
+    let root = NfsFileHandle::read(results)?;
     let count = results.u32()?;
     let flavors = (0..count.min(MAX_FLAVORS)).map(|_| results.u32()).collect::<Result<_, _>>()?;
-    Ok(Mounted { root, flavors })
+    Ok(MountReply { root, flavors })
 }
 
 /// The sentence for a `mountstat3`.

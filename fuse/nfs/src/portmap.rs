@@ -1,6 +1,6 @@
 //! The portmapper, version 2 (RFC 1833): on which port a program of RPC listens.
 
-use crate::rpc::{Connection, Credential, Policy, Procedure, RpcCall, RpcError};
+use crate::rpc::{Credential, Policy, Procedure, RpcCall, RpcConnection, RpcError};
 use crate::xdr::{Malformed, XdrReader};
 
 /// The port of portmappers.
@@ -15,7 +15,7 @@ const TCP: u32 = 6;
 /// # Errors
 /// When there is no portmapper that answers.
 pub async fn port_of(
-    connection: &Connection,
+    connection: &RpcConnection,
     program: u32,
     version: u32,
     policy: Policy,

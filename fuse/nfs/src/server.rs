@@ -12,8 +12,8 @@ use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard};
 
 use crate::rpc::dial::{Dialer, inode};
-use crate::rpc::{Connection, Health, Peer, Pool, SilenceObserver};
-use crate::v3::FileHandle;
+use crate::rpc::{NfsServerHealth, Peer, Pool, RpcConnection, SilenceObserver};
+use crate::v3::NfsFileHandle;
 
 /// Most connections to a server, as with Linux.
 pub const MAX_CONNECTIONS: usize = 16;
@@ -34,7 +34,7 @@ pub struct NfsServer {
     pool: Pool,
     reserved_port: bool,
     /// Grows when an export wants more.
-    connections: RefCell<Vec<Rc<Connection>>>,
+    connections: RefCell<Vec<Rc<RpcConnection>>>,
     /// The local ports of the connections of the process before this one.
     inherited_ports: RefCell<Vec<u16>>,
     /// The unused sockets for its connections, if this process may not make sockets.
@@ -105,16 +105,16 @@ impl Servers {
     }
 
     /// A connection for a few calls, such as to a mountd.
-    pub(crate) fn passing_connection(&self, name: &str, address: SocketAddr, reserved_port: bool) -> Connection {
+    pub(crate) fn passing_connection(&self, name: &str, address: SocketAddr, reserved_port: bool) -> RpcConnection {
         let peer = Rc::new(Peer::new(name.to_owned(), address));
-        Connection::new(peer, Dialer::new(reserved_port, None), self.pool.clone(), random())
+        RpcConnection::new(peer, Dialer::new(reserved_port, None), self.pool.clone(), random())
     }
 }
 
 /// A connection to a server's mountd. There is no other while this one is there, if they would have the same socket.
-pub struct ToMountd<'a> {
+pub struct MountdConnection<'a> {
     /// The connection, which ends before another one begins.
-    pub connection: Connection,
+    pub connection: RpcConnection,
     _turn: Option<MutexGuard<'a, OwnedFd>>,
 }
 
@@ -136,7 +136,7 @@ impl NfsServer {
     }
 
     /// Returns whether the server answers, with counters.
-    pub fn health(&self) -> Health {
+    pub fn health(&self) -> NfsServerHealth {
         self.peer.health()
     }
 
@@ -159,7 +159,7 @@ impl NfsServer {
     ///
     /// # Errors
     /// When there are no descriptors left.
-    pub async fn to_mountd(&self, address: SocketAddr) -> io::Result<ToMountd<'_>> {
+    pub async fn to_mountd(&self, address: SocketAddr) -> io::Result<MountdConnection<'_>> {
         let (dialer, turn) = match &self.spare {
             Some(spare) => {
                 let spare = spare.lock().await;
@@ -168,7 +168,7 @@ impl NfsServer {
             None => (Dialer::new(self.reserved_port, None), None),
         };
         let peer = Rc::new(Peer::new(self.name().to_owned(), address));
-        Ok(ToMountd { connection: Connection::new(peer, dialer, self.pool.clone(), random()), _turn: turn })
+        Ok(MountdConnection { connection: RpcConnection::new(peer, dialer, self.pool.clone(), random()), _turn: turn })
     }
 
     /// Copies of its sockets. Those that it has not got yet are for further connections.
@@ -190,7 +190,7 @@ impl NfsServer {
     }
 
     /// The connection that calls about `file` are made on, of `count`: always the same, so that they arrive in order.
-    pub fn connection(&self, file: &FileHandle, count: usize) -> Rc<Connection> {
+    pub fn connection(&self, file: &NfsFileHandle, count: usize) -> Rc<RpcConnection> {
         let slot = if count > 1 { (file.hash() % count as u64) as usize } else { 0 };
         let mut connections = self.connections.borrow_mut();
         while connections.len() <= slot {
@@ -202,7 +202,7 @@ impl NfsServer {
                 Some(None) => break,
                 None => Dialer::new(self.reserved_port, port),
             };
-            connections.push(Rc::new(Connection::new(
+            connections.push(Rc::new(RpcConnection::new(
                 Rc::clone(&self.peer),
                 dialer,
                 self.pool.clone(),

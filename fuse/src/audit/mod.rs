@@ -37,11 +37,11 @@ const LONGEST_PATH: usize = 1024;
 
 /// The owner of the files, as the program that started the volume describes it. It is in every line.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Subject(pub Map<String, Value>);
+pub struct AuditSubject(pub Map<String, Value>);
 
 /// The access log of one volume.
 pub(crate) struct Audit {
-    subject: Subject,
+    subject: AuditSubject,
     region: Arc<Region>,
     output: Arc<AuditOutput>,
 }
@@ -54,7 +54,7 @@ struct AuditLine<'a> {
     /// The time in UTC, in microseconds (RFC 3339).
     time: String,
     #[serde(flatten)]
-    subject: &'a Subject,
+    subject: &'a AuditSubject,
     /// The file's path in the volume.
     key: String,
     #[serde(flatten)]
@@ -69,14 +69,14 @@ struct AuditLine<'a> {
 
 impl Audit {
     /// A log that writes to `output`, and counts in `region`.
-    pub(crate) fn new(subject: Subject, region: Arc<Region>, output: Arc<AuditOutput>) -> Self {
+    pub(crate) fn new(subject: AuditSubject, region: Arc<Region>, output: Arc<AuditOutput>) -> Self {
         Self { subject, region, output }
     }
 
     /// Writes the line that `caller`, which waits for the answer, opens the file at `key`.
     pub(crate) fn open(&self, key: &str, caller: Caller, is_resent: bool) {
         let opens = self.region.opens();
-        let lost = opens.untold();
+        let lost = opens.unreported();
         let line = AuditLine {
             audit: "open",
             time: Timestamp(SystemTime::now()).to_string(),
@@ -138,7 +138,7 @@ mod tests {
         let (reader, writer) = pipe().expect("a pipe");
         let Value::Object(subject) = json!({"volume": "db"}) else { unreachable!("it is one") };
         let region = Arc::new(Region::create(VolumeKind::Projection).expect("memory"));
-        (Audit::new(Subject(subject), region, Arc::new(AuditOutput::to_pipe(writer.into()))), reader)
+        (Audit::new(AuditSubject(subject), region, Arc::new(AuditOutput::to_pipe(writer.into()))), reader)
     }
 
     fn lines(audit: Audit, mut reader: PipeReader) -> Vec<Value> {

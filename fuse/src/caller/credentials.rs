@@ -65,7 +65,11 @@ impl Credentials {
         if self.act_as == ActAs::Nobody {
             return Credential::Anonymous;
         }
-        let plain = || Credential::User { uid: or_nobody(caller.uid), gid: or_nobody(caller.gid), groups: Vec::new() };
+        let plain = || Credential::User {
+            uid: or_overflow_id(caller.uid),
+            gid: or_overflow_id(caller.gid),
+            groups: Vec::new(),
+        };
         if caller.pid == 0 {
             return plain();
         }
@@ -165,7 +169,7 @@ impl Ids {
     }
 }
 
-fn or_nobody(id: u32) -> u32 {
+fn or_overflow_id(id: u32) -> u32 {
     if id == UNSENT { NOBODY } else { id }
 }
 

@@ -17,7 +17,7 @@ impl Affinity {
     }
 
     /// Moves `threads` to the calling thread's CPU until the guard is dropped.
-    pub(crate) fn together(&self, threads: impl IntoIterator<Item = Pid>) -> Together<'_> {
+    pub(crate) fn together(&self, threads: impl IntoIterator<Item = Pid>) -> SharedCpuGuard<'_> {
         let mut here = CpuSet::new();
         here.set(sched_getcpu());
         let threads = match self.0 {
@@ -27,18 +27,18 @@ impl Affinity {
         for thread in &threads {
             let _slower = sched_setaffinity(*thread, &here);
         }
-        Together { affinity: self, threads }
+        SharedCpuGuard { affinity: self, threads }
     }
 }
 
 /// A guard for threads that share a CPU.
-pub(crate) struct Together<'a> {
+pub(crate) struct SharedCpuGuard<'a> {
     affinity: &'a Affinity,
     /// The threads. `None` is the one that made the guard; it also drops the guard.
     threads: Vec<Option<Pid>>,
 }
 
-impl Drop for Together<'_> {
+impl Drop for SharedCpuGuard<'_> {
     fn drop(&mut self) {
         // Restores the CPUs of the process's start, because a present setting may be that of another commit.
         if let Some(all) = &self.affinity.0 {

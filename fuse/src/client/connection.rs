@@ -123,7 +123,7 @@ impl ServerConnection {
     }
 
     /// Whether the server knows of live parts of projections.
-    pub(super) fn knows_live(&self) -> bool {
+    pub(super) fn supports_live_parts(&self) -> bool {
         self.greeting.live
     }
 

@@ -65,7 +65,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::audit::Subject;
+    use crate::audit::AuditSubject;
 
     #[test]
     fn the_name_is_where_other_versions_look_for_it() {
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(name_in(&identity.about()), Some("db"));
         assert_eq!(serde_json::to_value(identity.label()).expect("text"), json!("db"));
         let Value::Object(subject) = json!({"pod": {}}) else { unreachable!("it is one") };
-        let reporting = Reporting { trace: false, audit: Some(Subject(subject)) };
+        let reporting = Reporting { trace: false, audit: Some(AuditSubject(subject)) };
         let reported = serde_json::to_value(identity.reporting(&reporting)).expect("an object");
         assert_eq!(reported["audit"], json!({"pod": {}, "volume": "db"}));
     }

@@ -21,15 +21,15 @@ use serde_json::Value;
 
 use super::ServerClient;
 use super::commit_error::CommitError;
-use super::held::{HeldLive, Replica};
+use super::held::{HeldLive, TreeReplica};
 use super::mounted::MountedVolume;
 use crate::live::plan::{bytes, children, plan};
 use crate::live::step::{LiveStep, split};
-use crate::live::tree::{LiveTree, Shape, Slot, Update, find_in};
+use crate::live::tree::{LiveTree, LiveUpdate, PartType, Slot, find_in};
 use crate::mount::MountError;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
-use crate::projection::image::{DirectoryAttributes, FileEntry, Image, Index, Layout};
-use crate::protocol::{ServerRequest, VolumeId};
+use crate::projection::image::{DirectoryAttributes, FileEntry, Image, ImageLayout, Index};
+use crate::protocol::{ServerRequest, VolumeNumber};
 
 /// Why podfs cannot show a path of a projection as a live part.
 #[derive(Debug, thiserror::Error)]
@@ -49,18 +49,18 @@ pub enum LivePartError {
 }
 
 /// The mounted live parts of a projection.
-pub(super) struct Live {
+pub(super) struct LiveMount {
     mounted: MountedVolume,
-    tree: Replica<LiveTree>,
+    tree: TreeReplica<LiveTree>,
     /// An earlier supervisor or a failed step may have left an update incomplete.
     untidy: bool,
 }
 
-impl Live {
+impl LiveMount {
     /// Mounts the file system of the live parts of the projection `of`, without parts.
     pub(super) fn start(
         server: &Arc<ServerClient>,
-        of: VolumeId,
+        of: VolumeNumber,
         options: &MountOptions,
         about: Value,
         trace: bool,
@@ -69,7 +69,7 @@ impl Live {
             |cause| MountError::Failed { what: "the server does not serve live parts of the volume".to_owned(), cause };
         let device = open_device()?;
         let mount = PrivateMount::new(device.as_fd(), options)?;
-        if !server.knows_live().map_err(failed)? {
+        if !server.supports_live_parts().map_err(failed)? {
             let old = "the pod's server is of an earlier version; replace it with podfs upgrade";
             return Err(failed(io::Error::other(old)));
         }
@@ -84,7 +84,7 @@ impl Live {
     ///
     /// # Errors
     /// The volume, if it is of another kind.
-    pub(super) fn adopt(mounted: MountedVolume) -> Result<(VolumeId, Self), MountedVolume> {
+    pub(super) fn adopt(mounted: MountedVolume) -> Result<(VolumeNumber, Self), MountedVolume> {
         match mounted.held.of_kind::<HeldLive>().map(|held| (held.projection(), held.tree())) {
             Some((projection, tree)) => Ok((projection, Self { mounted, tree, untidy: true })),
             None => Err(mounted),
@@ -139,7 +139,7 @@ impl Live {
             tree.set_slots(slots.clone());
             plan(&tree, &image)
         };
-        let update = Update { slots, steps: steps.clone(), number, image, time: SystemTime::now() };
+        let update = LiveUpdate { slots, steps: steps.clone(), number, image, time: SystemTime::now() };
         // The replica gets the update first, so that a successor that starts meanwhile accepts its steps.
         self.tree.lock().announce(update.clone());
         let unlinked = self.mounted.server.update(self.mounted.volume, &update).map_err(CommitError::Server)?;
@@ -221,7 +221,7 @@ impl Live {
         Ok((self.directory(directory)?, name))
     }
 
-    /// Opens a directory of the mount. It follows no links and stays in the mount, whatever the server answers.
+    /// Opens a directory of the mount. It follows no links and stays in the mount, so a server cannot lead podfs elsewhere.
     fn directory(&self, path: &str) -> io::Result<OwnedFd> {
         let path = if path.is_empty() { "." } else { path };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -231,7 +231,7 @@ impl Live {
 }
 
 /// Converts a path in the volume to one in the payload, and gives its type. The `..data` of a path is left out.
-fn resolve(path: &str, generation: &Image) -> Result<(String, Shape), LivePartError> {
+fn resolve(path: &str, generation: &Image) -> Result<(String, PartType), LivePartError> {
     let path_of_link = path.strip_prefix("..data/").unwrap_or(path);
     let names: Vec<_> = path_of_link.split('/').filter(|name| !matches!(*name, "" | "." | "..data")).collect();
     let mut at: Index = 0;
@@ -241,7 +241,7 @@ fn resolve(path: &str, generation: &Image) -> Result<(String, Shape), LivePartEr
         }
         at = generation.child(at, name.as_bytes()).ok_or_else(|| LivePartError::Missing(path.to_owned()))?;
     }
-    let shape = if generation.is_directory(at) { Shape::Directory } else { Shape::File };
+    let shape = if generation.is_directory(at) { PartType::Directory } else { PartType::File };
     Ok((names.join("/"), shape))
 }
 
@@ -256,12 +256,12 @@ fn files<'a>(slots: &[Slot], generation: &'a Image, before: Option<&'a Image>) -
         let name = number.to_string();
         let found = find_in(generation, &slot.path);
         match slot.shape {
-            Shape::Directory => {
+            PartType::Directory => {
                 if let Some(directory) = found.filter(|found| generation.is_directory(*found)) {
                     collect(generation, directory, &name, &mut files);
                 }
             }
-            Shape::File => match found.filter(|found| !generation.is_directory(*found)) {
+            PartType::File => match found.filter(|found| !generation.is_directory(*found)) {
                 Some(file) => files.push((name, generation, file)),
                 None => {
                     let last = before.and_then(|before| Some((before, find_in(before, &name)?)));
@@ -274,7 +274,7 @@ fn files<'a>(slots: &[Slot], generation: &'a Image, before: Option<&'a Image>) -
 }
 
 /// The layout of these files. Directories have the mode and group of `generation`.
-fn layout<'a>(files: &'a [SlotFile<'a>], generation: &Image) -> Result<Layout<'a>, CommitError> {
+fn layout<'a>(files: &'a [SlotFile<'a>], generation: &Image) -> Result<ImageLayout<'a>, CommitError> {
     let entries = files.iter().filter_map(|(path, image, file)| {
         let node = image.node(*file)?;
         Some(FileEntry { path, content: bytes(image, *file)?, mode: node.mode, uid: node.uid, gid: node.gid })
@@ -284,7 +284,7 @@ fn layout<'a>(files: &'a [SlotFile<'a>], generation: &Image) -> Result<Layout<'a
         gid: root.gid,
     });
     let unlikely = |error| CommitError::Memory(io::Error::other(error));
-    Layout::new(entries, root).map_err(unlikely)
+    ImageLayout::new(entries, root).map_err(unlikely)
 }
 
 /// The files below a directory, each with its path below `at`.

@@ -8,19 +8,19 @@ use std::sync::atomic::Ordering;
 use serde_json::Value;
 
 use super::held::{HeldKind, HeldPassthrough, HeldVolume};
-use super::{ServerClient, Watch};
+use super::{ServerClient, VolumeObserver};
 use crate::mount::MountError;
-use crate::mount::private::{Access, PrivateMount, Shape};
+use crate::mount::private::{ContainerAccess, MountPointType, PrivateMount};
 use crate::mount::visible::{MountPoint, VisibleMount};
 use crate::passthrough::DataPath;
-use crate::protocol::{ServerReply, ServerRequest, VolumeId};
+use crate::protocol::{ServerReply, ServerRequest, VolumeNumber};
 use crate::region::VolumeKind;
 use crate::session::ring_memory::RingMemory;
 
 /// A mounted volume with a server. When this is dropped, the server forgets the volume, and its private mount ends.
 pub struct MountedVolume {
     pub(super) server: Arc<ServerClient>,
-    pub(super) volume: VolumeId,
+    pub(super) volume: VolumeNumber,
     pub(super) held: Arc<HeldVolume>,
 }
 
@@ -36,12 +36,12 @@ impl MountedVolume {
         mount: PrivateMount,
         about: Value,
         kind: impl HeldKind,
-        request: impl FnOnce(VolumeId, Value) -> ServerRequest,
+        request: impl FnOnce(VolumeNumber, Value) -> ServerRequest,
     ) -> io::Result<(MountedVolume, ServerReply)> {
         let held = HeldVolume::new(about, device, mount, kind)?;
         let connection = server.connection()?;
         let _joining = server.joining.lock().expect("a thread that panics ends the process");
-        let volume = VolumeId(server.next.fetch_add(1, Ordering::Relaxed));
+        let volume = VolumeNumber(server.next.fetch_add(1, Ordering::Relaxed));
         let descriptors = held.descriptors()?;
         let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
         let (reply, _) = connection.ask(&request(volume, held.about.clone()), &descriptors)?;
@@ -64,16 +64,16 @@ impl MountedVolume {
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn show(&self, point: &MountPoint, access: Access) -> Result<VisibleMount, MountError> {
+    pub fn show(&self, point: &MountPoint, access: ContainerAccess) -> Result<VisibleMount, MountError> {
         let clone = match access {
-            Access::ReadOnly => self.held.clone_mount(PrivateMount::read_only_clone)?,
-            Access::ReadWrite => self.held.clone_mount(PrivateMount::read_write_clone)?,
+            ContainerAccess::ReadOnly => self.held.clone_mount(PrivateMount::read_only_clone)?,
+            ContainerAccess::ReadWrite => self.held.clone_mount(PrivateMount::read_write_clone)?,
         };
         point.attach(&clone)
     }
 
     /// The type of the root of the mount.
-    pub fn shape(&self) -> Shape {
+    pub fn shape(&self) -> MountPointType {
         self.held.mount.shape()
     }
 
@@ -112,8 +112,8 @@ impl MountedVolume {
     }
 
     /// A handle to observe the volume.
-    pub fn watch(&self) -> Watch {
-        Watch::new(&self.server, self.volume, &self.held)
+    pub fn watch(&self) -> VolumeObserver {
+        VolumeObserver::new(&self.server, self.volume, &self.held)
     }
 
     /// Number of FUSE requests served so far.

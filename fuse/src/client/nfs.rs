@@ -13,9 +13,9 @@ use super::{MountedVolume, ServerClient};
 use crate::mount::MountError;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
 use crate::nfs::options::{ExportOptions, NfsAddress};
-use crate::nfs::sockets::Sockets;
+use crate::nfs::sockets::NfsSockets;
 use crate::nfs::writeback::log::Log;
-use crate::protocol::{ServerRequest, VolumeId};
+use crate::protocol::{ServerRequest, VolumeNumber};
 
 /// Size of the log of writes that a volume has accepted and the NFS server does not have on disk, in MiB.
 const LOG: usize = 64;
@@ -30,7 +30,7 @@ impl MountedVolume {
     /// When it cannot be mounted, or the server refuses it, for example because the NFS server does not answer.
     pub fn of_export(
         server: &Arc<ServerClient>,
-        sockets: Sockets,
+        sockets: NfsSockets,
         options: &ExportOptions,
         attributes: MountAttrFlags,
         mount: &MountOptions,
@@ -58,8 +58,8 @@ impl MountedVolume {
 
 impl ServerClient {
     /// NFS servers that have owed an answer for `limit`. For each, one of the volumes that share it, with its options.
-    pub fn silent_exports(&self, limit: Duration) -> Vec<(VolumeId, ExportOptions)> {
-        let mut found: Vec<(VolumeId, &HeldExport)> = Vec::new();
+    pub fn silent_exports(&self, limit: Duration) -> Vec<(VolumeNumber, ExportOptions)> {
+        let mut found: Vec<(VolumeNumber, &HeldExport)> = Vec::new();
         let volumes = self.volumes();
         for (volume, held) in volumes.iter() {
             let Some(export) = held.of_kind::<HeldExport>() else { continue };
@@ -75,7 +75,7 @@ impl ServerClient {
     ///
     /// # Errors
     /// When there is no such volume any more, or no server.
-    pub fn move_nfs(&self, volume: VolumeId, place: NfsAddress) -> io::Result<()> {
+    pub fn move_nfs(&self, volume: VolumeNumber, place: NfsAddress) -> io::Result<()> {
         {
             // A volume that starts now is in the map already, or its request will have the new address.
             let _joining = self.joining.lock().expect("a thread that panics ends the process");

@@ -8,7 +8,7 @@ use super::held::HeldPassthrough;
 use super::identity::VolumeIdentity;
 use super::{MountedVolume, ServerClient};
 use crate::mount::MountError;
-use crate::mount::enclosed::Enclosed;
+use crate::mount::enclosed::SourceWithMounts;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
 use crate::passthrough::PassthroughOptions;
 use crate::protocol::{ServerReply, ServerRequest};
@@ -33,8 +33,8 @@ impl MountedVolume {
         let mount = PrivateMount::of_source(device.as_fd(), source, mount)?;
         let source = match options.remote {
             // The mount is detached, so nothing is above it.
-            Some(_) => Enclosed::open(source),
-            None => Enclosed::of(source, identity.name()),
+            Some(_) => SourceWithMounts::open(source),
+            None => SourceWithMounts::of(source, identity.name()),
         };
         let source = source.map_err(failed)?;
         let rings = if options.io_uring { rings() } else { None };

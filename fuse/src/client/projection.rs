@@ -8,7 +8,7 @@
 //! one is. The next commit removes the entries that the failed one has left in the root.
 //!
 //! After the switch the old generation stays for a while ([`old`](crate::projection::old)). Commits remove expired
-//! generations. Between commits, the caller calls [`Projection::remove_old`] at [`Projection::next_removal`].
+//! generations. Between commits, the caller calls [`ProjectionMount::remove_old`] at [`ProjectionMount::next_removal`].
 //!
 //! The supervisor confirms each completed step in its replica of the tree. If the server dies, its successor begins with the
 //! replica, and the kernel sends the successor the request of a step that is under way.
@@ -25,20 +25,20 @@ use rustix::fs::{
 };
 
 use crate::client::commit_error::CommitError;
-use crate::client::held::{HeldProjection, Replica};
+use crate::client::held::{HeldProjection, TreeReplica};
 use crate::client::identity::VolumeIdentity;
-use crate::client::live::{Live, LivePartError};
+use crate::client::live::{LiveMount, LivePartError};
 use crate::client::mounted::MountedVolume;
-use crate::client::server_client::Answering;
-use crate::client::{ServerClient, Watch};
+use crate::client::server_client::AnsweringThreads;
+use crate::client::{ServerClient, VolumeObserver};
 use crate::mount::MountError;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
 use crate::mount::visible::{MountPoint, VisibleMount};
 use crate::projection::GenerationName;
-use crate::projection::image::{DirectoryAttributes, Image, Layout};
+use crate::projection::image::{DirectoryAttributes, Image, ImageLayout};
 use crate::projection::old::{OldGenerations, OldUsage};
 use crate::projection::steps::{self, DATA, DATA_TMP, ProjectionStep, ShownGeneration};
-use crate::projection::tree::{Root, Staged, Tree};
+use crate::projection::tree::{ProjectionTree, Root, StagedGeneration};
 use crate::protocol::{Reporting, ServerRequest};
 
 /// The outcome of a commit.
@@ -50,7 +50,7 @@ pub enum Commit {
     Switched {
         /// Its name.
         generation: GenerationName,
-        /// Time from the call of [`Projection::commit`] until the server had the generation.
+        /// Time from the call of [`ProjectionMount::commit`] until the server had the generation.
         staged_in: Duration,
         /// Time from then until `..data` pointed to it.
         switched_in: Duration,
@@ -58,9 +58,9 @@ pub enum Commit {
 }
 
 /// A mounted projection.
-pub struct Projection {
+pub struct ProjectionMount {
     mounted: MountedVolume,
-    tree: Replica<Tree>,
+    tree: TreeReplica<ProjectionTree>,
     hidden: BTreeSet<String>,
     current: Option<(GenerationName, Arc<Image>)>,
     old: OldGenerations,
@@ -68,12 +68,12 @@ pub struct Projection {
     left: Option<String>,
     /// Whether a commit failed, so that the root may have entries that do not belong there.
     untidy: bool,
-    answering: Answering,
+    answering: AnsweringThreads,
     /// The parts that change in place, after the first [`Self::live_part`].
-    live: Option<Live>,
+    live: Option<LiveMount>,
 }
 
-impl Projection {
+impl ProjectionMount {
     /// Mounts an empty projection, with `server` as its server. It is not visible before [`show`](Self::show).
     ///
     /// # Errors
@@ -102,7 +102,7 @@ impl Projection {
     ///
     /// # Errors
     /// The volume, if it is of another kind.
-    pub(super) fn adopt(mounted: MountedVolume, live: Option<Live>) -> Result<Self, MountedVolume> {
+    pub(super) fn adopt(mounted: MountedVolume, live: Option<LiveMount>) -> Result<Self, MountedVolume> {
         let Some(tree) = mounted.held.of_kind::<HeldProjection>().map(HeldProjection::tree) else {
             return Err(mounted);
         };
@@ -164,13 +164,13 @@ impl Projection {
         self.left.take()
     }
 
-    fn of(mounted: MountedVolume, tree: Replica<Tree>, live: Option<Live>) -> Self {
+    fn of(mounted: MountedVolume, tree: TreeReplica<ProjectionTree>, live: Option<LiveMount>) -> Self {
         let (hidden, current) = {
             let tree = tree.lock();
             let above = |path: &String| path.split('/').next().map(str::to_owned);
             (tree.root().directories.iter().filter_map(above).collect(), tree.current())
         };
-        let (old, answering) = (OldGenerations::default(), Answering::default());
+        let (old, answering) = (OldGenerations::default(), AnsweringThreads::default());
         Self { mounted, tree, hidden, current, old, left: None, untidy: false, answering, live }
     }
 
@@ -194,7 +194,11 @@ impl Projection {
     /// # Errors
     /// If the commit fails before the switch, the old generation stays current; if it fails later, the new one is current, and
     /// the next commit completes it. It is no error that an old generation cannot be removed.
-    pub fn commit(&mut self, payload: &Layout<'_>, directories: DirectoryAttributes) -> Result<Commit, CommitError> {
+    pub fn commit(
+        &mut self,
+        payload: &ImageLayout<'_>,
+        directories: DirectoryAttributes,
+    ) -> Result<Commit, CommitError> {
         let committed = self.switch(payload, directories)?;
         if self.live.take_if(|live| live.is_given_up()).is_some() {
             let reason = "live subPath mounts of its containers do not answer any more; start these containers again";
@@ -217,13 +221,13 @@ impl Projection {
             Some(live) => live,
             None => {
                 let MountedVolume { server, volume, held } = &self.mounted;
-                Live::start(server, *volume, options, held.about.clone(), held.is_traced())?
+                LiveMount::start(server, *volume, options, held.about.clone(), held.is_traced())?
             }
         };
         self.live.insert(live).part(path, image)
     }
 
-    fn switch(&mut self, payload: &Layout<'_>, directories: DirectoryAttributes) -> Result<Commit, CommitError> {
+    fn switch(&mut self, payload: &ImageLayout<'_>, directories: DirectoryAttributes) -> Result<Commit, CommitError> {
         let began = Instant::now();
         let left_over = self.tidy()?;
         self.untidy = left_over;
@@ -280,7 +284,7 @@ impl Projection {
     }
 
     /// A handle to observe the volume.
-    pub fn watch(&self) -> Watch {
+    pub fn watch(&self) -> VolumeObserver {
         self.mounted.watch()
     }
 
@@ -311,8 +315,8 @@ impl Projection {
         steps: &[ProjectionStep],
         staged: Option<(&GenerationName, &Arc<Image>)>,
         time: SystemTime,
-    ) -> Result<Answering, CommitError> {
-        let replica = staged.map(|(name, image)| Staged { name: name.clone(), image: Arc::clone(image) });
+    ) -> Result<AnsweringThreads, CommitError> {
+        let replica = staged.map(|(name, image)| StagedGeneration { name: name.clone(), image: Arc::clone(image) });
         self.tree.lock().announce(steps.to_vec(), replica, time);
         let staged = staged.map(|(name, image)| (name, &**image));
         self.mounted.server.announce(self.mounted.volume, steps, staged, time).map_err(CommitError::Server)
@@ -393,7 +397,7 @@ impl Projection {
         Ok(())
     }
 
-    /// Opens a directory of the mount. It follows no links and stays in the mount, whatever the server answers.
+    /// Opens a directory of the mount. It follows no links and stays in the mount, so a server cannot lead podfs elsewhere.
     fn directory(&self, path: &str) -> io::Result<OwnedFd> {
         let path = if path.is_empty() { "." } else { path };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;

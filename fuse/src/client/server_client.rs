@@ -10,16 +10,16 @@ use std::time::{Duration, SystemTime};
 
 use rustix::thread::Pid;
 
-use super::affinity::{Affinity, Together};
+use super::affinity::{Affinity, SharedCpuGuard};
 use super::connection::{KeeperLink, ServerConnection, unexpected};
 use super::held::{HeldPassthrough, HeldVolume};
 use super::identity::name_in;
-use crate::live::tree::Update;
+use crate::live::tree::LiveUpdate;
 use crate::nfs::sockets::SocketSets;
-use crate::passthrough::Room;
+use crate::passthrough::SpaceUsage;
 use crate::projection::steps::ProjectionStep;
 use crate::projection::{GenerationName, Image};
-use crate::protocol::{Greeting, ServerReply, ServerRequest, VolumeId};
+use crate::protocol::{Greeting, ServerReply, ServerRequest, VolumeNumber};
 use crate::region::{Distribution, Moment, OpenCount, Region};
 use crate::session::abi::init;
 use crate::session::{NodeId, operation_name};
@@ -30,7 +30,7 @@ pub struct ServerClient {
     pub(super) greeting: Greeting,
     pub(super) link: Mutex<ServerLink>,
     changed: Condvar,
-    pub(super) volumes: Mutex<BTreeMap<VolumeId, Arc<HeldVolume>>>,
+    pub(super) volumes: Mutex<BTreeMap<VolumeNumber, Arc<HeldVolume>>>,
     /// Locked while a volume is made, so that no takeover happens between the server's answer and the entry in `volumes`.
     pub(super) joining: Mutex<()>,
     pub(super) next: AtomicU32,
@@ -43,17 +43,17 @@ pub struct ServerClient {
 
 /// A handle to observe a volume. It is cheap to clone, and keeps no mount alive.
 #[derive(Clone)]
-pub struct Watch {
+pub struct VolumeObserver {
     server: Arc<ServerClient>,
-    volume: VolumeId,
+    volume: VolumeNumber,
     region: Arc<Region>,
     audited: bool,
     held: Weak<HeldVolume>,
 }
 
-impl Watch {
+impl VolumeObserver {
     /// A handle of a volume of `server`.
-    pub(crate) fn new(server: &Arc<ServerClient>, volume: VolumeId, held: &Arc<HeldVolume>) -> Self {
+    pub(crate) fn new(server: &Arc<ServerClient>, volume: VolumeNumber, held: &Arc<HeldVolume>) -> Self {
         let (region, audited) = (Arc::clone(&held.region), held.is_audited());
         Self { server: Arc::clone(server), volume, region, audited, held: Arc::downgrade(held) }
     }
@@ -97,12 +97,12 @@ impl Watch {
     ///
     /// # Errors
     /// When the volume has ended, or statfs(2) fails on the source.
-    pub fn room(&self) -> io::Result<Option<Room>> {
+    pub fn room(&self) -> io::Result<Option<SpaceUsage>> {
         let held = self.held.upgrade().ok_or(io::ErrorKind::NotFound)?;
         let Some(passthrough) = held.of_kind::<HeldPassthrough>() else { return Ok(None) };
         let (source, limit) = (passthrough.source().try_clone_to_owned()?, passthrough.options().limit);
         drop(held);
-        Room::of(&source, limit, &self.region).map(Some)
+        SpaceUsage::of(&source, limit, &self.region).map(Some)
     }
 
     /// Makes the server write a line for each FUSE request to `pipe`, until the pipe's reader or the volume ends. Blocks like the
@@ -127,7 +127,7 @@ pub(super) enum ServerLink {
 
 /// The activity of a volume at one moment, from shared memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Doing {
+pub struct VolumeActivity {
     /// Its name.
     pub volume: String,
     /// The number of requests so far.
@@ -144,7 +144,7 @@ pub struct Doing {
 
 /// The known threads of the server that take part in a commit.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Answering {
+pub(crate) struct AnsweringThreads {
     session: Option<Pid>,
     control: Option<Pid>,
 }
@@ -194,8 +194,8 @@ impl ServerClient {
     ///
     /// # Errors
     /// When the pod no longer needs a server.
-    pub(crate) fn update(&self, volume: VolumeId, update: &Update) -> io::Result<Vec<NodeId>> {
-        let Update { slots, steps, number, image, time } = update;
+    pub(crate) fn update(&self, volume: VolumeNumber, update: &LiveUpdate) -> io::Result<Vec<NodeId>> {
+        let LiveUpdate { slots, steps, number, image, time } = update;
         let (slots, steps) = (slots.clone(), steps.clone());
         let request = ServerRequest::Update { volume, slots, steps, number: *number, time: *time };
         match self.ask(&request, &[image.as_fd()])? {
@@ -211,7 +211,7 @@ impl ServerClient {
     ///
     /// # Errors
     /// When the pod no longer needs a server.
-    pub(crate) fn drop_images(&self, volume: VolumeId, but: Vec<u64>) -> io::Result<()> {
+    pub(crate) fn drop_images(&self, volume: VolumeNumber, but: Vec<u64>) -> io::Result<()> {
         self.done(&ServerRequest::DropImages { volume, but }, &[])
     }
 
@@ -219,7 +219,7 @@ impl ServerClient {
     ///
     /// # Errors
     /// When the pod no longer needs a server, or another step is the next one.
-    pub(crate) fn take(&self, volume: VolumeId, applied: u64) -> io::Result<()> {
+    pub(crate) fn take(&self, volume: VolumeNumber, applied: u64) -> io::Result<()> {
         self.done(&ServerRequest::Take { volume, applied }, &[])
     }
 
@@ -227,12 +227,12 @@ impl ServerClient {
     ///
     /// # Errors
     /// When the pod no longer needs a server.
-    pub(super) fn knows_live(&self) -> io::Result<bool> {
-        Ok(self.connection()?.knows_live())
+    pub(super) fn supports_live_parts(&self) -> io::Result<bool> {
+        Ok(self.connection()?.supports_live_parts())
     }
 
     /// Moves the server's threads to the calling thread's CPU, until the guard is dropped.
-    pub(crate) fn together(&self, answering: Answering) -> Together<'_> {
+    pub(crate) fn together(&self, answering: AnsweringThreads) -> SharedCpuGuard<'_> {
         self.affinity.together([answering.session, answering.control].into_iter().flatten())
     }
 
@@ -242,11 +242,11 @@ impl ServerClient {
     /// When the pod no longer needs a server.
     pub(crate) fn announce(
         &self,
-        volume: VolumeId,
+        volume: VolumeNumber,
         steps: &[ProjectionStep],
         staged: Option<(&GenerationName, &Image)>,
         time: SystemTime,
-    ) -> io::Result<Answering> {
+    ) -> io::Result<AnsweringThreads> {
         let (name, image) = staged.unzip();
         let request = ServerRequest::Announce { volume, steps: steps.to_vec(), staged: name.cloned(), time };
         match self.ask(&request, image.map(Image::as_fd).as_slice())? {
@@ -254,7 +254,7 @@ impl ServerClient {
                 if let Some(image) = image {
                     image.disown();
                 }
-                Ok(Answering { session: session.and_then(Pid::from_raw), control: Pid::from_raw(control) })
+                Ok(AnsweringThreads { session: session.and_then(Pid::from_raw), control: Pid::from_raw(control) })
             }
             other => Err(unexpected(&other)),
         }
@@ -264,7 +264,7 @@ impl ServerClient {
     ///
     /// # Errors
     /// When there is no server any more, or there is no such generation.
-    pub(crate) fn close(&self, volume: VolumeId, generation: &GenerationName) -> io::Result<Vec<u32>> {
+    pub(crate) fn close(&self, volume: VolumeNumber, generation: &GenerationName) -> io::Result<Vec<u32>> {
         match self.ask(&ServerRequest::Close { volume, generation: generation.clone() }, &[])? {
             ServerReply::Known(known) => Ok(known),
             other => Err(unexpected(&other)),
@@ -275,7 +275,7 @@ impl ServerClient {
     ///
     /// # Errors
     /// When the pod no longer needs a server.
-    pub(crate) fn remove(&self, volume: VolumeId) -> io::Result<()> {
+    pub(crate) fn remove(&self, volume: VolumeNumber) -> io::Result<()> {
         let held = self.volumes().remove(&volume);
         let connection = match &*self.link() {
             ServerLink::Up(connection) => Some(Arc::clone(connection)),
@@ -321,8 +321,8 @@ impl ServerClient {
     }
 
     /// The activity of each volume at this moment.
-    pub fn doings(&self) -> Vec<Doing> {
-        let doing = |held: &Arc<HeldVolume>| Doing {
+    pub fn activities(&self) -> Vec<VolumeActivity> {
+        let doing = |held: &Arc<HeldVolume>| VolumeActivity {
             volume: name_in(&held.about).unwrap_or_default().to_owned(),
             requests: held.region.requests(),
             busy: held.busy(),
@@ -420,7 +420,7 @@ impl ServerClient {
         self.link.lock().expect("a thread that panics ends the process")
     }
 
-    pub(super) fn volumes(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Arc<HeldVolume>>> {
+    pub(super) fn volumes(&self) -> MutexGuard<'_, BTreeMap<VolumeNumber, Arc<HeldVolume>>> {
         self.volumes.lock().expect("a thread that panics ends the process")
     }
 }

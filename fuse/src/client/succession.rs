@@ -39,21 +39,21 @@ use super::connection::unexpected;
 use super::connection::{KeeperLink, ServerConnection};
 use super::held::HeldVolume;
 use super::identity::name_in;
-use super::live::Live;
+use super::live::LiveMount;
 use super::mounted::MountedVolume;
-use super::projection::Projection;
+use super::projection::ProjectionMount;
 use super::server_client::ServerClient;
 use crate::nfs::sockets::SocketSets;
-use crate::protocol::{Greeting, ServerReply, ServerRequest, VolumeId};
+use crate::protocol::{Greeting, ServerReply, ServerRequest, VolumeNumber};
 use crate::region::VolumeKind;
 use crate::server::fd_keeper::dismiss;
 use crate::server::fd_keeper::successor::{self, StartedSuccessor};
 
 /// The outcome of a takeover.
 #[derive(Debug, Default)]
-pub struct Succession {
+pub struct TakeoverOutcome {
     /// The volumes that the successor could not take over, and why. Their users get `ENOTCONN`; each can be mounted anew.
-    pub given_up: Vec<(VolumeId, String)>,
+    pub given_up: Vec<(VolumeNumber, String)>,
 }
 
 /// A server that has answered the greeting, and has no volumes yet.
@@ -98,7 +98,7 @@ impl LastKeeper {
 pub struct AdoptedVolume {
     mounted: MountedVolume,
     /// The live parts, if it is a projection that has some.
-    live: Option<Live>,
+    live: Option<LiveMount>,
 }
 
 impl AdoptedVolume {
@@ -136,8 +136,8 @@ impl AdoptedVolume {
     ///
     /// # Errors
     /// The volume, if it is of another kind.
-    pub fn into_projection(self) -> Result<Projection, MountedVolume> {
-        Projection::adopt(self.mounted, self.live)
+    pub fn into_projection(self) -> Result<ProjectionMount, MountedVolume> {
+        ProjectionMount::adopt(self.mounted, self.live)
     }
 }
 
@@ -162,13 +162,13 @@ impl ServerClient {
     ///
     /// # Errors
     /// When the new server fails. The caller has to kill it, and may try with another one.
-    pub fn succeed(&self, successor: Successor, keeper: &mut LastKeeper) -> io::Result<Succession> {
+    pub fn succeed(&self, successor: Successor, keeper: &mut LastKeeper) -> io::Result<TakeoverOutcome> {
         let Successor(connection) = successor;
         let _joining = self.joining.lock().expect("a thread that panics ends the process");
-        let volumes: Vec<(VolumeId, Arc<HeldVolume>)> =
+        let volumes: Vec<(VolumeNumber, Arc<HeldVolume>)> =
             self.volumes().iter().map(|(volume, held)| (*volume, Arc::clone(held))).collect();
         inherit(&connection, &volumes, keeper)?;
-        let mut succession = Succession::default();
+        let mut succession = TakeoverOutcome::default();
         for (volume, held) in &volumes {
             match resume(&connection, *volume, held) {
                 Ok(()) => {}
@@ -214,9 +214,9 @@ impl ServerClient {
         let next = volumes.iter().map(|(volume, _)| volume.0.saturating_add(1)).max().unwrap_or(0);
         server.next.store(next, Ordering::Relaxed);
         server.volumes().extend(volumes.iter().map(|(volume, held)| (*volume, Arc::clone(held))));
-        let (mut live, mut others): (BTreeMap<VolumeId, Live>, Vec<MountedVolume>) = Default::default();
+        let (mut live, mut others): (BTreeMap<VolumeNumber, LiveMount>, Vec<MountedVolume>) = Default::default();
         for (volume, held) in volumes {
-            match Live::adopt(MountedVolume { server: Arc::clone(&server), volume, held }) {
+            match LiveMount::adopt(MountedVolume { server: Arc::clone(&server), volume, held }) {
                 Ok((projection, parts)) => drop(live.insert(projection, parts)),
                 Err(other) => others.push(other),
             }
@@ -229,7 +229,7 @@ impl ServerClient {
 
 fn inherit(
     connection: &ServerConnection,
-    volumes: &[(VolumeId, Arc<HeldVolume>)],
+    volumes: &[(VolumeNumber, Arc<HeldVolume>)],
     keeper: &LastKeeper,
 ) -> io::Result<()> {
     let with_files = volumes.iter().filter(|(_, held)| held.kind().has_open_files());
@@ -239,7 +239,7 @@ fn inherit(
     if matches!(reply, ServerReply::Done) { Ok(()) } else { Err(unexpected(&reply)) }
 }
 
-fn resume(connection: &ServerConnection, volume: VolumeId, held: &HeldVolume) -> io::Result<()> {
+fn resume(connection: &ServerConnection, volume: VolumeNumber, held: &HeldVolume) -> io::Result<()> {
     let (description, images) = held.describe(volume);
     let descriptors = held.descriptors()?;
     let images = images.iter().map(|image| image.as_fd());

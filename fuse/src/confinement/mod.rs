@@ -56,7 +56,7 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, capabilities, set_no_new_privs};
 use tracing::{debug, warn};
 
-use crate::log::Lines;
+use crate::log::LineFormat;
 
 /// The rights that a server needs. Each profile includes the rights of those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -91,7 +91,7 @@ impl Profile {
 
 /// The confinement of a process.
 #[derive(Debug)]
-pub struct Confined {
+pub struct Confinement {
     /// The profile of the server.
     pub profile: Profile,
     /// The capabilities that it still has.
@@ -111,8 +111,8 @@ pub struct MissingProtection {
 
 /// Confines this process for ever, and logs the missing parts in one line. `lines` is the format in which the server logs calls
 /// that the filter refuses later. Call it once, before the process starts a thread.
-pub fn confine(profile: Profile, lines: Lines) -> Confined {
-    let mut confined = Confined { profile, capabilities: CapabilitySet::empty(), missing: Vec::new() };
+pub fn confine(profile: Profile, lines: LineFormat) -> Confinement {
+    let mut confined = Confinement { profile, capabilities: CapabilitySet::empty(), missing: Vec::new() };
     privileges::raise_limits();
     confined.note("a network of its own", root::leave_network());
     confined.note("an empty root directory", root::leave_files(profile != Profile::Projection));
@@ -124,13 +124,13 @@ pub fn confine(profile: Profile, lines: Lines) -> Confined {
     confined.capabilities = capabilities(None).map_or(CapabilitySet::all(), |own| own.permitted);
     confined.note("no core dumps", set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(io::Error::from));
     confined.note("no new privileges", set_no_new_privs(true).map_err(io::Error::from));
-    confined.note("no signals to others", reach::keep_to_itself());
+    confined.note("no signals to others", reach::restrict_signals());
     confined.note("a list of system calls", refusal::install(lines).and_then(|()| filter::install(profile)));
     confined.log();
     confined
 }
 
-impl Confined {
+impl Confinement {
     fn note(&mut self, what: &'static str, step: io::Result<()>) {
         if let Err(cause) = step {
             self.missing.push(MissingProtection { what, cause });
@@ -146,7 +146,7 @@ impl Confined {
     }
 }
 
-impl Display for Confined {
+impl Display for Confinement {
     fn fmt(&self, to: &mut Formatter<'_>) -> fmt::Result {
         write!(to, "the server is confined, with ")?;
         match self.capabilities {
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn missing_restrictions_are_one_sentence() {
         let capabilities = CapabilitySet::CHOWN | CapabilitySet::MKNOD;
-        let mut confined = Confined { profile: Profile::Projection, capabilities, missing: Vec::new() };
+        let mut confined = Confinement { profile: Profile::Projection, capabilities, missing: Vec::new() };
         assert_eq!(confined.to_string(), "the server is confined, with the capabilities CHOWN MKNOD");
         confined.note("a network of its own", Err(io::Error::from_raw_os_error(libc::EPERM)));
         confined.note("an empty root directory", Err(io::Error::other("no room")));

@@ -11,7 +11,7 @@ use landlock::{Ruleset, RulesetAttr, RulesetError, Scope};
 ///
 /// # Errors
 /// When the kernel knows the restrictions and refuses them.
-pub fn keep_to_itself() -> io::Result<()> {
+pub fn restrict_signals() -> io::Result<()> {
     let restrict = || -> Result<_, RulesetError> {
         Ruleset::default().scope(Scope::Signal | Scope::AbstractUnixSocket)?.create()?.restrict_self()
     };

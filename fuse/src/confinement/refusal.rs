@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 use syscalls::Sysno;
 
 use crate::log::line::Timestamp;
-use crate::log::{self, Lines};
+use crate::log::{self, LineFormat};
 
 /// The end of each JSON line: the fields of the process, formatted before the handler needs them. Unset if lines are not JSON.
 static JSON_END: OnceLock<String> = OnceLock::new();
@@ -26,8 +26,8 @@ static LOGGED: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
 ///
 /// # Errors
 /// Those of sigaction(2).
-pub fn install(lines: Lines) -> io::Result<()> {
-    if lines == Lines::Json {
+pub fn install(lines: LineFormat) -> io::Result<()> {
+    if lines == LineFormat::Json {
         // Later calls change nothing.
         let _is_set = JSON_END.set(json_end(log::process_fields()));
     }
@@ -100,7 +100,7 @@ fn format(line: &mut [u8], number: c_int, at: SystemTime, json: bool) -> usize {
     };
     let room = line.len();
     let mut rest = line;
-    // What does not fit is cut off.
+    // A longer text is cut.
     let _ = write!(
         rest,
         "{start}{}{level}the system call {name} ({number}) was refused: a server does not make it, or not with these arguments",

@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use rustix::mount::{MountAttrFlags, OpenTreeFlags, open_tree};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
-use crate::mount::private::{Reach, Shape, set_attributes};
-use crate::mount::root::{Inside, become_root, file_system};
+use crate::mount::private::{AttributeScope, MountPointType, set_attributes};
+use crate::mount::root::{MountInRoot, become_root, file_system};
 
 /// Moves to a new network namespace without connections. Even its loopback device is down.
 ///
@@ -31,7 +31,7 @@ pub fn leave_network() -> io::Result<()> {
 pub fn leave_files(processes: bool) -> io::Result<()> {
     let root = file_system("tmpfs", ("mode", "0555"), MountAttrFlags::empty())?;
     let processes = if processes { Some(process_files()?) } else { None };
-    let inside = processes.as_ref().map(|mount| Inside { mount, name: c"proc", shape: Shape::Directory });
+    let inside = processes.as_ref().map(|mount| MountInRoot { mount, name: c"proc", shape: MountPointType::Directory });
     let home = open("/proc/self/ns/mnt", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     // SAFETY: this is the only thread, so no other thread shares the root or the working directory.
     unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
@@ -47,7 +47,7 @@ fn process_files() -> Result<OwnedFd, Errno> {
         // In a container whose `/proc` is covered in parts, the kernel refuses a new `/proc`.
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         let clone = open_tree(CWD, c"/proc", flags | OpenTreeFlags::AT_RECURSIVE)?;
-        let read_only = set_attributes(&clone, libc::MOUNT_ATTR_RDONLY, Reach::Itself);
+        let read_only = set_attributes(&clone, libc::MOUNT_ATTR_RDONLY, AttributeScope::Itself);
         read_only.map(|()| clone).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
     })
 }

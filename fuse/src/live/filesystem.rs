@@ -26,12 +26,12 @@ use super::step::LiveStep;
 use super::tree::LiveTree;
 use crate::projection;
 use crate::projection::filesystem::{FOREVER, asked, entry, file_system, push_if_it_fits, told};
-use crate::projection::tree::Attributes;
+use crate::projection::tree::NodeAttributes;
 use crate::projection::undo::Undo;
 use crate::region::Region;
 use crate::session::abi::{EntryOut, ReadIn, SetattrIn, fattr, init};
 use crate::session::{
-    Answer, Exchange, NodeId, Notifier, Operation, Request, Service, WantedFeatures, drop_content_of,
+    Answer, Exchange, Filesystem, FuseOperation, NodeId, Notifier, Request, WantedFeatures, drop_content_of,
 };
 use crate::trace::Trace;
 
@@ -176,48 +176,50 @@ impl LiveFilesystem {
 
     fn dispatch(&self, request: &Request<'_>, node: NodeId, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
         match request.operation {
-            Operation::Lookup { name } => self.look_up(node, name).map(entry),
-            Operation::Forget { lookups } => {
+            FuseOperation::Lookup { name } => self.look_up(node, name).map(entry),
+            FuseOperation::Forget { lookups } => {
                 self.tree.lock().forget(node, lookups);
                 Ok(Answer::Silence)
             }
-            Operation::GetAttr { .. } => self.tree.settled(|_| Some(node)).attributes(node).map(told),
-            Operation::Read(arguments) => self.read(node, arguments, exchange),
-            Operation::ReadDir(arguments) => self.list(node, arguments, exchange.buffer),
-            Operation::Release(_) => Ok(Answer::Done),
-            Operation::StatFs => {
+            FuseOperation::GetAttr { .. } => self.tree.settled(|_| Some(node)).attributes(node).map(told),
+            FuseOperation::Read(arguments) => self.read(node, arguments, exchange),
+            FuseOperation::ReadDir(arguments) => self.list(node, arguments, exchange.buffer),
+            FuseOperation::Release(_) => Ok(Answer::Done),
+            FuseOperation::StatFs => {
                 let (bytes, nodes) = self.tree.lock().usage();
                 Ok(file_system(bytes, nodes))
             }
 
             // The steps of an update.
-            Operation::MkDir { name, .. } => self.make(node, name, |path| LiveStep::MakeDirectory { path }).map(entry),
-            Operation::MkNod { name, .. } => self.make(node, name, |path| LiveStep::MakeFile { path }).map(entry),
-            Operation::SetAttr(arguments) => self.set_attributes(node, arguments).map(told),
-            Operation::Unlink { name } => self.change(node, name, |path| LiveStep::RemoveFile { path }),
-            Operation::RmDir { name } => self.change(node, name, |path| LiveStep::RemoveDirectory { path }),
+            FuseOperation::MkDir { name, .. } => {
+                self.make(node, name, |path| LiveStep::MakeDirectory { path }).map(entry)
+            }
+            FuseOperation::MkNod { name, .. } => self.make(node, name, |path| LiveStep::MakeFile { path }).map(entry),
+            FuseOperation::SetAttr(arguments) => self.set_attributes(node, arguments).map(told),
+            FuseOperation::Unlink { name } => self.change(node, name, |path| LiveStep::RemoveFile { path }),
+            FuseOperation::RmDir { name } => self.change(node, name, |path| LiveStep::RemoveDirectory { path }),
 
             // Requests that no step makes.
-            Operation::Write { .. } => {
+            FuseOperation::Write { .. } => {
                 self.undo.file(node);
                 Err(Errno::EROFS)
             }
-            Operation::ReadLink => Err(Errno::EINVAL),
-            Operation::Rename { .. }
-            | Operation::Symlink { .. }
-            | Operation::Create { .. }
-            | Operation::TmpFile { .. }
-            | Operation::Link { .. }
-            | Operation::FAllocate(_) => Err(Errno::EROFS),
+            FuseOperation::ReadLink => Err(Errno::EINVAL),
+            FuseOperation::Rename { .. }
+            | FuseOperation::Symlink { .. }
+            | FuseOperation::Create { .. }
+            | FuseOperation::TmpFile { .. }
+            | FuseOperation::Link { .. }
+            | FuseOperation::FAllocate(_) => Err(Errno::EROFS),
 
             // The request of each `isatty(3)`; the kernel remembers no answer.
-            Operation::IoCtl => Err(Errno::ENOTTY),
+            FuseOperation::IoCtl => Err(Errno::ENOTTY),
             // The kernel remembers this answer for the life of the connection, and does not ask again.
             _ => Err(Errno::ENOSYS),
         }
     }
 
-    fn look_up(&self, node: NodeId, name: &OsStr) -> Result<Attributes, Errno> {
+    fn look_up(&self, node: NodeId, name: &OsStr) -> Result<NodeAttributes, Errno> {
         let name = name.to_str().ok_or(Errno::ENOENT)?;
         let mut tree = self.tree.settled(|tree| tree.look(node, name).ok());
         let found = tree.look(node, name)?;
@@ -236,7 +238,12 @@ impl LiveFilesystem {
         Ok(Answer::Buffer)
     }
 
-    fn make(&self, parent: NodeId, name: &OsStr, step: impl FnOnce(String) -> LiveStep) -> Result<Attributes, Errno> {
+    fn make(
+        &self,
+        parent: NodeId,
+        name: &OsStr,
+        step: impl FnOnce(String) -> LiveStep,
+    ) -> Result<NodeAttributes, Errno> {
         let mut tree = self.tree.lock();
         let step = step(path_of(&tree, parent, name)?);
         take_and_count(&mut tree, &step, &self.region)?;
@@ -253,7 +260,7 @@ impl LiveFilesystem {
     }
 
     /// The request is made to raise an event; the attributes stay those of the payload.
-    fn set_attributes(&self, node: NodeId, arguments: &SetattrIn) -> Result<Attributes, Errno> {
+    fn set_attributes(&self, node: NodeId, arguments: &SetattrIn) -> Result<NodeAttributes, Errno> {
         let mut tree = self.tree.lock();
         let path = tree.path(node);
         let changes = [fattr::MODE, fattr::UID, fattr::GID, fattr::SIZE, fattr::ATIME, fattr::MTIME];
@@ -273,10 +280,10 @@ fn path_of(tree: &LiveTree, parent: NodeId, name: &OsStr) -> Result<String, Errn
     Ok(if directory.is_empty() { name.to_owned() } else { format!("{directory}/{name}") })
 }
 
-impl Service for LiveFilesystem {
+impl Filesystem for LiveFilesystem {
     fn answer(&self, request: &Request<'_>, exchange: &mut Exchange<'_>) -> Result<Answer, rustix::io::Errno> {
         let served = match request.operation {
-            Operation::BatchForget { nodes } => {
+            FuseOperation::BatchForget { nodes } => {
                 let mut tree = self.tree.lock();
                 nodes.iter().for_each(|one| tree.forget(one.nodeid, one.nlookup));
                 Ok(Answer::Silence)
@@ -285,7 +292,7 @@ impl Service for LiveFilesystem {
         };
         match (&request.operation, served) {
             // Node id 0: the name is absent, and the kernel may remember that.
-            (Operation::Lookup { .. }, Err(Errno::ENOENT)) => {
+            (FuseOperation::Lookup { .. }, Err(Errno::ENOENT)) => {
                 Ok(Answer::Entry(EntryOut { entry_valid: FOREVER, ..Default::default() }))
             }
             (_, served) => served.map_err(|errno| rustix::io::Errno::from_raw_os_error(errno as i32)),
@@ -294,7 +301,7 @@ impl Service for LiveFilesystem {
 
     fn begin_thread(&self) {}
 
-    fn may_wait(&self, _: &Operation<'_>) -> bool {
+    fn may_wait(&self, _: &FuseOperation<'_>) -> bool {
         false
     }
 

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use super::step::LiveStep;
-use super::tree::{LiveTree, Shape};
+use super::tree::{LiveTree, PartType};
 use crate::projection::image::{Image, ImageNodeKind, Index};
 use crate::session::NodeId;
 
@@ -19,9 +19,9 @@ pub fn plan(tree: &LiveTree, image: &Image) -> Vec<LiveStep> {
         let (shown, wanted) = (tree.find(&name), image.child(0, name.as_bytes()));
         match (slot.shape, shown, wanted) {
             // A directory stays, empty, when the payload has none.
-            (Shape::Directory, Some(shown), None) => plan.empty(shown, &name),
-            (Shape::Directory, None, None) => plan.first.push(LiveStep::MakeDirectory { path: name }),
-            (Shape::Directory | Shape::File, shown, wanted) => plan.compare(shown, wanted, &name),
+            (PartType::Directory, Some(shown), None) => plan.empty(shown, &name),
+            (PartType::Directory, None, None) => plan.first.push(LiveStep::MakeDirectory { path: name }),
+            (PartType::Directory | PartType::File, shown, wanted) => plan.compare(shown, wanted, &name),
         }
     }
     plan.steps()
@@ -69,7 +69,7 @@ impl<'a> StepPlan<'a> {
         }
     }
 
-    /// Removes what is in a directory.
+    /// Removes the entries of a directory.
     fn empty(&mut self, directory: NodeId, path: &str) {
         for name in self.tree.children(directory) {
             let child = self.tree.child(directory, &name);
@@ -111,7 +111,7 @@ impl<'a> StepPlan<'a> {
     }
 }
 
-/// Takes a node away, with all that is in it.
+/// Removes a node and all nodes below it.
 fn removal(tree: &LiveTree, node: NodeId, path: &str) -> Vec<LiveStep> {
     if !tree.is_directory(node) {
         return vec![LiveStep::RemoveFile { path: path.to_owned() }];
@@ -123,7 +123,7 @@ fn removal(tree: &LiveTree, node: NodeId, path: &str) -> Vec<LiveStep> {
     below.flatten().chain([LiveStep::RemoveDirectory { path: path.to_owned() }]).collect()
 }
 
-/// The indexes of what is in a directory.
+/// The indexes of the entries of a directory.
 pub(crate) fn children(image: &Image, directory: Index) -> impl Iterator<Item = Index> + use<> {
     match image.node(directory).map(|node| node.kind) {
         Some(ImageNodeKind::Directory { children, .. }) => children,

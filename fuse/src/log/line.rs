@@ -10,7 +10,7 @@ use tracing::{Event, Level};
 use crate::printable::printable;
 use crate::utc::utc;
 
-/// An event as a line for people.
+/// An event as a line of text.
 pub fn text(event: &Event<'_>, at: SystemTime, coloured: bool) -> String {
     let paint = |text: &str, colour: &str| match coloured {
         true => format!("\x1b[{colour}m{text}\x1b[0m"),
@@ -27,7 +27,7 @@ pub fn text(event: &Event<'_>, at: SystemTime, coloured: bool) -> String {
     let level = paint(&format!("{:>5}", level.as_str()), colour);
     let (time, target) = (paint(&Timestamp(at).to_string(), "2"), paint(event.metadata().target(), "2"));
     let mut line = format!("{time} {level} {target}{}", paint(":", "2"));
-    for (name, value) in Fields::of(event).0 {
+    for (name, value) in EventFields::of(event).0 {
         let value = printable(&value).into_owned();
         line += " ";
         match name {
@@ -58,9 +58,9 @@ impl Display for Timestamp {
 }
 
 /// The fields of an event in their order, as text.
-struct Fields(Vec<(&'static str, String)>);
+struct EventFields(Vec<(&'static str, String)>);
 
-impl Fields {
+impl EventFields {
     fn of(event: &Event<'_>) -> Self {
         let mut fields = Self(Vec::new());
         event.record(&mut fields);
@@ -68,7 +68,7 @@ impl Fields {
     }
 }
 
-impl Visit for Fields {
+impl Visit for EventFields {
     fn record_str(&mut self, field: &Field, value: &str) {
         match field.name() {
             "message" => self.0.push(("message", value.to_owned())),

@@ -6,7 +6,7 @@
 //! | module | owns |
 //! |---|---|
 //! | `filter` | the filter of events (`RUST_LOG`) |
-//! | `line` | the format of lines, for people or as JSON |
+//! | `line` | the format of lines: text or JSON |
 
 mod filter;
 pub mod line;
@@ -43,14 +43,14 @@ pub fn process_fields() -> Map<String, Value> {
 
 /// The format of log lines on standard error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lines {
-    /// Lines for people.
+pub enum LineFormat {
+    /// Lines of text.
     Text,
     /// One JSON object per line.
     Json,
 }
 
-impl Lines {
+impl LineFormat {
     /// The word in the server's arguments.
     pub fn name(self) -> &'static str {
         match self {
@@ -66,9 +66,9 @@ impl Lines {
 }
 
 /// Starts the log with the filter in the environment variable `RUST_LOG`; without it, `info` and above.
-pub fn start(lines: Lines) {
+pub fn start(lines: LineFormat) {
     let filter = Filter::parse(&env::var(FILTER).unwrap_or_default());
-    let coloured = lines == Lines::Text && may_be_coloured();
+    let coloured = lines == LineFormat::Text && may_be_coloured();
     // A second call has no effect.
     let _ = set_global_default(Logger { filter, lines, coloured });
 }
@@ -97,7 +97,7 @@ impl Write for StandardError {
 
 struct Logger {
     filter: Filter,
-    lines: Lines,
+    lines: LineFormat,
     coloured: bool,
 }
 
@@ -113,13 +113,13 @@ impl Subscriber for Logger {
     fn event(&self, event: &Event<'_>) {
         let now = SystemTime::now();
         let line = match self.lines {
-            Lines::Text => line::text(event, now, self.coloured),
-            Lines::Json => line::json(event, now, process_fields()),
+            LineFormat::Text => line::text(event, now, self.coloured),
+            LineFormat::Json => line::json(event, now, process_fields()),
         };
         let _never_fails = StandardError.write(line.as_bytes());
     }
 
-    // No span is enabled, so there are none.
+    // No span is enabled.
     fn new_span(&self, _: &Attributes<'_>) -> Id {
         Id::from_u64(1)
     }

@@ -5,11 +5,11 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use rustix::mount::{OpenTreeFlags, open_tree};
 
 use super::MountError;
-use super::private::{Access, Reach, set_attributes};
+use super::private::{AttributeScope, ContainerAccess, set_attributes};
 
 /// The propagation of later mounts between a source and its clone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Propagation {
+pub enum ClonePropagation {
     /// Mounts in the source appear in the clone (`MS_SLAVE`).
     Slave,
     /// If the source is a shared mount, the clone is its peer: mounts in each appear in the other.
@@ -24,19 +24,23 @@ pub enum Propagation {
 ///
 /// # Errors
 /// When the process may not mount, or the source cannot be cloned.
-pub fn bind(source: BorrowedFd<'_>, access: Access) -> Result<OwnedFd, MountError> {
+pub fn bind(source: BorrowedFd<'_>, access: ContainerAccess) -> Result<OwnedFd, MountError> {
     const CLONE: OpenTreeFlags = OpenTreeFlags::OPEN_TREE_CLONE
         .union(OpenTreeFlags::OPEN_TREE_CLOEXEC)
         .union(OpenTreeFlags::AT_EMPTY_PATH)
         .union(OpenTreeFlags::AT_RECURSIVE);
-    clone(source, CLONE, access, Propagation::Slave)
+    clone(source, CLONE, access, ClonePropagation::Slave)
 }
 
 /// Like [`bind()`], but without the mounts below it (`bind`), and with this propagation.
 ///
 /// # Errors
 /// Those of [`bind()`].
-pub fn bind_alone(source: BorrowedFd<'_>, access: Access, propagation: Propagation) -> Result<OwnedFd, MountError> {
+pub fn bind_alone(
+    source: BorrowedFd<'_>,
+    access: ContainerAccess,
+    propagation: ClonePropagation,
+) -> Result<OwnedFd, MountError> {
     const CLONE: OpenTreeFlags =
         OpenTreeFlags::OPEN_TREE_CLONE.union(OpenTreeFlags::OPEN_TREE_CLOEXEC).union(OpenTreeFlags::AT_EMPTY_PATH);
     clone(source, CLONE, access, propagation)
@@ -45,15 +49,15 @@ pub fn bind_alone(source: BorrowedFd<'_>, access: Access, propagation: Propagati
 fn clone(
     source: BorrowedFd<'_>,
     how: OpenTreeFlags,
-    access: Access,
-    propagation: Propagation,
+    access: ContainerAccess,
+    propagation: ClonePropagation,
 ) -> Result<OwnedFd, MountError> {
     let failed = |cause: std::io::Error| MountError::new("cannot bind the source", cause);
     let clone = open_tree(source, c"", how).map_err(|errno| failed(errno.into()))?;
-    let flags = if access == Access::ReadOnly { libc::MOUNT_ATTR_RDONLY } else { 0 };
+    let flags = if access == ContainerAccess::ReadOnly { libc::MOUNT_ATTR_RDONLY } else { 0 };
     let reach = match propagation {
-        Propagation::Slave => Reach::AllBelow { propagation: libc::MS_SLAVE },
-        Propagation::Peer => Reach::Itself,
+        ClonePropagation::Slave => AttributeScope::AllBelow { propagation: libc::MS_SLAVE },
+        ClonePropagation::Peer => AttributeScope::Itself,
     };
     set_attributes(&clone, flags, reach).map_err(failed)?;
     Ok(clone)

@@ -24,8 +24,8 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 use tracing::info;
 
 use super::bind::bind;
-use super::private::{Access, Shape};
-use super::root::{Inside, become_root, file_system};
+use super::private::{ContainerAccess, MountPointType};
+use super::root::{MountInRoot, become_root, file_system};
 use super::table::{MountTable, mount_id, mount_with_id};
 
 /// The name of the clone in its namespace.
@@ -33,14 +33,14 @@ const NAME: &std::ffi::CStr = c"source";
 
 /// A source, and the mount table that has the mounts below it.
 #[derive(Debug)]
-pub struct Enclosed {
+pub struct SourceWithMounts {
     /// The source, or its clone.
     pub source: OwnedFd,
     /// The mount table of its namespace.
     pub table: MountTable,
 }
 
-impl Enclosed {
+impl SourceWithMounts {
     /// Encloses a source of this node. If it cannot, it logs that, and returns the source itself.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ impl Enclosed {
 }
 
 /// Encloses a source; `None` if its mount gets no mount events.
-fn enclose(source: BorrowedFd<'_>) -> io::Result<Option<Enclosed>> {
+fn enclose(source: BorrowedFd<'_>) -> io::Result<Option<SourceWithMounts>> {
     let mounted = mount_with_id(mount_id(source)?)?;
     if mounted.ok_or_else(|| io::Error::other("the mount of its source is not in the mount table"))?.is_private {
         return Ok(None);
@@ -75,26 +75,26 @@ fn enclose(source: BorrowedFd<'_>) -> io::Result<Option<Enclosed>> {
     // The kernel gets the type of the root from the mount, without a request to the file system.
     let found = statx(source, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
     let shape = match FileType::from_raw_mode(found.stx_mode.into()) {
-        FileType::Directory => Shape::Directory,
-        _ => Shape::File,
+        FileType::Directory => MountPointType::Directory,
+        _ => MountPointType::File,
     };
-    let clone = bind(source, Access::ReadWrite).map_err(io::Error::other)?;
+    let clone = bind(source, ContainerAccess::ReadWrite).map_err(io::Error::other)?;
     let enclosing = || attach_in_own_namespace(&clone, shape);
     let table = thread::scope(|scope| scope.spawn(enclosing).join());
     let table = table.map_err(|_panic| io::Error::other("a thread ended early"))??;
     // The descriptor is of the root of the clone, in any namespace.
-    Ok(Some(Enclosed { source: clone, table }))
+    Ok(Some(SourceWithMounts { source: clone, table }))
 }
 
 /// Attaches the clone in a new mount namespace, and opens the mount table there. The calling thread stays in that namespace, so it
 /// must end afterwards.
-fn attach_in_own_namespace(clone: &OwnedFd, shape: Shape) -> io::Result<MountTable> {
+fn attach_in_own_namespace(clone: &OwnedFd, shape: MountPointType) -> io::Result<MountTable> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let own_files = openat(CWD, c"/proc/thread-self", flags, Mode::empty())?;
     let root = file_system("tmpfs", ("mode", "0555"), MountAttrFlags::empty())?;
     // SAFETY: this affects only the mount namespace and working directory of this thread.
     unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?;
-    become_root(&root, Some(Inside { mount: clone, name: NAME, shape }))?;
+    become_root(&root, Some(MountInRoot { mount: clone, name: NAME, shape }))?;
     let table = openat(&own_files, c"mountinfo", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     Ok(MountTable::from(table))
 }

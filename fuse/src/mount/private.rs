@@ -43,12 +43,12 @@ pub struct MountOptions {
     /// later, because its visible mount is read-only.
     pub selinux_context: Option<String>,
     /// The type of its root.
-    pub shape: Shape,
+    pub shape: MountPointType,
 }
 
 /// The type of a mount point. The kernel mounts only files on files and directories on directories.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Shape {
+pub enum MountPointType {
     /// A directory with its content.
     #[default]
     Directory,
@@ -58,7 +58,7 @@ pub enum Shape {
 
 /// The rights of containers in a visible mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum ContainerAccess {
     /// Read-only: the kernel refuses every change with `EROFS`.
     ReadOnly,
     /// Read-write, as modes and owners allow.
@@ -148,8 +148,8 @@ impl PrivateMount {
         let failed = |errno: Errno| MountError::new("cannot mount a FUSE file system", errno);
         let context = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC).map_err(failed)?;
         let rootmode = match options.shape {
-            Shape::Directory => "40000",
-            Shape::File => "100000",
+            MountPointType::Directory => "40000",
+            MountPointType::File => "100000",
         };
         let settings = [
             ("source", source),
@@ -186,10 +186,10 @@ impl PrivateMount {
     }
 
     /// The type of its root. It needs no request to the server.
-    pub(crate) fn shape(&self) -> Shape {
+    pub(crate) fn shape(&self) -> MountPointType {
         match root_type(self.tree.as_fd()) {
-            Ok(FileType::RegularFile) => Shape::File,
-            _ => Shape::Directory,
+            Ok(FileType::RegularFile) => MountPointType::File,
+            _ => MountPointType::Directory,
         }
     }
 
@@ -299,12 +299,12 @@ fn root_type(tree: BorrowedFd<'_>) -> Result<FileType, Errno> {
 }
 
 fn set_read_only(clone: &OwnedFd) -> io::Result<()> {
-    set_attributes(clone, libc::MOUNT_ATTR_RDONLY, Reach::Itself)
+    set_attributes(clone, libc::MOUNT_ATTR_RDONLY, AttributeScope::Itself)
 }
 
 /// The mounts on which attributes are set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reach {
+pub(crate) enum AttributeScope {
     /// One mount.
     Itself,
     /// The mount and all mounts below it. They also get this propagation type (such as `MS_SLAVE`).
@@ -315,10 +315,10 @@ pub(crate) enum Reach {
 }
 
 /// Adds `MOUNT_ATTR_*` flags to mounts (`mount_setattr(2)`).
-pub(crate) fn set_attributes(clone: &OwnedFd, flags: u64, reach: Reach) -> io::Result<()> {
+pub(crate) fn set_attributes(clone: &OwnedFd, flags: u64, reach: AttributeScope) -> io::Result<()> {
     let (recursive, propagation) = match reach {
-        Reach::Itself => (0, 0),
-        Reach::AllBelow { propagation } => (libc::AT_RECURSIVE, propagation),
+        AttributeScope::Itself => (0, 0),
+        AttributeScope::AllBelow { propagation } => (libc::AT_RECURSIVE, propagation),
     };
     let attributes = libc::mount_attr { attr_set: flags, attr_clr: 0, propagation, userns_fd: 0 };
     // SAFETY: the path is an empty C string, the struct outlives the call, and its size is given.

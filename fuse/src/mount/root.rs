@@ -13,16 +13,16 @@ use rustix::mount::{
 };
 use rustix::process::{chdir, fchdir, pivot_root};
 
-use super::private::{Reach, Shape, set_attributes};
+use super::private::{AttributeScope, MountPointType, set_attributes};
 
 /// A mount in the root directory.
-pub(crate) struct Inside<'a> {
+pub(crate) struct MountInRoot<'a> {
     /// The detached mount.
     pub(crate) mount: &'a OwnedFd,
     /// Its name in the root directory.
     pub(crate) name: &'a CStr,
     /// The type of its root.
-    pub(crate) shape: Shape,
+    pub(crate) shape: MountPointType,
 }
 
 /// Makes the detached mount `root` the root directory of the calling thread's mount namespace, with `inside` in it, and unmounts
@@ -30,18 +30,18 @@ pub(crate) struct Inside<'a> {
 ///
 /// # Errors
 /// When the kernel cannot change the root directory (the first file system of the kernel, `initramfs`).
-pub(crate) fn become_root(root: &OwnedFd, inside: Option<Inside<'_>>) -> io::Result<()> {
+pub(crate) fn become_root(root: &OwnedFd, inside: Option<MountInRoot<'_>>) -> io::Result<()> {
     // So no change here propagates to the host.
     mount_change(c"/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
     attach(root, CWD, c"/")?;
-    if let Some(Inside { mount, name, shape }) = inside {
+    if let Some(MountInRoot { mount, name, shape }) = inside {
         match shape {
-            Shape::Directory => mkdirat(root, name, Mode::from_raw_mode(0o555))?,
-            Shape::File => mknodat(root, name, FileType::RegularFile, Mode::from_raw_mode(0o444), 0)?,
+            MountPointType::Directory => mkdirat(root, name, Mode::from_raw_mode(0o555))?,
+            MountPointType::File => mknodat(root, name, FileType::RegularFile, Mode::from_raw_mode(0o444), 0)?,
         }
         attach(mount, root.as_fd(), name)?;
     }
-    set_attributes(root, libc::MOUNT_ATTR_RDONLY, Reach::Itself)?;
+    set_attributes(root, libc::MOUNT_ATTR_RDONLY, AttributeScope::Itself)?;
     fchdir(root)?;
     // pivot_root(2) puts the old root on top of the new one. There, it is unmounted with all its mounts.
     pivot_root(c".", c".")?;

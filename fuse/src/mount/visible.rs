@@ -11,12 +11,12 @@ use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 
 use super::MountError;
 use super::directories::Directories;
-use super::private::{Reach, Shape, set_attributes};
+use super::private::{AttributeScope, MountPointType, set_attributes};
 use super::table::{FS_TYPE, MountTableEntry, mount_id, mount_with_id, mounts_at};
 
 /// How to handle an old podfs mount at a mount point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leftovers {
+pub enum OldMountPolicy {
     /// Cover a dead mount by the new one, and unmount any other. The caller has the lock of the pod, so the supervisor of the mount
     /// has ended. Containers that have mounted the directory above (`HostToContainer`) get the new mount. They would not if podfs
     /// unmounted the dead one first.
@@ -26,7 +26,7 @@ pub enum Leftovers {
 }
 
 /// The object below a new mount.
-enum Below {
+enum CoveredObject {
     /// The directory or file itself.
     Nothing,
     /// A mount whose server is dead.
@@ -45,8 +45,8 @@ impl MountPoint {
     ///
     /// # Errors
     /// When another file system is mounted there, it is not an empty directory, or a directory cannot be made.
-    pub fn prepare(path: &Path, leftovers: Leftovers, directories: &mut Directories) -> Result<Self, MountError> {
-        Self::prepare_shape(path, Shape::Directory, leftovers, directories)
+    pub fn prepare(path: &Path, leftovers: OldMountPolicy, directories: &mut Directories) -> Result<Self, MountError> {
+        Self::prepare_shape(path, MountPointType::Directory, leftovers, directories)
     }
 
     /// Like [`Self::prepare`], for a directory or a file.
@@ -55,22 +55,22 @@ impl MountPoint {
     /// Those of [`Self::prepare`]. A file has to be empty, too.
     pub fn prepare_shape(
         path: &Path,
-        shape: Shape,
-        leftovers: Leftovers,
+        shape: MountPointType,
+        leftovers: OldMountPolicy,
         directories: &mut Directories,
     ) -> Result<Self, MountError> {
         let absolute = std::path::absolute(path).map_err(|cause| MountError::at("find", path, cause))?;
         match shape {
-            Shape::Directory => directories.make(&absolute)?,
-            Shape::File => directories.make_file(&absolute)?,
+            MountPointType::Directory => directories.make(&absolute)?,
+            MountPointType::File => directories.make_file(&absolute)?,
         }
         let path = resolve(&absolute).map_err(|cause| MountError::at("find", &absolute, cause))?;
         let point = Self { path };
         match (point.clear(leftovers)?, shape) {
             // The directory below a dead mount is not readable.
-            (Below::Dead, _) => {}
-            (Below::Nothing, Shape::Directory) => point.check_empty()?,
-            (Below::Nothing, Shape::File) => point.check_empty_file()?,
+            (CoveredObject::Dead, _) => {}
+            (CoveredObject::Nothing, MountPointType::Directory) => point.check_empty()?,
+            (CoveredObject::Nothing, MountPointType::File) => point.check_empty_file()?,
         }
         Ok(point)
     }
@@ -149,25 +149,25 @@ impl MountPoint {
         VisibleMount { path: self.path.clone(), mount, mounted: true, covers: 0 }
     }
 
-    fn clear(&self, leftovers: Leftovers) -> Result<Below, MountError> {
+    fn clear(&self, leftovers: OldMountPolicy) -> Result<CoveredObject, MountError> {
         // Without it, the mount table would be read for each volume.
         if !may_be_mount_point(&self.path) {
-            return Ok(Below::Nothing);
+            return Ok(CoveredObject::Nothing);
         }
         loop {
             match self.mounts()?.last() {
-                None => return Ok(Below::Nothing),
+                None => return Ok(CoveredObject::Nothing),
                 Some(top) if top.fs_type == FS_TYPE => match (is_dead(&self.path), leftovers) {
-                    (true, Leftovers::Cover) => return Ok(Below::Dead),
-                    (true, Leftovers::RemoveDead) | (false, Leftovers::Cover) => detach(&self.path)?,
-                    (false, Leftovers::RemoveDead) => return self.occupied(),
+                    (true, OldMountPolicy::Cover) => return Ok(CoveredObject::Dead),
+                    (true, OldMountPolicy::RemoveDead) | (false, OldMountPolicy::Cover) => detach(&self.path)?,
+                    (false, OldMountPolicy::RemoveDead) => return self.occupied(),
                 },
                 Some(_) => return self.occupied(),
             }
         }
     }
 
-    fn occupied(&self) -> Result<Below, MountError> {
+    fn occupied(&self) -> Result<CoveredObject, MountError> {
         let problem = "is already a mount point; unmount it or choose another directory";
         Err(MountError::Occupied { path: self.path.clone(), problem })
     }
@@ -218,7 +218,7 @@ pub fn take_away_part(path: &Path) -> Result<(), MountError> {
     let mounts = mounts_at(path).map_err(|cause| MountError::at("look at", path, cause))?;
     mounts.iter().try_for_each(|_| {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let slave = Reach::AllBelow { propagation: libc::MS_SLAVE };
+        let slave = AttributeScope::AllBelow { propagation: libc::MS_SLAVE };
         // As a peer, the mount would propagate its unmounts to the volume.
         let separated =
             open(path, flags, Mode::empty()).map_err(Into::into).and_then(|top| set_attributes(&top, 0, slave));
@@ -358,7 +358,7 @@ impl VisibleMount {
         self.unmount()
     }
 
-    /// Notes that this is mounted on `below`. [`Self::unmount`] unmounts both (see [`Leftovers::Cover`]).
+    /// Notes that this is mounted on `below`. [`Self::unmount`] unmounts both (see [`OldMountPolicy::Cover`]).
     pub fn cover(&mut self, mut below: VisibleMount) {
         self.covers += u32::from(below.mounted) + below.covers;
         below.mounted = false;
@@ -437,7 +437,7 @@ fn resolve(path: &Path) -> io::Result<PathBuf> {
 mod tests {
     use super::*;
     use crate::mount::bind::bind;
-    use crate::mount::private::Access;
+    use crate::mount::private::ContainerAccess;
 
     #[test]
     fn a_file_volume_is_mounted_on_a_file_that_is_removed_later() {
@@ -445,9 +445,10 @@ mod tests {
         let (source, at) = (base.path().join("source"), base.path().join("made/point"));
         fs::write(&source, "hello").expect("written");
         let mut directories = Directories::default();
-        let point = MountPoint::prepare_shape(&at, Shape::File, Leftovers::Cover, &mut directories).expect("a point");
+        let point = MountPoint::prepare_shape(&at, MountPointType::File, OldMountPolicy::Cover, &mut directories)
+            .expect("a point");
         let file = fs::File::open(&source).expect("a file");
-        let clone = bind(file.as_fd(), Access::ReadOnly).expect("a clone");
+        let clone = bind(file.as_fd(), ContainerAccess::ReadOnly).expect("a clone");
         let visible = point.attach_bind(&clone).expect("attached");
         assert_eq!(fs::read_to_string(&at).expect("shown"), "hello");
         let refused = fs::write(&at, "x").expect_err("read-only");
@@ -464,17 +465,17 @@ mod tests {
         let (source, at) = (base.join("source"), base.join("point"));
         fs::create_dir(&source).expect("a directory");
         let mut directories = Directories::default();
-        let point = MountPoint::prepare(&at, Leftovers::Cover, &mut directories).expect("a point");
+        let point = MountPoint::prepare(&at, OldMountPolicy::Cover, &mut directories).expect("a point");
         let opened = fs::File::open(&source).expect("a directory");
         let mut visible =
-            point.attach_bind(&bind(opened.as_fd(), Access::ReadWrite).expect("a clone")).expect("attached");
+            point.attach_bind(&bind(opened.as_fd(), ContainerAccess::ReadWrite).expect("a clone")).expect("attached");
         visible.mounted = false;
         drop(visible);
-        MountPoint::prepare(&at, Leftovers::Cover, &mut directories).expect_err("it is no mount of podfs");
+        MountPoint::prepare(&at, OldMountPolicy::Cover, &mut directories).expect_err("it is no mount of podfs");
         take_away(&at).expect("taken away");
         take_away(&at).expect("nothing is left to take away");
         let mut others = Directories::default();
-        let error = MountPoint::prepare_shape(&at, Shape::File, Leftovers::Cover, &mut others);
+        let error = MountPoint::prepare_shape(&at, MountPointType::File, OldMountPolicy::Cover, &mut others);
         assert!(error.expect_err("a directory").to_string().contains("is not a regular file"));
     }
 }

@@ -47,9 +47,9 @@ impl Awake {
             loop {
                 match next(self.last.get().elapsed(), now > before) {
                     // Between two turns the runtime looks at all descriptors.
-                    Next::Look => yield_now().await,
-                    Next::Sleep => break,
-                    Next::Rest => {
+                    AwakeStep::Look => yield_now().await,
+                    AwakeStep::Sleep => break,
+                    AwakeStep::Rest => {
                         sleep(RESTS).await;
                         break;
                     }
@@ -62,21 +62,21 @@ impl Awake {
 
 /// The next step of the thread when no event is pending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
+enum AwakeStep {
     /// It looks whether there is something to read.
     Look,
     /// It goes to sleep until something happens.
     Sleep,
-    /// It goes to sleep, and does so for a while whatever happens.
+    /// It sleeps for a while, even if events arrive.
     Rest,
 }
 
 /// Something happened last so long `ago`; `is_wanted` if another thread has wanted the CPU since this one stays awake.
-fn next(ago: Duration, is_wanted: bool) -> Next {
+fn next(ago: Duration, is_wanted: bool) -> AwakeStep {
     match is_wanted {
-        true => Next::Rest,
-        false if ago < LINGERS => Next::Look,
-        false => Next::Sleep,
+        true => AwakeStep::Rest,
+        false if ago < LINGERS => AwakeStep::Look,
+        false => AwakeStep::Sleep,
     }
 }
 
@@ -96,16 +96,16 @@ mod tests {
 
     #[test]
     fn the_thread_stays_awake_after_an_event_and_then_sleeps() {
-        assert_eq!(next(Duration::ZERO, false), Next::Look);
-        assert_eq!(next(LINGERS - Duration::from_nanos(1), false), Next::Look);
-        assert_eq!(next(LINGERS, false), Next::Sleep);
-        assert_eq!(next(Duration::from_secs(1), false), Next::Sleep);
+        assert_eq!(next(Duration::ZERO, false), AwakeStep::Look);
+        assert_eq!(next(LINGERS - Duration::from_nanos(1), false), AwakeStep::Look);
+        assert_eq!(next(LINGERS, false), AwakeStep::Sleep);
+        assert_eq!(next(Duration::from_secs(1), false), AwakeStep::Sleep);
     }
 
     #[test]
     fn the_thread_rests_when_another_thread_wants_its_cpu() {
         for ago in [Duration::ZERO, LINGERS, Duration::from_secs(1)] {
-            assert_eq!(next(ago, true), Next::Rest);
+            assert_eq!(next(ago, true), AwakeStep::Rest);
         }
     }
 

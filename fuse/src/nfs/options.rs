@@ -26,7 +26,7 @@ pub struct ExportOptions {
     pub mountd: Option<SocketAddr>,
     /// The parameters for a new search for the server by its name when it is silent; none if the address cannot change.
     #[serde(default)]
-    pub search: Option<Search>,
+    pub search: Option<PortOptions>,
     /// The root's file handle, as MOUNT gave it.
     pub root: Vec<u8>,
     /// Nothing may be changed (`ro`): `EROFS`.
@@ -44,7 +44,7 @@ pub struct ExportOptions {
     pub caching: Caching,
     /// Each write is on the server's disk before it is answered (`sync`, `noac`).
     pub stable: bool,
-    /// Directories are listed with the attributes of what is in them (`rdirplus`).
+    /// Directories are listed with the attributes of their entries (`rdirplus`).
     pub with_attributes: bool,
     /// Locks that the kernel keeps for this mount alone (`local_lock`, `nolock`).
     pub local_locks: LocalLocks,
@@ -65,7 +65,7 @@ pub struct NfsAddress {
 
 /// The mount options about the ports of a server's services. Without them, the server's portmapper decides.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Search {
+pub struct PortOptions {
     /// The port of NFS (`port`).
     pub port: Option<u16>,
     /// The name of the machine with the MOUNT service (`mounthost`).
@@ -100,14 +100,14 @@ pub struct Caching {
     /// Attributes of directories, at most.
     pub acdirmax: u32,
     /// The results of lookups that are cached.
-    pub lookups: Lookups,
+    pub lookups: LookupCache,
     /// An open sees the content of the last close, by any client (`cto`).
     pub close_to_open: bool,
 }
 
 /// The results of lookups that are cached (`lookupcache`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Lookups {
+pub enum LookupCache {
     /// Names that exist, and names that do not (`all`).
     #[default]
     All,
@@ -130,7 +130,14 @@ pub struct LocalLocks {
 impl Default for Caching {
     /// The defaults of Linux.
     fn default() -> Self {
-        Self { acregmin: 3, acregmax: 60, acdirmin: 30, acdirmax: 60, lookups: Lookups::default(), close_to_open: true }
+        Self {
+            acregmin: 3,
+            acregmax: 60,
+            acdirmin: 30,
+            acdirmax: 60,
+            lookups: LookupCache::default(),
+            close_to_open: true,
+        }
     }
 }
 

@@ -26,18 +26,18 @@ const UNPRIVILEGED: u16 = 1024;
 
 /// The sets of a pod.
 #[derive(Debug, Default)]
-pub struct SocketSets(Mutex<Vec<Weak<Set>>>);
+pub struct SocketSets(Mutex<Vec<Weak<SocketSet>>>);
 
 /// The sockets of a volume: one for each of its connections, and one for its server's mountd.
 #[derive(Clone, Debug)]
-pub struct Sockets {
-    set: Arc<Set>,
+pub struct NfsSockets {
+    set: Arc<SocketSet>,
     connections: usize,
 }
 
 /// All sockets for a server.
 #[derive(Debug)]
-struct Set {
+struct SocketSet {
     server: String,
     /// The address at which the server was first found.
     nfs: SocketAddr,
@@ -55,16 +55,17 @@ impl SocketSets {
     ///
     /// # Errors
     /// When there are no descriptors or ports left.
-    pub fn join(&self, options: &ExportOptions, connections: usize, reserved: bool) -> io::Result<Sockets> {
+    pub fn join(&self, options: &ExportOptions, connections: usize, reserved: bool) -> io::Result<NfsSockets> {
         let wanted = connections.clamp(1, MAX_CONNECTIONS);
         let mut sets = self.lock();
-        let is_it =
-            |set: &Arc<Set>| (&set.server, set.nfs(), set.reserved) == (&options.export.server, options.nfs, reserved);
+        let is_it = |set: &Arc<SocketSet>| {
+            (&set.server, set.nfs(), set.reserved) == (&options.export.server, options.nfs, reserved)
+        };
         let set = match sets.iter().filter_map(Weak::upgrade).find(is_it) {
             Some(set) => set,
             None => {
                 let spare = bound(options.nfs, reserved)?;
-                add(&mut sets, Set::new(options, reserved, Vec::new(), spare))
+                add(&mut sets, SocketSet::new(options, reserved, Vec::new(), spare))
             }
         };
         let mut known = set.connections();
@@ -72,14 +73,14 @@ impl SocketSets {
             known.push(bound(options.nfs, reserved)?);
         }
         drop(known);
-        Ok(Sockets { set, connections: wanted })
+        Ok(NfsSockets { set, connections: wanted })
     }
 
     /// The sockets of a volume that is served already. Volumes that shared them do so again.
     ///
     /// # Errors
     /// When there are none, or they are something else.
-    pub(crate) fn adopt(&self, options: &ExportOptions, mut sockets: Vec<OwnedFd>) -> io::Result<Sockets> {
+    pub(crate) fn adopt(&self, options: &ExportOptions, mut sockets: Vec<OwnedFd>) -> io::Result<NfsSockets> {
         let spare = sockets.pop();
         let connections = sockets.len();
         let (Some(first), Some(spare)) = (sockets.first(), spare) else {
@@ -87,7 +88,7 @@ impl SocketSets {
         };
         let inode = inode(first)?;
         let mut sets = self.lock();
-        let is_it = |set: &Arc<Set>| {
+        let is_it = |set: &Arc<SocketSet>| {
             set.connections().first().is_some_and(|one| podfs_nfs::rpc::dial::inode(one).ok() == Some(inode))
         };
         let set = match sets.iter().filter_map(Weak::upgrade).find(is_it) {
@@ -100,20 +101,20 @@ impl SocketSets {
             }
             None => {
                 let reserved = port(first)? < UNPRIVILEGED;
-                add(&mut sets, Set::new(options, reserved, sockets, spare))
+                add(&mut sets, SocketSet::new(options, reserved, sockets, spare))
             }
         };
-        Ok(Sockets { set, connections })
+        Ok(NfsSockets { set, connections })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Weak<Set>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Weak<SocketSet>>> {
         let mut sets = self.0.lock().expect("a thread that panics ends the process");
         sets.retain(|set| set.strong_count() > 0);
         sets
     }
 }
 
-impl Sockets {
+impl NfsSockets {
     /// The server is elsewhere, for all volumes that share it.
     pub(crate) fn move_to(&self, place: NfsAddress) {
         *self.set.moved() = Some(place);
@@ -144,13 +145,13 @@ impl Sockets {
     }
 }
 
-fn add(sets: &mut Vec<Weak<Set>>, set: Set) -> Arc<Set> {
+fn add(sets: &mut Vec<Weak<SocketSet>>, set: SocketSet) -> Arc<SocketSet> {
     let set = Arc::new(set);
     sets.push(Arc::downgrade(&set));
     set
 }
 
-impl Set {
+impl SocketSet {
     fn new(options: &ExportOptions, reserved: bool, connections: Vec<OwnedFd>, spare: OwnedFd) -> Self {
         let (server, nfs) = (options.export.server.clone(), options.nfs);
         Self { server, nfs, moved: Mutex::default(), reserved, connections: Mutex::new(connections), spare }

@@ -13,10 +13,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use podfs_nfs::ExportAddress;
-use podfs_nfs::export::{Export, How};
+use podfs_nfs::export::{CallOptions, Export};
 use podfs_nfs::rpc::{Credential, Policy, SilenceObserver};
 use podfs_nfs::server::Servers;
-use podfs_nfs::v3::{Attributes, FileHandle};
+use podfs_nfs::v3::{Attributes, NfsFileHandle};
 use tokio::runtime::Builder;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::task::{LocalSet, spawn_local};
@@ -26,8 +26,8 @@ use super::awake::Awake;
 use super::client_state::ClientState;
 use super::client_state::calls::Calls;
 use super::client_state::inherit::InheritedState;
-use super::client_state::node::{NewNfsNode, Nodes};
-use super::client_state::open_files::OpenFiles;
+use super::client_state::node::{NewNfsNode, NfsNodes};
+use super::client_state::open_files::NfsOpenFiles;
 use super::filesystem::{NfsFilesystem, NfsFilesystemSetup, root_record, wanted};
 use super::options::{ExportOptions, NfsAddress};
 use super::volume::NfsVolume;
@@ -55,7 +55,7 @@ pub struct ServedExport {
     pub trace: Arc<Trace>,
 }
 
-/// The region tells the supervisor, and every server after this one, that the volume's NFS server is silent.
+/// The supervisor and successors read in the region that the volume's NFS server is silent.
 impl SilenceObserver for Region {
     fn silent_since(&self, since: Option<Instant>) {
         self.silence().set(since.map(Moment::of));
@@ -125,7 +125,7 @@ impl NfsThread {
     /// Goes on with a volume whose server process died.
     ///
     /// # Errors
-    /// When what it left cannot be read.
+    /// When the inherited state cannot be read.
     pub fn resume(&self, export: ServedExport) -> io::Result<()> {
         self.order(export, true)
     }
@@ -195,8 +195,8 @@ impl ThreadState {
         let found = look_at_root(&export, &options).await?;
         let root = NewNfsNode { handle: export.root(), kind: found.kind, fileid: found.fileid };
         let known = ClientState {
-            nodes: Nodes::new(Arc::clone(&region), root)?,
-            files: OpenFiles::new(Arc::clone(&region), Default::default(), Default::default()),
+            nodes: NfsNodes::new(Arc::clone(&region), root)?,
+            files: NfsOpenFiles::new(Arc::clone(&region), Default::default(), Default::default()),
             calls: Calls::new(Arc::clone(&region), Default::default()),
         };
         let root = root_record(&region, &found)?;
@@ -221,7 +221,7 @@ impl ThreadState {
         let session = Session::resume(device, Arc::clone(&region))?;
         let beginning = NfsFilesystemSetup { options, export, region, known, root, notifier: session.notifier() };
         let filesystem = NfsFilesystem::start(beginning, log, inherited)?;
-        spawn_local(Rc::clone(&filesystem).take_stock());
+        spawn_local(Rc::clone(&filesystem).resume_inherited());
         silly.into_iter().for_each(|node| drop(spawn_local(Rc::clone(&filesystem).remove_silly(node))));
         self.run(filesystem, session, trace)
     }
@@ -238,7 +238,7 @@ impl ThreadState {
 
     fn export(&self, options: &ExportOptions, mut sockets: Vec<OwnedFd>, region: &Arc<Region>) -> io::Result<Export> {
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
-        let root = FileHandle::new(&options.root).ok_or_else(|| wrong("the root's file handle is none"))?;
+        let root = NfsFileHandle::new(&options.root).ok_or_else(|| wrong("the root's file handle is none"))?;
         let spare = sockets.pop().filter(|_| !sockets.is_empty());
         let spare = spare.ok_or_else(|| wrong("an NFS volume comes with two sockets at least"))?;
         let connections = sockets.len();
@@ -250,7 +250,7 @@ impl ThreadState {
 
 async fn look_at_root(export: &Export, options: &ExportOptions) -> io::Result<Attributes> {
     let anybody = Credential::root();
-    let how = How { policy: Some(Policy::within(ROOT_BUDGET)), ..How::new(&anybody) };
+    let how = CallOptions { policy: Some(Policy::within(ROOT_BUDGET)), ..CallOptions::new(&anybody) };
     let root = export.root();
     let asked = timeout(ROOT_BUDGET, export.getattr(how, &root)).await;
     let found = asked.map_err(|_| RootProblem::NoAnswer).and_then(|answer| Ok(answer?));

@@ -25,9 +25,9 @@ use zerocopy::IntoBytes;
 
 use super::awake::Awake;
 use super::filesystem::turn::NfsRequest;
-use super::filesystem::{Answered, NfsFilesystem};
+use super::filesystem::{NfsAnswer, NfsFilesystem};
 use crate::caller::ending::is_dying;
-use crate::session::{Deferred, InputBuffer, Operation, PolledSession, Request};
+use crate::session::{DeferredAnswer, FuseOperation, InputBuffer, PolledSession, Request};
 use crate::trace::Trace;
 
 /// A device says by an error, and by nothing else, that its file system is unmounted.
@@ -49,10 +49,10 @@ pub struct NfsVolume {
     awake: Rc<Awake>,
     trace: Arc<Trace>,
     /// Requests that are being answered, by their numbers.
-    running: RefCell<HashMap<u64, Running>>,
+    running: RefCell<HashMap<u64, RunningRequest>>,
 }
 
-struct Running {
+struct RunningRequest {
     pid: u32,
     task: AbortHandle,
 }
@@ -100,39 +100,39 @@ impl NfsVolume {
         self.session.get_ref().count(&request);
         self.stir(&request);
         match request.operation {
-            Operation::Forget { lookups } => self.filesystem.forget(request.node, lookups),
-            Operation::BatchForget { nodes } => {
+            FuseOperation::Forget { lookups } => self.filesystem.forget(request.node, lookups),
+            FuseOperation::BatchForget { nodes } => {
                 nodes.iter().for_each(|one| self.filesystem.forget(one.nodeid, one.nlookup));
             }
-            Operation::Interrupt { unique } => self.interrupt(unique),
-            Operation::Destroy => {}
+            FuseOperation::Interrupt { unique } => self.interrupt(unique),
+            FuseOperation::Destroy => {}
             _ => self.begin(&request, bytes),
         }
         Ok(())
     }
 
     fn begin(self: &Rc<Self>, request: &Request<'_>, bytes: &[u8]) {
-        let reply = PendingReply(Some(self.session.get_ref().owe(request)));
+        let reply = PendingAnswer(Some(self.session.get_ref().owe(request)));
         let turn = NfsRequest::new(request.number(), request.caller, request.is_resent());
-        let is_write = matches!(request.operation, Operation::Write { .. });
+        let is_write = matches!(request.operation, FuseOperation::Write { .. });
         if is_write && !self.filesystem.options().stable && !self.trace.is_on() {
             let answer = pin!(self.filesystem.answer(request, &turn));
             if let Poll::Ready(outcome) = answer.poll(&mut Context::from_waker(Waker::noop())) {
                 reply.send(outcome);
                 return self.filesystem.end(&turn);
             }
-            // There is no room yet. What was accepted of it already is accepted once more, which changes nothing.
+            // There is no room yet. Bytes that were accepted already are accepted once more, which changes nothing.
         }
         let (volume, buffer, number) = (Rc::clone(self), RequestBuffer::new(bytes), request.number());
         let task = spawn_local(async move {
             volume.answer(&buffer, turn, reply).await;
             volume.running.borrow_mut().remove(&number);
         });
-        let running = Running { pid: request.caller.pid, task: task.abort_handle() };
+        let running = RunningRequest { pid: request.caller.pid, task: task.abort_handle() };
         self.running.borrow_mut().insert(number, running);
     }
 
-    async fn answer(&self, buffer: &RequestBuffer, turn: NfsRequest, reply: PendingReply) {
+    async fn answer(&self, buffer: &RequestBuffer, turn: NfsRequest, reply: PendingAnswer) {
         let Some(request) = buffer.request() else { return };
         let entry = request.operation.entry().map(|name| name.as_encoded_bytes());
         let line = self.trace.begin(|| self.filesystem.path(request.node, entry));
@@ -150,8 +150,8 @@ impl NfsVolume {
     /// Something else may follow closely. Where much data is on its way, the CPU has other work than to wait for it.
     fn stir(&self, request: &Request<'_>) {
         let bytes = match request.operation {
-            Operation::Read(arguments) => arguments.size as usize,
-            Operation::Write { data, .. } => data.len(),
+            FuseOperation::Read(arguments) => arguments.size as usize,
+            FuseOperation::Write { data, .. } => data.len(),
             _ => 0,
         };
         if bytes < MUCH {
@@ -216,22 +216,22 @@ impl RequestBuffer {
 }
 
 /// An answer that the kernel waits for. Dropping it answers `EINTR`.
-struct PendingReply(Option<Deferred>);
+struct PendingAnswer(Option<DeferredAnswer>);
 
-impl PendingReply {
-    fn send(mut self, outcome: Result<Answered, Errno>) {
+impl PendingAnswer {
+    fn send(mut self, outcome: Result<NfsAnswer, Errno>) {
         let Some(owed) = self.0.take() else { return };
         // The write fails if the request was aborted: no caller waits then.
         let _ = match outcome {
-            Ok(Answered::Plain(answer)) => owed.send(Ok(answer)),
-            Ok(Answered::Bytes(bytes)) => owed.send_bytes(&bytes),
-            Ok(Answered::Data(data)) => owed.send_bytes(&data),
+            Ok(NfsAnswer::Plain(answer)) => owed.send(Ok(answer)),
+            Ok(NfsAnswer::Bytes(bytes)) => owed.send_bytes(&bytes),
+            Ok(NfsAnswer::Data(data)) => owed.send_bytes(&data),
             Err(errno) => owed.send(Err(errno)),
         };
     }
 }
 
-impl Drop for PendingReply {
+impl Drop for PendingAnswer {
     fn drop(&mut self) {
         if let Some(owed) = self.0.take() {
             // As above.

@@ -46,7 +46,7 @@ pub fn acting_for<T>(caller: Caller, umask: u32, create: impl FnOnce() -> T) -> 
     if UMASK.replace(Some(umask)) != Some(umask) {
         rustix::process::umask(Mode::from_raw_mode(umask));
     }
-    let _own = Borrowed::of(caller.uid, caller.gid);
+    let _own = AssumedIdentity::of(caller.uid, caller.gid);
     create()
 }
 
@@ -59,7 +59,7 @@ impl Identities {
         Self(Mutex::new(Credentials::new(act_as)))
     }
 
-    /// Lets the calling thread act as `caller` in everything, until what this gives is dropped.
+    /// Lets the calling thread act as `caller` until the returned guard is dropped.
     pub fn acting_as(&self, caller: Caller) -> impl Drop + use<> {
         let credential = self.0.lock().expect("a thread that panics ends the process").of(caller);
         let (uid, gid, groups) = match credential {
@@ -67,7 +67,7 @@ impl Identities {
             Credential::Anonymous => (caller.uid, caller.gid, Vec::new()),
         };
         set_groups(groups);
-        Borrowed::of(uid, gid)
+        AssumedIdentity::of(uid, gid)
     }
 }
 
@@ -81,17 +81,17 @@ thread_local! {
 }
 
 /// Another identity, given back when this is dropped.
-struct Borrowed {
+struct AssumedIdentity {
     before: (u32, u32),
 }
 
-impl Borrowed {
+impl AssumedIdentity {
     fn of(uid: u32, gid: u32) -> Self {
         Self { before: act_as(uid, gid) }
     }
 }
 
-impl Drop for Borrowed {
+impl Drop for AssumedIdentity {
     fn drop(&mut self) {
         let (uid, gid) = self.before;
         act_as(uid, gid);

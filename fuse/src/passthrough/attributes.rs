@@ -15,7 +15,7 @@ use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, statx};
 use rustix::io::Errno;
 
 use super::node::Node;
-use super::options::{Cache, PassthroughOptions};
+use super::options::{CacheMode, PassthroughOptions};
 use super::source_mount::SourceMount;
 use crate::mount::table::Restrictions;
 use crate::session::NodeId;
@@ -23,7 +23,7 @@ use crate::session::abi::{self, Attr, AttrOut, EntryOut, StatxOut, SxTime};
 
 /// The time for which the kernel may cache a name, its absence, and attributes.
 #[derive(Clone, Copy, Debug)]
-pub struct Validity {
+pub struct CacheTimeouts {
     names: Duration,
     absence: Duration,
     attributes: Duration,
@@ -31,25 +31,25 @@ pub struct Validity {
     settling: Duration,
 }
 
-/// The validity with [`Cache::Auto`].
+/// The validity with [`CacheMode::Auto`].
 const MOMENT: Duration = Duration::from_secs(1);
 /// In practice, for ever.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// Within this time the kernel has written everything to the disk (`vm.dirty_expire_centisecs` is 30 s by default).
 const SETTLING: Duration = Duration::from_secs(60);
 
-impl Validity {
+impl CacheTimeouts {
     /// The durations that the options mean, for the source that has this descriptor.
     pub fn of(options: &PassthroughOptions, source: Option<impl AsFd>) -> Self {
         let names = match options.cache {
-            Cache::None => Duration::ZERO,
-            Cache::Auto => MOMENT,
-            Cache::Always => FOREVER,
+            CacheMode::None => Duration::ZERO,
+            CacheMode::Auto => MOMENT,
+            CacheMode::Always => FOREVER,
         };
-        let absence = if options.kernel_is_alone() { FOREVER } else { Duration::ZERO };
+        let absence = if options.has_exclusive_source() { FOREVER } else { Duration::ZERO };
         // statfs(2) of a network file system waits for its server, which may not answer when this server starts.
         let counts_at_once =
-            |source: &_| (options.kernel_is_alone() || is_on_disk(source)) && counts_blocks_at_once(source);
+            |source: &_| (options.has_exclusive_source() || is_on_disk(source)) && counts_blocks_at_once(source);
         let is_settled = names <= MOMENT || source.as_ref().is_some_and(counts_at_once);
         let settling = if is_settled { Duration::ZERO } else { SETTLING };
         Self { names, absence, attributes: names, settling }

@@ -15,14 +15,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::Statx;
 
-use super::hashing::Key;
+use super::hashing::HashKey;
 use crate::session::NodeId;
 
 /// After this time no change can have the same time as an earlier one.
 const SETTLED: Duration = Duration::from_millis(100);
 /// Attributes that came with a listing are valid for a second; a caller that looks at them needs some of that.
 const ATTRIBUTES: Duration = Duration::from_millis(500);
-/// With so many directories, those that are closed are dropped.
+/// The number of directories at which podfs drops closed ones.
 const MOST: usize = 4096;
 
 /// The directories that were listed, and those that are open.
@@ -31,7 +31,7 @@ pub struct CachedListings(Mutex<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
-    directories: HashMap<NodeId, Directory, Key>,
+    directories: HashMap<NodeId, Directory, HashKey>,
     /// How many there were when closed ones were dropped last.
     dropped_at: usize,
 }

@@ -1,7 +1,7 @@
 //! The file system of one passthrough volume: requests in, system calls on the source, answers out.
 //!
 //! Containment: the source is reached through descriptors only. A name is one component, opened with `O_PATH` and
-//! `O_NOFOLLOW` in an open directory, or looked at there in the same way (`Mounts::identify_name`); the kernel gets the
+//! `O_NOFOLLOW` in an open directory, or looked at there in the same way (`SourceMounts::identify_name`); the kernel gets the
 //! target of a symbolic link, and follows it in the caller's mount namespace. File handles are made of files that were
 //! reached so, and open those files and no others. Nothing is ever opened by a path that a caller wrote.
 //!
@@ -39,30 +39,30 @@ use rustix::fs::{FileType, OFlags, Statx};
 use rustix::io::Errno;
 
 use super::acting::{self, Identities};
-use super::attributes::{Validity, attr, attributes_of, bytes_taken, is_on_disk, kind};
+use super::attributes::{CacheTimeouts, attr, attributes_of, bytes_taken, is_on_disk, kind};
 use super::cached_listings::CachedListings;
 use super::data_path::DataPath;
 use super::descriptor::{proc_path, reopen};
-use super::hashing::Key;
+use super::hashing::HashKey;
 use super::listing::lists_reliably;
 use super::locks::LockWaits;
-use super::mounts::Mounts;
-use super::node::{Identity, Node};
+use super::mounts::SourceMounts;
+use super::node::{FileIdentity, Node};
 use super::nodes::{NewNode, Nodes};
 use super::open_files::OpenFiles;
-use super::options::{Cache, PassthroughOptions};
+use super::options::{CacheMode, PassthroughOptions};
 use super::pruner::Pruner;
 use super::readdirplus::ReaddirplusPolicy;
-use super::share::{Share, Taken};
-use super::tables::Tables;
+use super::share::{Share, SharePlace};
+use super::tables::FilesystemTables;
 use super::unopened::UnopenedListings;
 use super::usage::QuotaUsage;
 use crate::caller::credentials::ActAs;
 use crate::region::Region;
 use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX, init};
 use crate::session::{
-    Answer, Exchange, Granted, NodeId, Notifier, Operation, REQUEST_SIZE, Request, RootQuestion, Service, Session,
-    WantedFeatures,
+    Answer, Exchange, Filesystem, FuseOperation, KernelReferences, NodeId, Notifier, REQUEST_SIZE, Request,
+    RootQuestion, Session, WantedFeatures,
 };
 use crate::trace::Trace;
 
@@ -80,10 +80,10 @@ pub struct PassthroughFilesystem {
     notifier: Notifier,
     pruner: Pruner,
     region: Arc<Region>,
-    validity: Validity,
-    mounts: Mounts,
+    validity: CacheTimeouts,
+    mounts: SourceMounts,
     nodes: Nodes,
-    directories: Mutex<LruCache<NodeId, OpenedDirectory, Key>>,
+    directories: Mutex<LruCache<NodeId, OpenedDirectory, HashKey>>,
     files: OpenFiles,
     /// The kernel opens directories without OPENDIR.
     lists_unopened: bool,
@@ -97,7 +97,7 @@ pub struct PassthroughFilesystem {
     usage: Option<QuotaUsage>,
     /// The share of descriptors that the volume may have.
     descriptors: Share,
-    /// Some open files are to be reopened.
+    /// Some open files must be reopened.
     is_reopening: AtomicBool,
     socket_met: AtomicBool,
     waits_met: AtomicBool,
@@ -133,8 +133,8 @@ pub fn wanted(source: &OwnedFd, options: &PassthroughOptions) -> WantedFeatures 
     let told = options.trace || matches!(options.remote, Some(ActAs::Caller | ActAs::Nobody));
     let idmap = if told { 0 } else { init::ALLOW_IDMAP };
     // Data that is cached here is dropped when the file was changed elsewhere.
-    let locks = if options.kernel_is_alone() { 0 } else { LOCKS };
-    let auto_invalidate = if options.cache == Cache::Always { 0 } else { init::AUTO_INVAL_DATA };
+    let locks = if options.has_exclusive_source() { 0 } else { LOCKS };
+    let auto_invalidate = if options.cache == CacheMode::Always { 0 } else { init::AUTO_INVAL_DATA };
     WantedFeatures { flags: flags | idmap | locks | auto_invalidate, max_stack_depth: stack_depth(source) }
 }
 
@@ -152,7 +152,7 @@ fn cached_listings(options: &PassthroughOptions, nodes: &Nodes, files: &OpenFile
     let root = nodes.get(NodeId::ROOT)?;
     let source = root.held()?;
     // statfs(2) of a network file system waits for its server, which may not answer when this server starts.
-    let may_cache = options.cache == Cache::Auto && is_on_disk(&*source) && lists_reliably(&source);
+    let may_cache = options.cache == CacheMode::Auto && is_on_disk(&*source) && lists_reliably(&source);
     may_cache.then(|| CachedListings::with_open(files.open_directories()))
 }
 
@@ -161,20 +161,20 @@ impl PassthroughFilesystem {
     pub fn new(
         session: &Session,
         region: Arc<Region>,
-        tables: Tables,
+        tables: FilesystemTables,
         mut options: PassthroughOptions,
         trace: Arc<Trace>,
     ) -> Self {
-        let Tables { data_path, mounts, nodes, files, usage, share, status } = tables;
+        let FilesystemTables { data_path, mounts, nodes, files, usage, share, status } = tables;
         // Before Linux 6.9 requests of a dead server end with an error, and some of them were executed: the kernel has to look
         // again.
-        if options.kernel_is_alone() && session.accepted() & init::HAS_RESEND == 0 {
-            options.cache = Cache::Auto;
+        if options.has_exclusive_source() && session.accepted() & init::HAS_RESEND == 0 {
+            options.cache = CacheMode::Auto;
         }
         let root = nodes.get(NodeId::ROOT).and_then(|root| root.held());
         Self {
-            validity: Validity::of(&options, root.as_deref()),
-            lists_unopened: options.kernel_is_alone() && root.as_deref().is_some_and(lists_reliably),
+            validity: CacheTimeouts::of(&options, root.as_deref()),
+            lists_unopened: options.has_exclusive_source() && root.as_deref().is_some_and(lists_reliably),
             unopened: UnopenedListings::default(),
             cached_listings: cached_listings(&options, &nodes, &files),
             data_path,
@@ -185,7 +185,7 @@ impl PassthroughFilesystem {
             is_reopening: AtomicBool::new(!files.to_be_reopened().is_empty()),
             nodes,
             mounts,
-            directories: Mutex::new(LruCache::with_hasher(OPEN_DIRECTORIES, Key::default())),
+            directories: Mutex::new(LruCache::with_hasher(OPEN_DIRECTORIES, HashKey::default())),
             files,
             readdirplus: ReaddirplusPolicy::default(),
             kernel_keeps_locks: session.accepted() & LOCKS == 0,
@@ -203,65 +203,67 @@ impl PassthroughFilesystem {
 
     fn dispatch(&self, request: &Request<'_>, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
         let caller = request.caller;
-        if let Operation::Forget { lookups } = request.operation {
+        if let FuseOperation::Forget { lookups } = request.operation {
             self.forget(request.node, lookups);
             return Ok(Answer::Silence);
         }
-        if let Operation::BatchForget { nodes } = request.operation {
+        if let FuseOperation::BatchForget { nodes } = request.operation {
             nodes.iter().for_each(|one| self.forget(one.nodeid, one.nlookup));
             return Ok(Answer::Silence);
         }
-        if let Operation::IoCtl = request.operation {
+        if let FuseOperation::IoCtl = request.operation {
             return Err(Errno::NOTTY);
         }
         let node = &self.node(request.node)?;
         let _caller = self.identities.as_ref().map(|identities| identities.acting_as(caller));
         match request.operation {
-            Operation::Lookup { name } => match name.as_bytes() {
+            FuseOperation::Lookup { name } => match name.as_bytes() {
                 b"." => self.look_up_itself(node),
                 b".." => self.look_up_parent(node),
                 _ => self.lookup(node, name),
             },
-            Operation::GetAttr { handle } => self.attributes(node, handle),
-            Operation::Statx { handle } => self.statx(node, handle),
-            Operation::ReadLink => self.read_link(node, exchange.buffer),
-            Operation::StatFs => self.status(node),
-            Operation::GetXattr { name, size } => self.xattr(node, name, size, exchange.buffer),
-            Operation::ListXattr { size } => self.xattr_names(node, size, caller, exchange.buffer),
+            FuseOperation::GetAttr { handle } => self.attributes(node, handle),
+            FuseOperation::Statx { handle } => self.statx(node, handle),
+            FuseOperation::ReadLink => self.read_link(node, exchange.buffer),
+            FuseOperation::StatFs => self.status(node),
+            FuseOperation::GetXattr { name, size } => self.xattr(node, name, size, exchange.buffer),
+            FuseOperation::ListXattr { size } => self.xattr_names(node, size, caller, exchange.buffer),
 
-            Operation::SetAttr(arguments) => self.set_attributes(node, arguments, caller),
-            Operation::Symlink { name, target } => self.make_link(node, name, target, caller, exchange),
-            Operation::MkNod { name, arguments } => self.make_node(node, name, arguments, caller, exchange),
-            Operation::MkDir { name, arguments } => self.make_directory(node, name, arguments, caller, exchange),
-            Operation::Unlink { name } => self.unlink(node, name, exchange),
-            Operation::RmDir { name } => self.remove_directory(node, name, exchange),
-            Operation::Rename { name, new_parent, new_name, flags } => {
+            FuseOperation::SetAttr(arguments) => self.set_attributes(node, arguments, caller),
+            FuseOperation::Symlink { name, target } => self.make_link(node, name, target, caller, exchange),
+            FuseOperation::MkNod { name, arguments } => self.make_node(node, name, arguments, caller, exchange),
+            FuseOperation::MkDir { name, arguments } => self.make_directory(node, name, arguments, caller, exchange),
+            FuseOperation::Unlink { name } => self.unlink(node, name, exchange),
+            FuseOperation::RmDir { name } => self.remove_directory(node, name, exchange),
+            FuseOperation::Rename { name, new_parent, new_name, flags } => {
                 self.rename((node, name), (&self.node(new_parent)?, new_name), flags, exchange)
             }
-            Operation::Link { node: old, name } => self.link(&self.node(old)?, node, name, exchange),
-            Operation::SetXattr { name, value, arguments } => self.set_xattr(node, name, value, arguments, exchange),
-            Operation::RemoveXattr { name } => self.remove_xattr(node, name, exchange),
+            FuseOperation::Link { node: old, name } => self.link(&self.node(old)?, node, name, exchange),
+            FuseOperation::SetXattr { name, value, arguments } => {
+                self.set_xattr(node, name, value, arguments, exchange)
+            }
+            FuseOperation::RemoveXattr { name } => self.remove_xattr(node, name, exchange),
 
-            Operation::Open { flags } => self.open(node, flags, caller, exchange),
-            Operation::Create { name, arguments } => self.create(node, name, arguments, caller, exchange),
-            Operation::TmpFile { arguments } => self.create_unnamed(node, arguments, caller, exchange),
-            Operation::Read(arguments) => self.read(arguments, exchange.buffer),
-            Operation::Write { arguments, data } => self.write(arguments, data, caller, exchange),
-            Operation::Release(arguments) => self.release(arguments.fh),
-            Operation::FSync(arguments) => self.sync(arguments),
-            Operation::FAllocate(arguments) => self.allocate(arguments),
-            Operation::Seek(arguments) => self.seek(arguments),
-            Operation::CopyFileRange { arguments, wide } => self.copy(arguments, wide),
+            FuseOperation::Open { flags } => self.open(node, flags, caller, exchange),
+            FuseOperation::Create { name, arguments } => self.create(node, name, arguments, caller, exchange),
+            FuseOperation::TmpFile { arguments } => self.create_unnamed(node, arguments, caller, exchange),
+            FuseOperation::Read(arguments) => self.read(arguments, exchange.buffer),
+            FuseOperation::Write { arguments, data } => self.write(arguments, data, caller, exchange),
+            FuseOperation::Release(arguments) => self.release(arguments.fh),
+            FuseOperation::FSync(arguments) => self.sync(arguments),
+            FuseOperation::FAllocate(arguments) => self.allocate(arguments),
+            FuseOperation::Seek(arguments) => self.seek(arguments),
+            FuseOperation::CopyFileRange { arguments, wide } => self.copy(arguments, wide),
 
-            Operation::OpenDir => self.open_directory(node, exchange),
-            Operation::ReadDir(arguments) => self.read_directory(node, arguments, exchange.buffer),
-            Operation::ReadDirPlus(arguments) => self.read_directory_plus(node, arguments, exchange.buffer),
-            Operation::ReleaseDir(arguments) => self.release_directory(arguments.fh),
-            Operation::FSyncDir(arguments) => self.sync_directory(node, arguments),
+            FuseOperation::OpenDir => self.open_directory(node, exchange),
+            FuseOperation::ReadDir(arguments) => self.read_directory(node, arguments, exchange.buffer),
+            FuseOperation::ReadDirPlus(arguments) => self.read_directory_plus(node, arguments, exchange.buffer),
+            FuseOperation::ReleaseDir(arguments) => self.release_directory(arguments.fh),
+            FuseOperation::FSyncDir(arguments) => self.sync_directory(node, arguments),
 
-            Operation::Flush(arguments) => self.flush(node, arguments),
-            Operation::GetLock(arguments) => self.find_lock(node, arguments),
-            Operation::SetLock { arguments, wait } => self.set_lock(node, arguments, wait, exchange),
+            FuseOperation::Flush(arguments) => self.flush(node, arguments),
+            FuseOperation::GetLock(arguments) => self.find_lock(node, arguments),
+            FuseOperation::SetLock { arguments, wait } => self.set_lock(node, arguments, wait, exchange),
 
             // The kernel remembers `ENOSYS`, and then acts as for file systems without this operation.
             _ => Err(Errno::NOSYS),
@@ -347,7 +349,7 @@ impl PassthroughFilesystem {
     /// As [`Self::enter`], of a file on the mount of `parent` that a handle opens.
     fn enter_identified(
         &self,
-        identity: Identity,
+        identity: FileIdentity,
         found: &Statx,
         parent: &Node,
         made: bool,
@@ -388,7 +390,7 @@ impl PassthroughFilesystem {
     }
 
     /// A place among the volume's descriptors. What a dead server may have opened already is not refused.
-    fn place(&self, exchange: &Exchange<'_>) -> Result<Taken, Errno> {
+    fn place(&self, exchange: &Exchange<'_>) -> Result<SharePlace, Errno> {
         if exchange.is_resent() { Ok(self.descriptors.take_anyway()) } else { self.descriptors.take() }
     }
 
@@ -406,7 +408,7 @@ impl PassthroughFilesystem {
         }
     }
 
-    fn open_directories(&self) -> std::sync::MutexGuard<'_, LruCache<NodeId, OpenedDirectory, Key>> {
+    fn open_directories(&self) -> std::sync::MutexGuard<'_, LruCache<NodeId, OpenedDirectory, HashKey>> {
         self.directories.lock().expect("a thread that panics ends the process")
     }
 
@@ -418,7 +420,7 @@ impl PassthroughFilesystem {
     }
 }
 
-impl Service for PassthroughFilesystem {
+impl Filesystem for PassthroughFilesystem {
     fn answer(&self, request: &Request<'_>, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
         let line = self.trace.begin(|| self.host_path(request.node, request.operation.entry()));
         let outcome = self.dispatch(request, exchange);
@@ -427,7 +429,7 @@ impl Service for PassthroughFilesystem {
             line.end(request.name(), request.caller, error);
         }
         match (&request.operation, outcome) {
-            (Operation::Lookup { name }, Err(Errno::NOENT)) if *name != ".." => {
+            (FuseOperation::Lookup { name }, Err(Errno::NOENT)) if *name != ".." => {
                 self.validity.absence().map(Answer::Entry)
             }
             (_, outcome) => outcome,
@@ -438,19 +440,19 @@ impl Service for PassthroughFilesystem {
         acting::begin_thread();
     }
 
-    fn may_wait(&self, operation: &Operation<'_>) -> bool {
+    fn may_wait(&self, operation: &FuseOperation<'_>) -> bool {
         if self.is_remote() {
             return true;
         }
         matches!(
             operation,
-            Operation::FSync(_)
-                | Operation::FSyncDir(_)
-                | Operation::FAllocate(_)
-                | Operation::CopyFileRange { .. }
-                | Operation::SetAttr(_)
-                | Operation::Read(_)
-                | Operation::Write { .. }
+            FuseOperation::FSync(_)
+                | FuseOperation::FSyncDir(_)
+                | FuseOperation::FAllocate(_)
+                | FuseOperation::CopyFileRange { .. }
+                | FuseOperation::SetAttr(_)
+                | FuseOperation::Read(_)
+                | FuseOperation::Write { .. }
         )
     }
 
@@ -470,7 +472,7 @@ impl Service for PassthroughFilesystem {
         self.options.remote.is_some()
     }
 
-    fn take_back(&self, granted: Granted) {
+    fn take_back(&self, granted: KernelReferences) {
         if let Some(handle) = granted.handle {
             let _of_a_file = self.release(handle).or_else(|_| self.release_directory(handle));
         }
@@ -479,7 +481,7 @@ impl Service for PassthroughFilesystem {
         }
     }
 
-    fn recall(&self, question: RootQuestion) -> Option<Answer> {
+    fn answer_from_cache(&self, question: RootQuestion) -> Option<Answer> {
         self.remembered(question)
     }
 }

@@ -29,7 +29,7 @@ pub struct FileHandle {
 
 /// `struct file_handle`, with room for the longest.
 #[repr(C)]
-struct Raw {
+struct RawFileHandle {
     size: u32,
     kind: c_int,
     bytes: [u8; MAX_SIZE],
@@ -62,7 +62,7 @@ impl FileHandle {
     }
 
     fn find(file: BorrowedFd<'_>, name: &CStr, flags: c_int) -> Result<(FileHandle, u64), Errno> {
-        let mut raw = Raw { size: MAX_SIZE as u32, kind: 0, bytes: [0; MAX_SIZE] };
+        let mut raw = RawFileHandle { size: MAX_SIZE as u32, kind: 0, bytes: [0; MAX_SIZE] };
         let mut mount: c_int = 0;
         // SAFETY: the path is a C string; `raw` has room for as many bytes as its size says.
         let result = unsafe {
@@ -114,7 +114,7 @@ impl FileHandle {
     /// # Errors
     /// `ESTALE` when the file is gone, and those of `open(2)`.
     pub fn open(&self, anchor: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
-        let mut raw = Raw { size: self.length, kind: self.kind, bytes: [0; MAX_SIZE] };
+        let mut raw = RawFileHandle { size: self.length, kind: self.kind, bytes: [0; MAX_SIZE] };
         for (bytes, word) in raw.bytes.chunks_exact_mut(8).zip(self.used_words()) {
             bytes.copy_from_slice(&word.to_ne_bytes());
         }

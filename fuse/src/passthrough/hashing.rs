@@ -12,7 +12,7 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Begins hashes with a random key.
 #[derive(Clone, Copy, Debug)]
-pub struct Key([u64; 2]);
+pub struct HashKey([u64; 2]);
 
 /// A hash of some words.
 pub struct WordHasher {
@@ -20,14 +20,14 @@ pub struct WordHasher {
     factor: u64,
 }
 
-impl Default for Key {
+impl Default for HashKey {
     fn default() -> Self {
         // The factor is odd, so no bit of a word is lost.
         Self([random(), random() | 1])
     }
 }
 
-impl BuildHasher for Key {
+impl BuildHasher for HashKey {
     type Hasher = WordHasher;
 
     fn build_hasher(&self) -> WordHasher {
@@ -94,9 +94,9 @@ mod tests {
     fn numbers_in_a_row_spread_over_a_table() {
         // With the last two, there were 29 302 and 22 184 places without the multiplication at the end.
         let keys = [
-            Key::default(),
-            Key([9_747_539_617_297_836_521, 11_497_713_590_486_599_791]),
-            Key([8_281_073_816_282_992_678, 3_537_292_029_075_303_123]),
+            HashKey::default(),
+            HashKey([9_747_539_617_297_836_521, 11_497_713_590_486_599_791]),
+            HashKey([8_281_073_816_282_992_678, 3_537_292_029_075_303_123]),
         ];
         for key in keys {
             let hashes: Vec<u64> = (0..50_000_u64).map(|number| key.hash_one(number)).collect();
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn each_key_hashes_in_its_own_way() {
-        let (one, other) = (Key::default(), Key::default());
+        let (one, other) = (HashKey::default(), HashKey::default());
         assert_ne!(one.hash_one([1_u64, 2]), other.hash_one([1_u64, 2]));
         assert_ne!(one.hash_one([1_u64, 2]), one.hash_one([2_u64, 1]));
         assert_eq!(one.hash_one([1_u64, 2]), one.hash_one([1_u64, 2]));

@@ -14,9 +14,9 @@ use rustix::fs::FileType;
 
 use super::data_path::DataPath;
 use super::handle::FileHandle;
-use super::hashing::Key;
-use super::mounts::Mounts;
-use super::node::{Identity, Node};
+use super::hashing::HashKey;
+use super::mounts::SourceMounts;
+use super::node::{FileIdentity, Node};
 use super::nodes::Nodes;
 use super::open_files::{OpenDirectory, OpenFile, OpenFiles};
 use super::open_node::{BackingId, OpenNode};
@@ -24,7 +24,7 @@ use super::options::PassthroughOptions;
 use super::share::Share;
 use super::source_mount::{MountRoute, SourceMount};
 use super::state::{DIRECTORY, HeldCell, LockCell, MountCell, NodeCell, OpenCell, number};
-use super::tables::Tables;
+use super::tables::FilesystemTables;
 use super::usage::QuotaUsage;
 use crate::mount::table::MountTable;
 use crate::region::Region;
@@ -36,20 +36,20 @@ use crate::session::{HandleId, NodeId};
 /// The state that was read from a region, and the work that it leaves.
 pub struct InheritedTables {
     /// The state of the file system.
-    pub tables: Tables,
+    pub tables: FilesystemTables,
     /// The root.
     pub root: Arc<Node>,
     /// Cells that hold nothing usable.
     pub lost: Vec<CellId>,
     /// Nodes with a backing id that no open file uses.
     pub unused: Vec<Arc<Node>>,
-    /// Open files, locks and kept descriptors that are lost, for people.
-    pub losses: Losses,
+    /// Open files, locks and kept descriptors that are lost, as a text.
+    pub losses: LostObjects,
 }
 
 /// The number of lost objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Losses {
+pub struct LostObjects {
     /// Open files and directories.
     pub files: usize,
     /// Owners' locks.
@@ -73,7 +73,7 @@ pub enum TakeoverError {
     /// The root is not among the nodes.
     #[error("the state of the volume is damaged: it has no root; start the volume anew")]
     NoRoot,
-    /// The source is open neither as it was nor as it was given.
+    /// Neither the inherited nor the given descriptor of the source is open.
     #[error("the source of the volume is not open any more; start the volume anew")]
     NoSource,
     /// The source that was given is not the one that was served.
@@ -101,7 +101,7 @@ impl InheritedTables {
         let nodes = reader.nodes(&known, &share);
         let root = nodes.get(NodeId::ROOT).ok_or(TakeoverError::NoRoot)?;
         keep_source(&root, source, &share)?;
-        let mounts = Mounts::new(Arc::clone(region), table, known.values());
+        let mounts = SourceMounts::new(Arc::clone(region), table, known.values());
         let files = reader.open_files(asked, &nodes, &share);
         reader.locks(&nodes, &share);
         let unused = reader.unused(&nodes);
@@ -111,7 +111,7 @@ impl InheritedTables {
         region.cells().keep_only(&kept);
         // No request has asked for it yet.
         let status = Kstatfs { bsize: 4096, frsize: 4096, namelen: 255, ..Default::default() };
-        let tables = Tables { data_path, mounts, nodes, files, usage, share, status };
+        let tables = FilesystemTables { data_path, mounts, nodes, files, usage, share, status };
         Ok(InheritedTables { tables, root, lost, unused, losses })
     }
 }
@@ -131,21 +131,21 @@ fn keep_source(root: &Arc<Node>, source: Option<OwnedFd>, share: &Share) -> Resu
 /// Reads the cells of a region, kind by kind.
 struct RegionReader<'a> {
     region: &'a Arc<Region>,
-    cells: HashMap<u32, Vec<CellId>, Key>,
+    cells: HashMap<u32, Vec<CellId>, HashKey>,
     taken: HashSet<RawFd>,
     kept: Vec<CellId>,
     lost: Vec<CellId>,
-    losses: Losses,
+    losses: LostObjects,
 }
 
 impl<'a> RegionReader<'a> {
     fn new(region: &'a Arc<Region>) -> Self {
-        let mut cells: HashMap<u32, Vec<CellId>, Key> = HashMap::default();
+        let mut cells: HashMap<u32, Vec<CellId>, HashKey> = HashMap::default();
         region.cells().tagged().for_each(|(id, tag)| cells.entry(tag).or_default().push(id));
         let known = [NodeCell::TAG, OpenCell::TAG, LockCell::TAG, MountCell::TAG, HeldCell::TAG];
         let strange = cells.iter().filter(|(tag, _)| !known.contains(tag));
         let lost = strange.flat_map(|(_, ids)| ids.iter().copied()).collect();
-        let (taken, kept, losses) = (HashSet::new(), Vec::new(), Losses::default());
+        let (taken, kept, losses) = (HashSet::new(), Vec::new(), LostObjects::default());
         Self { region, cells, taken, kept, lost, losses }
     }
 
@@ -167,7 +167,7 @@ impl<'a> RegionReader<'a> {
         Some(unsafe { OwnedFd::from_raw_fd(number) })
     }
 
-    fn mounts(&mut self, source: Option<&OwnedFd>, table: &MountTable) -> HashMap<u64, Arc<SourceMount>, Key> {
+    fn mounts(&mut self, source: Option<&OwnedFd>, table: &MountTable) -> HashMap<u64, Arc<SourceMount>, HashKey> {
         let mut mounts = HashMap::default();
         // Without it, every mount below the source denies everything that a mount can.
         let table = table.mounts().unwrap_or_default();
@@ -188,7 +188,7 @@ impl<'a> RegionReader<'a> {
         mounts
     }
 
-    fn nodes(&mut self, mounts: &HashMap<u64, Arc<SourceMount>, Key>, share: &Share) -> Nodes {
+    fn nodes(&mut self, mounts: &HashMap<u64, Arc<SourceMount>, HashKey>, share: &Share) -> Nodes {
         let nodes = Nodes::empty(Arc::clone(self.region));
         let cells = self.cells.remove(&NodeCell::TAG).unwrap_or_default();
         nodes.reserve(cells.len());
@@ -200,10 +200,10 @@ impl<'a> RegionReader<'a> {
             let is_forgotten = record.lookups.load(Relaxed) == 0 && id != NodeId::ROOT;
             let mount = mounts.get(&record.mount.load(Relaxed));
             let held = self.descriptor(record.held.load(Relaxed));
-            let identity = Identity::read(record).filter(|identity| match identity {
-                Identity::Handle { .. } => !is_forgotten || (held.is_none() && record.nameless.load(Relaxed) == 0),
+            let identity = FileIdentity::read(record).filter(|identity| match identity {
+                FileIdentity::Handle { .. } => !is_forgotten || (held.is_none() && record.nameless.load(Relaxed) == 0),
                 // The source is given by other means. A node without a handle is its descriptor.
-                Identity::Number { .. } => !is_forgotten && (held.is_some() || id == NodeId::ROOT),
+                FileIdentity::Number { .. } => !is_forgotten && (held.is_some() || id == NodeId::ROOT),
             });
             let takes_in = |(identity, mount)| nodes.inherit(cell, &identity, mount, held, share);
             if identity.zip(mount).is_some_and(takes_in) {

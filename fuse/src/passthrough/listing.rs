@@ -84,7 +84,7 @@ impl SourceListing {
         }
     }
 
-    /// Keeps nothing of what was read: it is read again.
+    /// Drops the read entries: the next request reads them again.
     pub fn drop_chunk(&mut self) {
         (self.chunk, self.position, self.offset) = (Vec::new(), 0, None);
     }

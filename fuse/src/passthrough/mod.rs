@@ -75,10 +75,10 @@ use std::sync::Arc;
 
 pub use data_path::DataPath;
 pub use inherit::TakeoverError;
-pub use options::{Cache, PassthroughOptions, SESSION_THREADS};
-pub use room::Room;
+pub use options::{CacheMode, PassthroughOptions, SESSION_THREADS};
+pub use room::SpaceUsage;
 pub use state::{descriptors, forget_descriptors};
-pub use takeover::{Loaded, load};
+pub use takeover::{LoadedVolume, load};
 
 use crate::mount::table::MountTable;
 use crate::region::Region;
@@ -86,7 +86,7 @@ use crate::session::Session;
 use crate::session::ring_memory::RingMemory;
 use crate::trace::Trace;
 use filesystem::PassthroughFilesystem;
-use tables::Tables;
+use tables::FilesystemTables;
 
 /// The requests of `ioctl(2)` that are made here.
 pub(crate) const IOCTLS: [libc::Ioctl; 3] = [open_node::BACKING_OPEN, open_node::BACKING_CLOSE, extents::FS_IOC_FIEMAP];
@@ -114,7 +114,7 @@ pub(crate) fn serve(
     // A source that may be away for long has more requests under way than a ring.
     let rings = rings.filter(|_| options.remote.is_none());
     let session = Session::open_on(device, filesystem::wanted(&source, &options), Arc::clone(&region), rings)?;
-    let tables = Tables::of_source(source, table, &session, &options, &region)?;
+    let tables = FilesystemTables::of_source(source, table, &session, &options, &region)?;
     run(session, mount, region, tables, options, trace)
 }
 
@@ -123,7 +123,7 @@ fn run(
     session: Session,
     mount: Option<BorrowedFd<'_>>,
     region: Arc<Region>,
-    tables: Tables,
+    tables: FilesystemTables,
     options: PassthroughOptions,
     trace: Arc<Trace>,
 ) -> io::Result<DataPath> {

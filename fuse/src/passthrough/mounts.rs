@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::attributes::attributes_of_name;
 use super::handle::FileHandle;
-use super::node::{Identity, Node};
+use super::node::{FileIdentity, Node};
 use super::source_mount::{SourceMount, anchor};
 use super::state::{MountCell, no_memory};
 use crate::mount::private::PASSTHROUGH_SOURCE;
@@ -20,13 +20,13 @@ use crate::region::Region;
 use crate::region::cells::OwnedCell;
 
 /// The mounts that have been met.
-pub struct Mounts {
+pub struct SourceMounts {
     region: Arc<Region>,
     table: Arc<MountTable>,
     known: Mutex<HashMap<u64, Weak<SourceMount>>>,
 }
 
-impl Mounts {
+impl SourceMounts {
     /// Starts with the mounts `known`, which a dead server may have left. `table` is the mount table that lists them.
     pub fn new<'a>(
         region: Arc<Region>,
@@ -43,7 +43,11 @@ impl Mounts {
     /// # Errors
     /// `ELOOP` for a passthrough volume below the source: what it shows could lead back here, and the request would
     /// wait for itself.
-    pub fn identify(&self, file: BorrowedFd<'_>, parent: Option<&Node>) -> Result<(Identity, Arc<SourceMount>), Errno> {
+    pub fn identify(
+        &self,
+        file: BorrowedFd<'_>,
+        parent: Option<&Node>,
+    ) -> Result<(FileIdentity, Arc<SourceMount>), Errno> {
         let (handle, id) = match FileHandle::of(file) {
             Ok((handle, id)) => (Some(handle), id),
             Err(Errno::OPNOTSUPP | Errno::OVERFLOW) => (None, mount_id(file)?),
@@ -54,11 +58,11 @@ impl Mounts {
             _ => self.enter(file, id, handle.as_ref(), parent)?,
         };
         let identity = match handle {
-            Some(handle) if mount.has_handles() => Identity::Handle { mount: mount.index(), handle },
+            Some(handle) if mount.has_handles() => FileIdentity::Handle { mount: mount.index(), handle },
             _ => {
                 let found = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::INO)?;
                 let device = (u64::from(found.stx_dev_major) << 32) | u64::from(found.stx_dev_minor);
-                Identity::Number { mount: mount.index(), device, ino: found.stx_ino }
+                FileIdentity::Number { mount: mount.index(), device, ino: found.stx_ino }
             }
         };
         Ok((identity, mount))
@@ -77,7 +81,7 @@ impl Mounts {
         parent: &Node,
         directory: BorrowedFd<'_>,
         name: &CStr,
-    ) -> Result<Option<(Identity, Statx)>, Errno> {
+    ) -> Result<Option<(FileIdentity, Statx)>, Errno> {
         Self::identify_name_while(parent, directory, name, || {})
     }
 
@@ -87,7 +91,7 @@ impl Mounts {
         directory: BorrowedFd<'_>,
         name: &CStr,
         meanwhile: impl FnOnce(),
-    ) -> Result<Option<(Identity, Statx)>, Errno> {
+    ) -> Result<Option<(FileIdentity, Statx)>, Errno> {
         if parent.handle().and_then(FileHandle::ino).is_none() {
             return Ok(None);
         }
@@ -97,14 +101,14 @@ impl Mounts {
         let is_same = handle.ino().map(u64::from) == Some(found.stx_ino)
             && found.stx_mask & StatxFlags::MNT_ID.bits() != 0
             && found.stx_mnt_id == parent.mount.id();
-        Ok(is_same.then_some((Identity::Handle { mount: parent.mount.index(), handle }, found)))
+        Ok(is_same.then_some((FileIdentity::Handle { mount: parent.mount.index(), handle }, found)))
     }
 
     /// Returns the identity of the file that `name` leads to, by one system call. `None` if it is not on the mount of `parent`.
-    pub fn identity_of_name(parent: &Node, directory: BorrowedFd<'_>, name: &CStr) -> Option<Identity> {
+    pub fn identity_of_name(parent: &Node, directory: BorrowedFd<'_>, name: &CStr) -> Option<FileIdentity> {
         parent.handle()?;
         let handle = Self::handle_of_name(parent, directory, name).ok()??;
-        Some(Identity::Handle { mount: parent.mount.index(), handle })
+        Some(FileIdentity::Handle { mount: parent.mount.index(), handle })
     }
 
     /// The handle of the file that `name` leads to, if the file is on the mount of `parent`.

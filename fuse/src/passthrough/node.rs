@@ -1,6 +1,6 @@
 //! Nodes: the files and directories that the kernel knows, each by a number that is never used again.
 //!
-//! A node is found by its [`Identity`], so one file is one node whatever name it was looked up by. It needs no open
+//! A node is found by its [`FileIdentity`], so a file is one node under all its names. It needs no open
 //! descriptor: a file handle opens it again. The kernel counts the answers that showed it a node, and forgets the node by that
 //! count; then the node goes.
 //!
@@ -18,7 +18,7 @@ use super::descriptor::reopen;
 use super::handle::FileHandle;
 use super::nodes::SharedNodes;
 use super::open_node::OpenNode;
-use super::share::Taken;
+use super::share::SharePlace;
 use super::source_mount::SourceMount;
 use super::state::{HANDLE_LENGTH, MAPPABLE, NO_HANDLE, NodeCell, recordable};
 use crate::region::cells::CellRef;
@@ -26,7 +26,7 @@ use crate::session::NodeId;
 
 /// The identity of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Identity {
+pub enum FileIdentity {
     /// A handle: number and generation in one.
     Handle {
         /// The mount it was reached through, as the volume numbers it.
@@ -54,7 +54,7 @@ pub struct Node {
     pub kind: FileType,
     /// The mount that the file is on.
     pub mount: Arc<SourceMount>,
-    identity: Identity,
+    identity: FileIdentity,
     /// The state for a successor. The kernel's count changes under the lock of all nodes only.
     pub record: CellRef<NodeCell>,
     held: Mutex<Option<HeldNode>>,
@@ -67,7 +67,7 @@ pub struct Node {
 #[derive(Debug)]
 struct HeldNode {
     file: Arc<OwnedFd>,
-    _taken: Taken,
+    _taken: SharePlace,
     /// The node itself: until the kernel forgets it, the node stays with its descriptor.
     node: Option<Arc<Node>>,
 }
@@ -76,7 +76,7 @@ impl Node {
     /// The one of a cell, which [`Nodes`](super::nodes::Nodes) has.
     pub fn new(
         record: CellRef<NodeCell>,
-        identity: Identity,
+        identity: FileIdentity,
         mount: Arc<SourceMount>,
         nodes: Arc<SharedNodes>,
     ) -> Self {
@@ -88,8 +88,8 @@ impl Node {
     /// The handle it is opened with, if its file system has handles.
     pub fn handle(&self) -> Option<&FileHandle> {
         match &self.identity {
-            Identity::Handle { handle, .. } => Some(handle),
-            Identity::Number { .. } => None,
+            FileIdentity::Handle { handle, .. } => Some(handle),
+            FileIdentity::Number { .. } => None,
         }
     }
 
@@ -104,7 +104,7 @@ impl Node {
     }
 
     /// Keeps `file`, open on this node, until the kernel forgets the node.
-    pub fn hold(self: &Arc<Self>, file: OwnedFd, taken: Taken) {
+    pub fn hold(self: &Arc<Self>, file: OwnedFd, taken: SharePlace) {
         let file = recordable(file);
         let number = file.as_raw_fd().cast_unsigned();
         let before = {
@@ -120,12 +120,12 @@ impl Node {
     }
 
     /// Keeps `file`, as a dead server did; nothing is recorded.
-    pub fn hold_on(self: &Arc<Self>, file: OwnedFd, taken: Taken) {
+    pub fn hold_on(self: &Arc<Self>, file: OwnedFd, taken: SharePlace) {
         let before = self.lock_held().replace(self.keeping(file, taken));
         drop(before);
     }
 
-    fn keeping(self: &Arc<Self>, file: OwnedFd, taken: Taken) -> HeldNode {
+    fn keeping(self: &Arc<Self>, file: OwnedFd, taken: SharePlace) -> HeldNode {
         HeldNode { file: Arc::new(file), _taken: taken, node: Some(Arc::clone(self)) }
     }
 
@@ -202,7 +202,7 @@ impl Drop for Node {
     }
 }
 
-impl Identity {
+impl FileIdentity {
     /// Records it, without its mount.
     pub fn write(&self, cell: &NodeCell) {
         match self {
@@ -223,7 +223,7 @@ impl Identity {
     }
 
     /// The identity that [`write`](Self::write) wrote; none if the cell is empty.
-    pub fn read(cell: &NodeCell) -> Option<Identity> {
+    pub fn read(cell: &NodeCell) -> Option<FileIdentity> {
         let mount = cell.mount.load(Relaxed);
         let length = cell.form.load(Relaxed) & HANDLE_LENGTH;
         if length == NO_HANDLE {

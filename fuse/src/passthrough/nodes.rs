@@ -29,8 +29,8 @@ use lru::LruCache;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
-use super::hashing::{Key, random};
-use super::node::{Identity, Node};
+use super::hashing::{HashKey, random};
+use super::node::{FileIdentity, Node};
 use super::share::Share;
 use super::source_mount::SourceMount;
 use super::state::{MAPPABLE, NodeCell, no_memory};
@@ -51,27 +51,27 @@ pub struct Nodes(Arc<SharedNodes>);
 /// State that the nodes in use refer to.
 pub struct SharedNodes {
     region: Arc<Region>,
-    key: Key,
-    tables: Mutex<Tables>,
+    key: HashKey,
+    tables: Mutex<NodeTables>,
 }
 
-struct Tables {
+struct NodeTables {
     by_id: HashTable<CellId>,
     by_identity: HashTable<CellId>,
-    in_use: HashMap<CellId, Weak<Node>, Key>,
+    in_use: HashMap<CellId, Weak<Node>, HashKey>,
     /// Forgotten nodes; the one that the kernel has known last is the last to go.
-    forgotten: LruCache<CellId, (), Key>,
+    forgotten: LruCache<CellId, (), HashKey>,
     /// By the volume's number for each, with the number of nodes on it that are not forgotten.
-    mounts: HashMap<u64, (Arc<SourceMount>, usize), Key>,
+    mounts: HashMap<u64, (Arc<SourceMount>, usize), HashKey>,
 }
 
-impl Default for Tables {
+impl Default for NodeTables {
     fn default() -> Self {
         Self {
             by_id: HashTable::new(),
             by_identity: HashTable::new(),
             in_use: HashMap::default(),
-            forgotten: LruCache::unbounded_with_hasher(Key::default()),
+            forgotten: LruCache::unbounded_with_hasher(HashKey::default()),
             mounts: HashMap::default(),
         }
     }
@@ -80,7 +80,7 @@ impl Default for Tables {
 /// The fields of a new node.
 pub struct NewNode {
     /// The identity of the file.
-    pub identity: Identity,
+    pub identity: FileIdentity,
     /// The mount that the file is on.
     pub mount: Arc<SourceMount>,
     /// The type of the file.
@@ -92,10 +92,10 @@ pub struct NewNode {
 impl Nodes {
     /// A table without nodes.
     pub fn empty(region: Arc<Region>) -> Self {
-        Self(Arc::new(SharedNodes { region, key: Key::default(), tables: Mutex::default() }))
+        Self(Arc::new(SharedNodes { region, key: HashKey::default(), tables: Mutex::default() }))
     }
 
-    /// Makes room for so many more, so that the tables need not grow step by step.
+    /// Reserves room for this many more, so that the tables need not grow step by step.
     pub fn reserve(&self, number: usize) {
         let mut tables = self.0.lock();
         tables.by_id.reserve(number, |cell| self.0.hash_of_id(*cell));
@@ -122,7 +122,7 @@ impl Nodes {
     pub fn inherit(
         &self,
         cell: CellId,
-        identity: &Identity,
+        identity: &FileIdentity,
         mount: &Arc<SourceMount>,
         held: Option<OwnedFd>,
         share: &Share,
@@ -161,7 +161,7 @@ impl Nodes {
     }
 
     /// The node of that file, if the kernel knows it.
-    pub fn find(&self, identity: &Identity) -> Option<Arc<Node>> {
+    pub fn find(&self, identity: &FileIdentity) -> Option<Arc<Node>> {
         let mut tables = self.0.lock();
         let cell = self.0.find_identity(&tables, identity)?;
         if self.0.cell(cell).lookups.load(Relaxed) == 0 {
@@ -175,7 +175,7 @@ impl Nodes {
     /// # Errors
     /// When there is no memory.
     pub fn enter(&self, found: NewNode) -> Result<Arc<Node>, Errno> {
-        let mut removed = Removed::default();
+        let mut removed = RemovedEntries::default();
         let mut tables = self.0.lock();
         let known = self.0.find_identity(&tables, &found.identity);
         let known = known.filter(|cell| {
@@ -217,7 +217,7 @@ impl Nodes {
                 drop(tables);
                 shared.give_back(removed);
             }
-            // It goes with its last user, which may be dropping it just now.
+            // Its last user drops it, perhaps just now.
             Some(node) => {
                 drop(tables);
                 if let Some(node) = node {
@@ -240,7 +240,7 @@ impl Nodes {
 impl Drop for Nodes {
     /// The volume is unmounted, or could not be taken over.
     fn drop(&mut self) {
-        let Tables { by_id, in_use, mounts, .. } = std::mem::take(&mut *self.0.lock());
+        let NodeTables { by_id, in_use, mounts, .. } = std::mem::take(&mut *self.0.lock());
         // The kept descriptor and the open files of a node hold references to the node: dropping them frees the node.
         for node in in_use.into_values().filter_map(|node| node.upgrade()) {
             node.let_go();
@@ -262,7 +262,7 @@ impl SharedNodes {
         }
         tables.in_use.remove(&cell);
         let removed = if self.find_id(&tables, node.id) != Some(cell) {
-            Removed { cell: Some(cell), ..Removed::default() }
+            RemovedEntries { cell: Some(cell), ..RemovedEntries::default() }
         } else if node.record.lookups.load(Relaxed) == 0 {
             self.retire(&mut tables, cell)
         } else {
@@ -281,25 +281,25 @@ impl SharedNodes {
         self.region.cells().content(cell)
     }
 
-    fn identity(&self, cell: CellId) -> Identity {
+    fn identity(&self, cell: CellId) -> FileIdentity {
         // No server writes an impossible length, and a cell with one is not inherited.
-        Identity::read(self.cell(cell)).unwrap_or(Identity::Number { mount: 0, device: 0, ino: 0 })
+        FileIdentity::read(self.cell(cell)).unwrap_or(FileIdentity::Number { mount: 0, device: 0, ino: 0 })
     }
 
-    fn find_id(&self, tables: &Tables, id: NodeId) -> Option<CellId> {
+    fn find_id(&self, tables: &NodeTables, id: NodeId) -> Option<CellId> {
         tables.by_id.find(self.key.hash_one(id), |cell| NodeId(self.cell(*cell).id.load(Relaxed)) == id).copied()
     }
 
-    fn find_identity(&self, tables: &Tables, identity: &Identity) -> Option<CellId> {
+    fn find_identity(&self, tables: &NodeTables, identity: &FileIdentity) -> Option<CellId> {
         let hash = self.key.hash_one(identity);
         tables.by_identity.find(hash, |cell| self.identity(*cell) == *identity).copied()
     }
 
-    fn add_id(&self, tables: &mut Tables, cell: CellId, id: NodeId) {
+    fn add_id(&self, tables: &mut NodeTables, cell: CellId, id: NodeId) {
         tables.by_id.insert_unique(self.key.hash_one(id), cell, |cell| self.hash_of_id(*cell));
     }
 
-    fn add_identity(&self, tables: &mut Tables, cell: CellId, identity: &Identity) {
+    fn add_identity(&self, tables: &mut NodeTables, cell: CellId, identity: &FileIdentity) {
         let hash = self.key.hash_one(identity);
         tables.by_identity.insert_unique(hash, cell, |cell| self.hash_of_identity(*cell));
     }
@@ -313,7 +313,7 @@ impl SharedNodes {
     }
 
     /// The node of a cell; none if its mount is gone.
-    fn node(self: &Arc<Self>, tables: &mut Tables, cell: CellId) -> Option<Arc<Node>> {
+    fn node(self: &Arc<Self>, tables: &mut NodeTables, cell: CellId) -> Option<Arc<Node>> {
         if let Some(node) = tables.in_use.get(&cell).and_then(Weak::upgrade) {
             return Some(node);
         }
@@ -324,7 +324,7 @@ impl SharedNodes {
         Some(node)
     }
 
-    fn insert(&self, tables: &mut Tables, found: &NewNode) -> Result<CellId, Errno> {
+    fn insert(&self, tables: &mut NodeTables, found: &NewNode) -> Result<CellId, Errno> {
         let NewNode { identity, mount, kind, charge } = found;
         let next = &self.region.header().counters.next_node;
         let id = NodeId(next.load(Acquire));
@@ -346,8 +346,8 @@ impl SharedNodes {
         Ok(cell)
     }
 
-    /// A node that may be forgotten is to be known again.
-    fn remember(&self, tables: &mut Tables, cell: CellId, mount: &Arc<SourceMount>) -> CellId {
+    /// Looks a node up again that podfs may have forgotten.
+    fn remember(&self, tables: &mut NodeTables, cell: CellId, mount: &Arc<SourceMount>) -> CellId {
         if tables.forgotten.pop(&cell).is_some() {
             // Nothing has the file open, so no process has a mapping of it.
             self.cell(cell).form.fetch_and(!MAPPABLE, AcqRel);
@@ -357,16 +357,16 @@ impl SharedNodes {
     }
 
     /// The kernel knows a node no longer, and nothing uses it.
-    fn retire(&self, tables: &mut Tables, cell: CellId) -> Removed {
+    fn retire(&self, tables: &mut NodeTables, cell: CellId) -> RemovedEntries {
         let record = self.cell(cell);
-        let has_handle = matches!(self.identity(cell), Identity::Handle { .. });
+        let has_handle = matches!(self.identity(cell), FileIdentity::Handle { .. });
         // Such a node is not kept for a later lookup: it has no handle, or its file was kept open or has no name any more.
         if !has_handle || record.held.load(Relaxed) != 0 || record.nameless.load(Relaxed) != 0 {
             return self.remove(tables, cell);
         }
-        let mut removed = Removed::default();
+        let mut removed = RemovedEntries::default();
         if tables.forgotten.put(cell, ()).is_none() {
-            let mount = tables.discount_node(record.mount.load(Relaxed));
+            let mount = tables.uncount_node(record.mount.load(Relaxed));
             if tables.forgotten.len() > FORGOTTEN
                 && let Some((oldest, ())) = tables.forgotten.pop_lru()
             {
@@ -378,18 +378,18 @@ impl SharedNodes {
     }
 
     /// Takes a cell out of the tables.
-    fn remove(&self, tables: &mut Tables, cell: CellId) -> Removed {
+    fn remove(&self, tables: &mut NodeTables, cell: CellId) -> RemovedEntries {
         let is_counted = tables.forgotten.pop(&cell).is_none();
         let index = self.cell(cell).mount.load(Relaxed);
         let mut removed = self.remove_entries(tables, cell);
         if is_counted {
-            removed.mount = tables.discount_node(index);
+            removed.mount = tables.uncount_node(index);
         }
         removed
     }
 
     /// Takes a cell out of the tables by number and identity.
-    fn remove_entries(&self, tables: &mut Tables, cell: CellId) -> Removed {
+    fn remove_entries(&self, tables: &mut NodeTables, cell: CellId) -> RemovedEntries {
         let own = |other: &CellId| *other == cell;
         if let Ok(entry) = tables.by_id.find_entry(self.hash_of_id(cell), own) {
             entry.remove();
@@ -399,11 +399,11 @@ impl SharedNodes {
         }
         // The last user of the node frees its cell.
         let is_used = tables.in_use.contains_key(&cell);
-        Removed { cell: (!is_used).then_some(cell), mount: None, has_shrunk: self.shrink(tables) }
+        RemovedEntries { cell: (!is_used).then_some(cell), mount: None, has_shrunk: self.shrink(tables) }
     }
 
     /// Gives up room once most of it is empty; returns whether it did.
-    fn shrink(&self, tables: &mut Tables) -> bool {
+    fn shrink(&self, tables: &mut NodeTables) -> bool {
         let left = tables.by_id.len();
         let shrinks = tables.by_id.capacity() > SMALL && left < tables.by_id.capacity() / 8;
         if shrinks {
@@ -415,7 +415,7 @@ impl SharedNodes {
     }
 
     /// Frees a removed cell and mount. The caller does not hold the lock on the tables.
-    fn give_back(&self, removed: Removed) {
+    fn give_back(&self, removed: RemovedEntries) {
         if let Some(cell) = removed.cell {
             self.region.cells().free(cell);
         }
@@ -430,7 +430,7 @@ impl SharedNodes {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Tables> {
+    fn lock(&self) -> MutexGuard<'_, NodeTables> {
         self.tables.lock().expect("a thread that panics ends the process")
     }
 }
@@ -447,14 +447,14 @@ impl std::fmt::Debug for SharedNodes {
     }
 }
 
-impl Tables {
+impl NodeTables {
     /// The kernel knows one more node on a mount.
     fn count_node(&mut self, mount: &Arc<SourceMount>) {
         self.mounts.entry(mount.index()).or_insert_with(|| (Arc::clone(mount), 0)).1 += 1;
     }
 
     /// The kernel knows one node less on a mount, which is returned if it was the last one.
-    fn discount_node(&mut self, index: u64) -> Option<Arc<SourceMount>> {
+    fn uncount_node(&mut self, index: u64) -> Option<Arc<SourceMount>> {
         let (_, nodes) = self.mounts.get_mut(&index)?;
         *nodes -= 1;
         if *nodes > 0 { None } else { self.mounts.remove(&index).map(|(mount, _)| mount) }
@@ -463,7 +463,7 @@ impl Tables {
 
 /// Removed entries, to be dropped when the tables are not locked.
 #[derive(Default)]
-struct Removed {
+struct RemovedEntries {
     /// A cell that nothing refers to.
     cell: Option<CellId>,
     /// A mount on which the kernel knows no node any more.

@@ -16,10 +16,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::hashing::Key;
+use super::hashing::HashKey;
 use super::listing::SourceListing;
 use super::node::Node;
-use super::share::Taken;
+use super::share::SharePlace;
 use super::state::{APPENDS, DIRECTORY, OpenCell, WITH_ATTRIBUTES, no_memory, opened_with, recordable, with_flags};
 use crate::region::Region;
 use crate::region::cells::OwnedCell;
@@ -43,7 +43,7 @@ pub struct OpenFile {
     pub append: bool,
     /// Locks that were taken through it are gone, and others may have locked the same.
     locks_lost: AtomicBool,
-    _taken: Taken,
+    _taken: SharePlace,
 }
 
 /// An open directory of a caller.
@@ -56,16 +56,16 @@ pub struct OpenDirectory {
     listing: Mutex<Option<SourceListing>>,
     /// Its entries come with their attributes.
     pub with_attributes: bool,
-    _taken: Taken,
+    _taken: SharePlace,
 }
 
 impl OpenFile {
-    /// An open file that a dead server left; `file` is none if it is to be reopened.
-    pub fn inherit(record: OwnedCell<OpenCell>, node: Arc<Node>, file: Option<OwnedFd>, taken: Taken) -> Self {
+    /// An open file that a dead server left; `file` is `None` if it must be reopened.
+    pub fn inherit(record: OwnedCell<OpenCell>, node: Arc<Node>, file: Option<OwnedFd>, taken: SharePlace) -> Self {
         Self::new(record, node, file.map(|file| OnceLock::from(Arc::new(file))).unwrap_or_default(), taken)
     }
 
-    fn new(record: OwnedCell<OpenCell>, node: Arc<Node>, file: OnceLock<Arc<OwnedFd>>, taken: Taken) -> Self {
+    fn new(record: OwnedCell<OpenCell>, node: Arc<Node>, file: OnceLock<Arc<OwnedFd>>, taken: SharePlace) -> Self {
         let (handle, flags) = (HandleId(record.handle.load(Relaxed)), record.flags.load(Relaxed));
         let (append, locks_lost) = (flags & APPENDS != 0, AtomicBool::new(false));
         Self { record, handle, node, file, append, locks_lost, _taken: taken }
@@ -107,8 +107,13 @@ impl OpenFile {
 }
 
 impl OpenDirectory {
-    /// An open directory that a dead server left; `directory` is none if it is to be reopened.
-    pub fn inherit(record: OwnedCell<OpenCell>, node: Arc<Node>, directory: Option<OwnedFd>, taken: Taken) -> Self {
+    /// An open directory that a dead server left; `directory` is `None` if it must be reopened.
+    pub fn inherit(
+        record: OwnedCell<OpenCell>,
+        node: Arc<Node>,
+        directory: Option<OwnedFd>,
+        taken: SharePlace,
+    ) -> Self {
         let with_attributes = record.flags.load(Relaxed) & WITH_ATTRIBUTES != 0;
         let listing = Mutex::new(directory.map(SourceListing::resume));
         Self { record, node, listing, with_attributes, _taken: taken }
@@ -142,8 +147,8 @@ pub struct OpenFiles {
 
 #[derive(Default)]
 struct OpenTable {
-    files: HashMap<HandleId, Arc<OpenFile>, Key>,
-    directories: HashMap<HandleId, Arc<OpenDirectory>, Key>,
+    files: HashMap<HandleId, Arc<OpenFile>, HashKey>,
+    directories: HashMap<HandleId, Arc<OpenDirectory>, HashKey>,
 }
 
 impl OpenFiles {
@@ -156,8 +161,8 @@ impl OpenFiles {
     /// the kernel may not have got the answer.
     pub fn inherit(
         region: Arc<Region>,
-        files: HashMap<HandleId, Arc<OpenFile>, Key>,
-        directories: HashMap<HandleId, Arc<OpenDirectory>, Key>,
+        files: HashMap<HandleId, Arc<OpenFile>, HashKey>,
+        directories: HashMap<HandleId, Arc<OpenDirectory>, HashKey>,
         unanswered: HashMap<u64, HandleId>,
     ) -> Self {
         Self { region, table: Mutex::new(OpenTable { files, directories }), unanswered }
@@ -173,7 +178,7 @@ impl OpenFiles {
         node: Arc<Node>,
         file: OwnedFd,
         flags: OFlags,
-        taken: Taken,
+        taken: SharePlace,
     ) -> Result<Arc<OpenFile>, Errno> {
         let file = recordable(file);
         let mut table = self.lock();
@@ -194,7 +199,7 @@ impl OpenFiles {
         node: Arc<Node>,
         listing: SourceListing,
         with_attributes: bool,
-        taken: Taken,
+        taken: SharePlace,
     ) -> Result<HandleId, Errno> {
         let mut table = self.lock();
         let flags = DIRECTORY | if with_attributes { WITH_ATTRIBUTES } else { 0 };
@@ -246,12 +251,12 @@ impl OpenFiles {
         self.lock().directories.get(&handle).cloned().ok_or(Errno::BADF)
     }
 
-    /// The open files that are to be reopened.
+    /// The open files that must be reopened.
     pub fn to_be_reopened(&self) -> Vec<Arc<OpenFile>> {
         self.lock().files.values().filter(|open| open.is_to_be_reopened()).cloned().collect()
     }
 
-    /// Whether callers have so many directories open that not all of them may keep entries read ahead.
+    /// Whether callers have too many directories open for all of them to keep entries read ahead.
     pub fn has_many_directories(&self) -> bool {
         self.lock().directories.len() > READ_AHEAD
     }

@@ -25,7 +25,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use rustix::io::Errno;
 
 use super::handle::last_errno;
-use super::locks::Locks;
+use super::locks::NodeLocks;
 use super::node::Node;
 use super::open_files::OpenFile;
 use super::state::{GOING, NodeCell};
@@ -40,7 +40,7 @@ pub struct OpenNode {
     /// Its backing file, if its data goes through the kernel.
     pub backing: Option<BackingId>,
     /// The locks taken through its open files.
-    pub locks: Locks,
+    pub locks: NodeLocks,
 }
 
 impl OpenNode {

@@ -8,7 +8,7 @@ use crate::label::VolumeLabel;
 /// The time for which the kernel may cache names and attributes. If the kernel reads and writes the source by itself, it always
 /// gets the content of files from the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Cache {
+pub enum CacheMode {
     /// Not at all: each lookup is a request.
     None,
     /// For one second: callers see a change of the source after at most one second.
@@ -24,7 +24,7 @@ pub struct PassthroughOptions {
     /// The volume's name, for log lines.
     pub name: VolumeLabel,
     /// The time for which the kernel caches names and attributes.
-    pub cache: Cache,
+    pub cache: CacheMode,
     /// The source is read and written only through this mount.
     pub exclusive: bool,
     /// Most bytes that files may take on the source, those that are there included. A write beyond it is `ENOSPC`.
@@ -47,8 +47,8 @@ pub struct PassthroughOptions {
 impl PassthroughOptions {
     /// Whether only callers of this mount read, write or lock the source. Then the kernel may remember that a name does not
     /// exist, and keeps locks by itself.
-    pub fn kernel_is_alone(&self) -> bool {
-        self.exclusive && self.cache == Cache::Always
+    pub fn has_exclusive_source(&self) -> bool {
+        self.exclusive && self.cache == CacheMode::Always
     }
 }
 

@@ -13,7 +13,7 @@ use crate::session::abi::Kstatfs;
 
 /// The figures that `df(1)` shows for a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct SpaceUsage {
     /// Bytes that there are, taken and not.
     pub capacity: u64,
     /// Bytes that are not taken.
@@ -26,27 +26,27 @@ pub struct Room {
     pub inodes_free: u64,
 }
 
-impl Room {
+impl SpaceUsage {
     /// Looks at a directory or file of the host, without any limit. Blocks for as long as its file system does.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn at(file: impl AsFd) -> io::Result<Room> {
+    pub fn at(file: impl AsFd) -> io::Result<SpaceUsage> {
         Ok(Self::from(whole(file.as_fd())?))
     }
 
     /// The same for a volume whose source this is, with its limit in bytes.
-    pub(crate) fn of(source: impl AsFd, limit: Option<u64>, region: &Arc<Region>) -> io::Result<Room> {
+    pub(crate) fn of(source: impl AsFd, limit: Option<u64>, region: &Arc<Region>) -> io::Result<SpaceUsage> {
         let whole = whole(source.as_fd())?;
         let usage = limit.map(|limit| QuotaUsage::inherit(limit, Arc::clone(region)));
         Ok(Self::from(usage.map_or(whole, |usage| usage.narrow(whole))))
     }
 }
 
-impl From<Kstatfs> for Room {
-    fn from(found: Kstatfs) -> Room {
+impl From<Kstatfs> for SpaceUsage {
+    fn from(found: Kstatfs) -> SpaceUsage {
         let bytes = |blocks: u64| blocks.saturating_mul(u64::from(found.frsize));
-        Room {
+        SpaceUsage {
             capacity: bytes(found.blocks),
             free: bytes(found.bfree),
             available: bytes(found.bavail),

@@ -33,7 +33,7 @@ pub struct Share {
 
 /// A descriptor's place in a share, which is free again when this is dropped.
 #[derive(Debug)]
-pub struct Taken(Arc<AtomicUsize>);
+pub struct SharePlace(Arc<AtomicUsize>);
 
 impl Share {
     /// The share of a new volume, which makes the shares of the others smaller.
@@ -48,20 +48,20 @@ impl Share {
         }
     }
 
-    /// Takes a place even if the share is used up, for a descriptor of a dead server: it stays open, whatever the share is now.
-    pub fn take_anyway(&self) -> Taken {
+    /// Takes a place even if the share is used up, for a descriptor of a dead server, which stays open.
+    pub fn take_anyway(&self) -> SharePlace {
         self.taken.fetch_add(1, Ordering::Relaxed);
-        Taken(Arc::clone(&self.taken))
+        SharePlace(Arc::clone(&self.taken))
     }
 
     /// A place for one more descriptor.
     ///
     /// # Errors
     /// `ENFILE` when there is none.
-    pub fn take(&self) -> Result<Taken, Errno> {
+    pub fn take(&self) -> Result<SharePlace, Errno> {
         let most = part(self.limit, VOLUMES.load(Ordering::Relaxed));
         let taken = self.taken.fetch_add(1, Ordering::Relaxed);
-        let place = Taken(Arc::clone(&self.taken));
+        let place = SharePlace(Arc::clone(&self.taken));
         if taken < most {
             return Ok(place);
         }
@@ -83,13 +83,13 @@ impl Drop for Share {
     }
 }
 
-impl Drop for Taken {
+impl Drop for SharePlace {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// The share of each of so many volumes.
+/// The share of each volume, if there are this many.
 fn part(limit: usize, volumes: usize) -> usize {
     (limit / volumes.max(1)).saturating_sub(SET_ASIDE).max(LEAST)
 }

@@ -20,7 +20,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, openat, statx};
 
 use super::descriptor::reopen;
 use super::handle::FileHandle;
-use super::hashing::Key;
+use super::hashing::HashKey;
 use super::listing::SourceListing;
 use super::state::{MountCell, recordable};
 use crate::mount::table::{MountTableEntry, Restrictions};
@@ -63,7 +63,7 @@ pub enum MountRoute {
 
 impl MountRoute {
     /// The way that is recorded to the mount of `cell`.
-    pub fn recorded(cell: &MountCell, known: &HashMap<u64, Arc<SourceMount>, Key>) -> MountRoute {
+    pub fn recorded(cell: &MountCell, known: &HashMap<u64, Arc<SourceMount>, HashKey>) -> MountRoute {
         let parent = known.get(&cell.parent.load(Relaxed)).cloned();
         let length = Some(cell.length.load(Relaxed)).filter(|length| *length > 0);
         let directory = length.and_then(|length| FileHandle::read(length, &cell.handle_kind, &cell.handle));

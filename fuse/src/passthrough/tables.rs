@@ -9,7 +9,7 @@ use rustix::fs::FileType;
 
 use super::attributes::{attributes_of, bytes_taken, kind};
 use super::data_path::DataPath;
-use super::mounts::Mounts;
+use super::mounts::SourceMounts;
 use super::nodes::{NewNode, Nodes};
 use super::open_files::OpenFiles;
 use super::options::PassthroughOptions;
@@ -22,11 +22,11 @@ use crate::session::Session;
 use crate::session::abi::Kstatfs;
 
 /// The state of a file system.
-pub struct Tables {
+pub struct FilesystemTables {
     /// The way on which the bytes of files travel.
     pub data_path: DataPath,
     /// Mounts.
-    pub mounts: Mounts,
+    pub mounts: SourceMounts,
     /// Nodes.
     pub nodes: Nodes,
     /// Open files and directories.
@@ -39,7 +39,7 @@ pub struct Tables {
     pub status: Kstatfs,
 }
 
-impl Tables {
+impl FilesystemTables {
     /// The root of `source` and nothing else. `table` has the mounts that it is among.
     ///
     /// # Errors
@@ -50,8 +50,8 @@ impl Tables {
         session: &Session,
         options: &PassthroughOptions,
         region: &Arc<Region>,
-    ) -> io::Result<Tables> {
-        let mounts = Mounts::new(Arc::clone(region), table, std::iter::empty());
+    ) -> io::Result<FilesystemTables> {
+        let mounts = SourceMounts::new(Arc::clone(region), table, std::iter::empty());
         let found = attributes_of(source.as_fd())?;
         let (identity, mount) = mounts.identify(source.as_fd(), None)?;
         let measure = |limit| QuotaUsage::measure(source.as_fd(), limit, Arc::clone(region));
@@ -69,6 +69,14 @@ impl Tables {
         let share = Share::new(options.name.as_str());
         let nodes = Nodes::new(Arc::clone(region), found, source, &share)?;
         region.header().counters.data_path.store(data_path.to_word(), Release);
-        Ok(Tables { data_path, mounts, nodes, files: OpenFiles::new(Arc::clone(region)), usage, share, status })
+        Ok(FilesystemTables {
+            data_path,
+            mounts,
+            nodes,
+            files: OpenFiles::new(Arc::clone(region)),
+            usage,
+            share,
+            status,
+        })
     }
 }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
 use super::data_path::DataPath;
-use super::inherit::{InheritedTables, Losses, TakeoverError};
+use super::inherit::{InheritedTables, LostObjects, TakeoverError};
 use super::open_node::{BackingId, give_back_unowned};
 use super::options::PassthroughOptions;
 use super::{locks, state};
@@ -29,7 +29,7 @@ use crate::session::ring_memory::RingMemory;
 use crate::trace::Trace;
 
 /// A volume that is about to be taken over.
-pub struct Loaded {
+pub struct LoadedVolume {
     region: Arc<Region>,
     rings: Option<Arc<RingMemory>>,
     inheritance: InheritedTables,
@@ -52,18 +52,18 @@ pub fn load(
     table: Arc<MountTable>,
     options: PassthroughOptions,
     trace: Arc<Trace>,
-) -> Result<Loaded, TakeoverError> {
+) -> Result<LoadedVolume, TakeoverError> {
     if region.kind() != VolumeKind::Passthrough {
         return Err(TakeoverError::OtherKind);
     }
     let asked_again = rings.iter().flat_map(|rings| rings.unanswered()).collect();
     let inheritance = InheritedTables::read(&region, asked_again, source, table, &options)?;
-    Ok(Loaded { region, rings, inheritance, options, trace, resend: true })
+    Ok(LoadedVolume { region, rings, inheritance, options, trace, resend: true })
 }
 
-impl Loaded {
+impl LoadedVolume {
     /// The files and locks that the successor could not recover.
-    pub fn losses(&self) -> Losses {
+    pub fn losses(&self) -> LostObjects {
         self.inheritance.losses
     }
 
@@ -75,7 +75,7 @@ impl Loaded {
     /// Serves on `device`, whose file system is in `mount`. The predecessor and all its threads are dead.
     ///
     /// # Errors
-    /// When the device is none, or no thread can be started.
+    /// When the descriptor is not a FUSE device, or no thread can be started.
     pub fn start(self, device: OwnedFd, mount: Option<BorrowedFd<'_>>) -> io::Result<DataPath> {
         let Self { region, rings, inheritance, options, trace, resend } = self;
         let InheritedTables { tables, root, lost, unused, losses } = inheritance;
@@ -95,8 +95,8 @@ impl Loaded {
                 backing.close_for(&device, node);
             }
         }
-        if losses != Losses::default() {
-            let Losses { files, locks, nodes } = losses;
+        if losses != LostObjects::default() {
+            let LostObjects { files, locks, nodes } = losses;
             tracing::warn!(
                 volume = options.name.as_str(),
                 "volume {:?}: the server's successor lacks {nodes} nodes of file systems without file handles, {files} open \

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use lru::LruCache;
 
-use super::hashing::Key;
+use super::hashing::HashKey;
 use super::listing::SourceListing;
 use crate::session::NodeId;
 
@@ -24,11 +24,11 @@ pub struct UnopenedListing {
 }
 
 /// The last listings, at most one of each directory.
-pub struct UnopenedListings(Mutex<LruCache<NodeId, UnopenedListing, Key>>);
+pub struct UnopenedListings(Mutex<LruCache<NodeId, UnopenedListing, HashKey>>);
 
 impl Default for UnopenedListings {
     fn default() -> Self {
-        Self(Mutex::new(LruCache::with_hasher(MOST, Key::default())))
+        Self(Mutex::new(LruCache::with_hasher(MOST, HashKey::default())))
     }
 }
 
@@ -44,7 +44,7 @@ impl UnopenedListings {
         self.lock().pop(&directory)
     }
 
-    fn lock(&self) -> MutexGuard<'_, LruCache<NodeId, UnopenedListing, Key>> {
+    fn lock(&self) -> MutexGuard<'_, LruCache<NodeId, UnopenedListing, HashKey>> {
         self.0.lock().expect("a thread that panics ends the process")
     }
 }

@@ -33,14 +33,14 @@ use super::extents;
 use super::listing::SourceListing;
 use super::node::Node;
 use crate::region::Region;
-use crate::region::header::Counters;
+use crate::region::header::PassthroughCounters;
 use crate::session::NodeId;
 use crate::session::abi::Kstatfs;
 
 /// The unit by which files grow.
 const BLOCK: u64 = 4096;
 
-/// The limit and what is taken of it, in bytes.
+/// The limit and the usage, in bytes.
 pub struct QuotaUsage {
     /// The limit that the volume was mounted with. The supervisor may have set another one in the region.
     first_limit: u64,
@@ -54,9 +54,9 @@ pub struct QuotaUsage {
 
 /// The sole right to change what is taken: held from looking for room until it is taken, and from looking at a file
 /// until it is charged with what it takes.
-pub struct Account<'a> {
+pub struct QuotaLock<'a> {
     usage: &'a QuotaUsage,
-    counters: &'a Counters,
+    counters: &'a PassthroughCounters,
     _right: MutexGuard<'a, ()>,
 }
 
@@ -90,9 +90,9 @@ impl QuotaUsage {
     }
 
     /// Keeps other threads from the account until it is dropped.
-    pub fn lock(&self) -> Account<'_> {
+    pub fn lock(&self) -> QuotaLock<'_> {
         let right = self.right.lock().expect("a thread that panics ends the process");
-        Account { usage: self, counters: &self.region.header().counters, _right: right }
+        QuotaLock { usage: self, counters: &self.region.header().counters, _right: right }
     }
 
     /// A name was removed somewhere.
@@ -113,7 +113,7 @@ impl QuotaUsage {
     }
 }
 
-impl Account<'_> {
+impl QuotaLock<'_> {
     /// Returns how many of the `length` bytes at `offset` of `file` fit into the volume.
     ///
     /// # Errors
@@ -184,7 +184,7 @@ impl Account<'_> {
         true
     }
 
-    /// Charges `node`, open as `file`, with what it takes now.
+    /// Charges `node`, open as `file`, with its present size.
     pub fn settle(&mut self, node: &Node, file: BorrowedFd<'_>) {
         // Without the file's attributes the charge stays as it was.
         if let Ok(found) = attributes_of(file) {

@@ -13,12 +13,14 @@ use std::time::{Duration, SystemTime};
 
 use nix::errno::Errno;
 
-use super::tree::{Attributes, Listed, NodeKind, Tree};
+use super::tree::{NodeAttributes, NodeKind, ProjectionTree, TreeEntry};
 use super::undo::Undo;
 use crate::audit::Audit;
 use crate::region::Region;
 use crate::session::abi::{Attr, AttrOut, EntryOut, Kstatfs, OpenOut, ReadIn, SetattrIn, fattr, fopen, init};
-use crate::session::{Answer, Caller, Exchange, ListedEntry, NodeId, Operation, Request, Service, WantedFeatures};
+use crate::session::{
+    Answer, Caller, Exchange, Filesystem, FuseOperation, NodeId, ReaddirEntry, Request, WantedFeatures,
+};
 use crate::trace::Trace;
 
 /// How long the kernel may cache answers, in seconds: ten years.
@@ -29,16 +31,16 @@ const BLOCK: u64 = 4096;
 
 /// A tree that the session thread reads, and to which the control thread announces steps.
 #[derive(Clone)]
-pub struct SharedTree(Arc<Mutex<Tree>>);
+pub struct SharedTree(Arc<Mutex<ProjectionTree>>);
 
 impl SharedTree {
     /// Shares `tree`.
-    pub fn new(tree: Tree) -> Self {
+    pub fn new(tree: ProjectionTree) -> Self {
         Self(Arc::new(Mutex::new(tree)))
     }
 
     /// Locks the tree. The session answers no request meanwhile, so unlock it soon.
-    pub fn lock(&self) -> MutexGuard<'_, Tree> {
+    pub fn lock(&self) -> MutexGuard<'_, ProjectionTree> {
         self.0.lock().expect("a thread that panics ends the process")
     }
 }
@@ -92,53 +94,57 @@ impl ProjectionFilesystem {
 
     fn dispatch(&self, request: &Request<'_>, node: NodeId, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
         match request.operation {
-            Operation::Lookup { name } => self.look_up(node, name, exchange).map(entry),
-            Operation::Forget { lookups } => {
+            FuseOperation::Lookup { name } => self.look_up(node, name, exchange).map(entry),
+            FuseOperation::Forget { lookups } => {
                 self.tree.lock().forget(node, lookups);
                 Ok(Answer::Silence)
             }
-            Operation::GetAttr { .. } => self.tree.lock().attributes(node).map(told),
-            Operation::ReadLink => {
+            FuseOperation::GetAttr { .. } => self.tree.lock().attributes(node).map(told),
+            FuseOperation::ReadLink => {
                 exchange.buffer.extend_from_slice(self.tree.lock().read_link(node)?.as_bytes());
                 Ok(Answer::Buffer)
             }
-            Operation::Open { .. } => self.open(node, request.caller, exchange),
-            Operation::Release(_) => Ok(Answer::Done),
-            Operation::Read(arguments) => self.read(node, arguments, exchange),
-            Operation::ReadDir(arguments) => self.list(node, arguments, exchange.buffer),
-            Operation::StatFs => Ok(self.status()),
+            FuseOperation::Open { .. } => self.open(node, request.caller, exchange),
+            FuseOperation::Release(_) => Ok(Answer::Done),
+            FuseOperation::Read(arguments) => self.read(node, arguments, exchange),
+            FuseOperation::ReadDir(arguments) => self.list(node, arguments, exchange.buffer),
+            FuseOperation::StatFs => Ok(self.status()),
 
             // The steps of a commit.
-            Operation::MkDir { name, .. } => self.change(|tree| tree.make_directory(node, name)).map(entry),
-            Operation::SetAttr(arguments) => self.set_mode(node, arguments).map(told),
-            Operation::Symlink { name, target } => self.change(|tree| tree.make_link(node, name, target)).map(entry),
-            Operation::Rename { name, new_parent, new_name, flags: 0 } => {
+            FuseOperation::MkDir { name, .. } => self.change(|tree| tree.make_directory(node, name)).map(entry),
+            FuseOperation::SetAttr(arguments) => self.set_mode(node, arguments).map(told),
+            FuseOperation::Symlink { name, target } => {
+                self.change(|tree| tree.make_link(node, name, target)).map(entry)
+            }
+            FuseOperation::Rename { name, new_parent, new_name, flags: 0 } => {
                 self.change(|tree| tree.rename(node, name, new_parent, new_name)).map(|()| Answer::Done)
             }
-            Operation::Unlink { name } => self.change(|tree| tree.unlink(node, name)).map(|()| Answer::Done),
-            Operation::RmDir { name } => self.change(|tree| tree.remove_directory(node, name)).map(|()| Answer::Done),
+            FuseOperation::Unlink { name } => self.change(|tree| tree.unlink(node, name)).map(|()| Answer::Done),
+            FuseOperation::RmDir { name } => {
+                self.change(|tree| tree.remove_directory(node, name)).map(|()| Answer::Done)
+            }
 
             // Changes that are never steps.
-            Operation::Write { .. } => {
+            FuseOperation::Write { .. } => {
                 self.undo.file(node);
                 Err(Errno::EROFS)
             }
-            Operation::Rename { .. }
-            | Operation::MkNod { .. }
-            | Operation::Create { .. }
-            | Operation::TmpFile { .. }
-            | Operation::Link { .. }
-            | Operation::FAllocate(_) => Err(Errno::EROFS),
+            FuseOperation::Rename { .. }
+            | FuseOperation::MkNod { .. }
+            | FuseOperation::Create { .. }
+            | FuseOperation::TmpFile { .. }
+            | FuseOperation::Link { .. }
+            | FuseOperation::FAllocate(_) => Err(Errno::EROFS),
 
             // Each isatty(3) sends this request, because the kernel caches no answer.
-            Operation::IoCtl => Err(Errno::ENOTTY),
+            FuseOperation::IoCtl => Err(Errno::ENOTTY),
             // The kernel caches this answer for the whole connection, and does not send the request again.
             _ => Err(Errno::ENOSYS),
         }
     }
 
     /// Looks up a name. An earlier server may have counted the lookup without an answer; then this does not count it again.
-    fn look_up(&self, node: NodeId, name: &OsStr, exchange: &Exchange<'_>) -> Result<Attributes, Errno> {
+    fn look_up(&self, node: NodeId, name: &OsStr, exchange: &Exchange<'_>) -> Result<NodeAttributes, Errno> {
         let mut tree = self.tree.lock();
         match exchange.earlier() {
             Some(_) => tree.look(node, name),
@@ -162,7 +168,7 @@ impl ProjectionFilesystem {
     }
 
     /// Applies a step, and records it in the region before the answer.
-    fn change<T>(&self, change: impl FnOnce(&mut Tree) -> Result<T, Errno>) -> Result<T, Errno> {
+    fn change<T>(&self, change: impl FnOnce(&mut ProjectionTree) -> Result<T, Errno>) -> Result<T, Errno> {
         let mut tree = self.tree.lock();
         let changed = change(&mut tree)?;
         while self.region.applied() < tree.applied() {
@@ -187,7 +193,7 @@ impl ProjectionFilesystem {
         file_system(usage.bytes, usage.nodes)
     }
 
-    fn set_mode(&self, node: NodeId, arguments: &SetattrIn) -> Result<Attributes, Errno> {
+    fn set_mode(&self, node: NodeId, arguments: &SetattrIn) -> Result<NodeAttributes, Errno> {
         let changes = arguments.valid & (fattr::MODE | fattr::UID | fattr::GID | fattr::SIZE);
         if changes != fattr::MODE {
             return Err(Errno::EROFS);
@@ -196,18 +202,18 @@ impl ProjectionFilesystem {
     }
 }
 
-impl Service for ProjectionFilesystem {
+impl Filesystem for ProjectionFilesystem {
     fn answer(&self, request: &Request<'_>, exchange: &mut Exchange<'_>) -> Result<Answer, rustix::io::Errno> {
         let served = match request.operation {
-            Operation::BatchForget { nodes } => nodes.iter().try_fold(Answer::Silence, |_, one| {
-                let operation = Operation::Forget { lookups: one.nlookup };
+            FuseOperation::BatchForget { nodes } => nodes.iter().try_fold(Answer::Silence, |_, one| {
+                let operation = FuseOperation::Forget { lookups: one.nlookup };
                 self.serve(&Request { operation, ..*request }, one.nodeid, exchange)
             }),
             _ => self.serve(request, request.node, exchange),
         };
         match (&request.operation, served) {
             // Node id 0: the name is absent, and the kernel may remember that.
-            (Operation::Lookup { .. }, Err(Errno::ENOENT)) => {
+            (FuseOperation::Lookup { .. }, Err(Errno::ENOENT)) => {
                 Ok(Answer::Entry(EntryOut { entry_valid: FOREVER, ..Default::default() }))
             }
             (_, served) => served.map_err(|errno| rustix::io::Errno::from_raw_os_error(errno as i32)),
@@ -216,7 +222,7 @@ impl Service for ProjectionFilesystem {
 
     fn begin_thread(&self) {}
 
-    fn may_wait(&self, _: &Operation<'_>) -> bool {
+    fn may_wait(&self, _: &FuseOperation<'_>) -> bool {
         false
     }
 
@@ -229,7 +235,7 @@ impl Service for ProjectionFilesystem {
     fn interrupt(&self, _: u64) {}
 }
 
-fn trace_path(tree: &Tree, node: NodeId, name: Option<&OsStr>) -> String {
+fn trace_path(tree: &ProjectionTree, node: NodeId, name: Option<&OsStr>) -> String {
     let path = tree.path(node);
     match name {
         Some(name) => format!("{}/{}", path.trim_end_matches('/'), name.to_string_lossy()),
@@ -245,8 +251,12 @@ pub(crate) fn asked<'a>(bytes: &'a [u8], arguments: &ReadIn) -> &'a [u8] {
 }
 
 /// Adds an entry to a listing. Returns whether it had room.
-pub(crate) fn push_if_it_fits(buffer: &mut Vec<u8>, arguments: &ReadIn, (node, next, kind, name): Listed<'_>) -> bool {
-    let listed = ListedEntry { ino: node.0, next, kind: directory_type(kind), name: OsStr::new(name) };
+pub(crate) fn push_if_it_fits(
+    buffer: &mut Vec<u8>,
+    arguments: &ReadIn,
+    (node, next, kind, name): TreeEntry<'_>,
+) -> bool {
+    let listed = ReaddirEntry { ino: node.0, next, kind: directory_type(kind), name: OsStr::new(name) };
     let fits = buffer.len() + listed.length() <= arguments.size as usize;
     if fits {
         listed.push(buffer);
@@ -266,17 +276,17 @@ pub(crate) fn file_system(bytes: u64, nodes: u64) -> Answer {
     })
 }
 
-pub(crate) fn entry(attributes: Attributes) -> Answer {
+pub(crate) fn entry(attributes: NodeAttributes) -> Answer {
     let nodeid = attributes.node;
     let attr = attr(&attributes);
     Answer::Entry(EntryOut { nodeid, entry_valid: FOREVER, attr_valid: FOREVER, attr, ..Default::default() })
 }
 
-pub(crate) fn told(attributes: Attributes) -> Answer {
+pub(crate) fn told(attributes: NodeAttributes) -> Answer {
     Answer::Attributes(AttrOut { attr_valid: FOREVER, attr: attr(&attributes), ..Default::default() })
 }
 
-fn attr(attributes: &Attributes) -> Attr {
+fn attr(attributes: &NodeAttributes) -> Attr {
     let (kind, blocks) = match attributes.kind {
         NodeKind::File => (libc::S_IFREG, attributes.size.div_ceil(BLOCK) * (BLOCK / 512)),
         NodeKind::Directory => (libc::S_IFDIR, 0),

@@ -63,7 +63,7 @@ pub enum ImageError {
     /// The same path twice.
     #[error("{0:?} is given twice")]
     Twice(String),
-    /// The index cannot count so many names or nodes.
+    /// Too many names or nodes for the index.
     #[error("the payload has too many files")]
     TooLarge,
 }
@@ -107,20 +107,20 @@ impl RawNode {
 }
 
 /// The layout of a payload without its copy, to compare it with an [`Image`] or to make one.
-pub struct Layout<'a> {
+pub struct ImageLayout<'a> {
     nodes: Vec<RawNode>,
     names: Vec<u8>,
     contents: Vec<&'a [u8]>,
     content_size: u64,
 }
 
-impl<'a> Layout<'a> {
+impl<'a> ImageLayout<'a> {
     /// Sorts `entries` into a tree.
     pub fn new(
         entries: impl IntoIterator<Item = FileEntry<'a>>,
         directories: DirectoryAttributes,
     ) -> Result<Self, ImageError> {
-        let mut root = Branch::default();
+        let mut root = NameTree::default();
         for entry in entries {
             root.insert(entry)?;
         }
@@ -130,7 +130,7 @@ impl<'a> Layout<'a> {
     }
 
     /// Adds nodes breadth first, so that the children of each directory are neighbours.
-    fn push_tree(&mut self, root: &Branch<'a>, directories: DirectoryAttributes) -> Result<(), ImageError> {
+    fn push_tree(&mut self, root: &NameTree<'a>, directories: DirectoryAttributes) -> Result<(), ImageError> {
         let directory = |parent| RawNode {
             name: 0,
             name_length: 0,
@@ -150,12 +150,12 @@ impl<'a> Layout<'a> {
             let parent = u32::try_from(index).map_err(|_| ImageError::TooLarge)?;
             for (name, twig) in &branch.0 {
                 let mut node = match twig {
-                    Twig::Branch(below) => {
+                    NameTreeEntry::Branch(below) => {
                         pending.push_back((self.nodes.len(), below));
                         self.nodes[index].subdirectories += 1;
                         directory(parent)
                     }
-                    Twig::Leaf(entry) => self.push_content(entry, parent),
+                    NameTreeEntry::Leaf(entry) => self.push_content(entry, parent),
                 };
                 node.name = u32::try_from(self.names.len()).map_err(|_| ImageError::TooLarge)?;
                 node.name_length = u16::try_from(name.len()).map_err(|_| ImageError::TooLarge)?;
@@ -223,14 +223,14 @@ impl<'a> Layout<'a> {
 
 /// A tree of names, sorted bytewise, while a layout is made.
 #[derive(Default)]
-struct Branch<'a>(BTreeMap<&'a str, Twig<'a>>);
+struct NameTree<'a>(BTreeMap<&'a str, NameTreeEntry<'a>>);
 
-enum Twig<'a> {
-    Branch(Branch<'a>),
+enum NameTreeEntry<'a> {
+    Branch(NameTree<'a>),
     Leaf(FileEntry<'a>),
 }
 
-impl<'a> Branch<'a> {
+impl<'a> NameTree<'a> {
     fn insert(&mut self, entry: FileEntry<'a>) -> Result<(), ImageError> {
         let mut branch = self;
         let mut rest = entry.path;
@@ -243,15 +243,15 @@ impl<'a> Branch<'a> {
                 return Err(ImageError::Path(entry.path.to_owned()));
             }
             let Some(below) = below else {
-                return match branch.0.insert(name, Twig::Leaf(entry)) {
+                return match branch.0.insert(name, NameTreeEntry::Leaf(entry)) {
                     None => Ok(()),
-                    Some(Twig::Leaf(_)) => Err(ImageError::Twice(entry.path.to_owned())),
-                    Some(Twig::Branch(_)) => Err(ImageError::FileAndDirectory(entry.path.to_owned())),
+                    Some(NameTreeEntry::Leaf(_)) => Err(ImageError::Twice(entry.path.to_owned())),
+                    Some(NameTreeEntry::Branch(_)) => Err(ImageError::FileAndDirectory(entry.path.to_owned())),
                 };
             };
-            match branch.0.entry(name).or_insert_with(|| Twig::Branch(Branch::default())) {
-                Twig::Branch(next) => branch = next,
-                Twig::Leaf(file) => return Err(ImageError::FileAndDirectory(file.path.to_owned())),
+            match branch.0.entry(name).or_insert_with(|| NameTreeEntry::Branch(NameTree::default())) {
+                NameTreeEntry::Branch(next) => branch = next,
+                NameTreeEntry::Leaf(file) => return Err(ImageError::FileAndDirectory(file.path.to_owned())),
             }
             rest = below;
         }

@@ -28,4 +28,4 @@ mod generation;
 mod memory;
 
 pub use generation::GenerationName;
-pub use image::{FileEntry, Image, ImageError, Layout};
+pub use image::{FileEntry, Image, ImageError, ImageLayout};

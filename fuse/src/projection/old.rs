@@ -22,7 +22,7 @@ const RETRY: DoublingPause = DoublingPause::new(Duration::from_secs(1), Duration
 
 /// An old generation.
 #[derive(Clone)]
-pub(crate) struct Old {
+pub(crate) struct OldGeneration {
     pub(crate) name: GenerationName,
     pub(crate) image: Arc<Image>,
     /// The time of its removal.
@@ -44,7 +44,7 @@ pub struct OldUsage {
 #[derive(Default)]
 pub(crate) struct OldGenerations {
     keep_for: Duration,
-    all: Vec<Old>,
+    all: Vec<OldGeneration>,
 }
 
 impl OldGenerations {
@@ -56,7 +56,7 @@ impl OldGenerations {
     }
 
     pub(crate) fn push(&mut self, name: GenerationName, image: Arc<Image>) {
-        self.all.push(Old { name, image, until: Instant::now() + self.keep_for, backoff: RETRY.backoff() });
+        self.all.push(OldGeneration { name, image, until: Instant::now() + self.keep_for, backoff: RETRY.backoff() });
     }
 
     pub(crate) fn contains(&self, name: &str) -> bool {
@@ -74,7 +74,7 @@ impl OldGenerations {
     }
 
     /// The generations to remove now: their time is over, or newer ones exceed the limits.
-    pub(crate) fn due(&self, now: Instant) -> Vec<Old> {
+    pub(crate) fn due(&self, now: Instant) -> Vec<OldGeneration> {
         let (mut room, mut bytes) = (MOST, MOST_BYTES);
         let newest_first = self.all.iter().rev().enumerate();
         let due = newest_first.filter(|(age, old)| {
@@ -109,14 +109,14 @@ impl OldGenerations {
 mod tests {
     use std::time::SystemTime;
 
-    use super::super::image::{DirectoryAttributes, FileEntry, Layout};
+    use super::super::image::{DirectoryAttributes, FileEntry, ImageLayout};
     use super::*;
 
     fn image(size: usize) -> Arc<Image> {
         let content = vec![b'x'; size];
         let entry = FileEntry { path: "a", content: &content, mode: 0o644, uid: 0, gid: 0 };
         let directories = DirectoryAttributes { mode: 0o755, gid: 0 };
-        Arc::new(Layout::new([entry], directories).expect("a tree").image().expect("an image"))
+        Arc::new(ImageLayout::new([entry], directories).expect("a tree").image().expect("an image"))
     }
 
     fn kept_for_an_hour(sizes: &[usize]) -> (OldGenerations, Vec<GenerationName>) {

@@ -200,13 +200,13 @@ fn remove_node(old: ShownGeneration<'_>, index: Index) -> ProjectionStep {
 mod tests {
     use std::time::SystemTime;
 
-    use super::super::image::{DirectoryAttributes, FileEntry, Layout};
+    use super::super::image::{DirectoryAttributes, FileEntry, ImageLayout};
     use super::*;
 
     fn image(paths: &[&str]) -> Image {
         let entries = paths.iter().map(|path| FileEntry { path, content: b"", mode: 0o644, uid: 0, gid: 0 });
         let directories = DirectoryAttributes { mode: 0o755, gid: 0 };
-        Layout::new(entries, directories).expect("a tree").image().expect("an image")
+        ImageLayout::new(entries, directories).expect("a tree").image().expect("an image")
     }
 
     fn words(steps: &[ProjectionStep], name: &GenerationName) -> Vec<String> {

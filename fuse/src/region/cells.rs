@@ -15,13 +15,13 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 use super::cell_id::{CELL, CellId, count};
-use super::free::Free;
+use super::free::FreeCells;
 use super::memory::Memory;
-use super::shared::{Shared, shared};
+use super::shared::{SharedMemory, shared};
 use super::{Region, header};
 
 /// The content of a cell. Its first field is the tag.
-pub(crate) trait CellContent: Shared + Sized {
+pub(crate) trait CellContent: SharedMemory + Sized {
     /// Distinguishes it from other contents; not 0.
     const TAG: u32;
     /// A content that does not fit is not compiled.
@@ -37,7 +37,7 @@ shared! {
 #[derive(Clone, Copy)]
 pub(crate) struct Cells<'a> {
     pub(super) memory: &'a Memory,
-    pub(super) free: &'a Free,
+    pub(super) free: &'a FreeCells,
 }
 
 impl<'a> Cells<'a> {

@@ -5,7 +5,7 @@
 //!    length. A few such pages keep their memory for the next cells.
 //! 3. A page has memory of its own again before one of its cells is filled, so a host without memory fails the call that needs
 //!    the cell, not the store.
-//! 4. A process that adopts a region learns which cells are in use ([`Free::keep_only`]) before it takes one, and gives nothing
+//! 4. A process that adopts a region learns which cells are in use ([`FreeCells::keep_only`]) before it takes one, and gives nothing
 //!    back until the region is its own.
 
 use std::io;
@@ -30,7 +30,7 @@ const SPARE: usize = 16;
 const WORD: usize = u64::BITS as usize;
 
 /// The free cells of a region.
-pub(super) struct Free {
+pub(super) struct FreeCells {
     table: Mutex<FreeTable>,
     /// Whether the region may be changed.
     ours: AtomicBool,
@@ -57,7 +57,7 @@ struct Page {
     has_memory: bool,
 }
 
-impl Free {
+impl FreeCells {
     /// The cells of a new region: all are free.
     pub(super) fn of_new() -> Self {
         Self { table: Mutex::new(FreeTable { is_known: true, ..FreeTable::default() }), ours: AtomicBool::new(true) }

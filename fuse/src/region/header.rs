@@ -35,7 +35,7 @@ shared! {
         /// Steps of commits that were applied, for a projection.
         applied: AtomicU64,
         /// Counters of a passthrough volume.
-        counters: Counters,
+        counters: PassthroughCounters,
         /// Counters of an audited projection.
         opens: Opens,
         /// Further counters of an NFS volume.
@@ -55,7 +55,7 @@ shared! {
         seed: AtomicU64,
     }
     /// A change of two numbers that belong together. A successor repeats an interrupted change.
-    pub(crate) struct Redo {
+    pub(crate) struct RedoRecord {
         /// The cell that is charged; 0 for no change. Written last.
         cell: AtomicU64,
         /// The space that it is charged with then.
@@ -64,7 +64,7 @@ shared! {
         used: AtomicU64,
     }
     /// Counters of a passthrough volume.
-    pub(crate) struct Counters {
+    pub(crate) struct PassthroughCounters {
         /// The data path of open files: kernel passthrough, or FUSE READ and WRITE.
         data_path: AtomicU32,
         /// The last backing id that was recorded. The kernel gives them in order.
@@ -78,7 +78,7 @@ shared! {
         /// Bytes taken of a limit.
         used: AtomicU64,
         /// The change of the account that is being made.
-        redo: Redo,
+        redo: RedoRecord,
     }
 }
 

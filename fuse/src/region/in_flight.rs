@@ -21,7 +21,7 @@ const REPLAYS: usize = 64;
 
 /// A request that a server began, and may have executed. Whether the kernel got the answer is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Begun {
+pub struct BegunRequest {
     /// Not later than what the execution leaves on a file system of this host as a time.
     pub at: Timespec,
     /// The service's note from before.
@@ -96,7 +96,7 @@ impl InFlightSlot {
     }
 
     /// Whether the request that the slot is about was begun.
-    pub(crate) fn begun(&self) -> Option<Begun> {
+    pub(crate) fn begun(&self) -> Option<BegunRequest> {
         self.begun.get()
     }
 
@@ -114,13 +114,13 @@ impl InFlightSlot {
     /// Marks that the request must not be executed twice from here on. `at` is the time at which it was begun first.
     pub(crate) fn begin(&self, at: Option<Timespec>, note: u64) {
         let at = at.unwrap_or_else(|| clock_gettime(ClockId::RealtimeCoarse));
-        self.begun.set(Some(Begun { at, note }));
+        self.begun.set(Some(BegunRequest { at, note }));
     }
 }
 
 impl BegunRecord {
-    fn get(&self) -> Option<Begun> {
-        (self.is.load(Acquire) == 1).then(|| Begun {
+    fn get(&self) -> Option<BegunRequest> {
+        (self.is.load(Acquire) == 1).then(|| BegunRequest {
             at: Timespec {
                 tv_sec: self.seconds.load(Relaxed).cast_signed(),
                 tv_nsec: i64::from(self.nanoseconds.load(Relaxed).min(999_999_999)),
@@ -129,9 +129,9 @@ impl BegunRecord {
         })
     }
 
-    fn set(&self, begun: Option<Begun>) {
+    fn set(&self, begun: Option<BegunRequest>) {
         self.is.store(0, Release);
-        if let Some(Begun { at, note }) = begun {
+        if let Some(BegunRequest { at, note }) = begun {
             self.seconds.store(at.tv_sec.cast_unsigned(), Release);
             self.nanoseconds.store(at.tv_nsec as u32, Release);
             self.note.store(note, Release);
@@ -164,7 +164,7 @@ impl InFlightSlots {
     }
 
     /// The record for the replay of the request `unique`: whether it was begun.
-    pub(crate) fn earlier(&self, unique: u64) -> Option<Begun> {
+    pub(crate) fn earlier(&self, unique: u64) -> Option<BegunRequest> {
         self.to_replay(unique)?.begun.get()
     }
 
@@ -200,7 +200,7 @@ impl InFlightSlots {
         self.to_replay.iter().find(|to_replay| to_replay.unique.load(Acquire) == unique)
     }
 
-    fn keep(&self, unique: u64, begun: Option<Begun>) {
+    fn keep(&self, unique: u64, begun: Option<BegunRequest>) {
         let place = match self.to_replay(unique) {
             // A successor that died before it began the request again had the same record.
             Some(_) if begun.is_none() => return,

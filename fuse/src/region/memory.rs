@@ -18,7 +18,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::shared::Shared;
+use super::shared::SharedMemory;
 
 /// A memory file, mapped.
 pub(crate) struct Memory {
@@ -57,7 +57,7 @@ impl Memory {
         Ok(self.length())
     }
 
-    /// Sees to it that there is memory for these bytes. They are zeros, or what they were.
+    /// Allocates memory for these bytes. Allocated bytes keep their values; new ones are zero.
     ///
     /// # Errors
     /// When there is no memory, or no address left.
@@ -111,7 +111,7 @@ impl Memory {
         parts
     }
 
-    /// Writes plain bytes. What is beyond the end is left out.
+    /// Writes plain bytes. Bytes beyond the end are left out.
     ///
     /// # Safety
     /// No slice of these bytes is borrowed.
@@ -137,13 +137,13 @@ impl Memory {
     }
 
     /// The value at `offset`; none beyond the end.
-    pub(crate) fn at<T: Shared>(&self, offset: usize) -> Option<&T> {
+    pub(crate) fn at<T: SharedMemory>(&self, offset: usize) -> Option<&T> {
         let end = offset.checked_add(size_of::<T>())?;
         if end > self.length() || !offset.is_multiple_of(align_of::<T>()) {
             return None;
         }
         // SAFETY: the bytes are within the file, which never shrinks, and mapped as long as `self` is; the mapping
-        // begins at a page, so they are aligned; `Shared` allows any bytes, and any writer.
+        // begins at a page, so they are aligned; `SharedMemory` allows any bytes, and any writer.
         Some(unsafe { &*self.mapping.as_ptr().add(offset).cast() })
     }
 }

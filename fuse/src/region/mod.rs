@@ -61,10 +61,10 @@ use cell_id::{CELL, MOST};
 use cells::Cells;
 use counts::Counts;
 pub use counts::Distribution;
-use free::Free;
+use free::FreeCells;
 use header::{Header, LAYOUT, LAYOUT_OF_RINGS, MAGIC};
 use in_flight::InFlightSlots;
-pub use in_flight::{Begun, SLOTS};
+pub use in_flight::{BegunRequest, SLOTS};
 use memory::Memory;
 pub use opens::OpenCount;
 use opens::Opens;
@@ -122,7 +122,7 @@ pub enum RegionError {
 pub struct Region {
     kind: VolumeKind,
     memory: Memory,
-    free: Free,
+    free: FreeCells,
 }
 
 impl Region {
@@ -132,7 +132,7 @@ impl Region {
     /// When there is no memory.
     pub fn create(kind: VolumeKind) -> io::Result<Region> {
         let memory = Memory::create(header::SIZE, reserved(kind))?;
-        let region = Region { kind, memory, free: Free::of_new() };
+        let region = Region { kind, memory, free: FreeCells::of_new() };
         let header = region.header();
         header.layout.store(LAYOUT, Relaxed);
         header.cell_size.store(CELL as u32, Relaxed);
@@ -155,7 +155,7 @@ impl Region {
         }
         let kind = parse(Memory::map(file.try_clone()?, header::SIZE, header::SIZE)?.header())?;
         let memory = Memory::map(file, length, reserved(kind))?;
-        Ok(Region { kind, memory, free: Free::of_adopted() })
+        Ok(Region { kind, memory, free: FreeCells::of_adopted() })
     }
 
     /// The kind of its volume.
@@ -174,7 +174,7 @@ impl Region {
         self.waits().all().count()
     }
 
-    /// The moment of the NFS server's last answer, while a call to it is outstanding; none if it owes no answer.
+    /// The moment of the NFS server's last answer, while a call to it is outstanding; `None` if no call is.
     pub fn silent_since(&self) -> Option<Moment> {
         self.silence().since()
     }
@@ -228,13 +228,13 @@ impl Region {
         Cells { memory: &self.memory, free: &self.free }
     }
 
-    /// Begins to change what was adopted, of a volume that no server has served yet.
+    /// Begins to change an adopted region, of a volume that no server has served yet.
     pub(crate) fn begin(&self) {
         self.take_over();
         self.cells().keep_only(&[]);
     }
 
-    /// Begins to change what was adopted; the server that wrote it is dead.
+    /// Begins to change an adopted region; the server that wrote it is dead.
     pub(crate) fn take_over(&self) {
         self.free.take_over();
     }

@@ -31,7 +31,7 @@ impl Opens {
     }
 
     /// The number of lost lines that no line has reported yet.
-    pub(crate) fn untold(&self) -> u64 {
+    pub(crate) fn unreported(&self) -> u64 {
         self.lost.load(Relaxed).saturating_sub(self.told.load(Relaxed))
     }
 

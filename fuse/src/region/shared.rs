@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 ///
 /// # Safety
 /// The type is made of atomics alone, so that any bytes are a value of it, and a shared reference lets it change.
-pub(crate) unsafe trait Shared {}
+pub(crate) unsafe trait SharedMemory {}
 
 // SAFETY: an atomic.
-unsafe impl Shared for AtomicU32 {}
+unsafe impl SharedMemory for AtomicU32 {}
 // SAFETY: an atomic.
-unsafe impl Shared for AtomicU64 {}
+unsafe impl SharedMemory for AtomicU64 {}
 // SAFETY: elements of that kind, one after the other.
-unsafe impl<T: Shared, const N: usize> Shared for [T; N] {}
+unsafe impl<T: SharedMemory, const N: usize> SharedMemory for [T; N] {}
 
 /// Declares structs that are shared: with the layout that C gives them, of fields that are shared themselves.
 macro_rules! shared {
@@ -26,12 +26,12 @@ macro_rules! shared {
         pub(crate) struct $name { $($(#[$doc])* pub(crate) $field: $type),* }
 
         const _: () = {
-            const fn is_shared<T: $crate::region::shared::Shared>() {}
+            const fn is_shared<T: $crate::region::shared::SharedMemory>() {}
             $(is_shared::<$type>();)*
         };
 
         // SAFETY: the lines above are compiled only if each field is shared.
-        unsafe impl $crate::region::shared::Shared for $name {}
+        unsafe impl $crate::region::shared::SharedMemory for $name {}
     )* };
 }
 pub(crate) use shared;

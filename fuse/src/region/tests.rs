@@ -27,7 +27,7 @@ fn number(region: &Arc<Region>, number: u32) -> CellRef<Number> {
     CellRef::new(region, |cell: &Number| cell.number.store(number, Relaxed)).expect("memory")
 }
 
-/// The cells that another process finds, and what is in them.
+/// The cells that another process finds, and their content.
 fn found(region: &Region) -> HashMap<CellId, u32> {
     let cells = region.cells();
     cells.tagged().map(|(id, _)| (id, cells.find::<Number>(id).expect("a number").number.load(Relaxed))).collect()

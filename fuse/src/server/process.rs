@@ -14,12 +14,12 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvFlags, recv};
 use rustix::process::{Resource, getrlimit};
 
-use super::fd_keeper::{self, FAR_END, FIRST_FREE, Handover, Keeper, LISTENER};
+use super::fd_keeper::{self, FAR_END, FIRST_FREE, Handover, KeeperHandle, LISTENER};
 use super::volumes::{LiveParts, NfsExport, Passthrough, ServedProjection, ServedVolumes, VolumeDescriptors};
 use crate::audit::output::AuditOutput;
-use crate::live::tree::Update;
+use crate::live::tree::LiveUpdate;
 use crate::memory_lock;
-use crate::mount::enclosed::Enclosed;
+use crate::mount::enclosed::SourceWithMounts;
 use crate::passthrough;
 use crate::projection::Image;
 use crate::protocol::{Greeting, ServerReply, ServerRequest, check, receive, send};
@@ -42,8 +42,8 @@ const MAX_CALLERS: usize = 8;
 pub fn serve(program: &str, pod: &str, output: AuditOutput) -> io::Result<()> {
     fd_keeper::reserve_numbers()?;
     let greeting = Greeting::new(program, pod);
-    let keeper = Keeper::start_first()?;
-    let mut process = Process {
+    let keeper = KeeperHandle::start_first()?;
+    let mut process = RunningServer {
         greeting,
         keeper,
         has_channel: true,
@@ -68,9 +68,9 @@ pub fn refuse(reason: &str) {
     }
 }
 
-struct Process {
+struct RunningServer {
     greeting: Greeting,
-    keeper: Keeper,
+    keeper: KeeperHandle,
     /// Whether no supervisor has got the far end of the keeper's channel yet.
     has_channel: bool,
     volumes: ServedVolumes,
@@ -80,7 +80,7 @@ struct Process {
     supervisor_knows_live: bool,
 }
 
-impl Process {
+impl RunningServer {
     /// Answers the supervisor's requests until the connection ends, or a message is invalid.
     fn follow(&mut self) {
         loop {
@@ -133,7 +133,7 @@ impl Process {
             }
             ServerRequest::Pass { volume, about, options } => {
                 let held = descriptors.held()?;
-                let source = Enclosed { source: descriptors.next()?, table: descriptors.next()?.into() };
+                let source = SourceWithMounts { source: descriptors.next()?, table: descriptors.next()?.into() };
                 volumes.begin(volume, about, held, Passthrough::new(source, options, descriptors.0)?)?
             }
             ServerRequest::Export { volume, about, options } => {
@@ -163,7 +163,7 @@ impl Process {
                 return Ok((ServerReply::Described(description), descriptors));
             }
             ServerRequest::Keep => {
-                self.keeper = Keeper::start_another()?;
+                self.keeper = KeeperHandle::start_another()?;
                 ServerReply::Kept { keeper: self.keeper.pid() }
             }
             ServerRequest::Announce { volume, steps, staged, time } => {
@@ -175,7 +175,7 @@ impl Process {
             ServerRequest::Close { volume, generation } => ServerReply::Known(volumes.close(volume, &generation)?),
             ServerRequest::Update { volume, slots, steps, number, time } => {
                 let image = Arc::new(Image::adopt(descriptors.next()?)?);
-                ServerReply::Unlinked(volumes.update(volume, Update { slots, steps, number, image, time })?)
+                ServerReply::Unlinked(volumes.update(volume, LiveUpdate { slots, steps, number, image, time })?)
             }
             ServerRequest::Take { volume, applied } => {
                 volumes.take(volume, applied)?;

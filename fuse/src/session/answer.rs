@@ -15,7 +15,7 @@ use super::abi::{
 use super::ids::NodeId;
 use super::ring_reply::RingReply;
 use crate::region::in_flight::InFlightSlot;
-use crate::region::{Begun, Region};
+use crate::region::{BegunRequest, Region};
 
 /// The answer to a request.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub enum Answer {
     Done,
     /// The kernel waits for no answer.
     Silence,
-    /// The service answers by itself, with the [`Deferred`] it took.
+    /// The service answers by itself, with the [`DeferredAnswer`] it took.
     Later,
     /// A name's node.
     Entry(EntryOut),
@@ -59,7 +59,7 @@ pub struct Exchange<'a> {
     pub(super) responder: &'a Responder,
     pub(super) region: &'a Arc<Region>,
     pub(super) slot: &'a InFlightSlot,
-    pub(super) earlier: Option<Begun>,
+    pub(super) earlier: Option<BegunRequest>,
 }
 
 impl Exchange<'_> {
@@ -78,7 +78,7 @@ impl Exchange<'_> {
     }
 
     /// The mark of a predecessor that had begun this very request; it may have been executed or not.
-    pub fn earlier(&self) -> Option<Begun> {
+    pub fn earlier(&self) -> Option<BegunRequest> {
         self.earlier
     }
 
@@ -93,9 +93,9 @@ impl Exchange<'_> {
     }
 
     /// Takes over the answer, which then is [`Answer::Later`].
-    pub fn defer(&self) -> Deferred {
+    pub fn defer(&self) -> DeferredAnswer {
         let place = self.region.waits().add(self.number());
-        Deferred { responder: self.responder.clone(), region: Arc::clone(self.region), place }
+        DeferredAnswer { responder: self.responder.clone(), region: Arc::clone(self.region), place }
     }
 
     /// Answers with these bytes at once, without a copy of them.
@@ -108,7 +108,7 @@ impl Exchange<'_> {
 
 /// An entry of a directory, as READDIR lists it.
 #[derive(Clone, Copy, Debug)]
-pub struct ListedEntry<'a> {
+pub struct ReaddirEntry<'a> {
     /// The file's number.
     pub ino: u64,
     /// The offset of the next entry.
@@ -119,7 +119,7 @@ pub struct ListedEntry<'a> {
     pub name: &'a OsStr,
 }
 
-impl ListedEntry<'_> {
+impl ReaddirEntry<'_> {
     /// Bytes that it takes; the next one begins at a multiple of 8.
     pub fn length(self) -> usize {
         (size_of::<Dirent>() + self.name.len()).next_multiple_of(8)
@@ -177,14 +177,14 @@ impl Notifier {
 }
 
 /// An answer that is given later, perhaps by another thread. A successor of this process knows that it is owed.
-pub struct Deferred {
+pub struct DeferredAnswer {
     pub(super) responder: Responder,
     pub(super) region: Arc<Region>,
     /// The item in the region's waits that records this request; `None` if there was no free one.
     pub(super) place: Option<usize>,
 }
 
-impl Deferred {
+impl DeferredAnswer {
     /// The number of the request, as INTERRUPT names it.
     pub fn number(&self) -> u64 {
         self.responder.unique & !UNIQUE_RESEND
@@ -207,7 +207,7 @@ impl Deferred {
     }
 }
 
-impl Drop for Deferred {
+impl Drop for DeferredAnswer {
     fn drop(&mut self) {
         if let Some(place) = self.place {
             self.region.waits().remove(place);

@@ -1,9 +1,9 @@
 //! FUSE sessions: the protocol between the kernel and a file system, and the threads that speak it.
 //!
-//! A session is a device, a [`Service`] and a few threads. Each thread reads a request from the device, has the service answer it,
+//! A session is a device, a [`Filesystem`] and a few threads. Each thread reads a request from the device, has the service answer it,
 //! and reads the next.
 //!
-//! 1. A request is read by one thread and answered once: by that thread, or by the holder of its [`Deferred`].
+//! 1. A request is read by one thread and answered once: by that thread, or by the holder of its [`DeferredAnswer`].
 //! 2. A request that may take long never occupies the last reader: the session starts another thread before, which ends when it is
 //!    not needed. So a slow disk does not keep the volume from answering. A wait for a lock occupies no thread of the session.
 //! 3. The threads end when the file system is unmounted everywhere; the last one drops the service.
@@ -49,13 +49,13 @@ use zerocopy::IntoBytes;
 pub use crate::caller::Caller;
 use abi::{InitOut, MAJOR, MINOR, init};
 use answer::Responder;
-pub use answer::{Answer, Deferred, Exchange, ListedEntry, Notifier};
+pub use answer::{Answer, DeferredAnswer, Exchange, Notifier, ReaddirEntry};
 pub use ids::{HandleId, LockOwner, NodeId};
 pub use input::InputBuffer;
 pub use page_invalidator::{PageInvalidator, drop_content_of};
 pub use polled::PolledSession;
 use readers::Readers;
-pub use request::{Operation, Request, operation_name};
+pub use request::{FuseOperation, Request, operation_name};
 use resume::Unanswered;
 use ring_memory::{PAYLOAD, RingMemory, RingState};
 pub use stall_guard::RootQuestion;
@@ -73,7 +73,7 @@ pub const REQUEST_SIZE: usize = MAX_WRITE as usize + 4096;
 /// Most requests that the kernel leaves waiting on its own account: read-ahead, releases.
 const MAX_BACKGROUND: u16 = 64;
 /// A file system that answers requests.
-pub trait Service: Send + Sync + 'static {
+pub trait Filesystem: Send + Sync + 'static {
     /// Answers one request.
     ///
     /// # Errors
@@ -84,7 +84,7 @@ pub trait Service: Send + Sync + 'static {
     fn begin_thread(&self);
 
     /// Whether the answer may have to wait for a disk for long.
-    fn may_wait(&self, operation: &Operation<'_>) -> bool;
+    fn may_wait(&self, operation: &FuseOperation<'_>) -> bool;
 
     /// The longest request that is to outlive this process, in bytes.
     fn longest_request(&self) -> usize;
@@ -99,25 +99,25 @@ pub trait Service: Send + Sync + 'static {
     }
 
     /// Undoes what an answer granted which the kernel dropped, because no caller waited any more: the kernel will not release it.
-    fn take_back(&self, _granted: Granted) {}
+    fn take_back(&self, _granted: KernelReferences) {}
 
     /// The answer to a question about the root from memory, without the source.
-    fn recall(&self, _question: RootQuestion) -> Option<Answer> {
+    fn answer_from_cache(&self, _question: RootQuestion) -> Option<Answer> {
         None
     }
 }
 
 /// The lookups and handles that an answer leaves with the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Granted {
+pub struct KernelReferences {
     /// A node that it knows of once more.
     pub node: Option<NodeId>,
     /// An open file or directory.
     pub handle: Option<HandleId>,
 }
 
-impl Granted {
-    fn of(answer: &Answer) -> Option<Granted> {
+impl KernelReferences {
+    fn of(answer: &Answer) -> Option<KernelReferences> {
         match answer {
             Answer::Entry(entry) => Some(Self { node: Some(entry.nodeid), handle: None }),
             Answer::Created(entry, open) => Some(Self { node: Some(entry.nodeid), handle: Some(open.fh) }),
@@ -178,7 +178,7 @@ impl Session {
         let length = read(&device, input.as_mut_bytes())?;
         let unexpected = || io::Error::new(io::ErrorKind::InvalidData, "the kernel does not begin with INIT");
         let request = Request::parse(&input.as_bytes()[..length]).ok_or_else(unexpected)?;
-        let Operation::Init(offer) = request.operation else { return Err(unexpected()) };
+        let FuseOperation::Init(offer) = request.operation else { return Err(unexpected()) };
         let responder = Responder::of_device(&device, request.unique);
         if offer.major != MAJOR || offer.minor < 31 {
             responder.send(Err(Errno::PROTO))?;
@@ -279,8 +279,8 @@ impl Session {
     /// left unanswered comes first.
     ///
     /// # Errors
-    /// When no thread can be started, or the device is none.
-    pub fn run(self, service: Arc<dyn Service>, threads: usize) -> io::Result<()> {
+    /// When no thread can be started, or the descriptor is not a FUSE device.
+    pub fn run(self, service: Arc<dyn Filesystem>, threads: usize) -> io::Result<()> {
         self.run_waking(service, threads, None)
     }
 
@@ -290,7 +290,7 @@ impl Session {
     /// Those of [`run`](Self::run), and when a ring fails that the kernel relies on.
     pub fn run_waking(
         mut self,
-        service: Arc<dyn Service>,
+        service: Arc<dyn Filesystem>,
         threads: usize,
         mount: Option<BorrowedFd<'_>>,
     ) -> io::Result<()> {
@@ -330,7 +330,7 @@ impl AsFd for Session {
 fn read(device: &OwnedFd, input: &mut [u8]) -> io::Result<usize> {
     loop {
         match rustix::io::read(device, &mut *input) {
-            // A request was taken back before it could be read.
+            // The kernel withdrew a request before it was read.
             Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => {}
             read => return Ok(read?),
         }

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::Session;
-use super::answer::{Deferred, Notifier, Responder};
+use super::answer::{DeferredAnswer, Notifier, Responder};
 use super::input::InputBuffer;
 use super::request::Request;
 use crate::region::Region;
@@ -27,7 +27,7 @@ impl Session {
     /// Lets the caller read the requests. What a dead server left unanswered comes first.
     ///
     /// # Errors
-    /// When the device is none.
+    /// When the descriptor is not a FUSE device.
     pub fn into_polled(mut self) -> io::Result<PolledSession> {
         self.settle()?;
         fcntl_setfl(&self.device, fcntl_getfl(&self.device)? | OFlags::NONBLOCK)?;
@@ -40,11 +40,11 @@ impl PolledSession {
     /// Reads the next request into `input`; gives its length in bytes.
     ///
     /// # Errors
-    /// `WouldBlock` when there is none now; any other when there will never be one again.
+    /// `WouldBlock` when no request is pending; any other error when the connection has ended.
     pub fn read(&self, input: &mut InputBuffer) -> io::Result<usize> {
         loop {
             match rustix::io::read(&*self.device, input.as_mut_bytes()) {
-                // A request was taken back before it could be read.
+                // The kernel withdrew a request before it was read.
                 Err(Errno::NOENT | Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Err(ErrorKind::WouldBlock.into()),
                 read => return Ok(read?),
@@ -57,15 +57,15 @@ impl PolledSession {
         self.region.counts().request(request.opcode);
     }
 
-    /// The answer to `request`, which is owed from now on.
-    pub fn owe(&self, request: &Request<'_>) -> Deferred {
+    /// The answer to `request`, which the server owes the kernel from now on.
+    pub fn owe(&self, request: &Request<'_>) -> DeferredAnswer {
         // Its number is known until it stands among the waits, also where there is no room.
         let slot = self.region.in_flight().slot(0);
         slot.take(request.number());
         let place = self.region.waits().add(request.number());
         slot.clear();
         let responder = Responder::of_device(&self.device, request.unique);
-        Deferred { responder, region: Arc::clone(&self.region), place }
+        DeferredAnswer { responder, region: Arc::clone(&self.region), place }
     }
 
     /// Returns the sender of notifications to the kernel.

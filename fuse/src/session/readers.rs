@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 
 use super::answer::Responder;
 use super::stall_guard::StallGuard;
-use super::{Exchange, Granted, InputBuffer, Operation, Request, Service, read};
+use super::{Exchange, Filesystem, FuseOperation, InputBuffer, KernelReferences, Request, read};
 use crate::region::{Region, SLOTS};
 
 /// The pause after which a thread reads again that gets only FORGET and INTERRUPT. The kernel wakes no thread meanwhile, and then
@@ -22,7 +22,7 @@ const GATHERING: Duration = Duration::from_millis(1);
 pub(super) struct Readers {
     device: Arc<OwnedFd>,
     region: Arc<Region>,
-    service: Arc<dyn Service>,
+    service: Arc<dyn Filesystem>,
     /// For a source that may be away.
     stall_guard: Option<Arc<StallGuard>>,
     /// The number of threads while no request is slow.
@@ -43,7 +43,7 @@ impl Readers {
     pub(super) fn new(
         device: Arc<OwnedFd>,
         region: Arc<Region>,
-        service: Arc<dyn Service>,
+        service: Arc<dyn Filesystem>,
         stall_guard: Option<Arc<StallGuard>>,
         wanted: usize,
         beside_rings: bool,
@@ -101,8 +101,8 @@ impl Readers {
         while let Some(length) = self.next(input.as_mut_bytes()) {
             let Some(request) = Request::parse(&input.as_bytes()[..length]) else { continue };
             match request.operation {
-                Operation::Interrupt { unique } => self.interrupt(unique),
-                Operation::Destroy => {}
+                FuseOperation::Interrupt { unique } => self.interrupt(unique),
+                FuseOperation::Destroy => {}
                 _ => match &self.stall_guard {
                     Some(stall_guard) => {
                         self.answer_guarded(stall_guard, &request, &input.as_bytes()[..length], slot, &mut buffer)
@@ -133,10 +133,10 @@ impl Readers {
         slot: usize,
         buffer: &mut Vec<u8>,
     ) {
-        if let Operation::Forget { .. } | Operation::BatchForget { .. } = request.operation {
+        if let FuseOperation::Forget { .. } | FuseOperation::BatchForget { .. } = request.operation {
             return self.answer(request, slot, buffer);
         }
-        if let Some(known) = stall_guard.recall(request) {
+        if let Some(known) = stall_guard.answer_from_cache(request) {
             self.region.counts().request(request.opcode);
             let _ = Responder::of_device(&self.device, request.unique).send(Ok(known));
             return;
@@ -168,7 +168,7 @@ impl Readers {
         let mut exchange = Exchange { buffer, responder: &responder, region: &self.region, slot, earlier };
         let outcome = self.service.answer(request, &mut exchange);
         // The kernel takes no answer to a request that was aborted, or that another thread has answered.
-        let granted = outcome.as_ref().ok().and_then(Granted::of);
+        let granted = outcome.as_ref().ok().and_then(KernelReferences::of);
         let unheard = responder.send_with(outcome, buffer).is_err();
         if let (true, Some(granted), true) = (unheard, granted, self.stall_guard.is_some()) {
             self.service.take_back(granted);
@@ -190,7 +190,7 @@ impl Readers {
         self.slots.fetch_and(!(1 << slot), Ordering::Release);
     }
 
-    /// Starts a thread in the place of this one. Without it the volume is slower, not wrong.
+    /// Starts a thread that replaces this one. Without it the volume is slower, not wrong.
     fn make_room(self: &Arc<Self>) {
         if self.running.load(Ordering::Relaxed) < SLOTS {
             let _ = Arc::clone(self).spawn();

@@ -25,7 +25,7 @@ pub struct Request<'a> {
     /// The kernel's number of the operation.
     pub opcode: u32,
     /// The operation.
-    pub operation: Operation<'a>,
+    pub operation: FuseOperation<'a>,
 }
 
 impl Request<'_> {
@@ -42,7 +42,7 @@ impl Request<'_> {
     /// The operation's name; `UNKNOWN` if podfs does not know it, or if it is malformed.
     pub fn name(&self) -> &'static str {
         match self.operation {
-            Operation::Unknown { .. } => UNKNOWN,
+            FuseOperation::Unknown { .. } => UNKNOWN,
             _ => operation_name(self.opcode),
         }
     }
@@ -51,7 +51,7 @@ impl Request<'_> {
 /// The operation of a request. Fields are as in [`abi`](super::abi), except where they have a type of their own.
 #[derive(Debug)]
 #[allow(missing_docs, reason = "the operations are the kernel's, explained in fuse(4) and libfuse's fuse_lowlevel.h")]
-pub enum Operation<'a> {
+pub enum FuseOperation<'a> {
     Lookup {
         name: &'a OsStr,
     },
@@ -178,74 +178,74 @@ impl<'a> Request<'a> {
             caller: Caller { uid: header.uid, gid: header.gid, pid: header.pid },
             opcode: header.opcode,
             // A malformed request is refused like an unknown one; its caller must not wait for ever.
-            operation: parse_operation(header.opcode, body).unwrap_or(Operation::Unknown { opcode: header.opcode }),
+            operation: parse_operation(header.opcode, body).unwrap_or(FuseOperation::Unknown { opcode: header.opcode }),
         })
     }
 }
 
-fn parse_operation(opcode: u32, mut body: UnparsedBody<'_>) -> Option<Operation<'_>> {
+fn parse_operation(opcode: u32, mut body: UnparsedBody<'_>) -> Option<FuseOperation<'_>> {
     Some(match opcode {
-        1 => Operation::Lookup { name: body.name()? },
-        2 => Operation::Forget { lookups: body.take::<ForgetIn>()?.nlookup },
+        1 => FuseOperation::Lookup { name: body.name()? },
+        2 => FuseOperation::Forget { lookups: body.take::<ForgetIn>()?.nlookup },
         3 => {
             let arguments: &GetattrIn = body.take()?;
-            Operation::GetAttr { handle: handle(arguments.getattr_flags, arguments.fh) }
+            FuseOperation::GetAttr { handle: handle(arguments.getattr_flags, arguments.fh) }
         }
-        4 => Operation::SetAttr(body.take()?),
-        5 => Operation::ReadLink,
-        6 => Operation::Symlink { name: body.name()?, target: body.name()? },
-        8 => Operation::MkNod { arguments: body.take()?, name: body.name()? },
-        9 => Operation::MkDir { arguments: body.take()?, name: body.name()? },
-        10 => Operation::Unlink { name: body.name()? },
-        11 => Operation::RmDir { name: body.name()? },
+        4 => FuseOperation::SetAttr(body.take()?),
+        5 => FuseOperation::ReadLink,
+        6 => FuseOperation::Symlink { name: body.name()?, target: body.name()? },
+        8 => FuseOperation::MkNod { arguments: body.take()?, name: body.name()? },
+        9 => FuseOperation::MkDir { arguments: body.take()?, name: body.name()? },
+        10 => FuseOperation::Unlink { name: body.name()? },
+        11 => FuseOperation::RmDir { name: body.name()? },
         12 => {
             let new_parent = body.take::<RenameIn>()?.newdir;
-            Operation::Rename { new_parent, flags: 0, name: body.name()?, new_name: body.name()? }
+            FuseOperation::Rename { new_parent, flags: 0, name: body.name()?, new_name: body.name()? }
         }
-        13 => Operation::Link { node: body.take::<LinkIn>()?.oldnodeid, name: body.name()? },
-        14 => Operation::Open { flags: body.take::<OpenIn>()?.flags },
-        15 => Operation::Read(body.take()?),
-        16 => Operation::Write { arguments: body.take()?, data: body.0 },
-        17 => Operation::StatFs,
-        18 => Operation::Release(body.take()?),
-        20 => Operation::FSync(body.take()?),
-        21 => Operation::SetXattr { arguments: body.take()?, name: body.name()?, value: body.0 },
-        22 => Operation::GetXattr { size: body.take::<GetxattrIn>()?.size, name: body.name()? },
-        23 => Operation::ListXattr { size: body.take::<GetxattrIn>()?.size },
-        24 => Operation::RemoveXattr { name: body.name()? },
-        25 => Operation::Flush(body.take()?),
-        26 => Operation::Init(body.take()?),
-        27 => Operation::OpenDir,
-        28 => Operation::ReadDir(body.take()?),
-        29 => Operation::ReleaseDir(body.take()?),
-        30 => Operation::FSyncDir(body.take()?),
-        31 => Operation::GetLock(body.take()?),
-        32 => Operation::SetLock { arguments: body.take()?, wait: false },
-        33 => Operation::SetLock { arguments: body.take()?, wait: true },
-        35 => Operation::Create { arguments: body.take()?, name: body.name()? },
+        13 => FuseOperation::Link { node: body.take::<LinkIn>()?.oldnodeid, name: body.name()? },
+        14 => FuseOperation::Open { flags: body.take::<OpenIn>()?.flags },
+        15 => FuseOperation::Read(body.take()?),
+        16 => FuseOperation::Write { arguments: body.take()?, data: body.0 },
+        17 => FuseOperation::StatFs,
+        18 => FuseOperation::Release(body.take()?),
+        20 => FuseOperation::FSync(body.take()?),
+        21 => FuseOperation::SetXattr { arguments: body.take()?, name: body.name()?, value: body.0 },
+        22 => FuseOperation::GetXattr { size: body.take::<GetxattrIn>()?.size, name: body.name()? },
+        23 => FuseOperation::ListXattr { size: body.take::<GetxattrIn>()?.size },
+        24 => FuseOperation::RemoveXattr { name: body.name()? },
+        25 => FuseOperation::Flush(body.take()?),
+        26 => FuseOperation::Init(body.take()?),
+        27 => FuseOperation::OpenDir,
+        28 => FuseOperation::ReadDir(body.take()?),
+        29 => FuseOperation::ReleaseDir(body.take()?),
+        30 => FuseOperation::FSyncDir(body.take()?),
+        31 => FuseOperation::GetLock(body.take()?),
+        32 => FuseOperation::SetLock { arguments: body.take()?, wait: false },
+        33 => FuseOperation::SetLock { arguments: body.take()?, wait: true },
+        35 => FuseOperation::Create { arguments: body.take()?, name: body.name()? },
         // The number has the mark if the kernel had marked the request for resending when a thread read the interrupt.
-        36 => Operation::Interrupt { unique: body.take::<InterruptIn>()?.unique & !UNIQUE_RESEND },
-        38 => Operation::Destroy,
-        39 => Operation::IoCtl,
-        34 | 37 | 40 | 41 | 48..=50 => Operation::NotOffered,
+        36 => FuseOperation::Interrupt { unique: body.take::<InterruptIn>()?.unique & !UNIQUE_RESEND },
+        38 => FuseOperation::Destroy,
+        39 => FuseOperation::IoCtl,
+        34 | 37 | 40 | 41 | 48..=50 => FuseOperation::NotOffered,
         42 => {
             let count = body.take::<BatchForgetIn>()?.count as usize;
-            Operation::BatchForget { nodes: <[ForgetOne]>::ref_from_prefix_with_elems(body.0, count).ok()?.0 }
+            FuseOperation::BatchForget { nodes: <[ForgetOne]>::ref_from_prefix_with_elems(body.0, count).ok()?.0 }
         }
-        43 => Operation::FAllocate(body.take()?),
-        44 => Operation::ReadDirPlus(body.take()?),
+        43 => FuseOperation::FAllocate(body.take()?),
+        44 => FuseOperation::ReadDirPlus(body.take()?),
         45 => {
             let Rename2In { newdir: new_parent, flags, .. } = *body.take()?;
-            Operation::Rename { new_parent, flags, name: body.name()?, new_name: body.name()? }
+            FuseOperation::Rename { new_parent, flags, name: body.name()?, new_name: body.name()? }
         }
-        46 => Operation::Seek(body.take()?),
-        47 => Operation::CopyFileRange { arguments: body.take()?, wide: false },
-        51 => Operation::TmpFile { arguments: body.take()? },
+        46 => FuseOperation::Seek(body.take()?),
+        47 => FuseOperation::CopyFileRange { arguments: body.take()?, wide: false },
+        51 => FuseOperation::TmpFile { arguments: body.take()? },
         52 => {
             let arguments: &StatxIn = body.take()?;
-            Operation::Statx { handle: handle(arguments.getattr_flags, arguments.fh) }
+            FuseOperation::Statx { handle: handle(arguments.getattr_flags, arguments.fh) }
         }
-        53 => Operation::CopyFileRange { arguments: body.take()?, wide: true },
+        53 => FuseOperation::CopyFileRange { arguments: body.take()?, wide: true },
         _ => return None,
     })
 }
@@ -331,7 +331,7 @@ pub fn operation_name(opcode: u32) -> &'static str {
     }
 }
 
-impl Operation<'_> {
+impl FuseOperation<'_> {
     /// The name in the node that it is about, if there is one.
     pub fn entry(&self) -> Option<&OsStr> {
         match self {
@@ -380,7 +380,7 @@ mod tests {
         let words = aligned(&request(12, &[5_u64.as_bytes(), b"old\0new\0"].concat()));
         let request = Request::parse(&words.as_bytes()[..56]).expect("a request");
         assert_eq!((request.unique, request.node, request.caller), (7, NodeId(1), Caller { uid: 2, gid: 3, pid: 4 }));
-        let Operation::Rename { name, new_parent: NodeId(5), new_name, flags: 0 } = request.operation else {
+        let FuseOperation::Rename { name, new_parent: NodeId(5), new_name, flags: 0 } = request.operation else {
             panic!("{request:?}")
         };
         assert_eq!((name, new_name), (OsStr::new("old"), OsStr::new("new")));
@@ -416,7 +416,7 @@ mod tests {
             let bytes = request(opcode, body);
             let words = aligned(&bytes);
             let request = Request::parse(&words.as_bytes()[..bytes.len()]).expect("a request");
-            assert!(matches!(request.operation, Operation::Unknown { opcode: told } if told == opcode));
+            assert!(matches!(request.operation, FuseOperation::Unknown { opcode: told } if told == opcode));
         }
     }
 }

@@ -15,16 +15,16 @@ use super::ring_memory::{EntryId, RingMemory};
 
 thread_local! {
     /// The inbox of the ring that the calling thread has.
-    static OWN: Cell<*const Inbox> = const { Cell::new(std::ptr::null()) };
+    static OWN: Cell<*const AnsweredEntries> = const { Cell::new(std::ptr::null()) };
 }
 
 /// Entries that have an answer. The lock is held for moments.
-pub(super) struct Inbox {
+pub(super) struct AnsweredEntries {
     answered: Mutex<Vec<EntryId>>,
     event: EventFd,
 }
 
-impl Inbox {
+impl AnsweredEntries {
     /// The inbox of the ring that the calling thread owns.
     ///
     /// # Errors
@@ -47,7 +47,7 @@ impl Inbox {
         let _none = self.event.read();
     }
 
-    /// Moves what was left to `into`.
+    /// Moves the answered entries to `into`.
     pub(super) fn take(&self, into: &mut Vec<EntryId>) {
         into.append(&mut self.answered.lock().expect("a thread that panics ends the process"));
     }
@@ -65,7 +65,7 @@ impl Inbox {
 #[derive(Clone)]
 pub(super) struct RingReply {
     pub(super) memory: Arc<RingMemory>,
-    pub(super) inbox: Arc<Inbox>,
+    pub(super) inbox: Arc<AnsweredEntries>,
     pub(super) entry: EntryId,
 }
 

@@ -6,9 +6,9 @@
 //!    *parked*, in their order, and each calls the source as soon as another one is done. So one thread can always read.
 //! 2. A caller that is being killed gets `EINTR` instead of waiting on. The thread that executes its request continues, and the
 //!    kernel drops its answer, because it has forgotten the request. The service takes back the lookups and handles of the answer
-//!    ([`Service::take_back`]).
+//!    ([`Filesystem::take_back`]).
 //! 3. The source is *away* while a request has been calling it for [`AWAY`]. Then the service answers questions about its root
-//!    from memory ([`Service::recall`]): new ones at once, and earlier ones after [`AWAY`].
+//!    from memory ([`Filesystem::answer_from_cache`]): new ones at once, and earlier ones after [`AWAY`].
 //! 4. All other requests wait. Each change of the source is made once, with the credentials of its caller.
 //!
 //! A thread of its own does points 2 and 3: it checks every [`LOOK`] while a request is under way, and sleeps otherwise.
@@ -25,8 +25,8 @@ use zerocopy::IntoBytes;
 
 use super::answer::Responder;
 use super::ids::NodeId;
-use super::request::{Operation, Request};
-use super::{Answer, Service};
+use super::request::{FuseOperation, Request};
+use super::{Answer, Filesystem};
 use crate::caller::ending::has_given_up;
 use crate::region::{Region, SLOTS};
 
@@ -53,9 +53,9 @@ pub enum RootQuestion {
 impl RootQuestion {
     fn of(request: &Request<'_>) -> Option<Self> {
         match request.operation {
-            Operation::GetAttr { .. } if request.node == NodeId::ROOT => Some(Self::Attributes),
-            Operation::Statx { .. } if request.node == NodeId::ROOT => Some(Self::Statx),
-            Operation::StatFs => Some(Self::FileSystem),
+            FuseOperation::GetAttr { .. } if request.node == NodeId::ROOT => Some(Self::Attributes),
+            FuseOperation::Statx { .. } if request.node == NodeId::ROOT => Some(Self::Statx),
+            FuseOperation::StatFs => Some(Self::FileSystem),
             _ => None,
         }
     }
@@ -65,7 +65,7 @@ impl RootQuestion {
 pub(super) struct StallGuard {
     device: Arc<OwnedFd>,
     region: Arc<Region>,
-    service: Arc<dyn Service>,
+    service: Arc<dyn Filesystem>,
     state: Mutex<GuardState>,
     /// Signals that a request is under way, that one can be parked, or that the session ends.
     changed: Condvar,
@@ -74,14 +74,14 @@ pub(super) struct StallGuard {
 #[derive(Default)]
 struct GuardState {
     /// The requests under way, by their numbers.
-    waiting: HashMap<u64, Waiting>,
+    waiting: HashMap<u64, WaitingCall>,
     inside: usize,
     parked: VecDeque<Parked>,
     asleep: bool,
     over: bool,
 }
 
-struct Waiting {
+struct WaitingCall {
     unique: u64,
     /// The caller's process id, as this process sees it.
     pid: u32,
@@ -91,7 +91,7 @@ struct Waiting {
     interrupted: bool,
     /// It has an answer.
     answered: bool,
-    /// It has to be executed even so, because it releases something.
+    /// podfs still has to execute it, because it releases something.
     obligation: bool,
 }
 
@@ -119,7 +119,7 @@ impl StallGuard {
     pub(super) fn start(
         device: &Arc<OwnedFd>,
         region: &Arc<Region>,
-        service: &Arc<dyn Service>,
+        service: &Arc<dyn Filesystem>,
     ) -> io::Result<Arc<Self>> {
         let stall_guard = Arc::new(Self {
             device: Arc::clone(device),
@@ -140,10 +140,10 @@ impl StallGuard {
     }
 
     /// The answer, where it is known and the source is away.
-    pub(super) fn recall(&self, request: &Request<'_>) -> Option<Answer> {
+    pub(super) fn answer_from_cache(&self, request: &Request<'_>) -> Option<Answer> {
         let question = RootQuestion::of(request)?;
         let away = self.state().is_away();
-        if away { self.service.recall(question) } else { None }
+        if away { self.service.answer_from_cache(question) } else { None }
     }
 
     /// Whether the calling thread may call the source for `request`. If not, the guard parks a copy of `bytes`, the
@@ -153,7 +153,7 @@ impl StallGuard {
         while state.inside >= INSIDE && state.parked.len() >= PARKED {
             state = self.changed.wait(state).expect("a thread that panics ends the process");
         }
-        let waiting = Waiting {
+        let waiting = WaitingCall {
             unique: request.unique,
             pid: request.caller.pid,
             since: Instant::now(),
@@ -162,7 +162,7 @@ impl StallGuard {
             answered: false,
             obligation: matches!(
                 request.operation,
-                Operation::Release(_) | Operation::ReleaseDir(_) | Operation::Flush(_)
+                FuseOperation::Release(_) | FuseOperation::ReleaseDir(_) | FuseOperation::Flush(_)
             ),
         };
         state.waiting.insert(request.number(), waiting);
@@ -188,7 +188,7 @@ impl StallGuard {
         let next = state.parked.pop_front();
         match &next {
             Some(parked) => {
-                // It begins to ask now; the time before says nothing of the source.
+                // The call begins now; the time before does not count.
                 if let Some(waiting) = state.waiting.get_mut(&parked.number) {
                     waiting.since = Instant::now();
                 }
@@ -235,15 +235,16 @@ impl StallGuard {
     }
 
     fn look(&self) {
-        let late = |waiting: &Waiting| !waiting.answered && waiting.since.elapsed() >= LOOK;
+        let late = |waiting: &WaitingCall| !waiting.answered && waiting.since.elapsed() >= LOOK;
         let all = |state: &GuardState| -> Vec<_> {
             let late = state.waiting.iter().filter(|(_, waiting)| late(waiting));
             late.map(|(number, waiting)| (*number, waiting.pid, waiting.interrupted, waiting.question)).collect()
         };
         let all = all(&self.state());
-        // No lock is held here: `has_given_up` reads `/proc`, and `recall` runs code of the service.
+        // No lock is held here: `has_given_up` reads `/proc`, and `answer_from_cache` runs code of the service.
         for (number, pid, interrupted, question) in all {
-            let recalled = || question.filter(|_| self.state().is_away()).and_then(|known| self.service.recall(known));
+            let recalled =
+                || question.filter(|_| self.state().is_away()).and_then(|known| self.service.answer_from_cache(known));
             let outcome = if has_given_up(pid, interrupted) { Some(Err(Errno::INTR)) } else { recalled().map(Ok) };
             if let Some(outcome) = outcome {
                 self.answer(number, outcome);
@@ -251,7 +252,7 @@ impl StallGuard {
         }
     }
 
-    /// Answers in the place of the thread that asks the source, unless that was quicker.
+    /// Answers for the thread that asks the source, unless that thread was quicker.
     fn answer(&self, number: u64, outcome: Result<Answer, Errno>) {
         let mut state = self.state();
         let Some(waiting) = state.waiting.get_mut(&number) else { return };
@@ -264,7 +265,7 @@ impl StallGuard {
             self.changed.notify_all();
         }
         drop(state);
-        // The kernel takes the first answer, and knows nothing of a second.
+        // The kernel takes the first answer, and ignores a second.
         let _ = Responder::of_device(&self.device, unique).send(outcome);
     }
 

@@ -7,7 +7,7 @@ use std::thread;
 
 use super::*;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
-use crate::region::{Begun, VolumeKind};
+use crate::region::{BegunRequest, VolumeKind};
 
 /// The parts of a request that the service sends to the test.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,18 +20,18 @@ struct Told {
 /// An empty directory.
 struct Empty(Mutex<Sender<Told>>);
 
-impl Service for Empty {
+impl Filesystem for Empty {
     fn longest_request(&self) -> usize {
         0
     }
 
     fn answer(&self, request: &Request<'_>, exchange: &mut Exchange<'_>) -> Result<Answer, Errno> {
-        let note = exchange.earlier().map(|Begun { note, .. }| note);
+        let note = exchange.earlier().map(|BegunRequest { note, .. }| note);
         let told = Told { number: request.number(), resent: exchange.is_resent(), note };
         // The test may have seen enough.
         let _ = self.0.lock().expect("one thread").send(told);
         match request.operation {
-            Operation::GetAttr { .. } => {
+            FuseOperation::GetAttr { .. } => {
                 let attr = abi::Attr { ino: 1, mode: libc::S_IFDIR | 0o755, nlink: 2, ..Default::default() };
                 Ok(Answer::Attributes(abi::AttrOut { attr, ..Default::default() }))
             }
@@ -41,7 +41,7 @@ impl Service for Empty {
 
     fn begin_thread(&self) {}
 
-    fn may_wait(&self, _: &Operation<'_>) -> bool {
+    fn may_wait(&self, _: &FuseOperation<'_>) -> bool {
         false
     }
 

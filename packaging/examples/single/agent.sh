@@ -4,7 +4,8 @@
 #
 #   agent.sh [--fork] [DIRECTORY]
 #
-# Where systemd runs, podfs is a unit of it; elsewhere, and with --fork, it is a process of this one. DIRECTORY has a directory for each pod, called by its uid, as podfs@.service has below /etc/podfs/pods:
+# Where systemd runs, podfs is a systemd unit; elsewhere, and with --fork, it is a child of this script. DIRECTORY has a directory
+# for each pod, named by its uid, like /etc/podfs/pods for podfs@.service:
 #   pod.yaml       the manifest
 #   objects/       the objects that it refers to; without it, the agent pushes objects:
 #   push.yaml      the first objects

@@ -34,11 +34,11 @@ pub(super) enum ConfigError {
     #[error("{origin}: {key} must be true or false")]
     Flag { origin: String, key: &'static str },
     /// The option refuses the value.
-    #[error("{origin}: {key}: {objection}")]
+    #[error("{origin}: {key}: {value_error}")]
     Refused {
         origin: String,
         key: &'static str,
-        objection: String,
+        value_error: String,
         #[source]
         cause: clap::Error,
     },

@@ -73,7 +73,7 @@ impl Key {
     }
 }
 
-/// The commands for people. The others do not read settings.
+/// The commands that users call. The others do not read settings.
 pub(in crate::cli) fn visible(podfs: &Command) -> impl Iterator<Item = &Command> {
     podfs.get_subcommands().filter(|command| !command.is_hide_set())
 }

@@ -115,7 +115,7 @@ fn with_settings(words: &[OsString]) -> Result<Command, ConfigError> {
     Ok(podfs.mut_subcommand(name, |command| settings.into_iter().fold(command, with_default)))
 }
 
-/// The called command, if it is for people.
+/// The called command, if it is one for users.
 fn called<'a>(given: &'a ArgMatches, podfs: &'a Command) -> Option<(&'a str, &'a ArgMatches, &'a Command)> {
     let (name, given) = given.subcommand()?;
     keys::visible(podfs).find(|command| command.get_name() == name).map(|command| (name, given, command))
@@ -208,13 +208,13 @@ fn check(setting: &Setting, option: &Arg) -> Result<(), ConfigError> {
     let alone = alone.value_delimiter(option.get_value_delimiter());
     let parsed = Command::new("podfs").no_binary_name(true).arg(alone).try_get_matches_from([value]);
     parsed.map(drop).map_err(|cause| {
-        let objection = objection(&cause, value);
-        ConfigError::Refused { origin: origin.clone(), key: key.name, objection, cause }
+        let value_error = value_error(&cause, value);
+        ConfigError::Refused { origin: origin.clone(), key: key.name, value_error, cause }
     })
 }
 
 /// Why an option refuses a value, without the usage text.
-fn objection(error: &clap::Error, value: &OsStr) -> String {
+fn value_error(error: &clap::Error, value: &OsStr) -> String {
     if let Some(cause) = error.source() {
         return cause.to_string();
     }

@@ -18,9 +18,9 @@ use crate::node::feed::{Choice, FeedSettings, PodSource};
 use crate::node::local_volumes::ClassDirectory;
 use crate::node::nri::{NriError, NriSettings};
 use crate::node::service::DaemonError;
-use crate::node::supervisors::Settings;
+use crate::node::supervisors::SupervisorSettings;
 use crate::node::{self, NodeError, NodeOptions, on_host};
-use crate::source::Access;
+use crate::source::SettingsSource;
 use crate::supervisor::exec_state;
 use crate::supervisor::installed::supervisor_program;
 use crate::supervisor::program::machine::check_machine;
@@ -197,7 +197,7 @@ impl DaemonOptions {
             (server && (csi.is_none() || nri.is_some())).then_some(PodSource::Api),
         ];
         let program = supervisor_program().map_err(Failure::machine)?;
-        let supervisors = Settings::new(&run_directory, &self.root_dir, program);
+        let supervisors = SupervisorSettings::new(&run_directory, &self.root_dir, program);
         let supervisors = supervisors.map_err(|error| Failure::general(anyhow!("cannot start: {error}")))?;
         let supervisors = supervisors.with_arguments(arguments);
         let options = NodeOptions {
@@ -288,9 +288,9 @@ impl DaemonOptions {
     }
 
     /// The access to the API server; `None` without `--kubeconfig` and `--in-cluster`.
-    fn api(&self) -> Result<Option<Access>, Failure> {
-        let kubeconfig = self.kubeconfig.clone().map(Access::Kubeconfig);
-        let access = kubeconfig.or(self.in_cluster.then_some(Access::InCluster));
+    fn api(&self) -> Result<Option<SettingsSource>, Failure> {
+        let kubeconfig = self.kubeconfig.clone().map(SettingsSource::Kubeconfig);
+        let access = kubeconfig.or(self.in_cluster.then_some(SettingsSource::InCluster));
         match (&access, &self.node_name) {
             (Some(_), None) => Err(Failure::input(anyhow!(
                 "the API server has the pods of all nodes; give --node-name, the name of this one's Node object"

@@ -2,13 +2,13 @@
 
 use crate::admin::table::{grid, one_line};
 use crate::node::service::proto::MountedVolume;
-use crate::node::{ContainerEntry, KeptMount, NodeState, PodEntry, PodOrigin, PodStage, VolumeEntry, VolumeMount};
+use crate::node::{ContainerEntry, KeptMount, MountState, NodeState, PodEntry, PodOrigin, PodStage, VolumeEntry};
 
 /// A line for each pod, followed by its problems.
 pub(super) fn pods(state: &NodeState) -> String {
     let row = |pod: &PodEntry| {
         let wanted = pod.volumes.iter().filter(|volume| volume.desired).count();
-        let mounted = pod.volumes.iter().filter(|volume| volume.mount == VolumeMount::Mounted).count();
+        let mounted = pod.volumes.iter().filter(|volume| volume.mount == MountState::Mounted).count();
         let source = match &pod.origin {
             Some(PodOrigin::File(path)) => path.display().to_string(),
             Some(PodOrigin::Api) => "API server".to_owned(),
@@ -35,9 +35,9 @@ pub(super) fn pods(state: &NodeState) -> String {
 pub(super) fn volumes(state: &NodeState) -> String {
     let row = |pod: &PodEntry, volume: &VolumeEntry| {
         let mount = match volume.mount {
-            VolumeMount::NotMounted => "no",
-            VolumeMount::Uncertain => "uncertain",
-            VolumeMount::Mounted => "yes",
+            MountState::NotMounted => "no",
+            MountState::Uncertain => "uncertain",
+            MountState::Mounted => "yes",
         };
         let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
         let cells = [
@@ -112,7 +112,7 @@ fn head(state: &NodeState) -> String {
 
 /// The state of a pod, in a word.
 fn word(pod: &PodEntry) -> &'static str {
-    let lacks = |volume: &VolumeEntry| volume.mount != VolumeMount::Mounted;
+    let lacks = |volume: &VolumeEntry| volume.mount != MountState::Mounted;
     match pod.stage {
         _ if pod.released => "released",
         None => "deleted",
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
     use crate::manifest::pod::PodUid;
 
-    fn volume(name: &str, mount: VolumeMount, reason: Option<&str>) -> VolumeEntry {
+    fn volume(name: &str, mount: MountState, reason: Option<&str>) -> VolumeEntry {
         VolumeEntry {
             name: name.to_owned(),
             unique_name: format!("kubernetes.io/secret/u-{name}"),
@@ -160,8 +160,8 @@ mod tests {
             released: false,
             processed: true,
             volumes: vec![
-                volume("a", VolumeMount::Mounted, None),
-                volume("b", VolumeMount::NotMounted, Some("secret \"b\"\nnot found")),
+                volume("a", MountState::Mounted, None),
+                volume("b", MountState::NotMounted, Some("secret \"b\"\nnot found")),
             ],
             errors: Vec::new(),
             supervisor: None,

@@ -15,8 +15,10 @@ use super::{after_answers, say};
 use crate::manifest::pod::{Pod, is_pod_or_template};
 use crate::manifest::{Document, KnownObjects, parse_documents};
 use crate::source::{
-    Accepted, Access, ApiPlan, ApiSource, FileSource, PodInput, PodName, Snapshot, Source, TokenPolicy, live_pod,
+    AcceptedDocuments, ApiPlan, ApiSource, FileSource, PodInput, SettingsSource, Snapshot, Source, TokenPolicy,
+    live_pod,
 };
+use crate::types::PodName;
 
 /// The name of the volume that admission adds to each pod with a service account; manifests do not have it.
 const INJECTED: &str = "kube-api-access-";
@@ -61,7 +63,7 @@ impl Old {
 fn of_files(path: &Path, new: &Arc<Pod>, snapshot: &Snapshot) -> Result<(Arc<Pod>, Snapshot), Failure> {
     let holds_pod = path.is_file() && documents(path)?.iter().any(is_pod_or_template);
     let (_files, old) = match holds_pod {
-        true => FileSource::open_accepting(Accepted::Templates, Some(PodInput::File(path.to_owned())), &[])?,
+        true => FileSource::open_accepting(AcceptedDocuments::Templates, Some(PodInput::File(path.to_owned())), &[])?,
         false => FileSource::open(None, &[path.to_owned()])?,
     };
     let pod = old.pod.unwrap_or_else(|| Arc::clone(new));
@@ -71,7 +73,11 @@ fn of_files(path: &Path, new: &Arc<Pod>, snapshot: &Snapshot) -> Result<(Arc<Pod
     ))
 }
 
-fn of_cluster(access: Access, file: Option<&Path>, new: &Arc<Pod>) -> Result<Option<(Arc<Pod>, Snapshot)>, Failure> {
+fn of_cluster(
+    access: SettingsSource,
+    file: Option<&Path>,
+    new: &Arc<Pod>,
+) -> Result<Option<(Arc<Pod>, Snapshot)>, Failure> {
     let PodOrWorkload { api_version, kind, name } = PodOrWorkload::of(file, new)?;
     let live = block_on(&[], async { Ok(live_pod(access.clone(), &api_version, &kind, &name).await?) })?;
     let Some(mut live) = live else {

@@ -41,7 +41,7 @@ pub(super) struct CsiClient {
 
 /// The capabilities of a driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Capabilities {
+pub(super) struct CsiCapabilities {
     /// The driver stages a volume once for the node (`STAGE_UNSTAGE_VOLUME`).
     pub(super) stage: bool,
     /// The driver itself changes the group of a volume to the pod's (`VOLUME_MOUNT_GROUP`).
@@ -81,10 +81,10 @@ impl CsiClient {
         Ok(CsiClient { runtime, node: NodeClient::new(channel), driver: driver.to_owned() })
     }
 
-    pub(super) fn capabilities(&self) -> Result<Capabilities, DriverError> {
+    pub(super) fn capabilities(&self) -> Result<CsiCapabilities, DriverError> {
         let mut node = self.node.clone();
         let answer = self.call("NodeGetCapabilities", node.node_get_capabilities(NodeGetCapabilitiesRequest {}))?;
-        let mut can = Capabilities::default();
+        let mut can = CsiCapabilities::default();
         for capability in answer.capabilities {
             let Some(Kind::Rpc(Rpc { r#type })) = capability.r#type else { continue };
             match Type::try_from(r#type) {

@@ -32,7 +32,7 @@ use crate::manifest::objects::{CsiDriver, DriverFsGroupPolicy, Secret};
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::Csi;
 use crate::volume::csi::sha256;
-use client::{Capabilities, CsiClient};
+use client::{CsiCapabilities, CsiClient};
 pub use discovery::{REGISTRY, sockets_in};
 pub use registration::{NodeDriver, answer, node_driver};
 use request::text;
@@ -101,7 +101,7 @@ impl CsiMount<'_> {
         Ok(BlockDevice::open(&source)?)
     }
 
-    fn publish(&self, home: &DriverHome) -> Result<(HostSource, Capabilities), DriverError> {
+    fn publish(&self, home: &DriverHome) -> Result<(HostSource, CsiCapabilities), DriverError> {
         let (client, can) = self.connect()?;
         let write = |record: &DriverRecord| write(home, record);
         let node_mount = self.node_mount(can);
@@ -159,7 +159,7 @@ impl CsiMount<'_> {
         client.publish(self.publish_request(home, can, node_mount.as_ref())?)
     }
 
-    fn connect(&self) -> Result<(CsiClient, Capabilities), DriverError> {
+    fn connect(&self) -> Result<(CsiClient, CsiCapabilities), DriverError> {
         let socket = discovery::find(self.root, &self.csi.driver)?;
         let client = CsiClient::connect(&self.csi.driver, &socket)?;
         let can = client.capabilities()?;
@@ -188,7 +188,7 @@ impl CsiMount<'_> {
     }
 
     /// The node's mount of the volume, if the driver stages it.
-    fn node_mount(&self, can: Capabilities) -> Option<NodeMount> {
+    fn node_mount(&self, can: CsiCapabilities) -> Option<NodeMount> {
         let of_csi = self.root.join("plugins/kubernetes.io/csi");
         let directory = match self.is_block {
             true => of_csi.join("volumeDevices").join(self.name),
@@ -200,7 +200,7 @@ impl CsiMount<'_> {
     fn stage(
         &self,
         client: &CsiClient,
-        can: Capabilities,
+        can: CsiCapabilities,
         node_mount: &NodeMount,
         path: &Path,
     ) -> Result<(), DriverError> {

@@ -36,7 +36,7 @@ pub struct NodeDriver {
 }
 
 /// A plugin that has registered.
-pub(super) struct Registered {
+pub(super) struct RegisteredPlugin {
     /// The name of the driver.
     pub(super) name: String,
     /// Its socket.
@@ -49,7 +49,7 @@ pub(super) struct Registered {
 /// # Errors
 /// When one of them does not answer, or the answer is invalid.
 pub async fn node_driver(socket: &Path) -> Result<Option<NodeDriver>, DriverError> {
-    let Some(Registered { name, endpoint, versions }) = registered(socket).await? else { return Ok(None) };
+    let Some(RegisteredPlugin { name, endpoint, versions }) = registered(socket).await? else { return Ok(None) };
     if !versions.iter().any(|version| version.trim_start_matches('v').split('.').next() == Some("1")) {
         return Err(DriverError::refused(format!(
             "CSI driver {name} speaks version {} of CSI, and podfs speaks version 1; install another version of the driver",
@@ -81,7 +81,7 @@ pub async fn answer(socket: &Path, refusal: Option<&str>) -> bool {
 }
 
 /// The CSI driver that a socket of the registry registers, if it is one.
-pub(super) async fn registered(socket: &Path) -> Result<Option<Registered>, DriverError> {
+pub(super) async fn registered(socket: &Path) -> Result<Option<RegisteredPlugin>, DriverError> {
     let failed = |what: &str| DriverError::refused(format!("the registration at {} {what}", socket.display()));
     let asked = async {
         let channel = channel(socket).await.map_err(|_| failed("accepts no connection"))?;
@@ -95,7 +95,7 @@ pub(super) async fn registered(socket: &Path) -> Result<Option<Registered>, Driv
         "" => socket.to_owned(),
         endpoint => PathBuf::from(endpoint),
     };
-    Ok((r#type == CSI_PLUGIN).then_some(Registered { name, endpoint, versions }))
+    Ok((r#type == CSI_PLUGIN).then_some(RegisteredPlugin { name, endpoint, versions }))
 }
 
 impl NodeDriver {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use super::client::Capabilities;
+use super::client::CsiCapabilities;
 use super::{CsiMount, DriverError, DriverHome, NodeMount};
 use crate::csi::v1::volume_capability::access_mode::Mode;
 use crate::csi::v1::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
@@ -17,7 +17,11 @@ const ATTRIBUTE: &str = "csi.storage.k8s.io/";
 
 impl CsiMount<'_> {
     /// The request to stage the volume at a path of the node.
-    pub(super) fn stage_request(&self, can: Capabilities, path: &Path) -> Result<NodeStageVolumeRequest, DriverError> {
+    pub(super) fn stage_request(
+        &self,
+        can: CsiCapabilities,
+        path: &Path,
+    ) -> Result<NodeStageVolumeRequest, DriverError> {
         Ok(NodeStageVolumeRequest {
             volume_id: self.handle(),
             publish_context: pairs(self.publish_context),
@@ -32,7 +36,7 @@ impl CsiMount<'_> {
     pub(super) fn publish_request(
         &self,
         home: &DriverHome,
-        can: Capabilities,
+        can: CsiCapabilities,
         node_mount: Option<&NodeMount>,
     ) -> Result<NodePublishVolumeRequest, DriverError> {
         let mut volume_context = self.csi.attributes.clone();
@@ -72,7 +76,7 @@ impl CsiMount<'_> {
     pub(super) fn expand_request(
         &self,
         home: &DriverHome,
-        can: Capabilities,
+        can: CsiCapabilities,
         node_mount: Option<&NodeMount>,
         bytes: u64,
     ) -> Result<NodeExpandVolumeRequest, DriverError> {
@@ -87,7 +91,7 @@ impl CsiMount<'_> {
         })
     }
 
-    fn capability(&self, can: Capabilities) -> VolumeCapability {
+    fn capability(&self, can: CsiCapabilities) -> VolumeCapability {
         let mode = access_mode(self.access_modes.first().map(String::as_str), can);
         let access_type = match self.is_block {
             true => AccessType::Block(BlockVolume {}),
@@ -96,7 +100,7 @@ impl CsiMount<'_> {
         VolumeCapability { access_mode: Some(AccessMode { mode: mode.into() }), access_type: Some(access_type) }
     }
 
-    fn mount_volume(&self, can: Capabilities) -> MountVolume {
+    fn mount_volume(&self, can: CsiCapabilities) -> MountVolume {
         let group = self.facts.fs_group.filter(|_| can.mount_group);
         MountVolume {
             fs_type: self.csi.fs_type.clone().unwrap_or_default(),
@@ -107,7 +111,7 @@ impl CsiMount<'_> {
 }
 
 /// Converts an access mode of the API to CSI's.
-fn access_mode(mode: Option<&str>, can: Capabilities) -> Mode {
+fn access_mode(mode: Option<&str>, can: CsiCapabilities) -> Mode {
     match (mode, can.multi_writer) {
         (Some("ReadOnlyMany"), _) => Mode::MultiNodeReaderOnly,
         (Some("ReadWriteMany"), _) => Mode::MultiNodeMultiWriter,
@@ -150,7 +154,8 @@ mod tests {
 
     #[test]
     fn cs_02_access_modes_are_those_of_the_driver() {
-        let (plain, multi) = (Capabilities::default(), Capabilities { multi_writer: true, ..Capabilities::default() });
+        let (plain, multi) =
+            (CsiCapabilities::default(), CsiCapabilities { multi_writer: true, ..CsiCapabilities::default() });
         for (mode, can, expected) in [
             (None, plain, Mode::SingleNodeWriter),
             (Some("ReadWriteOnce"), plain, Mode::SingleNodeWriter),

@@ -76,7 +76,7 @@ pub(super) fn call(
     for variable in OF_PODFS {
         process.env_remove(variable);
     }
-    let mut child = Running(process.spawn().map_err(cannot)?);
+    let mut child = RunningDriver(process.spawn().map_err(cannot)?);
     if !child.ends_within(deadline).map_err(cannot)? {
         let seconds = deadline.as_secs();
         return Err(DriverError::uncertain(at(&format!("has not ended for {seconds} s; the driver was killed"))));
@@ -104,9 +104,9 @@ pub(super) fn call(
 }
 
 /// A running driver. To drop this kills its process group, and starts a thread that reaps it.
-struct Running(Child);
+struct RunningDriver(Child);
 
-impl Running {
+impl RunningDriver {
     fn ends_within(&mut self, deadline: Duration) -> io::Result<bool> {
         let pidfd = pidfd_open(self.pid(), PidfdFlags::empty())?;
         let timeout = Timespec::try_from(deadline).map_err(io::Error::other)?;
@@ -129,7 +129,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningDriver {
     fn drop(&mut self) {
         if matches!(self.0.try_wait(), Ok(Some(_))) {
             return;

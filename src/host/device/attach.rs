@@ -22,7 +22,7 @@ use tracing::warn;
 use super::BlockDevice;
 use super::options::DeviceMountOptions;
 use crate::host::HostError;
-use crate::host::global_mount::Held;
+use crate::host::global_mount::LockedGlobalMount;
 
 /// The time that a mount may stay busy after its last pod ended, while the pod's server closes its files.
 const CLOSING: Duration = Duration::from_secs(2);
@@ -95,7 +95,7 @@ fn make(device: &BlockDevice, kind: &str, options: &DeviceMountOptions, read_onl
     fsmount(context, FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(failed)
 }
 
-/// Makes sure that what is mounted at `place` is this device.
+/// Checks that the mount at `place` is of this device.
 ///
 /// # Errors
 /// When it is another one.
@@ -131,7 +131,7 @@ pub(super) fn is_read_only(place: &Path) -> Result<bool, HostError> {
 ///
 /// # Errors
 /// When the kernel does not unmount it.
-pub fn unmount(held: &Held<'_>, top: &Path) -> Result<(), HostError> {
+pub fn unmount(held: &LockedGlobalMount<'_>, top: &Path) -> Result<(), HostError> {
     let place = held.place();
     let failed = |cause: std::io::Error| HostError::system("unmount", place, cause);
     let deadline = Instant::now() + CLOSING;

@@ -5,9 +5,9 @@ use std::ffi::OsStr;
 use tracing::{info, warn};
 
 use super::BlockDevice;
-use super::program::{Obstacle, run};
+use super::program::{NoOutcome, run};
 use crate::host::HostError;
-use crate::host::global_mount::Held;
+use crate::host::global_mount::LockedGlobalMount;
 
 /// Errors were corrected.
 const CORRECTED: i32 = 1;
@@ -19,7 +19,7 @@ const UNCORRECTED: i32 = 4;
 ///
 /// # Errors
 /// When it has errors that fsck does not repair by itself.
-pub(super) fn check(device: &BlockDevice, held: &Held<'_>) -> Result<(), HostError> {
+pub(super) fn check(device: &BlockDevice, held: &LockedGlobalMount<'_>) -> Result<(), HostError> {
     let path = device.path().display();
     if device.is_in_use().unwrap_or(false) {
         info!("{path} is not checked, because the node uses it already");
@@ -27,11 +27,11 @@ pub(super) fn check(device: &BlockDevice, held: &Held<'_>) -> Result<(), HostErr
     }
     let outcome = match run("fsck", &[OsStr::new("-a"), device.path().as_os_str()], Some(held)) {
         Ok(outcome) => outcome,
-        Err(Obstacle::Missing) => {
+        Err(NoOutcome::Missing) => {
             warn!("fsck is not installed, so {path} is mounted without a check");
             return Ok(());
         }
-        Err(Obstacle::Failed(error)) => return Err(error),
+        Err(NoOutcome::Failed(error)) => return Err(error),
     };
     match outcome.code {
         Some(0) => Ok(()),

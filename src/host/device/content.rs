@@ -40,7 +40,7 @@ pub(super) enum DeviceContent {
     Ambiguous,
 }
 
-/// Looks what is on a device.
+/// Detects the content of a device.
 ///
 /// # Errors
 /// When it cannot be read, or blkid is not installed or fails.

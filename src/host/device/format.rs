@@ -27,23 +27,23 @@ use super::BlockDevice;
 use super::content::DeviceContent;
 use super::program::run;
 use crate::host::HostError;
-use crate::host::global_mount::{Held, remove_whole, write_synced};
+use crate::host::global_mount::{LockedGlobalMount, remove_whole, write_synced};
 
 /// A new UUID with each reading.
 const RANDOM_UUID: &str = "/proc/sys/kernel/random/uuid";
 
 /// The record of a device before podfs formats it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Marker {
+pub(super) struct FormatMarker {
     device: PathBuf,
     size: u64,
     kind: String,
     uuid: String,
 }
 
-impl Marker {
+impl FormatMarker {
     /// The marker at `path`, if there is one.
-    pub(super) fn read(path: &Path) -> Result<Option<Marker>, HostError> {
+    pub(super) fn read(path: &Path) -> Result<Option<FormatMarker>, HostError> {
         match fs::read(path) {
             Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
             read => {
@@ -91,7 +91,12 @@ fn remove(path: &Path) -> Result<(), HostError> {
 ///
 /// # Errors
 /// When podfs does not make such file systems, the device is in use, or mkfs fails.
-pub(super) fn format(device: &BlockDevice, kind: &str, marker: &Path, held: &Held<'_>) -> Result<(), HostError> {
+pub(super) fn format(
+    device: &BlockDevice,
+    kind: &str,
+    marker: &Path,
+    held: &LockedGlobalMount<'_>,
+) -> Result<(), HostError> {
     let path = device.path();
     let refused = |problem: String| HostError::Refused(format!("cannot format {}: {problem}", path.display()));
     if !matches!(kind, "ext3" | "ext4" | "xfs") {
@@ -103,7 +108,7 @@ pub(super) fn format(device: &BlockDevice, kind: &str, marker: &Path, held: &Hel
     }
     let uuid = fs::read_to_string(RANDOM_UUID).map_err(failed)?.trim().to_owned();
     let size = device.size().map_err(failed)?;
-    Marker { device: path.to_owned(), size, kind: kind.to_owned(), uuid: uuid.clone() }.write(marker)?;
+    FormatMarker { device: path.to_owned(), size, kind: kind.to_owned(), uuid: uuid.clone() }.write(marker)?;
     let begun = std::time::Instant::now();
     make(device, kind, &uuid, held)?;
     remove(marker)?;
@@ -111,7 +116,7 @@ pub(super) fn format(device: &BlockDevice, kind: &str, marker: &Path, held: &Hel
     Ok(())
 }
 
-fn make(device: &BlockDevice, kind: &str, uuid: &str, held: &Held<'_>) -> Result<(), HostError> {
+fn make(device: &BlockDevice, kind: &str, uuid: &str, held: &LockedGlobalMount<'_>) -> Result<(), HostError> {
     let refused = |problem: String| HostError::Refused(format!("cannot format {}: {problem}", device.path().display()));
     if !device.is_at_path() {
         return Err(refused("its path leads to another device by now; podfs tries again".to_owned()));
@@ -131,16 +136,16 @@ fn make(device: &BlockDevice, kind: &str, uuid: &str, held: &Held<'_>) -> Result
     }
 }
 
-/// Says what is on a device whose formatting did not end, once that is put right.
+/// The content of a device after an interrupted format is repaired.
 ///
 /// # Errors
 /// When the device cannot be checked or formatted again.
 pub(super) fn judge(
-    marker: &Marker,
+    marker: &FormatMarker,
     content: DeviceContent,
     device: &BlockDevice,
     path: &Path,
-    held: &Held<'_>,
+    held: &LockedGlobalMount<'_>,
 ) -> Result<DeviceContent, HostError> {
     let is_own = match &content {
         DeviceContent::FileSystem { kind, uuid } => *kind == marker.kind && uuid.as_ref() == Some(&marker.uuid),
@@ -168,7 +173,7 @@ pub(super) fn judge(
 }
 
 /// Whether a full check finds nothing wrong.
-fn is_whole(device: &BlockDevice, kind: &str, held: &Held<'_>) -> Result<bool, HostError> {
+fn is_whole(device: &BlockDevice, kind: &str, held: &LockedGlobalMount<'_>) -> Result<bool, HostError> {
     let (program, arguments, package): (_, &[&str], _) = match kind {
         "xfs" => ("xfs_repair", &["-n"], "xfsprogs"),
         _ => ("e2fsck", &["-n", "-f"], "e2fsprogs"),

@@ -14,7 +14,7 @@ const EXT_MAGIC: [u8; 2] = [0x53, 0xef];
 const XFS_MAGIC: &[u8] = b"XFSB";
 
 /// A file system whose size its superblock says.
-struct Sized {
+struct SizedFilesystem {
     bytes: u64,
     block: u64,
     program: &'static str,
@@ -32,7 +32,9 @@ pub(super) fn grow(device: &BlockDevice, capacity: u64, place: &Path) -> Result<
     };
     let unreadable = |cause: std::io::Error| refused(cause.to_string());
     let available = device.size().map_err(unreadable)?;
-    let Some(Sized { bytes, block, program, package }) = sized(device).map_err(unreadable)? else { return Ok(None) };
+    let Some(SizedFilesystem { bytes, block, program, package }) = sized(device).map_err(unreadable)? else {
+        return Ok(None);
+    };
     if bytes >= capacity || available < bytes + block {
         return Ok(None);
     }
@@ -56,7 +58,7 @@ pub(super) fn has_superblock(device: &BlockDevice) -> std::io::Result<bool> {
 }
 
 /// The size of a file system that podfs can grow.
-fn sized(device: &BlockDevice) -> std::io::Result<Option<Sized>> {
+fn sized(device: &BlockDevice) -> std::io::Result<Option<SizedFilesystem>> {
     let mut xfs = [0; 16];
     device.read(&mut xfs, XFS_SUPERBLOCK)?;
     if xfs.starts_with(XFS_MAGIC) {
@@ -64,7 +66,7 @@ fn sized(device: &BlockDevice) -> std::io::Result<Option<Sized>> {
         let mut blocks = [0; 8];
         blocks.copy_from_slice(&xfs[8..16]);
         let bytes = u64::from_be_bytes(blocks).saturating_mul(block);
-        return Ok(Some(Sized { bytes, block, program: "xfs_growfs", package: "xfsprogs" }));
+        return Ok(Some(SizedFilesystem { bytes, block, program: "xfs_growfs", package: "xfsprogs" }));
     }
     let mut ext = [0; 1024];
     device.read(&mut ext, EXT_SUPERBLOCK)?;
@@ -76,5 +78,5 @@ fn sized(device: &BlockDevice) -> std::io::Result<Option<Sized>> {
     let upper = if word(0x60) & 0x80 != 0 { word(0x150) << 32 } else { 0 };
     let block = 1024_u64.checked_shl(u32::try_from(word(0x18)).unwrap_or(u32::MAX)).unwrap_or(u64::MAX);
     let bytes = (word(0x4) | upper).saturating_mul(block);
-    Ok(Some(Sized { bytes, block, program: "resize2fs", package: "e2fsprogs" }))
+    Ok(Some(SizedFilesystem { bytes, block, program: "resize2fs", package: "e2fsprogs" }))
 }

@@ -39,9 +39,9 @@ pub use erase::erase;
 pub use pinned::BlockDevice;
 
 use super::HostError;
-use super::global_mount::Held;
+use super::global_mount::LockedGlobalMount;
 use content::DeviceContent;
-use format::Marker;
+use format::FormatMarker;
 use options::DeviceMountOptions;
 
 /// The parameters of the mount of a block device.
@@ -60,7 +60,11 @@ pub struct DeviceMountRequest<'a> {
 ///
 /// # Errors
 /// When the device is in use, holds other data, or cannot be formatted, checked or mounted.
-pub fn mount(device: &BlockDevice, request: DeviceMountRequest<'_>, held: &Held<'_>) -> Result<bool, HostError> {
+pub fn mount(
+    device: &BlockDevice,
+    request: DeviceMountRequest<'_>,
+    held: &LockedGlobalMount<'_>,
+) -> Result<bool, HostError> {
     let options = DeviceMountOptions::parse(request.options)?;
     let is_mounted = held.is_mounted().map_err(|cause| HostError::system("look at", held.place(), cause))?;
     if is_mounted {
@@ -123,11 +127,11 @@ fn make_ready(
     device: &BlockDevice,
     request: DeviceMountRequest<'_>,
     read_only: bool,
-    held: &Held<'_>,
+    held: &LockedGlobalMount<'_>,
 ) -> Result<String, HostError> {
     let path = device.path().display();
     let mut content = content::probe(device)?;
-    if let Some(marker) = Marker::read(request.marker)? {
+    if let Some(marker) = FormatMarker::read(request.marker)? {
         content = format::judge(&marker, content, device, request.marker, held)?;
     }
     let wanted = request.fs_type.filter(|wanted| !wanted.is_empty());

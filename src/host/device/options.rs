@@ -40,7 +40,7 @@ impl DeviceMountOptions {
         match word {
             "rw" => self.read_only = false,
             "ro" => self.read_only = true,
-            // Words for mount(8), or what is the case without them.
+            // Words for mount(8), or its defaults.
             "" | "defaults" | "bind" | "auto" | "noauto" | "nofail" | "_netdev" | "async" | "relatime" | "user"
             | "nouser" | "users" | "norelatime" => {}
             "nosuid" | "suid" => flag(&mut self.attributes, MountAttrFlags::MOUNT_ATTR_NOSUID, word == "nosuid"),

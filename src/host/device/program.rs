@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::host::HostError;
-use crate::host::global_mount::Held;
+use crate::host::global_mount::LockedGlobalMount;
 
 /// Directories of administrators' programs. Some systems do not have them in the `PATH` of ordinary users.
 const SYSTEM: &str = "/usr/sbin:/sbin";
@@ -26,7 +26,7 @@ pub(super) struct ProgramOutput {
 
 /// Why a program has no outcome.
 #[derive(Debug)]
-pub(super) enum Obstacle {
+pub(super) enum NoOutcome {
     /// It is not installed.
     Missing,
     /// It cannot be started.
@@ -34,16 +34,20 @@ pub(super) enum Obstacle {
 }
 
 /// Runs a program to its end. With `held`, the lock lasts at least as long as the program.
-pub(super) fn run(program: &str, arguments: &[&OsStr], held: Option<&Held<'_>>) -> Result<ProgramOutput, Obstacle> {
+pub(super) fn run(
+    program: &str,
+    arguments: &[&OsStr],
+    held: Option<&LockedGlobalMount<'_>>,
+) -> Result<ProgramOutput, NoOutcome> {
     let mut path = std::env::var_os("PATH").unwrap_or_default();
     path.push(OsString::from(format!(":{SYSTEM}")));
     let input = match held {
-        Some(held) => held.program_input().map_err(Obstacle::Failed)?.into(),
+        Some(held) => held.program_input().map_err(NoOutcome::Failed)?.into(),
         None => Stdio::null(),
     };
     let failed = |cause: io::Error| match cause.kind() {
-        ErrorKind::NotFound => Obstacle::Missing,
-        _ => Obstacle::Failed(HostError::failed(format!("cannot run {program}"), cause)),
+        ErrorKind::NotFound => NoOutcome::Missing,
+        _ => NoOutcome::Failed(HostError::failed(format!("cannot run {program}"), cause)),
     };
     let (mut output, mut errors) = (memory_file().map_err(failed)?, memory_file().map_err(failed)?);
     let mut command = Command::new(program);
@@ -77,14 +81,14 @@ impl ProgramOutput {
     }
 }
 
-impl Obstacle {
+impl NoOutcome {
     /// A sentence, for a program that podfs cannot do without.
     pub(super) fn needed(self, program: &str, package: &str) -> HostError {
         match self {
-            Obstacle::Missing => {
+            NoOutcome::Missing => {
                 HostError::Refused(format!("the program {program} is not installed; install it (Debian: {package})"))
             }
-            Obstacle::Failed(error) => error,
+            NoOutcome::Failed(error) => error,
         }
     }
 }

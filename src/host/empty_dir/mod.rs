@@ -18,10 +18,10 @@ use rustix::fs::{AtFlags, Gid, Mode, OFlags, ResolveFlags, Uid, chmod, chownat, 
 use rustix::io::Errno;
 use tracing::warn;
 
-use super::delete::{Left, delete};
+use super::delete::{UndeletedEntries, delete};
 use super::{HostError, HostSource, memory};
 
-pub use plan::{Backing, EmptyDirPlan, PlanError};
+pub use plan::{EmptyDirBacking, EmptyDirPlan, PlanError};
 
 const CONTENT: &CStr = c"content";
 const READY: &str = "ready";
@@ -87,8 +87,8 @@ impl EmptyDirContent {
     /// When its files take more.
     pub fn resize(&self, plan: &EmptyDirPlan) -> Result<(), HostError> {
         match plan.backing {
-            Backing::Memory { bytes } => memory::resize_tmpfs(&self.source, bytes, &content_path(&self.home)),
-            Backing::Disk | Backing::HugePages { .. } => Ok(()),
+            EmptyDirBacking::Memory { bytes } => memory::resize_tmpfs(&self.source, bytes, &content_path(&self.home)),
+            EmptyDirBacking::Disk | EmptyDirBacking::HugePages { .. } => Ok(()),
         }
     }
 
@@ -96,7 +96,7 @@ impl EmptyDirContent {
     ///
     /// # Errors
     /// When the home cannot be read.
-    pub fn delete(self) -> Result<Left, HostError> {
+    pub fn delete(self) -> Result<UndeletedEntries, HostError> {
         let EmptyDirContent { home, source, .. } = self;
         // A tmpfs cannot be unmounted while this descriptor is open.
         drop(source);
@@ -109,7 +109,7 @@ impl EmptyDirContent {
 ///
 /// # Errors
 /// When the home cannot be read.
-pub fn remove(home: &Path) -> Result<Left, HostError> {
+pub fn remove(home: &Path) -> Result<UndeletedEntries, HostError> {
     let directory = File::open(home).map_err(|cause| HostError::system("open", home, cause))?;
     let left = clear(home, &directory)?;
     drop(directory);
@@ -125,7 +125,7 @@ pub fn is_left_to_agent(home: &Path) -> bool {
 
 /// Deletes whatever content there is. What is mounted on it is unmounted if it is a file system of podfs' own making;
 /// anything else that is mounted is left alone (ED-08).
-fn clear(home: &Path, directory: &File) -> Result<Left, HostError> {
+fn clear(home: &Path, directory: &File) -> Result<UndeletedEntries, HostError> {
     let failed = |cause: io::Error| HostError::system("delete", &content_path(home), cause);
     match fs::remove_file(home.join(READY)) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(error)),
@@ -145,10 +145,10 @@ fn clear(home: &Path, directory: &File) -> Result<Left, HostError> {
 }
 
 /// The content, if it is there as it should be.
-fn find(directory: &File, backing: Backing) -> Option<HostSource> {
+fn find(directory: &File, backing: EmptyDirBacking) -> Option<HostSource> {
     let found = match backing {
-        Backing::Disk => open(directory, ResolveFlags::NO_XDEV).ok()?,
-        Backing::Memory { .. } | Backing::HugePages { .. } => {
+        EmptyDirBacking::Disk => open(directory, ResolveFlags::NO_XDEV).ok()?,
+        EmptyDirBacking::Memory { .. } | EmptyDirBacking::HugePages { .. } => {
             mounted(directory).filter(|found| memory::is_memory(found))?
         }
     };
@@ -173,9 +173,9 @@ fn make(home: &Path, directory: &File, plan: &EmptyDirPlan) -> Result<HostSource
     let failed = |errno: Errno| HostError::system("make the directory", &path, errno);
     mkdirat(directory, CONTENT, Mode::RWXU).map_err(failed)?;
     match plan.backing {
-        Backing::Disk => {}
-        Backing::Memory { bytes } => memory::mount_tmpfs(&path, bytes)?,
-        Backing::HugePages { page_size, limit } => memory::mount_huge_pages(&path, page_size, limit)?,
+        EmptyDirBacking::Disk => {}
+        EmptyDirBacking::Memory { bytes } => memory::mount_tmpfs(&path, bytes)?,
+        EmptyDirBacking::HugePages { page_size, limit } => memory::mount_huge_pages(&path, page_size, limit)?,
     }
     let content = open(directory, ResolveFlags::empty()).map_err(failed)?;
     // The group first: chown(2) may take the setgid bit away. A umask has no say in chmod(2).

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use podfs_fuse::mount::private::Access;
+use podfs_fuse::mount::private::ContainerAccess;
 
 use crate::manifest::pod::PodFacts;
 use crate::payload::{OwnedEntry, fs_group_mode};
@@ -13,7 +13,7 @@ use crate::volume::{EmptyDir, PageSize, Storage};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EmptyDirPlan {
     /// The storage of its files.
-    pub backing: Backing,
+    pub backing: EmptyDirBacking,
     /// Mode of its root, what the fsGroup adds included (ED-10).
     pub mode: u16,
     /// Group of its root.
@@ -22,7 +22,7 @@ pub struct EmptyDirPlan {
 
 /// The storage of the files. Reads as it is recorded beside the content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backing {
+pub enum EmptyDirBacking {
     /// The file system of podfs' root directory.
     Disk,
     /// A tmpfs with a limit.
@@ -39,12 +39,12 @@ pub enum Backing {
     },
 }
 
-impl fmt::Display for Backing {
+impl fmt::Display for EmptyDirBacking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Backing::Disk => f.write_str("disk"),
-            Backing::Memory { .. } => f.write_str("memory"),
-            Backing::HugePages { page_size, .. } => write!(f, "hugepages-{}", PageSize(*page_size)),
+            EmptyDirBacking::Disk => f.write_str("disk"),
+            EmptyDirBacking::Memory { .. } => f.write_str("memory"),
+            EmptyDirBacking::HugePages { page_size, .. } => write!(f, "hugepages-{}", PageSize(*page_size)),
         }
     }
 }
@@ -68,20 +68,20 @@ impl EmptyDirPlan {
     pub fn new(source: &EmptyDir, facts: &PodFacts, node: Allocatable) -> Result<EmptyDirPlan, PlanError> {
         let limit = source.size_limit;
         let (backing, mode) = match source.medium {
-            Storage::Disk => (Backing::Disk, 0o777),
+            Storage::Disk => (EmptyDirBacking::Disk, 0o777),
             Storage::Memory => {
                 let bounds = [facts.resources.memory_limit, limit].into_iter().flatten();
-                (Backing::Memory { bytes: bounds.fold(node.memory_bytes, u64::min) }, 0o1777)
+                (EmptyDirBacking::Memory { bytes: bounds.fold(node.memory_bytes, u64::min) }, 0o1777)
             }
             Storage::HugePages(size) => {
-                (Backing::HugePages { page_size: page_size(source.medium, size, facts)?, limit }, 0o777)
+                (EmptyDirBacking::HugePages { page_size: page_size(source.medium, size, facts)?, limit }, 0o777)
             }
         };
         let mode = source.mode.unwrap_or(mode);
         Ok(EmptyDirPlan {
             backing,
             mode: match facts.fs_group {
-                Some(_) => fs_group_mode(mode, OwnedEntry::Directory, Access::ReadWrite),
+                Some(_) => fs_group_mode(mode, OwnedEntry::Directory, ContainerAccess::ReadWrite),
                 None => mode,
             },
             gid: facts.fs_group.unwrap_or(0),
@@ -107,7 +107,7 @@ mod tests {
     const NODE: Allocatable = Allocatable { cpu_milli: 1, memory_bytes: 16 << 30, ephemeral_storage_bytes: 1 };
 
     fn plan(medium: Storage, size_limit: Option<u64>, resources: PodResources) -> Result<EmptyDirPlan, PlanError> {
-        let facts = PodFacts { resources, ..PodFacts::stand_in() };
+        let facts = PodFacts { resources, ..PodFacts::placeholder() };
         EmptyDirPlan::new(&EmptyDir { medium, size_limit, mode: None }, &facts, NODE)
     }
 
@@ -116,7 +116,7 @@ mod tests {
         let bytes = |pod: Option<u64>, volume: Option<u64>| {
             let resources = PodResources { memory_limit: pod.map(|gib| gib << 30), ..PodResources::default() };
             match plan(Storage::Memory, volume.map(|gib| gib << 30), resources).expect("a plan").backing {
-                Backing::Memory { bytes } => bytes >> 30,
+                EmptyDirBacking::Memory { bytes } => bytes >> 30,
                 other => panic!("{other:?}"),
             }
         };
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn ed_01_ed_10_ex_02_the_root_is_open_to_all_unless_the_manifest_says_otherwise() {
         let mode = |medium, mode, fs_group| {
-            let facts = PodFacts { fs_group, ..PodFacts::stand_in() };
+            let facts = PodFacts { fs_group, ..PodFacts::placeholder() };
             EmptyDirPlan::new(&EmptyDir { medium, size_limit: None, mode }, &facts, NODE).expect("a plan").mode
         };
         assert_eq!(mode(Storage::Disk, None, None), 0o777);

@@ -4,8 +4,8 @@ use std::os::unix::fs::MetadataExt;
 
 use super::*;
 
-const DISK: EmptyDirPlan = EmptyDirPlan { backing: Backing::Disk, mode: 0o777, gid: 0 };
-const MEMORY: EmptyDirPlan = EmptyDirPlan { backing: Backing::Memory { bytes: 1 << 20 }, mode: 0o1777, gid: 0 };
+const DISK: EmptyDirPlan = EmptyDirPlan { backing: EmptyDirBacking::Disk, mode: 0o777, gid: 0 };
+const MEMORY: EmptyDirPlan = EmptyDirPlan { backing: EmptyDirBacking::Memory { bytes: 1 << 20 }, mode: 0o1777, gid: 0 };
 
 /// A home that is unmounted at the end, also when a test fails.
 struct EmptyDirHome(tempfile::TempDir);
@@ -119,16 +119,17 @@ fn another_medium_takes_the_place_of_the_one_before() {
 fn ed_08_a_foreign_mount_on_the_content_is_left_alone() {
     use podfs_fuse::mount::bind::bind;
     use podfs_fuse::mount::directories::Directories;
-    use podfs_fuse::mount::private::Access;
-    use podfs_fuse::mount::visible::{Leftovers, MountPoint};
+    use podfs_fuse::mount::private::ContainerAccess;
+    use podfs_fuse::mount::visible::{MountPoint, OldMountPolicy};
 
     let (home, outside) = (EmptyDirHome::new(), tempfile::tempdir().expect("a directory"));
     fs::write(outside.path().join("keep"), "").expect("a file");
     let content = home.set_up(&DISK);
     let mut directories = Directories::default();
-    let point = MountPoint::prepare(&home.content(), Leftovers::RemoveDead, &mut directories).expect("a point");
+    let point = MountPoint::prepare(&home.content(), OldMountPolicy::RemoveDead, &mut directories).expect("a point");
     let opened = File::open(outside.path()).expect("a directory");
-    let foreign = point.attach_bind(&bind(opened.as_fd(), Access::ReadWrite).expect("a clone")).expect("mounted");
+    let foreign =
+        point.attach_bind(&bind(opened.as_fd(), ContainerAccess::ReadWrite).expect("a clone")).expect("mounted");
     assert_eq!(content.delete().expect("nothing fails").to_string(), "1 entry: content is a mount point");
     assert!(outside.path().join("keep").exists());
     foreign.unmount().expect("unmounted");
@@ -137,7 +138,7 @@ fn ed_08_a_foreign_mount_on_the_content_is_left_alone() {
 #[test]
 fn huge_pages_of_a_size_that_the_node_lacks_are_reported() {
     let home = EmptyDirHome::new();
-    let plan = EmptyDirPlan { backing: Backing::HugePages { page_size: 3 << 20, limit: None }, ..DISK };
+    let plan = EmptyDirPlan { backing: EmptyDirBacking::HugePages { page_size: 3 << 20, limit: None }, ..DISK };
     let error = EmptyDirContent::set_up(home.0.path(), &plan).expect_err("there are no such pages").to_string();
     assert!(error.contains("no huge pages"), "{error}");
 }

@@ -15,7 +15,7 @@
 //! 2. A user counts while the claim of its pod exists and the machine has not rebooted. So its file need not reach the disk, and
 //!    the file of a dead pod does not prevent the unmount.
 //! 3. The lock is a lock of an open file (`flock(2)`). A program that works on the mount inherits that open file as its
-//!    standard input ([`Held::program_input`]). If the process that started the program is killed, the lock lasts until the
+//!    standard input ([`LockedGlobalMount::program_input`]). If the process that started the program is killed, the lock lasts until the
 //!    program has ended, and no other process touches the device meanwhile.
 //! 4. The process that holds the lock removes the lock file with its directory. A process that waited for the lock checks whether
 //!    the file that it locked is still the one at the path, and begins again if not.
@@ -53,7 +53,7 @@ pub struct GlobalMount {
 
 /// A pod that uses a global mount.
 #[derive(Clone, Copy, Debug)]
-pub struct User<'a> {
+pub struct GlobalMountUser<'a> {
     /// The pod's uid, or that and the name of its volume; safe as a path element.
     pub uid: &'a str,
     /// A file that exists as long as the pod may use the mount: the pod's claim, or the record of its volume.
@@ -62,7 +62,7 @@ pub struct User<'a> {
 
 /// The global mount while its lock is held. No other pod enters or leaves meanwhile.
 #[derive(Debug)]
-pub struct Held<'a> {
+pub struct LockedGlobalMount<'a> {
     mount: &'a GlobalMount,
     lock: File,
 }
@@ -82,7 +82,7 @@ impl GlobalMount {
         GlobalMount { records: root.join(RECORDS).join(plugin).join(name), place, removed }
     }
 
-    /// The mount at `place` that has its records in this directory, which goes with the last user.
+    /// The mount at `place` that has its records in this directory, which the last user removes.
     pub fn with_records(records: PathBuf, place: PathBuf) -> GlobalMount {
         GlobalMount { records, place, removed: 1 }
     }
@@ -122,8 +122,8 @@ impl GlobalMount {
     /// written.
     pub fn enter<T>(
         &self,
-        user: User<'_>,
-        mount: impl FnOnce(&Held<'_>) -> Result<T, HostError>,
+        user: GlobalMountUser<'_>,
+        mount: impl FnOnce(&LockedGlobalMount<'_>) -> Result<T, HostError>,
     ) -> Result<T, HostError> {
         let held = self.hold()?;
         let is_new = !self.has_user(user.uid);
@@ -141,7 +141,11 @@ impl GlobalMount {
     ///
     /// # Errors
     /// Those of `unmount`; then the pod is still a user, and can leave again. Or the records cannot be used.
-    pub fn leave(&self, uid: &str, unmount: impl FnOnce(&Held<'_>) -> Result<(), HostError>) -> Result<(), HostError> {
+    pub fn leave(
+        &self,
+        uid: &str,
+        unmount: impl FnOnce(&LockedGlobalMount<'_>) -> Result<(), HostError>,
+    ) -> Result<(), HostError> {
         let held = self.hold()?;
         if held.other_users(uid)?.is_empty() {
             unmount(&held)?;
@@ -157,7 +161,10 @@ impl GlobalMount {
     ///
     /// # Errors
     /// As [`Self::leave`].
-    pub fn sweep(&self, unmount: impl FnOnce(&Held<'_>) -> Result<(), HostError>) -> Result<(), HostError> {
+    pub fn sweep(
+        &self,
+        unmount: impl FnOnce(&LockedGlobalMount<'_>) -> Result<(), HostError>,
+    ) -> Result<(), HostError> {
         let held = self.hold()?;
         if held.other_users("")?.is_empty() {
             unmount(&held)?;
@@ -170,7 +177,7 @@ impl GlobalMount {
     ///
     /// # Errors
     /// When the records cannot be made.
-    pub fn hold(&self) -> Result<Held<'_>, HostError> {
+    pub fn hold(&self) -> Result<LockedGlobalMount<'_>, HostError> {
         let failed = |cause: io::Error| HostError::system("lock", &self.records, cause);
         let path = self.records.join(LOCK);
         loop {
@@ -191,7 +198,7 @@ impl GlobalMount {
             let locked = lock.metadata().map_err(failed)?;
             let is_current = fs::metadata(&path).is_ok_and(|found| found.ino() == locked.ino());
             if is_current && self.make_records().map_err(failed)? {
-                return Ok(Held { mount: self, lock });
+                return Ok(LockedGlobalMount { mount: self, lock });
             }
         }
     }
@@ -209,7 +216,7 @@ impl GlobalMount {
     }
 }
 
-impl Held<'_> {
+impl LockedGlobalMount<'_> {
     /// The mount point.
     pub fn place(&self) -> &Path {
         &self.mount.place
@@ -266,7 +273,7 @@ impl Held<'_> {
     ///
     /// # Errors
     /// When that cannot be written.
-    pub fn add(&self, user: User<'_>) -> Result<(), HostError> {
+    pub fn add(&self, user: GlobalMountUser<'_>) -> Result<(), HostError> {
         let users = self.mount.records.join(USERS);
         let path = users.join(user.uid);
         let write = || -> io::Result<()> {

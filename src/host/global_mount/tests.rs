@@ -25,7 +25,7 @@ impl TestNode {
 
     fn enter(&self, uid: &str) -> Result<(), HostError> {
         let claim = self.root.path().join(uid);
-        self.mount().enter(User { uid, claim: &claim }, |held| {
+        self.mount().enter(GlobalMountUser { uid, claim: &claim }, |held| {
             fs::write(held.place(), "").expect("made");
             Ok(())
         })
@@ -45,8 +45,8 @@ impl TestNode {
     }
 }
 
-/// Takes away what stands for a mount, if it is there.
-fn unmount(held: &Held<'_>) -> Result<(), HostError> {
+/// Removes the file that represents a mount, if it exists.
+fn unmount(held: &LockedGlobalMount<'_>) -> Result<(), HostError> {
     let _ = fs::remove_file(held.place());
     Ok(())
 }
@@ -111,7 +111,7 @@ fn a_user_that_is_gone_keeps_no_mount() {
 fn a_failed_mount_leaves_no_user() {
     let node = TestNode::new();
     let claim = node.root.path().join("a");
-    let refused = node.mount().enter(User { uid: "a", claim: &claim }, |_| -> Result<(), _> {
+    let refused = node.mount().enter(GlobalMountUser { uid: "a", claim: &claim }, |_| -> Result<(), _> {
         Err(HostError::Refused("no such device".to_owned()))
     });
     assert_eq!(refused.expect_err("refused").to_string(), "no such device");
@@ -131,10 +131,10 @@ fn a_failed_unmount_leaves_the_user() {
 fn the_lock_lasts_as_long_as_a_program_that_has_it() {
     let node = TestNode::new();
     let claim = node.root.path().join("a");
-    // It ends when it is killed, or when its output goes with this test.
+    // It ends when it is killed, or when this test ends and closes its output.
     let mut program = node
         .mount()
-        .enter(User { uid: "a", claim: &claim }, |held| {
+        .enter(GlobalMountUser { uid: "a", claim: &claim }, |held| {
             let mut command = Command::new("sh");
             command.args(["-c", "while echo; do :; done"]).stdin(held.program_input()?).stdout(Stdio::piped());
             Ok(command.spawn().expect("a shell"))
@@ -171,15 +171,15 @@ fn users_that_come_and_go_at_once_lose_nothing() {
                 let (uid, mount) = (format!("u{uid}"), node.mount());
                 let claim = root.join(&uid);
                 for _ in 0..20 {
-                    let make = |_: &Held<'_>| {
+                    let make = |_: &LockedGlobalMount<'_>| {
                         mounted.store(1, Ordering::SeqCst);
                         Ok(())
                     };
-                    let take_away = |_: &Held<'_>| {
+                    let take_away = |_: &LockedGlobalMount<'_>| {
                         mounted.store(0, Ordering::SeqCst);
                         Ok(())
                     };
-                    mount.enter(User { uid: &uid, claim: &claim }, make).expect("entered");
+                    mount.enter(GlobalMountUser { uid: &uid, claim: &claim }, make).expect("entered");
                     assert_eq!(mounted.load(Ordering::SeqCst), 1, "the mount stays while it has a user");
                     mount.leave(&uid, take_away).expect("left");
                 }

@@ -9,7 +9,7 @@
 //! 3. After `DEADLINE` the supervisor kills the child; only a thread for this purpose waits for its end. The kernel kills the
 //!    child when its parent ends.
 //!
-//! A mount that failed leaves nothing behind, so the next one begins anew. Mounts of one export with the same options share
+//! A mount that failed leaves nothing behind, so the next one starts over. Mounts of one export with the same options share
 //! one superblock, unless they have the option `nosharecache`.
 
 pub mod mounter;
@@ -60,7 +60,7 @@ pub struct KernelMount {
     pub read_only: bool,
     /// Setuid has no effect: programs run as their callers.
     pub no_suid: bool,
-    /// Devices are none.
+    /// Device files have no effect.
     pub no_dev: bool,
     /// No program is run.
     pub no_exec: bool,

@@ -9,14 +9,14 @@ use reqwest::header::HeaderValue;
 use secrecy::{ExposeSecret, SecretString};
 use tokio::task::{JoinError, spawn_blocking};
 
-use super::lanes::{Lanes, Party};
+use super::connection_pool::{ConnectionIdentity, ConnectionPool};
 use crate::kube::error::ConnectionError;
 use crate::kube::exec::{self, ProgramCredential};
-use crate::kube::settings::{Access, Bearer, Settings, SettingsError};
+use crate::kube::settings::{Bearer, ClientSettings, SettingsError, SettingsSource};
 
-/// What requests need. Its debug output has no secret.
+/// The connection and credentials of requests. Its debug output has no secret.
 pub(super) struct ApiConnection {
-    pub(super) lanes: Arc<Lanes>,
+    pub(super) pool: Arc<ConnectionPool>,
     /// The base URL of requests.
     pub(super) server: Url,
     pub(super) authorization: Option<HeaderValue>,
@@ -31,15 +31,15 @@ impl ApiConnection {
     /// Reads the settings, on a thread for blocking calls. Of the connection before, what is still good is kept: TCP connections,
     /// and what a program has issued if so wished.
     pub(super) async fn open(
-        access: &Access,
+        access: &SettingsSource,
         before: Option<(&ApiConnection, bool)>,
     ) -> Result<ApiConnection, SettingsError> {
         let to_read = access.clone();
-        let settings = joined(spawn_blocking(move || Settings::read(&to_read)).await)?;
+        let settings = joined(spawn_blocking(move || ClientSettings::read(&to_read)).await)?;
         let failed = |problem: ConnectionError| match access {
-            Access::Kubeconfig(path) => SettingsError::Invalid { path: path.clone(), problem: problem.into() },
-            Access::InCluster => SettingsError::InCluster(problem.into()),
-            Access::AsPod(..) => SettingsError::PodToken(problem.into()),
+            SettingsSource::Kubeconfig(path) => SettingsError::Invalid { path: path.clone(), problem: problem.into() },
+            SettingsSource::InCluster => SettingsError::InCluster(problem.into()),
+            SettingsSource::AsPod(..) => SettingsError::PodToken(problem.into()),
         };
         let issued = match (&settings.user.bearer, before) {
             (Some(Bearer::Program(_)), Some((ApiConnection { issued: Some(issued), .. }, true))) => {
@@ -55,17 +55,17 @@ impl ApiConnection {
         let expires = issued.as_ref().and_then(|issued| issued.expires);
         let of_program = issued.as_ref().and_then(|issued| issued.certificate.clone());
         let certificate = of_program.or_else(|| settings.user.certificate.clone());
-        let party = Party::new(settings, certificate);
-        let server = party.address().map_err(&failed)?;
-        let (lanes, made) = match before {
-            Some((before, _)) if before.lanes.are_of(&party) => (Arc::clone(&before.lanes), before.is_made()),
+        let identity = ConnectionIdentity::new(settings, certificate);
+        let server = identity.address().map_err(&failed)?;
+        let (pool, made) = match before {
+            Some((before, _)) if before.pool.are_of(&identity) => (Arc::clone(&before.pool), before.is_made()),
             _ => {
                 // Reads the certificates that this machine trusts.
-                let lanes = joined(spawn_blocking(move || Lanes::new(party)).await);
-                (Arc::new(lanes.map_err(&failed)?), false)
+                let pool = joined(spawn_blocking(move || ConnectionPool::new(identity)).await);
+                (Arc::new(pool.map_err(&failed)?), false)
             }
         };
-        Ok(ApiConnection { lanes, server, authorization, expires, issued, made: AtomicBool::new(made) })
+        Ok(ApiConnection { pool, server, authorization, expires, issued, made: AtomicBool::new(made) })
     }
 
     /// Whether the next request finds a connection.
@@ -80,7 +80,7 @@ impl ApiConnection {
 
     /// Whether both have the same identity for the server.
     pub(super) fn same_credentials(&self, other: &ApiConnection) -> bool {
-        Arc::ptr_eq(&self.lanes, &other.lanes) && self.authorization == other.authorization
+        Arc::ptr_eq(&self.pool, &other.pool) && self.authorization == other.authorization
     }
 }
 

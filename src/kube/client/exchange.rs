@@ -10,17 +10,17 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::connection::ApiConnection;
-use super::lanes::Room;
-use super::renewal::Doubt;
+use super::connection_pool::WatchSlot;
+use super::renewal::RereadReason;
 use super::{ApiClient, QUEUE};
-use crate::kube::error::{ApiError, Class};
+use crate::kube::error::{ApiError, ErrorClass};
 
 /// How long an answer may take to begin, and then to end, except for a watch.
 const DEADLINE: Duration = Duration::from_secs(15);
 
 /// How long the answer to a request goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lasts {
+pub(super) enum AnswerDuration {
     Moment,
     Long,
 }
@@ -34,9 +34,9 @@ impl ApiClient {
         accept: &'static str,
         request: impl Fn(&Url) -> (Method, Url, Option<&'a Value>),
     ) -> Result<Vec<u8>, ApiError> {
-        let (answer, _) = self.answer(asked, Lasts::Moment, accept, &request).await?;
+        let (answer, _) = self.answer(asked, AnswerDuration::Moment, accept, &request).await?;
         let body = timeout(DEADLINE, body(asked, answer, limit)).await.unwrap_or_else(|_| Err(late(asked)));
-        if body.as_ref().is_err_and(|error| error.class == Class::Unreachable) {
+        if body.as_ref().is_err_and(|error| error.class == ErrorClass::Unreachable) {
             self.broke();
         }
         body.map_err(ApiError::in_answer)
@@ -47,14 +47,14 @@ impl ApiClient {
     pub(super) async fn answer<'a>(
         &self,
         asked: &str,
-        lasts: Lasts,
+        lasts: AnswerDuration,
         accept: &'static str,
         request: &impl Fn(&Url) -> (Method, Url, Option<&'a Value>),
-    ) -> Result<(Response, Option<Room>), ApiError> {
+    ) -> Result<(Response, Option<WatchSlot>), ApiError> {
         let connection = self.connection().await;
         match self.answer_on(&connection, asked, lasts, accept, request).await {
-            Err(error) if error.class == Class::Unauthorized => {
-                self.doubt_what_was(&connection, Doubt::Identity);
+            Err(error) if error.class == ErrorClass::Unauthorized => {
+                self.request_reread(&connection, RereadReason::Identity);
                 let fresh = self.connection().await;
                 if fresh.same_credentials(&connection) {
                     return Err(error);
@@ -62,8 +62,8 @@ impl ApiClient {
                 self.answer_on(&fresh, asked, lasts, accept, request).await
             }
             Err(error) => {
-                if matches!(error.class, Class::Unreachable | Class::Untrusted) {
-                    self.doubt_what_was(&connection, Doubt::Connection);
+                if matches!(error.class, ErrorClass::Unreachable | ErrorClass::Untrusted) {
+                    self.request_reread(&connection, RereadReason::Connection);
                 }
                 Err(error)
             }
@@ -75,10 +75,10 @@ impl ApiClient {
         &self,
         connection: &ApiConnection,
         asked: &str,
-        lasts: Lasts,
+        lasts: AnswerDuration,
         accept: &'static str,
         request: &impl Fn(&Url) -> (Method, Url, Option<&'a Value>),
-    ) -> Result<(Response, Option<Room>), ApiError> {
+    ) -> Result<(Response, Option<WatchSlot>), ApiError> {
         let (method, url, body) = request(&connection.server);
         let is_patch = method == Method::PATCH;
         let mut request = Request::new(method, url);
@@ -96,9 +96,9 @@ impl ApiClient {
         // If another request has made the connection, this one need not wait.
         let turn = turn.filter(|_| !connection.is_made());
         let (http, room) = match lasts {
-            Lasts::Moment => (connection.lanes.first(), None),
-            Lasts::Long => {
-                let (http, room) = connection.lanes.for_watch();
+            AnswerDuration::Moment => (connection.pool.first(), None),
+            AnswerDuration::Long => {
+                let (http, room) = connection.pool.for_watch();
                 (http, Some(room))
             }
         };
@@ -129,7 +129,7 @@ impl ApiClient {
 }
 
 fn late(asked: &str) -> ApiError {
-    ApiError::new(Class::Unreachable, format!("cannot {asked}: the server does not answer in time"))
+    ApiError::new(ErrorClass::Unreachable, format!("cannot {asked}: the server does not answer in time"))
 }
 
 async fn body(asked: &str, mut answer: Response, limit: usize) -> Result<Vec<u8>, ApiError> {
@@ -145,7 +145,7 @@ async fn body(asked: &str, mut answer: Response, limit: usize) -> Result<Vec<u8>
 
 pub(super) fn too_large(asked: &str, limit: usize) -> ApiError {
     let sentence = format!("cannot {asked}: the answer is larger than {} MiB, which no object is", limit >> 20);
-    ApiError::new(Class::Nonsense, sentence)
+    ApiError::new(ErrorClass::InvalidAnswer, sentence)
 }
 
 /// Reads the body of an error, as far as possible.

@@ -9,8 +9,8 @@
 //! - The client follows no redirects: an API server sends none, and credentials are for it alone.
 
 mod connection;
+mod connection_pool;
 mod exchange;
-mod lanes;
 mod renewal;
 mod watch;
 
@@ -24,13 +24,13 @@ use serde_json::{Value, json};
 use tokio::sync::{Mutex, Notify};
 use tokio::time::sleep;
 
-use super::address::{Collection, Part, Resource, Since, path};
-use super::error::{ApiError, Class};
+use super::address::{Collection, ObjectPart, Resource, WatchStart, path};
+use super::error::{ApiError, ErrorClass};
 use super::outage::Outage;
-use super::settings::{Access, SettingsError};
+use super::settings::{SettingsError, SettingsSource};
 use connection::ApiConnection;
-use exchange::Lasts;
-use renewal::Current;
+use exchange::AnswerDuration;
+use renewal::CurrentConnection;
 
 pub(crate) use watch::{Watch, WatchChange};
 
@@ -53,16 +53,16 @@ const QUEUE: Duration = Duration::from_secs(3);
 pub(crate) struct ApiClient(Arc<SharedClient>);
 
 struct SharedClient {
-    access: Access,
+    access: SettingsSource,
     /// Locked for moments only.
-    current: StdMutex<Current>,
+    current: StdMutex<CurrentConnection>,
     /// Held by the task that opens the next connection.
     opening: Arc<Mutex<()>>,
     /// Held by the request that makes the connection, so that others find it made.
     first: Mutex<()>,
     /// Held by the next request that tries an unreachable server.
     turn: Mutex<()>,
-    reach: StdMutex<Reach>,
+    reach: StdMutex<Reachability>,
     /// Notified when the server answers again.
     recovered: Notify,
     /// Notified when the server allows a request after it refused one.
@@ -76,7 +76,7 @@ struct SharedClient {
 }
 
 /// Whether the server can be reached.
-struct Reach {
+struct Reachability {
     outage: Outage,
     /// When the connection was made.
     since: Instant,
@@ -86,9 +86,9 @@ struct Reach {
 }
 
 /// A request that has to make a connection, until it ends.
-struct Trying<'a>(&'a ApiClient);
+struct ConnectionAttempt<'a>(&'a ApiClient);
 
-impl Drop for Trying<'_> {
+impl Drop for ConnectionAttempt<'_> {
     fn drop(&mut self) {
         self.0.reach().trying -= 1;
     }
@@ -106,15 +106,15 @@ impl ApiClient {
     ///
     /// # Errors
     /// When the settings cannot be used.
-    pub(crate) async fn open(access: Access) -> Result<ApiClient, SettingsError> {
-        let current = Current::new(ApiConnection::open(&access, None).await?);
+    pub(crate) async fn open(access: SettingsSource) -> Result<ApiClient, SettingsError> {
+        let current = CurrentConnection::new(ApiConnection::open(&access, None).await?);
         Ok(ApiClient(Arc::new(SharedClient {
             access,
             current: StdMutex::new(current),
             opening: Arc::new(Mutex::new(())),
             first: Mutex::new(()),
             turn: Mutex::new(()),
-            reach: StdMutex::new(Reach {
+            reach: StdMutex::new(Reachability {
                 outage: Outage::default(),
                 since: Instant::now(),
                 tried: Instant::now(),
@@ -130,29 +130,29 @@ impl ApiClient {
 
     /// The object of a collection with at most one; `None` if it does not exist.
     pub(crate) async fn get(&self, collection: &Collection) -> Result<Option<Value>, ApiError> {
-        self.get_part(collection, Part::Whole).await
+        self.get_part(collection, ObjectPart::Whole).await
     }
 
     /// A part of that object.
-    pub(crate) async fn get_part(&self, collection: &Collection, part: Part) -> Result<Option<Value>, ApiError> {
+    pub(crate) async fn get_part(&self, collection: &Collection, part: ObjectPart) -> Result<Option<Value>, ApiError> {
         let asked = format!("get {}", collection.title());
         let request = |server: &Url| (Method::GET, collection.object(server), None);
         match self.ask(&asked, MAX_OBJECT, part.accept(), request).await {
             Ok(body) => parse(&asked, &body).map(Some),
-            Err(error) if error.class == Class::NotFound => Ok(None),
+            Err(error) if error.class == ErrorClass::NotFound => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     /// The objects of a collection at this moment.
-    pub(crate) async fn list(&self, collection: &Collection, part: Part) -> Result<List, ApiError> {
+    pub(crate) async fn list(&self, collection: &Collection, part: ObjectPart) -> Result<List, ApiError> {
         let asked = format!("list {}", collection.title());
         let limit = if collection.is_single() { MAX_OBJECT } else { MAX_LIST };
         let request = |server: &Url| (Method::GET, collection.list(server), None);
         let body = self.ask(&asked, limit, part.accept_list(), request).await?;
         let list: ListBody = parse(&asked, &body)?;
         let Some(version) = list.metadata.resource_version.filter(|version| !version.is_empty()) else {
-            return Err(ApiError::new(Class::Nonsense, format!("cannot {asked}: the answer is no list")));
+            return Err(ApiError::new(ErrorClass::InvalidAnswer, format!("cannot {asked}: the answer is no list")));
         };
         // Items of a list have no kind.
         let (kind, api_version) = match list.kind.as_deref() {
@@ -173,13 +173,13 @@ impl ApiClient {
     pub(crate) async fn watch(
         &self,
         collection: &Collection,
-        part: Part,
-        since: Since<'_>,
+        part: ObjectPart,
+        since: WatchStart<'_>,
         seconds: u64,
     ) -> Result<Watch, ApiError> {
         let asked = format!("watch {}", collection.title());
         let request = |server: &Url| (Method::GET, collection.watch(server, since, seconds), None);
-        let (answer, room) = self.answer(&asked, Lasts::Long, part.accept(), &request).await?;
+        let (answer, room) = self.answer(&asked, AnswerDuration::Long, part.accept(), &request).await?;
         Ok(Watch::new(asked, answer, room, MAX_OBJECT))
     }
 
@@ -194,7 +194,7 @@ impl ApiClient {
         let place = std::iter::once(resource.plural).chain(below.iter().copied()).collect::<Vec<_>>().join("/");
         let asked = in_namespace(&format!("create {place}"), namespace);
         let request = |server: &Url| (Method::POST, path(server, resource, namespace, below), Some(object));
-        let body = self.ask(&asked, MAX_OBJECT, Part::Whole.accept(), request).await?;
+        let body = self.ask(&asked, MAX_OBJECT, ObjectPart::Whole.accept(), request).await?;
         parse(&asked, &body)
     }
 
@@ -209,7 +209,7 @@ impl ApiClient {
     ) -> Result<Value, ApiError> {
         let asked = in_namespace(&format!("patch {}/{}", resource.plural, below.join("/")), namespace);
         let request = |server: &Url| (Method::PATCH, path(server, resource, namespace, below), Some(change));
-        let body = self.ask(&asked, MAX_OBJECT, Part::Whole.accept(), request).await?;
+        let body = self.ask(&asked, MAX_OBJECT, ObjectPart::Whole.accept(), request).await?;
         parse(&asked, &body)
     }
 
@@ -228,8 +228,8 @@ impl ApiClient {
         }
         let options = json!({"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions});
         let request = |server: &Url| (Method::DELETE, collection.object(server), Some(&options));
-        match self.ask(&asked, MAX_OBJECT, Part::Whole.accept(), request).await {
-            Err(error) if error.class == Class::NotFound => Ok(()),
+        match self.ask(&asked, MAX_OBJECT, ObjectPart::Whole.accept(), request).await {
+            Err(error) if error.class == ErrorClass::NotFound => Ok(()),
             answer => answer.map(drop),
         }
     }
@@ -257,11 +257,11 @@ impl ApiClient {
         }
     }
 
-    fn try_to_reach(&self) -> Trying<'_> {
+    fn try_to_reach(&self) -> ConnectionAttempt<'_> {
         let mut reach = self.reach();
         reach.tried = Instant::now();
         reach.trying += 1;
-        Trying(self)
+        ConnectionAttempt(self)
     }
 
     /// For how long the server has been reachable.
@@ -289,7 +289,7 @@ impl ApiClient {
         self.0.has_forgotten.load(Ordering::Relaxed) && self.connected_for() < FORGETS
     }
 
-    fn reach(&self) -> MutexGuard<'_, Reach> {
+    fn reach(&self) -> MutexGuard<'_, Reachability> {
         self.0.reach.lock().expect("no code panics while it is locked")
     }
 
@@ -327,7 +327,7 @@ fn parse<T: for<'de> Deserialize<'de>>(asked: &str, body: &[u8]) -> Result<T, Ap
             Ok(_) if error.is_eof() => "ends in the middle",
             Ok(_) => "is not the JSON of an API server",
         };
-        let class = if error.is_eof() { Class::Unreachable } else { Class::Nonsense };
+        let class = if error.is_eof() { ErrorClass::Unreachable } else { ErrorClass::InvalidAnswer };
         ApiError::new(class, format!("cannot {asked}: the answer {what}")).in_answer()
     })
 }

@@ -28,20 +28,20 @@ const STALE: Duration = Duration::from_secs(300);
 const AHEAD: Duration = Duration::from_secs(120);
 
 /// The connection, and what podfs knows of its credentials.
-pub(super) struct Current {
+pub(super) struct CurrentConnection {
     connection: Arc<ApiConnection>,
     /// When the last opening ended.
     read: Instant,
     /// How many openings have ended.
     openings: u64,
-    doubt: Doubt,
+    doubt: RereadReason,
     /// The last problem with the settings.
     complaint: Option<String>,
 }
 
 /// Why credentials should be read again before their time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Doubt {
+pub(super) enum RereadReason {
     /// There is no reason.
     No,
     /// The server accepts no connection: perhaps because of a certificate.
@@ -52,7 +52,7 @@ pub(super) enum Doubt {
 
 /// Whether requests can use the credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Validity {
+enum CredentialValidity {
     /// podfs need not do anything.
     Fresh,
     /// Requests use them; podfs reads the files again meanwhile.
@@ -63,20 +63,20 @@ enum Validity {
     Useless,
 }
 
-impl Current {
-    pub(super) fn new(connection: ApiConnection) -> Current {
+impl CurrentConnection {
+    pub(super) fn new(connection: ApiConnection) -> CurrentConnection {
         let connection = Arc::new(connection);
-        Current { connection, read: Instant::now(), openings: 0, doubt: Doubt::No, complaint: None }
+        CurrentConnection { connection, read: Instant::now(), openings: 0, doubt: RereadReason::No, complaint: None }
     }
 
-    fn validity(&self) -> Validity {
+    fn validity(&self) -> CredentialValidity {
         let age = self.read.elapsed();
         match self.doubt {
-            _ if self.expires_within(Duration::ZERO) || age >= STALE => Validity::Useless,
-            Doubt::Identity => Validity::Useless,
-            Doubt::Connection => Validity::Doubtful,
-            Doubt::No if age >= FRESH => Validity::Due,
-            Doubt::No => Validity::Fresh,
+            _ if self.expires_within(Duration::ZERO) || age >= STALE => CredentialValidity::Useless,
+            RereadReason::Identity => CredentialValidity::Useless,
+            RereadReason::Connection => CredentialValidity::Doubtful,
+            RereadReason::No if age >= FRESH => CredentialValidity::Due,
+            RereadReason::No => CredentialValidity::Fresh,
         }
     }
 
@@ -88,14 +88,14 @@ impl Current {
     /// not because the server is unreachable.
     fn keeps_issued(&self) -> bool {
         match self.doubt {
-            Doubt::No => !self.expires_within(AHEAD),
-            Doubt::Connection => !self.expires_within(Duration::ZERO),
-            Doubt::Identity => false,
+            RereadReason::No => !self.expires_within(AHEAD),
+            RereadReason::Connection => !self.expires_within(Duration::ZERO),
+            RereadReason::Identity => false,
         }
     }
 
     /// Takes the result of an opening that considered this doubt. If new credentials cannot be read, the old ones stay.
-    fn replace(&mut self, opened: Result<ApiConnection, SettingsError>, considered: Doubt) {
+    fn replace(&mut self, opened: Result<ApiConnection, SettingsError>, considered: RereadReason) {
         let mut is_another = false;
         match opened {
             Ok(connection) => {
@@ -112,7 +112,7 @@ impl Current {
             }
         }
         if is_another || self.doubt <= considered {
-            self.doubt = Doubt::No;
+            self.doubt = RereadReason::No;
         }
         self.read = Instant::now();
         self.openings += 1;
@@ -128,20 +128,20 @@ impl ApiClient {
         };
         let lock = Arc::clone(&self.0.opening);
         let turn = match validity {
-            Validity::Fresh => None,
-            Validity::Due | Validity::Doubtful => lock.try_lock_owned().ok(),
-            Validity::Useless => Some(lock.lock_owned().await),
+            CredentialValidity::Fresh => None,
+            CredentialValidity::Due | CredentialValidity::Doubtful => lock.try_lock_owned().ok(),
+            CredentialValidity::Useless => Some(lock.lock_owned().await),
         };
         let Some(turn) = turn else { return self.connection_now() };
         let has_been_opened = {
             let current = self.current();
-            current.openings != openings && current.doubt == Doubt::No
+            current.openings != openings && current.doubt == RereadReason::No
         };
         if has_been_opened {
             return self.connection_now();
         }
         let opening = tokio::spawn(self.clone().open_next(turn));
-        if validity != Validity::Due {
+        if validity != CredentialValidity::Due {
             // Fails only when the runtime ends.
             let _ = opening.await;
         }
@@ -160,7 +160,7 @@ impl ApiClient {
 
     /// Raises a doubt about this connection. A connection that was opened since is not in doubt: other requests have
     /// met the same problem.
-    pub(super) fn doubt_what_was(&self, connection: &Arc<ApiConnection>, doubt: Doubt) {
+    pub(super) fn request_reread(&self, connection: &Arc<ApiConnection>, doubt: RereadReason) {
         let mut current = self.current();
         if Arc::ptr_eq(&current.connection, connection) {
             current.doubt = current.doubt.max(doubt);
@@ -171,14 +171,14 @@ impl ApiClient {
     pub(crate) fn broke(&self) {
         let mut current = self.current();
         current.connection.note(false);
-        current.doubt = current.doubt.max(Doubt::Connection);
+        current.doubt = current.doubt.max(RereadReason::Connection);
     }
 
     fn connection_now(&self) -> Arc<ApiConnection> {
         Arc::clone(&self.current().connection)
     }
 
-    fn current(&self) -> MutexGuard<'_, Current> {
+    fn current(&self) -> MutexGuard<'_, CurrentConnection> {
         self.0.current.lock().expect("no code panics while it is locked")
     }
 }

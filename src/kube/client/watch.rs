@@ -4,16 +4,16 @@ use reqwest::Response;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::connection_pool::WatchSlot;
 use super::exchange::too_large;
-use super::lanes::Room;
 use super::parse;
-use crate::kube::error::{ApiError, Class, Status};
+use crate::kube::error::{ApiError, ErrorClass, Status};
 
 /// Changes of a collection, as the server sends them.
 pub(crate) struct Watch {
     asked: String,
     answer: Response,
-    _room: Option<Room>,
+    _room: Option<WatchSlot>,
     /// The bytes of an incomplete line.
     rest: Vec<u8>,
     /// How many bytes of `rest` have no end of line.
@@ -40,7 +40,7 @@ struct WatchLine {
 }
 
 impl Watch {
-    pub(super) fn new(asked: String, answer: Response, room: Option<Room>, limit: usize) -> Self {
+    pub(super) fn new(asked: String, answer: Response, room: Option<WatchSlot>, limit: usize) -> Self {
         Self { asked, answer, _room: room, rest: Vec::new(), searched: 0, limit }
     }
 
@@ -93,7 +93,7 @@ fn change(asked: &str, line: &[u8]) -> Result<WatchChange, ApiError> {
             let status: Status = serde_json::from_value(object).unwrap_or_default();
             Err(ApiError::of_status(asked, status))
         }
-        _ => Err(ApiError::new(Class::Nonsense, format!("cannot {asked}: the answer is not one to a watch"))),
+        _ => Err(ApiError::new(ErrorClass::InvalidAnswer, format!("cannot {asked}: the answer is not one to a watch"))),
     }
 }
 
@@ -117,13 +117,13 @@ mod tests {
     fn an_error_in_the_middle_says_what_to_do() {
         let line =
             br#"{"type":"ERROR","object":{"kind":"Status","code":410,"message":"too old resource version: 1 (5)"}}"#;
-        assert_eq!(change(ASKED, line).expect_err("an error").class, Class::Gone);
+        assert_eq!(change(ASKED, line).expect_err("an error").class, ErrorClass::Gone);
     }
 
     #[test]
     fn a_line_that_was_cut_is_a_broken_connection() {
         let error = change(ASKED, br#"{"type":"MODIFIED","object":{"da"#).expect_err("an error");
-        assert_eq!(error.class, Class::Unreachable);
+        assert_eq!(error.class, ErrorClass::Unreachable);
         assert!(error.sentence.ends_with("the answer ends in the middle"), "{error}");
     }
 

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 
-use super::{Authority, Bearer, Certificate, Settings, SettingsError, User, read_file, read_token};
+use super::{Authority, Bearer, ClientCertificate, ClientSettings, SettingsError, User, read_file, read_token};
 
 /// The namespace of the current context.
 pub(super) fn namespace(path: &Path) -> Result<Option<String>, SettingsError> {
@@ -23,7 +23,7 @@ pub(super) fn namespace(path: &Path) -> Result<Option<String>, SettingsError> {
     Ok(context.namespace.clone().filter(|namespace| !namespace.is_empty()))
 }
 
-pub(super) fn read(path: &Path) -> Result<Settings, SettingsError> {
+pub(super) fn read(path: &Path) -> Result<ClientSettings, SettingsError> {
     let file = Kubeconfig::read_from(path).map_err(|error| unreadable(path, error))?;
     let invalid = |problem: String| SettingsError::invalid(path, problem);
     let (current, context) = current_context(path, &file)?;
@@ -78,7 +78,7 @@ struct KubeconfigReader<'a> {
 }
 
 impl KubeconfigReader<'_> {
-    fn settings(&self, cluster: &Cluster, user: User) -> Result<Settings, SettingsError> {
+    fn settings(&self, cluster: &Cluster, user: User) -> Result<ClientSettings, SettingsError> {
         let server = cluster.server.as_deref().filter(|server| !server.is_empty());
         let server = server.ok_or_else(|| self.invalid("has no server"))?;
         let server = Url::parse(server).map_err(|error| self.invalid(format!("its server is no address: {error}")))?;
@@ -118,7 +118,7 @@ impl KubeconfigReader<'_> {
                 );
             }
         };
-        Ok(Settings { server, server_name, authority, proxy, user })
+        Ok(ClientSettings { server, server_name, authority, proxy, user })
     }
 
     fn proxy(&self, proxy: &str) -> Result<Url, SettingsError> {
@@ -141,7 +141,7 @@ impl KubeconfigReader<'_> {
         Ok(User { certificate: self.certificate(user)?, bearer: self.bearer(user)? })
     }
 
-    fn certificate(&self, user: &AuthInfo) -> Result<Option<Certificate>, SettingsError> {
+    fn certificate(&self, user: &AuthInfo) -> Result<Option<ClientCertificate>, SettingsError> {
         let chain = self.one_of(
             "client-certificate",
             user.client_certificate.as_deref(),
@@ -156,7 +156,7 @@ impl KubeconfigReader<'_> {
             (None, None) => Ok(None),
             (Some(chain), Some(key)) => {
                 let key = String::from_utf8(key).map_err(|_| self.invalid("its client-key is not PEM"))?;
-                Ok(Some(Certificate { chain, key: SecretString::from(key) }))
+                Ok(Some(ClientCertificate { chain, key: SecretString::from(key) }))
             }
             (Some(_), None) => Err(self.invalid("has a client-certificate and no client-key")),
             (None, Some(_)) => Err(self.invalid("has a client-key and no client-certificate")),

@@ -19,7 +19,7 @@ use reqwest::Url;
 use secrecy::SecretString;
 
 use super::error::ConnectionError;
-use super::tls::{Authority, Certificate};
+use super::tls::{Authority, ClientCertificate};
 use in_cluster::{HOST, PORT};
 
 pub(crate) use in_cluster::{DIRECTORY as SERVICE_ACCOUNT, VARIABLE as SERVICE_ACCOUNT_VARIABLE};
@@ -27,30 +27,30 @@ pub use pod_token::PodToken;
 
 /// The source of settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum SettingsSource {
     /// The current context of this kubeconfig file.
     Kubeconfig(PathBuf),
     /// The service account of the pod that podfs runs in.
     InCluster,
     /// The same server, with the token of another pod's service account.
-    AsPod(Box<Access>, PodToken),
+    AsPod(Box<SettingsSource>, PodToken),
 }
 
-impl Access {
+impl SettingsSource {
     /// The namespace of pods whose manifests have none.
     ///
     /// # Errors
     /// When the kubeconfig cannot be used.
     pub fn namespace(&self) -> Result<Option<String>, SettingsError> {
         match self {
-            Access::Kubeconfig(path) => kubeconfig::namespace(path),
-            Access::InCluster | Access::AsPod(..) => Ok(None),
+            SettingsSource::Kubeconfig(path) => kubeconfig::namespace(path),
+            SettingsSource::InCluster | SettingsSource::AsPod(..) => Ok(None),
         }
     }
 }
 
 /// Everything needed to talk to an API server. Nothing in it shows a secret.
-pub(super) struct Settings {
+pub(super) struct ClientSettings {
     /// Its address.
     pub(super) server: Url,
     /// The name in its certificate, if it is not that of the address.
@@ -67,7 +67,7 @@ pub(super) struct Settings {
 #[derive(Default)]
 pub(super) struct User {
     /// A client certificate.
-    pub(super) certificate: Option<Certificate>,
+    pub(super) certificate: Option<ClientCertificate>,
     /// The credentials in the header `Authorization`.
     pub(super) bearer: Option<Bearer>,
 }
@@ -82,18 +82,18 @@ pub(super) enum Bearer {
     Program(Box<ExecConfig>),
 }
 
-impl Settings {
+impl ClientSettings {
     /// Reads the settings, and the files they name.
     ///
     /// When something is missing or wrong; the error names the file and the field.
     /// What is missing or wrong, with the file and the field.
-    pub(super) fn read(access: &Access) -> Result<Settings, SettingsError> {
+    pub(super) fn read(access: &SettingsSource) -> Result<ClientSettings, SettingsError> {
         match access {
-            Access::Kubeconfig(path) => kubeconfig::read(path),
-            Access::InCluster => in_cluster::read(),
-            Access::AsPod(server, token) => {
+            SettingsSource::Kubeconfig(path) => kubeconfig::read(path),
+            SettingsSource::InCluster => in_cluster::read(),
+            SettingsSource::AsPod(server, token) => {
                 let bearer = Some(Bearer::Token(token.read()?));
-                Ok(Settings { user: User { certificate: None, bearer }, ..Settings::read(server)? })
+                Ok(ClientSettings { user: User { certificate: None, bearer }, ..ClientSettings::read(server)? })
             }
         }
     }

@@ -5,7 +5,7 @@ use std::fs;
 use secrecy::ExposeSecret;
 
 use super::in_cluster::address;
-use super::{Access, Authority, Bearer, Settings};
+use super::{Authority, Bearer, ClientSettings, SettingsSource};
 
 const GOOD: &str = "
 current-context: c
@@ -15,7 +15,7 @@ users: [{name: u, user: {token: secret-token}}]
 ";
 
 /// Reads a kubeconfig with this text, with files `ca`, `cert`, `key` and `token` beside it.
-fn read(text: &str) -> Result<Settings, String> {
+fn read(text: &str) -> Result<ClientSettings, String> {
     let directory = tempfile::tempdir().expect("a directory");
     for (file, content) in [("ca", "CA"), ("cert", "CERT"), ("key", "KEY"), ("token", "of-file\n")] {
         fs::write(directory.path().join(file), content).expect("written");
@@ -23,14 +23,14 @@ fn read(text: &str) -> Result<Settings, String> {
     let path = directory.path().join("config");
     fs::write(&path, text).expect("written");
     let place = format!("{}/", directory.path().display());
-    Settings::read(&Access::Kubeconfig(path)).map_err(|error| error.to_string().replace(&place, ""))
+    ClientSettings::read(&SettingsSource::Kubeconfig(path)).map_err(|error| error.to_string().replace(&place, ""))
 }
 
 fn error(text: &str) -> String {
     read(text).err().expect("an error")
 }
 
-fn token(settings: &Settings) -> &str {
+fn token(settings: &ClientSettings) -> &str {
     match &settings.user.bearer {
         Some(Bearer::Token(token)) => token.expose_secret(),
         _ => panic!("no token"),
@@ -126,7 +126,10 @@ fn a_server_at_a_loopback_address_may_be_reached_by_http() {
 
 #[test]
 fn a_missing_kubeconfig_is_named() {
-    let error = Settings::read(&Access::Kubeconfig("/nowhere/config".into())).err().expect("an error").to_string();
+    let error = ClientSettings::read(&SettingsSource::Kubeconfig("/nowhere/config".into()))
+        .err()
+        .expect("an error")
+        .to_string();
     assert_eq!(error, "/nowhere/config: the kubeconfig cannot be read: No such file or directory (os error 2)");
 }
 

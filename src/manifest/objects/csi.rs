@@ -19,7 +19,7 @@ pub struct CsiDriver {
     /// When files are given to the pod's group.
     pub fs_group_policy: DriverFsGroupPolicy,
     /// The tokens of the pod's service account that the driver gets.
-    pub token_requests: Vec<TokenRequest>,
+    pub token_requests: Vec<CsiTokenRequest>,
     /// Tokens go among the secrets, and not among the attributes.
     pub tokens_in_secrets: bool,
 }
@@ -52,7 +52,7 @@ pub enum DriverFsGroupPolicy {
 /// A token that a driver gets.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct TokenRequest {
+pub struct CsiTokenRequest {
     /// Its audience; the API server if it is empty.
     #[serde(default)]
     pub audience: String,
@@ -88,7 +88,7 @@ struct CsiDriverSpec {
     pod_info_on_mount: Option<bool>,
     requires_republish: Option<bool>,
     fs_group_policy: Option<String>,
-    token_requests: Option<Vec<TokenRequest>>,
+    token_requests: Option<Vec<CsiTokenRequest>>,
     service_account_token_in_secrets: Option<bool>,
 }
 

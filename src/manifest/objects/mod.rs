@@ -18,7 +18,7 @@ use std::sync::Arc;
 use super::{ManifestError, Origin};
 
 pub use absence::Missing;
-pub use csi::{CsiDriver, DriverFsGroupPolicy, TokenRequest, VolumeAttachment};
+pub use csi::{CsiDriver, CsiTokenRequest, DriverFsGroupPolicy, VolumeAttachment};
 pub use node::NodeFacts;
 pub use parse::parse_object;
 pub use storage::{ClaimKey, Controller, PersistentSource, PersistentVolume, PersistentVolumeClaim, VolumeMode};
@@ -203,7 +203,7 @@ impl NamedObject {
     }
 
     /// Whether volumes show the same of both, wherever they were read.
-    pub fn says_the_same_as(&self, other: &NamedObject) -> bool {
+    pub fn has_same_content(&self, other: &NamedObject) -> bool {
         (&self.key, self.immutable, &self.content) == (&other.key, other.immutable, &other.content)
     }
 

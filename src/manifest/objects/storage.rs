@@ -35,7 +35,7 @@ pub struct PersistentVolume {
     pub mode: VolumeMode,
     /// The access modes, such as `ReadWriteOncePod`: how many pods or nodes may use it at once.
     pub access_modes: Vec<String>,
-    /// The nodes it can be used on; all, if there is none.
+    /// The nodes that can use it; `None` means all.
     pub nodes: Option<core::NodeSelector>,
     /// Options of its mount.
     pub mount_options: Vec<String>,
@@ -198,7 +198,7 @@ pub(super) fn persistent_volume(object: PersistentVolumeObject, origin: &Origin)
     Ok(Parsed { metadata: metadata.short(), immutable: false, content: ObjectContent::PersistentVolume(volume) })
 }
 
-/// A quantity of bytes. One that is none is skipped: nothing but the growth of file systems follows from it.
+/// A quantity of bytes; `None` if it is invalid: only the growth of file systems depends on it.
 fn bytes(quantity: &Value) -> Option<u64> {
     match quantity {
         Value::Number(number) => number.as_u64(),

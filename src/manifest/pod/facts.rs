@@ -67,7 +67,7 @@ pub struct Container {
 
 impl PodFacts {
     /// The facts of a volume that is served without its pod: none.
-    pub fn stand_in() -> PodFacts {
+    pub fn placeholder() -> PodFacts {
         PodFacts { service_account: DEFAULT_ACCOUNT.to_owned(), ..PodFacts::default() }
     }
 

@@ -52,7 +52,7 @@ impl PodIdentity {
     }
 
     /// The identity of a volume that is served without its pod.
-    pub fn stand_in() -> PodIdentity {
+    pub fn placeholder() -> PodIdentity {
         let name = "podfs";
         PodIdentity {
             namespace: DEFAULT_NAMESPACE.to_owned(),

@@ -15,14 +15,14 @@ use serde_json::{Map, Value};
 
 pub use facts::{Container, FsGroupPolicy, PodFacts};
 pub use identity::{DEFAULT_NAMESPACE, PodIdentity, PodUid};
-pub use mounts::{ContainerMounts, Device, Mount, SubPath};
+pub use mounts::{ContainerDevice, ContainerMounts, Mount, SubPath};
 pub use network::{HostAlias, PodNetwork};
 pub use resources::PodResources;
 pub use template::{from_template, is_pod_or_template};
 
 use super::{Document, ManifestError, Origin};
 use crate::types::InvalidField;
-use crate::volume::{Fields, Preferences, Volume, VolumeUses};
+use crate::volume::{Preferences, Volume, VolumeFields, VolumeUses};
 
 /// A pod and its volumes. While a pod runs, only its facts may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,10 +59,10 @@ impl Pod {
     }
 }
 
-/// The fields of each volume as they stand in the manifest.
-fn fields_of_volumes(pod: &Map<String, Value>) -> Vec<Fields> {
+/// The fields of each volume as in the manifest.
+fn fields_of_volumes(pod: &Map<String, Value>) -> Vec<VolumeFields> {
     let volumes = pod.get("spec").and_then(|spec| spec.get("volumes")).and_then(Value::as_array);
-    let fields = |volume: &Value| volume.as_object().map(Fields::of).unwrap_or_default();
+    let fields = |volume: &Value| volume.as_object().map(VolumeFields::of).unwrap_or_default();
     volumes.into_iter().flatten().map(fields).collect()
 }
 
@@ -87,7 +87,7 @@ pub fn only_pod(file: &Path, documents: Vec<Document>) -> Result<(Document, Vec<
     }
 }
 
-fn parse(pod: core::Pod, fields: &[Fields]) -> Result<Pod, InvalidField> {
+fn parse(pod: core::Pod, fields: &[VolumeFields]) -> Result<Pod, InvalidField> {
     let spec = pod.spec.ok_or_else(|| InvalidField::new("spec", "is required"))?;
     let identity = PodIdentity::parse(&pod.metadata).map_err(|error| error.under("metadata"))?;
     let images = images(&spec);
@@ -107,12 +107,12 @@ fn images(spec: &core::PodSpec) -> BTreeMap<String, String> {
     spec.volumes.iter().flatten().filter_map(image).collect()
 }
 
-fn volumes(spec: &core::PodSpec, fields: &[Fields]) -> Result<Vec<Volume>, InvalidField> {
+fn volumes(spec: &core::PodSpec, fields: &[VolumeFields]) -> Result<Vec<Volume>, InvalidField> {
     let containers = containers(spec);
     let mut volumes: Vec<Volume> = Vec::new();
     for (index, volume) in spec.volumes.iter().flatten().enumerate() {
         let at = |error: InvalidField| error.under(format!("volumes[{index}]"));
-        let none = Fields::default();
+        let none = VolumeFields::default();
         let volume = Volume::parse(volume, fields.get(index).unwrap_or(&none), &containers).map_err(at)?;
         if volumes.iter().any(|other| other.name == volume.name) {
             let sentence = format!("volume {:?}: another volume of the pod has this name", volume.name.as_str());

@@ -13,7 +13,7 @@ pub struct ContainerMounts {
     /// Its `volumeMounts`, in the manifest's order.
     pub mounts: Vec<Mount>,
     /// Its `volumeDevices`, in the manifest's order.
-    pub devices: Vec<Device>,
+    pub devices: Vec<ContainerDevice>,
     /// It is privileged: it has all rights of root on the node.
     pub privileged: bool,
     /// The path of its termination message in the container.
@@ -53,7 +53,7 @@ pub enum SubPath {
 
 /// An entry of `volumeDevices`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Device {
+pub struct ContainerDevice {
     /// The volume's name.
     pub volume: String,
     /// The path in the container, as the manifest has it.
@@ -95,8 +95,8 @@ fn mount(mount: &VolumeMount) -> Mount {
     }
 }
 
-fn device(device: &VolumeDevice) -> Device {
-    Device { volume: device.name.clone(), path: device.device_path.clone() }
+fn device(device: &VolumeDevice) -> ContainerDevice {
+    ContainerDevice { volume: device.name.clone(), path: device.device_path.clone() }
 }
 
 fn is_privileged(context: Option<&SecurityContext>) -> bool {

@@ -51,7 +51,7 @@ fn sidecars<'a>(spec: &core::PodSpec, init_containers: &'a [Container]) -> Vec<I
 }
 
 /// The sum of what runs at the same time, as the kubelet counts: all regular containers with the sidecars, or an init
-/// container with the sidecars started before it. One without a limit means there is none.
+/// container with the sidecars started before it. If one has no limit, the pod has none.
 fn memory_of_containers(containers: &[Container], init_containers: &[Init<'_>]) -> Option<Quantity> {
     let memory =
         |container: &Container| container.limits.get(MEMORY).filter(|limit| !limit.is_zero()).map(|m| m.units());

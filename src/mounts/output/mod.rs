@@ -9,7 +9,7 @@ use super::{ContainerMount, DeviceNode, MountSource};
 
 /// The format of a program that starts containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum OutputFormat {
     /// Entries for `mounts` of an OCI runtime's `config.json`.
     Oci,
     /// `Mount` messages of the CRI (`runtime.v1`).
@@ -64,10 +64,10 @@ pub enum FormatError {
     },
 }
 
-impl Format {
+impl OutputFormat {
     /// Whether runtimes that read it can make the mounts below a mount read-only.
     pub fn has_recursive_read_only(self) -> bool {
-        matches!(self, Format::Oci | Format::Cri | Format::Json)
+        matches!(self, OutputFormat::Oci | OutputFormat::Cri | OutputFormat::Json)
     }
 
     /// The mounts as text, with a newline at the end of each line: one JSON document, or one argument a line.
@@ -76,11 +76,11 @@ impl Format {
     /// The first mount that this format cannot say.
     pub fn print(self, mounts: &[ContainerMount]) -> Result<String, FormatError> {
         match self {
-            Format::Oci => Ok(document(&oci::document(mounts)?)),
-            Format::Cri => Ok(document(&cri::document(mounts)?)),
-            Format::Json => Ok(document(&mounts)),
-            Format::Docker => Ok(lines(docker::arguments(mounts)?)),
-            Format::Podman => Ok(lines(podman::arguments(mounts)?)),
+            OutputFormat::Oci => Ok(document(&oci::document(mounts)?)),
+            OutputFormat::Cri => Ok(document(&cri::document(mounts)?)),
+            OutputFormat::Json => Ok(document(&mounts)),
+            OutputFormat::Docker => Ok(lines(docker::arguments(mounts)?)),
+            OutputFormat::Podman => Ok(lines(podman::arguments(mounts)?)),
         }
     }
 }

@@ -45,7 +45,7 @@ fn image(sub_path: &str) -> ContainerMount {
     ContainerMount { source, read_only: true, ..mount("image", "/image") }
 }
 
-fn printed(format: Format, mounts: &[ContainerMount]) -> Value {
+fn printed(format: OutputFormat, mounts: &[ContainerMount]) -> Value {
     serde_json::from_str(&format.print(mounts).expect("a format")).expect("JSON")
 }
 
@@ -62,7 +62,7 @@ fn runc_and_crun_get_outer_mounts_first() {
             "options": ["rbind", "rslave", "ro", "rro", "nosuid", "nodev", "noexec", "idmap"],
         },
     ]);
-    assert_eq!(printed(Format::Oci, &mounts), expected);
+    assert_eq!(printed(OutputFormat::Oci, &mounts), expected);
 }
 
 #[test]
@@ -88,14 +88,14 @@ fn a_cri_gets_its_own_messages() {
         {"container_path": "/image", "image": {"image": "registry/app:1"}, "image_sub_path": "bin", "readonly": true},
     ]);
     let mounts = [full(), mount("plain", "/b"), both, image(""), image("bin")];
-    assert_eq!(printed(Format::Cri, &mounts), expected);
+    assert_eq!(printed(OutputFormat::Cri, &mounts), expected);
 }
 
 #[test]
 fn docker_gets_bindings_and_no_colon() {
-    let text = Format::Docker.print(&[full(), mount("plain", "/b")]).expect("arguments");
+    let text = OutputFormat::Docker.print(&[full(), mount("plain", "/b")]).expect("arguments");
     assert_eq!(text, "--volume=/pods/full:/a/b:ro,Z,rslave\n--volume=/pods/plain:/b:rw\n");
-    let refused = Format::Docker.print(&[mount("data", "/a:b")]).expect_err("a colon").to_string();
+    let refused = OutputFormat::Docker.print(&[mount("data", "/a:b")]).expect_err("a colon").to_string();
     assert_eq!(
         refused,
         "volumeMount \"data\": \"/a:b\" has a ':', which a binding of Docker cannot have; use --output podman or oci"
@@ -105,7 +105,7 @@ fn docker_gets_bindings_and_no_colon() {
 #[test]
 fn podman_gets_mounts_with_any_path() {
     let odd = mount("odd", "/a,\"b\":c");
-    let text = Format::Podman.print(&[full(), odd, image("")]).expect("arguments");
+    let text = OutputFormat::Podman.print(&[full(), odd, image("")]).expect("arguments");
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(
         lines,
@@ -119,20 +119,22 @@ fn podman_gets_mounts_with_any_path() {
 
 #[test]
 fn mounts_that_a_format_cannot_express_are_refused_by_name() {
-    for (format, mount) in [(Format::Oci, image("")), (Format::Docker, image("")), (Format::Podman, image("bin"))] {
+    for (format, mount) in
+        [(OutputFormat::Oci, image("")), (OutputFormat::Docker, image("")), (OutputFormat::Podman, image("bin"))]
+    {
         let refused = format.print(&[mount]).expect_err("an image").to_string();
         assert!(refused.starts_with("volumeMount \"image\": ") && refused.ends_with("; use --output cri"), "{refused}");
     }
     let unmapped = ContainerMount { uid_mappings: Vec::new(), gid_mappings: Vec::new(), ..full() };
     assert_eq!(
-        Format::Cri.print(std::slice::from_ref(&unmapped)).expect_err("no ids").to_string(),
+        OutputFormat::Cri.print(std::slice::from_ref(&unmapped)).expect_err("no ids").to_string(),
         "volumeMount \"full\": the pod has a user namespace, so a Mount message needs its ids; give them with --uid-map and \
          --gid-map"
     );
-    assert!(Format::Oci.print(&[unmapped]).is_ok(), "runc and crun map the ids of the container");
+    assert!(OutputFormat::Oci.print(&[unmapped]).is_ok(), "runc and crun map the ids of the container");
     let path = std::ffi::OsStr::from_bytes(b"/pods/\xff").into();
     let odd = ContainerMount { source: MountSource::HostPath(path), ..mount("odd", "/a") };
-    for format in [Format::Oci, Format::Cri, Format::Docker, Format::Podman] {
+    for format in [OutputFormat::Oci, OutputFormat::Cri, OutputFormat::Docker, OutputFormat::Podman] {
         assert!(matches!(format.print(std::slice::from_ref(&odd)), Err(FormatError::NotText { .. })), "{format:?}");
     }
 }
@@ -140,6 +142,6 @@ fn mounts_that_a_format_cannot_express_are_refused_by_name() {
 #[test]
 fn json_says_everything_and_can_be_read_back() {
     let mounts = [full(), image("bin")];
-    let text = Format::Json.print(&mounts).expect("JSON");
+    let text = OutputFormat::Json.print(&mounts).expect("JSON");
     assert_eq!(serde_json::from_str::<Vec<ContainerMount>>(&text).expect("the same"), mounts);
 }

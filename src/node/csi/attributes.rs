@@ -32,7 +32,7 @@ const MORE_KINDS: &[&str] = &["emptyDir"];
 
 /// A volume of a pod, without its name.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Described {
+pub struct DescribedVolume {
     /// The entry of `spec.volumes` without its name.
     pub volume: Value,
     /// Whether its files come from fields of the pod.
@@ -129,7 +129,7 @@ pub enum AttributesError {
 ///
 /// # Errors
 /// When an attribute is wrong; the error names it.
-pub fn describe(attributes: &BTreeMap<String, String>, allow: &AllowList) -> Result<Described, AttributesError> {
+pub fn describe(attributes: &BTreeMap<String, String>, allow: &AllowList) -> Result<DescribedVolume, AttributesError> {
     let own: BTreeMap<&str, &str> = attributes
         .iter()
         .filter(|(name, _)| !OF_OTHERS.iter().any(|prefix| name.starts_with(prefix)))
@@ -149,7 +149,7 @@ pub fn describe(attributes: &BTreeMap<String, String>, allow: &AllowList) -> Res
     };
     let body = allowed(&kind, body, allow)?;
     let needs_pod = body.to_string().contains("\"downwardAPI\"") || kind == "downwardAPI";
-    Ok(Described { volume: json!({ (kind): body }), needs_pod })
+    Ok(DescribedVolume { volume: json!({ (kind): body }), needs_pod })
 }
 
 fn absent(own: &BTreeMap<&str, &str>) -> AttributesError {

@@ -27,8 +27,8 @@ pub mod target;
 
 use std::path::PathBuf;
 
-pub use service::{Driver, serve};
-pub use sockets::{CsiError, Sockets};
+pub use service::{CsiDriverServer, serve};
+pub use sockets::{CsiError, CsiSockets};
 
 /// The settings of the driver.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use podfs_fuse::mount::private::Access;
+use podfs_fuse::mount::private::ContainerAccess;
 use secrecy::SecretString;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::spawn_blocking;
@@ -18,7 +18,7 @@ use crate::manifest::pod::PodUid;
 use crate::node::NodeHandle;
 use crate::node::feed::{KubeletChange, PodReaders};
 use crate::node::publication::{Publication, Publications};
-use crate::node::state::{NodeState, VolumeEntry, VolumeMount};
+use crate::node::state::{MountState, NodeState, VolumeEntry};
 
 /// How long a call waits for its volume. The kubelet waits for two minutes, and calls again.
 const MOUNT: Duration = Duration::from_secs(60);
@@ -235,7 +235,7 @@ impl SharedOperations {
             Err(status) => return Err(status),
         };
         let (shared, target) = (Arc::clone(&self), publication.target.clone());
-        let access = if publication.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let access = if publication.read_only { ContainerAccess::ReadOnly } else { ContainerAccess::ReadWrite };
         let mounted = spawn_blocking(move || shared.root.mount(&source, &target, access));
         match timeout(FILE_SYSTEM, mounted).await {
             Ok(Ok(mounted)) => mounted.map_err(|error| refused(&error)),
@@ -292,8 +292,8 @@ impl SharedOperations {
         let mut states = self.node.follow();
         loop {
             let path = entry(&states.borrow_and_update(), publication).and_then(|volume| match volume.mount {
-                VolumeMount::Mounted => volume.path.clone(),
-                VolumeMount::NotMounted | VolumeMount::Uncertain => None,
+                MountState::Mounted => volume.path.clone(),
+                MountState::NotMounted | MountState::Uncertain => None,
             });
             if let Some(path) = path {
                 return Ok(path);

@@ -11,7 +11,7 @@ use tracing::{Instrument, debug, info, warn};
 use super::CsiSettings;
 use super::operations::{CsiOperations, Stats};
 use super::request::{parse, required, target, token};
-use super::sockets::{CsiError, Sockets, register};
+use super::sockets::{CsiError, CsiSockets, register};
 use super::target::TargetUsage;
 use crate::csi::v1::identity_server::{Identity, IdentityServer};
 use crate::csi::v1::node_server::{Node, NodeServer};
@@ -30,9 +30,9 @@ const CAPABILITIES: [rpc::Type; 3] =
     [rpc::Type::GetVolumeStats, rpc::Type::VolumeCondition, rpc::Type::VolumeMountGroup];
 
 /// The driver, ready to be served.
-pub struct Driver {
+pub struct CsiDriverServer {
     operations: CsiOperations,
-    sockets: Sockets,
+    sockets: CsiSockets,
     service: CsiAnswers,
 }
 
@@ -45,19 +45,19 @@ struct CsiAnswers {
     recorder: Recorder,
 }
 
-impl Driver {
+impl CsiDriverServer {
     /// Reads the records of the last daemon. From now on, the kubelet decides which pods the feed has.
     ///
     /// # Errors
     /// When the records cannot be read.
     pub fn take_over(
         settings: CsiSettings,
-        sockets: Sockets,
+        sockets: CsiSockets,
         written: Publications,
         feed: &mut Feed,
         node: NodeHandle,
         recorder: Recorder,
-    ) -> Result<Driver, CsiError> {
+    ) -> Result<CsiDriverServer, CsiError> {
         let (known, trouble) = written.read_all().map_err(CsiError::Service)?;
         trouble.iter().for_each(|sentence| warn!("a CSI volume of an earlier podfs node is lost: {sentence}"));
         if !known.is_empty() {
@@ -75,7 +75,7 @@ impl Driver {
         let operations =
             CsiOperations::new(sockets.root.clone(), written, known, node.clone(), changes, feed.readers());
         let service = CsiAnswers { operations: operations.clone(), settings: Arc::new(settings), node, recorder };
-        Ok(Driver { operations, sockets, service })
+        Ok(CsiDriverServer { operations, sockets, service })
     }
 }
 
@@ -83,8 +83,8 @@ impl Driver {
 ///
 /// # Errors
 /// When a socket cannot be served.
-pub async fn serve(driver: Driver) -> Result<(), CsiError> {
-    let Driver { operations, sockets: Sockets { driver, registration, endpoint, .. }, service } = driver;
+pub async fn serve(driver: CsiDriverServer) -> Result<(), CsiError> {
+    let CsiDriverServer { operations, sockets: CsiSockets { driver, registration, endpoint, .. }, service } = driver;
     let clients = clients(driver).map_err(CsiError::Service)?;
     let services =
         Server::builder().add_service(IdentityServer::new(service.clone())).add_service(NodeServer::new(service));

@@ -59,19 +59,19 @@ pub enum CsiError {
 
 /// The sockets, listening.
 #[derive(Debug)]
-pub struct Sockets {
+pub struct CsiSockets {
     pub(super) driver: UnixListener,
     pub(super) registration: Option<UnixListener>,
     pub(super) endpoint: PathBuf,
     pub(super) root: KubeletRoot,
 }
 
-impl Sockets {
+impl CsiSockets {
     /// Listens for the kubelet. Where podfs does not see the kubelet's `plugins_registry`, a node-driver-registrar has to register it.
     ///
     /// # Errors
-    /// When the kubelet's directory is none, another process listens, or a socket cannot be made.
-    pub fn open(settings: &CsiSettings) -> Result<Sockets, CsiError> {
+    /// When the kubelet's directory is not valid, another process listens, or a socket cannot be made.
+    pub fn open(settings: &CsiSettings) -> Result<CsiSockets, CsiError> {
         let root = KubeletRoot::open(&settings.kubelet_root).map_err(CsiError::KubeletRoot)?;
         let endpoint = std::path::absolute(&settings.socket)
             .map_err(|cause| CsiError::File { path: settings.socket.clone(), cause })?;
@@ -84,7 +84,7 @@ impl Sockets {
                 None
             }
         };
-        Ok(Sockets { driver, registration, endpoint, root })
+        Ok(CsiSockets { driver, registration, endpoint, root })
     }
 }
 

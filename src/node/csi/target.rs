@@ -11,8 +11,8 @@ use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use podfs_fuse::mount::bind::{Propagation, bind_alone};
-use podfs_fuse::mount::private::Access;
+use podfs_fuse::mount::bind::{ClonePropagation, bind_alone};
+use podfs_fuse::mount::private::ContainerAccess;
 use podfs_fuse::mount::table::{FS_TYPE, MountTableEntry, mounts_at};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, mkdirat, open, openat, openat2, statat, statfs, unlinkat,
@@ -132,7 +132,7 @@ impl KubeletRoot {
     ///
     /// # Errors
     /// When the target cannot be made, or the kernel refuses.
-    pub fn mount(&self, source: &Path, target: &Path, access: Access) -> Result<(), TargetError> {
+    pub fn mount(&self, source: &Path, target: &Path, access: ContainerAccess) -> Result<(), TargetError> {
         let of_volume = device(source).map_err(failed("find the volume at", source))?;
         let layers = self.mounted(target).map_err(failed("look at", target))?;
         if of_volume.is_some() && layers.last().map(|top| &top.device) == of_volume.as_ref() {
@@ -150,7 +150,7 @@ impl KubeletRoot {
             errno => failed("open", target)(errno.into()),
         })?;
         let volume = open(source, flags, Mode::empty()).map_err(|errno| failed("open", source)(errno.into()))?;
-        let clone = bind_alone(volume.as_fd(), access, Propagation::Slave)
+        let clone = bind_alone(volume.as_fd(), access, ClonePropagation::Slave)
             .map_err(|error| failed("mount", target)(io::Error::other(error)))?;
         let how = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
         move_mount(&clone, c"", &at, c"", how).map_err(|errno| failed("mount on", target)(errno.into()))

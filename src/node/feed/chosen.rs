@@ -46,7 +46,7 @@ pub enum RuntimeChange {
     /// These are all containers of the pod whose volumes the runtime has asked for.
     Containers(PodIdentity, Vec<ContainerEntry>),
     /// These are the problems of the connection now.
-    Trouble(Vec<String>),
+    Failure(Vec<String>),
 }
 
 /// A sandbox of a pod.
@@ -155,7 +155,7 @@ impl Chosen {
                 self.is_synchronized = false;
                 Vec::new()
             }
-            RuntimeChange::Containers(..) | RuntimeChange::Trouble(_) => Vec::new(),
+            RuntimeChange::Containers(..) | RuntimeChange::Failure(_) => Vec::new(),
         }
     }
 

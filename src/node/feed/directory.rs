@@ -14,13 +14,13 @@ use crate::manifest::objects::ObjectKey;
 use crate::manifest::pod::{Pod, PodUid};
 use crate::manifest::{Document, ManifestError, Origin, parse_documents};
 use crate::node::pod::{NodePod, PodOrigin, PodStage};
-use crate::source::{Files, IMMUTABLE, Role, Sum};
+use crate::source::{FileCombiner, Files, IMMUTABLE, PathRole};
 
 /// Objects by their keys.
 pub(super) type FileObjects = BTreeMap<ObjectKey, Arc<WholeObject>>;
 
 /// The content of the directory.
-pub(super) struct Directory {
+pub(super) struct DirectoryContent {
     /// The pods, no uid and no name twice.
     pub(super) pods: Vec<NodePod>,
     /// The objects.
@@ -28,7 +28,7 @@ pub(super) struct Directory {
 }
 
 /// Combines the files of the directory.
-pub(super) struct DirectorySum {
+pub(super) struct DirectoryCombiner {
     /// The node of its pods, if known.
     node: Option<String>,
     /// The objects of the last reading.
@@ -42,9 +42,9 @@ pub(super) struct ManifestFile {
     objects: Vec<Arc<WholeObject>>,
 }
 
-impl DirectorySum {
-    pub(super) fn new(node: Option<String>) -> DirectorySum {
-        DirectorySum { node, objects: Arc::default(), problems: Vec::new() }
+impl DirectoryCombiner {
+    pub(super) fn new(node: Option<String>) -> DirectoryCombiner {
+        DirectoryCombiner { node, objects: Arc::default(), problems: Vec::new() }
     }
 
     fn pod(&self, file: &Path, document: Document) -> Result<(Origin, NodePod), ManifestError> {
@@ -109,7 +109,7 @@ impl DirectorySum {
                     self.problems.push((origin.clone(), "data", IMMUTABLE.to_owned()));
                     Some(old)
                 }
-                Some(old) if object.parsed.says_the_same_as(&old.parsed) => Some(old),
+                Some(old) if object.parsed.has_same_content(&old.parsed) => Some(old),
                 _ => None,
             };
             objects.insert(key.clone(), Arc::clone(stays.unwrap_or(object)));
@@ -118,12 +118,12 @@ impl DirectorySum {
     }
 }
 
-impl Sum for DirectorySum {
+impl FileCombiner for DirectoryCombiner {
     type Contents = ManifestFile;
-    type Whole = Directory;
+    type Combined = DirectoryContent;
     const NAMES_COUNT: bool = true;
 
-    fn parse(&self, _: Role, file: &Path, bytes: &[u8]) -> Result<ManifestFile, ManifestError> {
+    fn parse(&self, _: PathRole, file: &Path, bytes: &[u8]) -> Result<ManifestFile, ManifestError> {
         let mut contents = ManifestFile { pods: Vec::new(), objects: Vec::new() };
         for document in parse_documents(file, bytes)? {
             match (document.api_version.as_str(), document.kind.as_str()) {
@@ -134,11 +134,11 @@ impl Sum for DirectorySum {
         Ok(contents)
     }
 
-    fn add_up(&mut self, files: Files<'_, ManifestFile>) -> Result<Directory, ManifestError> {
+    fn combine(&mut self, files: Files<'_, ManifestFile>) -> Result<DirectoryContent, ManifestError> {
         self.problems.clear();
         let pods = self.pods(files);
         self.objects = Arc::new(self.objects(files));
-        Ok(Directory { pods, objects: Arc::clone(&self.objects) })
+        Ok(DirectoryContent { pods, objects: Arc::clone(&self.objects) })
     }
 
     fn problems(&self) -> Vec<ManifestError> {
@@ -153,17 +153,18 @@ mod tests {
     use super::*;
 
     /// The pods with their files, and the problems, of files with these names and texts.
-    fn add_up(sum: &mut DirectorySum, files: &[(&str, &str)]) -> (Vec<String>, Vec<String>) {
-        let parse =
-            |(name, text): &(&str, &str)| sum.parse(Role::Objects, Path::new(name), text.as_bytes()).expect(text);
+    fn combine(combiner: &mut DirectoryCombiner, files: &[(&str, &str)]) -> (Vec<String>, Vec<String>) {
+        let parse = |(name, text): &(&str, &str)| {
+            combiner.parse(PathRole::Objects, Path::new(name), text.as_bytes()).expect(text)
+        };
         let contents: Vec<_> = files.iter().map(parse).collect();
         let files: Vec<_> = files.iter().map(|(name, _)| Path::new(*name)).zip(&contents).collect();
-        let whole = sum.add_up(&files).expect("never fails");
-        let pods = whole.pods.iter().map(|pod| match &pod.origin {
+        let combined = combiner.combine(&files).expect("never fails");
+        let pods = combined.pods.iter().map(|pod| match &pod.origin {
             PodOrigin::File(file) => format!("{} of {}", pod.pod.identity, file.display()),
             PodOrigin::Api | PodOrigin::Kubelet | PodOrigin::Runtime => unreachable!("it was in a file"),
         });
-        (pods.collect(), sum.problems().iter().map(ToString::to_string).collect())
+        (pods.collect(), combiner.problems().iter().map(ToString::to_string).collect())
     }
 
     fn pod(metadata: &str) -> String {
@@ -176,11 +177,11 @@ mod tests {
 
     #[test]
     fn of_two_manifests_with_one_uid_or_one_name_the_first_file_counts() {
-        let mut sum = DirectorySum::new(None);
+        let mut combiner = DirectoryCombiner::new(None);
         let (web, other) = (pod("name: web, uid: u1"), pod("name: other, uid: u1"));
         let again = pod("name: web, uid: u2");
         let files = [("a.yaml", web.as_str()), ("b.yaml", &other), ("c.yaml", &again)];
-        let (pods, problems) = add_up(&mut sum, &files);
+        let (pods, problems) = combine(&mut combiner, &files);
         assert_eq!(pods, ["default/web of a.yaml"]);
         assert_eq!(
             problems,
@@ -191,15 +192,15 @@ mod tests {
                  podfs goes by the first one",
             ]
         );
-        let (pods, problems) = add_up(&mut sum, &files[1..]);
+        let (pods, problems) = combine(&mut combiner, &files[1..]);
         assert_eq!((pods.len(), problems.len()), (2, 0));
     }
 
     #[test]
     fn a_file_may_have_many_pods_and_objects_and_a_uid_is_derived_from_the_name() {
-        let sum = DirectorySum::new(Some("n1".to_owned()));
+        let combiner = DirectoryCombiner::new(Some("n1".to_owned()));
         let text = format!("{}\n---\n{}\n---\n{}", pod("name: web"), config_map("1"), pod("name: db, namespace: shop"));
-        let contents = sum.parse(Role::Objects, Path::new("all.yaml"), text.as_bytes()).expect("good");
+        let contents = combiner.parse(PathRole::Objects, Path::new("all.yaml"), text.as_bytes()).expect("good");
         let names: Vec<_> = contents.pods.iter().map(|(_, pod)| pod.pod.identity.to_string()).collect();
         assert_eq!(
             (names.as_slice(), contents.objects.len()),
@@ -212,18 +213,18 @@ mod tests {
 
     #[test]
     fn an_object_described_twice_is_that_of_the_first_file_and_an_immutable_one_stays() {
-        let mut sum = DirectorySum::new(None);
+        let mut combiner = DirectoryCombiner::new(None);
         let (one, two) = (config_map("1"), config_map("2"));
-        let value = |sum: &DirectorySum| {
-            let object = sum.objects.values().next().expect("one");
+        let value = |combiner: &DirectoryCombiner| {
+            let object = combiner.objects.values().next().expect("one");
             object.value["data"]["k"].clone()
         };
-        let (_, problems) = add_up(&mut sum, &[("a.yaml", &one), ("b.yaml", &two)]);
-        assert_eq!((value(&sum), problems.len()), ("1".into(), 1));
-        let (_, problems) = add_up(&mut sum, &[("b.yaml", &two)]);
-        assert_eq!((value(&sum), problems), ("1".into(), vec![format!("b.yaml: data: {IMMUTABLE}")]));
-        assert!(add_up(&mut sum, &[]).1.is_empty());
-        let (_, problems) = add_up(&mut sum, &[("b.yaml", &two)]);
-        assert_eq!((value(&sum), problems.len()), ("2".into(), 0));
+        let (_, problems) = combine(&mut combiner, &[("a.yaml", &one), ("b.yaml", &two)]);
+        assert_eq!((value(&combiner), problems.len()), ("1".into(), 1));
+        let (_, problems) = combine(&mut combiner, &[("b.yaml", &two)]);
+        assert_eq!((value(&combiner), problems), ("1".into(), vec![format!("b.yaml: data: {IMMUTABLE}")]));
+        assert!(combine(&mut combiner, &[]).1.is_empty());
+        let (_, problems) = combine(&mut combiner, &[("b.yaml", &two)]);
+        assert_eq!((value(&combiner), problems.len()), ("2".into(), 0));
     }
 }

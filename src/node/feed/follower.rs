@@ -11,14 +11,14 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use super::registry::{ObjectRegistry, Want};
+use super::registry::{ObjectRegistry, WantedObject};
 use super::update::PodReferences;
-use crate::binding::{Further, further};
+use crate::binding::{ExtraReferences, further};
 use crate::manifest::objects::{ObjectKey, ObjectKind, Objects};
 use crate::manifest::pod::Pod;
 use crate::manifest::tokens::Token;
 use crate::manifest::{References, references};
-use crate::node::backing::{Backing, Growing, backings, growing};
+use crate::node::backing::{Backing, PendingExpansion, backings, growing};
 use crate::node::pod::{NodePod, PodOrigin};
 use crate::source::{IssuedCredentials, ObjectRequest, ObjectUpdate, Push};
 use crate::volume::{BundleKey, CredentialKey, Volume, VolumeSource};
@@ -35,7 +35,7 @@ pub struct ObjectFollower {
     changed: Arc<Notify>,
     pod: NodePod,
     references: References,
-    wants: BTreeSet<Want>,
+    wants: BTreeSet<WantedObject>,
     /// The tokens that its volumes and their drivers ask for.
     wanted_tokens: BTreeSet<CredentialKey>,
     /// Its tokens, if there is a server that issues them.
@@ -79,7 +79,7 @@ impl ObjectFollower {
 
     /// What is behind the volumes of the pod, and the claims whose volumes are about to grow, according to the objects
     /// that were pushed.
-    pub(in crate::node) fn backings_and_growing(&self) -> (BTreeMap<String, Backing>, BTreeSet<Growing>) {
+    pub(in crate::node) fn backings_and_growing(&self) -> (BTreeMap<String, Backing>, BTreeSet<PendingExpansion>) {
         let leads_further = |volume: &Volume| matches!(volume.source, VolumeSource::Claim(_) | VolumeSource::Csi(_));
         let pod = &self.pod.pod;
         match &self.sent {
@@ -96,7 +96,7 @@ impl ObjectFollower {
         loop {
             let (mut now, mut waits) = self.look();
             if let Some(before) = &self.sent {
-                now.keep_what_became_unknown(before);
+                now.keep_missing_objects(before);
                 now.limit(Some(before));
                 if let Some(push) = now.since(before) {
                     self.sent = Some(now);
@@ -185,9 +185,10 @@ impl ObjectFollower {
         let named = wants(&self.pod, &self.references, self.registry.readers().is_some());
         // A known object leads to more at once.
         loop {
-            let Further { objects, tokens } = self.further(&named);
+            let ExtraReferences { objects, tokens } = self.further(&named);
             self.want_tokens(tokens);
-            let wants: BTreeSet<Want> = named.iter().cloned().chain(objects.into_iter().map(Want::Object)).collect();
+            let wants: BTreeSet<WantedObject> =
+                named.iter().cloned().chain(objects.into_iter().map(WantedObject::Object)).collect();
             if wants == self.wants {
                 return;
             }
@@ -202,7 +203,7 @@ impl ObjectFollower {
     }
 
     /// The references of the volumes through known objects.
-    fn further(&self, named: &BTreeSet<Want>) -> Further {
+    fn further(&self, named: &BTreeSet<WantedObject>) -> ExtraReferences {
         let answers = named.union(&self.wants).map(|want| self.registry.answer(want));
         let parsed = answers.flat_map(|answer| answer.objects).map(|object| Arc::clone(&object.parsed));
         let known = Objects::default().with(parsed);
@@ -239,12 +240,12 @@ fn references_of(pod: &NodePod) -> References {
 
 /// The references of the pod by name. Objects of another namespace are never among them (SE-03). If only a kubelet has
 /// published volumes of the pod, podfs may have to read their content as the pod.
-fn wants(pod: &NodePod, references: &References, reads_as_pods: bool) -> BTreeSet<Want> {
+fn wants(pod: &NodePod, references: &References, reads_as_pods: bool) -> BTreeSet<WantedObject> {
     let identity = &pod.pod.identity;
     let reads_itself = reads_as_pods && pod.origin == PodOrigin::Kubelet;
     let want = |key: ObjectKey| match key.kind {
-        ObjectKind::ConfigMap | ObjectKind::Secret if reads_itself => Want::AsPod(identity.uid.clone(), key),
-        _ => Want::Object(key),
+        ObjectKind::ConfigMap | ObjectKind::Secret if reads_itself => WantedObject::AsPod(identity.uid.clone(), key),
+        _ => WantedObject::Object(key),
     };
     let of = |kind: ObjectKind, names: &BTreeSet<String>| {
         names.iter().map(|name| want(key(kind, &identity.namespace, name))).collect::<Vec<_>>()
@@ -254,14 +255,14 @@ fn wants(pod: &NodePod, references: &References, reads_as_pods: bool) -> BTreeSe
     wants.extend(of(ObjectKind::Secret, &references.secrets));
     wants.extend(of(ObjectKind::PersistentVolumeClaim, &references.claims));
     wants.extend(references.bundles.iter().filter_map(|bundle| match bundle {
-        BundleKey::Named(name) => Some(Want::Object(key(ObjectKind::ClusterTrustBundle, "", name))),
+        BundleKey::Named(name) => Some(WantedObject::Object(key(ObjectKind::ClusterTrustBundle, "", name))),
         // A source that selects nothing of a signer needs no bundles.
         BundleKey::OfSigner { selector: None, .. } => None,
-        BundleKey::OfSigner { signer, .. } => Some(Want::BundlesOf(signer.clone())),
+        BundleKey::OfSigner { signer, .. } => Some(WantedObject::BundlesOf(signer.clone())),
     }));
     if references.node {
         let node = pod.pod.facts.node_name.as_deref();
-        wants.insert(node.map_or(Want::OnlyNode, |node| Want::Object(key(ObjectKind::Node, "", node))));
+        wants.insert(node.map_or(WantedObject::OnlyNode, |node| WantedObject::Object(key(ObjectKind::Node, "", node))));
     }
     wants
 }

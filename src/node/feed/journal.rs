@@ -6,17 +6,17 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use crate::manifest::tokens::Token;
-use crate::source::{Journal, ObjectUpdate, Task};
+use crate::source::{AbortOnDrop, ObjectUpdate, ProblemLog};
 
 /// One journal for all tasks that follow objects.
 pub(super) struct SharedJournal {
     shared: Arc<JournalState>,
-    _task: Task,
+    _task: AbortOnDrop,
 }
 
 struct JournalState {
     /// Locked for moments.
-    journal: Mutex<Journal>,
+    journal: Mutex<ProblemLog>,
     /// Notified when the next line may be due at another time.
     changed: Notify,
 }
@@ -25,7 +25,7 @@ impl SharedJournal {
     /// An empty journal. To be called inside of a tokio runtime.
     pub(super) fn new() -> SharedJournal {
         let shared = Arc::new(JournalState { journal: Mutex::default(), changed: Notify::new() });
-        let task = Task::spawn(log(Arc::clone(&shared)));
+        let task = AbortOnDrop::spawn(log(Arc::clone(&shared)));
         SharedJournal { shared, _task: task }
     }
 
@@ -39,7 +39,7 @@ impl SharedJournal {
         self.write(|journal| journal.note_token(title, update));
     }
 
-    fn write(&self, write: impl FnOnce(&mut Journal)) {
+    fn write(&self, write: impl FnOnce(&mut ProblemLog)) {
         let mut journal = self.shared.lock();
         let before = journal.due();
         write(&mut journal);
@@ -55,7 +55,7 @@ impl SharedJournal {
 }
 
 impl JournalState {
-    fn lock(&self) -> MutexGuard<'_, Journal> {
+    fn lock(&self) -> MutexGuard<'_, ProblemLog> {
         self.journal.lock().expect("no code panics while it is locked")
     }
 }

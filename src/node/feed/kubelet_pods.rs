@@ -97,7 +97,7 @@ impl KubeletPods {
                 self.forget_gone(&uid);
                 event.into_iter().collect()
             }
-            other @ (FeedEvent::Trouble(..) | FeedEvent::Containers(..)) => vec![other],
+            other @ (FeedEvent::Failure(..) | FeedEvent::Containers(..)) => vec![other],
         }
     }
 
@@ -123,7 +123,7 @@ impl KubeletPods {
         let concerned = chosen.change(&change);
         match change {
             RuntimeChange::Containers(pod, containers) => vec![FeedEvent::Containers(pod, containers)],
-            RuntimeChange::Trouble(trouble) => vec![FeedEvent::Trouble(PodSource::Runtime, trouble)],
+            RuntimeChange::Failure(trouble) => vec![FeedEvent::Failure(PodSource::Runtime, trouble)],
             _ => {
                 let events = concerned.iter().filter_map(|uid| self.end_of(uid)).collect();
                 concerned.iter().for_each(|uid| self.forget_gone(uid));
@@ -231,7 +231,7 @@ impl KubeletPods {
         let manifest = match (described, first) {
             (Some(pod), _) if is_chosen => with_payload_volumes(&pod.manifest),
             (Some(pod), _) => without_volumes(Value::clone(&pod.manifest)),
-            (None, Some(first)) => bare(first),
+            (None, Some(first)) => minimal_manifest(first),
             (None, None) => return None,
         };
         let volumes = self.of(uid).filter(|publication| described.is_some() || !publication.needs_pod);
@@ -254,7 +254,7 @@ impl KubeletPods {
 }
 
 /// A manifest with what the publication has about the pod.
-fn bare(publication: &Publication) -> Value {
+fn minimal_manifest(publication: &Publication) -> Value {
     let pod = &publication.pod;
     let mut spec = json!({"containers": []});
     if !pod.service_account.is_empty() {

@@ -20,34 +20,34 @@ const HASH: &str = "kubernetes.io/config.hash";
 /// The annotation with the kubelet's source of a pod; `file` for a static pod.
 const SOURCE: &str = "kubernetes.io/config.source";
 
-pub(super) type Pods = BTreeMap<PodUid, NodePod>;
+pub(super) type PodsByUid = BTreeMap<PodUid, NodePod>;
 
 /// The pods of both sources, and those that the manager has.
-pub(super) struct Merge {
+pub(super) struct MergedPods {
     /// The pods that an earlier daemon knew.
     earlier: Vec<NodePod>,
     /// The static pods, once the files were read.
-    files: Option<Pods>,
+    files: Option<PodsByUid>,
     /// The pods of the API server, once it has listed them.
-    api: Option<Pods>,
-    shown: Pods,
+    api: Option<PodsByUid>,
+    shown: PodsByUid,
 }
 
-impl Merge {
-    pub(super) fn new(earlier: Vec<NodePod>) -> Merge {
-        Merge { earlier, files: None, api: None, shown: Pods::new() }
+impl MergedPods {
+    pub(super) fn new(earlier: Vec<NodePod>) -> MergedPods {
+        MergedPods { earlier, files: None, api: None, shown: PodsByUid::new() }
     }
 
     /// Takes the static pods. `unread` are files that podfs has never read.
     pub(super) fn take_files(&mut self, pods: &[NodePod], unread: &BTreeSet<PathBuf>) -> Vec<FeedEvent> {
-        let mut files: Pods = self
+        let mut files: PodsByUid = self
             .earlier
             .iter()
             .filter(|pod| matches!(&pod.origin, PodOrigin::File(file) if unread.contains(file)))
             .chain(pods)
             .map(|pod| (pod.pod.identity.uid.clone(), pod.clone()))
             .collect();
-        // A pod that was made anew in another file has another uid.
+        // A pod that was created again in another file has another uid.
         let names: BTreeMap<_, _> =
             pods.iter().map(|pod| (pod.pod.identity.to_string(), &pod.pod.identity.uid)).collect();
         files.retain(|uid, pod| names.get(&pod.pod.identity.to_string()).is_none_or(|current| *current == uid));
@@ -63,13 +63,13 @@ impl Merge {
     }
 
     /// Takes a new or changed pod of the API server.
-    pub(super) fn take_put(&mut self, pod: NodePod) -> Vec<FeedEvent> {
+    pub(super) fn put_pod(&mut self, pod: NodePod) -> Vec<FeedEvent> {
         self.api.get_or_insert_default().insert(pod.pod.identity.uid.clone(), pod);
         self.changes(None)
     }
 
     /// Takes the deletion of a pod of the API server.
-    pub(super) fn take_gone(&mut self, uid: &PodUid) -> Vec<FeedEvent> {
+    pub(super) fn remove_pod_of_api(&mut self, uid: &PodUid) -> Vec<FeedEvent> {
         self.api.get_or_insert_default().remove(uid);
         self.changes(None)
     }
@@ -91,7 +91,7 @@ impl Merge {
         events
     }
 
-    fn wanted(&self) -> Pods {
+    fn wanted(&self) -> PodsByUid {
         let mut wanted = self.files.clone().unwrap_or_default();
         for (uid, pod) in self.api.iter().flatten() {
             if !wanted.contains_key(uid) && !self.is_mirror(pod) {
@@ -161,26 +161,26 @@ mod tests {
             }
             FeedEvent::Put(pod) => format!("put {}", name(&pod)),
             FeedEvent::Gone(source, uid) => format!("gone {uid} {source:?}"),
-            FeedEvent::Trouble(..) | FeedEvent::Containers(..) => unreachable!("neither comes from here"),
+            FeedEvent::Failure(..) | FeedEvent::Containers(..) => unreachable!("neither comes from here"),
         };
         events.into_iter().map(show).collect()
     }
 
     #[test]
     fn each_source_lists_its_pods_once_and_then_reports_changes() {
-        let mut merge = Merge::new(Vec::new());
+        let mut merge = MergedPods::new(Vec::new());
         let none = BTreeSet::new();
         assert_eq!(shown(merge.take_files(&[file("a", "u1")], &none)), ["Files: u1 Files"]);
         assert_eq!(shown(merge.take_list(vec![api("b", "u2")])), ["Api: u2 Api"]);
         assert_eq!(shown(merge.take_list(vec![api("b", "u2")])), Vec::<String>::new());
-        assert_eq!(shown(merge.take_put(api("c", "u3"))), ["put u3 Api"]);
-        assert_eq!(shown(merge.take_gone(&api("b", "u2").pod.identity.uid)), ["gone u2 Api"]);
+        assert_eq!(shown(merge.put_pod(api("c", "u3"))), ["put u3 Api"]);
+        assert_eq!(shown(merge.remove_pod_of_api(&api("b", "u2").pod.identity.uid)), ["gone u2 Api"]);
         assert_eq!(shown(merge.take_files(&[], &none)), ["gone u1 Files"]);
     }
 
     #[test]
     fn a_pod_with_a_new_uid_comes_after_the_one_it_replaces() {
-        let mut merge = Merge::new(Vec::new());
+        let mut merge = MergedPods::new(Vec::new());
         let none = BTreeSet::new();
         merge.take_files(&[file("web", "u2")], &none);
         assert_eq!(shown(merge.take_files(&[file("web", "u1")], &none)), ["gone u2 Files", "put u1 Files"]);
@@ -195,12 +195,12 @@ mod tests {
             ("anything", json!({HASH: "u1"})),
             ("web", json!({SOURCE: "file"})),
         ] {
-            let mut merge = Merge::new(Vec::new());
+            let mut merge = MergedPods::new(Vec::new());
             merge.take_files(&[file("web", "u1")], &none);
             let mirror = pod(name, "u9", annotations.clone(), None);
             assert_eq!(shown(merge.take_list(vec![mirror])), ["Api: "], "{annotations}");
         }
-        let mut merge = Merge::new(Vec::new());
+        let mut merge = MergedPods::new(Vec::new());
         assert_eq!(
             shown(merge.take_list(vec![api("web", "u1"), pod("x", "u9", json!({HASH: "u1"}), None)])),
             ["Api: u1 Api, u9 Api"]
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_file_that_was_never_read_keeps_the_pods_of_an_earlier_daemon() {
-        let mut merge = Merge::new(vec![file("web", "u1"), file("db", "u2")]);
+        let mut merge = MergedPods::new(vec![file("web", "u1"), file("db", "u2")]);
         let unread = BTreeSet::from([PathBuf::from("web.yaml")]);
         assert_eq!(shown(merge.take_files(&[], &unread)), ["Files: u1 Files"]);
         assert_eq!(shown(merge.take_files(&[file("web", "u3")], &BTreeSet::new())), ["gone u1 Files", "put u3 Files"]);

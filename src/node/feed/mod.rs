@@ -47,10 +47,10 @@ use super::state::ContainerEntry;
 use crate::kube::client::ApiClient;
 use crate::kube::settings::SettingsError;
 use crate::manifest::pod::{PodIdentity, PodUid};
-use crate::source::{Access, Contacts, Scanned, SourceError, SummedFiles, Task};
-use directory::{Directory, DirectorySum};
+use crate::source::{AbortOnDrop, CombinedFiles, Contacts, Scanned, SettingsSource, SourceError};
+use directory::{DirectoryCombiner, DirectoryContent};
 use kubelet_pods::KubeletPods;
-use merge::Merge;
+use merge::MergedPods;
 use pods::PodChange;
 use registry::ObjectRegistry;
 use server::ObjectServer;
@@ -66,7 +66,7 @@ pub struct FeedSettings {
     /// The directory of static pods and of objects.
     pub manifests: Option<PathBuf>,
     /// The access to the API server, if there is one. It needs the name of the node.
-    pub api: Option<Access>,
+    pub api: Option<SettingsSource>,
     /// Whether podfs reads the objects of CSI volumes as the pods that have them, with the pods' tokens.
     pub reads_as_pods: bool,
     /// The name of the node, where it is known.
@@ -100,7 +100,7 @@ pub enum FeedEvent {
     /// These are all containers of the pod whose volumes the runtime has asked for.
     Containers(PodIdentity, Vec<ContainerEntry>),
     /// These are all problems of the source now, one sentence each.
-    Trouble(PodSource, Vec<String>),
+    Failure(PodSource, Vec<String>),
 }
 
 /// Why the feed cannot start.
@@ -122,7 +122,7 @@ pub struct Feed {
     inputs: UnboundedReceiver<FeedInput>,
     /// Keeps the channel open when there is no source.
     input: UnboundedSender<FeedInput>,
-    merge: Merge,
+    merge: MergedPods,
     events: VecDeque<FeedEvent>,
     static_pods: StaticPods,
     objects: PodObjects,
@@ -131,9 +131,9 @@ pub struct Feed {
     /// The pods of a node with a kubelet, where that or the runtime decides which of them podfs serves.
     kubelet: Option<KubeletPods>,
     /// Follows the namespaces by which pods are chosen.
-    _namespaces: Option<Task>,
-    _files: Option<SummedFiles>,
-    _pods: Option<Task>,
+    _namespaces: Option<AbortOnDrop>,
+    _files: Option<CombinedFiles>,
+    _pods: Option<AbortOnDrop>,
 }
 
 /// The objects of the node's pods. Cheap to clone.
@@ -176,7 +176,7 @@ impl Feed {
         let pods = match (&client, &node) {
             (Some(client), Some(node)) => {
                 let (client, node, contacts) = (client.clone(), node.clone(), contacts.clone());
-                Some(Task::spawn(pods::follow(client, node, contacts, input.clone())))
+                Some(AbortOnDrop::spawn(pods::follow(client, node, contacts, input.clone())))
             }
             (Some(_), None) => return Err(FeedError::NoNode),
             (None, _) => None,
@@ -187,7 +187,7 @@ impl Feed {
         Ok(Feed {
             inputs,
             input,
-            merge: Merge::new(earlier),
+            merge: MergedPods::new(earlier),
             events: VecDeque::new(),
             static_pods: StaticPods::default(),
             objects: PodObjects { registry },
@@ -235,7 +235,7 @@ impl Feed {
         earlier: &[NodePod],
     ) -> impl Fn(RuntimeChange) -> bool + Send + Sync + 'static {
         if let Some(client) = self.client.clone().filter(|_| chosen.wants_namespaces()) {
-            self._namespaces = Some(Task::spawn(namespaces::follow(client, self.input.clone())));
+            self._namespaces = Some(AbortOnDrop::spawn(namespaces::follow(client, self.input.clone())));
         }
         let kubelet = self.kubelet.get_or_insert_default();
         let pods = kubelet.choose(chosen, earlier);
@@ -283,12 +283,12 @@ impl Feed {
     fn take_api(&mut self, change: Option<PodChange>, trouble: Option<Vec<String>>) {
         let events = match change {
             Some(PodChange::All(pods)) => self.merge.take_list(pods),
-            Some(PodChange::Put(pod)) => self.merge.take_put(pod),
-            Some(PodChange::Gone(uid)) => self.merge.take_gone(&uid),
+            Some(PodChange::Put(pod)) => self.merge.put_pod(pod),
+            Some(PodChange::Gone(uid)) => self.merge.remove_pod_of_api(&uid),
             None => Vec::new(),
         };
         self.pass_on(events);
-        self.events.extend(trouble.map(|trouble| FeedEvent::Trouble(PodSource::Api, trouble)));
+        self.events.extend(trouble.map(|trouble| FeedEvent::Failure(PodSource::Api, trouble)));
     }
 
     /// Passes the changes of the sources to the manager, or to the pods of a kubelet.
@@ -313,7 +313,7 @@ impl Feed {
             self.pass_on(events);
         }
         if problems != self.static_pods.problems {
-            self.events.push_back(FeedEvent::Trouble(PodSource::Files, problems.iter().cloned().collect()));
+            self.events.push_back(FeedEvent::Failure(PodSource::Files, problems.iter().cloned().collect()));
             self.static_pods.problems = problems;
         }
     }
@@ -332,10 +332,10 @@ fn open_files(
     node: Option<String>,
     registry: Arc<ObjectRegistry>,
     input: UnboundedSender<FeedInput>,
-) -> Result<SummedFiles, SourceError> {
-    SummedFiles::open(DirectorySum::new(node), path, move |scanned| {
-        let Scanned { whole, problems, unread, is_found, .. } = scanned;
-        let pods = whole.map(|Directory { pods, objects }| {
+) -> Result<CombinedFiles, SourceError> {
+    CombinedFiles::open(DirectoryCombiner::new(node), path, move |scanned| {
+        let Scanned { combined, problems, unread, is_found, .. } = scanned;
+        let pods = combined.map(|DirectoryContent { pods, objects }| {
             if is_found {
                 registry.take_files(objects);
             }

@@ -11,7 +11,7 @@ use tracing::{debug, info};
 use super::FeedInput;
 use crate::kube::address::Collection;
 use crate::kube::client::ApiClient;
-use crate::kube::error::Class;
+use crate::kube::error::ErrorClass;
 use crate::kube::follower::{Follower, FollowerEvent};
 use crate::volume::MARK;
 
@@ -29,8 +29,8 @@ pub(super) async fn follow(client: ApiClient, input: UnboundedSender<FeedInput>)
                 }
             }
             FollowerEvent::Alive => continue,
-            FollowerEvent::Trouble(error) => {
-                let is_refused = matches!(error.class, Class::Forbidden);
+            FollowerEvent::Failure(error) => {
+                let is_refused = matches!(error.class, ErrorClass::Forbidden);
                 if is_refused && !std::mem::replace(&mut was_refused, true) {
                     info!("{error}; podfs chooses pods only by their own label or annotation {MARK}");
                 } else {

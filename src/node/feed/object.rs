@@ -28,8 +28,8 @@ impl WholeObject {
     }
 
     /// Whether a volume shows the same of both.
-    pub(crate) fn says_the_same_as(&self, other: &WholeObject) -> bool {
-        self.parsed.says_the_same_as(&other.parsed)
+    pub(crate) fn has_same_content(&self, other: &WholeObject) -> bool {
+        self.parsed.has_same_content(&other.parsed)
     }
 
     pub(crate) fn key(&self) -> &ObjectKey {

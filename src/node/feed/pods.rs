@@ -11,7 +11,7 @@ use super::FeedInput;
 use super::object::strip;
 use crate::kube::address::Collection;
 use crate::kube::client::ApiClient;
-use crate::kube::error::{ApiError, Class};
+use crate::kube::error::{ApiError, ErrorClass};
 use crate::kube::follower::{Follower, FollowerEvent};
 use crate::manifest::pod::{Pod, PodUid};
 use crate::manifest::{Document, ManifestError};
@@ -37,7 +37,7 @@ pub(super) async fn follow(client: ApiClient, node: String, contacts: Contacts, 
     loop {
         let event = follower.next().await;
         match &event {
-            FollowerEvent::Trouble(error) => contacts.trouble(&title, follower.doing(), error),
+            FollowerEvent::Failure(error) => contacts.trouble(&title, follower.doing(), error),
             _ => contacts.answered(&title, follower.doing(), follower.version()),
         }
         let change = pods.take(event, Instant::now());
@@ -67,7 +67,7 @@ impl ServerPods {
 
     /// Takes an event of the watch. Returns the change for the manager, if there is one.
     fn take(&mut self, event: FollowerEvent, now: Instant) -> Option<PodChange> {
-        if let FollowerEvent::Trouble(error) = &event {
+        if let FollowerEvent::Failure(error) = &event {
             self.note(error, now);
             return None;
         }
@@ -91,7 +91,7 @@ impl ServerPods {
                 let uid = uid_of(&pod)?;
                 self.pods.remove(&uid).map(|_| PodChange::Gone(uid))
             }
-            FollowerEvent::Alive | FollowerEvent::Trouble(_) => None,
+            FollowerEvent::Alive | FollowerEvent::Failure(_) => None,
         }
     }
 
@@ -133,7 +133,7 @@ impl ServerPods {
         let may_pass = error.class.passes() && !error.is_outage();
         let sentence = match error.class {
             _ if may_pass && now.saturating_duration_since(since) < SETTLE => String::new(),
-            Class::Forbidden | Class::Unauthorized => format!(
+            ErrorClass::Forbidden | ErrorClass::Unauthorized => format!(
                 "{}; podfs asks again, and the pods stay as they are; its credentials must be those of the node {}, or may \
                  list and watch pods",
                 error.sentence, self.node
@@ -256,12 +256,12 @@ mod tests {
     #[test]
     fn a_refusal_is_reported_at_once_and_a_busy_server_when_it_lasts() {
         let (mut pods, now) = server();
-        let error = |class, sentence: &str| FollowerEvent::Trouble(ApiError::new(class, sentence));
-        pods.take(error(Class::Busy, "busy"), now);
+        let error = |class, sentence: &str| FollowerEvent::Failure(ApiError::new(class, sentence));
+        pods.take(error(ErrorClass::Busy, "busy"), now);
         assert_eq!(pods.take_trouble(), None);
-        pods.take(error(Class::Busy, "busy"), now + SETTLE);
+        pods.take(error(ErrorClass::Busy, "busy"), now + SETTLE);
         assert_eq!(pods.take_trouble(), Some(vec!["busy; podfs asks again, and the pods stay as they are".to_owned()]));
-        pods.take(error(Class::Forbidden, "pods is forbidden"), now);
+        pods.take(error(ErrorClass::Forbidden, "pods is forbidden"), now);
         let expected = "pods is forbidden; podfs asks again, and the pods stay as they are; its credentials must be those of \
                         the node n1, or may list and watch pods";
         assert_eq!(pods.take_trouble(), Some(vec![expected.to_owned()]));

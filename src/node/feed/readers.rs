@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use crate::kube::client::ApiClient;
 use crate::kube::settings::{PodToken, SettingsError};
 use crate::manifest::pod::PodUid;
-use crate::source::Access;
+use crate::source::SettingsSource;
 
 /// The pause before podfs reads settings again that it could not use.
 const RETRY: Duration = Duration::from_secs(10);
@@ -20,20 +20,20 @@ const RETRY: Duration = Duration::from_secs(10);
 /// The readers of the node's pods. Cheap to clone.
 #[derive(Clone)]
 pub(in crate::node) struct PodReaders {
-    server: Access,
+    server: SettingsSource,
     pods: Arc<DashMap<PodUid, Arc<PodReader>>>,
 }
 
 /// A pod that reads objects of its own.
 pub(super) struct PodReader {
-    server: Access,
+    server: SettingsSource,
     token: PodToken,
     client: OnceCell<ApiClient>,
 }
 
 impl PodReaders {
     /// Readers at this server, without any token.
-    pub(super) fn new(server: Access) -> PodReaders {
+    pub(super) fn new(server: SettingsSource) -> PodReaders {
         PodReaders { server, pods: Arc::default() }
     }
 
@@ -71,7 +71,7 @@ impl PodReader {
             self.token.known().await;
         }
         loop {
-            let access = || Access::AsPod(Box::new(self.server.clone()), self.token.clone());
+            let access = || SettingsSource::AsPod(Box::new(self.server.clone()), self.token.clone());
             match self.client.get_or_try_init(|| ApiClient::open(access())).await {
                 Ok(client) => return client.clone(),
                 Err(error) => tell(&error),
@@ -87,14 +87,17 @@ mod tests {
 
     #[test]
     fn a_token_is_kept_while_the_pod_is_published_or_read_for_and_never_shown() {
-        let readers = PodReaders::new(Access::InCluster);
+        let readers = PodReaders::new(SettingsSource::InCluster);
         let uid = |name: &str| PodUid::parse(name).expect("a uid");
         let (kept, read, gone) = (uid("kept"), uid("read"), uid("gone"));
         [&kept, &read, &gone].into_iter().for_each(|uid| readers.renew(uid, SecretString::from("t0ken")));
         let reader = readers.of(&read);
         readers.keep(|uid| *uid == kept);
         assert!(readers.knows(&kept) && readers.knows(&read) && !readers.knows(&gone));
-        assert!(!format!("{:?}", Access::AsPod(Box::new(Access::InCluster), reader.token.clone())).contains("t0ken"));
+        assert!(
+            !format!("{:?}", SettingsSource::AsPod(Box::new(SettingsSource::InCluster), reader.token.clone()))
+                .contains("t0ken")
+        );
         drop(reader);
         readers.keep(|_| false);
         assert!(!readers.knows(&kept) && !readers.knows(&read));

@@ -32,7 +32,7 @@ use crate::source::{IssuedCredentials, ObjectUpdate, SETTLE};
 
 /// A reference of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Want {
+pub(super) enum WantedObject {
     /// An object.
     Object(ObjectKey),
     /// An object, as the service account of the pod may read it.
@@ -44,7 +44,7 @@ pub(super) enum Want {
 }
 
 /// What podfs knows of a reference.
-pub(super) struct WantAnswer {
+pub(super) struct WantedObjectAnswer {
     pub(super) objects: Vec<Arc<WholeObject>>,
     /// Why the object is unknown, if it is.
     pub(super) absence: Option<Absence>,
@@ -63,7 +63,7 @@ pub(super) struct Absence {
 pub(super) struct ObjectRegistry {
     me: Weak<ObjectRegistry>,
     server: Option<ObjectServer>,
-    entries: DashMap<Want, RegisteredWant>,
+    entries: DashMap<WantedObject, RegisteredObject>,
     files: RwLock<FilesKnown>,
 }
 
@@ -78,7 +78,7 @@ enum FilesKnown {
 }
 
 #[derive(Default)]
-struct RegisteredWant {
+struct RegisteredObject {
     followers: Vec<Arc<Notify>>,
     /// What the task that follows the object at the API server has found, if there is one.
     followed: Option<FollowedObject>,
@@ -116,7 +116,7 @@ impl ObjectRegistry {
             before.get(*key).is_none_or(|known| !Arc::ptr_eq(known, object))
         };
         let gone = before.iter().filter(|(key, _)| !objects.contains_key(key));
-        let changed: BTreeSet<Want> =
+        let changed: BTreeSet<WantedObject> =
             objects.iter().filter(differs).chain(gone).flat_map(|(_, object)| wants_of(object)).collect();
         for mut entry in self.entries.iter_mut().filter(|entry| entry.key().is_one_of(&changed)) {
             let (want, entry) = entry.pair_mut();
@@ -126,7 +126,7 @@ impl ObjectRegistry {
     }
 
     /// Takes a message of the task with this number.
-    pub(super) fn take(&self, want: &Want, question: u64, message: TaskMessage) {
+    pub(super) fn take(&self, want: &WantedObject, question: u64, message: TaskMessage) {
         if let (Some(server), TaskMessage::Update(update)) = (&self.server, &message) {
             server.note(&want.title(), update);
         }
@@ -140,14 +140,14 @@ impl ObjectRegistry {
 
     /// Adds a reference of this follower's pod. Requests an object again that could not change any more: another one
     /// may have its name now.
-    pub(super) fn subscribe(&self, want: &Want, follower: &Arc<Notify>) {
+    pub(super) fn subscribe(&self, want: &WantedObject, follower: &Arc<Notify>) {
         let mut entry = self.entries.entry(want.clone()).or_default();
         entry.followers.push(Arc::clone(follower));
         self.ask(want, &mut entry);
     }
 
     /// Removes a reference of this follower's pod.
-    pub(super) fn unsubscribe(&self, want: &Want, follower: &Arc<Notify>) {
+    pub(super) fn unsubscribe(&self, want: &WantedObject, follower: &Arc<Notify>) {
         let gone = self.entries.remove_if_mut(want, |_, entry| {
             entry.followers.retain(|other| !Arc::ptr_eq(other, follower));
             entry.followers.is_empty()
@@ -158,22 +158,22 @@ impl ObjectRegistry {
     }
 
     /// What podfs knows of a reference that was added.
-    pub(super) fn answer(&self, want: &Want) -> WantAnswer {
+    pub(super) fn answer(&self, want: &WantedObject) -> WantedObjectAnswer {
         let mut objects = match self.files() {
             FilesKnown::Are(files) => of_files(&files, want),
             FilesKnown::NotYet { since } => {
                 let reason = format!("{}: the manifest directory was not read yet", want.title());
                 let absence = Absence { reason, settles: Some(since + SETTLE) };
-                return WantAnswer { objects: Vec::new(), absence: Some(absence), is_answered: false };
+                return WantedObjectAnswer { objects: Vec::new(), absence: Some(absence), is_answered: false };
             }
         };
         let entry = self.entries.get(want);
         let Some(followed) = entry.as_ref().and_then(|entry| entry.followed.as_ref()) else {
-            return WantAnswer { objects, absence: None, is_answered: true };
+            return WantedObjectAnswer { objects, absence: None, is_answered: true };
         };
         // Objects of files win, and come last here.
         objects.splice(0..0, followed.objects().iter().cloned());
-        WantAnswer { objects, absence: followed.absence(want), is_answered: followed.is_answered() }
+        WantedObjectAnswer { objects, absence: followed.absence(want), is_answered: followed.is_answered() }
     }
 
     /// The readers of objects as pods, if pods read their own objects.
@@ -202,9 +202,9 @@ impl ObjectRegistry {
 
     /// Requests an object from the server, or cancels the request if the files have the object. Does nothing before the
     /// files were read.
-    fn ask(&self, want: &Want, entry: &mut RegisteredWant) {
+    fn ask(&self, want: &WantedObject, entry: &mut RegisteredObject) {
         let (Some(server), FilesKnown::Are(files)) = (&self.server, self.files()) else { return };
-        if matches!(want, Want::Object(key) | Want::AsPod(_, key) if files.contains_key(key)) {
+        if matches!(want, WantedObject::Object(key) | WantedObject::AsPod(_, key) if files.contains_key(key)) {
             entry.followed = None;
         } else if entry.followed.as_ref().is_none_or(FollowedObject::is_settled) {
             entry.followed = server.ask(want, &self.me, entry.followed.take());
@@ -222,52 +222,52 @@ impl ObjectRegistry {
     }
 }
 
-impl RegisteredWant {
+impl RegisteredObject {
     fn notify(&self) {
         self.followers.iter().for_each(|follower| follower.notify_one());
     }
 }
 
-impl Want {
+impl WantedObject {
     /// The reference in a push if nothing is known of it. The only Node has no name that a push could have.
     pub(super) fn missing(&self) -> Option<Missing> {
         match self {
-            Want::Object(key) | Want::AsPod(_, key) => Some(Missing::Object(key.clone())),
-            Want::BundlesOf(signer) => Some(Missing::BundlesOf(signer.clone())),
-            Want::OnlyNode => None,
+            WantedObject::Object(key) | WantedObject::AsPod(_, key) => Some(Missing::Object(key.clone())),
+            WantedObject::BundlesOf(signer) => Some(Missing::BundlesOf(signer.clone())),
+            WantedObject::OnlyNode => None,
         }
     }
 
     /// Whether it is among these references, none of which belongs to a pod's own reader.
-    fn is_one_of(&self, wants: &BTreeSet<Want>) -> bool {
+    fn is_one_of(&self, wants: &BTreeSet<WantedObject>) -> bool {
         match self {
-            Want::AsPod(_, key) => wants.contains(&Want::Object(key.clone())),
+            WantedObject::AsPod(_, key) => wants.contains(&WantedObject::Object(key.clone())),
             other => wants.contains(other),
         }
     }
 }
 
 /// The references that this object matches.
-fn wants_of(object: &Arc<WholeObject>) -> impl Iterator<Item = Want> {
+fn wants_of(object: &Arc<WholeObject>) -> impl Iterator<Item = WantedObject> {
     let signer = object.parsed.trust_bundle().and_then(|bundle| bundle.signer.clone());
-    let only_node = (object.key().kind == ObjectKind::Node).then_some(Want::OnlyNode);
-    [Want::Object(object.key().clone())].into_iter().chain(signer.map(Want::BundlesOf)).chain(only_node)
+    let only_node = (object.key().kind == ObjectKind::Node).then_some(WantedObject::OnlyNode);
+    [WantedObject::Object(object.key().clone())].into_iter().chain(signer.map(WantedObject::BundlesOf)).chain(only_node)
 }
 
-fn of_files(files: &FileObjects, want: &Want) -> Vec<Arc<WholeObject>> {
+fn of_files(files: &FileObjects, want: &WantedObject) -> Vec<Arc<WholeObject>> {
     let of_kind = |kind: ObjectKind| {
         let first = ObjectKey { kind, namespace: String::new(), name: String::new() };
         files.range(first..).take_while(move |(key, _)| key.kind == kind).map(|(_, object)| object)
     };
     match want {
-        Want::Object(key) | Want::AsPod(_, key) => files.get(key).cloned().into_iter().collect(),
-        Want::BundlesOf(signer) => {
+        WantedObject::Object(key) | WantedObject::AsPod(_, key) => files.get(key).cloned().into_iter().collect(),
+        WantedObject::BundlesOf(signer) => {
             let is_of_signer = |object: &&Arc<WholeObject>| {
                 object.parsed.trust_bundle().is_some_and(|bundle| bundle.signer.as_deref() == Some(signer))
             };
             of_kind(ObjectKind::ClusterTrustBundle).filter(is_of_signer).cloned().collect()
         }
-        Want::OnlyNode => match of_kind(ObjectKind::Node).collect::<Vec<_>>().as_slice() {
+        WantedObject::OnlyNode => match of_kind(ObjectKind::Node).collect::<Vec<_>>().as_slice() {
             [only] => vec![Arc::clone(only)],
             _ => Vec::new(),
         },

@@ -9,14 +9,15 @@ use tracing::debug;
 use super::journal::SharedJournal;
 use super::object::WholeObject;
 use super::readers::{PodReader, PodReaders};
-use super::registry::{Absence, ObjectRegistry, Want};
+use super::registry::{Absence, ObjectRegistry, WantedObject};
 use crate::kube::client::ApiClient;
-use crate::kube::error::{ApiError, Class};
+use crate::kube::error::{ApiError, ErrorClass};
 use crate::kube::settings::SettingsError;
 use crate::manifest::objects::ObjectKey;
 use crate::manifest::tokens::Token;
 use crate::source::{
-    Contacts, IssuedCredentials, ObjectRequest, ObjectUpdate, ObjectWatcher, SignerWatcher, Task, title_of_signer,
+    AbortOnDrop, Contacts, IssuedCredentials, ObjectRequest, ObjectUpdate, ObjectWatcher, SignerWatcher,
+    title_of_signer,
 };
 
 /// The API server at which podfs follows objects.
@@ -41,7 +42,7 @@ pub(super) struct FollowedObject {
     is_answered: bool,
     /// Whether the task has ended, because the object cannot change any more.
     is_settled: bool,
-    _task: Task,
+    _task: AbortOnDrop,
 }
 
 impl ObjectServer {
@@ -59,7 +60,7 @@ impl ObjectServer {
     /// comes.
     pub(super) fn ask(
         &self,
-        want: &Want,
+        want: &WantedObject,
         registry: &Weak<ObjectRegistry>,
         before: Option<FollowedObject>,
     ) -> Option<FollowedObject> {
@@ -68,17 +69,18 @@ impl ObjectServer {
         let answers = FeedAnswers { registry: Weak::clone(registry), want: want.clone(), id };
         let (client, contacts) = (self.client.clone(), self.contacts.clone());
         let task = match want {
-            Want::Object(key) => {
-                Task::spawn_on(&self.runtime, follow_object(ObjectWatcher::new(client, key, contacts), answers))
+            WantedObject::Object(key) => {
+                AbortOnDrop::spawn_on(&self.runtime, follow_object(ObjectWatcher::new(client, key, contacts), answers))
             }
-            Want::AsPod(uid, key) => {
+            WantedObject::AsPod(uid, key) => {
                 let reader = self.readers.as_ref()?.of(uid);
-                Task::spawn_on(&self.runtime, follow_as_pod(reader, key.clone(), answers))
+                AbortOnDrop::spawn_on(&self.runtime, follow_as_pod(reader, key.clone(), answers))
             }
-            Want::BundlesOf(signer) => {
-                Task::spawn_on(&self.runtime, follow_signer(SignerWatcher::new(client, signer, contacts), answers))
-            }
-            Want::OnlyNode => return None,
+            WantedObject::BundlesOf(signer) => AbortOnDrop::spawn_on(
+                &self.runtime,
+                follow_signer(SignerWatcher::new(client, signer, contacts), answers),
+            ),
+            WantedObject::OnlyNode => return None,
         };
         let known = before.and_then(|before| before.known);
         Some(FollowedObject {
@@ -107,7 +109,7 @@ impl ObjectServer {
     }
 
     /// Forgets a reference that no pod has any more.
-    pub(super) fn forget(&self, want: &Want) {
+    pub(super) fn forget(&self, want: &WantedObject) {
         let title = want.title();
         debug!("{title} is not followed any more");
         self.journal.forget(&title);
@@ -141,7 +143,7 @@ impl FollowedObject {
     }
 
     /// Why the object is unknown, if it is.
-    pub(super) fn absence(&self, want: &Want) -> Option<Absence> {
+    pub(super) fn absence(&self, want: &WantedObject) -> Option<Absence> {
         let is_unknown = self.known.is_none();
         is_unknown.then(|| Absence { reason: self.question.why(&want.title()), settles: self.question.settles() })
     }
@@ -166,7 +168,7 @@ impl FollowedObject {
                 !self.replace(&[]) || !was_answered
             }
             ObjectUpdate::Alive => self.known.is_none() && had_trouble,
-            ObjectUpdate::Trouble(error) => {
+            ObjectUpdate::Failure(error) => {
                 self.is_answered = true;
                 self.question.trouble = Some(error);
                 self.known.is_none() || !was_answered
@@ -177,7 +179,7 @@ impl FollowedObject {
     /// Replaces the objects, unless they are the same. Returns whether they are.
     fn replace(&mut self, objects: &[Arc<WholeObject>]) -> bool {
         let same = self.known.as_ref().is_some_and(|known| {
-            known.len() == objects.len() && known.iter().zip(objects).all(|(one, other)| one.says_the_same_as(other))
+            known.len() == objects.len() && known.iter().zip(objects).all(|(one, other)| one.has_same_content(other))
         });
         if !same {
             self.known = Some(objects.to_vec());
@@ -196,7 +198,7 @@ pub(super) enum TaskMessage {
 /// The way for messages of a task to the registry.
 struct FeedAnswers {
     registry: Weak<ObjectRegistry>,
-    want: Want,
+    want: WantedObject,
     id: u64,
 }
 
@@ -226,8 +228,8 @@ async fn follow_object(mut watcher: ObjectWatcher<WholeObject>, answers: FeedAns
 
 async fn follow_as_pod(reader: Arc<PodReader>, key: ObjectKey, answers: FeedAnswers) {
     let tell = |error: &SettingsError| {
-        let trouble = ApiError::new(Class::Unauthorized, format!("{key}: {error}"));
-        answers.send(TaskMessage::Update(ObjectUpdate::Trouble(trouble)));
+        let trouble = ApiError::new(ErrorClass::Unauthorized, format!("{key}: {error}"));
+        answers.send(TaskMessage::Update(ObjectUpdate::Failure(trouble)));
     };
     let client = reader.client(tell).await;
     // Other pods may read the same object, each with its own outcome.
@@ -243,18 +245,18 @@ fn map<A, B>(update: ObjectUpdate<A>, to: impl FnOnce(Arc<A>) -> B) -> ObjectUpd
         ObjectUpdate::Is(object) => ObjectUpdate::Is(Arc::new(to(object))),
         ObjectUpdate::Absent => ObjectUpdate::Absent,
         ObjectUpdate::Alive => ObjectUpdate::Alive,
-        ObjectUpdate::Trouble(error) => ObjectUpdate::Trouble(error),
+        ObjectUpdate::Failure(error) => ObjectUpdate::Failure(error),
     }
 }
 
-impl Want {
+impl WantedObject {
     /// Its title in the log and in the node's status.
     pub(super) fn title(&self) -> String {
         match self {
-            Want::Object(key) => key.to_string(),
-            Want::AsPod(uid, key) => format!("{key} as pod {uid}"),
-            Want::BundlesOf(signer) => title_of_signer(signer),
-            Want::OnlyNode => "Node".to_owned(),
+            WantedObject::Object(key) => key.to_string(),
+            WantedObject::AsPod(uid, key) => format!("{key} as pod {uid}"),
+            WantedObject::BundlesOf(signer) => title_of_signer(signer),
+            WantedObject::OnlyNode => "Node".to_owned(),
         }
     }
 }
@@ -265,7 +267,7 @@ mod tests {
     use super::*;
 
     fn followed() -> FollowedObject {
-        let task = Task::spawn(async {});
+        let task = AbortOnDrop::spawn(async {});
         FollowedObject {
             id: 0,
             known: None,
@@ -281,8 +283,8 @@ mod tests {
         TaskMessage::Update(ObjectUpdate::Is(Arc::new(objects(&text))))
     }
 
-    fn trouble(class: Class) -> TaskMessage {
-        TaskMessage::Update(ObjectUpdate::Trouble(ApiError::new(class, "no")))
+    fn trouble(class: ErrorClass) -> TaskMessage {
+        TaskMessage::Update(ObjectUpdate::Failure(ApiError::new(class, "no")))
     }
 
     #[tokio::test]
@@ -290,7 +292,9 @@ mod tests {
         let mut followed = followed();
         assert!(followed.take(config_map("1")));
         let first = Arc::clone(&followed.objects()[0]);
-        for class in [Class::Forbidden, Class::Unreachable, Class::Busy, Class::NotFound, Class::Gone] {
+        for class in
+            [ErrorClass::Forbidden, ErrorClass::Unreachable, ErrorClass::Busy, ErrorClass::NotFound, ErrorClass::Gone]
+        {
             assert!(!followed.take(trouble(class)));
             assert!(Arc::ptr_eq(&first, &followed.objects()[0]));
         }
@@ -298,17 +302,17 @@ mod tests {
         assert!(Arc::ptr_eq(&first, &followed.objects()[0]));
         assert!(followed.take(config_map("2")));
         assert!(followed.take(TaskMessage::Update(ObjectUpdate::Absent)));
-        assert!(followed.objects().is_empty() && followed.absence(&Want::OnlyNode).is_none());
+        assert!(followed.objects().is_empty() && followed.absence(&WantedObject::OnlyNode).is_none());
     }
 
     #[tokio::test]
     async fn mg_07_an_object_without_an_answer_is_unknown_for_a_reason() {
         let mut followed = followed();
-        let want = Want::BundlesOf("x/y".to_owned());
+        let want = WantedObject::BundlesOf("x/y".to_owned());
         let absence = followed.absence(&want).expect("unknown");
         assert_eq!(absence.reason, "ClusterTrustBundles of x/y: the API server has not answered yet");
         assert!(absence.settles.is_some() && !followed.is_answered());
-        assert!(followed.take(trouble(Class::Refused)));
+        assert!(followed.take(trouble(ErrorClass::Refused)));
         let absence = followed.absence(&want).expect("unknown");
         assert_eq!((absence.reason.as_str(), absence.settles), ("no", None));
         assert!(followed.is_answered());

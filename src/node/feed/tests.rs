@@ -50,7 +50,7 @@ impl FeedHome {
             FeedEvent::Put(pod) => format!("put {}", name(&pod)),
             FeedEvent::Gone(source, uid) => format!("gone {uid} {source:?}"),
             FeedEvent::Containers(..) => unreachable!("no runtime is here"),
-            FeedEvent::Trouble(source, sentences) => {
+            FeedEvent::Failure(source, sentences) => {
                 let home = format!("{}/", self.directory.path().display());
                 format!("trouble {source:?}: {}", sentences.join("; ").replace(&home, ""))
             }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::object::WholeObject;
 use crate::manifest::objects::{Missing, ObjectKey, Objects};
 use crate::manifest::tokens::Token;
-use crate::source::{Deletion, PodCertificate, Push, Unknown};
+use crate::source::{DeletedObject, PodCertificate, Push, UnknownObject};
 use crate::volume::{CredentialKey, TokenKey};
 
 /// How many bytes of objects fill a push; one more object may follow. Escapes can make several bytes of one, and the control
@@ -36,7 +36,7 @@ pub(super) struct PodReferences {
 
 impl PodReferences {
     /// Keeps a sent object as long as it is unknown whether it still exists (MG-06).
-    pub(super) fn keep_what_became_unknown(&mut self, before: &PodReferences) {
+    pub(super) fn keep_missing_objects(&mut self, before: &PodReferences) {
         self.missing.retain(|missing, _| {
             let Missing::Object(key) = missing else { return true };
             let kept = before.objects.get(key);
@@ -101,7 +101,7 @@ impl PodReferences {
         // A push deletes objects of the pod's namespace alone. An object of another one goes with the volume that names
         // it.
         let gone = before.objects.keys().filter(|key| !self.objects.contains_key(key) && self.is_of_pod(key));
-        let deletion = |key: &ObjectKey| Deletion { kind: key.kind.to_string(), name: key.name.clone() };
+        let deletion = |key: &ObjectKey| DeletedObject { kind: key.kind.to_string(), name: key.name.clone() };
         let push = Push { objects, delete: gone.map(deletion).collect(), ..self.without_objects() };
         let same_state = (&push.unknown, push.settling) == (&before.unknown(), before.is_settling());
         let is_nothing = push.objects.is_empty() && push.delete.is_empty() && same_state;
@@ -122,14 +122,14 @@ impl PodReferences {
         self.settling && !(self.missing.is_empty() && self.missing_tokens.is_empty())
     }
 
-    fn unknown(&self) -> Vec<Unknown> {
+    fn unknown(&self) -> Vec<UnknownObject> {
         let is_of_pod = |what: &Missing| match what {
             Missing::Object(key) => self.is_of_pod(key),
             Missing::BundlesOf(_) => true,
         };
         let missing = self.missing.iter().filter(|(what, _)| is_of_pod(what));
-        let objects = missing.map(|(what, reason)| Unknown::missing(what, reason.clone()));
-        let tokens = self.missing_tokens.iter().map(|(key, reason)| Unknown::credential(key, reason.clone()));
+        let objects = missing.map(|(what, reason)| UnknownObject::missing(what, reason.clone()));
+        let tokens = self.missing_tokens.iter().map(|(key, reason)| UnknownObject::credential(key, reason.clone()));
         objects.chain(tokens).collect()
     }
 }
@@ -207,7 +207,7 @@ mod tests {
         next.objects.insert(key("b"), objects(&config_map("b")).remove(0));
         let push = next.since(&first).expect("two changes");
         assert_eq!((names(&push), push.replace), (vec!["b"], false));
-        assert_eq!(push.delete, [Deletion { kind: "ConfigMap".to_owned(), name: "a".to_owned() }]);
+        assert_eq!(push.delete, [DeletedObject { kind: "ConfigMap".to_owned(), name: "a".to_owned() }]);
         next.pod = Arc::new(json!({"kind": "Pod", "metadata": {"name": "web"}}));
         assert_eq!(names(&next.since(&first).expect("the pod, too")), ["web", "b"]);
     }
@@ -258,9 +258,9 @@ mod tests {
         now.missing.insert(Missing::Object(key("a")), "it is away".to_owned());
         now.missing.insert(Missing::Object(key("b")), "it is away".to_owned());
         now.settling = true;
-        now.keep_what_became_unknown(&before);
+        now.keep_missing_objects(&before);
         let push = now.since(&before).expect("something is unknown");
         assert!(push.objects.is_empty() && push.delete.is_empty() && push.settling);
-        assert_eq!(push.unknown, [Unknown::missing(&Missing::Object(key("b")), "it is away".to_owned())]);
+        assert_eq!(push.unknown, [UnknownObject::missing(&Missing::Object(key("b")), "it is away".to_owned())]);
     }
 }

@@ -10,10 +10,10 @@ use podfs_fuse::mount::table::mounts;
 use rustix::fs::syncfs;
 use tracing::info;
 
-use super::error::CleaningError;
-use super::identity::Identity;
+use super::error::ErasureError;
+use super::identity::DiskIdentity;
 use super::inspection::{open_exclusive, open_mount};
-use super::record::{CleaningRecord, write};
+use super::record::{ErasureRecord, write};
 use crate::host::delete;
 use crate::host::device::erase;
 
@@ -30,7 +30,7 @@ const GLOBAL: [&str; 3] = [
 
 /// The progress of an erasure, and whether it has to stop.
 #[derive(Debug, Default)]
-pub(super) struct CleaningProgress {
+pub(super) struct ErasureProgress {
     /// Erased bytes of a device.
     pub(super) erased: AtomicU64,
     /// Bytes of a device; 0 for a file system.
@@ -38,7 +38,7 @@ pub(super) struct CleaningProgress {
     stopped: AtomicBool,
 }
 
-impl CleaningProgress {
+impl ErasureProgress {
     /// Makes the erasure end soon.
     pub(super) fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
@@ -50,32 +50,32 @@ impl CleaningProgress {
 }
 
 /// An erasure.
-pub(super) struct Cleaning {
-    pub(super) record: CleaningRecord,
+pub(super) struct Erasure {
+    pub(super) record: ErasureRecord,
     /// The file of the record.
     pub(super) file: PathBuf,
     /// The root directories of podfs and of the kubelet.
     pub(super) roots: [PathBuf; 2],
-    pub(super) progress: Arc<CleaningProgress>,
+    pub(super) progress: Arc<ErasureProgress>,
 }
 
 /// The outcome of an erasure.
-pub(super) struct Cleaned {
+pub(super) struct ErasureOutcome {
     /// The last record on the disk, if this erasure has written one.
-    pub(super) record: Option<CleaningRecord>,
+    pub(super) record: Option<ErasureRecord>,
     /// Why it did not finish.
-    pub(super) result: Result<(), CleaningError>,
+    pub(super) result: Result<(), ErasureError>,
 }
 
-impl Cleaning {
+impl Erasure {
     /// Erases everything, unless the entry is in use, or is another disk or file system by now.
-    pub(super) fn run(self) -> Cleaned {
+    pub(super) fn run(self) -> ErasureOutcome {
         let mut written = None;
         let result = self.erase(&mut written);
-        Cleaned { record: written, result }
+        ErasureOutcome { record: written, result }
     }
 
-    fn erase(&self, written: &mut Option<CleaningRecord>) -> Result<(), CleaningError> {
+    fn erase(&self, written: &mut Option<ErasureRecord>) -> Result<(), ErasureError> {
         let mut record = self.record.clone();
         self.check_unused()?;
         if record.is_device {
@@ -87,10 +87,10 @@ impl Cleaning {
             let (directory, identity) = open_mount(&record.path)?;
             self.check(&identity)?;
             self.keep(&record, written)?;
-            let root = directory.try_clone().map_err(CleaningError::Failed)?;
+            let root = directory.try_clone().map_err(ErasureError::Failed)?;
             let left = delete::empty(root, &|| self.progress.goes_on()).map_err(|cause| self.failed(cause))?;
             if !left.is_empty() {
-                return Err(CleaningError::Left(left.to_string()));
+                return Err(ErasureError::Left(left.to_string()));
             }
             syncfs(&directory).map_err(|errno| self.failed(errno.into()))?;
         }
@@ -102,9 +102,9 @@ impl Cleaning {
         &self,
         device: &File,
         size: u64,
-        record: &mut CleaningRecord,
-        written: &mut Option<CleaningRecord>,
-    ) -> Result<(), CleaningError> {
+        record: &mut ErasureRecord,
+        written: &mut Option<ErasureRecord>,
+    ) -> Result<(), ErasureError> {
         self.progress.total.store(size, Ordering::Relaxed);
         let (mut kept, mut last_tenth) = (Ok(()), 0);
         let begin = record.erased;
@@ -125,37 +125,37 @@ impl Cleaning {
         kept.and(erased)
     }
 
-    fn failed(&self, cause: io::Error) -> CleaningError {
+    fn failed(&self, cause: io::Error) -> ErasureError {
         match self.progress.goes_on() {
-            true => CleaningError::Failed(cause),
-            false => CleaningError::Stopped,
+            true => ErasureError::Failed(cause),
+            false => ErasureError::Stopped,
         }
     }
 
-    fn keep(&self, record: &CleaningRecord, written: &mut Option<CleaningRecord>) -> Result<(), CleaningError> {
-        write(&self.file, record).map_err(|cause| CleaningError::Record { file: self.file.clone(), cause })?;
+    fn keep(&self, record: &ErasureRecord, written: &mut Option<ErasureRecord>) -> Result<(), ErasureError> {
+        write(&self.file, record).map_err(|cause| ErasureError::Record { file: self.file.clone(), cause })?;
         *written = Some(record.clone());
         Ok(())
     }
 
-    fn check(&self, found: &Identity) -> Result<(), CleaningError> {
+    fn check(&self, found: &DiskIdentity) -> Result<(), ErasureError> {
         if found.is(&self.record.identity) {
             return Ok(());
         }
-        Err(CleaningError::OtherEntry(self.record.volume.clone()))
+        Err(ErasureError::OtherEntry(self.record.volume.clone()))
     }
 
     /// Checks that no pod still has the volume.
-    fn check_unused(&self) -> Result<(), CleaningError> {
+    fn check_unused(&self) -> Result<(), ErasureError> {
         let name = &self.record.volume;
-        let table = mounts().map_err(CleaningError::NoMountTable)?;
+        let table = mounts().map_err(ErasureError::NoMountTable)?;
         let in_pod = Path::new(IN_POD).join(name);
         if let Some(mounted) = table.iter().find(|mounted| mounted.at.ends_with(&in_pod)) {
-            return Err(CleaningError::InPod(mounted.at.clone()));
+            return Err(ErasureError::InPod(mounted.at.clone()));
         }
         let mut places = self.roots.iter().flat_map(|root| GLOBAL.map(|place| root.join(place).join(name)));
         match places.find(|place| place.symlink_metadata().is_ok()) {
-            Some(place) => Err(CleaningError::OnNode(place)),
+            Some(place) => Err(ErasureError::OnNode(place)),
             None => Ok(()),
         }
     }

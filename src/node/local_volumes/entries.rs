@@ -15,7 +15,7 @@ use crate::manifest::objects::VolumeMode;
 
 /// The content of the directories at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Scan {
+pub(super) struct DirectoryScan {
     /// The entries, by their path without symbolic links.
     pub(super) entries: BTreeMap<PathBuf, DiskEntry>,
     /// The directories that podfs could read, without symbolic links.
@@ -37,14 +37,14 @@ pub(super) struct DiskEntry {
 ///
 /// # Errors
 /// When the mount table cannot be read.
-pub(super) fn scan(directories: &[ClassDirectory]) -> io::Result<Scan> {
+pub(super) fn scan(directories: &[ClassDirectory]) -> io::Result<DirectoryScan> {
     // Reads the table first: a later mount leads to another scan.
     let mut mounted = BTreeMap::new();
     for mount in mounts()? {
         // The topmost mount of a place comes last.
         mounted.insert(mount.at.clone(), mount);
     }
-    let mut scan = Scan::default();
+    let mut scan = DirectoryScan::default();
     for ClassDirectory { class, directory } in directories {
         let listed = fs::canonicalize(directory).and_then(|real| Ok((fs::read_dir(&real)?, real)));
         let listed = listed.and_then(|(entries, real)| Ok((entries.collect::<Result<Vec<_>, _>>()?, real)));

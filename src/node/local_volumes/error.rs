@@ -81,7 +81,7 @@ impl From<Errno> for InspectionError {
 
 /// Why an erasure did not come to its end.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum CleaningError {
+pub(super) enum ErasureError {
     #[error(transparent)]
     Open(#[from] InspectionError),
     #[error("cannot be cleaned: {0}")]

@@ -19,7 +19,7 @@ const IN_MEMORY: [&str; 3] = ["tmpfs", "ramfs", "hugetlbfs"];
 /// A file system from one of its directories on, or a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Identity {
+pub(super) struct DiskIdentity {
     /// What it says of itself, the same after each boot, if it says something.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     id: Option<String>,
@@ -35,11 +35,11 @@ pub(super) struct Identity {
     number: Option<u64>,
 }
 
-impl Identity {
+impl DiskIdentity {
     /// The identity of a mount with the root `directory`.
-    pub(super) fn of_mount(mounted: &MountTableEntry, directory: impl AsFd) -> Result<Identity, InspectionError> {
+    pub(super) fn of_mount(mounted: &MountTableEntry, directory: impl AsFd) -> Result<DiskIdentity, InspectionError> {
         let found = fstatvfs(directory).map_err(InspectionError::NoAnswer)?;
-        Ok(Identity {
+        Ok(DiskIdentity {
             id: id_of(mounted),
             root: Some(mounted.root.to_string_lossy().into_owned()),
             boot: boot()?,
@@ -49,14 +49,20 @@ impl Identity {
     }
 
     /// The identity of a disk.
-    pub(super) fn of_device(device: &BlockDevice) -> Result<Identity, InspectionError> {
+    pub(super) fn of_device(device: &BlockDevice) -> Result<DiskIdentity, InspectionError> {
         let (major, minor) = device.number();
         let id = device.serial();
-        Ok(Identity { id, root: None, boot: boot()?, device: format!("{major}:{minor}"), number: device.sequence() })
+        Ok(DiskIdentity {
+            id,
+            root: None,
+            boot: boot()?,
+            device: format!("{major}:{minor}"),
+            number: device.sequence(),
+        })
     }
 
     /// Whether both are certainly the same. Without an id that survives a reboot, they have to be of the same boot.
-    pub(super) fn is(&self, other: &Identity) -> bool {
+    pub(super) fn is(&self, other: &DiskIdentity) -> bool {
         if self.root != other.root {
             return false;
         }
@@ -91,9 +97,9 @@ fn id_of(mounted: &MountTableEntry) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn identity(id: Option<&str>, boot: &str, device: &str, number: u64) -> Identity {
+    fn identity(id: Option<&str>, boot: &str, device: &str, number: u64) -> DiskIdentity {
         let (id, root) = (id.map(str::to_owned), Some("/".to_owned()));
-        Identity { id, root, boot: boot.to_owned(), device: device.to_owned(), number: Some(number) }
+        DiskIdentity { id, root, boot: boot.to_owned(), device: device.to_owned(), number: Some(number) }
     }
 
     #[test]
@@ -107,6 +113,6 @@ mod tests {
         for other in [identity(None, "2", "0:40", 5), identity(None, "1", "0:41", 5), identity(None, "1", "0:40", 6)] {
             assert!(!memory.is(&other), "{other:?}");
         }
-        assert!(!disk.is(&Identity { root: Some("/b".to_owned()), ..disk.clone() }), "another directory of it");
+        assert!(!disk.is(&DiskIdentity { root: Some("/b".to_owned()), ..disk.clone() }), "another directory of it");
     }
 }

@@ -9,29 +9,29 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, fstatvfs,
 use rustix::io::Errno;
 
 use super::error::InspectionError;
-use super::identity::Identity;
+use super::identity::DiskIdentity;
 use crate::host::block;
 use crate::host::device::{BlockDevice, foreign_content};
 use crate::manifest::objects::VolumeMode;
 
 /// An entry that podfs can offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Fit {
+pub(super) struct UsableEntry {
     /// Its size in bytes.
     pub(super) capacity: u64,
-    pub(super) identity: Identity,
+    pub(super) identity: DiskIdentity,
 }
 
 /// Checks whether podfs can offer an entry.
 ///
 /// # Errors
 /// When it cannot.
-pub(super) fn inspect(path: &Path, mode: VolumeMode) -> Result<Fit, InspectionError> {
+pub(super) fn inspect(path: &Path, mode: VolumeMode) -> Result<UsableEntry, InspectionError> {
     let fit = match mode {
         VolumeMode::Filesystem => {
             let (directory, identity) = open_mount(path)?;
             let found = fstatvfs(&directory).map_err(InspectionError::NoAnswer)?;
-            Fit { capacity: found.f_blocks.saturating_mul(found.f_frsize), identity }
+            UsableEntry { capacity: found.f_blocks.saturating_mul(found.f_frsize), identity }
         }
         VolumeMode::Block => {
             let device = open_device(path)?;
@@ -44,7 +44,7 @@ pub(super) fn inspect(path: &Path, mode: VolumeMode) -> Result<Fit, InspectionEr
             if let Some(content) = foreign_content(&device).map_err(InspectionError::Content)? {
                 return Err(InspectionError::ForeignContent(content));
             }
-            Fit { capacity: device.size()?, identity: Identity::of_device(&device)? }
+            UsableEntry { capacity: device.size()?, identity: DiskIdentity::of_device(&device)? }
         }
     };
     if fit.capacity == 0 { Err(InspectionError::NoSize) } else { Ok(fit) }
@@ -54,7 +54,7 @@ pub(super) fn inspect(path: &Path, mode: VolumeMode) -> Result<Fit, InspectionEr
 ///
 /// # Errors
 /// When nothing is mounted there, or the file system is mounted elsewhere, too.
-pub(super) fn open_mount(path: &Path) -> Result<(OwnedFd, Identity), InspectionError> {
+pub(super) fn open_mount(path: &Path) -> Result<(OwnedFd, DiskIdentity), InspectionError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory =
         openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).map_err(|errno| match errno {
@@ -72,7 +72,7 @@ pub(super) fn open_mount(path: &Path) -> Result<(OwnedFd, Identity), InspectionE
     if mounted.read_only {
         return Err(InspectionError::MountedReadOnly);
     }
-    let identity = Identity::of_mount(mounted, &directory)?;
+    let identity = DiskIdentity::of_mount(mounted, &directory)?;
     Ok((directory, identity))
 }
 
@@ -94,12 +94,12 @@ fn open_device(path: &Path) -> Result<BlockDevice, InspectionError> {
 ///
 /// # Errors
 /// When it is in use.
-pub(super) fn open_exclusive(path: &Path) -> Result<(File, u64, Identity), InspectionError> {
+pub(super) fn open_exclusive(path: &Path) -> Result<(File, u64, DiskIdentity), InspectionError> {
     let device = open_device(path)?;
     let file = device.exclusive().map_err(|cause| match cause.raw_os_error() {
         Some(libc::EBUSY) => InspectionError::InUse,
         _ => InspectionError::Unusable(cause),
     })?;
     let size = device.size()?;
-    Ok((file, size, Identity::of_device(&device)?))
+    Ok((file, size, DiskIdentity::of_device(&device)?))
 }

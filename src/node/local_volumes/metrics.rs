@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::clean::CleaningProgress;
-use crate::metrics::Reading;
+use super::clean::ErasureProgress;
+use crate::metrics::PodReading;
 use crate::metrics::families::{LOCAL_VOLUME_ERASED, LOCAL_VOLUME_SIZE, LOCAL_VOLUMES};
 
 /// Numbers of local volumes. Cheap to clone; all clones share the numbers.
@@ -15,7 +15,7 @@ pub struct LocalVolumeMetrics(Arc<Mutex<Numbers>>);
 #[derive(Debug, Default)]
 struct Numbers {
     counts: LocalVolumeCounts,
-    cleanings: BTreeMap<String, Arc<CleaningProgress>>,
+    cleanings: BTreeMap<String, Arc<ErasureProgress>>,
 }
 
 /// The numbers of volumes by state.
@@ -39,7 +39,7 @@ impl LocalVolumeMetrics {
     }
 
     /// Reports the erasure of a device or file system from now on.
-    pub(super) fn begin(&self, volume: &str, progress: &Arc<CleaningProgress>) {
+    pub(super) fn begin(&self, volume: &str, progress: &Arc<ErasureProgress>) {
         self.numbers().cleanings.insert(volume.to_owned(), Arc::clone(progress));
     }
 
@@ -48,7 +48,7 @@ impl LocalVolumeMetrics {
     }
 
     /// Adds the present values to a reading.
-    pub fn add_to(&self, reading: &mut Reading) {
+    pub fn add_to(&self, reading: &mut PodReading) {
         let numbers = self.numbers();
         let LocalVolumeCounts { free, bound, released, unfit, failing } = numbers.counts;
         let states = [("free", free), ("bound", bound), ("released", released), ("unfit", unfit), ("failing", failing)];

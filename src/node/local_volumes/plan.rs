@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::entries::Scan;
-use super::record::CleaningRecord;
+use super::entries::DirectoryScan;
+use super::record::ErasureRecord;
 use super::volume::{self, LocalVolume, NodeNames, Phase, Reclaim};
 use crate::manifest::objects::VolumeMode;
 
 /// A StorageClass, with the fields that podfs uses here.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Class {
+pub(super) struct OfferedClass {
     pub(super) reclaim: Reclaim,
     pub(super) mount_options: Vec<String>,
 }
@@ -20,13 +20,13 @@ pub(super) struct Class {
 #[derive(Clone, Copy)]
 pub(super) struct World<'a> {
     pub(super) node: &'a NodeNames,
-    pub(super) scan: &'a Scan,
+    pub(super) scan: &'a DirectoryScan,
     /// All PersistentVolumes, by name.
     pub(super) volumes: &'a BTreeMap<String, LocalVolume>,
     /// The StorageClasses that exist, by name.
-    pub(super) classes: &'a BTreeMap<String, Class>,
+    pub(super) classes: &'a BTreeMap<String, OfferedClass>,
     /// The records of erasures that have begun; `None` for a record that podfs cannot read.
-    pub(super) records: &'a BTreeMap<String, Option<CleaningRecord>>,
+    pub(super) records: &'a BTreeMap<String, Option<ErasureRecord>>,
 }
 
 /// A step.
@@ -39,7 +39,7 @@ pub(super) enum DiskStep {
     /// Deletes a PersistentVolume whose entry is gone, if it still has this version, in which no claim has it.
     Withdraw { volume: String, uid: String, version: String },
     /// Erases the data of a user.
-    Clean(CleaningRecord),
+    Clean(ErasureRecord),
     /// Creates the PersistentVolume of an entry.
     Offer { volume: String, class: String, path: PathBuf, mode: VolumeMode },
 }
@@ -73,7 +73,7 @@ pub(super) fn plan(world: World<'_>) -> Vec<DiskStep> {
     }
     for volume in volumes.values().filter(|volume| !records.contains_key(&volume.name) && volume.is_here) {
         if is_to_be_cleaned(volume) {
-            steps.extend(CleaningRecord::of(volume).filter(|record| may_clean(world, record)).map(DiskStep::Clean));
+            steps.extend(ErasureRecord::of(volume).filter(|record| may_clean(world, record)).map(DiskStep::Clean));
         } else if has_lost_its_entry(volume, scan) {
             let LocalVolume { name, uid, version, .. } = volume;
             let (volume, uid, version) = (name.clone(), uid.clone(), version.clone());
@@ -99,12 +99,12 @@ pub(super) fn is_to_be_cleaned(volume: &LocalVolume) -> bool {
 }
 
 /// Whether a record belongs to this PersistentVolume and its last claim.
-pub(super) fn is_about(record: &CleaningRecord, volume: &LocalVolume) -> bool {
+pub(super) fn is_about(record: &ErasureRecord, volume: &LocalVolume) -> bool {
     record.uid == volume.uid && Some(&record.claim) == volume.claim.as_ref()
 }
 
 /// Whether podfs watches the directory of the entry, and no other PersistentVolume names the entry.
-fn may_clean(world: World<'_>, record: &CleaningRecord) -> bool {
+fn may_clean(world: World<'_>, record: &ErasureRecord) -> bool {
     let is_watched = record.path.parent().is_some_and(|directory| world.scan.read.contains(directory));
     let overlaps = |other: &&LocalVolume| {
         let is_above = other.path.as_ref().is_some_and(|path| record.path.starts_with(path) && path != Path::new("/"));
@@ -114,7 +114,7 @@ fn may_clean(world: World<'_>, record: &CleaningRecord) -> bool {
 }
 
 /// Whether a PersistentVolume has no claim, and its entry is gone. A user would fill the disk below the mount point.
-fn has_lost_its_entry(volume: &LocalVolume, scan: &Scan) -> bool {
+fn has_lost_its_entry(volume: &LocalVolume, scan: &DirectoryScan) -> bool {
     let is_free = volume.phase == Phase::Free && !volume.claimed && !volume.deleting;
     let (Some(_), Some(path)) = (&volume.own, &volume.path) else { return false };
     let is_watched = path.parent().is_some_and(|directory| scan.read.contains(directory));
@@ -122,7 +122,7 @@ fn has_lost_its_entry(volume: &LocalVolume, scan: &Scan) -> bool {
     is_free && is_watched && !is_there
 }
 
-fn has_record(records: &BTreeMap<String, Option<CleaningRecord>>, name: &str, path: &Path) -> bool {
+fn has_record(records: &BTreeMap<String, Option<ErasureRecord>>, name: &str, path: &Path) -> bool {
     records.contains_key(name) || records.values().flatten().any(|record| record.path.starts_with(path))
 }
 
@@ -149,7 +149,7 @@ pub(super) fn remarks(world: World<'_>) -> BTreeMap<String, String> {
         remarks.insert(name.clone(), sentence);
     }
     let released = volumes.values().filter(|volume| is_to_be_cleaned(volume));
-    for record in released.filter_map(CleaningRecord::of).filter(|record| !may_clean(world, record)) {
+    for record in released.filter_map(ErasureRecord::of).filter(|record| !may_clean(world, record)) {
         let (name, path) = (&record.volume, record.path.display());
         remarks.insert(
             name.clone(),

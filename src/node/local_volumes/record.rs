@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::identity::Identity;
+use super::identity::DiskIdentity;
 use super::volume::LocalVolume;
 use crate::host::global_mount::{remove_whole, write_synced};
 use crate::manifest::objects::VolumeMode;
@@ -23,7 +23,7 @@ const SUFFIX: &str = ".json";
 /// A PersistentVolume whose erasure has begun.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct CleaningRecord {
+pub(super) struct ErasureRecord {
     /// The name of the PersistentVolume.
     pub(super) volume: String,
     /// Its uid.
@@ -33,7 +33,7 @@ pub(super) struct CleaningRecord {
     pub(super) path: PathBuf,
     /// Whether it is a device.
     pub(super) is_device: bool,
-    pub(super) identity: Identity,
+    pub(super) identity: DiskIdentity,
     /// How many bytes of the device are zero.
     pub(super) erased: u64,
     /// Whether everything is erased, and synced to the disk.
@@ -44,13 +44,13 @@ pub(super) struct CleaningRecord {
 #[derive(Debug)]
 pub(super) struct Records {
     directory: PathBuf,
-    pub(super) by_name: BTreeMap<String, Option<CleaningRecord>>,
+    pub(super) by_name: BTreeMap<String, Option<ErasureRecord>>,
 }
 
-impl CleaningRecord {
+impl ErasureRecord {
     /// The record of a volume before its erasure; `None` if podfs may not erase it.
-    pub(super) fn of(volume: &LocalVolume) -> Option<CleaningRecord> {
-        Some(CleaningRecord {
+    pub(super) fn of(volume: &LocalVolume) -> Option<ErasureRecord> {
+        Some(ErasureRecord {
             volume: volume.name.clone(),
             uid: volume.uid.clone(),
             claim: volume.claim.clone()?,
@@ -82,7 +82,7 @@ impl Records {
             // A file with a dot was never complete.
             if let Some(name) = file.strip_suffix(SUFFIX).filter(|name| !name.starts_with('.')) {
                 let record =
-                    fs::read(entry.path()).ok().and_then(|bytes| serde_json::from_slice::<CleaningRecord>(&bytes).ok());
+                    fs::read(entry.path()).ok().and_then(|bytes| serde_json::from_slice::<ErasureRecord>(&bytes).ok());
                 by_name.insert(name.to_owned(), record.filter(|record| record.volume == name));
             }
         }
@@ -109,7 +109,7 @@ impl Records {
 ///
 /// # Errors
 /// When it cannot be written.
-pub(super) fn write(file: &Path, record: &CleaningRecord) -> io::Result<()> {
+pub(super) fn write(file: &Path, record: &ErasureRecord) -> io::Result<()> {
     if let Some(directory) = file.parent() {
         DirBuilder::new().recursive(true).mode(0o750).create(directory)?;
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::identity::Identity;
+use super::identity::DiskIdentity;
 use crate::manifest::objects::VolumeMode;
 
 /// The annotation with the component that has made a PersistentVolume. The controller of PersistentVolumes leaves the
@@ -61,7 +61,7 @@ pub(super) struct LocalVolume {
     /// Its path on the node.
     pub(super) path: Option<PathBuf>,
     /// Its identity, if podfs has offered it on this node.
-    pub(super) own: Option<Identity>,
+    pub(super) own: Option<DiskIdentity>,
     /// Whether it can be used on this node.
     pub(super) is_here: bool,
     /// Whether it is being deleted.
@@ -75,7 +75,7 @@ pub(super) struct Offer<'a> {
     pub(super) mode: VolumeMode,
     /// In bytes.
     pub(super) capacity: u64,
-    pub(super) identity: &'a Identity,
+    pub(super) identity: &'a DiskIdentity,
     pub(super) reclaim: Reclaim,
     pub(super) mount_options: &'a [String],
 }

@@ -12,7 +12,7 @@ use rustix::fs::inotify::{CreateFlags, WatchFlags, add_watch, init};
 use tracing::warn;
 
 use super::ClassDirectory;
-use super::entries::{Scan, scan};
+use super::entries::{DirectoryScan, scan};
 
 /// The longest time between two scans: disks become free, and sizes change, without an event.
 const LONGEST: Timespec = Timespec { tv_sec: 30, tv_nsec: 0 };
@@ -23,7 +23,10 @@ const PAUSE: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// When changes cannot be watched, or the thread cannot be started.
-pub(super) fn start(directories: Vec<ClassDirectory>, tell: impl Fn(Scan) -> bool + Send + 'static) -> io::Result<()> {
+pub(super) fn start(
+    directories: Vec<ClassDirectory>,
+    tell: impl Fn(DirectoryScan) -> bool + Send + 'static,
+) -> io::Result<()> {
     let changes = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
     let table = File::open("/proc/self/mountinfo")?;
     let watch = move || watch(&directories, &changes, &table, &tell);
@@ -31,7 +34,7 @@ pub(super) fn start(directories: Vec<ClassDirectory>, tell: impl Fn(Scan) -> boo
     Ok(())
 }
 
-fn watch(directories: &[ClassDirectory], changes: &OwnedFd, table: &File, tell: &dyn Fn(Scan) -> bool) {
+fn watch(directories: &[ClassDirectory], changes: &OwnedFd, table: &File, tell: &dyn Fn(DirectoryScan) -> bool) {
     loop {
         let began = Instant::now();
         for ClassDirectory { directory, .. } in directories {

@@ -2,7 +2,7 @@
 //! grow. A controller of the cluster waits for it.
 //!
 //! A supervisor grows a volume, and reports the outcome in its status until the claim's status has it. So a daemon that
-//! was restarted learns the outcome, too, and writes it if the last one did not.
+//! was restarted gets the outcome, too, and writes it if the last one did not.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use tracing::{Instrument, debug, info, warn};
 
 use crate::kube::address::{Collection, Resource};
 use crate::kube::client::ApiClient;
-use crate::kube::error::{ApiError, Class};
+use crate::kube::error::{ApiError, ErrorClass};
 use crate::kube::retry::Retry;
 use crate::manifest::pod::{PodIdentity, PodUid};
 use crate::node::spans;
@@ -42,7 +42,7 @@ struct Writer {
 }
 
 /// The outcome of the growth of a claim's volume.
-struct Grown {
+struct ExpansionResult {
     namespace: String,
     claim: String,
     /// The name of the volume in the pod.
@@ -70,7 +70,7 @@ impl Claims {
         if self.writers.get(&key).is_some_and(|writer| writer.expansion == *expansion) {
             return false;
         }
-        let grown = Grown {
+        let grown = ExpansionResult {
             namespace: pod.namespace.clone(),
             claim,
             volume: volume.to_owned(),
@@ -96,7 +96,7 @@ impl Claims {
     }
 }
 
-impl Grown {
+impl ExpansionResult {
     /// Writes the status until the server has accepted it, or it is obsolete.
     async fn write(self, client: ApiClient) {
         let (mut retry, mut last_error) = (Retry::new(client.clone()), None);
@@ -104,12 +104,12 @@ impl Grown {
             match self.try_to_write(&client).await {
                 Ok(()) => return,
                 // Another client was faster: podfs reads the claim again.
-                Err(error) if error.class == Class::Conflict => {}
-                Err(error) if error.class == Class::NotFound => return,
+                Err(error) if error.class == ErrorClass::Conflict => {}
+                Err(error) if error.class == ErrorClass::NotFound => return,
                 Err(error) => {
                     let sentence = error.to_string();
                     if last_error.as_ref() != Some(&sentence) {
-                        let Grown { namespace, claim, .. } = &self;
+                        let ExpansionResult { namespace, claim, .. } = &self;
                         warn!("podfs cannot write the status of claim {namespace}/{claim}: {sentence}; it tries again");
                         last_error = Some(sentence);
                     }
@@ -121,7 +121,7 @@ impl Grown {
     }
 
     async fn try_to_write(&self, client: &ApiClient) -> Result<(), ApiError> {
-        let Grown { namespace, claim: name, expansion, .. } = self;
+        let ExpansionResult { namespace, claim: name, expansion, .. } = self;
         let claim = Collection::only(Resource::PERSISTENT_VOLUME_CLAIM, Some(namespace), name);
         let Some(claim) = client.get(&claim).await? else { return Ok(()) };
         let volume = Collection::only(Resource::PERSISTENT_VOLUME, None, text(&claim["spec"]["volumeName"]));

@@ -15,10 +15,10 @@ use crate::supervisor::status::{ExpansionStatus, VolumeState, VolumeStatus};
 pub(super) struct Events {
     client: Option<ApiClient>,
     node: Option<String>,
-    posters: HashMap<PodUid, Poster>,
+    posters: HashMap<PodUid, PodEvents>,
 }
 
-struct Poster {
+struct PodEvents {
     conditions: Conditions,
     task: JoinHandle<()>,
 }
@@ -64,7 +64,7 @@ impl Events {
     fn post(&mut self, client: ApiClient, pod: &PodIdentity, about: &str, condition: Condition) {
         let poster = self.posters.entry(pod.uid.clone()).or_insert_with(|| {
             let (conditions, posting) = post_events(client, pod.clone(), self.node.clone());
-            Poster { conditions, task: tokio::spawn(posting.instrument(spans::of_pod(pod))) }
+            PodEvents { conditions, task: tokio::spawn(posting.instrument(spans::of_pod(pod))) }
         });
         poster.conditions.set(about, condition);
     }

@@ -14,9 +14,9 @@ use tracing::debug;
 
 use crate::kube::address::{Collection, Resource};
 use crate::kube::client::ApiClient;
-use crate::kube::error::{ApiError, Class};
+use crate::kube::error::{ApiError, ErrorClass};
 use crate::manifest::pod::{Pod, PodIdentity};
-use crate::node::backing::Growing;
+use crate::node::backing::PendingExpansion;
 use crate::source::post_read_only;
 use crate::types::Quantity;
 
@@ -32,7 +32,7 @@ pub(super) struct Announcer {
     client: ApiClient,
     pod: PodIdentity,
     node: String,
-    announced: BTreeSet<Growing>,
+    announced: BTreeSet<PendingExpansion>,
 }
 
 impl Announcer {
@@ -42,7 +42,7 @@ impl Announcer {
     }
 
     /// Announces once that the volumes of these claims grow, or that they do not.
-    pub(super) async fn announce(&mut self, growing: BTreeSet<Growing>) {
+    pub(super) async fn announce(&mut self, growing: BTreeSet<PendingExpansion>) {
         let namespace = &self.pod.namespace;
         let marks = async {
             for claim in growing.difference(&self.announced) {
@@ -59,7 +59,7 @@ impl Announcer {
         self.announced = growing;
     }
 
-    async fn mark(&self, growing: &Growing) -> Result<(), ApiError> {
+    async fn mark(&self, growing: &PendingExpansion) -> Result<(), ApiError> {
         let collection = self.address(growing);
         loop {
             let Some(claim) = self.client.get(&collection).await? else { return Ok(()) };
@@ -67,24 +67,24 @@ impl Announcer {
             let (resource, path) = (Resource::PERSISTENT_VOLUME_CLAIM, [growing.claim.as_str(), "status"]);
             match self.client.patch(resource, Some(&self.pod.namespace), &path, &change).await {
                 // Another client was faster: podfs reads the claim again.
-                Err(error) if error.class == Class::Conflict => {}
+                Err(error) if error.class == ErrorClass::Conflict => {}
                 outcome => return outcome.map(drop),
             }
         }
     }
 
-    async fn refuse(&self, growing: &Growing) -> Result<(), ApiError> {
+    async fn refuse(&self, growing: &PendingExpansion) -> Result<(), ApiError> {
         let Some(claim) = self.client.get(&self.address(growing)).await? else { return Ok(()) };
         post_read_only(&self.client, &self.pod, &claim, (&growing.volume, growing.bytes), &self.node).await
     }
 
-    fn address(&self, growing: &Growing) -> Collection {
+    fn address(&self, growing: &PendingExpansion) -> Collection {
         Collection::only(Resource::PERSISTENT_VOLUME_CLAIM, Some(&self.pod.namespace), &growing.claim)
     }
 }
 
 /// The change of a claim's status; `None` if it needs none.
-fn change(claim: &Value, growing: &Growing) -> Option<Value> {
+fn change(claim: &Value, growing: &PendingExpansion) -> Option<Value> {
     let status = &claim["status"];
     let state = status["allocatedResourceStatuses"]["storage"].as_str().unwrap_or_default();
     let capacity = status["capacity"]["storage"].as_str().and_then(|text| Quantity::parse(text).ok());
@@ -105,9 +105,9 @@ fn change(claim: &Value, growing: &Growing) -> Option<Value> {
 mod tests {
     use super::*;
 
-    fn growing(by_controller: bool) -> Growing {
+    fn growing(by_controller: bool) -> PendingExpansion {
         let (claim, volume) = ("data".to_owned(), "v".to_owned());
-        Growing { claim, volume, bytes: 16 << 30, by_controller, is_read_only: false }
+        PendingExpansion { claim, volume, bytes: 16 << 30, by_controller, is_read_only: false }
     }
 
     fn claim(capacity: &str, state: Option<&str>) -> Value {

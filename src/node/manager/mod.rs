@@ -52,10 +52,10 @@ use super::orphans::Orphans;
 use super::plugin::PluginRegistry;
 use super::pod::PodOrigin;
 use super::spans;
-use super::state::{NodeState, VolumeMount};
+use super::state::{MountState, NodeState};
 use super::supervisors::{SupervisorReport, Supervisors};
 use super::world::VolumeId;
-use super::world::actual::{ActualWorld, Seen};
+use super::world::actual::{ActualWorld, ObservedVolume};
 use super::world::desired::{DesiredPod, DesiredWorld};
 use crate::manifest::pod::{Pod, PodUid};
 use crate::supervisor::status::{PodStatus, VolumeState, VolumeStatus};
@@ -63,7 +63,7 @@ use claims::Claims;
 use containers::PodContainers;
 use events::Events;
 use housekeeping::{HOUSEKEEPING, Housekeeping};
-use operations::Ended;
+use operations::EndedOperation;
 use pods::Pods;
 use pusher::{Backings, Pushers};
 use recovery::Recovered;
@@ -102,8 +102,8 @@ pub struct Manager {
     /// The pods whose published state may have changed.
     touched: BTreeSet<PodUid>,
     commands: mpsc::Receiver<ManagerCommand>,
-    ends: mpsc::UnboundedReceiver<Ended>,
-    ended: mpsc::UnboundedSender<Ended>,
+    ends: mpsc::UnboundedReceiver<EndedOperation>,
+    ended: mpsc::UnboundedSender<EndedOperation>,
     state: watch::Sender<Arc<NodeState>>,
 }
 
@@ -234,7 +234,7 @@ impl Manager {
                 }
                 Vec::new()
             }
-            FeedEvent::Trouble(source, trouble) => {
+            FeedEvent::Failure(source, trouble) => {
                 trouble.iter().for_each(|sentence| warn!("{sentence}"));
                 self.trouble.insert(source, trouble);
                 Vec::new()
@@ -388,7 +388,7 @@ impl Manager {
 
     /// Makes supervisors mount volumes again that another process has unmounted or covered.
     fn look_at_mounts(&mut self) {
-        let mounted = self.actual.volumes().filter(|(_, volume)| volume.mount == VolumeMount::Mounted);
+        let mounted = self.actual.volumes().filter(|(_, volume)| volume.mount == MountState::Mounted);
         let mounted = mounted.filter_map(|(id, volume)| Some((id, volume.seen.path.as_deref()?)));
         for id in self.unmounts.look(mounted) {
             self.log_detail(&id, &"its mounts have changed");
@@ -447,9 +447,9 @@ impl Manager {
 }
 
 /// A volume in the status of a supervisor.
-fn seen(volume: &VolumeStatus) -> Seen {
+fn seen(volume: &VolumeStatus) -> ObservedVolume {
     let plugin = volume.path.as_deref().and_then(|path| path.parent()?.file_name()?.to_str());
-    Seen {
+    ObservedVolume {
         path: volume.path.clone(),
         plugin: plugin.map(|directory| directory.replace('~', "/")),
         group: volume.supplemental_group,

@@ -8,7 +8,7 @@ use tracing::{Instrument, Level, Span, debug, enabled, warn};
 
 use super::Manager;
 use crate::node::reconciler::{Action, Operation, reconcile};
-use crate::node::state::VolumeMount;
+use crate::node::state::MountState;
 use crate::node::supervisors::FailureKind;
 use crate::node::world::VolumeId;
 use crate::node::world::actual::OperationOutcome;
@@ -18,7 +18,7 @@ pub(super) const MOUNT: Duration = Duration::from_secs(10);
 
 /// The end of an operation.
 #[derive(Debug)]
-pub(super) struct Ended {
+pub(super) struct EndedOperation {
     operation: Operation,
     span: Span,
     started: Instant,
@@ -80,12 +80,12 @@ impl Manager {
                 Err((outcome, reason)) => (outcome, Some(reason)),
             };
             // Fails only while the daemon ends.
-            let _ = ended.send(Ended { operation, span, started, outcome, error });
+            let _ = ended.send(EndedOperation { operation, span, started, outcome, error });
         };
         tokio::spawn(run.instrument(about));
     }
 
-    pub(super) fn take_end(&mut self, Ended { operation, span, started, outcome, error }: Ended) {
+    pub(super) fn take_end(&mut self, EndedOperation { operation, span, started, outcome, error }: EndedOperation) {
         let _span = span.entered();
         let Operation { id, action } = operation;
         self.touch(&id.pod);
@@ -109,7 +109,7 @@ impl Manager {
 
     /// Counts how long the mount of a wanted volume took, once it is mounted.
     pub(super) fn count_mounted(&mut self, id: &VolumeId) {
-        let is_mounted = self.actual.volume(id).is_some_and(|volume| volume.mount == VolumeMount::Mounted);
+        let is_mounted = self.actual.volume(id).is_some_and(|volume| volume.mount == MountState::Mounted);
         if is_mounted && let Some(since) = self.wanted_since.remove(id) {
             self.recorder.mounted(&self.plugin(id), since);
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::pods::KnownPod;
 use crate::manifest::pod::PodUid;
 use crate::node::backing::Backing;
-use crate::node::state::{ContainerEntry, PodEntry, VolumeEntry, VolumeMount};
+use crate::node::state::{ContainerEntry, MountState, PodEntry, VolumeEntry};
 use crate::node::world::VolumeId;
 use crate::node::world::actual::{ActualVolume, ActualWorld};
 use crate::node::world::desired::{DesiredVolume, DesiredWorld};
@@ -92,7 +92,7 @@ fn entry(
         mount: there.mount,
         path: there.seen.path,
         read_only: there.seen.read_only,
-        selinux: label.filter(|_| there.mount == VolumeMount::Mounted),
+        selinux: label.filter(|_| there.mount == MountState::Mounted),
         group: there.seen.group,
         attachable: match (backing, source) {
             (Some(backing), _) => Some(backing.attachable),

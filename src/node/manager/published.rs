@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Manager, pod_entry};
 use crate::manifest::pod::PodUid;
 use crate::node::reconciler::Action;
-use crate::node::state::{NodeState, VolumeMount};
+use crate::node::state::{MountState, NodeState};
 use crate::node::world::VolumeId;
 
 impl Manager {
@@ -28,7 +28,7 @@ impl Manager {
             for volume in &mut entry.volumes {
                 let id = VolumeId { pod: uid.clone(), volume: volume.name.clone() };
                 if self.executor.runs(&id, Action::Unmount.name()) {
-                    volume.mount = VolumeMount::Uncertain;
+                    volume.mount = MountState::Uncertain;
                 }
             }
             if pods.get(&uid).is_none_or(|published| **published != entry) {

@@ -9,7 +9,7 @@ use crate::manifest::{Document, Origin};
 use crate::node::checkpoint::Checkpoint;
 use crate::node::metrics::Recorder;
 use crate::node::pod::{NodePod, PodStage};
-use crate::node::reconstruct::{FoundSupervisor, Reconstructed};
+use crate::node::reconstruct::{FoundSupervisor, ReconstructedPod};
 use crate::node::spans;
 
 /// A pod that an earlier daemon served.
@@ -36,8 +36,8 @@ pub enum RecoveredPod {
 }
 
 /// The pod of a valid checkpoint. Without one, only the pod's source knows which volumes to serve.
-pub fn recover(found: Reconstructed, recorder: &Recorder) -> RecoveredPod {
-    let Reconstructed { uid, checkpoint, trouble, supervisor, .. } = found;
+pub fn recover(found: ReconstructedPod, recorder: &Recorder) -> RecoveredPod {
+    let ReconstructedPod { uid, checkpoint, trouble, supervisor, .. } = found;
     let _span = spans::of_uid(&uid, None).entered();
     if let Some(trouble) = trouble {
         recorder.reconstructed(false);

@@ -23,7 +23,7 @@ use crate::node::world::desired::DesiredPod;
 /// The pods without volumes, and the starts of their supervisors.
 #[derive(Default)]
 pub(super) struct WithoutVolumes {
-    pods: BTreeMap<PodUid, Service>,
+    pods: BTreeMap<PodUid, WithoutVolumesState>,
     starts: JoinSet<StartOutcome>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct StartOutcome {
 }
 
 /// The supervisor of a pod without volumes.
-enum Service {
+enum WithoutVolumesState {
     /// An earlier daemon has started it. podfs starts another one if it has ended.
     Recovered,
     /// It is starting; `backoff` has the failures so far.
@@ -48,12 +48,12 @@ enum Service {
 impl WithoutVolumes {
     /// Notes that an earlier daemon has started a supervisor for this pod.
     pub(super) fn recover(&mut self, uid: PodUid) {
-        self.pods.insert(uid, Service::Recovered);
+        self.pods.insert(uid, WithoutVolumesState::Recovered);
     }
 
     /// Notes that the supervisor of the pod has ended by itself.
     pub(super) fn gone(&mut self, uid: &PodUid) {
-        if matches!(self.pods.get(uid), Some(Service::Up)) {
+        if matches!(self.pods.get(uid), Some(WithoutVolumesState::Up)) {
             self.pods.remove(uid);
         }
     }
@@ -74,7 +74,7 @@ impl WithoutVolumes {
     /// When the first pause ends that had not ended `before`.
     pub(super) fn next_retry(&self, before: Instant) -> Option<Instant> {
         let pauses = self.pods.values().filter_map(|service| match service {
-            Service::Failed { retry_at, .. } => Some(*retry_at),
+            WithoutVolumesState::Failed { retry_at, .. } => Some(*retry_at),
             _ => None,
         });
         pauses.filter(|retry_at| *retry_at > before).min()
@@ -83,30 +83,33 @@ impl WithoutVolumes {
     /// The pauses after failed starts, if the pod needs a supervisor now.
     fn due(&self, uid: &PodUid, now: Instant) -> Option<Backoff> {
         match self.pods.get(uid) {
-            None | Some(Service::Recovered) => Some(PAUSE.backoff()),
-            Some(Service::Failed { backoff, retry_at, .. }) if *retry_at <= now => Some(*backoff),
-            Some(Service::Starting { .. } | Service::Up | Service::Failed { .. }) => None,
+            None | Some(WithoutVolumesState::Recovered) => Some(PAUSE.backoff()),
+            Some(WithoutVolumesState::Failed { backoff, retry_at, .. }) if *retry_at <= now => Some(*backoff),
+            Some(
+                WithoutVolumesState::Starting { .. } | WithoutVolumesState::Up | WithoutVolumesState::Failed { .. },
+            ) => None,
         }
     }
 
     fn start(&mut self, pod: NodePod, backoff: Backoff, supervisors: Supervisors) {
         let uid = pod.pod.identity.uid.clone();
-        self.pods.insert(uid.clone(), Service::Starting { backoff });
+        self.pods.insert(uid.clone(), WithoutVolumesState::Starting { backoff });
         self.starts.spawn(async move { StartOutcome { uid, outcome: supervisors.serve(&pod, MOUNT).await } });
     }
 
     /// Takes the end of a start. Returns the reason of a failure, and the pause.
     fn take(&mut self, started: StartOutcome) -> Option<(String, Duration)> {
         let service = self.pods.get_mut(&started.uid)?;
-        let Service::Starting { mut backoff } = *service else { return None };
+        let WithoutVolumesState::Starting { mut backoff } = *service else { return None };
         match started.outcome {
             Ok(()) => {
-                *service = Service::Up;
+                *service = WithoutVolumesState::Up;
                 None
             }
             Err(MountFailure { reason, .. }) => {
                 let pause = backoff.fail();
-                *service = Service::Failed { reason: reason.clone(), backoff, retry_at: Instant::now() + pause };
+                *service =
+                    WithoutVolumesState::Failed { reason: reason.clone(), backoff, retry_at: Instant::now() + pause };
                 Some((reason, pause))
             }
         }
@@ -144,12 +147,14 @@ impl Manager {
             return;
         }
         match self.without_volumes.pods.get(uid) {
-            Some(Service::Up) => {}
-            Some(Service::Failed { reason, .. }) => {
+            Some(WithoutVolumesState::Up) => {}
+            Some(WithoutVolumesState::Failed { reason, .. }) => {
                 entry.processed = false;
                 entry.errors.push(reason.clone());
             }
-            None | Some(Service::Recovered | Service::Starting { .. }) => entry.processed = false,
+            None | Some(WithoutVolumesState::Recovered | WithoutVolumesState::Starting { .. }) => {
+                entry.processed = false
+            }
         }
     }
 }

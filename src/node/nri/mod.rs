@@ -28,7 +28,7 @@ mod volumes;
 use std::path::PathBuf;
 
 use super::feed::Choice;
-pub use session::{NriError, Plugin, serve};
+pub use session::{NriError, NriPlugin, serve};
 
 /// The name of the plugin.
 pub const PLUGIN: &str = "podfs";

@@ -55,7 +55,7 @@ pub enum NriError {
 }
 
 /// The plugin, before it connects.
-pub struct Plugin {
+pub struct NriPlugin {
     settings: NriSettings,
     plugin_lock: Option<Flock<File>>,
 }
@@ -77,21 +77,21 @@ enum ConnectionEnd {
     Full,
 }
 
-impl Plugin {
+impl NriPlugin {
     /// Takes the lock on the directory of the runtime's socket, if that exists: it allows only one plugin. Waits for a
     /// podfs node that ends.
     ///
     /// # Errors
     /// When another podfs node is the plugin, or the directory is not that of a kubelet.
-    pub async fn open(settings: NriSettings) -> Result<Plugin, NriError> {
+    pub async fn open(settings: NriSettings) -> Result<NriPlugin, NriError> {
         KubeletRoot::open(&settings.kubelet_root).map_err(NriError::KubeletRoot)?;
         let until = Instant::now() + ENDING;
         loop {
             match lock(&settings.socket) {
-                Some(Ok(plugin_lock)) => return Ok(Plugin { settings, plugin_lock: Some(plugin_lock) }),
+                Some(Ok(plugin_lock)) => return Ok(NriPlugin { settings, plugin_lock: Some(plugin_lock) }),
                 Some(Err(())) if Instant::now() > until => return Err(NriError::InUse(settings.socket)),
                 Some(Err(())) => sleep(FIRST_PAUSE).await,
-                None => return Ok(Plugin { settings, plugin_lock: None }),
+                None => return Ok(NriPlugin { settings, plugin_lock: None }),
             }
         }
     }
@@ -110,14 +110,14 @@ fn lock(socket: &Path) -> Option<Result<Flock<File>, ()>> {
 
 /// Serves the runtime, and connects again when the connection has ended, until the future is dropped.
 pub async fn serve(
-    plugin: Plugin,
+    plugin: NriPlugin,
     own: PathBuf,
     run_directory: PathBuf,
     node: NodeHandle,
     recorder: Recorder,
     changes: Box<dyn Fn(RuntimeChange) -> bool + Send + Sync>,
 ) -> Infallible {
-    let Plugin { settings, mut plugin_lock } = plugin;
+    let NriPlugin { settings, mut plugin_lock } = plugin;
     recorder.nri_connected(false);
     let socket = settings.socket.clone();
     let index = settings.index.clone();
@@ -131,7 +131,7 @@ pub async fn serve(
             Err(error) => no_runtime(&socket, &error),
             Ok(_) if plugin_lock.is_none() => format!("{}; podfs tries again", NriError::InUse(socket.clone())),
             Ok(stream) => {
-                let mut session = Session { stream, reader: FrameReader::default(), is_synchronized: false };
+                let mut session = NriConnection { stream, reader: FrameReader::default(), is_synchronized: false };
                 let end = session.run(&index, &mut answers, || {
                     backoff.reset();
                     recorder.nri_connected(true);
@@ -149,7 +149,7 @@ pub async fn serve(
             }
         };
         if last_trouble.as_ref() != Some(&trouble) {
-            answers.report(RuntimeChange::Trouble(vec![trouble.clone()]));
+            answers.report(RuntimeChange::Failure(vec![trouble.clone()]));
             last_trouble = Some(trouble);
         }
         if Instant::now() > look {
@@ -174,13 +174,13 @@ fn no_runtime(socket: &Path, error: &io::Error) -> String {
 }
 
 /// One connection.
-struct Session {
+struct NriConnection {
     stream: UnixStream,
     reader: FrameReader,
     is_synchronized: bool,
 }
 
-impl Session {
+impl NriConnection {
     /// Registers the plugin and answers requests until the connection ends. Calls `begun` when the runtime has listed
     /// containers.
     async fn run(&mut self, index: &str, answers: &mut NriAnswers, mut begun: impl FnMut()) -> ConnectionEnd {
@@ -208,7 +208,7 @@ impl Session {
                     let was_synchronized = self.is_synchronized;
                     self.answer(&message, answers).await?;
                     if self.is_synchronized && !was_synchronized {
-                        answers.report(RuntimeChange::Trouble(Vec::new()));
+                        answers.report(RuntimeChange::Failure(Vec::new()));
                         begun();
                     }
                 }

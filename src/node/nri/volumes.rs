@@ -12,9 +12,9 @@ use tracing::debug;
 use super::messages::nri::Container;
 use super::places::PodVolumePath;
 use crate::manifest::pod::PodUid;
-use crate::mounts::{Environment, MountSource};
+use crate::mounts::{AgentFacts, MountSource};
 use crate::node::NodeHandle;
-use crate::node::state::{NodeState, VolumeEntry, VolumeMount};
+use crate::node::state::{MountState, NodeState, VolumeEntry};
 use crate::supervisor::control::{ContainerRequest, ControlAnswer, ControlQuestion, ask};
 
 /// The pause before podfs asks a busy supervisor again.
@@ -115,7 +115,7 @@ fn look(state: &NodeState, uid: &PodUid, volume: &str) -> Result<PathBuf, Reason
     let is_wanted = |entry: &&VolumeEntry| entry.desired && entry.name == volume;
     let entry = pod.volumes.iter().find(is_wanted).ok_or(Reason::UnknownVolume)?;
     match (entry.mount, &entry.path) {
-        (VolumeMount::Mounted, Some(path)) => Ok(path.clone()),
+        (MountState::Mounted, Some(path)) => Ok(path.clone()),
         _ => Err(Reason::NotReady),
     }
 }
@@ -126,7 +126,7 @@ async fn prepare(directory: PathBuf, container: &Container, until: Instant) -> B
     let variable =
         |variable: &String| variable.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
     let environment =
-        Environment { variables: container.env.iter().filter_map(variable).collect(), ..Environment::default() };
+        AgentFacts { variables: container.env.iter().filter_map(variable).collect(), ..AgentFacts::default() };
     let name = container.name.clone();
     let request =
         ContainerRequest { container: name.clone(), environment, recursive_read_only: false, only_volumes: true };

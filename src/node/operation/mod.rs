@@ -43,7 +43,7 @@ struct LastFailure {
 
 /// Why an operation does not start. Texts are the kubelet's.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NotNow {
+pub enum StartRefusal {
     /// One for the volume runs already.
     Running {
         /// Its name.
@@ -60,14 +60,14 @@ pub enum NotNow {
     },
 }
 
-impl fmt::Display for NotNow {
+impl fmt::Display for StartRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            NotNow::Running { name } => write!(
+            StartRefusal::Running { name } => write!(
                 f,
                 "Failed to create operation with name {name:?}. An operation with that name is already executing."
             ),
-            NotNow::Pausing { until, pause, error } => {
+            StartRefusal::Pausing { until, pause, error } => {
                 let until = Timestamp::try_from(*until).unwrap_or_default();
                 write!(f, "No retries permitted until {until} (durationBeforeRetry {pause:?}). Error: {error}")
             }
@@ -80,20 +80,20 @@ impl Executor {
     ///
     /// # Errors
     /// When one for the volume runs, or when the pause after one of the same name is not over.
-    pub fn begin(&mut self, id: &VolumeId, name: &'static str) -> Result<(), NotNow> {
+    pub fn begin(&mut self, id: &VolumeId, name: &'static str) -> Result<(), StartRefusal> {
         match self.0.entry(id.clone()) {
             Entry::Vacant(entry) => drop(entry.insert(OperationRecord { name, is_running: true, failure: None })),
             Entry::Occupied(mut entry) => {
                 let known = entry.get_mut();
                 if known.is_running {
-                    return Err(NotNow::Running { name: known.name });
+                    return Err(StartRefusal::Running { name: known.name });
                 }
                 if known.name != name {
                     known.failure = None;
                 } else if let Some(LastFailure { pause, at, time, error, .. }) = &known.failure
                     && at.elapsed() < *pause
                 {
-                    return Err(NotNow::Pausing { until: *time + *pause, pause: *pause, error: error.clone() });
+                    return Err(StartRefusal::Pausing { until: *time + *pause, pause: *pause, error: error.clone() });
                 }
                 (known.name, known.is_running) = (name, true);
             }

@@ -30,7 +30,7 @@ async fn vm_05_pauses_double_from_half_a_second_to_two_minutes() {
         let refused = executor.begin(&id("a"), "volume_mount").expect_err("it pauses");
         let text = refused.to_string();
         assert!(text.starts_with("No retries permitted until ") && text.ends_with(" Error: no"), "{text}");
-        let NotNow::Pausing { pause, .. } = refused else { panic!("nothing runs") };
+        let StartRefusal::Pausing { pause, .. } = refused else { panic!("nothing runs") };
         assert!(text.contains(&format!("(durationBeforeRetry {pause:?})")), "{text}");
         pauses.push(pause.as_millis());
         tokio::time::advance(pause).await;
@@ -48,7 +48,7 @@ async fn vm_05_another_operation_starts_the_pause_anew() {
     }
     executor.begin(&id("a"), "volume_unmount").expect("another name");
     executor.end(&id("a"), Some("busy".to_owned()));
-    let NotNow::Pausing { pause, .. } = executor.begin(&id("a"), "volume_unmount").expect_err("it pauses") else {
+    let StartRefusal::Pausing { pause, .. } = executor.begin(&id("a"), "volume_unmount").expect_err("it pauses") else {
         panic!("nothing runs")
     };
     assert_eq!(pause, PAUSE.after(0));

@@ -30,7 +30,7 @@ use tracing::{debug, info};
 
 use crate::admin::leftovers::HOMES;
 use crate::host::empty_dir;
-use crate::host::walk::{Crossing, EntryPlace, Visitor, WalkEntry, enter, walk};
+use crate::host::walk::{EntryPlace, MountPointPolicy, Visitor, WalkEntry, enter, walk};
 use crate::manifest::pod::PodUid;
 use crate::node::spans;
 use crate::supervisor::run_dir::claim::{LOCK, SERVER};
@@ -58,7 +58,7 @@ pub struct Orphans {
 struct KeptDirectory {
     reason: String,
     /// When its content last changed.
-    changed: Option<Changed>,
+    changed: Option<ModificationTime>,
     looked: Instant,
     /// How long passes skip it from then on.
     pause: Duration,
@@ -66,11 +66,11 @@ struct KeptDirectory {
 }
 
 /// `st_mtime`.
-type Changed = (i64, u64);
+type ModificationTime = (i64, u64);
 
 /// The result of a pass.
 #[derive(Debug, Default)]
-pub struct Pass {
+pub struct OrphanPass {
     /// The pods whose directories were removed.
     pub removed: Vec<PodUid>,
     /// The directories that stay, if the last pass did not report the same.
@@ -96,16 +96,16 @@ impl Orphans {
     ///
     /// # Errors
     /// When the directory of all pods or the mount table cannot be read. Before the first pod of a node, there is no directory.
-    pub fn pass(&mut self, is_known: impl Fn(&PodUid) -> bool) -> io::Result<Pass> {
+    pub fn pass(&mut self, is_known: impl Fn(&PodUid) -> bool) -> io::Result<OrphanPass> {
         let entries = match std::fs::read_dir(&self.pods) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Pass::default()),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(OrphanPass::default()),
             entries => entries?,
         };
         let uids = entries.filter_map(|entry| PodUid::parse(entry.ok()?.file_name().to_str()?).ok());
         let orphans: BTreeSet<PodUid> = uids.filter(|uid| !is_known(uid) && !self.is_served(uid)).collect();
         let before = self.kept.len();
         self.kept.retain(|uid, _| orphans.contains(uid));
-        let mut pass = Pass::default();
+        let mut pass = OrphanPass::default();
         let mut has_changed = self.kept.len() != before;
         let due: Vec<_> = orphans.into_iter().filter(|uid| self.is_due(uid)).collect();
         if !due.is_empty() {
@@ -175,7 +175,7 @@ fn remove(pods: &Path, directory: BorrowedFd<'_>, uid: &PodUid, mounted: &[PathB
         return Ok(Some(format!("{} is a mount point", at.display())));
     }
     let name = CString::new(uid.as_str())?;
-    let pod = match enter(directory, &name, Crossing::Stop) {
+    let pod = match enter(directory, &name, MountPointPolicy::Stop) {
         Ok(pod) => pod,
         Err(Errno::NOENT) => return Ok(None),
         Err(Errno::XDEV) => return Ok(Some(format!("{} is a mount point", path.display()))),
@@ -183,8 +183,8 @@ fn remove(pods: &Path, directory: BorrowedFd<'_>, uid: &PodUid, mounted: &[PathB
         Err(errno) => return Ok(Some(format!("cannot open {}: {}", path.display(), io::Error::from(errno)))),
     };
     delete_kept_content(&path);
-    let mut removal = Removal { pod: &path, stays: Vec::new(), count: 0 };
-    walk(pod, Crossing::Stop, &mut removal)?;
+    let mut removal = DirectoryRemoval { pod: &path, stays: Vec::new(), count: 0 };
+    walk(pod, MountPointPolicy::Stop, &mut removal)?;
     if removal.count > 0 {
         return Ok(Some(removal.sentence()));
     }
@@ -211,14 +211,14 @@ fn delete_kept_content(pod: &Path) {
 }
 
 /// The removal of the entries of a pod's directory.
-struct Removal<'a> {
+struct DirectoryRemoval<'a> {
     pod: &'a Path,
     /// The first entries that stay, each with the reason.
     stays: Vec<String>,
     count: usize,
 }
 
-impl Removal<'_> {
+impl DirectoryRemoval<'_> {
     fn stays(&mut self, place: &Path, cause: Errno) {
         let path = self.pod.join(place);
         self.count += 1;
@@ -257,7 +257,7 @@ impl Removal<'_> {
     }
 }
 
-impl Visitor for Removal<'_> {
+impl Visitor for DirectoryRemoval<'_> {
     fn visit(&mut self, found: &WalkEntry<'_>, place: &EntryPlace<'_>) -> io::Result<()> {
         let path = place.path();
         let removed = match found.is_directory {
@@ -293,7 +293,7 @@ fn is_empty_file(parent: BorrowedFd<'_>, name: &CStr) -> bool {
 }
 
 /// When the content of a directory last changed. Sends no request to a file system that is mounted on it.
-fn changed(path: &Path) -> Option<Changed> {
+fn changed(path: &Path) -> Option<ModificationTime> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     let path = CString::new(path.as_os_str().as_bytes()).ok()?;
     let found = rustix::fs::statx(rustix::fs::CWD, path, flags, rustix::fs::StatxFlags::MTIME).ok()?;

@@ -41,7 +41,7 @@ impl TestNode {
     }
 
     /// A pass on a node that knows one pod.
-    fn pass(&mut self) -> Pass {
+    fn pass(&mut self) -> OrphanPass {
         self.orphans.pass(|uid| uid.as_str() == "known").expect("the directories can be read")
     }
 }

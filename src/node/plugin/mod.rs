@@ -69,7 +69,7 @@ impl PluginRegistry {
     /// The plugin that serves a volume.
     ///
     /// # Errors
-    /// When there is none, or more than one.
+    /// When no plugin takes the volume, or more than one.
     pub fn find(&self, volume: &Volume) -> Result<&dyn VolumePlugin, PluginError> {
         let mut matching = self.0.iter().filter(|plugin| plugin.can_support(volume));
         match (matching.next(), matching.next()) {

@@ -6,7 +6,7 @@ use super::*;
 use crate::manifest::pod::PodUid;
 use crate::node::plugin::PluginRegistry;
 use crate::node::sample;
-use crate::node::world::actual::{OperationOutcome, Seen};
+use crate::node::world::actual::{ObservedVolume, OperationOutcome};
 
 const VOLUMES: [&str; 2] = ["{name: a, configMap: {name: x}}", "{name: b, emptyDir: {}}"];
 
@@ -22,7 +22,7 @@ fn desired(pods: &[(&str, &[&str])]) -> DesiredWorld {
 
 fn mounted(ids: &[VolumeId]) -> ActualWorld {
     let mut actual = ActualWorld::default();
-    ids.iter().for_each(|id| actual.report(id, true, Seen::default(), None));
+    ids.iter().for_each(|id| actual.report(id, true, ObservedVolume::default(), None));
     actual
 }
 
@@ -133,7 +133,7 @@ impl Model {
 
     fn end(&mut self, number: usize, outcome: OperationOutcome) {
         let Operation { id, action } = self.running.remove(number);
-        let was_mounted = self.actual.volume(&id).is_some_and(|volume| volume.mount == VolumeMount::Mounted);
+        let was_mounted = self.actual.volume(&id).is_some_and(|volume| volume.mount == MountState::Mounted);
         match (action, outcome) {
             (Action::Unmount, OperationOutcome::Done) => drop(self.there.remove(&id)),
             (Action::Unmount, _) => {}
@@ -172,7 +172,7 @@ impl Model {
     /// Every volume that is mounted is known: otherwise it would never be unmounted.
     fn check(&self) {
         for id in &self.there {
-            let known = self.actual.volume(id).is_some_and(|volume| volume.mount != VolumeMount::NotMounted);
+            let known = self.actual.volume(id).is_some_and(|volume| volume.mount != MountState::NotMounted);
             let running = self.running.iter().any(|operation| operation.id == *id);
             assert!(known || running, "{id} is there and unknown");
         }
@@ -201,7 +201,7 @@ proptest! {
         }
         let wanted: BTreeSet<_> = model.desired.volumes().map(|(id, _)| id).collect();
         prop_assert_eq!(&model.there, &wanted);
-        let mounted = model.actual.volumes().filter(|(_, volume)| volume.mount == VolumeMount::Mounted);
+        let mounted = model.actual.volumes().filter(|(_, volume)| volume.mount == MountState::Mounted);
         prop_assert_eq!(mounted.map(|(id, _)| id.clone()).collect::<BTreeSet<_>>(), wanted);
         let pods: Vec<PodUid> = model.desired.pods().map(|(uid, _)| uid.clone()).collect();
         prop_assert!(pods.len() <= PODS.len());

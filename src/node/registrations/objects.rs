@@ -14,7 +14,7 @@ const MIGRATED: &str = "storage.alpha.kubernetes.io/migrated-plugins";
 
 /// A change of the node's drivers.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Edit<'a> {
+pub(super) enum DriverChange<'a> {
     /// A driver has registered.
     Put(&'a NodeDriver),
     /// The driver of this name has gone.
@@ -23,7 +23,7 @@ pub(super) enum Edit<'a> {
 
 /// A driver and the node contradict each other.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Contradiction {
+pub(super) enum RegistrationConflict {
     #[error(
         "detected topology value collision: driver reported {key:?}:{reported:?} but existing label is {key:?}:{existing:?}; \
          correct the label of the Node, or the driver's settings"
@@ -48,15 +48,15 @@ pub(super) fn new_csi_node(node: &Value) -> Value {
 
 /// The change of the CSINode; `None` if it needs none. The server refuses a change of an entry: podfs removes an entry
 /// that differs, and adds it with the next change.
-pub(super) fn csi_node_change(found: &Value, edit: Option<Edit<'_>>) -> Option<Value> {
+pub(super) fn csi_node_change(found: &Value, edit: Option<DriverChange<'_>>) -> Option<Value> {
     let drivers = found["spec"]["drivers"].as_array().cloned().unwrap_or_default();
     let plugins = REPLACED_PLUGINS.join(",");
     let is_annotated = found["metadata"]["annotations"][MIGRATED] == plugins;
     let without = |name: &str| drivers.iter().filter(|entry| entry["name"] != name).cloned().collect::<Vec<_>>();
     let wanted = match edit {
         None => drivers.clone(),
-        Some(Edit::Remove(name)) => without(name),
-        Some(Edit::Put(driver)) => match drivers.iter().find(|entry| entry["name"] == driver.name.as_str()) {
+        Some(DriverChange::Remove(name)) => without(name),
+        Some(DriverChange::Put(driver)) => match drivers.iter().find(|entry| entry["name"] == driver.name.as_str()) {
             Some(entry) if is_entry_of(entry, driver) => drivers.clone(),
             Some(_) => without(&driver.name),
             None => drivers.iter().cloned().chain([entry(driver)]).collect(),
@@ -96,23 +96,25 @@ fn is_entry_of(found: &Value, driver: &NodeDriver) -> bool {
 ///
 /// # Errors
 /// When a label has another value already, or the annotation cannot be read.
-pub(super) fn node_change(found: &Value, edit: Edit<'_>) -> Result<Option<Value>, Contradiction> {
+pub(super) fn node_change(found: &Value, edit: DriverChange<'_>) -> Result<Option<Value>, RegistrationConflict> {
     let metadata = &found["metadata"];
     let before = match metadata["annotations"][NODE_IDS].as_str().filter(|text| !text.is_empty()) {
-        Some(text) => serde_json::from_str::<BTreeMap<String, String>>(text).map_err(|_| Contradiction::Annotation)?,
+        Some(text) => {
+            serde_json::from_str::<BTreeMap<String, String>>(text).map_err(|_| RegistrationConflict::Annotation)?
+        }
         None => BTreeMap::new(),
     };
     let (mut ids, mut labels) = (before.clone(), BTreeMap::new());
     match edit {
-        Edit::Remove(name) => drop(ids.remove(name)),
-        Edit::Put(driver) => {
+        DriverChange::Remove(name) => drop(ids.remove(name)),
+        DriverChange::Put(driver) => {
             ids.insert(driver.name.clone(), driver.node_id.clone());
             for (key, reported) in &driver.topology {
                 match metadata["labels"][key].as_str() {
                     Some(existing) if existing == reported => {}
                     Some(existing) => {
                         let (key, reported, existing) = (key.clone(), reported.clone(), existing.to_owned());
-                        return Err(Contradiction::Label { key, reported, existing });
+                        return Err(RegistrationConflict::Label { key, reported, existing });
                     }
                     None => drop(labels.insert(key, reported)),
                 }
@@ -154,41 +156,44 @@ mod tests {
     #[test]
     fn a_driver_gets_one_entry_with_its_keys_and_its_number_of_volumes() {
         let driver = driver("w");
-        let change = csi_node_change(&csi_node(&json!([{"name": "e"}])), Some(Edit::Put(&driver))).expect("a change");
+        let change =
+            csi_node_change(&csi_node(&json!([{"name": "e"}])), Some(DriverChange::Put(&driver))).expect("a change");
         let entry =
             json!({"name": "d", "nodeID": "w", "topologyKeys": ["d/rack", "d/zone"], "allocatable": {"count": 24}});
         assert_eq!(change["spec"]["drivers"], json!([{"name": "e"}, entry]));
         assert_eq!(change["metadata"]["resourceVersion"], "7");
-        assert_eq!(csi_node_change(&csi_node(&change["spec"]["drivers"]), Some(Edit::Put(&driver))), None);
+        assert_eq!(csi_node_change(&csi_node(&change["spec"]["drivers"]), Some(DriverChange::Put(&driver))), None);
     }
 
     #[test]
     fn an_entry_that_differs_is_removed_before_it_is_added() {
         let entries = json!([entry(&driver("old")), {"name": "e"}]);
-        let change = csi_node_change(&csi_node(&entries), Some(Edit::Put(&driver("new")))).expect("a change");
+        let change = csi_node_change(&csi_node(&entries), Some(DriverChange::Put(&driver("new")))).expect("a change");
         assert_eq!(change["spec"]["drivers"], json!([{"name": "e"}]));
-        let change = csi_node_change(&csi_node(&entries), Some(Edit::Remove("d"))).expect("a change");
+        let change = csi_node_change(&csi_node(&entries), Some(DriverChange::Remove("d"))).expect("a change");
         assert_eq!(change["spec"]["drivers"], json!([{"name": "e"}]));
-        assert_eq!(csi_node_change(&csi_node(&json!([])), Some(Edit::Remove("d"))), None);
+        assert_eq!(csi_node_change(&csi_node(&json!([])), Some(DriverChange::Remove("d"))), None);
     }
 
     #[test]
     fn the_annotation_of_the_node_has_each_driver_and_goes_with_the_last_one() {
         let found = |ids: &str| json!({"metadata": {"resourceVersion": "7", "annotations": {NODE_IDS: ids}}});
-        let change = node_change(&found(r#"{"e":"x"}"#), Edit::Put(&driver("w"))).expect("no contradiction");
+        let change = node_change(&found(r#"{"e":"x"}"#), DriverChange::Put(&driver("w"))).expect("no contradiction");
         let change = change.expect("a change");
         assert_eq!(change["metadata"]["annotations"][NODE_IDS], r#"{"d":"w","e":"x"}"#);
         assert_eq!(change["metadata"]["labels"], json!({"d/rack": "7", "d/zone": "a"}));
-        let gone = node_change(&found(r#"{"d":"w"}"#), Edit::Remove("d")).expect("no contradiction").expect("a change");
+        let gone = node_change(&found(r#"{"d":"w"}"#), DriverChange::Remove("d"))
+            .expect("no contradiction")
+            .expect("a change");
         assert_eq!(gone["metadata"]["annotations"], json!({NODE_IDS: null}));
-        assert_eq!(node_change(&found(""), Edit::Remove("d")), Ok(None));
-        assert_eq!(node_change(&found("[]"), Edit::Remove("d")), Err(Contradiction::Annotation));
+        assert_eq!(node_change(&found(""), DriverChange::Remove("d")), Ok(None));
+        assert_eq!(node_change(&found("[]"), DriverChange::Remove("d")), Err(RegistrationConflict::Annotation));
     }
 
     #[test]
     fn a_label_of_another_value_is_a_contradiction() {
         let found = json!({"metadata": {"labels": {"d/zone": "b"}}});
-        let error = node_change(&found, Edit::Put(&driver("w"))).expect_err("a contradiction").to_string();
+        let error = node_change(&found, DriverChange::Put(&driver("w"))).expect_err("a contradiction").to_string();
         let expected = r#"driver reported "d/zone":"a" but existing label is "d/zone":"b""#;
         assert!(error.starts_with("detected topology value collision: ") && error.contains(expected), "{error}");
     }

@@ -11,13 +11,13 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
-use super::objects::{Edit, csi_node_change, new_csi_node, node_change};
+use super::objects::{DriverChange, csi_node_change, new_csi_node, node_change};
 use super::registry::{self, SocketId};
 use crate::driver::DriverError;
 use crate::driver::csi::{NodeDriver, REGISTRY, answer, node_driver};
 use crate::kube::address::{Collection, Resource};
 use crate::kube::client::ApiClient;
-use crate::kube::error::{ApiError, Class};
+use crate::kube::error::{ApiError, ErrorClass};
 use crate::kube::retry::{Pause, Retry};
 
 /// The pauses before podfs tries a failed registration again: the first, and the longest (the kubelet's).
@@ -95,7 +95,7 @@ enum RegistrationStep {
 /// Why podfs could not write an object.
 enum WriteError {
     /// The server cannot be reached, or is not ready.
-    Passing(ApiError),
+    Temporary(ApiError),
     /// The server refuses the change.
     Refused(String),
 }
@@ -225,12 +225,12 @@ impl Registrar {
                 self.has_object = true;
                 self.performed(step);
             }
-            Err(WriteError::Passing(error)) => self.wait_for_server(&error).await,
+            Err(WriteError::Temporary(error)) => self.wait_for_server(&error).await,
             Err(WriteError::Refused(sentence)) => match step {
                 RegistrationStep::Put(path, _) => self.refuse(&path, &sentence),
                 RegistrationStep::Begin | RegistrationStep::Remove(_) => {
                     self.log_once(&sentence);
-                    let pause = self.retry.fruitless();
+                    let pause = self.retry.next_pause();
                     self.wait_until(&pause).await;
                 }
             },
@@ -276,17 +276,17 @@ impl Registrar {
     }
 
     async fn put(&self, driver: &NodeDriver) -> Result<(), WriteError> {
-        self.write_node(Edit::Put(driver)).await?;
-        self.write_csi_node(Some(Edit::Put(driver))).await
+        self.write_node(DriverChange::Put(driver)).await?;
+        self.write_csi_node(Some(DriverChange::Put(driver))).await
     }
 
     async fn remove(&self, name: &str) -> Result<(), WriteError> {
-        self.write_csi_node(Some(Edit::Remove(name))).await?;
-        self.write_node(Edit::Remove(name)).await
+        self.write_csi_node(Some(DriverChange::Remove(name))).await?;
+        self.write_node(DriverChange::Remove(name)).await
     }
 
     /// Changes the CSINode until it needs no change. Makes it if it does not exist.
-    async fn write_csi_node(&self, edit: Option<Edit<'_>>) -> Result<(), WriteError> {
+    async fn write_csi_node(&self, edit: Option<DriverChange<'_>>) -> Result<(), WriteError> {
         let collection = Collection::only(Resource::CSI_NODE, None, &self.node);
         for _ in 0..CONFLICTS {
             let done = match self.client.get(&collection).await? {
@@ -302,7 +302,7 @@ impl Registrar {
     }
 
     /// Changes the Node until it needs no change.
-    async fn write_node(&self, edit: Edit<'_>) -> Result<(), WriteError> {
+    async fn write_node(&self, edit: DriverChange<'_>) -> Result<(), WriteError> {
         for _ in 0..CONFLICTS {
             let found = self.node().await?;
             let change = node_change(&found, edit).map_err(|error| WriteError::Refused(error.to_string()))?;
@@ -322,15 +322,15 @@ impl Registrar {
 /// After a change, and after a conflict with another client, the caller reads the object again.
 fn go_on(done: Result<Value, ApiError>) -> Result<(), WriteError> {
     match done {
-        Err(error) if error.class == Class::Conflict => Ok(()),
+        Err(error) if error.class == ErrorClass::Conflict => Ok(()),
         done => Ok(done.map(drop)?),
     }
 }
 
 impl From<ApiError> for WriteError {
     fn from(error: ApiError) -> WriteError {
-        match error.class.passes() || error.class == Class::Untrusted || error.class == Class::Unauthorized {
-            true => WriteError::Passing(error),
+        match error.class.passes() || error.class == ErrorClass::Untrusted || error.class == ErrorClass::Unauthorized {
+            true => WriteError::Temporary(error),
             false => WriteError::Refused(error.to_string()),
         }
     }

@@ -87,7 +87,7 @@ impl DaemonClient {
     /// Connects to the daemon of this run directory.
     ///
     /// # Errors
-    /// When there is none, and when this user may not ask it.
+    /// When no daemon listens, and when this user may not connect to it.
     pub async fn connect(run_directory: &Path) -> Result<DaemonClient, DaemonClientError> {
         let path = run_directory.join(SOCKET);
         if !rustix::process::geteuid().is_root() {

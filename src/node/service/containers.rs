@@ -7,7 +7,7 @@ use tonic::Status;
 
 use super::proto;
 use super::proto::container_mount::Source;
-use crate::mounts::{ContainerMount, DeviceNode, Environment, IdMapping, MountSource, Propagation};
+use crate::mounts::{AgentFacts, ContainerMount, DeviceNode, IdMapping, MountSource, Propagation};
 use crate::supervisor::control::{ContainerRequest, ControlAnswer, ControlQuestion, ask};
 
 /// How often the service asks a busy supervisor: each of its answers takes a second and a half.
@@ -39,7 +39,7 @@ pub(super) fn request(message: proto::PrepareContainerRequest) -> Result<Contain
             Status::invalid_argument(format!("pod_ips: {text:?} is no address; write 10.0.0.7 or fd00::7"))
         })
     };
-    let environment = Environment {
+    let environment = AgentFacts {
         variables: environment.into_iter().collect(),
         pod_ips: pod_ips.into_iter().map(address).collect::<Result<_, _>>()?,
         hostname,

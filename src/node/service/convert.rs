@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::proto;
 use crate::manifest::pod::PodUid;
-use crate::node::{ContainerEntry, KeptMount, NodeState, PodEntry, PodOrigin, PodStage, VolumeEntry, VolumeMount};
+use crate::node::{ContainerEntry, KeptMount, MountState, NodeState, PodEntry, PodOrigin, PodStage, VolumeEntry};
 
 /// The state of the node as a message.
 pub(super) fn state_message(state: &NodeState) -> proto::GetStateResponse {
@@ -63,9 +63,9 @@ fn container_message(container: &ContainerEntry) -> proto::PodContainer {
 
 fn volume_message(volume: &VolumeEntry) -> proto::Volume {
     let mount = match volume.mount {
-        VolumeMount::NotMounted => proto::Mount::None,
-        VolumeMount::Uncertain => proto::Mount::Uncertain,
-        VolumeMount::Mounted => proto::Mount::Mounted,
+        MountState::NotMounted => proto::Mount::None,
+        MountState::Uncertain => proto::Mount::Uncertain,
+        MountState::Mounted => proto::Mount::Mounted,
     };
     proto::Volume {
         name: volume.name.clone(),
@@ -87,7 +87,7 @@ fn volume_message(volume: &VolumeEntry) -> proto::Volume {
 
 /// The mounted volumes of a pod as messages.
 pub(super) fn mounted_messages(pod: &PodEntry) -> Vec<proto::MountedVolume> {
-    let mounted = pod.volumes.iter().filter(|volume| volume.mount == VolumeMount::Mounted);
+    let mounted = pod.volumes.iter().filter(|volume| volume.mount == MountState::Mounted);
     let message = |volume: &VolumeEntry| {
         Some(proto::MountedVolume {
             name: volume.name.clone(),
@@ -127,8 +127,8 @@ fn pod(message: proto::Pod) -> PodEntry {
         proto::Stage::Terminal => Some(PodStage::Terminal),
     };
     PodEntry {
-        namespace: said(message.namespace),
-        name: said(message.name),
+        namespace: non_empty(message.namespace),
+        name: non_empty(message.name),
         uid: message.uid,
         origin,
         stage,
@@ -143,16 +143,16 @@ fn pod(message: proto::Pod) -> PodEntry {
 
 fn container(message: proto::PodContainer) -> ContainerEntry {
     let proto::PodContainer { id, name, replaced, kept } = message;
-    let kept = kept.into_iter().map(|mount| KeptMount { path: mount.path, reason: said(mount.reason) });
+    let kept = kept.into_iter().map(|mount| KeptMount { path: mount.path, reason: non_empty(mount.reason) });
     ContainerEntry { id, name, replaced, kept: kept.collect() }
 }
 
 fn volume(message: proto::Volume) -> VolumeEntry {
     let mount = match message.mount() {
-        proto::Mount::None => VolumeMount::NotMounted,
+        proto::Mount::None => MountState::NotMounted,
         // An unknown value counts as uncertain.
-        proto::Mount::Unspecified | proto::Mount::Uncertain => VolumeMount::Uncertain,
-        proto::Mount::Mounted => VolumeMount::Mounted,
+        proto::Mount::Unspecified | proto::Mount::Uncertain => MountState::Uncertain,
+        proto::Mount::Mounted => MountState::Mounted,
     };
     VolumeEntry {
         name: message.name,
@@ -161,17 +161,17 @@ fn volume(message: proto::Volume) -> VolumeEntry {
         kind: message.kind,
         desired: message.desired,
         mount,
-        path: said(message.path).map(PathBuf::from),
+        path: non_empty(message.path).map(PathBuf::from),
         read_only: message.read_only,
         selinux: message.selinux_label,
         group: message.supplemental_group,
         attachable: message.attachable,
         size: message.size_bytes,
         remount_required: message.remount_required,
-        reason: said(message.reason),
+        reason: non_empty(message.reason),
     }
 }
 
-fn said(text: String) -> Option<String> {
+fn non_empty(text: String) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
 }

@@ -5,20 +5,20 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
 use crate::manifest::pod::PodUid;
-use crate::node::{ManagerCommand, NodeHandle, NodeState, PodEntry, PodOrigin, PodStage, VolumeEntry, VolumeMount};
+use crate::node::{ManagerCommand, MountState, NodeHandle, NodeState, PodEntry, PodOrigin, PodStage, VolumeEntry};
 
 pub(super) const UID: &str = "6f1c0a54-2f0e-4c6e-9d4e-1b7a5f3c9e01";
 
-pub(super) struct Fabricated {
+pub(super) struct FakeManager {
     pub(super) states: watch::Sender<Arc<NodeState>>,
     pub(super) commands: mpsc::Receiver<ManagerCommand>,
 }
 
-impl Fabricated {
-    pub(super) fn new(state: NodeState) -> (Fabricated, NodeHandle) {
+impl FakeManager {
+    pub(super) fn new(state: NodeState) -> (FakeManager, NodeHandle) {
         let (states, followed) = watch::channel(Arc::new(state));
         let (sender, commands) = mpsc::channel(16);
-        (Fabricated { states, commands }, NodeHandle::new(followed, sender))
+        (FakeManager { states, commands }, NodeHandle::new(followed, sender))
     }
 
     pub(super) fn publish(&self, state: NodeState) {
@@ -51,7 +51,7 @@ pub(super) fn pod(volumes: impl IntoIterator<Item = VolumeEntry>) -> PodEntry {
 }
 
 /// A volume that a container uses.
-pub(super) fn volume(name: &str, mount: VolumeMount) -> VolumeEntry {
+pub(super) fn volume(name: &str, mount: MountState) -> VolumeEntry {
     VolumeEntry {
         name: name.to_owned(),
         unique_name: format!("kubernetes.io/configmap/{UID}-{name}"),

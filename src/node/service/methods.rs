@@ -104,7 +104,7 @@ impl VolumeManager for Methods {
                 let mounts = mounts.into_iter().map(containers::mount).collect::<Result<_, _>>()?;
                 Ok(Response::new(PrepareContainerResponse { mounts }))
             }
-            _ => Err(of_another_question()),
+            _ => Err(unexpected_answer()),
         }
     }
 
@@ -115,7 +115,7 @@ impl VolumeManager for Methods {
         let ReleaseContainerRequest { pod, container } = request.into_inner();
         match self.ask(&pod, ControlQuestion::ReleaseContainer { container }).await? {
             supervisor::ControlAnswer::Released => Ok(Response::new(ReleaseContainerResponse {})),
-            _ => Err(of_another_question()),
+            _ => Err(unexpected_answer()),
         }
     }
 
@@ -185,7 +185,7 @@ fn changes(sent: &mut BTreeMap<PodUid, Arc<PodEntry>>, state: &NodeState, only: 
     events
 }
 
-fn of_another_question() -> Status {
+fn unexpected_answer() -> Status {
     Status::internal("the pod's supervisor gave an answer to another question")
 }
 

@@ -37,7 +37,7 @@ use tonic::transport::Server;
 pub use client::{AskFailure, DaemonClient, DaemonClientError};
 pub use socket::{DaemonError, DaemonLock};
 
-use super::{NodeHandle, NodeState, VolumeEntry, VolumeMount};
+use super::{MountState, NodeHandle, NodeState, VolumeEntry};
 use proto::volume_manager_server::VolumeManagerServer;
 
 /// The pause when there are no descriptors for a connection. The client waits in the queue.
@@ -90,5 +90,5 @@ pub fn volumes_in_use(state: &NodeState) -> Vec<String> {
 /// The volumes that pods want, or that are not unmounted.
 pub(super) fn in_use(state: &NodeState) -> impl Iterator<Item = &VolumeEntry> {
     let all = state.pods.values().flat_map(|pod| &pod.volumes);
-    all.filter(|volume| volume.desired || volume.mount != VolumeMount::NotMounted)
+    all.filter(|volume| volume.desired || volume.mount != MountState::NotMounted)
 }

@@ -6,17 +6,17 @@ use std::path::Path;
 
 use tokio::task::JoinHandle;
 
-use super::fabricated::{Fabricated, UID, node, pod, volume};
+use super::fabricated::{FakeManager, UID, node, pod, volume};
 use super::proto::watch_response::Event;
 use super::proto::{MountedVolume, WatchResponse};
 use super::*;
 use crate::node::{CommandError, ManagerCommand, PodStage};
-use VolumeMount::{Mounted, NotMounted};
+use MountState::{Mounted, NotMounted};
 
 /// A daemon without a manager.
 struct Daemon {
     run: tempfile::TempDir,
-    fabricated: Fabricated,
+    fabricated: FakeManager,
     _lock: DaemonLock,
     _serving: JoinHandle<io::Result<()>>,
 }
@@ -24,7 +24,7 @@ struct Daemon {
 impl Daemon {
     fn start(state: NodeState) -> Daemon {
         let run = tempfile::tempdir().expect("a directory");
-        let (fabricated, handle) = Fabricated::new(state);
+        let (fabricated, handle) = FakeManager::new(state);
         let mut lock = DaemonLock::take(run.path()).expect("the lock");
         let serving = tokio::spawn(serve(lock.listen().expect("it listens"), handle, run.path().to_owned()));
         Daemon { run, fabricated, _lock: lock, _serving: serving }

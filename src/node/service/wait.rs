@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use crate::node::{NodeHandle, NodeState, PodEntry, PodStage, VolumeEntry, VolumeMount};
+use crate::node::{MountState, NodeHandle, NodeState, PodEntry, PodStage, VolumeEntry};
 
 /// How long an agent waits by default: a second more than the longest back-off (5.1).
 pub const TIMEOUT: Duration = Duration::from_secs(123);
@@ -26,10 +26,10 @@ pub enum WaitError {
     Unknown(String),
     /// The timeout is over, and volumes are not mounted.
     #[error("{0}")]
-    NotMounted(Unmounted),
+    NotMounted(UnmountedVolumes),
     /// The pod has errors that waiting does not solve, and volumes are not mounted.
     #[error("{0}")]
-    Failed(Unmounted),
+    Failed(UnmountedVolumes),
     /// The pod's volumes are no longer mounted, and will not be again.
     #[error("pod {pod}: {why}, so its volumes are not mounted any more")]
     Over {
@@ -58,7 +58,7 @@ pub enum WaitError {
     .unmounted.join(" "),
     .unprocessed.join(" ")
 )]
-pub struct Unmounted {
+pub struct UnmountedVolumes {
     /// Their names, sorted.
     pub unmounted: Vec<String>,
     /// Those that the populator could not add to the desired state, sorted.
@@ -156,9 +156,9 @@ fn volumes_are_mounted(node: &NodeState, pod: &PodEntry) -> Result<bool, WaitErr
 }
 
 /// The pod's volumes that are not mounted.
-fn unmounted(pod: &PodEntry, reason: String) -> Unmounted {
+fn unmounted(pod: &PodEntry, reason: String) -> UnmountedVolumes {
     let names = |is_one: fn(&VolumeEntry) -> bool| sorted(pod.volumes.iter().filter(|volume| is_one(volume)));
-    Unmounted { unmounted: names(is_unmounted), unprocessed: names(is_unprocessed), reason }
+    UnmountedVolumes { unmounted: names(is_unmounted), unprocessed: names(is_unprocessed), reason }
 }
 
 /// The names of the pod's volumes of which something is mounted.
@@ -172,16 +172,16 @@ fn is_expected(volume: &VolumeEntry) -> bool {
 }
 
 fn is_unprocessed(volume: &VolumeEntry) -> bool {
-    !volume.desired && volume.mount == VolumeMount::NotMounted
+    !volume.desired && volume.mount == MountState::NotMounted
 }
 
 fn is_unmounted(volume: &VolumeEntry) -> bool {
-    is_expected(volume) && volume.mount != VolumeMount::Mounted
+    is_expected(volume) && volume.mount != MountState::Mounted
 }
 
 /// An uncertain volume may be mounted.
 fn is_mounted(volume: &VolumeEntry) -> bool {
-    volume.mount != VolumeMount::NotMounted
+    volume.mount != MountState::NotMounted
 }
 
 /// Why the wait failed: the kubelet's words, and the reasons that podfs has.
@@ -200,17 +200,17 @@ fn sorted<'a>(volumes: impl Iterator<Item = &'a VolumeEntry>) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fabricated::{Fabricated, UID, node, pod, volume};
+    use super::super::fabricated::{FakeManager, UID, node, pod, volume};
     use super::*;
     use crate::node::ManagerCommand;
 
     const LONG: Duration = Duration::from_secs(60);
     const NOT_AT_ALL: Duration = Duration::ZERO;
-    use VolumeMount::{Mounted, NotMounted, Uncertain};
+    use MountState::{Mounted, NotMounted, Uncertain};
 
     /// What a wait comes to when the time is over at once.
     async fn at_once(state: NodeState, pod: &str) -> Result<(), String> {
-        let (_fabricated, handle) = Fabricated::new(state);
+        let (_fabricated, handle) = FakeManager::new(state);
         for_volumes(&handle, pod, NOT_AT_ALL).await.map_err(|error| error.to_string())
     }
 
@@ -244,7 +244,7 @@ mod tests {
     async fn vm_07_errors_of_the_pod_end_the_wait_once_the_pod_was_processed_again() {
         let mut waiting = pod([volume("a", NotMounted), volume("b", NotMounted)]);
         waiting.errors = vec!["one".to_owned(), "two".to_owned()];
-        let (mut fabricated, handle) = Fabricated::new(node([waiting.clone()]));
+        let (mut fabricated, handle) = FakeManager::new(node([waiting.clone()]));
         let error = for_volumes(&handle, UID, LONG).await.expect_err("it has errors");
         assert!(matches!(error, WaitError::Failed(_)), "{error:?}");
         let text = "unmounted volumes=[a b], unattached volumes=[], failed to process volumes=[]: one; two";
@@ -269,7 +269,7 @@ mod tests {
         left_over.desired = false;
         let with = |mount| node([pod([volume("a", Mounted), volume("b", mount), left_over.clone()])]);
         // The agent knows of the pod before the daemon.
-        let (mut fabricated, handle) = Fabricated::new(node([]));
+        let (mut fabricated, handle) = FakeManager::new(node([]));
         let ended = tokio::spawn(async move { for_volumes(&handle, "default/web", LONG).await });
         fabricated.publish(with(NotMounted));
         assert!(fabricated.commands.recv().await.is_some(), "the manager looks at the pod again");
@@ -315,7 +315,7 @@ mod tests {
         busy.reason = Some("its source does not answer".to_owned());
         let with = |volumes: &[VolumeEntry]| node([pod(volumes.iter().cloned())]);
         let (fabricated, handle) =
-            Fabricated::new(with(&[volume("c", Mounted), volume("a", NotMounted), busy.clone()]));
+            FakeManager::new(with(&[volume("c", Mounted), volume("a", NotMounted), busy.clone()]));
         let error = for_unmount(&handle, UID, NOT_AT_ALL).await.expect_err("two are mounted");
         let text = "mounted volumes=[b c]: context deadline exceeded; b: its source does not answer";
         assert_eq!(error.to_string(), text);
@@ -330,7 +330,7 @@ mod tests {
 
     #[tokio::test]
     async fn vm_11_a_pod_that_is_gone_is_unmounted_once_the_state_is_known() {
-        let (fabricated, handle) = Fabricated::new(NodeState::default());
+        let (fabricated, handle) = FakeManager::new(NodeState::default());
         let error = for_unmount(&handle, UID, NOT_AT_ALL).await.expect_err("an earlier daemon may have mounted it");
         let text =
             "mounted volumes=[]: context deadline exceeded; podfs node still looks for the volumes of an earlier one";
@@ -341,10 +341,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_wait_ends_with_the_daemon() {
-        let (fabricated, handle) = Fabricated::new(node([pod([volume("a", NotMounted)])]));
+        let (fabricated, handle) = FakeManager::new(node([pod([volume("a", NotMounted)])]));
         drop(fabricated);
         assert_eq!(for_volumes(&handle, UID, LONG).await, Err(WaitError::Ending));
-        let (fabricated, handle) = Fabricated::new(node([pod([volume("a", Mounted)])]));
+        let (fabricated, handle) = FakeManager::new(node([pod([volume("a", Mounted)])]));
         drop(fabricated);
         assert_eq!(for_unmount(&handle, UID, LONG).await, Err(WaitError::Ending));
     }

@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use super::{OperationError, blocking};
-use crate::source::{Push, Taken};
+use crate::source::{Push, PushCounts};
 use crate::supervisor::control::{
     self, AskError, ControlAnswer, ControlQuestion, Publish, PushConnection, StatusFollower, VolumeNames,
 };
@@ -85,7 +85,7 @@ impl PushPath {
     ///
     /// # Errors
     /// When it does not answer, or refuses them.
-    pub async fn push(&mut self, push: Push) -> Result<Taken, PushFailure> {
+    pub async fn push(&mut self, push: Push) -> Result<PushCounts, PushFailure> {
         let before = self.connection.take();
         let was_connected = before.is_some();
         let failure = |error: AskError| PushFailure {

@@ -24,7 +24,7 @@ use crate::node::on_host;
 use crate::supervisor::installed::SUPERVISOR;
 use crate::supervisor::program;
 use crate::supervisor::run_dir::cgroup;
-use crate::supervisor::server::spawn::{Role, Start};
+use crate::supervisor::server::spawn::{ProcessKind, Start};
 
 /// The unit with the settings of supervisors.
 const UNIT: &str = include_str!("../../../packaging/systemd/podfs@.service");
@@ -45,7 +45,7 @@ pub(super) struct Launcher {
 
 /// A supervisor that was launched.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Launched {
+pub(super) enum LaunchedSupervisor {
     /// A child of the daemon, with this pid.
     Child(i32),
     /// A unit. Its pid is known when it listens.
@@ -99,9 +99,9 @@ impl Launcher {
     ///
     /// # Errors
     /// When the process cannot be started.
-    pub(super) fn launch(&self, uid: &PodUid, manifest: &Path) -> Result<Launched, LaunchError> {
+    pub(super) fn launch(&self, uid: &PodUid, manifest: &Path) -> Result<LaunchedSupervisor, LaunchError> {
         if self.is_systemd {
-            return self.launch_unit(uid, manifest).map(|()| Launched::Unit);
+            return self.launch_unit(uid, manifest).map(|()| LaunchedSupervisor::Unit);
         }
         let (cgroup, namespaces) = match (cgroup::of_supervisor(uid), on_host::has_left_container()) {
             (Ok(cgroup), true) => (Some(cgroup), on_host::namespaces_of_node().map_err(LaunchError::Namespaces)?),
@@ -118,11 +118,20 @@ impl Launcher {
         let start = |input: OwnedFd| {
             let cgroup = cgroup.as_ref().map(AsFd::as_fd);
             let namespaces = &namespaces;
-            Start { program: &self.program, arguments: &arguments, input, cgroup, namespaces, role: Role::Supervisor }
-                .spawn()
+            Start {
+                program: &self.program,
+                arguments: &arguments,
+                input,
+                cgroup,
+                namespaces,
+                role: ProcessKind::Supervisor,
+            }
+            .spawn()
         };
         let started = File::open("/dev/null").map(OwnedFd::from).and_then(start);
-        started.map(Launched::Child).map_err(|cause| LaunchError::Program { program: self.program.clone(), cause })
+        started
+            .map(LaunchedSupervisor::Child)
+            .map_err(|cause| LaunchError::Program { program: self.program.clone(), cause })
     }
 
     /// The arguments of the program.

@@ -13,7 +13,7 @@ use super::OperationError;
 use super::control::StatusWatch;
 use crate::node::checkpoint::Checkpoint;
 use crate::supervisor::control::AskError;
-use crate::supervisor::server::Process;
+use crate::supervisor::server::WatchedProcess;
 use crate::supervisor::status::PodStatus;
 
 /// The first pause before the task calls a supervisor again; each is a quarter longer than the one before. So the task
@@ -21,23 +21,23 @@ use crate::supervisor::status::PodStatus;
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 
 /// The life of the supervisor.
-pub(super) enum Life {
-    /// There is none. A mount leads to `Queued`.
+pub(super) enum SupervisorLife {
+    /// No supervisor runs. A mount leads to `Queued`.
     Absent,
     /// It waits for a permit to start.
     Queued(Pin<Box<dyn Future<Output = Option<OwnedSemaphorePermit>> + Send + Sync>>),
     /// It was started or found, and does not answer yet, or no longer.
-    Calling(Calling),
+    Calling(ConnectingSupervisor),
     /// It sends its status.
-    Up(Up),
+    Up(RunningSupervisor),
     /// It got SIGTERM. podfs kills it if its end takes too long.
-    Ending { process: Process, kill_at: Instant, cgroup: Option<PathBuf> },
+    Ending { process: WatchedProcess, kill_at: Instant, cgroup: Option<PathBuf> },
 }
 
 /// A supervisor that does not answer.
-pub(super) struct Calling {
+pub(super) struct ConnectingSupervisor {
     /// The process; `None` while systemd starts it.
-    pub(super) process: Option<Process>,
+    pub(super) process: Option<WatchedProcess>,
     /// Whether systemd starts it.
     pub(super) is_unit: bool,
     /// Since when it has not answered.
@@ -52,9 +52,9 @@ pub(super) struct Calling {
 }
 
 /// A supervisor that sends its status.
-pub(super) struct Up {
+pub(super) struct RunningSupervisor {
     pub(super) watch: StatusWatch,
-    pub(super) process: Process,
+    pub(super) process: WatchedProcess,
     /// A running publication of the wanted volumes.
     pub(super) change: Option<PublicationChange>,
     /// Whether it has sent a status.
@@ -88,36 +88,40 @@ pub(super) enum LifeEvent {
     Overdue,
 }
 
-impl Calling {
+impl ConnectingSupervisor {
     /// Calls it from now on.
-    pub(super) fn new(process: Option<Process>, is_unit: bool, permit: Option<OwnedSemaphorePermit>) -> Calling {
+    pub(super) fn new(
+        process: Option<WatchedProcess>,
+        is_unit: bool,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> ConnectingSupervisor {
         let now = Instant::now();
-        Calling { process, is_unit, since: now, next: now, pause: FIRST_PAUSE, is_reported: false, permit }
+        ConnectingSupervisor { process, is_unit, since: now, next: now, pause: FIRST_PAUSE, is_reported: false, permit }
     }
 }
 
-impl Life {
+impl SupervisorLife {
     /// Waits for the next event. Cancel-safe.
     pub(super) async fn next(&mut self) -> LifeEvent {
         match self {
-            Life::Absent => std::future::pending().await,
-            Life::Queued(turn) => LifeEvent::Turn(turn.await),
-            Life::Calling(Calling { process: Some(process), next, .. }) => tokio::select! {
+            SupervisorLife::Absent => std::future::pending().await,
+            SupervisorLife::Queued(turn) => LifeEvent::Turn(turn.await),
+            SupervisorLife::Calling(ConnectingSupervisor { process: Some(process), next, .. }) => tokio::select! {
                 how = process.ended() => LifeEvent::Ended(how.to_string()),
                 () = sleep_until(*next) => LifeEvent::Call,
             },
-            Life::Calling(Calling { process: None, next, .. }) => {
+            SupervisorLife::Calling(ConnectingSupervisor { process: None, next, .. }) => {
                 sleep_until(*next).await;
                 LifeEvent::Call
             }
-            Life::Up(Up { watch, process, change, .. }) => tokio::select! {
+            SupervisorLife::Up(RunningSupervisor { watch, process, change, .. }) => tokio::select! {
                 how = process.ended() => LifeEvent::Ended(how.to_string()),
                 status = watch.next() => LifeEvent::Status(status),
                 changed = async { (&mut change.as_mut().expect("there is one").task).await }, if change.is_some() => {
                     LifeEvent::Changed(changed.unwrap_or_else(|error| Err(error.into())))
                 }
             },
-            Life::Ending { process, kill_at, .. } => tokio::select! {
+            SupervisorLife::Ending { process, kill_at, .. } => tokio::select! {
                 how = process.ended() => LifeEvent::Ended(how.to_string()),
                 () = sleep_until(*kill_at) => LifeEvent::Overdue,
             },
@@ -126,6 +130,6 @@ impl Life {
 }
 
 /// The process with this id, if it exists.
-pub(super) fn process(pid: u32) -> Option<Process> {
-    i32::try_from(pid).ok().and_then(|pid| Process::with_pid(pid).ok())
+pub(super) fn process(pid: u32) -> Option<WatchedProcess> {
+    i32::try_from(pid).ok().and_then(|pid| WatchedProcess::with_pid(pid).ok())
 }

@@ -39,7 +39,7 @@ use self::launch::Launcher;
 use self::pod::{PodOperation, PodTask};
 use super::checkpoint::Checkpoints;
 use super::pod::NodePod;
-use super::reconstruct::Reconstructed;
+use super::reconstruct::ReconstructedPod;
 use super::spans;
 use crate::manifest::pod::PodUid;
 use crate::supervisor::status::PodStatus;
@@ -57,7 +57,7 @@ pub struct Supervisors {
 
 #[derive(Debug)]
 struct SharedSupervisors {
-    settings: Settings,
+    settings: SupervisorSettings,
     checkpoints: Checkpoints,
     launcher: Launcher,
     /// A task holds a permit while its supervisor starts.
@@ -69,7 +69,7 @@ struct SharedSupervisors {
 
 /// The directories of pods, and the command line of their supervisors.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct SupervisorSettings {
     run_directory: PathBuf,
     root_directory: PathBuf,
     /// The program of supervisors.
@@ -118,18 +118,18 @@ impl MountFailure {
     }
 }
 
-impl Settings {
+impl SupervisorSettings {
     /// Settings for pods below these directories, whose supervisors are started from this program.
     ///
     /// # Errors
     /// When `/proc` is not mounted, or there is no working directory that a relative path could begin at.
-    pub fn new(run_directory: &Path, root_directory: &Path, program: PathBuf) -> io::Result<Settings> {
+    pub fn new(run_directory: &Path, root_directory: &Path, program: PathBuf) -> io::Result<SupervisorSettings> {
         let (run_directory, root_directory) =
             (std::path::absolute(run_directory)?, std::path::absolute(root_directory)?);
         let arguments = [("--root-dir", &root_directory), ("--run-dir", &run_directory)];
         let arguments = arguments.into_iter().flat_map(|(option, path)| [option.into(), path.clone().into_os_string()]);
         let arguments = arguments.collect();
-        Ok(Settings { run_directory, root_directory, program, podfs: own_program()?, arguments })
+        Ok(SupervisorSettings { run_directory, root_directory, program, podfs: own_program()?, arguments })
     }
 
     /// The directory of the pods' locks and sockets.
@@ -144,7 +144,7 @@ impl Settings {
 
     /// These settings, with further arguments of each supervisor.
     #[must_use]
-    pub fn with_arguments(mut self, arguments: impl IntoIterator<Item = OsString>) -> Settings {
+    pub fn with_arguments(mut self, arguments: impl IntoIterator<Item = OsString>) -> SupervisorSettings {
         self.arguments.extend(arguments);
         self
     }
@@ -159,8 +159,8 @@ fn own_program() -> io::Result<PathBuf> {
 
 impl Supervisors {
     /// Without any supervisor. The receiver gets the reports about all supervisors; operations block unless it is read.
-    pub fn new(settings: Settings) -> (Supervisors, mpsc::Receiver<(PodUid, SupervisorReport)>) {
-        let (reports, heard) = mpsc::channel(REPORTS);
+    pub fn new(settings: SupervisorSettings) -> (Supervisors, mpsc::Receiver<(PodUid, SupervisorReport)>) {
+        let (reports, receiver) = mpsc::channel(REPORTS);
         let shared = SharedSupervisors {
             checkpoints: Checkpoints::of(&settings.run_directory),
             launcher: Launcher::new(
@@ -174,12 +174,12 @@ impl Supervisors {
             reports,
             tasks: DashMap::new(),
         };
-        (Supervisors { shared: Arc::new(shared) }, heard)
+        (Supervisors { shared: Arc::new(shared) }, receiver)
     }
 
     /// Follows the supervisor of a pod that an earlier daemon started, if it lives. There are no reports about a dead
     /// one; the next mount of a volume starts it again.
-    pub fn adopt(&self, pod: &Reconstructed) {
+    pub fn adopt(&self, pod: &ReconstructedPod) {
         if pod.checkpoint.is_some() {
             self.shared.send(&pod.uid, PodOperation::Adopt);
         }

@@ -24,10 +24,10 @@ use tracing::{debug, warn};
 pub(super) use operation::PodOperation;
 
 use super::control::{self, StatusWatch};
-use super::launch::{Launched, is_started_with, stop_unit};
-use super::life::{Calling, Life, LifeEvent, Up, process};
+use super::launch::{LaunchedSupervisor, is_started_with, stop_unit};
+use super::life::{ConnectingSupervisor, LifeEvent, RunningSupervisor, SupervisorLife, process};
 use super::retire::retire;
-use super::waiting::Waiting;
+use super::waiting::WaitingOperations;
 use super::{FailureKind, OperationError, SharedSupervisors, SupervisorReport, blocking};
 use crate::manifest::pod::PodUid;
 use crate::node::checkpoint::Checkpoint;
@@ -35,7 +35,7 @@ use crate::node::pod::NodePod;
 use crate::node::reconstruct::{self, FoundSupervisor};
 use crate::node::spans;
 use crate::supervisor::run_dir::cgroup;
-use crate::supervisor::server::Process;
+use crate::supervisor::server::WatchedProcess;
 use crate::supervisor::status::{PodState, PodStatus};
 
 /// The longest pause before the task calls a supervisor again.
@@ -61,8 +61,8 @@ pub(super) struct PodTask {
     published: Option<Checkpoint>,
     /// Whether the supervisor serves all of `published`. Not after a publication that failed.
     is_taken: bool,
-    life: Life,
-    waiting: Waiting,
+    life: SupervisorLife,
+    waiting: WaitingOperations,
     status: Option<PodStatus>,
     /// Whether this supervisor, or one before it, may have mounted volumes of the pod.
     may_be_mounted: bool,
@@ -86,8 +86,8 @@ impl PodTask {
             written: None,
             published: None,
             is_taken: true,
-            life: Life::Absent,
-            waiting: Waiting::default(),
+            life: SupervisorLife::Absent,
+            waiting: WaitingOperations::default(),
             status: None,
             may_be_mounted: false,
             change_failed: false,
@@ -108,7 +108,7 @@ impl PodTask {
                 }
                 return self.requests;
             }
-            let deadline = self.waiting.deadline().filter(|_| !matches!(self.life, Life::Queued(_)));
+            let deadline = self.waiting.deadline().filter(|_| !matches!(self.life, SupervisorLife::Queued(_)));
             tokio::select! {
                 request = self.requests.recv() => match request {
                     Some(request) => self.take(request).await,
@@ -146,12 +146,12 @@ impl PodTask {
         if let FoundSupervisor::Alive(pid) = found.1
             && (self.wanted.is_some() || is_of_daemon)
         {
-            self.life = Life::Calling(Calling::new(process(pid), false, None));
+            self.life = SupervisorLife::Calling(ConnectingSupervisor::new(process(pid), false, None));
         }
     }
 
     fn is_over(&self) -> bool {
-        matches!(self.life, Life::Absent) && self.waiting.is_empty()
+        matches!(self.life, SupervisorLife::Absent) && self.waiting.is_empty()
     }
 
     fn wants_nothing(&self) -> bool {
@@ -221,22 +221,28 @@ impl PodTask {
     /// Does what is needed to reach the wanted state.
     async fn act(&mut self) {
         match &self.life {
-            Life::Absent if self.wants_nothing() && self.waiting.for_removal() => {
+            SupervisorLife::Absent if self.wants_nothing() && self.waiting.for_removal() => {
                 self.remove_leftovers().await;
             }
-            Life::Absent if !self.waiting.is_empty() => {
+            SupervisorLife::Absent if !self.waiting.is_empty() => {
                 let turn = Arc::clone(&self.shared.starts);
-                self.life = Life::Queued(Box::pin(async move { Semaphore::acquire_owned(turn).await.ok() }));
+                self.life = SupervisorLife::Queued(Box::pin(async move { Semaphore::acquire_owned(turn).await.ok() }));
             }
-            Life::Queued(_) if self.wants_nothing() => {
-                self.life = Life::Absent;
+            SupervisorLife::Queued(_) if self.wants_nothing() => {
+                self.life = SupervisorLife::Absent;
                 Box::pin(self.act()).await;
             }
-            Life::Calling(Calling { process: Some(_), .. }) | Life::Up(_) if self.wants_nothing() => self.stop().await,
-            Life::Up(Up { change: None, has_spoken: true, .. }) if !self.is_published() && !self.change_failed => {
+            SupervisorLife::Calling(ConnectingSupervisor { process: Some(_), .. }) | SupervisorLife::Up(_)
+                if self.wants_nothing() =>
+            {
+                self.stop().await
+            }
+            SupervisorLife::Up(RunningSupervisor { change: None, has_spoken: true, .. })
+                if !self.is_published() && !self.change_failed =>
+            {
                 self.publish().await;
             }
-            Life::Up(Up { change: None, has_spoken: true, .. }) if self.is_published() => {
+            SupervisorLife::Up(RunningSupervisor { change: None, has_spoken: true, .. }) if self.is_published() => {
                 let wanted = self.wanted.as_ref();
                 let is_wanted = |name: &str| wanted.is_some_and(|wanted| wanted.volumes.contains(name));
                 self.waiting.unmounted(|volume| !is_wanted(volume), &Ok(()));
@@ -255,15 +261,15 @@ impl PodTask {
             LifeEvent::Status(outcome) => {
                 let reason = outcome.err().map_or(OperationError::Closed, OperationError::from);
                 debug!("the supervisor of pod {} is called again: {reason}", self.uid);
-                if let Life::Up(up) = std::mem::replace(&mut self.life, Life::Absent) {
-                    self.life = Life::Calling(Calling::new(Some(up.process), false, None));
+                if let SupervisorLife::Up(up) = std::mem::replace(&mut self.life, SupervisorLife::Absent) {
+                    self.life = SupervisorLife::Calling(ConnectingSupervisor::new(Some(up.process), false, None));
                     if let Some(change) = up.change {
                         self.publication_ended(change, Err(reason));
                     }
                 }
             }
             LifeEvent::Changed(outcome) => {
-                if let Life::Up(Up { change, .. }) = &mut self.life
+                if let SupervisorLife::Up(RunningSupervisor { change, .. }) = &mut self.life
                     && let Some(change) = change.take()
                 {
                     self.publication_ended(change, outcome);
@@ -271,7 +277,7 @@ impl PodTask {
             }
             LifeEvent::Overdue => {
                 warn!("the supervisor of pod {} does not end; podfs kills it", self.uid);
-                if let Life::Ending { process, kill_at, .. } = &mut self.life {
+                if let SupervisorLife::Ending { process, kill_at, .. } = &mut self.life {
                     process.kill();
                     *kill_at = Instant::now() + STOP;
                 }
@@ -281,7 +287,7 @@ impl PodTask {
 
     /// Takes a status of the supervisor.
     async fn take_status(&mut self, status: PodStatus) {
-        if let Life::Up(up) = &mut self.life
+        if let SupervisorLife::Up(up) = &mut self.life
             && !std::mem::replace(&mut up.has_spoken, true)
             && let Some(published) = &mut self.published
         {
@@ -299,7 +305,7 @@ impl PodTask {
     /// Starts the supervisor, unless there is one, with all volumes that earlier ones served. It then unmounts those
     /// that are no longer wanted.
     async fn start(&mut self, permit: Option<OwnedSemaphorePermit>) {
-        self.life = Life::Absent;
+        self.life = SupervisorLife::Absent;
         let is_known = self.written.is_some();
         let Some(mut served) = self.wanted.clone() else { return };
         served.volumes.extend(self.written.iter().flat_map(|written| written.volumes.iter().cloned()));
@@ -320,18 +326,18 @@ impl PodTask {
                 self.forget().await;
                 return self.fail_all(FailureKind::Final, &OperationError::OfPodfsRun(pid));
             }
-            Ok(Ok(Launched::Child(pid))) => (Process::with_pid(pid).ok(), false),
-            Ok(Ok(Launched::Unit)) => (None, true),
+            Ok(Ok(LaunchedSupervisor::Child(pid))) => (WatchedProcess::with_pid(pid).ok(), false),
+            Ok(Ok(LaunchedSupervisor::Unit)) => (None, true),
             Ok(Err(error)) => return self.fail_start(&error.into()).await,
         };
-        self.life = Life::Calling(Calling::new(process, is_unit, permit));
+        self.life = SupervisorLife::Calling(ConnectingSupervisor::new(process, is_unit, permit));
         self.waiting.begin();
     }
 
     /// Calls a supervisor that does not answer.
     async fn call(&mut self) {
         let follower = control::connect(&self.directory).await;
-        let Life::Calling(calling) = &mut self.life else { return };
+        let SupervisorLife::Calling(calling) = &mut self.life else { return };
         let found = reconstruct::supervisor(&self.directory);
         if let (None, FoundSupervisor::Alive(pid)) = (&calling.process, found) {
             calling.process = process(pid);
@@ -347,10 +353,10 @@ impl PodTask {
             }
             Err(error) => Err(error),
         };
-        let Life::Calling(calling) = &mut self.life else { return };
+        let SupervisorLife::Calling(calling) = &mut self.life else { return };
         match (watch, calling.process.take()) {
             (Ok(watch), Some(process)) => {
-                self.life = Life::Up(Up { watch, process, change: None, has_spoken: false });
+                self.life = SupervisorLife::Up(RunningSupervisor { watch, process, change: None, has_spoken: false });
                 self.may_be_mounted = true;
             }
             (outcome, process) => {
@@ -381,9 +387,9 @@ impl PodTask {
 
     /// Handles the end of the supervisor.
     async fn ended(&mut self, how: String) {
-        let before = std::mem::replace(&mut self.life, Life::Absent);
+        let before = std::mem::replace(&mut self.life, SupervisorLife::Absent);
         self.status = None;
-        if let Life::Ending { cgroup, .. } = before {
+        if let SupervisorLife::Ending { cgroup, .. } = before {
             debug!("the supervisor of pod {} has ended: {how}", self.uid);
             blocking(move || cgroup.iter().for_each(|cgroup| cgroup::remove_of_supervisor(cgroup))).await;
             return self.remove_leftovers().await;
@@ -415,8 +421,9 @@ impl PodTask {
 
     /// Stops the supervisor.
     async fn stop(&mut self) {
-        let process = match std::mem::replace(&mut self.life, Life::Absent) {
-            Life::Up(Up { process, .. }) | Life::Calling(Calling { process: Some(process), .. }) => process,
+        let process = match std::mem::replace(&mut self.life, SupervisorLife::Absent) {
+            SupervisorLife::Up(RunningSupervisor { process, .. })
+            | SupervisorLife::Calling(ConnectingSupervisor { process: Some(process), .. }) => process,
             other => return self.life = other,
         };
         let (uid, pid) = (self.uid.clone(), process.pid().unsigned_abs());
@@ -430,7 +437,7 @@ impl PodTask {
                 process.signal(Signal::TERM);
             }
         }
-        self.life = Life::Ending { process, kill_at: Instant::now() + STOP, cgroup };
+        self.life = SupervisorLife::Ending { process, kill_at: Instant::now() + STOP, cgroup };
     }
 
     /// Removes the leftovers of the pod, which has no supervisor.
@@ -449,7 +456,7 @@ impl PodTask {
 
     /// Answers the mounts whose volumes are there.
     fn answer_mounts(&mut self) {
-        if let (Life::Up(Up { change: None, .. }), Some(status), Some(published)) =
+        if let (SupervisorLife::Up(RunningSupervisor { change: None, .. }), Some(status), Some(published)) =
             (&self.life, &self.status, &self.published)
             && self.is_taken
         {

@@ -10,7 +10,7 @@ use crate::supervisor::status::{PodStatus, VolumeState};
 
 /// The waiting operations.
 #[derive(Default)]
-pub(super) struct Waiting {
+pub(super) struct WaitingOperations {
     mounts: Vec<WaitingMount>,
     unmounts: Vec<Unmounting>,
     ends: Vec<oneshot::Sender<Result<(), OperationError>>>,
@@ -30,7 +30,7 @@ struct Unmounting {
     answer: oneshot::Sender<Result<(), OperationError>>,
 }
 
-impl Waiting {
+impl WaitingOperations {
     pub(super) fn is_empty(&self) -> bool {
         self.mounts.is_empty() && !self.for_removal()
     }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use super::VolumeId;
 use crate::manifest::pod::PodUid;
-use crate::node::state::VolumeMount;
+use crate::node::state::MountState;
 
 /// The volumes that are mounted, or may be.
 #[derive(Clone, Debug, Default)]
@@ -22,20 +22,20 @@ pub struct ActualWorld {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActualVolume {
     /// Its mount.
-    pub mount: VolumeMount,
+    pub mount: MountState,
     /// Whether its supervisor has to set it up again.
     pub remount_required: bool,
     /// Whether an earlier daemon left it, and no operation on it has succeeded since.
     pub reconstructed: bool,
     /// The last report of its supervisor.
-    pub seen: Seen,
+    pub seen: ObservedVolume,
     /// Why it is not mounted, or not current.
     pub reason: Option<String>,
 }
 
 /// A supervisor's report of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct ObservedVolume {
     /// Where it is mounted, or is going to be.
     pub path: Option<PathBuf>,
     /// The plugin that serves it, if the PersistentVolume decides.
@@ -62,10 +62,10 @@ pub enum OperationOutcome {
 impl Default for ActualVolume {
     fn default() -> Self {
         ActualVolume {
-            mount: VolumeMount::NotMounted,
+            mount: MountState::NotMounted,
             remount_required: false,
             reconstructed: false,
-            seen: Seen::default(),
+            seen: ObservedVolume::default(),
             reason: None,
         }
     }
@@ -90,12 +90,12 @@ impl ActualWorld {
 
     /// Whether any volume of the pod may be mounted.
     pub fn has_mounts(&self, pod: &PodUid) -> bool {
-        self.of_pod(pod).any(|(_, volume)| volume.mount != VolumeMount::NotMounted)
+        self.of_pod(pod).any(|(_, volume)| volume.mount != MountState::NotMounted)
     }
 
     /// Adds a volume that an earlier daemon left, unless it is known.
     pub fn reconstruct(&mut self, id: VolumeId) {
-        let found = ActualVolume { mount: VolumeMount::Uncertain, reconstructed: true, ..ActualVolume::default() };
+        let found = ActualVolume { mount: MountState::Uncertain, reconstructed: true, ..ActualVolume::default() };
         self.volumes.entry(id).or_insert(found);
     }
 
@@ -105,17 +105,17 @@ impl ActualWorld {
         volume.reason = reason;
         match (outcome, volume.mount) {
             (OperationOutcome::Done, _) => {
-                volume.mount = VolumeMount::Mounted;
+                volume.mount = MountState::Mounted;
                 volume.remount_required = false;
                 volume.reconstructed = false;
                 volume.reason = None;
             }
             // A refresh that fails leaves the volume as it is; the reconciler tries again (VM-08).
-            (_, VolumeMount::Mounted) | (OperationOutcome::Transient, _) => {}
-            (OperationOutcome::Uncertain, _) => volume.mount = VolumeMount::Uncertain,
+            (_, MountState::Mounted) | (OperationOutcome::Transient, _) => {}
+            (OperationOutcome::Uncertain, _) => volume.mount = MountState::Uncertain,
             // The leftovers of an earlier daemon still have to be undone (RC-04).
-            (OperationOutcome::Final, _) if volume.reconstructed => volume.mount = VolumeMount::Uncertain,
-            (OperationOutcome::Final, _) => volume.mount = VolumeMount::NotMounted,
+            (OperationOutcome::Final, _) if volume.reconstructed => volume.mount = MountState::Uncertain,
+            (OperationOutcome::Final, _) => volume.mount = MountState::NotMounted,
         }
     }
 
@@ -125,7 +125,7 @@ impl ActualWorld {
             (OperationOutcome::Done, _) => drop(self.volumes.remove(id)),
             (OperationOutcome::Transient, Some(volume)) => volume.reason = reason,
             (_, Some(volume)) => {
-                volume.mount = VolumeMount::Uncertain;
+                volume.mount = MountState::Uncertain;
                 volume.remount_required = false;
                 volume.reason = reason;
             }
@@ -134,18 +134,18 @@ impl ActualWorld {
     }
 
     /// Takes a supervisor's report of a volume.
-    pub fn report(&mut self, id: &VolumeId, is_mounted: bool, seen: Seen, reason: Option<String>) {
+    pub fn report(&mut self, id: &VolumeId, is_mounted: bool, seen: ObservedVolume, reason: Option<String>) {
         let volume = self.volumes.entry(id.clone()).or_default();
         volume.seen = seen;
         volume.reason = reason;
         match (is_mounted, volume.mount) {
             (true, _) => {
-                volume.mount = VolumeMount::Mounted;
+                volume.mount = MountState::Mounted;
                 volume.reconstructed = false;
             }
             // Its supervisor has no mount of it any more.
-            (false, VolumeMount::Mounted) => {
-                volume.mount = VolumeMount::NotMounted;
+            (false, MountState::Mounted) => {
+                volume.mount = MountState::NotMounted;
                 volume.remount_required = false;
             }
             // It may be half mounted, and its supervisor continues with it: it is no leftover of an earlier daemon.
@@ -156,7 +156,7 @@ impl ActualWorld {
     /// Makes the mounted volumes of the pod require a remount.
     pub fn require_remount(&mut self, pod: &PodUid) {
         for (id, volume) in &mut self.volumes {
-            if id.pod == *pod && volume.mount == VolumeMount::Mounted {
+            if id.pod == *pod && volume.mount == MountState::Mounted {
                 volume.remount_required = true;
             }
         }
@@ -164,14 +164,14 @@ impl ActualWorld {
 
     /// Makes the volume require a remount, if it is mounted.
     pub fn require_remount_of(&mut self, id: &VolumeId) {
-        if let Some(volume) = self.volumes.get_mut(id).filter(|volume| volume.mount == VolumeMount::Mounted) {
+        if let Some(volume) = self.volumes.get_mut(id).filter(|volume| volume.mount == MountState::Mounted) {
             volume.remount_required = true;
         }
     }
 
     /// Forgets volumes that are not mounted and that `is_wanted` does not name. Returns them.
     pub fn forget_unmounted(&mut self, is_wanted: impl Fn(&VolumeId) -> bool) -> Vec<VolumeId> {
-        let unmounted = self.volumes.iter().filter(|(_, volume)| volume.mount == VolumeMount::NotMounted);
+        let unmounted = self.volumes.iter().filter(|(_, volume)| volume.mount == MountState::NotMounted);
         let over: Vec<_> = unmounted.map(|(id, _)| id).filter(|id| !is_wanted(id)).cloned().collect();
         over.iter().for_each(|id| drop(self.volumes.remove(id)));
         over

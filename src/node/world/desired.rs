@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use super::VolumeId;
-use super::errors::Errors;
+use super::errors::DistinctErrors;
 use crate::manifest::pod::{Pod, PodUid};
 use crate::node::plugin::PluginRegistry;
 use crate::node::pod::NodePod;
@@ -28,7 +28,7 @@ pub struct DesiredPod {
     /// The volumes that its containers use, by their names.
     pub volumes: BTreeMap<String, DesiredVolume>,
     /// Why volumes that containers use are not among them.
-    pub errors: Errors,
+    pub errors: DistinctErrors,
 }
 
 /// A volume that a pod wants.
@@ -48,7 +48,7 @@ impl DesiredPod {
     /// new size limit.
     fn of(pod: NodePod, plugins: &PluginRegistry, before: Option<DesiredPod>) -> DesiredPod {
         let before = before.map(|before| before.volumes).unwrap_or_default();
-        let (mut volumes, mut errors) = (BTreeMap::new(), Errors::default());
+        let (mut volumes, mut errors) = (BTreeMap::new(), DistinctErrors::default());
         let uid = &pod.pod.identity.uid;
         for volume in pod.pod.volumes.iter().filter(|volume| is_used(&pod.pod, volume)) {
             if let Some(kept) =

@@ -7,9 +7,9 @@ const MOST: usize = 10;
 
 /// Distinct errors, the oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Errors(VecDeque<String>);
+pub struct DistinctErrors(VecDeque<String>);
 
-impl Errors {
+impl DistinctErrors {
     /// Adds an error. The eleventh distinct one replaces the oldest.
     pub fn add(&mut self, error: impl Into<String>) {
         let error = error.into();
@@ -26,7 +26,7 @@ impl Errors {
         self.0.clear();
     }
 
-    /// Whether there is none.
+    /// Whether there are no errors.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -43,7 +43,7 @@ mod tests {
 
     #[test]
     fn a_pod_keeps_its_last_ten_distinct_errors() {
-        let mut errors = Errors::default();
+        let mut errors = DistinctErrors::default();
         (0..12).for_each(|number| errors.add(format!("error {number}")));
         errors.add("error 11");
         let kept: Vec<_> = errors.iter().collect();

@@ -47,7 +47,7 @@ fn view(pod: &Pod, objects: &Objects, tokens: &Tokens) -> PodView {
 }
 
 /// Assembles the pod's one volume.
-fn payload<'a>(pod: &'a Pod, view: &'a PodView) -> Result<Assembled<'a>, PayloadError> {
+fn payload<'a>(pod: &'a Pod, view: &'a PodView) -> Result<AssembledPayload<'a>, PayloadError> {
     let VolumeSource::Projection(projection) = &pod.volumes[0].source else { panic!("a projection") };
     Payload::assemble(projection, view)
 }

@@ -9,10 +9,10 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::contacts::Contacts;
 use super::question::ObjectRequest;
-use super::single::{ObjectUpdate, ServedObject, Task, note};
+use super::single::{AbortOnDrop, ObjectUpdate, ServedObject, note};
 use crate::kube::address::Collection;
 use crate::kube::client::ApiClient;
-use crate::kube::error::{ApiError, Class};
+use crate::kube::error::{ApiError, ErrorClass};
 use crate::kube::follower::{Follower, FollowerEvent};
 use crate::manifest::ManifestError;
 use crate::manifest::objects::{Missing, NamedObject};
@@ -34,7 +34,7 @@ pub(super) struct Signers {
 struct Signer {
     bundles: Option<Arc<Bundles>>,
     question: ObjectRequest,
-    _task: Task,
+    _task: AbortOnDrop,
 }
 
 impl Signers {
@@ -52,7 +52,7 @@ impl Signers {
                 continue;
             }
             let task = follow(self.client.clone(), (*signer).to_owned(), self.contacts.clone(), self.sender.clone());
-            let followed = Signer { bundles: None, question: ObjectRequest::new(), _task: Task::spawn(task) };
+            let followed = Signer { bundles: None, question: ObjectRequest::new(), _task: AbortOnDrop::spawn(task) };
             self.signers.insert((*signer).to_owned(), followed);
         }
     }
@@ -77,7 +77,7 @@ impl Signers {
                 followed.question.trouble = None;
                 false
             }
-            ObjectUpdate::Trouble(error) => {
+            ObjectUpdate::Failure(error) => {
                 followed.question.trouble = Some(error);
                 unknown
             }
@@ -145,7 +145,7 @@ impl<T: ServedObject> SignerWatcher<T> {
     pub(crate) async fn next(&mut self) -> ObjectUpdate<Bundles<T>> {
         let update = match change(&mut self.bundles, self.follower.next().await, &self.title) {
             Ok(update) => update,
-            Err(error) => ObjectUpdate::Trouble(ApiError::new(Class::Refused, error.to_string())),
+            Err(error) => ObjectUpdate::Failure(ApiError::new(ErrorClass::Refused, error.to_string())),
         };
         note(&self.contacts, &self.title, self.follower.doing(), self.follower.version(), &update);
         update
@@ -173,7 +173,7 @@ fn change<T: ServedObject>(
             bundles.remove(name);
         }
         FollowerEvent::Alive => return Ok(ObjectUpdate::Alive),
-        FollowerEvent::Trouble(error) => return Ok(ObjectUpdate::Trouble(error)),
+        FollowerEvent::Failure(error) => return Ok(ObjectUpdate::Failure(error)),
     }
     Ok(ObjectUpdate::Is(Arc::new(bundles.clone())))
 }

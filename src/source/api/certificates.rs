@@ -23,10 +23,10 @@ use tokio::sync::mpsc::Sender;
 
 use super::contacts::Contacts;
 use super::single::ObjectUpdate;
-use super::tokens::{Life, Owner};
+use super::tokens::{CredentialLifetime, TokenOwner};
 use crate::kube::address::{Collection, Resource};
 use crate::kube::client::ApiClient;
-use crate::kube::error::{ApiError, Class};
+use crate::kube::error::{ApiError, ErrorClass};
 use crate::kube::follower::FollowerEvent;
 use crate::kube::poller::Poller;
 use crate::kube::retry::Retry;
@@ -45,7 +45,7 @@ const NOT_ISSUED: &str = "credential bundle is not issued yet";
 /// Sends a certificate with its key, and the next one in time, until the receiver is dropped.
 pub(super) async fn keep_certified(
     client: ApiClient,
-    owner: Owner,
+    owner: TokenOwner,
     key: CertificateKey,
     contacts: Contacts,
     sender: Sender<(CredentialKey, ObjectUpdate<Token>)>,
@@ -55,7 +55,7 @@ pub(super) async fn keep_certified(
     let mut request =
         CertificateRequest { client: client.clone(), owner, key, resource: Resource::POD_CERTIFICATE_REQUEST };
     let mut retry = Retry::new(client);
-    let mut life: Option<Life> = None;
+    let mut life: Option<CredentialLifetime> = None;
     loop {
         match request.certificate(&reporter).await {
             Ok(IssuedCertificate { token, life: granted }) => {
@@ -66,16 +66,16 @@ pub(super) async fn keep_certified(
                 granted.until_due().await;
                 life = Some(granted);
             }
-            Err(Ended::Unneeded) => return,
-            Err(Ended::Refused(sentence)) => {
-                if !reporter.waits(ApiError::new(Class::Refused, sentence)).await {
+            Err(MissingCertificate::Unneeded) => return,
+            Err(MissingCertificate::Refused(sentence)) => {
+                if !reporter.waits(ApiError::new(ErrorClass::Refused, sentence)).await {
                     return;
                 }
                 return pending().await;
             }
-            Err(Ended::Failed(mut error)) => {
+            Err(MissingCertificate::Failed(mut error)) => {
                 let pause = retry.failed(&error);
-                let is_over = life.as_ref().is_some_and(Life::is_over);
+                let is_over = life.as_ref().is_some_and(CredentialLifetime::is_over);
                 if is_over {
                     error.sentence = format!("the certificate has expired and refresh failed: {}", error.sentence);
                 }
@@ -105,7 +105,7 @@ impl CertificateReporter {
 
     async fn waits(&self, error: ApiError) -> bool {
         self.contacts.trouble(&self.title, "waiting", &error);
-        self.send(ObjectUpdate::Trouble(error)).await
+        self.send(ObjectUpdate::Failure(error)).await
     }
 
     async fn send(&self, update: ObjectUpdate<Token>) -> bool {
@@ -114,7 +114,7 @@ impl CertificateReporter {
 }
 
 /// Why there is no certificate.
-enum Ended {
+enum MissingCertificate {
     /// No task needs it any more.
     Unneeded,
     /// The pod will get none.
@@ -123,23 +123,23 @@ enum Ended {
     Failed(ApiError),
 }
 
-impl From<ApiError> for Ended {
-    fn from(error: ApiError) -> Ended {
-        Ended::Failed(error)
+impl From<ApiError> for MissingCertificate {
+    fn from(error: ApiError) -> MissingCertificate {
+        MissingCertificate::Failed(error)
     }
 }
 
 /// A request for a certificate of a pod.
 struct CertificateRequest {
     client: ApiClient,
-    owner: Owner,
+    owner: TokenOwner,
     key: CertificateKey,
     resource: Resource,
 }
 
 impl CertificateRequest {
     /// Makes a key, requests a certificate for it, and waits for the answer. Reports meanwhile why it waits.
-    async fn certificate(&mut self, reporter: &CertificateReporter) -> Result<IssuedCertificate, Ended> {
+    async fn certificate(&mut self, reporter: &CertificateReporter) -> Result<IssuedCertificate, MissingCertificate> {
         let pair = self.generate()?;
         let body = self.body(&pair).await?;
         let name = self.create(&body).await?;
@@ -154,32 +154,32 @@ impl CertificateRequest {
                     None => {
                         is_reported = true;
                         // It may be a problem of the pod's own signer, so it is not one of the server.
-                        if !reporter.waits(ApiError::new(Class::Busy, NOT_ISSUED)).await {
-                            return Err(Ended::Unneeded);
+                        if !reporter.waits(ApiError::new(ErrorClass::Busy, NOT_ISSUED)).await {
+                            return Err(MissingCertificate::Unneeded);
                         }
                     }
                 },
                 FollowerEvent::Listed(_) | FollowerEvent::Deleted(_) => {
                     let sentence = format!("PodCertificateRequest {namespace}/{name} was deleted without an answer");
-                    return Err(ApiError::new(Class::Gone, sentence).into());
+                    return Err(ApiError::new(ErrorClass::Gone, sentence).into());
                 }
                 FollowerEvent::Alive => {}
                 // A node gets 403 for a deleted object: the server decides from existing objects what a node may read.
-                FollowerEvent::Trouble(error)
-                    if error.class == Class::Forbidden && (is_reported || created.elapsed() >= UNRELATED) =>
+                FollowerEvent::Failure(error)
+                    if error.class == ErrorClass::Forbidden && (is_reported || created.elapsed() >= UNRELATED) =>
                 {
-                    return Err(ApiError { class: Class::Gone, ..error }.into());
+                    return Err(ApiError { class: ErrorClass::Gone, ..error }.into());
                 }
-                FollowerEvent::Trouble(error) => {
+                FollowerEvent::Failure(error) => {
                     if !reporter.waits(error).await {
-                        return Err(Ended::Unneeded);
+                        return Err(MissingCertificate::Unneeded);
                     }
                 }
             }
         }
     }
 
-    fn generate(&self) -> Result<KeyPair, Ended> {
+    fn generate(&self) -> Result<KeyPair, MissingCertificate> {
         let algorithm = match self.key.key_type {
             KeyType::EcdsaP256 => &PKCS_ECDSA_P256_SHA256,
             KeyType::EcdsaP384 => &PKCS_ECDSA_P384_SHA384,
@@ -187,19 +187,20 @@ impl CertificateRequest {
             other @ (KeyType::Rsa3072 | KeyType::Rsa4096 | KeyType::EcdsaP521) => {
                 let sentence =
                     format!("podfs makes no keys of type {other}; write keyType: ECDSAP256, ECDSAP384 or ED25519");
-                return Err(Ended::Refused(sentence));
+                return Err(MissingCertificate::Refused(sentence));
             }
         };
-        KeyPair::generate_for(algorithm).map_err(|error| Ended::Refused(format!("cannot make a private key: {error}")))
+        KeyPair::generate_for(algorithm)
+            .map_err(|error| MissingCertificate::Refused(format!("cannot make a private key: {error}")))
     }
 
     /// The request object. Its signing request has only the public key, as the kubelet's has.
-    async fn body(&self, pair: &KeyPair) -> Result<Value, Ended> {
-        let Owner { pod, service_account, node } = &self.owner;
-        let node = node.as_deref().ok_or_else(|| Ended::Refused("the pod is not on a node".to_owned()))?;
+    async fn body(&self, pair: &KeyPair) -> Result<Value, MissingCertificate> {
+        let TokenOwner { pod, service_account, node } = &self.owner;
+        let node = node.as_deref().ok_or_else(|| MissingCertificate::Refused("the pod is not on a node".to_owned()))?;
         let mut parameters = CertificateParams::default();
         parameters.distinguished_name = DistinguishedName::new();
-        let csr = parameters.serialize_request(pair).map_err(|error| Ended::Refused(error.to_string()))?;
+        let csr = parameters.serialize_request(pair).map_err(|error| MissingCertificate::Refused(error.to_string()))?;
         let account = Collection::only(Resource::SERVICE_ACCOUNT, Some(&pod.namespace), service_account);
         let node_uid = self.uid(&Collection::only(Resource::NODE, None, node)).await?;
         Ok(json!({
@@ -222,21 +223,24 @@ impl CertificateRequest {
     }
 
     /// The uid of an object.
-    async fn uid(&self, object: &Collection) -> Result<String, Ended> {
+    async fn uid(&self, object: &Collection) -> Result<String, MissingCertificate> {
         let found = self.client.get(object).await?;
         let uid = found.as_ref().and_then(|object| object.pointer("/metadata/uid")).and_then(Value::as_str);
         uid.map(str::to_owned).ok_or_else(|| {
-            ApiError::new(Class::NotFound, format!("{}: there is no such object, or it has no uid", object.title()))
-                .into()
+            ApiError::new(
+                ErrorClass::NotFound,
+                format!("{}: there is no such object, or it has no uid", object.title()),
+            )
+            .into()
         })
     }
 
     /// Creates the object, and returns its name.
-    async fn create(&mut self, body: &Value) -> Result<String, Ended> {
+    async fn create(&mut self, body: &Value) -> Result<String, MissingCertificate> {
         let created = self.client.create(self.resource, Some(&self.owner.pod.namespace), &[], body).await;
         let created = created.inspect_err(|error| {
             // The server may have the resource in the other version.
-            if error.class == Class::NotFound
+            if error.class == ErrorClass::NotFound
                 && let Some(other) = self.resource.other_version()
             {
                 self.resource = other;
@@ -244,7 +248,7 @@ impl CertificateRequest {
         })?;
         let name = created.pointer("/metadata/name").and_then(Value::as_str);
         name.map(str::to_owned).ok_or_else(|| {
-            ApiError::new(Class::Nonsense, "the server made a PodCertificateRequest without a name").into()
+            ApiError::new(ErrorClass::InvalidAnswer, "the server made a PodCertificateRequest without a name").into()
         })
     }
 }
@@ -252,7 +256,7 @@ impl CertificateRequest {
 /// A certificate after its private key, as PEM.
 struct IssuedCertificate {
     token: Token,
-    life: Life,
+    life: CredentialLifetime,
 }
 
 #[derive(Deserialize)]
@@ -271,9 +275,10 @@ struct RequestStatus {
 }
 
 impl RequestStatus {
-    /// The signer's answer; `None` if there is none yet.
-    fn parse(request: Value) -> Result<Option<RequestStatus>, Ended> {
-        let answered: RequestObject = serde_json::from_value(request).map_err(|error| nonsense(&error.to_string()))?;
+    /// The signer's answer; `None` before it answers.
+    fn parse(request: Value) -> Result<Option<RequestStatus>, MissingCertificate> {
+        let answered: RequestObject =
+            serde_json::from_value(request).map_err(|error| invalid_answer(&error.to_string()))?;
         let condition = |kind: &str| {
             answered.status.conditions.iter().find(|condition| condition.type_ == kind && condition.status == "True")
         };
@@ -281,29 +286,31 @@ impl RequestStatus {
             if let Some(Condition { reason, message, .. }) = condition(kind) {
                 let sentence =
                     format!("PodCertificateRequest was permanently {what}: reason={reason:?} message={message:?}");
-                return Err(Ended::Refused(sentence));
+                return Err(MissingCertificate::Refused(sentence));
             }
         }
         Ok(condition("Issued").is_some().then_some(answered.status))
     }
 
-    fn into_certificate(self, pair: &KeyPair, now: SystemTime) -> Result<IssuedCertificate, Ended> {
+    fn into_certificate(self, pair: &KeyPair, now: SystemTime) -> Result<IssuedCertificate, MissingCertificate> {
         let chain = self.certificate_chain.unwrap_or_default();
-        let blocks = pem::parse_many(&chain).map_err(|error| nonsense(&error.to_string()))?;
+        let blocks = pem::parse_many(&chain).map_err(|error| invalid_answer(&error.to_string()))?;
         if blocks.is_empty() || blocks.iter().any(|block| block.tag() != "CERTIFICATE") {
-            return Err(nonsense("its chain is not one of certificates in PEM"));
+            return Err(invalid_answer("its chain is not one of certificates in PEM"));
         }
         let left =
             |time: Option<Time>| time.map(|time| SystemTime::from(time.0).duration_since(now).unwrap_or_default());
         let Some(end) = left(self.not_after.clone()).filter(|left| !left.is_zero()) else {
-            return Err(nonsense("it has expired already, or does not say when; the clock here, or there, is wrong"));
+            return Err(invalid_answer(
+                "it has expired already, or does not say when; the clock here, or there, is wrong",
+            ));
         };
         let begin = left(self.begin_refresh_at).unwrap_or(end / 2);
         let spread = SPREAD.min(end.saturating_sub(begin) / 2).mul_f64(fastrand::f64());
         let due = (begin + spread).max(SHORTEST_USE.min(end / 2));
         let bytes = [private_key(pair), chain].concat().into_bytes();
         let token = Token { bytes, expires: self.not_after.map(|time| SystemTime::from(time.0)) };
-        Ok(IssuedCertificate { token, life: Life::of(due, end) })
+        Ok(IssuedCertificate { token, life: CredentialLifetime::of(due, end) })
     }
 }
 
@@ -321,6 +328,6 @@ fn private_key(pair: &KeyPair) -> String {
     pem::encode_config(&Pem::new("PRIVATE KEY", der), EncodeConfig::new().set_line_ending(LineEnding::LF))
 }
 
-fn nonsense(what: &str) -> Ended {
-    ApiError::new(Class::Nonsense, format!("the signer's answer is no certificate: {what}")).into()
+fn invalid_answer(what: &str) -> MissingCertificate {
+    ApiError::new(ErrorClass::InvalidAnswer, format!("the signer's answer is no certificate: {what}")).into()
 }

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::single::ObjectUpdate;
-use crate::kube::error::{ApiError, Class};
+use crate::kube::error::{ApiError, ErrorClass};
 use crate::manifest::tokens::Token;
 
 /// How long a problem that may pass by itself has to last.
@@ -21,23 +21,23 @@ const REPEAT: Duration = Duration::from_secs(600);
 
 /// The problems of objects that were logged.
 #[derive(Default)]
-pub(crate) struct Journal {
-    complaints: Complaints,
+pub(crate) struct ProblemLog {
+    complaints: ObjectProblems,
     /// Whether an outage was logged, and not its end.
     away: bool,
 }
 
-impl Journal {
+impl ProblemLog {
     /// Logs the problem of an object; an outage once, and not for each object.
     pub(crate) fn note<T>(&mut self, title: &str, update: &ObjectUpdate<T>) {
         match update {
-            ObjectUpdate::Trouble(error) => self.complaints.trouble(title, error, Instant::now()),
+            ObjectUpdate::Failure(error) => self.complaints.trouble(title, error, Instant::now()),
             ObjectUpdate::Is(_) | ObjectUpdate::Absent | ObjectUpdate::Alive => {
                 self.complaints.over(title, Instant::now())
             }
         }
         match update {
-            ObjectUpdate::Trouble(ApiError { class: Class::Unreachable, sentence, .. }) if !self.away => {
+            ObjectUpdate::Failure(ApiError { class: ErrorClass::Unreachable, sentence, .. }) if !self.away => {
                 warn!("the API server is unreachable, and volumes stay as they are: {sentence}");
                 self.away = true;
             }
@@ -74,13 +74,13 @@ impl Journal {
 
 /// The present problems, by cause.
 #[derive(Default)]
-struct Complaints(BTreeMap<Cause, Complaint>);
+struct ObjectProblems(BTreeMap<ProblemCause, ObjectProblem>);
 
 /// The cause of a line: the class, and the sentence if it is about one object.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Cause(Class, Option<String>);
+struct ProblemCause(ErrorClass, Option<String>);
 
-struct Complaint {
+struct ObjectProblem {
     since: Instant,
     /// When the next line is due.
     due: Instant,
@@ -94,33 +94,35 @@ struct Complaint {
     most: usize,
 }
 
-impl Cause {
-    fn of(error: &ApiError) -> Option<Cause> {
+impl ProblemCause {
+    fn of(error: &ApiError) -> Option<ProblemCause> {
         match error.class {
-            Class::Gone => None,
-            Class::Unreachable => None,
-            class @ (Class::Refused | Class::NotFound) => Some(Cause(class, Some(error.sentence.clone()))),
-            class => Some(Cause(class, None)),
+            ErrorClass::Gone => None,
+            ErrorClass::Unreachable => None,
+            class @ (ErrorClass::Refused | ErrorClass::NotFound) => {
+                Some(ProblemCause(class, Some(error.sentence.clone())))
+            }
+            class => Some(ProblemCause(class, None)),
         }
     }
 
     /// How long it has to last before podfs logs it.
     fn settle(&self) -> Duration {
         match self.0 {
-            Class::Forbidden | Class::Busy => SETTLE,
+            ErrorClass::Forbidden | ErrorClass::Busy => SETTLE,
             _ => Duration::ZERO,
         }
     }
 }
 
-impl Complaints {
+impl ObjectProblems {
     /// Notes the problem of an object.
     fn trouble(&mut self, object: &str, error: &ApiError, now: Instant) {
         debug!("{object}: {error}");
-        let Some(cause) = Cause::of(error) else { return };
+        let Some(cause) = ProblemCause::of(error) else { return };
         self.end(object, Some(&cause), now);
         let due = now + cause.settle();
-        let complaint = self.0.entry(cause).or_insert_with(|| Complaint {
+        let complaint = self.0.entry(cause).or_insert_with(|| ObjectProblem {
             since: now,
             due,
             is_logged: false,
@@ -157,7 +159,7 @@ impl Complaints {
         }
     }
 
-    fn end(&mut self, object: &str, but: Option<&Cause>, now: Instant) {
+    fn end(&mut self, object: &str, but: Option<&ProblemCause>, now: Instant) {
         self.0.retain(|cause, complaint| {
             if but != Some(cause) {
                 complaint.objects.remove(object);
@@ -171,9 +173,9 @@ impl Complaints {
     }
 }
 
-impl Complaint {
+impl ObjectProblem {
     fn line(&self, now: Instant) -> String {
-        let Complaint { sentence, is_logged, most, .. } = self;
+        let ObjectProblem { sentence, is_logged, most, .. } = self;
         match (is_logged, most) {
             (false, 1) => format!("{sentence}; podfs asks again, and volumes stay as they are"),
             (false, objects) => {
@@ -194,11 +196,11 @@ impl Complaint {
 mod tests {
     use super::*;
 
-    fn error(class: Class, sentence: &str) -> ApiError {
+    fn error(class: ErrorClass, sentence: &str) -> ApiError {
         ApiError::new(class, sentence)
     }
 
-    fn lines(complaints: &mut Complaints, now: Instant) -> Vec<String> {
+    fn lines(complaints: &mut ObjectProblems, now: Instant) -> Vec<String> {
         let due: Vec<_> = complaints.0.values().filter(|one| one.due <= now).map(|one| one.line(now)).collect();
         complaints.log(now);
         due
@@ -206,11 +208,11 @@ mod tests {
 
     #[test]
     fn a_refusal_of_many_objects_is_one_line_and_only_when_it_lasts() {
-        let (mut complaints, begun) = (Complaints::default(), Instant::now());
+        let (mut complaints, begun) = (ObjectProblems::default(), Instant::now());
         for (number, second) in (0..120).zip([0, 1].into_iter().cycle()) {
             let now = begun + Duration::from_secs(second);
-            complaints.trouble(&format!("ConfigMap default/{number}"), &error(Class::Forbidden, "forbidden"), now);
-            complaints.trouble(&format!("ConfigMap default/{number}"), &error(Class::Gone, "too old"), now);
+            complaints.trouble(&format!("ConfigMap default/{number}"), &error(ErrorClass::Forbidden, "forbidden"), now);
+            complaints.trouble(&format!("ConfigMap default/{number}"), &error(ErrorClass::Gone, "too old"), now);
         }
         assert_eq!(complaints.0.len(), 1);
         assert_eq!(complaints.due(), Some(begun + SETTLE));
@@ -226,13 +228,13 @@ mod tests {
 
     #[test]
     fn a_fault_of_one_object_is_logged_at_once_on_its_own_line() {
-        let (mut complaints, now) = (Complaints::default(), Instant::now());
+        let (mut complaints, now) = (ObjectProblems::default(), Instant::now());
         for object in ["a", "b"] {
-            complaints.trouble(object, &error(Class::Refused, &format!("{object} is too large")), now);
+            complaints.trouble(object, &error(ErrorClass::Refused, &format!("{object} is too large")), now);
         }
         assert!(complaints.0.values().all(|complaint| complaint.is_logged));
         // Another cause takes the place of the first.
-        complaints.trouble("a", &error(Class::Busy, "busy"), now);
+        complaints.trouble("a", &error(ErrorClass::Busy, "busy"), now);
         assert_eq!(complaints.0.len(), 2);
     }
 }

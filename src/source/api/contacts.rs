@@ -115,18 +115,18 @@ impl Contacts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::error::Class;
+    use crate::kube::error::ErrorClass;
 
     #[test]
     fn an_error_leaves_the_known_version_and_ends_with_an_answer() {
         let contacts = Contacts::default();
         let contact = || contacts.all().pop().expect("one").1;
         contacts.answered("Pod default/web", "watching", Some("7"));
-        contacts.trouble("Pod default/web", "waiting", &ApiError::new(Class::Unreachable, "it is away"));
+        contacts.trouble("Pod default/web", "waiting", &ApiError::new(ErrorClass::Unreachable, "it is away"));
         let in_trouble = contact();
         assert_eq!((in_trouble.version.as_deref(), in_trouble.trouble.as_deref()), (Some("7"), Some("it is away")));
         assert!(in_trouble.age().is_some() && !in_trouble.connected);
-        contacts.trouble("Pod default/web", "waiting", &ApiError::new(Class::Forbidden, "it refuses"));
+        contacts.trouble("Pod default/web", "waiting", &ApiError::new(ErrorClass::Forbidden, "it refuses"));
         assert!(contact().connected, "it answers");
         contacts.answered("Pod default/web", "watching", Some("8"));
         assert_eq!((contact().version.as_deref(), contact().trouble), (Some("8"), None));
@@ -135,17 +135,17 @@ mod tests {
     #[test]
     fn an_outage_begins_with_the_first_object_and_ends_with_any_answer() {
         let contacts = Contacts::default();
-        let away = ApiError::new(Class::Unreachable, "it is away");
+        let away = ApiError::new(ErrorClass::Unreachable, "it is away");
         contacts.answered("a", "watching", Some("1"));
         contacts.answered("b", "watching", Some("1"));
         assert_eq!(contacts.unreachable(), None);
         contacts.trouble("a", "waiting", &away);
         let first = contacts.unreachable().expect("it is away");
         contacts.trouble("b", "waiting", &away);
-        contacts.trouble("a", "waiting", &ApiError::new(Class::Unreachable, "it is still away"));
+        contacts.trouble("a", "waiting", &ApiError::new(ErrorClass::Unreachable, "it is still away"));
         let later = contacts.unreachable().expect("it is away");
         assert_eq!((later.since, later.trouble.as_str()), (first.since, "it is still away"));
-        contacts.trouble("b", "waiting", &ApiError::new(Class::Forbidden, "it refuses"));
+        contacts.trouble("b", "waiting", &ApiError::new(ErrorClass::Forbidden, "it refuses"));
         assert_eq!(contacts.unreachable(), None, "it answers");
         contacts.trouble("b", "waiting", &away);
         assert!(contacts.unreachable().is_some_and(|last| last.since >= later.since));

@@ -21,7 +21,7 @@ use uuid::Uuid;
 use super::notices::{Condition, Notices};
 use crate::kube::address::Resource;
 use crate::kube::client::ApiClient;
-use crate::kube::error::{ApiError, Class};
+use crate::kube::error::{ApiError, ErrorClass};
 use crate::kube::retry::{Pause, Retry};
 use crate::manifest::pod::PodIdentity;
 
@@ -61,7 +61,7 @@ pub(crate) fn post(
     node: Option<String>,
 ) -> (Conditions, impl Future<Output = ()> + Send + 'static) {
     let conditions = Conditions::default();
-    let poster = Poster {
+    let poster = EventPoster {
         retry: Retry::new(client.clone()),
         client,
         pod,
@@ -72,7 +72,7 @@ pub(crate) fn post(
     (conditions.clone(), poster.run(conditions))
 }
 
-struct Poster {
+struct EventPoster {
     client: ApiClient,
     pod: PodIdentity,
     node: String,
@@ -82,7 +82,7 @@ struct Poster {
     retry: Retry,
 }
 
-impl Poster {
+impl EventPoster {
     /// Runs until the thread of the API source ends.
     async fn run(mut self, conditions: Conditions) {
         let mut pause: Option<Pause> = None;
@@ -135,16 +135,16 @@ impl Poster {
         if let Some(count) = self.counts.get(&name) {
             match self.patch(&name, json!({"count": count + 1, "lastTimestamp": now()})).await {
                 // The server has deleted the event: another series begins.
-                Err(error) if error.class == Class::NotFound => drop(self.counts.remove(&name)),
+                Err(error) if error.class == ErrorClass::NotFound => drop(self.counts.remove(&name)),
                 // Without the right to patch, each event is an object of its own.
-                Err(error) if error.class == Class::Forbidden => name = nth_name(&self.pod, fastrand::u64(..)),
+                Err(error) if error.class == ErrorClass::Forbidden => name = nth_name(&self.pod, fastrand::u64(..)),
                 outcome => return outcome.map(drop),
             }
         }
         let object = event.object(&self.pod, &self.node, &name);
         match self.client.create(Resource::EVENT, Some(&self.pod.namespace), &[], &object).await {
             // An earlier podfs has begun the series.
-            Err(error) if error.class == Class::Conflict => {
+            Err(error) if error.class == ErrorClass::Conflict => {
                 let known = self.patch(&name, json!({"lastTimestamp": now()})).await?;
                 let count = known["count"].as_u64().unwrap_or(1) + 1;
                 self.patch(&name, json!({"count": count})).await.map(drop)
@@ -270,7 +270,7 @@ pub(crate) async fn post_read_only(
     let of_claim = event.about_claim(claim, node, number.wrapping_add(1));
     for object in [of_pod, of_claim] {
         match client.create(Resource::EVENT, Some(&pod.namespace), &[], &object).await {
-            Err(error) if error.class == Class::Conflict => debug!("an event was posted before: {error}"),
+            Err(error) if error.class == ErrorClass::Conflict => debug!("an event was posted before: {error}"),
             outcome => drop(outcome?),
         }
     }
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn me_02_an_event_is_in_the_kubelets_words() {
-        let pod = PodIdentity::stand_in();
+        let pod = PodIdentity::placeholder();
         let event = failing("configmap \"app\" not found");
         let object = event.object(&pod, "n1", &event.name(&pod));
         let expected = "MountVolume.SetUp failed for volume \"config\" : configmap \"app\" not found";
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn the_same_event_of_the_same_pod_has_the_same_name() {
-        let pod = PodIdentity::stand_in();
+        let pod = PodIdentity::placeholder();
         let name = failing("a").name(&pod);
         assert!(name.starts_with("podfs.") && name.len() == 22, "{name}");
         assert_eq!(failing("a").name(&pod), name);

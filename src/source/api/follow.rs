@@ -15,12 +15,12 @@ use tracing::{debug, info};
 
 use super::TokenPolicy;
 use super::bundles::{Bundles, Signers, title_of_signer};
-use super::complaints::Journal;
+use super::complaints::ProblemLog;
 use super::contacts::Contacts;
 use super::question::ObjectRequest;
-use super::single::{ObjectUpdate, Task, follow_object, follow_pod};
+use super::single::{AbortOnDrop, ObjectUpdate, follow_object, follow_pod};
 use super::tokens::IssuedCredentials;
-use crate::binding::{Further, further};
+use crate::binding::{ExtraReferences, further};
 use crate::kube::client::ApiClient;
 use crate::manifest::objects::{Missing, NamedObject, ObjectKey, ObjectKind, Objects};
 use crate::manifest::pod::{Pod, PodFacts, PodIdentity};
@@ -52,16 +52,16 @@ pub(super) struct Follow {
     /// Where the tasks send their input.
     sender: Sender<(ObjectKey, ObjectUpdate<NamedObject>)>,
     updates: Receiver<(ObjectKey, ObjectUpdate<NamedObject>)>,
-    pods: Option<(Receiver<ObjectUpdate<Pod>>, Task)>,
+    pods: Option<(Receiver<ObjectUpdate<Pod>>, AbortOnDrop)>,
     /// Objects of which the log says that they come from files.
     of_files: BTreeSet<ObjectKey>,
-    journal: Journal,
+    journal: ProblemLog,
 }
 
 struct Followed {
     known: KnownObject,
     question: ObjectRequest,
-    _task: Task,
+    _task: AbortOnDrop,
 }
 
 enum KnownObject {
@@ -85,9 +85,9 @@ enum FollowInput {
 
 impl FollowInput {
     /// When it arrived; for files, when another thread saw the change.
-    fn heard(&self) -> Option<std::time::Instant> {
+    fn noticed_at(&self) -> Option<std::time::Instant> {
         match self {
-            FollowInput::Files(snapshot) => snapshot.heard,
+            FollowInput::Files(snapshot) => snapshot.noticed_at,
             _ => Some(Instant::now().into_std()),
         }
     }
@@ -118,7 +118,7 @@ impl Follow {
             updates,
             pods: None,
             of_files: BTreeSet::new(),
-            journal: Journal::default(),
+            journal: ProblemLog::default(),
         }
     }
 
@@ -127,7 +127,7 @@ impl Follow {
         let (sender, updates) = channel(QUEUE);
         let uid = pod.identity.uid.as_str().to_owned();
         let title = format!("Pod {}", pod.identity);
-        let task = Task::spawn(follow_pod(follower, uid, title, self.contacts.clone(), sender));
+        let task = AbortOnDrop::spawn(follow_pod(follower, uid, title, self.contacts.clone(), sender));
         self.pod = Some(Arc::new(pod));
         self.pods = Some((updates, task));
         self
@@ -157,14 +157,14 @@ impl Follow {
                 input = self.next() => input,
                 () = snapshots.closed() => return,
             };
-            let heard = input.heard();
+            let noticed_at = input.noticed_at();
             let mut differs = self.take(input);
             // Objects in the queue go into the same snapshot.
             while let Ok((key, update)) = self.updates.try_recv() {
                 differs |= self.take(FollowInput::Object(key, update));
             }
             if differs {
-                snapshots.send_replace(Snapshot { heard, ..self.snapshot() });
+                snapshots.send_replace(Snapshot { noticed_at, ..self.snapshot() });
             }
         }
     }
@@ -255,7 +255,7 @@ impl Follow {
                 info!("the pod is gone from the API server; its volumes stay as they are until podfs is stopped");
                 false
             }
-            ObjectUpdate::Alive | ObjectUpdate::Trouble(_) => false,
+            ObjectUpdate::Alive | ObjectUpdate::Failure(_) => false,
         }
     }
 
@@ -283,7 +283,7 @@ impl Follow {
                 !same
             }
             ObjectUpdate::Alive => unknown && had_trouble,
-            ObjectUpdate::Trouble(error) => {
+            ObjectUpdate::Failure(error) => {
                 followed.question.trouble = Some(error);
                 unknown
             }
@@ -308,8 +308,11 @@ impl Follow {
             }
             debug!("{key} is asked for");
             let follow = follow_object(self.client.clone(), key.clone(), self.contacts.clone(), self.sender.clone());
-            let followed =
-                Followed { known: KnownObject::NotYet, question: ObjectRequest::new(), _task: Task::spawn(follow) };
+            let followed = Followed {
+                known: KnownObject::NotYet,
+                question: ObjectRequest::new(),
+                _task: AbortOnDrop::spawn(follow),
+            };
             self.objects.insert(key, followed);
         }
     }
@@ -318,13 +321,13 @@ impl Follow {
     fn wanted(&mut self) -> BTreeSet<ObjectKey> {
         let (identity, facts) = match &self.pod {
             Some(pod) => (pod.identity.clone(), pod.facts.clone()),
-            None => (PodIdentity::stand_in(), PodFacts::stand_in()),
+            None => (PodIdentity::placeholder(), PodFacts::placeholder()),
         };
         let of_pod = || self.pod.as_ref().map_or(&[][..], |pod| &pod.volumes);
         let volumes = self.volumes.as_deref().unwrap_or_else(of_pod);
         let references = references(volumes, &identity, &facts);
         self.signers.want(&signers(&references));
-        let Further { objects, tokens } = further(volumes, &identity, &facts, &self.known());
+        let ExtraReferences { objects, tokens } = further(volumes, &identity, &facts, &self.known());
         let tokens: BTreeSet<CredentialKey> = references.tokens.iter().cloned().chain(tokens).collect();
         match self.token_policy {
             TokenPolicy::Issued => self.tokens.want(&tokens, &identity, &facts),
@@ -368,7 +371,7 @@ impl Follow {
             },
             is_settling: self.settles().is_some(),
         };
-        Snapshot { pod: self.pod.clone(), known, heard: None }
+        Snapshot { pod: self.pod.clone(), known, noticed_at: None }
     }
 }
 

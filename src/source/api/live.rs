@@ -1,20 +1,21 @@
 //! The pod, or the template of the workload, that the server has at this moment, for the comparison with a manifest.
 
 use super::single::origin;
-use super::start::{PodName, StartError};
+use super::start::StartError;
 use crate::kube::address::{Collection, Resource};
 use crate::kube::client::ApiClient;
-use crate::kube::error::Class;
-use crate::kube::settings::Access;
+use crate::kube::error::ErrorClass;
+use crate::kube::settings::SettingsSource;
 use crate::manifest::Document;
 use crate::manifest::pod::{Pod, from_template};
+use crate::types::PodName;
 
 /// The pod, or the pod of the workload's template, of this `apiVersion`, kind and name; none if the server does not have it.
 ///
 /// # Errors
 /// When the settings cannot be used, or the server refuses.
 pub async fn live_pod(
-    access: Access,
+    access: SettingsSource,
     api_version: &str,
     kind: &str,
     name: &PodName,
@@ -24,7 +25,7 @@ pub async fn live_pod(
     let collection = Collection::only(resource, Some(&name.namespace), &name.name);
     let found = client.get(&collection).await.map_err(|error| StartError::Refused {
         pod: name.clone(),
-        is_final: matches!(error.class, Class::Unauthorized | Class::Forbidden),
+        is_final: matches!(error.class, ErrorClass::Unauthorized | ErrorClass::Forbidden),
         sentence: error.sentence,
     })?;
     let Some(found) = found else { return Ok(None) };

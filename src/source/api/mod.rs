@@ -41,25 +41,26 @@ use tokio::sync::watch::{self, Receiver};
 use super::Snapshot;
 use super::files::FileSource;
 use crate::kube::client::ApiClient;
+use crate::types::PodName;
 use crate::volume::Volume;
 use follow::Follow;
 
-pub use crate::kube::settings::Access;
+pub use crate::kube::settings::SettingsSource;
 pub(crate) use bundles::{SignerWatcher, title_of_signer};
-pub(crate) use complaints::{Journal, SETTLE};
+pub(crate) use complaints::{ProblemLog, SETTLE};
 pub use contacts::{Contact, Contacts, Unreachable};
 pub(crate) use events::{Conditions, grown, post, post_growth, post_read_only};
 pub use live::live_pod;
 pub use notices::Condition;
 pub(crate) use question::ObjectRequest;
-pub(crate) use single::{ObjectUpdate, ObjectWatcher, ServedObject, Task, origin};
-pub use start::{PodName, StartError};
+pub(crate) use single::{AbortOnDrop, ObjectUpdate, ObjectWatcher, ServedObject, origin};
+pub use start::StartError;
 pub(crate) use tokens::IssuedCredentials;
 
 /// The settings of the source.
 pub struct ApiPlan {
     /// The access to the server.
-    pub access: Access,
+    pub access: SettingsSource,
     /// The name of the pod, if only the server has the pod.
     pub pod: Option<PodName>,
     /// The node that the pod has to be on.
@@ -89,7 +90,7 @@ pub struct ApiSource {
 }
 
 /// The tasks that the thread has started.
-struct Begun {
+struct StartedTasks {
     follow: Follow,
     snapshot: Snapshot,
     /// The conditions of the pod's volumes, if events are posted.
@@ -115,7 +116,7 @@ impl ApiSource {
         let serve = move || {
             runtime.block_on(async {
                 // `open` waits for this.
-                let Begun { follow, snapshot, conditions } = match begin(plan, of_thread).await {
+                let StartedTasks { follow, snapshot, conditions } = match begin(plan, of_thread).await {
                     Ok(it) => it,
                     Err(error) => return drop(begun.send(Err(error))),
                 };
@@ -154,7 +155,7 @@ impl ApiSource {
     }
 }
 
-async fn begin(plan: ApiPlan, contacts: Contacts) -> Result<Begun, StartError> {
+async fn begin(plan: ApiPlan, contacts: Contacts) -> Result<StartedTasks, StartError> {
     let client = ApiClient::open(plan.access).await?;
     let pod = match &plan.pod {
         Some(name) => Some(start::pod(&client, name, plan.node.as_deref()).await?),
@@ -170,5 +171,5 @@ async fn begin(plan: ApiPlan, contacts: Contacts) -> Result<Begun, StartError> {
         tokio::spawn(post);
         conditions
     });
-    Ok(Begun { follow, snapshot, conditions })
+    Ok(StartedTasks { follow, snapshot, conditions })
 }

@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use super::contacts::Contacts;
 use crate::kube::address::{Collection, Resource};
 use crate::kube::client::{ApiClient, PARTIAL};
-use crate::kube::error::{ApiError, Class};
+use crate::kube::error::{ApiError, ErrorClass};
 use crate::kube::follower::{Follower, FollowerEvent};
 use crate::kube::poller::Poller;
 use crate::manifest::objects::{NamedObject, ObjectKey, PersistentSource, parse_object};
@@ -32,26 +32,26 @@ pub(crate) enum ObjectUpdate<T> {
     /// The server answers, and has nothing new.
     Alive,
     /// The last request failed. The known object stays in use.
-    Trouble(ApiError),
+    Failure(ApiError),
 }
 
 /// A task, until this is dropped.
-pub(crate) struct Task(AbortHandle);
+pub(crate) struct AbortOnDrop(AbortHandle);
 
-impl Drop for Task {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-impl Task {
-    pub(crate) fn spawn(future: impl Future<Output = ()> + Send + 'static) -> Task {
-        Task(tokio::spawn(future).abort_handle())
+impl AbortOnDrop {
+    pub(crate) fn spawn(future: impl Future<Output = ()> + Send + 'static) -> AbortOnDrop {
+        AbortOnDrop(tokio::spawn(future).abort_handle())
     }
 
     /// Spawns from a thread that does not belong to the runtime.
-    pub(crate) fn spawn_on(runtime: &Handle, future: impl Future<Output = ()> + Send + 'static) -> Task {
-        Task(runtime.spawn(future).abort_handle())
+    pub(crate) fn spawn_on(runtime: &Handle, future: impl Future<Output = ()> + Send + 'static) -> AbortOnDrop {
+        AbortOnDrop(runtime.spawn(future).abort_handle())
     }
 }
 
@@ -187,7 +187,7 @@ impl ObjectFeed {
         let object = match &event {
             FollowerEvent::Listed(objects) => objects.last(),
             FollowerEvent::Put(object) | FollowerEvent::Deleted(object) => Some(object),
-            FollowerEvent::Alive | FollowerEvent::Trouble(_) => None,
+            FollowerEvent::Alive | FollowerEvent::Failure(_) => None,
         };
         let uid = object.and_then(uid_of).map(str::to_owned);
         match (&event, object.is_some_and(|object| object["kind"] == PARTIAL)) {
@@ -275,11 +275,11 @@ fn interpret<T>(event: FollowerEvent, parse: impl Fn(Value) -> Result<T, Manifes
         FollowerEvent::Put(object) => object,
         FollowerEvent::Deleted(_) => return ObjectUpdate::Absent,
         FollowerEvent::Alive => return ObjectUpdate::Alive,
-        FollowerEvent::Trouble(error) => return ObjectUpdate::Trouble(error),
+        FollowerEvent::Failure(error) => return ObjectUpdate::Failure(error),
     };
     match parse(object) {
         Ok(object) => ObjectUpdate::Is(Arc::new(object)),
-        Err(error) => ObjectUpdate::Trouble(ApiError::new(Class::Refused, error.to_string())),
+        Err(error) => ObjectUpdate::Failure(ApiError::new(ErrorClass::Refused, error.to_string())),
     }
 }
 
@@ -310,7 +310,7 @@ pub(super) fn note<T>(
     update: &ObjectUpdate<T>,
 ) {
     match update {
-        ObjectUpdate::Trouble(error) => contacts.trouble(title, doing, error),
+        ObjectUpdate::Failure(error) => contacts.trouble(title, doing, error),
         ObjectUpdate::Is(_) | ObjectUpdate::Absent | ObjectUpdate::Alive => contacts.answered(title, doing, version),
     }
 }

@@ -1,9 +1,7 @@
 //! The start: reads the pod when no manifest file describes it. podfs cannot serve anything before that, so this
 //! waits for an unreachable server, and fails where waiting does not help.
 
-use std::fmt;
 use std::io;
-use std::str::FromStr;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
@@ -12,51 +10,18 @@ use tracing::{info, warn};
 use super::complaints::SETTLE;
 use super::single::{parse_pod, pods};
 use crate::kube::client::ApiClient;
-use crate::kube::error::{ApiError, Class};
+use crate::kube::error::{ApiError, ErrorClass};
 use crate::kube::follower::{Follower, FollowerEvent};
 use crate::kube::settings::SettingsError;
 use crate::manifest::ManifestError;
 use crate::manifest::pod::Pod;
+use crate::types::PodName;
 
 /// How long a server may refuse before podfs gives up.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long it may answer that podfs has no right to the pod: its authorizer knows a pod that was bound a moment ago,
 /// or any pod after a restart of the server, only after some seconds.
 const TIMEOUT_FOR_RIGHTS: Duration = Duration::from_secs(30);
-
-/// Namespace and name of a pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PodName {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-}
-
-/// A text does not name a pod.
-#[derive(Debug, thiserror::Error)]
-#[error("give a namespace and a name, such as default/web")]
-pub struct InvalidPodName;
-
-impl FromStr for PodName {
-    type Err = InvalidPodName;
-
-    fn from_str(text: &str) -> Result<PodName, InvalidPodName> {
-        match text.split('/').collect::<Vec<_>>().as_slice() {
-            [namespace, name] if !namespace.is_empty() && !name.is_empty() => {
-                Ok(PodName { namespace: (*namespace).to_owned(), name: (*name).to_owned() })
-            }
-            _ => Err(InvalidPodName),
-        }
-    }
-}
-
-/// Reads `default/web`.
-impl fmt::Display for PodName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
 
 /// Why the server cannot be a source. Its text is one sentence for the user.
 #[derive(Debug, thiserror::Error)]
@@ -113,7 +78,7 @@ pub(super) async fn pod(client: &ApiClient, name: &PodName, node: Option<&str>) 
                 check_node(&pod, name, node)?;
                 return Ok((pod, follower));
             }
-            (Ok(FollowerEvent::Trouble(error)), before) => {
+            (Ok(FollowerEvent::Failure(error)), before) => {
                 // An error that may pass within seconds is not reported before that.
                 let may_pass = error.may_pass() && !error.is_outage() && started.elapsed() < SETTLE;
                 if !may_pass && last_warning.as_ref() != Some(&error.sentence) {
@@ -145,11 +110,12 @@ impl RefusingServer {
 
     /// When podfs gives up.
     fn ends(&self) -> Instant {
-        self.since + if self.error.class == Class::Forbidden { TIMEOUT_FOR_RIGHTS } else { TIMEOUT }
+        self.since + if self.error.class == ErrorClass::Forbidden { TIMEOUT_FOR_RIGHTS } else { TIMEOUT }
     }
 
     fn into_error(self, name: &PodName) -> StartError {
-        let is_final = matches!(self.error.class, Class::Unauthorized | Class::Forbidden | Class::NotFound);
+        let is_final =
+            matches!(self.error.class, ErrorClass::Unauthorized | ErrorClass::Forbidden | ErrorClass::NotFound);
         StartError::Refused { pod: name.clone(), sentence: self.error.sentence, is_final }
     }
 }
@@ -173,34 +139,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_goes_by_namespace_and_name() {
-        let name: PodName = "shop/web-0".parse().expect("a name");
-        assert_eq!((name.namespace.as_str(), name.name.as_str()), ("shop", "web-0"));
-        for wrong in ["web", "/web", "shop/", "a/b/c", ""] {
-            assert!(wrong.parse::<PodName>().is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
     fn a_refusal_is_over_after_its_time_and_begins_anew_for_another_reason() {
         let error = |class| ApiError::new(class, "no");
         let after = |before, class| RefusingServer::after(before, error(class));
-        let first = after(None, Class::Unauthorized).expect("a refusal");
+        let first = after(None, ErrorClass::Unauthorized).expect("a refusal");
         let (since, ends) = (first.since, first.ends());
         assert_eq!(ends - since, TIMEOUT);
-        let second = after(Some(first), Class::Unauthorized).expect("a refusal");
+        let second = after(Some(first), ErrorClass::Unauthorized).expect("a refusal");
         assert_eq!(second.ends(), ends, "the time goes on");
-        let other = after(Some(second), Class::Forbidden).expect("a refusal");
+        let other = after(Some(second), ErrorClass::Forbidden).expect("a refusal");
         assert_eq!(other.ends() - other.since, TIMEOUT_FOR_RIGHTS);
-        assert!(after(Some(other), Class::Unreachable).is_none());
+        assert!(after(Some(other), ErrorClass::Unreachable).is_none());
         let name: PodName = "default/web".parse().expect("a name");
         for (class, expected) in [
-            (Class::Unauthorized, true),
-            (Class::Forbidden, true),
-            (Class::NotFound, true),
-            (Class::Nonsense, false),
-            (Class::Untrusted, false),
-            (Class::Refused, false),
+            (ErrorClass::Unauthorized, true),
+            (ErrorClass::Forbidden, true),
+            (ErrorClass::NotFound, true),
+            (ErrorClass::InvalidAnswer, false),
+            (ErrorClass::Untrusted, false),
+            (ErrorClass::Refused, false),
         ] {
             let error = after(None, class).expect("a refusal").into_error(&name);
             assert!(matches!(error, StartError::Refused { is_final, .. } if is_final == expected), "{class:?}");

@@ -18,10 +18,10 @@ use tracing::{Instrument, debug, warn};
 use super::certificates::keep_certified;
 use super::contacts::Contacts;
 use super::question::ObjectRequest;
-use super::single::{ObjectUpdate, Task};
+use super::single::{AbortOnDrop, ObjectUpdate};
 use crate::kube::address::Resource;
 use crate::kube::client::ApiClient;
-use crate::kube::error::{ApiError, Class};
+use crate::kube::error::{ApiError, ErrorClass};
 use crate::kube::retry::Retry;
 use crate::manifest::Tokens;
 use crate::manifest::pod::{PodFacts, PodIdentity};
@@ -46,7 +46,7 @@ const QUEUE: usize = 16;
 pub(crate) struct IssuedCredentials {
     client: ApiClient,
     contacts: Contacts,
-    owner: Option<Owner>,
+    owner: Option<TokenOwner>,
     tokens: BTreeMap<CredentialKey, WantedCredentials>,
     sender: Sender<(CredentialKey, ObjectUpdate<Token>)>,
     updates: Receiver<(CredentialKey, ObjectUpdate<Token>)>,
@@ -54,7 +54,7 @@ pub(crate) struct IssuedCredentials {
 
 /// The pod and service account of tokens. Those of another pod or another service account are of no use (TK-07).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Owner {
+pub(super) struct TokenOwner {
     pub(super) pod: PodIdentity,
     pub(super) service_account: String,
     pub(super) node: Option<String>,
@@ -63,7 +63,7 @@ pub(super) struct Owner {
 struct WantedCredentials {
     token: Option<Arc<Token>>,
     question: ObjectRequest,
-    _task: Task,
+    _task: AbortOnDrop,
 }
 
 impl IssuedCredentials {
@@ -76,7 +76,7 @@ impl IssuedCredentials {
     /// Makes the server issue these tokens for this pod, and no others.
     pub(crate) fn want(&mut self, keys: &BTreeSet<CredentialKey>, pod: &PodIdentity, facts: &PodFacts) {
         let (service_account, node) = (facts.service_account.clone(), facts.node_name.clone());
-        let owner = Owner { pod: pod.clone(), service_account, node };
+        let owner = TokenOwner { pod: pod.clone(), service_account, node };
         if self.owner.as_ref() != Some(&owner) {
             self.tokens.clear();
         }
@@ -89,10 +89,10 @@ impl IssuedCredentials {
             let (client, contacts, sender) = (self.client.clone(), self.contacts.clone(), self.sender.clone());
             let task = match key.clone() {
                 CredentialKey::Token(key) => {
-                    Task::spawn(keep_issued(client, owner.clone(), key, contacts, sender).in_current_span())
+                    AbortOnDrop::spawn(keep_issued(client, owner.clone(), key, contacts, sender).in_current_span())
                 }
                 CredentialKey::Certificate(key) => {
-                    Task::spawn(keep_certified(client, owner.clone(), key, contacts, sender).in_current_span())
+                    AbortOnDrop::spawn(keep_certified(client, owner.clone(), key, contacts, sender).in_current_span())
                 }
             };
             let question = ObjectRequest::new();
@@ -117,7 +117,7 @@ impl IssuedCredentials {
             }
             ObjectUpdate::Absent => wanted.token.take().is_some(),
             ObjectUpdate::Alive => false,
-            ObjectUpdate::Trouble(error) => {
+            ObjectUpdate::Failure(error) => {
                 wanted.question.trouble = Some(error);
                 wanted.token.is_none()
             }
@@ -144,7 +144,7 @@ impl IssuedCredentials {
         self.each().map(|(key, token)| (key.clone(), token.map(|token| Token::clone(token)))).collect()
     }
 
-    /// Each wanted token, or why there is none.
+    /// Each wanted token, or the reason why it is missing.
     pub(crate) fn each(&self) -> impl Iterator<Item = (&CredentialKey, Result<&Arc<Token>, String>)> {
         let token = |(key, wanted)| {
             let WantedCredentials { token, question, .. }: &WantedCredentials = wanted;
@@ -154,7 +154,7 @@ impl IssuedCredentials {
     }
 }
 
-impl Owner {
+impl TokenOwner {
     /// The title of a token in messages: `Token default/app for "vault"`.
     pub(super) fn title(&self, key: &CredentialKey) -> String {
         let account = format!("{}/{}", self.pod.namespace, self.service_account);
@@ -187,7 +187,7 @@ impl Owner {
 /// Sends a token, and the next one in time, until the receiver is dropped.
 async fn keep_issued(
     client: ApiClient,
-    owner: Owner,
+    owner: TokenOwner,
     key: TokenKey,
     contacts: Contacts,
     sender: Sender<(CredentialKey, ObjectUpdate<Token>)>,
@@ -197,7 +197,7 @@ async fn keep_issued(
     let title = owner.title(&key);
     let below = [owner.service_account.as_str(), "token"];
     let mut retry = Retry::new(client.clone());
-    let mut life: Option<Life> = None;
+    let mut life: Option<CredentialLifetime> = None;
     let mut is_warned = false;
     loop {
         let answer = client.create(Resource::SERVICE_ACCOUNT, Some(&owner.pod.namespace), &below, &request).await;
@@ -220,11 +220,11 @@ async fn keep_issued(
             Err(mut error) => {
                 contacts.trouble(&title, "waiting", &error);
                 let pause = retry.failed(&error);
-                let is_over = life.as_ref().is_some_and(Life::is_over);
+                let is_over = life.as_ref().is_some_and(CredentialLifetime::is_over);
                 if is_over {
                     error.sentence = format!("the token has expired and refresh failed: {}", error.sentence);
                 }
-                if sender.send((key.clone(), ObjectUpdate::Trouble(error))).await.is_err() {
+                if sender.send((key.clone(), ObjectUpdate::Failure(error))).await.is_err() {
                     return;
                 }
                 // The reason first, so that a missing token always has one.
@@ -240,7 +240,7 @@ async fn keep_issued(
 /// An issued token.
 struct IssuedToken {
     token: Token,
-    life: Life,
+    life: CredentialLifetime,
     /// Whether the clock of this node or that of the server is wrong: the token ends before now, or long after its whole life.
     clocks_differ: bool,
 }
@@ -248,7 +248,7 @@ struct IssuedToken {
 /// When to replace a token or a certificate, and when it ends: by the clock, which may be set, and by the time that has
 /// passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Life {
+pub(super) struct CredentialLifetime {
     issued: (SystemTime, Instant),
     due: Duration,
     end: Duration,
@@ -277,41 +277,41 @@ struct TokenResponseStatus {
 impl IssuedToken {
     /// Parses the server's answer. An error quotes nothing of it, because it has a token.
     fn parse(answer: Value, now: SystemTime) -> Result<IssuedToken, ApiError> {
-        let nonsense = |sentence: &str| ApiError::new(Class::Nonsense, sentence);
-        let answer: TokenResponse =
-            serde_json::from_value(answer).map_err(|_| nonsense("the answer of the server is no TokenRequest"))?;
+        let invalid_answer = |sentence: &str| ApiError::new(ErrorClass::InvalidAnswer, sentence);
+        let answer: TokenResponse = serde_json::from_value(answer)
+            .map_err(|_| invalid_answer("the answer of the server is no TokenRequest"))?;
         let status = answer.status.filter(|status| !status.token.is_empty());
         let TokenResponseStatus { token, expiration_timestamp } =
-            status.ok_or_else(|| nonsense("the answer of the server has no token"))?;
+            status.ok_or_else(|| invalid_answer("the answer of the server has no token"))?;
         let expires = SystemTime::from(expiration_timestamp.0);
         let by_clock = expires.duration_since(now).unwrap_or_default();
         let whole = answer.spec.expiration_seconds.map_or(by_clock, Duration::from_secs);
         if whole.is_zero() {
-            return Err(nonsense("the server issued a token that has expired already"));
+            return Err(invalid_answer("the server issued a token that has expired already"));
         }
         let clocks_differ = by_clock.is_zero() || by_clock > whole + TOLERANCE;
         // A token is good for its whole life when it is issued, whatever the clocks say.
         let left = if by_clock.is_zero() { whole } else { by_clock.min(whole) };
         let token = Token { bytes: token.into_bytes(), expires: Some(expires) };
-        Ok(IssuedToken { token, life: Life::new(now, whole, left, fastrand::f64()), clocks_differ })
+        Ok(IssuedToken { token, life: CredentialLifetime::new(now, whole, left, fastrand::f64()), clocks_differ })
     }
 }
 
-impl Life {
+impl CredentialLifetime {
     /// The life of a token that is valid for `left` of its `whole` life. `early` is the part of the spread by which it
     /// is replaced earlier.
-    fn new(now: SystemTime, whole: Duration, left: Duration, early: f64) -> Life {
+    fn new(now: SystemTime, whole: Duration, left: Duration, early: f64) -> CredentialLifetime {
         let age = whole.saturating_sub(left);
         let spread = SPREAD.min(whole.mul_f64(REST / 2.0)).mul_f64(early);
         let by_rest = left.saturating_sub(whole.mul_f64(REST));
         let by_age = LONGEST_USE.saturating_sub(age);
         let due = by_rest.min(by_age).saturating_sub(spread).max(SHORTEST_USE.min(left / 2));
-        Life { issued: (now, Instant::now()), due, end: left }
+        CredentialLifetime { issued: (now, Instant::now()), due, end: left }
     }
 
     /// The life of a credential that has to be replaced, and ends, so much later than now.
-    pub(super) fn of(due: Duration, end: Duration) -> Life {
-        Life { issued: (SystemTime::now(), Instant::now()), due, end }
+    pub(super) fn of(due: Duration, end: Duration) -> CredentialLifetime {
+        CredentialLifetime { issued: (SystemTime::now(), Instant::now()), due, end }
     }
 
     /// Waits until the credential has to be replaced (TK-05).
@@ -346,7 +346,7 @@ mod tests {
 
     fn due(whole: u64, left: u64) -> u64 {
         let seconds = Duration::from_secs;
-        let exact = |early| Life::new(SystemTime::now(), seconds(whole), seconds(left), early).due;
+        let exact = |early| CredentialLifetime::new(SystemTime::now(), seconds(whole), seconds(left), early).due;
         let (last, first) = (exact(0.0), exact(1.0));
         assert!(first <= last && last - first <= SPREAD, "{first:?} {last:?}");
         last.as_secs()
@@ -364,15 +364,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn tk_05_a_clock_that_is_set_keeps_no_token_beyond_its_time() {
         let hour = Duration::from_secs(3600);
-        let life = Life::new(SystemTime::now(), hour, hour, 0.0);
+        let life = CredentialLifetime::new(SystemTime::now(), hour, hour, 0.0);
         // As after the clock was set back by a day: the time that passed counts.
-        let back = Life { issued: (life.issued.0 + 24 * hour, life.issued.1), ..life };
+        let back = CredentialLifetime { issued: (life.issued.0 + 24 * hour, life.issued.1), ..life };
         assert!(!life.is_over() && !back.is_over());
         tokio::time::advance(hour).await;
         assert!(back.is_over());
         // As after it was set forward, or after the machine was suspended: the clock counts.
         let now = Instant::now();
-        let ahead = Life { issued: (life.issued.0 - 24 * hour, now), ..life };
+        let ahead = CredentialLifetime { issued: (life.issued.0 - 24 * hour, now), ..life };
         assert!(ahead.is_over());
         ahead.until_due().await;
         assert_eq!(Instant::now(), now, "it is due at once");
@@ -403,13 +403,13 @@ mod tests {
 
     #[test]
     fn tk_05_a_token_of_a_few_seconds_is_replaced_in_its_life() {
-        let life = Life::new(SystemTime::now(), Duration::from_secs(5), Duration::from_secs(5), 1.0);
+        let life = CredentialLifetime::new(SystemTime::now(), Duration::from_secs(5), Duration::from_secs(5), 1.0);
         assert_eq!(life.due, Duration::from_millis(3500));
     }
 
     #[test]
     fn tk_01_the_request_is_bound_to_the_pod() {
-        let owner = Owner { pod: PodIdentity::stand_in(), service_account: "app".to_owned(), node: None };
+        let owner = TokenOwner { pod: PodIdentity::placeholder(), service_account: "app".to_owned(), node: None };
         let uid = owner.pod.uid.as_str();
         let bound = json!({"apiVersion": "v1", "kind": "Pod", "name": "podfs", "uid": uid});
         let spec = |key: &TokenKey| owner.request(key)["spec"].clone();

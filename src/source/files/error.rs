@@ -46,7 +46,7 @@ pub enum SourceError {
 
     /// A file that is written to all the time while podfs starts.
     #[error("{}: is being written to all the time; stop the writer, or replace the file by renaming", .0.display())]
-    Restless(PathBuf),
+    BeingWritten(PathBuf),
 
     /// The pod manifest has gone while the pod runs.
     #[error("{}: has disappeared; the pod it described stays in use", .0.display())]

@@ -17,7 +17,7 @@ const ATTEMPTS: usize = 4;
 
 /// The purpose of a configured path.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Role {
+pub(crate) enum PathRole {
     /// It is the pod manifest.
     Pod,
     /// It is a file of objects, or a directory of such files.
@@ -27,18 +27,18 @@ pub(crate) enum Role {
 /// A configured path.
 pub(super) struct ConfiguredPath {
     path: PathBuf,
-    role: Role,
+    role: PathRole,
     /// The directory at the last listing.
     directory: Option<FileId>,
 }
 
 impl ConfiguredPath {
     pub(super) fn pod(path: PathBuf) -> Self {
-        Self { path, role: Role::Pod, directory: None }
+        Self { path, role: PathRole::Pod, directory: None }
     }
 
     pub(super) fn objects(path: PathBuf) -> Self {
-        Self { path, role: Role::Objects, directory: None }
+        Self { path, role: PathRole::Objects, directory: None }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -59,7 +59,7 @@ pub(super) struct FileToRead {
     pub(super) real: PathBuf,
     /// Index of the configured path.
     pub(super) root: usize,
-    pub(super) role: Role,
+    pub(super) role: PathRole,
     /// Whether it was found in a directory, not named by the user.
     pub(super) listed: bool,
 }
@@ -85,7 +85,7 @@ pub(super) struct FoundFiles {
 }
 
 impl FoundFiles {
-    /// Inspects the configured paths, and watches the way to what is found. No change escapes the watches: when a watch
+    /// Inspects the configured paths, and watches the directories on the way to files. No change escapes the watches: when a watch
     /// is new, everything is inspected again.
     pub(super) fn look(roots: &mut [ConfiguredPath], watcher: &mut Watcher) -> Self {
         let mut attempt = 0;
@@ -97,7 +97,7 @@ impl FoundFiles {
             }
             match watcher.adopt(route) {
                 Ok(true) if attempt < ATTEMPTS => continue,
-                Ok(true) => watcher.activity.stir(),
+                Ok(true) => watcher.activity.request_scan(),
                 Ok(false) => {}
                 Err(problem) => found.problems.push(problem),
             }
@@ -108,7 +108,7 @@ impl FoundFiles {
     fn add(&mut self, number: usize, root: &mut ConfiguredPath, route: &mut Route) {
         let real = route.follow(&root.path).unwrap_or_else(|| root.path.clone());
         match fs::metadata(&root.path) {
-            Ok(metadata) if metadata.is_dir() && root.role == Role::Objects => {
+            Ok(metadata) if metadata.is_dir() && root.role == PathRole::Objects => {
                 if let Err(problem) = self.add_directory(number, root, &real, &metadata, route) {
                     self.problems.push(problem);
                     self.kept.insert(number);
@@ -150,7 +150,7 @@ impl FoundFiles {
             path: root.path.join(&name),
             real: route.enter(real, &name).unwrap_or_else(|| real.join(&name)),
             root: number,
-            role: Role::Objects,
+            role: PathRole::Objects,
             listed: true,
         }));
         Ok(())

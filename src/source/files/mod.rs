@@ -1,8 +1,8 @@
 //! Manifest files as a source.
 //!
-//! One thread owns the files: it watches them ([`watch`]), finds them ([`find`]), reads changed ones ([`read`]), adds up their
-//! documents ([`ledger`]) and publishes the sum: a pod and its objects ([`pod_and_objects`], [`FileSource`]), or that of another
-//! [`Sum`] ([`SummedFiles`]). [`FileSource::changed`] only waits for the next publication, so it may be
+//! One thread owns the files: it watches them ([`watch`]), finds them ([`find`]), reads changed ones ([`read`]), combines their
+//! documents ([`documents`]) and publishes the result: a pod and its objects ([`pod_and_objects`], [`FileSource`]), or that of
+//! another [`FileCombiner`] ([`CombinedFiles`]). [`FileSource::changed`] only waits for the next publication, so it may be
 //! cancelled at any point, and a slow caller skips outdated snapshots.
 //!
 //! Why no change is lost and no half-written file is shown:
@@ -10,16 +10,16 @@
 //! 1. The thread watches every directory of a configured path before it reads a file ([`route`]), so a change after the reading
 //!    raises an event that causes another scan.
 //! 2. The kernel queues events in order. After reading, the scan waits until it has received all events queued
-//!    meanwhile ([`watch::Watcher::catch_up`]), and leaves out every file that was written to ([`settle`], [`judge`]).
+//!    meanwhile ([`watch::Watcher::catch_up`]), and leaves out every file that was written to ([`settle`], [`read_check`]).
 //! 3. A file that changed in place counts only after its writer has closed it, or after a second without a write.
 //! 4. A file that is left out keeps its last good documents. The thread reads it again by 1 or after the second.
 
+mod documents;
 mod error;
 mod find;
-mod judge;
-mod ledger;
 mod pod_and_objects;
 mod read;
+mod read_check;
 mod route;
 mod settle;
 #[cfg(test)]
@@ -34,16 +34,16 @@ use std::thread;
 use tokio::sync::watch::{Receiver, channel};
 
 use super::Snapshot;
+use documents::STDIN;
+use documents::{DocumentStore, ScanResult};
 use find::ConfiguredPath;
-use ledger::STDIN;
-use ledger::{Ledger, Scan};
 use pod_and_objects::PodAndObjects;
-use read::Reading;
-use watch::{Signal, Watcher};
+use read::FileReading;
+use watch::{WatchMessage, Watcher};
 
+pub(crate) use documents::{FileCombiner, Files};
 pub use error::SourceError;
-pub(crate) use find::Role;
-pub(crate) use ledger::{Files, Sum};
+pub(crate) use find::PathRole;
 pub(crate) use pod_and_objects::IMMUTABLE;
 
 /// The source of the pod manifest.
@@ -58,7 +58,7 @@ pub enum PodInput {
 
 /// The documents of the pod file that can be its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Accepted {
+pub enum AcceptedDocuments {
     /// Pods.
     Pods,
     /// Pods, and the pod templates of workloads such as Deployments.
@@ -69,7 +69,7 @@ pub enum Accepted {
 pub struct FileSource {
     updates: Receiver<Snapshot>,
     /// `None` where no file is watched.
-    stop: Option<Sender<Signal>>,
+    stop: Option<Sender<WatchMessage>>,
 }
 
 impl FileSource {
@@ -82,7 +82,7 @@ impl FileSource {
     /// does not have exactly one Pod, a file is written to all the time, or a limit of the kernel on inotify is
     /// reached.
     pub fn open(pod: Option<PodInput>, objects: &[PathBuf]) -> Result<(Self, Snapshot), SourceError> {
-        Self::open_accepting(Accepted::Pods, pod, objects)
+        Self::open_accepting(AcceptedDocuments::Pods, pod, objects)
     }
 
     /// As [`Self::open`]. `accepted` are the documents that can be the pod of the pod file.
@@ -91,7 +91,7 @@ impl FileSource {
     ///
     /// Those of [`Self::open`].
     pub fn open_accepting(
-        accepted: Accepted,
+        accepted: AcceptedDocuments,
         pod: Option<PodInput>,
         objects: &[PathBuf],
     ) -> Result<(Self, Snapshot), SourceError> {
@@ -103,21 +103,21 @@ impl FileSource {
         };
         let roots: Vec<_> = pod.into_iter().chain(objects.iter().cloned().map(ConfiguredPath::objects)).collect();
         let watches_nothing = roots.is_empty();
-        let mut ledger = Ledger::new(PodAndObjects::new(accepted), fixed, roots)?;
+        let mut store = DocumentStore::new(PodAndObjects::new(accepted), fixed, roots)?;
         if watches_nothing {
             // The kernel gives a user 128 instances of inotify, and a node has more than a hundred pods.
-            let snapshot = ledger.fixed_whole()?;
+            let snapshot = store.combine_fixed()?;
             return Ok((Self { updates: channel(snapshot.clone()).1, stop: None }, snapshot));
         }
         let (mut watcher, stop) = Watcher::new()?;
-        let snapshot = ledger.first_scan(&mut watcher)?;
+        let snapshot = store.first_scan(&mut watcher)?;
         let (publish, updates) = channel(snapshot.clone());
         spawn(move || {
             while watcher.wait() {
-                let whole = ledger.next_scan(&mut watcher).whole;
-                ledger.new_problems().for_each(|sentence| tracing::warn!("{sentence}"));
-                if let Some(snapshot) = whole {
-                    publish.send_replace(Snapshot { heard: watcher.heard(), ..snapshot });
+                let combined = store.next_scan(&mut watcher).combined;
+                store.new_problems().for_each(|sentence| tracing::warn!("{sentence}"));
+                if let Some(snapshot) = combined {
+                    publish.send_replace(Snapshot { noticed_at: watcher.noticed_at(), ..snapshot });
                 }
             }
         })?;
@@ -139,27 +139,27 @@ impl FileSource {
 impl Drop for FileSource {
     fn drop(&mut self) {
         // Fails only if the thread has ended.
-        self.stop.iter().for_each(|stop| drop(stop.send(Signal::Stop)));
+        self.stop.iter().for_each(|stop| drop(stop.send(WatchMessage::Stop)));
     }
 }
 
 /// The name and the bytes of a file that is read once.
 fn read_once(path: PathBuf) -> Result<(PathBuf, Vec<u8>), SourceError> {
     match read::read(&path, None)? {
-        Reading::Bytes(_, bytes) => Ok((path, bytes)),
-        _ => Err(SourceError::Restless(path)),
+        FileReading::Bytes(_, bytes) => Ok((path, bytes)),
+        _ => Err(SourceError::BeingWritten(path)),
     }
 }
 
-/// Files with another whole than one pod and its objects. A thread of their own reads them until this is dropped.
-pub(crate) struct SummedFiles {
-    stop: Sender<Signal>,
+/// Files that another [`FileCombiner`] combines. A thread of their own reads them until this is dropped.
+pub(crate) struct CombinedFiles {
+    stop: Sender<WatchMessage>,
 }
 
 /// The result of one scan.
 pub(crate) struct Scanned<W> {
-    /// The whole of the files, if it differs from that of the scan before.
-    pub(crate) whole: Option<W>,
+    /// The documents of all files, combined, if they differ from those of the last scan.
+    pub(crate) combined: Option<W>,
     /// The present problems, one sentence each.
     pub(crate) problems: BTreeSet<String>,
     /// Files that exist, and that podfs has never read.
@@ -168,41 +168,41 @@ pub(crate) struct Scanned<W> {
     pub(crate) is_found: bool,
 }
 
-impl SummedFiles {
+impl CombinedFiles {
     /// Reads a directory of manifests, or a file of them, and reads again what changes. Leaves out files with problems;
     /// the path itself need not exist yet. `publish` gets the result of each scan; the first one comes soon.
     ///
     /// # Errors
     /// When a limit of the kernel on inotify is reached.
-    pub(crate) fn open<S: Sum>(
-        sum: S,
+    pub(crate) fn open<S: FileCombiner>(
+        combiner: S,
         path: PathBuf,
-        mut publish: impl FnMut(Scanned<S::Whole>) + Send + 'static,
+        mut publish: impl FnMut(Scanned<S::Combined>) + Send + 'static,
     ) -> Result<Self, SourceError> {
         let (mut watcher, stop) = Watcher::new()?;
-        let mut ledger = Ledger::new(sum, None, vec![ConfiguredPath::objects(path)])?;
+        let mut store = DocumentStore::new(combiner, None, vec![ConfiguredPath::objects(path)])?;
         spawn(move || {
-            let first = ledger.first_scan_of_what_is_good(&mut watcher);
-            publish(scanned(&ledger, first));
+            let first = store.first_scan_of_good_files(&mut watcher);
+            publish(scanned(&store, first));
             while watcher.wait() {
-                let scan = ledger.next_scan(&mut watcher);
-                publish(scanned(&ledger, scan));
+                let scan = store.next_scan(&mut watcher);
+                publish(scanned(&store, scan));
             }
         })?;
         Ok(Self { stop })
     }
 }
 
-impl Drop for SummedFiles {
+impl Drop for CombinedFiles {
     fn drop(&mut self) {
         // Fails only if the thread has ended.
-        let _ = self.stop.send(Signal::Stop);
+        let _ = self.stop.send(WatchMessage::Stop);
     }
 }
 
-fn scanned<S: Sum>(ledger: &Ledger<S>, scan: Scan<S::Whole>) -> Scanned<S::Whole> {
-    let problems = ledger.problems().map(str::to_owned).collect();
-    Scanned { whole: scan.whole, problems, unread: scan.unread, is_found: ledger.has_found_all() }
+fn scanned<S: FileCombiner>(store: &DocumentStore<S>, scan: ScanResult<S::Combined>) -> Scanned<S::Combined> {
+    let problems = store.problems().map(str::to_owned).collect();
+    Scanned { combined: scan.combined, problems, unread: scan.unread, is_found: store.has_found_all() }
 }
 
 fn spawn(thread: impl FnOnce() + Send + 'static) -> Result<(), SourceError> {

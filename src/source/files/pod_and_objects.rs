@@ -1,11 +1,11 @@
-//! The pod of one file and the objects of all files: the sum of the files of `podfs run`.
+//! The pod of one file and the objects of all files, for `podfs run`.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use super::Accepted;
-use super::find::Role;
-use super::ledger::{Files, Sum};
+use super::AcceptedDocuments;
+use super::documents::{FileCombiner, Files};
+use super::find::PathRole;
 use crate::manifest::objects::{NamedObject, Objects, parse_object};
 use crate::manifest::pod::{Pod, from_template, only_pod};
 use crate::manifest::{KnownObjects, ManifestError, Origin, parse_documents};
@@ -16,7 +16,7 @@ pub(crate) const IMMUTABLE: &str = "field is immutable when `immutable` is set; 
 
 /// Combines the files into one pod and its objects.
 pub(super) struct PodAndObjects {
-    accepted: Accepted,
+    accepted: AcceptedDocuments,
     /// The objects of the last snapshot.
     objects: Objects,
     /// Documents that change an immutable object.
@@ -30,27 +30,27 @@ pub(super) struct FileDocuments {
 }
 
 impl PodAndObjects {
-    pub(super) fn new(accepted: Accepted) -> Self {
+    pub(super) fn new(accepted: AcceptedDocuments) -> Self {
         Self { accepted, objects: Objects::default(), refused: Vec::new() }
     }
 }
 
-impl Sum for PodAndObjects {
+impl FileCombiner for PodAndObjects {
     type Contents = FileDocuments;
-    type Whole = Snapshot;
+    type Combined = Snapshot;
     const NAMES_COUNT: bool = false;
 
-    fn parse(&self, role: Role, file: &Path, bytes: &[u8]) -> Result<FileDocuments, ManifestError> {
+    fn parse(&self, role: PathRole, file: &Path, bytes: &[u8]) -> Result<FileDocuments, ManifestError> {
         let mut documents = parse_documents(file, bytes)?;
         let (pod, others) = match role {
-            Role::Pod => {
-                if self.accepted == Accepted::Templates {
+            PathRole::Pod => {
+                if self.accepted == AcceptedDocuments::Templates {
                     documents = documents.into_iter().map(from_template).collect::<Result<_, _>>()?;
                 }
                 let (pod, others) = only_pod(file, documents)?;
                 (Some(Arc::new(Pod::parse(pod)?)), others)
             }
-            Role::Objects => (None, documents),
+            PathRole::Objects => (None, documents),
         };
         let objects = others.into_iter().filter_map(|document| parse_object(document).transpose());
         let objects = objects.map(|object| object.map(Arc::new)).collect::<Result<_, _>>()?;
@@ -59,13 +59,13 @@ impl Sum for PodAndObjects {
 
     /// # Errors
     /// When an object is in two documents.
-    fn add_up(&mut self, files: Files<'_, FileDocuments>) -> Result<Snapshot, ManifestError> {
+    fn combine(&mut self, files: Files<'_, FileDocuments>) -> Result<Snapshot, ManifestError> {
         let objects = Objects::collect(files.iter().flat_map(|(_, contents)| &contents.objects).cloned())?;
         let (objects, refused) = objects.keep_immutable(&self.objects);
         let pod = files.iter().find_map(|(_, contents)| contents.pod.clone());
         self.refused = refused;
         self.objects = objects.clone();
-        Ok(Snapshot { pod, known: KnownObjects { objects, ..KnownObjects::default() }, heard: None })
+        Ok(Snapshot { pod, known: KnownObjects { objects, ..KnownObjects::default() }, noticed_at: None })
     }
 
     fn problems(&self) -> Vec<ManifestError> {

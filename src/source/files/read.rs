@@ -44,7 +44,7 @@ impl Stamp {
 }
 
 /// The result of reading a file.
-pub(super) enum Reading {
+pub(super) enum FileReading {
     /// The whole file.
     Bytes(Stamp, Vec<u8>),
     /// The stamp is the known one, so the file was not read.
@@ -54,7 +54,7 @@ pub(super) enum Reading {
 }
 
 /// Reads the file at `path`, unless it still has the stamp `known`. Does not even open a pipe, socket or device.
-pub(super) fn read(path: &Path, known: Option<Stamp>) -> Result<Reading, SourceError> {
+pub(super) fn read(path: &Path, known: Option<Stamp>) -> Result<FileReading, SourceError> {
     let unreadable = |reason| SourceError::Unreadable { path: path.to_owned(), reason };
     let metadata = fs::metadata(path).map_err(|reason| match reason.kind() {
         ErrorKind::NotFound if fs::symlink_metadata(path).is_ok() => SourceError::Dangling(path.to_owned()),
@@ -63,7 +63,7 @@ pub(super) fn read(path: &Path, known: Option<Stamp>) -> Result<Reading, SourceE
     })?;
     regular(path, &metadata)?;
     if known == Some(Stamp::of(&metadata)) {
-        return Ok(Reading::Same(Stamp::of(&metadata)));
+        return Ok(FileReading::Same(Stamp::of(&metadata)));
     }
     // Another kind of file may have taken the name meanwhile; it must not block the open.
     let mut file =
@@ -77,8 +77,8 @@ pub(super) fn read(path: &Path, known: Option<Stamp>) -> Result<Reading, SourceE
     let bytes = contents(&mut file, before.len).map_err(unreadable)?;
     let after = Stamp::of(&file.metadata().map_err(unreadable)?);
     match before == after && bytes.len() as u64 == before.len {
-        true => Ok(Reading::Bytes(before, bytes)),
-        false => Ok(Reading::Torn(after)),
+        true => Ok(FileReading::Bytes(before, bytes)),
+        false => Ok(FileReading::Torn(after)),
     }
 }
 

@@ -29,7 +29,7 @@ const TIMEOUT: Duration = Duration::from_millis(20);
 const MARKER_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A message for the watching thread.
-pub(super) enum Signal {
+pub(super) enum WatchMessage {
     /// Something happened to a file.
     Event(notify::Result<Event>),
     /// The source is no longer needed.
@@ -39,8 +39,8 @@ pub(super) enum Signal {
 /// The watches, and the events received.
 pub(super) struct Watcher {
     inotify: INotifyWatcher,
-    signals: Receiver<Signal>,
-    marker: Marker,
+    signals: Receiver<WatchMessage>,
+    marker: MarkerPipe,
     route: Route,
     /// Directories with a watch, or without permission for one.
     watched: BTreeSet<PathBuf>,
@@ -48,23 +48,23 @@ pub(super) struct Watcher {
     lost_track: bool,
     stopped: bool,
     /// When the last wait received an event.
-    heard: Option<Instant>,
+    noticed_at: Option<Instant>,
     pub(super) activity: Activity,
 }
 
 impl Watcher {
     /// A watcher of nothing, and a sender that can stop it.
-    pub(super) fn new() -> Result<(Self, Sender<Signal>), SourceError> {
+    pub(super) fn new() -> Result<(Self, Sender<WatchMessage>), SourceError> {
         let (sender, signals) = mpsc::channel();
         let events = sender.clone();
         let forward = move |event: notify::Result<Event>| {
             if !is_of_reading(&event) {
                 // Fails only if the watching thread has ended.
-                let _ = events.send(Signal::Event(event));
+                let _ = events.send(WatchMessage::Event(event));
             }
         };
         let mut inotify = INotifyWatcher::new(forward, Config::default()).map_err(instance_error)?;
-        let marker = Marker::new(&mut inotify)?;
+        let marker = MarkerPipe::new(&mut inotify)?;
         let watcher = Self {
             inotify,
             signals,
@@ -73,7 +73,7 @@ impl Watcher {
             watched: BTreeSet::new(),
             lost_track: false,
             stopped: false,
-            heard: None,
+            noticed_at: None,
             activity: Activity::default(),
         };
         Ok((watcher, sender))
@@ -109,36 +109,36 @@ impl Watcher {
 
     /// Sleeps until something has changed and no more events come. False when the source is no longer needed.
     pub(super) fn wait(&mut self) -> bool {
-        while !self.activity.is_stirred() {
+        while !self.activity.is_scan_due() {
             match self.receive(self.activity.next_quiet()) {
-                Received::Nothing => self.activity.let_rest(),
-                Received::Stop => return false,
-                Received::Event | Received::Marker => {}
+                WatchEvent::Nothing => self.activity.settle_quiet_files(),
+                WatchEvent::Stop => return false,
+                WatchEvent::Event | WatchEvent::Marker => {}
             }
         }
-        let heard = Instant::now();
-        self.heard = Some(heard);
-        let deadline = heard + TIMEOUT;
+        let noticed_at = Instant::now();
+        self.noticed_at = Some(noticed_at);
+        let deadline = noticed_at + TIMEOUT;
         loop {
             let calm = Instant::now() + SETTLE_TIME;
             match self.receive(Some(calm.min(deadline))) {
-                Received::Nothing => return true,
-                Received::Stop => return false,
-                Received::Event | Received::Marker => {}
+                WatchEvent::Nothing => return true,
+                WatchEvent::Stop => return false,
+                WatchEvent::Event | WatchEvent::Marker => {}
             }
         }
     }
 
     /// When the event came that ended the last [wait](Self::wait).
-    pub(super) fn heard(&self) -> Option<Instant> {
-        self.heard
+    pub(super) fn noticed_at(&self) -> Option<Instant> {
+        self.noticed_at
     }
 
     /// Receives every event that the kernel has queued so far.
     pub(super) fn catch_up(&mut self) {
         let deadline = Instant::now() + MARKER_TIMEOUT;
         self.marker.put();
-        while let Received::Event = self.receive(Some(deadline)) {}
+        while let WatchEvent::Event = self.receive(Some(deadline)) {}
         self.marker.take();
     }
 
@@ -148,32 +148,32 @@ impl Watcher {
     }
 
     /// Waits for one relevant signal, at most until `until`.
-    fn receive(&mut self, until: Option<Instant>) -> Received {
+    fn receive(&mut self, until: Option<Instant>) -> WatchEvent {
         while !self.stopped {
             // The deadline counts even if events never stop.
             let signal = match until.map(|until| until.checked_duration_since(Instant::now())) {
                 None => self.signals.recv().map_err(RecvTimeoutError::from),
-                Some(None) => return Received::Nothing,
+                Some(None) => return WatchEvent::Nothing,
                 Some(Some(left)) => self.signals.recv_timeout(left),
             };
             match signal {
-                Ok(Signal::Event(Ok(event))) if event.paths.first() == Some(&self.marker.path) => {
-                    return Received::Marker;
+                Ok(WatchMessage::Event(Ok(event))) if event.paths.first() == Some(&self.marker.path) => {
+                    return WatchEvent::Marker;
                 }
-                Ok(Signal::Event(Ok(event))) if !event.need_rescan() => {
+                Ok(WatchMessage::Event(Ok(event))) if !event.need_rescan() => {
                     if self.note(&event) {
-                        return Received::Event;
+                        return WatchEvent::Event;
                     }
                 }
-                Ok(Signal::Event(_)) => {
+                Ok(WatchMessage::Event(_)) => {
                     self.lose_track();
-                    return Received::Event;
+                    return WatchEvent::Event;
                 }
-                Err(RecvTimeoutError::Timeout) => return Received::Nothing,
-                Ok(Signal::Stop) | Err(RecvTimeoutError::Disconnected) => self.stopped = true,
+                Err(RecvTimeoutError::Timeout) => return WatchEvent::Nothing,
+                Ok(WatchMessage::Stop) | Err(RecvTimeoutError::Disconnected) => self.stopped = true,
             }
         }
-        Received::Stop
+        WatchEvent::Stop
     }
 
     /// Notes an event of a file. False if the file is not relevant.
@@ -184,10 +184,10 @@ impl Watcher {
         match event.kind {
             EventKind::Access(AccessKind::Close(AccessMode::Write)) => self.activity.close(path),
             EventKind::Modify(ModifyKind::Data(_)) => self.activity.write(path),
-            EventKind::Modify(ModifyKind::Metadata(_)) => self.activity.stir(),
+            EventKind::Modify(ModifyKind::Metadata(_)) => self.activity.request_scan(),
             EventKind::Create(CreateKind::Folder) => {
                 self.activity.write(path);
-                self.activity.stir();
+                self.activity.request_scan();
             }
             EventKind::Create(_) if awaits_its_writer(path) => self.activity.write(path),
             EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)) => {
@@ -204,12 +204,12 @@ impl Watcher {
     fn lose_track(&mut self) {
         self.watched.clear();
         self.lost_track = true;
-        self.activity.stir();
+        self.activity.request_scan();
     }
 }
 
 /// The event that ended [`Watcher::receive`].
-enum Received {
+enum WatchEvent {
     Event,
     Marker,
     Nothing,
@@ -218,13 +218,13 @@ enum Received {
 
 /// A pipe among the watched files. The kernel queues the event of a write to it behind all earlier events: when it
 /// arrives, they have arrived.
-struct Marker {
+struct MarkerPipe {
     reader: PipeReader,
     writer: PipeWriter,
     path: PathBuf,
 }
 
-impl Marker {
+impl MarkerPipe {
     fn new(inotify: &mut INotifyWatcher) -> Result<Self, SourceError> {
         let (reader, writer) = io::pipe().map_err(|error| instance_error(notify::Error::io(error)))?;
         let path = PathBuf::from(format!("/proc/self/fd/{}", reader.as_raw_fd()));

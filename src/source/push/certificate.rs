@@ -102,7 +102,7 @@ impl fmt::Debug for PodCertificate {
 
 #[cfg(test)]
 mod tests {
-    use super::super::message::{Parsed, Push, Unknown};
+    use super::super::message::{ParsedPush, Push, UnknownObject};
     use super::*;
     use crate::manifest::pod::PodIdentity;
     use crate::volume::CredentialKey;
@@ -112,12 +112,12 @@ mod tests {
         CertificateKey::parse("x.io/y", "ED25519", Some(7200), annotations).expect("a key")
     }
 
-    fn parse(bundle: &str) -> Result<Parsed, String> {
+    fn parse(bundle: &str) -> Result<ParsedPush, String> {
         let credential = Token { bytes: bundle.into(), expires: Some(SystemTime::UNIX_EPOCH) };
         let objects = vec![PodCertificate::of(&key(), &credential).to_value()];
-        let unknown = vec![Unknown::credential(&CredentialKey::Certificate(key()), "why".to_owned())];
+        let unknown = vec![UnknownObject::credential(&CredentialKey::Certificate(key()), "why".to_owned())];
         let push = Push { objects, unknown, ..Push::default() };
-        Parsed::parse(push, &PodIdentity::stand_in()).map_err(|error| error.to_string())
+        ParsedPush::parse(push, &PodIdentity::placeholder()).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tokio::sync::watch::{Receiver, Sender, channel};
 
-use super::message::{Parsed, Push, PushError, Taken};
+use super::message::{ParsedPush, Push, PushCounts, PushError};
 use crate::manifest::objects::{Missing, NamedObject, ObjectKey, ObjectKind, PersistentSource};
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::manifest::tokens::Token;
@@ -17,7 +17,7 @@ const MAX_OBJECTS: usize = 1000;
 
 /// The receiver of pushes for one pod. Cheap to clone; any thread may use it.
 #[derive(Clone)]
-pub struct Inbox {
+pub struct PushReceiver {
     pod: Arc<PodIdentity>,
     known: Arc<Sender<PushedObjects>>,
 }
@@ -36,30 +36,30 @@ pub(super) struct PushedObjects {
     /// Whether missing objects are no problem yet.
     pub(super) settling: bool,
     /// When the last push arrived.
-    pub(super) heard: Option<Instant>,
+    pub(super) noticed_at: Option<Instant>,
 }
 
-impl Inbox {
+impl PushReceiver {
     /// An empty inbox for this pod, and a receiver of its changes.
-    pub(super) fn new(pod: PodIdentity) -> (Inbox, Receiver<PushedObjects>) {
+    pub(super) fn new(pod: PodIdentity) -> (PushReceiver, Receiver<PushedObjects>) {
         let (known, pushed) = channel(PushedObjects::default());
-        (Inbox { pod: Arc::new(pod), known: Arc::new(known) }, pushed)
+        (PushReceiver { pod: Arc::new(pod), known: Arc::new(known) }, pushed)
     }
 
     /// Takes all of a push, or nothing.
     ///
     /// # Errors
     /// The first error in it.
-    pub fn take(&self, push: Push) -> Result<Taken, PushError> {
-        let heard = Some(Instant::now());
-        let parsed = Parsed::parse(push, &self.pod)?;
+    pub fn take(&self, push: Push) -> Result<PushCounts, PushError> {
+        let noticed_at = Some(Instant::now());
+        let parsed = ParsedPush::parse(push, &self.pod)?;
         let mut outcome = None;
         self.known.send_if_modified(|known| {
             let after = known.after(parsed, &self.pod);
             let is_taken = after.is_ok();
             outcome = Some(after.map(|after| {
-                *known = PushedObjects { heard, ..after };
-                Taken { objects: known.objects.len(), tokens: known.tokens.len() }
+                *known = PushedObjects { noticed_at, ..after };
+                PushCounts { objects: known.objects.len(), tokens: known.tokens.len() }
             }));
             is_taken
         });
@@ -68,8 +68,8 @@ impl Inbox {
 }
 
 impl PushedObjects {
-    fn after(&self, push: Parsed, of: &PodIdentity) -> Result<PushedObjects, PushError> {
-        let Parsed { pod, objects, tokens, deleted, replace, missing, missing_tokens, settling } = push;
+    fn after(&self, push: ParsedPush, of: &PodIdentity) -> Result<PushedObjects, PushError> {
+        let ParsedPush { pod, objects, tokens, deleted, replace, missing, missing_tokens, settling } = push;
         let mut after =
             if replace { PushedObjects { pod: self.pod.clone(), ..PushedObjects::default() } } else { self.clone() };
         after.began = true;

@@ -25,15 +25,15 @@ pub struct Push {
     pub objects: Vec<Value>,
     /// Objects that do not exist any more.
     #[serde(default)]
-    pub delete: Vec<Deletion>,
+    pub delete: Vec<DeletedObject>,
     /// Whether podfs forgets everything that was pushed before.
     #[serde(default)]
     pub replace: bool,
     /// All references of volumes that the agent does not know at present. A pushed object stays; podfs no longer uses a
     /// token. Everything else that was not pushed does not exist.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub unknown: Vec<Unknown>,
-    /// Whether the agent requested what is unknown only seconds ago, so that it is no problem yet.
+    pub unknown: Vec<UnknownObject>,
+    /// Whether the agent requested the object only seconds ago, so that its absence is no problem yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub settling: bool,
 }
@@ -50,7 +50,7 @@ impl fmt::Debug for Push {
 /// An object that does not exist any more. It was in the pod's namespace, unless its kind has none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Deletion {
+pub struct DeletedObject {
     /// Its kind.
     pub kind: String,
     /// Its name.
@@ -60,7 +60,7 @@ pub struct Deletion {
 /// A reference of a volume, and the reason why the agent does not know the object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Unknown {
+pub struct UnknownObject {
     /// The kind of an object, `TokenRequest` or `PodCertificate`.
     pub kind: String,
     /// The object's name; absent for a token, and for all ClusterTrustBundles of a signer.
@@ -85,14 +85,14 @@ pub struct Unknown {
 /// The kind of a token among objects.
 const TOKEN: &str = "TokenRequest";
 
-impl Unknown {
+impl UnknownObject {
     /// An unknown object, or unknown ClusterTrustBundles of a signer.
-    pub fn missing(what: &Missing, reason: String) -> Unknown {
+    pub fn missing(what: &Missing, reason: String) -> UnknownObject {
         let (kind, name, signer) = match what {
             Missing::Object(key) => (key.kind, Some(key.name.clone()), None),
             Missing::BundlesOf(signer) => (ObjectKind::ClusterTrustBundle, None, Some(signer.clone())),
         };
-        Unknown {
+        UnknownObject {
             kind: kind.to_string(),
             name,
             signer,
@@ -104,16 +104,16 @@ impl Unknown {
     }
 
     /// An unknown token or certificate.
-    pub fn credential(key: &CredentialKey, reason: String) -> Unknown {
+    pub fn credential(key: &CredentialKey, reason: String) -> UnknownObject {
         let (kind, name, signer) = (TOKEN.to_owned(), None, None);
         match key.clone() {
             CredentialKey::Token(TokenKey { audience, expiration_seconds }) => {
                 let expiration_seconds = Some(expiration_seconds);
-                Unknown { kind, name, signer, audience, expiration_seconds, certificate: None, reason }
+                UnknownObject { kind, name, signer, audience, expiration_seconds, certificate: None, reason }
             }
             CredentialKey::Certificate(key) => {
                 let (kind, certificate) = (CERTIFICATE.to_owned(), Some(Certificate::of(&key)));
-                Unknown { kind, name, signer, audience: None, expiration_seconds: None, certificate, reason }
+                UnknownObject { kind, name, signer, audience: None, expiration_seconds: None, certificate, reason }
             }
         }
     }
@@ -121,7 +121,7 @@ impl Unknown {
 
 /// How many pushed objects and tokens a pod has after a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Taken {
+pub struct PushCounts {
     /// How many objects.
     pub objects: usize,
     /// How many tokens.
@@ -193,7 +193,7 @@ pub enum PushError {
 
 /// A valid push.
 #[derive(Default)]
-pub(super) struct Parsed {
+pub(super) struct ParsedPush {
     pub(super) pod: Option<Arc<Pod>>,
     pub(super) objects: Vec<Arc<NamedObject>>,
     pub(super) tokens: Vec<(CredentialKey, Token)>,
@@ -204,16 +204,16 @@ pub(super) struct Parsed {
     pub(super) settling: bool,
 }
 
-impl Parsed {
+impl ParsedPush {
     /// Checks all of a push for this pod.
-    pub(super) fn parse(push: Push, pod: &PodIdentity) -> Result<Parsed, PushError> {
+    pub(super) fn parse(push: Push, pod: &PodIdentity) -> Result<ParsedPush, PushError> {
         let Push { objects, delete, replace, unknown, settling } = push;
-        let mut parsed = Parsed { replace, settling, ..Parsed::default() };
+        let mut parsed = ParsedPush { replace, settling, ..ParsedPush::default() };
         let whole = Origin::file(Path::new("the push"));
         for (number, value) in (1..).zip(objects) {
             parsed.add(Document::of_server(whole.item(number), value)?, pod)?;
         }
-        for Deletion { kind, name } in delete {
+        for DeletedObject { kind, name } in delete {
             let kind = ObjectKind::parse(&kind).ok_or(PushError::DeletedKind(kind))?;
             parsed.deleted.push(key(kind, name, pod));
         }
@@ -223,8 +223,8 @@ impl Parsed {
         Ok(parsed)
     }
 
-    fn add_unknown(&mut self, unknown: Unknown, pod: &PodIdentity) -> Result<(), PushError> {
-        let Unknown { kind, name, signer, audience, expiration_seconds, certificate, reason } = unknown;
+    fn add_unknown(&mut self, unknown: UnknownObject, pod: &PodIdentity) -> Result<(), PushError> {
+        let UnknownObject { kind, name, signer, audience, expiration_seconds, certificate, reason } = unknown;
         match (ObjectKind::parse(&kind), name, signer) {
             (Some(kind), Some(name), None) => self.missing.push((Missing::Object(key(kind, name, pod)), reason)),
             (Some(ObjectKind::ClusterTrustBundle), None, Some(signer)) => {

@@ -2,7 +2,7 @@
 //! connection of its own.
 //!
 //! [`FileSource`] reads the pod manifest and objects in files, which win over pushed ones. Everything else comes through the
-//! [`Inbox`], which the control socket fills.
+//! [`PushReceiver`], which the control socket fills.
 //!
 //! 1. A push is taken as a whole or not at all: the inbox parses and checks all of it, and then publishes it in one step.
 //! 2. Before the first push it is unknown which objects exist: volumes wait, also for optional ones. After it, objects that were
@@ -35,8 +35,8 @@ use inbox::PushedObjects;
 
 pub use certificate::Certificate;
 pub(crate) use certificate::PodCertificate;
-pub use inbox::Inbox;
-pub use message::{Deletion, Push, PushError, Taken, Unknown};
+pub use inbox::PushReceiver;
+pub use message::{DeletedObject, Push, PushCounts, PushError, UnknownObject};
 
 /// Why a token is missing.
 const NO_TOKEN: &str = "it was not pushed; podfs push takes a TokenRequest with the answer of the API server";
@@ -54,7 +54,7 @@ pub struct PushSource {
     /// A manifest that is newer than the files.
     published: Option<Arc<Pod>>,
     pushed: Receiver<PushedObjects>,
-    inbox: Inbox,
+    inbox: PushReceiver,
     /// Until when a missing first push is no problem; `None` after that.
     settles: Option<Instant>,
 }
@@ -62,7 +62,7 @@ pub struct PushSource {
 impl PushSource {
     /// Starts with the files' snapshot of this pod. Nothing is pushed yet.
     pub fn new(files: FileSource, read: Snapshot, pod: Arc<Pod>) -> (PushSource, Snapshot) {
-        let (inbox, pushed) = Inbox::new(pod.identity.clone());
+        let (inbox, pushed) = PushReceiver::new(pod.identity.clone());
         let volumes = pod.volumes.clone();
         let settles = Some(Instant::now() + FIRST_PUSH);
         let source = PushSource { files, read, pod, volumes, published: None, pushed, inbox, settles };
@@ -71,7 +71,7 @@ impl PushSource {
     }
 
     /// The inbox for pushes.
-    pub fn inbox(&self) -> Inbox {
+    pub fn inbox(&self) -> PushReceiver {
         self.inbox.clone()
     }
 
@@ -83,7 +83,7 @@ impl PushSource {
     /// Sets the pod's volumes.
     pub fn want(&mut self, volumes: Vec<Volume>) -> Snapshot {
         self.volumes = volumes;
-        Snapshot { heard: None, ..self.snapshot() }
+        Snapshot { noticed_at: None, ..self.snapshot() }
     }
 
     /// Waits for the next snapshot, after files have changed or something was pushed. Cancel-safe.
@@ -92,12 +92,12 @@ impl PushSource {
             read = self.files.changed() => {
                 self.read = read;
                 self.published = None;
-                Snapshot { heard: self.read.heard, ..self.snapshot() }
+                Snapshot { noticed_at: self.read.noticed_at, ..self.snapshot() }
             }
             pushed = self.pushed.changed() => {
                 pushed.expect("the inbox is kept here, too");
                 self.settles = None;
-                Snapshot { heard: self.pushed.borrow().heard, ..self.snapshot() }
+                Snapshot { noticed_at: self.pushed.borrow().noticed_at, ..self.snapshot() }
             }
             () = sleep_until(self.settles.unwrap_or_else(Instant::now)), if self.settles.is_some() => {
                 self.settles = None;
@@ -130,7 +130,7 @@ impl PushSource {
                 tokens,
                 is_settling: known.settling || (!known.began && self.settles.is_some()),
             },
-            heard: None,
+            noticed_at: None,
         }
     }
 }

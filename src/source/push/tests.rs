@@ -46,7 +46,7 @@ fn config_map(name: &str, value: &str) -> String {
 }
 
 impl Pushed {
-    fn push(&self, push: Push) -> Result<Taken, String> {
+    fn push(&self, push: Push) -> Result<PushCounts, String> {
         self.source.inbox().take(push).map_err(|error| error.to_string())
     }
 
@@ -77,7 +77,7 @@ fn before_the_first_push_nothing_is_known_and_after_it_everything_is() {
 async fn a_push_wakes_the_follower() {
     let mut pushed = start("");
     let taken = pushed.push(objects(&config_map("app", "one"))).expect("good");
-    assert_eq!(taken, Taken { objects: 1, tokens: 0 });
+    assert_eq!(taken, PushCounts { objects: 1, tokens: 0 });
     let snapshot = pushed.source.changed().await;
     assert!(snapshot.known.objects.config_map("default", "app").is_some());
 }
@@ -88,7 +88,7 @@ fn objects_are_replaced_deleted_and_forgotten() {
     pushed.push(objects(&[config_map("app", "one"), config_map("more", "two")].join("\n---\n"))).expect("good");
     pushed.push(objects(&config_map("app", "three"))).expect("good");
     assert_eq!((pushed.value("app").as_deref(), pushed.value("more").as_deref()), (Some("three"), Some("two")));
-    let deletion = |kind: &str| Deletion { kind: kind.to_owned(), name: "app".to_owned() };
+    let deletion = |kind: &str| DeletedObject { kind: kind.to_owned(), name: "app".to_owned() };
     pushed.push(Push { delete: vec![deletion("ConfigMap")], ..Push::default() }).expect("good");
     assert_eq!((pushed.value("app").as_deref(), pushed.value("more").as_deref()), (None, Some("two")));
     pushed.push(Push { replace: true, ..objects(&config_map("app", "four")) }).expect("good");
@@ -112,9 +112,9 @@ fn cm_06_a_volume_waits_for_objects_of_unknown_state() {
     });
     let signer = Missing::BundlesOf("x/y".to_owned());
     let unknown = vec![
-        Unknown::missing(&app, "no right to it".to_owned()),
-        Unknown::missing(&signer, "no answer".to_owned()),
-        Unknown::credential(&CredentialKey::Token(token.clone()), "no account".to_owned()),
+        UnknownObject::missing(&app, "no right to it".to_owned()),
+        UnknownObject::missing(&signer, "no answer".to_owned()),
+        UnknownObject::credential(&CredentialKey::Token(token.clone()), "no account".to_owned()),
     ];
     pushed.push(Push { unknown: unknown.clone(), settling: true, ..Push::default() }).expect("good");
     let snapshot = pushed.source.snapshot();
@@ -127,7 +127,7 @@ fn cm_06_a_volume_waits_for_objects_of_unknown_state() {
     assert_eq!((pushed.value("app").as_deref(), snapshot.known.is_settling), (Some("one"), false));
     assert_eq!(snapshot.known.objects.why_absent(ObjectKind::ConfigMap, "default", "app"), None);
     assert_eq!(snapshot.known.objects.why_no_bundles_of("x/y"), None, "it has none");
-    let nameless = Unknown { name: None, ..unknown[0].clone() };
+    let nameless = UnknownObject { name: None, ..unknown[0].clone() };
     let error = pushed.push(Push { unknown: vec![nameless], ..Push::default() }).expect_err("without a name");
     assert!(error.ends_with("the push has a ConfigMap without a name"), "{error}");
 }
@@ -209,7 +209,7 @@ fn tokens_are_pushed_as_the_api_server_answers() {
                    status: {token: hunter2, expirationTimestamp: '2030-01-01T00:00:00Z'}}";
     let push = objects(request);
     assert!(!format!("{push:?}").contains("hunter2"), "{push:?}");
-    assert_eq!(pushed.push(push), Ok(Taken { objects: 0, tokens: 1 }));
+    assert_eq!(pushed.push(push), Ok(PushCounts { objects: 0, tokens: 1 }));
     let snapshot = pushed.source.snapshot();
     assert_eq!(snapshot.known.tokens.get(&key), Some(Ok(b"hunter2".as_slice())));
 }

@@ -32,10 +32,10 @@ pub enum AskError {
     },
     /// The listening process is no supervisor, or a supervisor of another version.
     #[error("podfs does not understand the answer of pid {pid}: {reason}")]
-    Nonsense {
+    InvalidAnswer {
         /// The process that listens.
         pid: u32,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
     /// The listening process belongs to another user.
@@ -102,7 +102,7 @@ pub fn ask_for_upgrade(directory: &Path, limit: Duration, mut started: impl FnMu
             ControlAnswer::Upgrade(Upgrade::Started) => started(),
             ControlAnswer::Upgrade(outcome) => return Ok(outcome),
             ControlAnswer::Refused(reason) | ControlAnswer::Busy(reason) => return Ok(Upgrade::Refused { reason }),
-            other => return Err(connection.nonsense(format!("it is an answer to another question: {other:?}"))),
+            other => return Err(connection.invalid_answer(format!("it is an answer to another question: {other:?}"))),
         }
     }
 }
@@ -158,7 +158,7 @@ impl SupervisorConnection {
     fn silent(&self, cause: &io::Error, limit: Duration) -> AskError {
         let pid = self.pid;
         match cause.kind() {
-            ErrorKind::InvalidData => self.nonsense(cause.to_string()),
+            ErrorKind::InvalidData => self.invalid_answer(cause.to_string()),
             ErrorKind::WouldBlock => {
                 AskError::Silent { pid, reason: format!("nothing came within {} s", limit.as_secs()) }
             }
@@ -166,8 +166,8 @@ impl SupervisorConnection {
         }
     }
 
-    fn nonsense(&self, reason: String) -> AskError {
-        AskError::Nonsense { pid: self.pid, reason }
+    fn invalid_answer(&self, reason: String) -> AskError {
+        AskError::InvalidAnswer { pid: self.pid, reason }
     }
 }
 
@@ -178,9 +178,9 @@ impl SupervisorConnection {
 pub(super) fn understand(pid: u32, version: u32, message: Value) -> Result<ControlAnswer, AskError> {
     if version != PROTOCOL {
         let reason = format!("it speaks version {version} of the control protocol, this podfs version {PROTOCOL}");
-        return Err(AskError::Nonsense { pid, reason });
+        return Err(AskError::InvalidAnswer { pid, reason });
     }
-    serde_json::from_value(message).map_err(|error| AskError::Nonsense { pid, reason: error.to_string() })
+    serde_json::from_value(message).map_err(|error| AskError::InvalidAnswer { pid, reason: error.to_string() })
 }
 
 /// Connects to a socket in this directory. Calls on the connection fail after two seconds.

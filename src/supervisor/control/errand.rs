@@ -14,10 +14,10 @@ const TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// The work that the supervisor's task has to do.
 #[derive(Debug)]
-pub(in crate::supervisor) enum Task {
+pub(in crate::supervisor) enum ErrandTask {
     /// Prepare the sources of a container's mounts.
     Prepare(ContainerRequest),
-    /// Remove what was made for one container, or for all of them (`None`).
+    /// Remove the files of one container, or of all of them (`None`).
     Release(Option<String>),
 }
 
@@ -25,13 +25,13 @@ pub(in crate::supervisor) enum Task {
 #[derive(Debug)]
 pub(in crate::supervisor) struct Errand {
     /// The work to do.
-    pub(in crate::supervisor) task: Task,
+    pub(in crate::supervisor) task: ErrandTask,
     answer: SyncSender<ControlAnswer>,
     until: Instant,
 }
 
 impl Errand {
-    fn new(task: Task) -> (Errand, Receiver<ControlAnswer>) {
+    fn new(task: ErrandTask) -> (Errand, Receiver<ControlAnswer>) {
         let (answer, answered) = sync_channel(1);
         (Errand { task, answer, until: Instant::now() + TIMEOUT }, answered)
     }
@@ -48,7 +48,7 @@ impl Errand {
 }
 
 /// Sends `task` to the supervisor's task, and waits for its answer.
-pub(super) fn ask(queue: &Sender<Errand>, task: Task) -> ControlAnswer {
+pub(super) fn ask(queue: &Sender<Errand>, task: ErrandTask) -> ControlAnswer {
     let (errand, answered) = Errand::new(task);
     match queue.try_send(errand) {
         Ok(()) => {}

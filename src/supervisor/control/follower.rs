@@ -49,16 +49,17 @@ impl StatusFollower {
             Ok(Some(message)) => message,
             Ok(None) => return Ok(None),
             Err(error) if error.kind() == ErrorKind::InvalidData => {
-                return Err(AskError::Nonsense { pid, reason: error.to_string() });
+                return Err(AskError::InvalidAnswer { pid, reason: error.to_string() });
             }
             Err(cause) => return Err(AskError::Failed { path: self.path.clone(), cause }),
         };
-        let nonsense = |error: serde_json::Error| AskError::Nonsense { pid, reason: error.to_string() };
-        let Envelope { version, message, .. }: Envelope<Value> = serde_json::from_slice(&message).map_err(nonsense)?;
+        let invalid_answer = |error: serde_json::Error| AskError::InvalidAnswer { pid, reason: error.to_string() };
+        let Envelope { version, message, .. }: Envelope<Value> =
+            serde_json::from_slice(&message).map_err(invalid_answer)?;
         match understand(pid, version, message)? {
             ControlAnswer::Status(status) => Ok(Some(*status)),
             ControlAnswer::Refused(reason) | ControlAnswer::Busy(reason) => Err(AskError::Refused { pid, reason }),
-            _ => Err(AskError::Nonsense { pid, reason: "it is an answer to another question".to_owned() }),
+            _ => Err(AskError::InvalidAnswer { pid, reason: "it is an answer to another question".to_owned() }),
         }
     }
 }

@@ -28,8 +28,8 @@ mod server;
 
 pub(crate) use client::peer_user;
 pub use client::{AskError, ask, ask_for_upgrade, ask_within, call, peer};
-pub(in crate::supervisor) use errand::{Errand, Task};
+pub(in crate::supervisor) use errand::{Errand, ErrandTask};
 pub use follower::{StatusFollower, follow};
 pub use protocol::{ContainerRequest, ControlAnswer, ControlQuestion, LONGEST_PUSH, Publish, Upgrade, VolumeNames};
 pub use pusher::PushConnection;
-pub(in crate::supervisor) use server::{Caller, Control, RequestedChange, TaskQueues};
+pub(in crate::supervisor) use server::{Control, PendingClient, RequestedChange, TaskQueues};

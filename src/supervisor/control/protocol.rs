@@ -10,9 +10,9 @@ use podfs_fuse::protocol::send;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::metrics::Reading;
-use crate::mounts::{ContainerMount, Environment};
-use crate::source::{Push, Taken};
+use crate::metrics::PodReading;
+use crate::mounts::{AgentFacts, ContainerMount};
+use crate::source::{Push, PushCounts};
 use crate::supervisor::status::PodStatus;
 
 /// The version of this protocol. A message of another version is refused, with an answer that says so.
@@ -46,7 +46,7 @@ pub enum ControlQuestion {
     Metrics,
     /// Prepare the mounts of a container that is about to start.
     PrepareContainer(ContainerRequest),
-    /// Remove what was made for a container that has ended.
+    /// Remove the files that podfs made for a container that has ended.
     ReleaseContainer {
         /// The container; without one, all of the pod.
         #[serde(default)]
@@ -70,7 +70,7 @@ pub struct ContainerRequest {
     pub container: String,
     /// The part of its environment that only the agent that starts it knows.
     #[serde(default)]
-    pub environment: Environment,
+    pub environment: AgentFacts,
     /// Whether its runtime can make mounts read-only with everything below them (KEP-3857).
     #[serde(default)]
     pub recursive_read_only: bool,
@@ -114,9 +114,9 @@ pub enum ControlAnswer {
     /// How far an upgrade is.
     Upgrade(Upgrade),
     /// The supervisor has accepted all objects, and knows these now.
-    Pushed(Taken),
+    Pushed(PushCounts),
     /// The pod's metrics at this moment.
-    Metrics(Box<Reading>),
+    Metrics(Box<PodReading>),
     /// The container's mounts. Every source exists.
     Prepared(Vec<ContainerMount>),
     /// The supervisor has removed everything that it made for the container.

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::client::{AskError, SupervisorConnection, understand};
 use super::frames::Frames;
 use super::protocol::{ControlAnswer, ControlQuestion, Envelope, LONGEST_ANSWER, PROTOCOL};
-use crate::source::{Push, Taken};
+use crate::source::{Push, PushCounts};
 use crate::supervisor::run_dir::claim::CONTROL;
 
 /// A connection on which a supervisor takes objects.
@@ -43,7 +43,7 @@ impl PushConnection {
     /// # Errors
     /// When the supervisor refuses them, does not answer within `limit`, or has closed the connection: an older podfs
     /// closes it after one push, and an upgraded one starts without connections.
-    pub async fn push(&mut self, push: Push, limit: Duration) -> Result<Taken, AskError> {
+    pub async fn push(&mut self, push: Push, limit: Duration) -> Result<PushCounts, AskError> {
         let pid = self.pid;
         let silent = |reason: &str| AskError::Silent { pid, reason: reason.to_owned() };
         let message = ControlQuestion::Push(push);
@@ -59,19 +59,19 @@ impl PushConnection {
             Ok(Err(error)) => return Err(self.failure(error)),
             Err(_) => return Err(silent("nothing came in time")),
         };
-        let nonsense = |reason: String| AskError::Nonsense { pid, reason };
+        let invalid_answer = |reason: String| AskError::InvalidAnswer { pid, reason };
         let Envelope { version, message, .. }: Envelope<Value> =
-            serde_json::from_slice(&answer).map_err(|error| nonsense(error.to_string()))?;
+            serde_json::from_slice(&answer).map_err(|error| invalid_answer(error.to_string()))?;
         match understand(pid, version, message)? {
             ControlAnswer::Pushed(taken) => Ok(taken),
             ControlAnswer::Refused(reason) | ControlAnswer::Busy(reason) => Err(AskError::Refused { pid, reason }),
-            _ => Err(nonsense("it is an answer to another question".to_owned())),
+            _ => Err(invalid_answer("it is an answer to another question".to_owned())),
         }
     }
 
     fn failure(&self, cause: io::Error) -> AskError {
         match cause.kind() {
-            ErrorKind::InvalidData => AskError::Nonsense { pid: self.pid, reason: cause.to_string() },
+            ErrorKind::InvalidData => AskError::InvalidAnswer { pid: self.pid, reason: cause.to_string() },
             ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
                 AskError::Silent { pid: self.pid, reason: "it closed the connection".to_owned() }
             }

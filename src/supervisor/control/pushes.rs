@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use super::frames::Frames;
 use super::protocol::{ControlAnswer, ControlQuestion, Envelope, LONGEST_PUSH, PROTOCOL, TIMEOUT};
-use crate::source::Inbox;
+use crate::source::PushReceiver;
 
 /// Most programs that keep a connection.
 const MAX_PUSHERS: usize = 4;
@@ -35,14 +35,14 @@ impl PushTasks {
     }
 
     /// Takes more pushes from this connection. Returns false if too many programs push already.
-    pub(super) fn add(&self, stream: net::UnixStream, inbox: &Inbox) -> bool {
+    pub(super) fn add(&self, stream: net::UnixStream, inbox: &PushReceiver) -> bool {
         let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() else { return false };
         self.runtime.spawn(take_all(stream, inbox.clone(), permit));
         true
     }
 }
 
-async fn take_all(stream: net::UnixStream, inbox: Inbox, _permit: OwnedSemaphorePermit) -> Option<()> {
+async fn take_all(stream: net::UnixStream, inbox: PushReceiver, _permit: OwnedSemaphorePermit) -> Option<()> {
     let mut frames = Frames::new(stream).ok()?;
     loop {
         let message = frames.next(LONGEST_PUSH).await.ok()??;

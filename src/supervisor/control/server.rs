@@ -28,7 +28,7 @@ use serde_json::Value;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::errand::{self, Errand, Task};
+use super::errand::{self, Errand, ErrandTask};
 use super::follow::Followers;
 use super::protocol::{
     ControlAnswer, ControlQuestion, Envelope, LONGEST_PUSH, LONGEST_QUESTION, PROTOCOL, Publish, TIMEOUT, Upgrade,
@@ -38,7 +38,7 @@ use super::pushes::PushTasks;
 use super::questions::Questions;
 use crate::manifest::pod::Pod;
 use crate::manifest::{Document, ManifestError, Origin};
-use crate::source::{Inbox, Push};
+use crate::source::{Push, PushReceiver};
 use crate::supervisor::exec_state;
 use crate::supervisor::run_dir::claim::CONTROL;
 use crate::supervisor::run_dir::socket;
@@ -54,7 +54,7 @@ const MAX_CLIENTS: usize = 8;
 
 /// A client that the supervisor's task answers.
 #[derive(Debug)]
-pub struct Caller {
+pub struct PendingClient {
     connection: UnixStream,
 }
 
@@ -69,7 +69,7 @@ pub(in crate::supervisor) enum RequestedChange {
     Remount(Vec<String>),
 }
 
-impl Caller {
+impl PendingClient {
     /// The connection of a client that waits for an upgrade. The program before this one left it open under this
     /// number.
     ///
@@ -78,11 +78,11 @@ impl Caller {
     ///
     /// # Safety
     /// Nothing else in this process may own the descriptor.
-    pub unsafe fn inherited(number: RawFd) -> io::Result<Caller> {
+    pub unsafe fn inherited(number: RawFd) -> io::Result<PendingClient> {
         // SAFETY: the caller says that nothing else owns it.
         let connection = UnixStream::from(unsafe { exec_state::inherited(number) }?);
         getsockopt(&connection, PeerCredentials)?;
-        Ok(Caller { connection })
+        Ok(PendingClient { connection })
     }
 
     /// Sends the answer, unless the client has disconnected.
@@ -92,7 +92,7 @@ impl Caller {
 }
 
 /// Lets an upgrade leave the connection open for the next program.
-impl AsFd for Caller {
+impl AsFd for PendingClient {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.connection.as_fd()
     }
@@ -101,9 +101,9 @@ impl AsFd for Caller {
 /// The channels to the supervisor's task.
 pub(in crate::supervisor) struct TaskQueues {
     /// Clients that ask for an upgrade, one at a time.
-    pub(in crate::supervisor) upgrades: Sender<Caller>,
+    pub(in crate::supervisor) upgrades: Sender<PendingClient>,
     /// Changes, each with the client that waits for the answer.
-    pub(in crate::supervisor) changes: Sender<(RequestedChange, Caller)>,
+    pub(in crate::supervisor) changes: Sender<(RequestedChange, PendingClient)>,
     pub(in crate::supervisor) errands: Sender<Errand>,
 }
 
@@ -123,7 +123,7 @@ impl Control {
     pub(in crate::supervisor) fn open(
         directory: &Path,
         store: StatusStore,
-        inbox: Option<Inbox>,
+        inbox: Option<PushReceiver>,
         task_queues: TaskQueues,
     ) -> io::Result<Control> {
         let (followers, push_tasks) = (Followers::new(), PushTasks::new());
@@ -184,7 +184,7 @@ struct Acceptor {
 struct ClientContext {
     store: StatusStore,
     questions: Questions,
-    inbox: Option<Inbox>,
+    inbox: Option<PushReceiver>,
     task_queues: TaskQueues,
     followers: Followers,
     push_tasks: PushTasks,
@@ -193,16 +193,16 @@ struct ClientContext {
 /// A client that is being answered. Its thread holds the connection, too, until the answer is sent.
 struct ControlClient {
     since: Instant,
-    connection: Arc<Connection>,
+    connection: Arc<ControlConnection>,
 }
 
 /// The connection of a client.
-struct Connection {
+struct ControlConnection {
     stream: UnixStream,
     is_handed_over: AtomicBool,
 }
 
-impl Connection {
+impl ControlConnection {
     /// Whether only the client's thread uses the connection, and for longer than an answer takes.
     fn is_late(&self, since: Instant) -> bool {
         since.elapsed() > TIMEOUT + SERVER_TIMEOUT && !self.is_handed_over.load(Ordering::Acquire)
@@ -236,7 +236,7 @@ impl Acceptor {
         if present.len() >= MAX_CLIENTS || !is_of_this_user(&stream) {
             return;
         }
-        let connection = Arc::new(Connection { stream, is_handed_over: AtomicBool::new(false) });
+        let connection = Arc::new(ControlConnection { stream, is_handed_over: AtomicBool::new(false) });
         let client = ControlClient { since: Instant::now(), connection: Arc::clone(&connection) };
         let context = Arc::clone(&self.context);
         let thread = thread::Builder::new().name("control-client".to_owned());
@@ -267,7 +267,7 @@ enum ClientOutcome {
     HandedOver,
 }
 
-fn serve(connection: &Connection, context: &ClientContext) -> io::Result<ClientOutcome> {
+fn serve(connection: &ControlConnection, context: &ClientContext) -> io::Result<ClientOutcome> {
     let stream = &connection.stream;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
@@ -283,10 +283,10 @@ fn serve(connection: &Connection, context: &ClientContext) -> io::Result<ClientO
             },
             ControlQuestion::Metrics => ControlAnswer::Metrics(Box::new(metrics::read(&context.store))),
             ControlQuestion::PrepareContainer(request) => {
-                errand::ask(&context.task_queues.errands, Task::Prepare(request))
+                errand::ask(&context.task_queues.errands, ErrandTask::Prepare(request))
             }
             ControlQuestion::ReleaseContainer { container } => {
-                errand::ask(&context.task_queues.errands, Task::Release(container))
+                errand::ask(&context.task_queues.errands, ErrandTask::Release(container))
             }
             ControlQuestion::Upgrade => match context.hand_over_upgrade(connection)? {
                 None => return Ok(ClientOutcome::HandedOver),
@@ -342,7 +342,7 @@ impl ClientContext {
     }
 
     /// Answers a push, and gives the connection to a task, which takes the next pushes.
-    fn hand_over_pushes(&self, connection: &Connection, taken: &ControlAnswer) -> io::Result<ClientOutcome> {
+    fn hand_over_pushes(&self, connection: &ControlConnection, taken: &ControlAnswer) -> io::Result<ClientOutcome> {
         put(&connection.stream, taken, None)?;
         let Some(inbox) = &self.inbox else { return Ok(ClientOutcome::Done) };
         let stays = self.push_tasks.add(connection.hand_over()?, inbox);
@@ -364,8 +364,8 @@ impl ClientContext {
     }
 
     /// Gives the client to the supervisor's task. Returns an answer for the client if the task does not accept it.
-    fn hand_over_upgrade(&self, connection: &Connection) -> io::Result<Option<ControlAnswer>> {
-        let caller = Caller { connection: connection.hand_over()? };
+    fn hand_over_upgrade(&self, connection: &ControlConnection) -> io::Result<Option<ControlAnswer>> {
+        let caller = PendingClient { connection: connection.hand_over()? };
         let reason = |error| match error {
             TrySendError::Full(_) => "another upgrade has begun; wait for its end".to_owned(),
             TrySendError::Closed(_) => ENDING.to_owned(),
@@ -376,8 +376,8 @@ impl ClientContext {
 
     /// Gives a change and its client to the supervisor's task. Returns an answer for the client if the task does not
     /// accept it.
-    fn hand_over(&self, change: RequestedChange, connection: &Connection) -> io::Result<Option<ControlAnswer>> {
-        let caller = Caller { connection: connection.hand_over()? };
+    fn hand_over(&self, change: RequestedChange, connection: &ControlConnection) -> io::Result<Option<ControlAnswer>> {
+        let caller = PendingClient { connection: connection.hand_over()? };
         Ok(self.task_queues.changes.try_send((change, caller)).err().map(|error| match error {
             TrySendError::Full(_) => {
                 ControlAnswer::Busy("other changes of the volumes wait for their turn; try again".to_owned())
@@ -393,8 +393,10 @@ mod tests {
 
     #[test]
     fn a_connection_that_a_task_uses_is_never_late() {
-        let connection =
-            Connection { stream: UnixStream::pair().expect("a socket pair").0, is_handed_over: AtomicBool::new(false) };
+        let connection = ControlConnection {
+            stream: UnixStream::pair().expect("a socket pair").0,
+            is_handed_over: AtomicBool::new(false),
+        };
         let long_ago = Instant::now().checked_sub(Duration::from_secs(60)).expect("the machine has run for a minute");
         assert!(!connection.is_late(Instant::now()));
         assert!(connection.is_late(long_ago));

@@ -10,7 +10,7 @@ use podfs_fuse::printable::printable;
 use crate::manifest::ManifestError;
 use crate::source::SourceError;
 use crate::supervisor::SupervisorError;
-use crate::supervisor::run_dir::claim::ClaimError;
+use crate::supervisor::run_dir::claim::PodLockError;
 
 /// A failure and its exit code. The codes are part of the node agent's contract.
 #[derive(Debug)]
@@ -61,11 +61,11 @@ impl From<SourceError> for Failure {
     }
 }
 
-impl From<ClaimError> for Failure {
-    fn from(error: ClaimError) -> Self {
+impl From<PodLockError> for Failure {
+    fn from(error: PodLockError) -> Self {
         match error {
-            ClaimError::Directory(error) => error.into(),
-            ClaimError::TooLong { .. } | ClaimError::Untrusted(_) => Self::input(error),
+            PodLockError::Directory(error) => error.into(),
+            PodLockError::TooLong { .. } | PodLockError::Untrusted(_) => Self::input(error),
             other => Self::general(other),
         }
     }

@@ -17,14 +17,14 @@ use tracing_subscriber::fmt::{FmtContext, FormattedFields};
 use tracing_subscriber::registry::{LookupSpan, Scope};
 
 pub(crate) use crate::supervisor::log_format::LogFormat;
-use crate::supervisor::status::progress::StandardError;
+use crate::supervisor::status::progress::LogOutput;
 
 /// The variable from which the server of a pod, and the next version of podfs after an upgrade, take the filter.
 const FILTER: &str = "RUST_LOG";
 /// The filter without an option, a variable or a setting.
 const DEFAULT: &str = "info";
 
-/// What is logged.
+/// The messages to log.
 #[derive(Args)]
 pub(crate) struct LogOptions {
     /// Which events podfs logs: those of the level error, warn, info, debug or trace and of more severe levels, or a filter of the
@@ -60,7 +60,7 @@ impl LogFormat {
     /// Starts logging with the filter in the environment; without one, `info` and above.
     pub(crate) fn start(self) {
         let filter = EnvFilter::builder().with_default_directive(tracing::Level::INFO.into()).from_env_lossy();
-        let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| StandardError);
+        let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| LogOutput);
         match self {
             Self::Text => lines.event_format(TextLine { coloured: may_be_coloured() }).init(),
             Self::Json => lines.fmt_fields(JsonFields::new()).event_format(JsonLine).init(),

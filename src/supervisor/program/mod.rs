@@ -38,7 +38,7 @@ use self::machine::check_machine;
 use self::service::PodService;
 use super::installed::{SUPERVISOR, supervisor_program};
 use super::server::program::{ServerProgram, this_podfs};
-use crate::source::{Accepted, FileSource, PodInput, PushSource, Source};
+use crate::source::{AcceptedDocuments, FileSource, PodInput, PushSource, Source};
 
 /// Runs the program with the arguments of this process.
 pub fn main() -> ExitCode {
@@ -60,7 +60,7 @@ fn serve(arguments: Arguments) -> Result<(), Failure> {
     let server_program = check_machine()?;
     // Later versions of the pod are published.
     let input = PodInput::Once(arguments.pod);
-    let (files, snapshot) = FileSource::open_accepting(Accepted::Pods, Some(input), &[])?;
+    let (files, snapshot) = FileSource::open_accepting(AcceptedDocuments::Pods, Some(input), &[])?;
     let pod = snapshot.pod.clone().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
     if arguments.uid != pod.identity.uid.as_str() {
         let (wanted, uid) = (arguments.uid, &pod.identity.uid);

@@ -85,39 +85,39 @@ impl IoUring {
     }
 }
 
-/// What containers see that mount parts of volumes.
+/// What a container sees that mounts a part of a volume.
 #[derive(Args)]
 pub(crate) struct SubPathOptions {
     /// What a container that mounts a key or a directory of a volume of files (subPath) sees after a change: the files of its
     /// start (pinned), as with the kubelet, or those of each moment (live). The annotation podfs.io/sub-path.VOLUME of a pod
     /// decides for one volume.
     #[arg(long, value_name = "MODE", value_enum, default_value_t)]
-    pub(crate) sub_path: SubPath,
+    pub(crate) sub_path: SubPathArgument,
 }
 
 /// The values of `--sub-path`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum SubPath {
+pub(crate) enum SubPathArgument {
     #[default]
     Pinned,
     Live,
 }
 
-impl SubPath {
+impl SubPathArgument {
     /// Its word on the command line.
     pub(crate) fn word(self) -> &'static str {
         match self {
-            SubPath::Pinned => "pinned",
-            SubPath::Live => "live",
+            SubPathArgument::Pinned => "pinned",
+            SubPathArgument::Live => "live",
         }
     }
 }
 
-impl From<SubPath> for SubPathMode {
-    fn from(mode: SubPath) -> SubPathMode {
+impl From<SubPathArgument> for SubPathMode {
+    fn from(mode: SubPathArgument) -> SubPathMode {
         match mode {
-            SubPath::Pinned => SubPathMode::Pinned,
-            SubPath::Live => SubPathMode::Live,
+            SubPathArgument::Pinned => SubPathMode::Pinned,
+            SubPathArgument::Live => SubPathMode::Live,
         }
     }
 }

@@ -11,7 +11,7 @@ use super::options::{DriverOptions, GenerationOptions, MemoryOptions, SubPathOpt
 use crate::manifest::pod::Pod;
 use crate::source::{Snapshot, Source};
 use crate::supervisor::log_format::LogFormat;
-use crate::supervisor::run_dir::claim::PodClaim;
+use crate::supervisor::run_dir::claim::PodLock;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::run_dir::trust;
 use crate::supervisor::server::program::ServerProgram;
@@ -46,7 +46,7 @@ impl PodService {
     /// Serves the pod until a signal, or the source, ends it.
     pub(crate) fn run(self, pod: &Arc<Pod>, source: Source, snapshot: Snapshot) -> Result<(), Failure> {
         trust::check(&self.root_dir).map_err(Failure::input)?;
-        let (claim, inheritance) = PodClaim::take(&self.run_dir, &self.root_dir, &pod.identity)?;
+        let (claim, inheritance) = PodLock::take(&self.run_dir, &self.root_dir, &pod.identity)?;
         let report = Report::new(ReportScope::Pod, pod.identity.clone(), &pod.volumes, self.log_format, self.ready_fd);
         let assignment = Assignment {
             identity: pod.identity.clone(),

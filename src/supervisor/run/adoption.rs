@@ -23,11 +23,11 @@ use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::run_dir::socket;
 use crate::supervisor::server::program::ServerProgram;
 use crate::supervisor::server::{PodServer, kill_server};
-use crate::supervisor::volume::adopted::{About, KeptVolume};
+use crate::supervisor::volume::adopted::{KeptVolume, VolumeRecord};
 use crate::volume::{Volume, VolumeSource};
 
 /// Volumes that the adopted server serves, by name.
-pub(in crate::supervisor) struct Adoption(HashMap<String, (About, AdoptedVolume)>);
+pub(in crate::supervisor) struct Adoption(HashMap<String, (VolumeRecord, AdoptedVolume)>);
 
 impl Adoption {
     /// Gives the served volumes that are in `volumes`, with the same kind and below `site`, by their places in the
@@ -75,7 +75,7 @@ impl Adoption {
 }
 
 /// Unmounts a volume, but only below the pod's directory: the server chose the path.
-fn discard(volume: &str, about: &About, served: AdoptedVolume, site: &MountPoint) {
+fn discard(volume: &str, about: &VolumeRecord, served: AdoptedVolume, site: &MountPoint) {
     warn!(volume, "the pod no longer has volume {volume:?} of the podfs before; podfs unmounts it");
     let taken_away = match about.path.starts_with(site.path()) {
         true => take_away(&about.path).map_err(|error| error.to_string()),
@@ -126,7 +126,7 @@ fn adopt(
     let (server, volumes) = PodServer::adopt(control, pid, program, pod, profile, log_format)?;
     let mut adoption = HashMap::new();
     for served in volumes {
-        let about = About::deserialize(served.about())?;
+        let about = VolumeRecord::deserialize(served.about())?;
         let name = served.name().ok_or_else(|| io::Error::other("the server has a volume without a name"))?.to_owned();
         adoption.insert(name, (about, served));
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use podfs_fuse::mount::MountError;
 
 use crate::manifest::pod::{PodFacts, PodIdentity};
-use crate::supervisor::run_dir::claim::{ClaimLeftovers, PodClaim};
+use crate::supervisor::run_dir::claim::{PodLeftovers, PodLock};
 use crate::supervisor::run_dir::mount_points::MountPointsError;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::server::program::ServerProgram;
@@ -24,9 +24,9 @@ pub struct Assignment {
     /// Where they appear.
     pub site: Site,
     /// The exclusive right to serve them, if other supervisors could serve the pod, too.
-    pub claim: Option<PodClaim>,
+    pub claim: Option<PodLock>,
     /// Leftovers of a podfs that served the pod before.
-    pub inheritance: ClaimLeftovers,
+    pub inheritance: PodLeftovers,
     /// The program of its servers.
     pub server_program: ServerProgram,
     /// The directory of FlexVolume drivers.

@@ -17,20 +17,20 @@ use tokio::task::JoinSet;
 use tracing::error;
 
 use super::Supervisor;
-use super::work::{Done, WorkOutcome};
+use super::work::{FinishedWork, WorkOutcome};
 use crate::manifest::pod::Pod;
 use crate::mounts::hosts;
 use crate::mounts::{
-    ContainerMount, Environment, Features, Inputs, MountSource, MountedVolume, MountsError, NotMounted, PlannedMount,
+    AgentFacts, ContainerMount, Features, Inputs, MountSource, MountedPodVolume, MountsError, NotMounted, PlannedMount,
     PlannedSource, Propagation, plan,
 };
-use crate::supervisor::control::{ContainerRequest, ControlAnswer, Errand, Task};
+use crate::supervisor::control::{ContainerRequest, ControlAnswer, Errand, ErrandTask};
 use crate::supervisor::run_dir::container_files::{ContainerFileError, ContainerFiles};
 use crate::supervisor::run_dir::mount_points::MountPoints;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::status::store::VolumeReport;
 use crate::supervisor::volume::sub_path::{PartError, SubPathRequest};
-use crate::supervisor::volume::{SELINUX, Shown, VolumeLife};
+use crate::supervisor::volume::{SELINUX, ShownContent, VolumeLife};
 use crate::types::is_dns_label;
 use crate::volume::{Volume, VolumeSource};
 
@@ -44,18 +44,18 @@ pub(super) struct ContainerErrands {
     pub(super) site: Site,
     pub(super) mount_points: Arc<Mutex<MountPoints>>,
     pub(super) errands: mpsc::Receiver<Errand>,
-    under_way: Vec<UnderWay>,
+    under_way: Vec<PendingErrand>,
     last: u64,
     /// The last steps of errands, on blocking threads.
     last_steps: JoinSet<FinishedErrand>,
 }
 
 /// An errand that has not ended.
-struct UnderWay {
+struct PendingErrand {
     number: u64,
     errand: Errand,
     /// Parts that wait until their volume is idle, by the volume's place.
-    waiting: Vec<(usize, Part)>,
+    waiting: Vec<(usize, VolumeErrand)>,
     /// How many volumes work on their parts.
     busy: usize,
     /// The mount points of parts of volumes (subPath), by the index of the container's mount.
@@ -66,13 +66,13 @@ struct UnderWay {
 }
 
 /// What a volume does for an errand.
-pub(super) enum Part {
+pub(super) enum VolumeErrand {
     Prepare(Vec<SubPathRequest>),
     Release(Option<String>),
 }
 
 /// The outcome of a part: where parts of the volume are mounted.
-pub(super) struct PartDone {
+pub(super) struct VolumeErrandOutcome {
     pub(super) number: u64,
     pub(super) outcome: Result<Vec<(usize, PathBuf)>, PartError>,
 }
@@ -157,7 +157,7 @@ impl ContainerErrands {
     }
 
     /// Records the outcome of a volume's part.
-    pub(super) fn take(&mut self, done: PartDone) {
+    pub(super) fn take(&mut self, done: VolumeErrandOutcome) {
         let Some(under_way) = self.under_way.iter_mut().find(|other| other.number == done.number) else { return };
         under_way.busy -= 1;
         match done.outcome {
@@ -168,8 +168,8 @@ impl ContainerErrands {
 
     /// Starts the last step of errands whose volumes have done their parts. Answers errands that failed.
     fn finish_errands(&mut self) {
-        let is_over = |one: &mut UnderWay| one.busy == 0 && (one.waiting.is_empty() || one.refused.is_some());
-        for UnderWay { errand, refused, sources, last_step, .. } in self.under_way.extract_if(.., is_over) {
+        let is_over = |one: &mut PendingErrand| one.busy == 0 && (one.waiting.is_empty() || one.refused.is_some());
+        for PendingErrand { errand, refused, sources, last_step, .. } in self.under_way.extract_if(.., is_over) {
             if let Some(reason) = refused {
                 errand.answer(ControlAnswer::Refused(reason));
                 continue;
@@ -200,15 +200,15 @@ impl Supervisor {
     /// Plans an errand: the part of each volume, and the last step.
     fn take_errand(&mut self, errand: Errand) {
         let planned = match &errand.task {
-            Task::Prepare(request) => self.plan(request),
-            Task::Release(container) => self.plan_release(container.as_deref()),
+            ErrandTask::Prepare(request) => self.plan(request),
+            ErrandTask::Release(container) => self.plan_release(container.as_deref()),
         };
         match planned {
             Ok((waiting, last_step)) => {
                 let (busy, sources, refused) = (0, BTreeMap::new(), None);
                 self.containers.last += 1;
                 let number = self.containers.last;
-                let under_way = UnderWay { number, errand, waiting, busy, sources, refused, last_step };
+                let under_way = PendingErrand { number, errand, waiting, busy, sources, refused, last_step };
                 self.containers.under_way.push(under_way);
             }
             Err(error) => errand.answer(ControlAnswer::Refused(error.to_string())),
@@ -225,7 +225,7 @@ impl Supervisor {
                 .into_iter()
                 .partition(|(place, _)| self.idle.contains_key(place));
             under_way.waiting = waiting;
-            let ready: Vec<(usize, Part)> = ready;
+            let ready: Vec<(usize, VolumeErrand)> = ready;
             for (place, part) in ready {
                 // A volume has at most one part of an errand.
                 let Some(mut volume) = self.idle.remove(&place) else { continue };
@@ -233,24 +233,28 @@ impl Supervisor {
                 let number = under_way.number;
                 self.working.spawn_blocking(move || {
                     let outcome = match part {
-                        Part::Prepare(requests) => {
+                        VolumeErrand::Prepare(requests) => {
                             let prepare =
                                 |request: &SubPathRequest| Ok((request.index, volume.prepare_sub_path(request)?));
                             requests.iter().map(prepare).collect()
                         }
-                        Part::Release(container) => match volume.release_sub_paths(container.as_deref()) {
+                        VolumeErrand::Release(container) => match volume.release_sub_paths(container.as_deref()) {
                             Ok(()) => Ok(Vec::new()),
                             Err(error) => Err(error.into()),
                         },
                     };
-                    Done { place, volume, outcome: WorkOutcome::Errand(PartDone { number, outcome }) }
+                    FinishedWork {
+                        place,
+                        volume,
+                        outcome: WorkOutcome::Errand(VolumeErrandOutcome { number, outcome }),
+                    }
                 });
             }
         }
         self.containers.finish_errands();
     }
 
-    fn plan(&self, request: &ContainerRequest) -> Result<(Vec<(usize, Part)>, LastStep), ErrandError> {
+    fn plan(&self, request: &ContainerRequest) -> Result<(Vec<(usize, VolumeErrand)>, LastStep), ErrandError> {
         let ContainerRequest { container, environment, recursive_read_only, only_volumes } = request;
         let pod = self.containers.pod.as_ref().ok_or(ErrandError::NoPod)?;
         check_name(container)?;
@@ -276,12 +280,12 @@ impl Supervisor {
                 both_ways: mount.propagation == Propagation::Bidirectional,
             });
         }
-        let parts = parts.into_iter().map(|(place, requests)| (place, Part::Prepare(requests))).collect();
+        let parts = parts.into_iter().map(|(place, requests)| (place, VolumeErrand::Prepare(requests))).collect();
         let hosts = HostsFile::of(pod, environment);
         Ok((parts, LastStep::Prepare { container: container.clone(), mounts, hosts }))
     }
 
-    fn plan_release(&self, container: Option<&str>) -> Result<(Vec<(usize, Part)>, LastStep), ErrandError> {
+    fn plan_release(&self, container: Option<&str>) -> Result<(Vec<(usize, VolumeErrand)>, LastStep), ErrandError> {
         container.map_or(Ok(()), check_name)?;
         let container = container.map(str::to_owned);
         let is_concerned = |volume: &Volume| {
@@ -293,12 +297,12 @@ impl Supervisor {
             })
         };
         let concerned = self.volumes.iter().filter(|(_, volume)| is_concerned(volume));
-        let parts = concerned.map(|(place, _)| (*place, Part::Release(container.clone()))).collect();
+        let parts = concerned.map(|(place, _)| (*place, VolumeErrand::Release(container.clone()))).collect();
         Ok((parts, LastStep::Release { container }))
     }
 
     /// The pod's volumes, in the state of their last refresh.
-    fn mounted_volumes(&self) -> BTreeMap<String, Result<MountedVolume, NotMounted>> {
+    fn mounted_volumes(&self) -> BTreeMap<String, Result<MountedPodVolume, NotMounted>> {
         let store = self.report.store();
         let known = store.known();
         let volume = |(place, report): (&usize, &VolumeReport)| {
@@ -311,7 +315,7 @@ impl Supervisor {
 }
 
 /// What a container can mount of a volume.
-fn mounted(report: &VolumeReport, is_empty_dir: bool) -> Result<MountedVolume, NotMounted> {
+fn mounted(report: &VolumeReport, is_empty_dir: bool) -> Result<MountedPodVolume, NotMounted> {
     let (VolumeLife::Live(shown) | VolumeLife::Behind(shown, _)) = &report.state else {
         let reason = report.state.reason();
         return Err(reason.map_or(NotMounted::NotYet, |reason| NotMounted::Waiting(reason.to_owned())));
@@ -320,11 +324,11 @@ fn mounted(report: &VolumeReport, is_empty_dir: bool) -> Result<MountedVolume, N
     let path = std::path::absolute(&path).unwrap_or(path);
     let read_only = report.is_read_only;
     let device = match shown {
-        Shown::Device(number) => Some(*number),
+        ShownContent::Device(number) => Some(*number),
         _ => None,
     };
     // A bind mount shows the SELinux labels of its source, so the runtime has to relabel that of an emptyDir.
-    Ok(MountedVolume { path, read_only, selinux_relabel: is_empty_dir && *shown == Shown::Bind, device })
+    Ok(MountedPodVolume { path, read_only, selinux_relabel: is_empty_dir && *shown == ShownContent::Bind, device })
 }
 
 /// The name becomes a component of paths.
@@ -333,7 +337,7 @@ fn check_name(container: &str) -> Result<(), ErrandError> {
 }
 
 impl HostsFile {
-    fn of(pod: &Arc<Pod>, environment: &Environment) -> Self {
+    fn of(pod: &Arc<Pod>, environment: &AgentFacts) -> Self {
         if environment.host_network || pod.network.host_network {
             return HostsFile::OfNode(Arc::clone(pod));
         }

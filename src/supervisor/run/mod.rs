@@ -6,7 +6,7 @@
 //! | `start` | from an assignment to volumes that are served: prepare, adopt or start |
 //! | `adoption` | taking over from a supervisor that was killed |
 //! | `sharing` | volumes of one claim, which are one mount |
-//! | `containers` | preparing what containers mount, and removing it |
+//! | `containers` | preparing the sources of containers' mounts, and removing them |
 //! | `publishing` | volumes that come and go while the pod runs |
 //! | `work` | work on volumes, on blocking threads |
 //! | `table_watch` | when to read the mount table |
@@ -16,7 +16,7 @@
 //! | `orders`, `signals` | the orders that the supervisor gets by signals |
 //! | `heartbeat` | notifying systemd's watchdog |
 //! | `shutdown` | ending: unmount everything, or leave it for the next supervisor |
-//! | [`machine`] | what this machine offers to pods |
+//! | [`machine`] | the resources that this machine offers to pods |
 
 pub(in crate::supervisor) mod adoption;
 mod assignment;
@@ -48,21 +48,21 @@ use tracing::{debug, info, warn};
 use crate::manifest::PodView;
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::source::{Snapshot, Source};
-use crate::supervisor::control::{Caller, Control, RequestedChange};
+use crate::supervisor::control::{Control, PendingClient, RequestedChange};
 use crate::supervisor::server::PodServer;
 use crate::supervisor::status::report::Report;
 use crate::supervisor::volume::search::Searches;
-use crate::supervisor::volume::{PodEnd, PodVolume, Setting};
+use crate::supervisor::volume::{PodEnd, PodVolume, VolumeContext};
 use crate::volume::{Volume, VolumeSource};
 pub use assignment::{Assignment, SupervisorError};
 use containers::ContainerErrands;
 use heartbeat::Heartbeat;
-use orders::{Orders, SupervisorOrder};
-use publishing::{Departures, TakenAway};
+use orders::{OrderSignals, SupervisorOrder};
+use publishing::{PendingUnmounts, UnmountedVolume};
 use sharing::Sharing;
-use start::{Prepared, StartedSupervisor};
+use start::{PreparedSupervisor, StartedSupervisor};
 use unmount_watch::UnmountWatch;
-use work::{Done, RefreshTime};
+use work::{FinishedWork, RefreshTime};
 
 /// After a signal to stop: how long work under way may take, and how long the server may take to end.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -81,8 +81,8 @@ pub async fn run(
     report: Report,
 ) -> Result<(), SupervisorError> {
     log::set_pod(&assignment.identity.to_string(), assignment.identity.uid.as_str());
-    let mut orders = Orders::listen().map_err(SupervisorError::Signals)?;
-    let prepared = Prepared::of(assignment, source, snapshot, report);
+    let mut orders = OrderSignals::listen().map_err(SupervisorError::Signals)?;
+    let prepared = PreparedSupervisor::of(assignment, source, snapshot, report);
     let StartedSupervisor { mut supervisor, mount_points, is_claimed } = prepared.adopt_or_start()?;
     let outcome = match supervisor.serve(&mut orders).await {
         // Without a claim, no other podfs would find the volumes.
@@ -107,7 +107,7 @@ struct Supervisor {
     server: PodServer,
     /// Idle volumes, by place.
     idle: HashMap<usize, PodVolume>,
-    working: JoinSet<Done>,
+    working: JoinSet<FinishedWork>,
     /// When to refresh each mounted volume, by place. A volume is behind until it is refreshed with `version`.
     turns: HashMap<usize, RefreshTime>,
     view: Arc<PodView>,
@@ -117,14 +117,14 @@ struct Supervisor {
     volumes: BTreeMap<usize, Volume>,
     /// The place of the next volume that is published. None is used twice.
     next_place: usize,
-    setting: Setting,
+    setting: VolumeContext,
     /// Volumes that are being unmounted while the pod goes on.
-    leaving: JoinSet<TakenAway>,
-    departures: Departures,
+    leaving: JoinSet<UnmountedVolume>,
+    departures: PendingUnmounts,
     /// Clients that ask for an upgrade.
-    upgrades: mpsc::Receiver<Caller>,
+    upgrades: mpsc::Receiver<PendingClient>,
     /// Changes of the volumes, each with the client that asks for it.
-    changes: mpsc::Receiver<(RequestedChange, Caller)>,
+    changes: mpsc::Receiver<(RequestedChange, PendingClient)>,
     /// The control socket, which answers until this is dropped.
     control: Option<Control>,
     /// NFS servers that are silent.
@@ -134,7 +134,7 @@ struct Supervisor {
 }
 
 impl Supervisor {
-    async fn serve(&mut self, orders: &mut Orders) -> Result<SupervisorOrder, SupervisorError> {
+    async fn serve(&mut self, orders: &mut OrderSignals) -> Result<SupervisorOrder, SupervisorError> {
         self.report.started();
         self.allow_all_volumes().await;
         let mut heartbeat = Heartbeat::of_unit();
@@ -225,7 +225,7 @@ impl Supervisor {
             None => self.view.facts.clone(),
         };
         debug!("the pod or its objects changed");
-        self.turns.values_mut().for_each(|turn| turn.heard = turn.heard.or(snapshot.heard));
+        self.turns.values_mut().for_each(|turn| turn.noticed_at = turn.noticed_at.or(snapshot.noticed_at));
         self.report.tokens(snapshot.known.tokens.clone());
         let PodView { identity, machine, .. } = &*self.view;
         let (identity, machine) = (identity.clone(), *machine);

@@ -21,12 +21,12 @@ pub(in crate::supervisor) enum SupervisorOrder {
 }
 
 /// The signals that carry orders.
-pub(in crate::supervisor) struct Orders {
+pub(in crate::supervisor) struct OrderSignals {
     stop: StopSignals,
     leave: Signal,
 }
 
-impl Orders {
+impl OrderSignals {
     /// Starts to listen. From now on, none of these signals ends the process by default.
     pub(in crate::supervisor) fn listen() -> io::Result<Self> {
         Ok(Self { stop: StopSignals::listen()?, leave: signal(SignalKind::user_defined1())? })

@@ -20,19 +20,19 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::Supervisor;
-use super::sharing::{Sharing, is_shared, suits};
+use super::sharing::{Sharing, can_share, is_shared};
 use super::start::profile;
 use crate::host::empty_dir;
 use crate::manifest::PodView;
 use crate::manifest::pod::{Pod, PodIdentity};
-use crate::supervisor::control::{Caller, ControlAnswer, RequestedChange, VolumeNames};
+use crate::supervisor::control::{ControlAnswer, PendingClient, RequestedChange, VolumeNames};
 use crate::supervisor::volume::driver;
 use crate::supervisor::volume::left::{LeftCause, LeftError};
-use crate::supervisor::volume::{PodVolume, Setting, VolumeLife};
+use crate::supervisor::volume::{PodVolume, VolumeContext, VolumeLife};
 use crate::volume::{Claim, ClaimUsage, Volume, VolumeSource};
 
 /// A volume that a blocking thread has unmounted.
-pub(super) struct TakenAway {
+pub(super) struct UnmountedVolume {
     /// Its place; `None` for leftovers of an earlier supervisor.
     place: Option<usize>,
     name: String,
@@ -44,14 +44,14 @@ pub(super) struct TakenAway {
 
 /// Volumes that are being unmounted, and the clients that wait for that.
 #[derive(Default)]
-pub(super) struct Departures {
+pub(super) struct PendingUnmounts {
     /// Mounts to remove, by place.
     leaders: BTreeSet<usize>,
-    waiting: Vec<Departure>,
+    waiting: Vec<PendingUnmount>,
 }
 
-struct Departure {
-    caller: Caller,
+struct PendingUnmount {
+    caller: PendingClient,
     volumes: Vec<String>,
     /// The mounts that are not removed yet.
     left: BTreeSet<usize>,
@@ -60,7 +60,7 @@ struct Departure {
 
 impl Supervisor {
     /// Makes a change that an agent asked for, and answers the agent.
-    pub(super) async fn change(&mut self, change: RequestedChange, caller: Caller) {
+    pub(super) async fn change(&mut self, change: RequestedChange, caller: PendingClient) {
         let answer = match change {
             RequestedChange::Publish(pod) => self.publish(&pod).await.unwrap_or_else(|refusal| refusal),
             RequestedChange::Unpublish(volumes) => match self.places_of(&volumes) {
@@ -126,7 +126,7 @@ impl Supervisor {
                 }
                 Some(_) => {}
                 None => {
-                    if let Some(other) = self.other_way_of_claim(volume) {
+                    if let Some(other) = self.conflicting_volume_of_claim(volume) {
                         return Err(ControlAnswer::Refused(format!(
                             "volume {name:?} names the claim of volume {other:?}, which is mounted in another way; unpublish \
                              that first"
@@ -154,11 +154,11 @@ impl Supervisor {
     }
 
     /// The name of a mounted volume of the same claim whose mount does not suit this volume.
-    fn other_way_of_claim(&self, volume: &Volume) -> Option<String> {
+    fn conflicting_volume_of_claim(&self, volume: &Volume) -> Option<String> {
         let leader = self.leader_of_claim(volume)?;
         let spec = self.idle.get(&leader).map(PodVolume::spec).or_else(|| self.volumes.get(&leader))?;
-        let suits = !self.is_leaving(leader) && suits(spec, volume);
-        (!suits).then(|| spec.name.to_string())
+        let can_share = !self.is_leaving(leader) && can_share(spec, volume);
+        (!can_share).then(|| spec.name.to_string())
     }
 
     /// Adds volumes to the pod.
@@ -225,7 +225,7 @@ impl Supervisor {
     }
 
     /// Starts to unmount volumes. The client gets its answer when that is done.
-    fn unpublish(&mut self, volumes: Vec<String>, places: &BTreeSet<usize>, caller: Caller) {
+    fn unpublish(&mut self, volumes: Vec<String>, places: &BTreeSet<usize>, caller: PendingClient) {
         let mut left = BTreeSet::new();
         for place in places {
             let leader = self.sharing.leader(*place);
@@ -241,11 +241,11 @@ impl Supervisor {
                 self.take_away(leader, volume);
             }
         }
-        self.departures.waiting.push(Departure { caller, volumes, left, troubles: Vec::new() });
+        self.departures.waiting.push(PendingUnmount { caller, volumes, left, troubles: Vec::new() });
         self.answer_departures();
     }
 
-    /// Whether the mount at this place is to be removed while the pod goes on.
+    /// Whether the supervisor removes the mount at this path while the pod goes on.
     pub(super) fn is_leaving(&self, leader: usize) -> bool {
         self.departures.leaders.contains(&leader)
     }
@@ -257,14 +257,14 @@ impl Supervisor {
             let was_mounted = !matches!(volume.state(), VolumeLife::Waiting(_));
             let outcome = volume.unpublish();
             let unmounting = was_mounted.then(|| began.elapsed());
-            TakenAway { place: Some(place), name, plugin, unmounting, outcome }
+            UnmountedVolume { place: Some(place), name, plugin, unmounting, outcome }
         });
     }
 
     /// Forgets a volume that a blocking thread has unmounted, also if that failed.
-    pub(super) fn finish_leaving(&mut self, taken_away: Result<TakenAway, JoinError>) {
+    pub(super) fn finish_leaving(&mut self, taken_away: Result<UnmountedVolume, JoinError>) {
         let taken_away = taken_away.expect("a blocking thread that panics ends the process");
-        let TakenAway { place, name, plugin, unmounting, outcome } = taken_away;
+        let UnmountedVolume { place, name, plugin, unmounting, outcome } = taken_away;
         if let Some(took) = unmounting {
             self.report.operated("volume_unmount", &plugin, outcome.is_ok(), took);
         }
@@ -290,9 +290,9 @@ impl Supervisor {
     }
 
     fn answer_departures(&mut self) {
-        let over = |departure: &mut Departure| departure.left.is_empty();
+        let over = |departure: &mut PendingUnmount| departure.left.is_empty();
         for departure in self.departures.waiting.extract_if(.., over) {
-            let Departure { caller, volumes, troubles, .. } = departure;
+            let PendingUnmount { caller, volumes, troubles, .. } = departure;
             caller.answer(&match troubles.is_empty() {
                 true => ControlAnswer::Unpublished(VolumeNames { volumes }),
                 false => ControlAnswer::Refused(troubles.join("; ")),
@@ -319,7 +319,7 @@ impl Supervisor {
     /// which no server listed, mounts of drivers, and the content of emptyDirs.
     pub(super) fn remove_leftovers(&mut self) {
         let Some(homes) = self.setting.site.homes() else { return };
-        let Setting { site, .. } = &self.setting;
+        let VolumeContext { site, .. } = &self.setting;
         let volumes = || self.volumes.values();
         let path_of = |volume: &Volume| volume.kind.directory.map(|kind| site.volume(kind, volume.name.as_str()));
         let paths: HashSet<PathBuf> = volumes().filter_map(path_of).collect();
@@ -349,7 +349,7 @@ impl Supervisor {
             let setting = self.setting.clone();
             self.leaving.spawn_blocking(move || {
                 let outcome = driver::undo_home(&setting, &home).map_err(LeftError::from);
-                TakenAway { place: None, name, plugin: String::new(), unmounting: None, outcome }
+                UnmountedVolume { place: None, name, plugin: String::new(), unmounting: None, outcome }
             });
         }
         let homes = made.into_iter().filter(|home| !wanted.contains(home));
@@ -360,14 +360,14 @@ impl Supervisor {
             self.leaving.spawn_blocking(move || {
                 let name = path.file_name().unwrap_or_default().display().to_string();
                 let outcome = drop_left(&setting, &path, is_home);
-                TakenAway { place: None, name, plugin: String::new(), unmounting: None, outcome }
+                UnmountedVolume { place: None, name, plugin: String::new(), unmounting: None, outcome }
             });
         }
     }
 }
 
 /// Removes what an earlier supervisor left at a path: the home of an emptyDir, or a mount.
-fn drop_left(setting: &Setting, path: &Path, is_home: bool) -> Result<(), LeftError> {
+fn drop_left(setting: &VolumeContext, path: &Path, is_home: bool) -> Result<(), LeftError> {
     let at = |cause: LeftCause| LeftError::OfEarlier { path: path.to_owned(), cause };
     if is_home && path.exists() {
         let left = empty_dir::remove(path).map_err(|error| at(error.into()))?;

@@ -62,7 +62,7 @@ pub(in crate::supervisor) fn is_shared(volume: &Volume, other: &Volume, pod: &Po
 }
 
 /// Whether the mount of `leader` suits `volume`, too.
-pub(in crate::supervisor) fn suits(leader: &Volume, volume: &Volume) -> bool {
+pub(in crate::supervisor) fn can_share(leader: &Volume, volume: &Volume) -> bool {
     let mut merged = leader.clone();
     merge(&mut merged, volume);
     merged == *leader
@@ -84,12 +84,12 @@ mod tests {
 
     use super::*;
     use crate::manifest::parse_bare;
-    use crate::volume::{Fields, VolumeUses};
+    use crate::volume::{VolumeFields, VolumeUses};
 
     fn volume(name: &str, source: &str) -> Volume {
         let yaml = format!("{{name: {name}, {source}}}");
         let volume = parse_bare(Path::new("volume.yaml"), yaml.as_bytes()).expect(source);
-        Volume::parse(&volume, &Fields::default(), &VolumeUses::default()).expect(source)
+        Volume::parse(&volume, &VolumeFields::default(), &VolumeUses::default()).expect(source)
     }
 
     #[test]
@@ -102,7 +102,7 @@ mod tests {
             volume("e", "ephemeral: {volumeClaimTemplate: {spec: {}}}"),
             volume("f", "emptyDir: {}"),
         ];
-        let (sharing, mounted) = Sharing::of(&volumes, &PodIdentity::stand_in());
+        let (sharing, mounted) = Sharing::of(&volumes, &PodIdentity::placeholder());
         let places: Vec<usize> = mounted.iter().map(|(place, _)| *place).collect();
         assert_eq!(places, [0, 1, 3, 5]);
         assert_eq!(sharing.places(0).collect::<Vec<_>>(), [0, 2]);

@@ -28,7 +28,7 @@ use super::{Supervisor, TIMEOUT};
 use crate::driver::DriverHome;
 use crate::host::{block, local};
 use crate::supervisor::volume::driver::{homes, undo_home};
-use crate::supervisor::volume::{PodEnd, PodVolume, Setting, VolumeLife};
+use crate::supervisor::volume::{PodEnd, PodVolume, VolumeContext, VolumeLife};
 
 /// How long drivers may take to unmount the volumes of a pod that ends, with all retries.
 const DRIVERS: Duration = Duration::from_secs(123);
@@ -93,7 +93,7 @@ impl Supervisor {
         let mut unmounting = JoinSet::new();
         loop {
             for volume in waiting.by_ref().take(AT_ONCE - unmounting.len()) {
-                unmounting.spawn_blocking(move || Unmounted::of(volume, end));
+                unmounting.spawn_blocking(move || UnmountOutcome::of(volume, end));
             }
             match waiting.len() + unmounting.len() {
                 0 => return,
@@ -111,8 +111,8 @@ impl Supervisor {
         }
     }
 
-    fn note_unmounted(&mut self, unmounted: Unmounted) {
-        let Unmounted { name, plugin, took, outcome } = unmounted;
+    fn note_unmounted(&mut self, unmounted: UnmountOutcome) {
+        let UnmountOutcome { name, plugin, took, outcome } = unmounted;
         if let Some(took) = took {
             self.report.operated("volume_unmount", &plugin, outcome.is_ok(), took);
         }
@@ -123,7 +123,7 @@ impl Supervisor {
 }
 
 /// The outcome of an unmount.
-struct Unmounted {
+struct UnmountOutcome {
     name: String,
     plugin: String,
     /// How long it took, if the volume was mounted.
@@ -131,17 +131,17 @@ struct Unmounted {
     outcome: Result<(), MountError>,
 }
 
-impl Unmounted {
-    fn of(volume: PodVolume, end: PodEnd) -> Unmounted {
+impl UnmountOutcome {
+    fn of(volume: PodVolume, end: PodEnd) -> UnmountOutcome {
         let (name, plugin, began) = (volume.spec().name.to_string(), volume.plugin(), Instant::now());
         let was_mounted = !matches!(volume.state(), VolumeLife::Waiting(_));
         let outcome = volume.take_down(end);
-        Unmounted { name, plugin, took: was_mounted.then(|| began.elapsed()), outcome }
+        UnmountOutcome { name, plugin, took: was_mounted.then(|| began.elapsed()), outcome }
     }
 }
 
 /// Makes the drivers unmount what they have mounted for the pod. A driver that hangs delays no other.
-async fn undo_drivers(setting: &Setting) {
+async fn undo_drivers(setting: &VolumeContext) {
     let mut undoing: JoinSet<()> =
         homes(&setting.site).into_iter().map(|home| undo_until_done(setting.clone(), home)).collect();
     if timeout(DRIVERS, async { while undoing.join_next().await.is_some() {} }).await.is_err() {
@@ -156,7 +156,7 @@ async fn undo_drivers(setting: &Setting) {
 }
 
 /// Calls a driver until it has unmounted the volume.
-async fn undo_until_done(setting: Setting, (home, volume): (DriverHome, String)) {
+async fn undo_until_done(setting: VolumeContext, (home, volume): (DriverHome, String)) {
     let mut last_error = None;
     loop {
         let (setting, home) = (setting.clone(), home.clone());

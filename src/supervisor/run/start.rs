@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use podfs_fuse::confinement::Profile;
-use podfs_fuse::mount::private::Shape;
+use podfs_fuse::mount::private::MountPointType;
 use podfs_fuse::mount::visible::MountPoint;
 use podfs_fuse::session::uring;
 use tokio::sync::mpsc;
@@ -20,19 +20,19 @@ use tracing::warn;
 
 use super::adoption;
 use super::containers::ContainerErrands;
-use super::publishing::Departures;
+use super::publishing::PendingUnmounts;
 use super::sharing::Sharing;
 use super::unmount_watch::UnmountWatch;
-use super::upgrade::Continuing;
+use super::upgrade::UpgradeHandover;
 use super::work::RefreshTime;
 use super::{Assignment, Supervisor, SupervisorError, machine};
 use crate::manifest::PodView;
 use crate::manifest::pod::{Pod, PodIdentity};
 use crate::metrics::{Exposition, exporter};
-use crate::source::{Inbox, Snapshot, Source};
-use crate::supervisor::control::{Caller, Control, Errand, RequestedChange, TaskQueues};
+use crate::source::{PushReceiver, Snapshot, Source};
+use crate::supervisor::control::{Control, Errand, PendingClient, RequestedChange, TaskQueues};
 use crate::supervisor::run_dir::cgroup::{self, Cgroup};
-use crate::supervisor::run_dir::claim::{self, ClaimLeftovers, PodClaim};
+use crate::supervisor::run_dir::claim::{self, PodLeftovers, PodLock};
 use crate::supervisor::run_dir::mount_points::{MountPoints, MountPointsError};
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::run_dir::socket;
@@ -42,7 +42,7 @@ use crate::supervisor::status::metrics;
 use crate::supervisor::status::report::Report;
 use crate::supervisor::volume::adopted::KeptVolume;
 use crate::supervisor::volume::search::Searches;
-use crate::supervisor::volume::{PodVolume, Setting};
+use crate::supervisor::volume::{PodVolume, VolumeContext};
 use crate::volume::{SubPathMode, Volume, VolumeSource};
 
 /// Most containers that wait to be prepared or released.
@@ -51,12 +51,12 @@ const MAX_ERRANDS: usize = 8;
 const MAX_CHANGES: usize = 16;
 
 /// A supervisor that has not touched a volume yet.
-pub(super) struct Prepared {
+pub(super) struct PreparedSupervisor {
     identity: PodIdentity,
     volumes: Vec<Volume>,
     site: Site,
-    claim: Option<PodClaim>,
-    inheritance: ClaimLeftovers,
+    claim: Option<PodLock>,
+    inheritance: PodLeftovers,
     server_program: Arc<ServerProgram>,
     cgroup: Option<Cgroup>,
     flex_volumes: PathBuf,
@@ -70,8 +70,8 @@ pub(super) struct Prepared {
     source: Source,
     report: Report,
     control: Option<Control>,
-    upgrades: mpsc::Receiver<Caller>,
-    changes: mpsc::Receiver<(RequestedChange, Caller)>,
+    upgrades: mpsc::Receiver<PendingClient>,
+    changes: mpsc::Receiver<(RequestedChange, PendingClient)>,
     pod: Option<Arc<Pod>>,
     errands: mpsc::Receiver<Errand>,
 }
@@ -85,9 +85,14 @@ pub(super) struct StartedSupervisor {
     pub(super) is_claimed: bool,
 }
 
-impl Prepared {
+impl PreparedSupervisor {
     /// Prepares all that touches no volume.
-    pub(super) fn of(assignment: Assignment, source: Source, snapshot: Snapshot, mut report: Report) -> Prepared {
+    pub(super) fn of(
+        assignment: Assignment,
+        source: Source,
+        snapshot: Snapshot,
+        mut report: Report,
+    ) -> PreparedSupervisor {
         let Assignment { identity, facts, volumes, site, mut claim, inheritance, .. } = assignment;
         let Assignment { server_program, trace, keep_old_generations, server_memory, metrics, .. } = assignment;
         let Assignment { agent_watches_mounts, keep_empty_dirs, flex_volumes, sub_path, io_uring, .. } = assignment;
@@ -116,7 +121,7 @@ impl Prepared {
         let task_queues = TaskQueues { upgrades: upgrade_queue, changes: change_queue, errands: errand_queue };
         let control = claim.as_ref().and_then(|claim| listen(claim, &report, source.inbox(), task_queues));
         let server_program = Arc::new(server_program);
-        Prepared {
+        PreparedSupervisor {
             identity,
             volumes,
             site,
@@ -147,13 +152,25 @@ impl Prepared {
     /// # Errors
     /// When no server can be started, or mount points cannot be made.
     pub(super) fn adopt_or_start(self) -> Result<StartedSupervisor, SupervisorError> {
-        let Prepared { identity, volumes, site, claim, inheritance, server_program, cgroup, .. } = self;
-        let Prepared { trace, keep_old_generations, agent_watches_mounts, view, source, report, control, .. } = self;
-        let Prepared { upgrades, changes, pod, errands, flex_volumes, sub_path, io_uring, keep_empty_dirs, .. } = self;
+        let PreparedSupervisor { identity, volumes, site, claim, inheritance, server_program, cgroup, .. } = self;
+        let PreparedSupervisor {
+            trace, keep_old_generations, agent_watches_mounts, view, source, report, control, ..
+        } = self;
+        let PreparedSupervisor {
+            upgrades,
+            changes,
+            pod,
+            errands,
+            flex_volumes,
+            sub_path,
+            io_uring,
+            keep_empty_dirs,
+            ..
+        } = self;
         let (sharing, mounted) = Sharing::of(&volumes, &identity);
         let directory = claim.as_ref().map(|claim| claim.directory().to_owned());
         let profile = profile(&volumes, io_uring);
-        let continuing = Continuing::find();
+        let continuing = UpgradeHandover::find();
         let found = directory.as_deref().and_then(|directory| {
             let refused = |reason: &str| continuing.iter().for_each(|continuing| continuing.give_back(reason));
             adoption::find(directory, &server_program, &identity, profile, report.log_format(), refused)
@@ -174,7 +191,7 @@ impl Prepared {
         }
         let (unmount_watch, containers_site) = (UnmountWatch::of(&site, agent_watches_mounts), site.clone());
         let mount_points = Arc::new(Mutex::new(mount_points));
-        let setting = Setting {
+        let setting = VolumeContext {
             server: server.client(),
             site,
             mount_points: Arc::clone(&mount_points),
@@ -212,7 +229,7 @@ impl Prepared {
             volumes: volumes.into_iter().enumerate().collect(),
             setting,
             leaving: JoinSet::new(),
-            departures: Departures::default(),
+            departures: PendingUnmounts::default(),
             upgrades,
             changes,
             control,
@@ -242,7 +259,7 @@ pub(super) fn profile<'a>(volumes: impl IntoIterator<Item = &'a Volume>, io_urin
 }
 
 /// A control socket that cannot be opened is only logged: the pod's volumes do not depend on it.
-fn listen(claim: &PodClaim, report: &Report, inbox: Option<Inbox>, task_queues: TaskQueues) -> Option<Control> {
+fn listen(claim: &PodLock, report: &Report, inbox: Option<PushReceiver>, task_queues: TaskQueues) -> Option<Control> {
     let control = Control::open(claim.directory(), report.store(), inbox, task_queues);
     control.inspect_err(|error| warn!("podfs status cannot ask this process: {error}")).ok()
 }
@@ -270,7 +287,7 @@ fn prepare_mount_points(
         else {
             return Ok(None);
         };
-        let point = mount_points.prepare(&site.volume(directory, volume.name.as_str()), Shape::Directory);
+        let point = mount_points.prepare(&site.volume(directory, volume.name.as_str()), MountPointType::Directory);
         point.map(Some).map_err(|cause| SupervisorError::Mount { volume: volume.name.to_string(), cause })
     };
     let points = volumes.iter().map(&mut prepare).collect::<Result<_, _>>()?;

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use tracing::{error, info, warn};
 
 use super::{Supervisor, TIMEOUT};
-use crate::supervisor::control::{Caller, ControlAnswer, Upgrade};
+use crate::supervisor::control::{ControlAnswer, PendingClient, Upgrade};
 use crate::supervisor::exec_state::{ExecState, become_program, inherited};
 use crate::supervisor::installed::program_on_disk;
 use crate::supervisor::server::program::ServerProgram;
@@ -28,7 +28,7 @@ use crate::supervisor::status::store::VERSION;
 
 impl Supervisor {
     /// Upgrades to the podfs that is on disk now, and sends the outcome to `upgrading`, the client that asked for it.
-    pub(in crate::supervisor) async fn upgrade(&mut self, upgrading: Caller) {
+    pub(in crate::supervisor) async fn upgrade(&mut self, upgrading: PendingClient) {
         // The program that goes on shows its progress again.
         self.report.hide_progress();
         let path = match program_on_disk() {
@@ -63,8 +63,8 @@ impl Supervisor {
 }
 
 /// The state from the program before this one, if that has executed this one.
-pub(in crate::supervisor) struct Continuing {
-    upgrading: Caller,
+pub(in crate::supervisor) struct UpgradeHandover {
+    upgrading: PendingClient,
     /// The executable of the program before, to roll back to.
     before: Option<OwnedFd>,
     /// The podfs-fuse of the program before. `None` if that program served volumes itself.
@@ -72,19 +72,19 @@ pub(in crate::supervisor) struct Continuing {
     rolled_back: Option<String>,
 }
 
-impl Continuing {
+impl UpgradeHandover {
     /// Reads the state, at the start of this process.
-    pub(in crate::supervisor) fn find() -> Option<Continuing> {
+    pub(in crate::supervisor) fn find() -> Option<UpgradeHandover> {
         let ExecState { connection, before, before_server, rolled_back, .. } = ExecState::of_before()?;
         // SAFETY: the program that executed this one left the descriptors for it, and this is called once.
         let left = |number: Option<RawFd>| number.and_then(|number| unsafe { inherited(number) }.ok());
         let (before, before_server) = (left(before), left(before_server));
         // SAFETY: as above.
-        let upgrading = unsafe { Caller::inherited(connection) };
+        let upgrading = unsafe { PendingClient::inherited(connection) };
         upgrading
             .inspect_err(|error| warn!("the client that asked for an upgrade is gone: {error}"))
             .ok()
-            .map(|upgrading| Continuing { upgrading, before, before_server, rolled_back })
+            .map(|upgrading| UpgradeHandover { upgrading, before, before_server, rolled_back })
     }
 
     /// Executes the previous program again, if there is one, because this one cannot adopt the pod's server. Returns if
@@ -115,7 +115,11 @@ impl Continuing {
 }
 
 /// Executes the program at `path`. Returns only if that fails.
-pub(in crate::supervisor) fn become_new(path: &Path, upgrading: &Caller, server_program: &ServerProgram) -> io::Error {
+pub(in crate::supervisor) fn become_new(
+    path: &Path,
+    upgrading: &PendingClient,
+    server_program: &ServerProgram,
+) -> io::Error {
     let before = match File::open("/proc/self/exe") {
         Ok(before) => before,
         Err(error) => return error,

@@ -7,18 +7,18 @@ use podfs_fuse::mount::MountError;
 use tokio::task::JoinError;
 use tokio::time::Instant;
 
-use super::containers::PartDone;
+use super::containers::VolumeErrandOutcome;
 use super::{Supervisor, SupervisorError};
-use crate::supervisor::volume::{Attempt, PodVolume, VolumeLife};
+use crate::supervisor::volume::{PodVolume, RefreshOutcome, VolumeLife};
 use crate::volume::VolumeSource;
 
-/// When a volume is to be refreshed.
+/// When the supervisor refreshes a volume.
 #[derive(Default)]
 pub(super) struct RefreshTime {
     /// The version of the pod's view that it was last refreshed with.
     refreshed: u64,
     /// When podfs saw the oldest change that it was not refreshed with.
-    pub(super) heard: Option<time::Instant>,
+    pub(super) noticed_at: Option<time::Instant>,
     pub(super) retry_at: Option<Instant>,
 }
 
@@ -29,7 +29,7 @@ impl RefreshTime {
 }
 
 /// Work that a blocking thread has done.
-pub(in crate::supervisor) struct Done {
+pub(in crate::supervisor) struct FinishedWork {
     pub(super) place: usize,
     pub(super) volume: PodVolume,
     pub(super) outcome: WorkOutcome,
@@ -38,14 +38,14 @@ pub(in crate::supervisor) struct Done {
 pub(super) enum WorkOutcome {
     /// The volume was refreshed.
     Refreshed {
-        attempt: Attempt,
+        attempt: RefreshOutcome,
         /// How long it took, if the volume was to be mounted.
         mounting: Option<Duration>,
     },
     /// Old generations were removed.
     Cleared,
     /// The volume has done its part of an errand.
-    Errand(PartDone),
+    Errand(VolumeErrandOutcome),
 }
 
 impl Supervisor {
@@ -66,12 +66,12 @@ impl Supervisor {
             let turn = self.turns.entry(place).or_default();
             turn.refreshed = self.version;
             turn.retry_at = None;
-            let (view, heard) = (Arc::clone(&self.view), turn.heard.take());
+            let (view, noticed_at) = (Arc::clone(&self.view), turn.noticed_at.take());
             self.working.spawn_blocking(move || {
                 let (began, waits) = (Instant::now(), matches!(volume.state(), VolumeLife::Waiting(_)));
-                let attempt = volume.refresh(&view, heard);
+                let attempt = volume.refresh(&view, noticed_at);
                 let outcome = WorkOutcome::Refreshed { attempt, mounting: waits.then(|| began.elapsed()) };
-                Done { place, volume, outcome }
+                FinishedWork { place, volume, outcome }
             });
         }
         self.start_clearing(now);
@@ -85,7 +85,7 @@ impl Supervisor {
             let Some(mut volume) = self.idle.remove(&place) else { continue };
             self.working.spawn_blocking(move || {
                 volume.remove_old_generations();
-                Done { place, volume, outcome: WorkOutcome::Cleared }
+                FinishedWork { place, volume, outcome: WorkOutcome::Cleared }
             });
         }
     }
@@ -98,9 +98,12 @@ impl Supervisor {
     }
 
     /// Takes a volume back from its thread.
-    pub(in crate::supervisor) fn finish_work(&mut self, done: Result<Done, JoinError>) -> Result<(), SupervisorError> {
+    pub(in crate::supervisor) fn finish_work(
+        &mut self,
+        done: Result<FinishedWork, JoinError>,
+    ) -> Result<(), SupervisorError> {
         let done = done.expect("a blocking thread that panics ends the process");
-        let Done { place, volume, outcome } = done;
+        let FinishedWork { place, volume, outcome } = done;
         match outcome {
             WorkOutcome::Refreshed { attempt, mounting } => {
                 if let Err(cause) = self.take_attempt(place, &volume, attempt, mounting) {
@@ -130,7 +133,7 @@ impl Supervisor {
         &mut self,
         place: usize,
         volume: &PodVolume,
-        attempt: Attempt,
+        attempt: RefreshOutcome,
         mounting: Option<Duration>,
     ) -> Result<(), MountError> {
         let succeeded = volume.state().reason().is_none();
@@ -142,9 +145,9 @@ impl Supervisor {
             volumes.for_each(|volume| self.report.failed(volume));
         }
         match attempt {
-            Attempt::Settled => {}
-            Attempt::RetryIn(delay) => self.retry_at(place, delay),
-            Attempt::Hopeless(cause) => return Err(cause),
+            RefreshOutcome::Settled => {}
+            RefreshOutcome::RetryIn(delay) => self.retry_at(place, delay),
+            RefreshOutcome::Permanent(cause) => return Err(cause),
         }
         Ok(())
     }
@@ -160,7 +163,7 @@ impl Supervisor {
             self.finish_leaving(taken_away);
         }
         while let Some(done) = self.working.join_next().await {
-            if let Ok(Done { place, volume, .. }) = done {
+            if let Ok(FinishedWork { place, volume, .. }) = done {
                 self.idle.insert(place, volume);
             }
         }

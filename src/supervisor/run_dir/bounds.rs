@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, StatxFlags, statfs, statx};
 
-use super::claim::ClaimRecord;
+use super::claim::PodLockRecord;
 
 /// Why podfs leaves a recorded path alone.
 pub const OUTSIDE: &str = "is neither below the root directory nor in the pod's run directory";
@@ -34,7 +34,7 @@ impl Bounds {
     }
 
     /// Removes the paths outside these bounds from `record`, and returns them.
-    pub fn apply(&self, record: &mut ClaimRecord) -> Vec<PathBuf> {
+    pub fn apply(&self, record: &mut PodLockRecord) -> Vec<PathBuf> {
         let mut outside = Vec::new();
         let mut keep = |paths: &mut Vec<PathBuf>, is_inside: &dyn Fn(&Path) -> bool| {
             paths.retain(|path| {
@@ -90,13 +90,13 @@ mod tests {
     fn recorded_paths_outside_the_directories_are_ignored() {
         let paths = |all: &[&str]| all.iter().map(PathBuf::from).collect::<Vec<_>>();
         let bounds = Bounds::new(Path::new("/none/run/u1"), Path::new("/none/root")).expect("absolute paths");
-        let mut record = ClaimRecord {
+        let mut record = PodLockRecord {
             run: paths(&["/none", "/none/run", "/none/run/u1", "/none/run/u2", "/etc"]),
             directories: paths(&["/none/root", "/none/root/pods", "/none/rootkit", "/none/root/../etc", "etc"]),
             files: paths(&["/none/root/pods/file", "/etc/passwd"]),
             written: paths(&["/none/root/pods/etc-hosts", "/etc/hosts"]),
             mounts: paths(&["/none/root/pods/volume", "/none/root", "/home", "/none/root/pods/../../home"]),
-            ..ClaimRecord::default()
+            ..PodLockRecord::default()
         };
         let outside = bounds.apply(&mut record);
         assert_eq!(record.run, paths(&["/none", "/none/run", "/none/run/u1"]));

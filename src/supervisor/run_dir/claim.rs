@@ -22,6 +22,7 @@ use tracing::warn;
 use super::bounds::{Bounds, OUTSIDE, is_there};
 use super::trust::{self, Untrusted};
 use crate::manifest::pod::PodIdentity;
+use crate::types::PodName;
 
 /// The locked file in the pod's run directory.
 pub const LOCK: &str = "lock";
@@ -45,7 +46,7 @@ const CLEANING: Duration = Duration::from_secs(3);
 
 /// Why a pod cannot be claimed.
 #[derive(Debug, thiserror::Error)]
-pub enum ClaimError {
+pub enum PodLockError {
     /// Another supervisor serves it.
     #[error("pod {uid} is already served by podfs (pid {pid}); stop that one first")]
     Taken {
@@ -82,11 +83,11 @@ pub enum ClaimError {
 
 /// The right to serve a pod. Dropping it removes the lock file.
 #[derive(Debug)]
-pub struct PodClaim {
+pub struct PodLock {
     pod: PodName,
     path: PathBuf,
     lock: Flock<File>,
-    // Dropped after `drop` has removed the file in them. What this process made is inside what one before it made.
+    // Dropped after `drop` has removed the file in them. The directories of this process are inside those of earlier ones.
     run: Directories,
     inherited_run: Directories,
     cgroup: Option<PathBuf>,
@@ -95,7 +96,7 @@ pub struct PodClaim {
 
 /// What a podfs that was killed has left for the next podfs that claims its pod.
 #[derive(Debug, Default)]
-pub struct ClaimLeftovers {
+pub struct PodLeftovers {
     /// Directories and files it had made for the pod.
     pub directories: Directories,
     /// Paths that had, or were about to get, a mount.
@@ -106,7 +107,7 @@ pub struct ClaimLeftovers {
 
 /// The content of the lock file.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub struct ClaimRecord {
+pub struct PodLockRecord {
     /// The supervisor that wrote it.
     pub pid: u32,
     /// The pod.
@@ -130,22 +131,13 @@ pub struct ClaimRecord {
     pub cgroup: Option<PathBuf>,
 }
 
-/// The namespace and name of a pod.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PodName {
-    /// Its namespace.
-    pub namespace: String,
-    /// Its name.
-    pub name: String,
-}
-
-impl ClaimRecord {
+impl PodLockRecord {
     /// The record in the lock file of this directory, if that has one.
-    pub fn read(directory: &Path) -> Option<ClaimRecord> {
+    pub fn read(directory: &Path) -> Option<PodLockRecord> {
         let mut bytes = Vec::new();
         trust::open(OpenOptions::new().read(true), &directory.join(LOCK)).ok()?.read_to_end(&mut bytes).ok()?;
         // The file is empty while a process writes it, and after a write that failed.
-        if bytes.is_empty() { Some(ClaimRecord::default()) } else { serde_json::from_slice(&bytes).ok() }
+        if bytes.is_empty() { Some(PodLockRecord::default()) } else { serde_json::from_slice(&bytes).ok() }
     }
 }
 
@@ -155,7 +147,7 @@ pub fn is_held(directory: &Path) -> bool {
     matches!(Flock::lock(file, FlockArg::LockSharedNonblock), Err((_, Errno::EWOULDBLOCK)))
 }
 
-impl PodClaim {
+impl PodLock {
     /// Claims the pod, whose volumes are below the root directory. Returns what a podfs that was killed has left there.
     ///
     /// # Errors
@@ -164,18 +156,18 @@ impl PodClaim {
         run_directory: &Path,
         root_directory: &Path,
         pod: &PodIdentity,
-    ) -> Result<(Self, ClaimLeftovers), ClaimError> {
+    ) -> Result<(Self, PodLeftovers), PodLockError> {
         let PodIdentity { namespace, name, uid } = pod;
         let directory = run_directory.join(uid.as_str());
         // Recorded paths must mean the same to a process with another working directory.
         let directory = std::path::absolute(&directory).unwrap_or(directory);
         let length = directory.join(CONTROL).as_os_str().len();
         if length > LONGEST_PATH {
-            return Err(ClaimError::TooLong { length });
+            return Err(PodLockError::TooLong { length });
         }
         let mut run = Directories::default();
         let path = directory.join(LOCK);
-        let failed = |cause: io::Error| ClaimError::Lock { path: path.clone(), cause };
+        let failed = |cause: io::Error| PodLockError::Lock { path: path.clone(), cause };
         let until = Instant::now() + CLEANING;
         trust::check(run_directory)?;
         loop {
@@ -196,7 +188,7 @@ impl PodClaim {
                         sleep(Duration::from_millis(5));
                         continue;
                     }
-                    return Err(ClaimError::Taken { uid: uid.to_string(), pid });
+                    return Err(PodLockError::Taken { uid: uid.to_string(), pid });
                 }
                 Err((_, errno)) => return Err(failed(errno.into())),
             };
@@ -218,22 +210,22 @@ impl PodClaim {
                 let mut claim =
                     Self { pod, path: path.clone(), lock, run, inherited_run, cgroup, leaves_record: false };
                 claim.record(&directories, &record.mounts, &record.written).map_err(failed)?;
-                let ClaimRecord { mounts, written, .. } = record;
-                return Ok((claim, ClaimLeftovers { directories, mounts, written }));
+                let PodLockRecord { mounts, written, .. } = record;
+                return Ok((claim, PodLeftovers { directories, mounts, written }));
             }
         }
     }
 
     /// Claims what a dead podfs has left in this run directory of a pod, and returns its record. Makes nothing and
-    /// writes nothing. Dropping the claim removes the record, unless [`PodClaim::leave_record`] is called.
+    /// writes nothing. Dropping the claim removes the record, unless [`PodLock::leave_record`] is called.
     ///
     /// # Errors
     /// When another process holds the claim, or the lock file has no record.
-    pub fn take_leftovers(directory: &Path) -> Result<(Self, ClaimRecord), ClaimError> {
+    pub fn take_leftovers(directory: &Path) -> Result<(Self, PodLockRecord), PodLockError> {
         let path = directory.join(LOCK);
-        let failed = |cause: io::Error| ClaimError::Lock { path: path.clone(), cause };
+        let failed = |cause: io::Error| PodLockError::Lock { path: path.clone(), cause };
         let taken =
-            |pid| ClaimError::Taken { uid: directory.file_name().unwrap_or_default().display().to_string(), pid };
+            |pid| PodLockError::Taken { uid: directory.file_name().unwrap_or_default().display().to_string(), pid };
         trust::check(directory)?;
         let file = trust::open(OpenOptions::new().read(true).write(true), &path).map_err(failed)?;
         let lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
@@ -242,7 +234,7 @@ impl PodClaim {
             Err((mut file, Errno::EWOULDBLOCK)) => return Err(taken(read(&mut file).pid)),
             Err((_, errno)) => return Err(failed(errno.into())),
         };
-        let record = ClaimRecord::read(directory).ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))?;
+        let record = PodLockRecord::read(directory).ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))?;
         let mut inherited_run = record.run.clone();
         inherited_run.retain(|run| directory.starts_with(run));
         if !inherited_run.iter().any(|run| run == directory) {
@@ -254,12 +246,12 @@ impl PodClaim {
         Ok((Self { pod, path, lock, run, inherited_run, cgroup, leaves_record: false }, record))
     }
 
-    /// Records what was made for the pod's volumes, so that the pod's next podfs removes it if this process is killed.
+    /// Records the paths that were made for the pod's volumes: if this process is killed, the pod's next podfs removes them.
     ///
     /// # Errors
     /// When the lock file cannot be written.
     pub fn record(&mut self, directories: &Directories, mounts: &[PathBuf], written: &[PathBuf]) -> io::Result<()> {
-        let record = ClaimRecord {
+        let record = PodLockRecord {
             pid: std::process::id(),
             pod: self.pod.clone(),
             run: [self.inherited_run.made(), self.run.made()].concat(),
@@ -282,13 +274,13 @@ impl PodClaim {
     }
 
     /// Claims the pod again after another process has deleted its run directory. The caller has to call
-    /// [`PodClaim::record`] next.
+    /// [`PodLock::record`] next.
     ///
     /// # Errors
     /// When another podfs has claimed the pod meanwhile, or the run directory cannot be made.
-    pub fn take_again(&mut self) -> Result<(), ClaimError> {
+    pub fn take_again(&mut self) -> Result<(), PodLockError> {
         let directory = self.directory().to_owned();
-        let failed = |cause: io::Error| ClaimError::Lock { path: self.path.clone(), cause };
+        let failed = |cause: io::Error| PodLockError::Lock { path: self.path.clone(), cause };
         self.run.make(&directory)?;
         trust::check(&directory)?;
         let mut options = OpenOptions::new();
@@ -297,7 +289,7 @@ impl PodClaim {
             Ok(lock) => lock,
             Err((mut file, Errno::EWOULDBLOCK)) => {
                 let uid = directory.file_name().unwrap_or_default().display().to_string();
-                return Err(ClaimError::Taken { uid, pid: read(&mut file).pid });
+                return Err(PodLockError::Taken { uid, pid: read(&mut file).pid });
             }
             Err((_, errno)) => return Err(failed(errno.into())),
         };
@@ -325,7 +317,7 @@ impl PodClaim {
     }
 }
 
-impl Drop for PodClaim {
+impl Drop for PodLock {
     fn drop(&mut self) {
         if self.leaves_record {
             return;
@@ -341,7 +333,7 @@ impl Drop for PodClaim {
 }
 
 /// The record in the file. It is empty while another process writes the file, and if the file has no record.
-fn read(file: &mut File) -> ClaimRecord {
+fn read(file: &mut File) -> PodLockRecord {
     let mut text = String::new();
     file.read_to_string(&mut text).ok().and_then(|_| serde_json::from_str(&text).ok()).unwrap_or_default()
 }
@@ -370,27 +362,31 @@ mod tests {
     #[test]
     fn a_pod_has_one_supervisor_at_a_time() {
         let run = tempfile::tempdir().expect("a directory");
-        let pod = PodIdentity::stand_in();
-        let (first, _) = PodClaim::take(run.path(), ROOT.as_ref(), &pod).expect("the pod is free");
-        let error = PodClaim::take(run.path(), ROOT.as_ref(), &pod).expect_err("the pod is taken").to_string();
+        let pod = PodIdentity::placeholder();
+        let (first, _) = PodLock::take(run.path(), ROOT.as_ref(), &pod).expect("the pod is free");
+        let error = PodLock::take(run.path(), ROOT.as_ref(), &pod).expect_err("the pod is taken").to_string();
         assert!(error.contains(&format!("(pid {})", std::process::id())), "{error}");
         drop(first);
         assert_eq!(std::fs::read_dir(run.path()).expect("a listing").count(), 0, "nothing stays behind");
-        PodClaim::take(run.path(), ROOT.as_ref(), &pod).expect("the pod is free again");
+        PodLock::take(run.path(), ROOT.as_ref(), &pod).expect("the pod is free again");
     }
 
     #[test]
     fn directories_of_a_killed_supervisor_are_removed_by_the_next() {
         let (run, root) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
-        let pod = PodIdentity::stand_in();
+        let pod = PodIdentity::placeholder();
         let made = [root.path().join("pods"), root.path().join("pods/a")];
         made.iter().for_each(|path| std::fs::create_dir(path).expect("a directory"));
         let directory = run.path().join(pod.uid.as_str());
         std::fs::create_dir(&directory).expect("a directory");
-        let record =
-            ClaimRecord { pid: 1, run: vec![directory.clone()], directories: made.to_vec(), ..ClaimRecord::default() };
+        let record = PodLockRecord {
+            pid: 1,
+            run: vec![directory.clone()],
+            directories: made.to_vec(),
+            ..PodLockRecord::default()
+        };
         std::fs::write(directory.join("lock"), serde_json::to_vec(&record).expect("JSON")).expect("written");
-        drop(PodClaim::take(run.path(), root.path(), &pod).expect("no process holds the lock"));
+        drop(PodLock::take(run.path(), root.path(), &pod).expect("no process holds the lock"));
         for directory in [&run, &root] {
             assert_eq!(std::fs::read_dir(directory.path()).expect("a listing").count(), 0);
         }
@@ -399,14 +395,14 @@ mod tests {
     #[test]
     fn a_claim_waits_for_the_process_that_cleans_up_after_a_dead_supervisor() {
         let run = tempfile::tempdir().expect("a directory");
-        let pod = PodIdentity::stand_in();
+        let pod = PodIdentity::placeholder();
         let directory = run.path().join(pod.uid.as_str());
         std::fs::create_dir(&directory).expect("a directory");
         std::fs::write(directory.join(LOCK), "").expect("written");
-        let (cleaner, _) = PodClaim::take_leftovers(&directory).expect("no process holds the lock");
+        let (cleaner, _) = PodLock::take_leftovers(&directory).expect("no process holds the lock");
         assert!(is_held(&directory));
         std::thread::scope(|scope| {
-            let next = scope.spawn(|| PodClaim::take(run.path(), ROOT.as_ref(), &pod).map(drop));
+            let next = scope.spawn(|| PodLock::take(run.path(), ROOT.as_ref(), &pod).map(drop));
             drop(cleaner);
             next.join().expect("no panic").expect("the pod is free by now");
         });
@@ -416,8 +412,8 @@ mod tests {
     #[test]
     fn a_claim_whose_directory_was_deleted_is_taken_again_unless_another_supervisor_has_the_pod() {
         let run = tempfile::tempdir().expect("a directory");
-        let pod = PodIdentity::stand_in();
-        let (mut claim, _) = PodClaim::take(run.path(), ROOT.as_ref(), &pod).expect("the pod is free");
+        let pod = PodIdentity::placeholder();
+        let (mut claim, _) = PodLock::take(run.path(), ROOT.as_ref(), &pod).expect("the pod is free");
         let directory = claim.directory().to_owned();
         assert!(claim.is_in_place());
         std::fs::remove_dir_all(&directory).expect("deleted");
@@ -425,10 +421,10 @@ mod tests {
         claim.take_again().expect("the pod is free");
         claim.record(&Directories::default(), &[], &[]).expect("written");
         assert!(claim.is_in_place() && is_held(&directory));
-        assert_eq!(ClaimRecord::read(&directory).expect("a record").pid, std::process::id());
+        assert_eq!(PodLockRecord::read(&directory).expect("a record").pid, std::process::id());
 
         std::fs::remove_dir_all(&directory).expect("deleted");
-        let (other, _) = PodClaim::take(run.path(), ROOT.as_ref(), &pod).expect("the lock file is another one");
+        let (other, _) = PodLock::take(run.path(), ROOT.as_ref(), &pod).expect("the lock file is another one");
         let refused = claim.take_again().expect_err("the other one has it").to_string();
         assert!(refused.contains("is already served by podfs"), "{refused}");
         drop(other);
@@ -439,12 +435,12 @@ mod tests {
     #[test]
     fn claims_that_come_and_go_never_meet_a_missing_directory() {
         let run = tempfile::tempdir().expect("a directory");
-        let pod = PodIdentity::stand_in();
+        let pod = PodIdentity::placeholder();
         let come_and_go = || {
             for _ in 0..200 {
-                match PodClaim::take(run.path(), ROOT.as_ref(), &pod) {
+                match PodLock::take(run.path(), ROOT.as_ref(), &pod) {
                     Ok(claim) => drop(claim),
-                    Err(ClaimError::Taken { .. }) => {}
+                    Err(PodLockError::Taken { .. }) => {}
                     Err(error) => panic!("{error}"),
                 }
             }

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use nix::unistd::mkdtemp;
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::directories::Directories;
-use podfs_fuse::mount::private::Shape;
-use podfs_fuse::mount::visible::{Leftovers, MountPoint, VisibleMount, take_away, take_away_part};
+use podfs_fuse::mount::private::MountPointType;
+use podfs_fuse::mount::visible::{MountPoint, OldMountPolicy, VisibleMount, take_away, take_away_part};
 use tracing::warn;
 
-use super::claim::{ClaimError, ClaimLeftovers, LOCK, PodClaim};
+use super::claim::{LOCK, PodLeftovers, PodLock, PodLockError};
 use super::site::SUB_PATHS;
 
 /// Why a mount point or directory cannot be prepared.
@@ -39,13 +39,13 @@ pub enum MountPointsError {
 pub enum RestoreError {
     /// Another podfs has claimed the pod, or the file cannot be made.
     #[error(transparent)]
-    Claim(#[from] ClaimError),
+    Claim(#[from] PodLockError),
     /// The record cannot be written.
     #[error(transparent)]
     Record(#[from] MountPointsError),
 }
 
-/// What was made on the host for the volumes of one supervisor.
+/// The mount points that one supervisor made on the host for its volumes.
 #[derive(Debug)]
 pub struct MountPoints {
     // Removed before the claim is given up.
@@ -58,13 +58,13 @@ pub struct MountPoints {
     /// Files that podfs wrote for containers, likewise.
     written: Vec<PathBuf>,
     homes: Vec<PathBuf>,
-    claim: Option<PodClaim>,
+    claim: Option<PodLock>,
 }
 
 impl MountPoints {
     /// Starts with what a podfs that was killed has left.
-    pub fn new(claim: Option<PodClaim>, inheritance: ClaimLeftovers) -> MountPoints {
-        let ClaimLeftovers { directories, mounts, written } = inheritance;
+    pub fn new(claim: Option<PodLock>, inheritance: PodLeftovers) -> MountPoints {
+        let PodLeftovers { directories, mounts, written } = inheritance;
         let (targets, left) = mounts.into_iter().partition(|path| is_target(path));
         MountPoints { directories, left, mounts: Vec::new(), targets, written, homes: Vec::new(), claim }
     }
@@ -104,8 +104,8 @@ impl MountPoints {
     ///
     /// # Errors
     /// When the run directory cannot be written.
-    pub fn expect(&mut self, path: &Path, shape: Shape) -> Result<(), MountPointsError> {
-        self.directories.expect(path, shape == Shape::File);
+    pub fn expect(&mut self, path: &Path, shape: MountPointType) -> Result<(), MountPointsError> {
+        self.directories.expect(path, shape == MountPointType::File);
         self.record()
     }
 
@@ -113,9 +113,9 @@ impl MountPoints {
     ///
     /// # Errors
     /// When it is in use, or cannot be made.
-    pub fn prepare(&mut self, path: &Path, shape: Shape) -> Result<MountPoint, MountError> {
-        // With a claim on the pod, this podfs may remove what others mounted for it.
-        let leftovers = if self.claim.is_some() { Leftovers::Cover } else { Leftovers::RemoveDead };
+    pub fn prepare(&mut self, path: &Path, shape: MountPointType) -> Result<MountPoint, MountError> {
+        // The holder of the pod's lock may remove mounts that an earlier podfs made for the pod.
+        let leftovers = if self.claim.is_some() { OldMountPolicy::Cover } else { OldMountPolicy::RemoveDead };
         let point = MountPoint::prepare_shape(path, shape, leftovers, &mut self.directories)?;
         self.mark(&point);
         Ok(point)
@@ -187,16 +187,16 @@ impl MountPoints {
         self.directories.made().iter().filter(|made| made.parent() == Some(parent)).cloned().collect()
     }
 
-    /// Makes and records a mount point for a part of a volume (subPath). Unmounts what is mounted there.
+    /// Makes and records a mount point for a part of a volume (subPath). Unmounts an earlier mount there.
     ///
     /// # Errors
     /// When it is in use, cannot be made, or cannot be recorded.
-    pub fn prepare_target(&mut self, path: &Path, shape: Shape) -> Result<MountPoint, MountPointsError> {
+    pub fn prepare_target(&mut self, path: &Path, shape: MountPointType) -> Result<MountPoint, MountPointsError> {
         if !self.has_target(path) {
             self.targets.push(path.to_owned());
         }
         take_away_part(path)?;
-        let point = MountPoint::prepare_shape(path, shape, Leftovers::Cover, &mut self.directories)?;
+        let point = MountPoint::prepare_shape(path, shape, OldMountPolicy::Cover, &mut self.directories)?;
         self.record()?;
         Ok(point)
     }
@@ -211,7 +211,7 @@ impl MountPoints {
         self.targets.iter().filter(|target| target.starts_with(directory)).cloned().collect()
     }
 
-    /// Unmounts the parts of volumes at or below `directory`, and removes what was made for them, up to `top`.
+    /// Unmounts the parts of volumes at or below `directory`, and removes their mount points, up to `top`.
     ///
     /// # Errors
     /// When the kernel does not unmount a part, which stays recorded, or when the record cannot be written.
@@ -282,7 +282,7 @@ impl MountPoints {
 
     /// The pod's run directory, where its supervisor has claimed the pod.
     pub fn run_directory(&self) -> Option<&Path> {
-        self.claim.as_ref().map(PodClaim::directory)
+        self.claim.as_ref().map(PodLock::directory)
     }
 
     /// Claims the pod again and writes the record, if another process has deleted the pod's run directory. Returns
@@ -297,7 +297,7 @@ impl MountPoints {
         Ok(true)
     }
 
-    /// Unmounts and removes what was made. Leaves the record if the content of an emptyDir stays for the next podfs.
+    /// Unmounts and removes the mount points. Leaves the record if the content of an emptyDir stays for the next podfs.
     pub fn take_back(self) {
         let MountPoints { directories, left, targets, written, homes, claim, .. } = self;
         let parts = targets.iter().map(|target| take_away_part(target));

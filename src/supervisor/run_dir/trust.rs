@@ -33,7 +33,7 @@ impl From<Untrusted> for io::Error {
 /// Checks the part of a directory's path that exists.
 ///
 /// # Errors
-/// When a user other than root could change what is in it.
+/// When a user other than root could change its entries.
 pub fn check(directory: &Path) -> Result<(), Untrusted> {
     let absolute = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
     check_path(&absolute, directory)?;
@@ -66,7 +66,7 @@ fn belongs_to_root(found: &Metadata) -> bool {
     found.uid() == 0 || found.uid() == rustix::process::geteuid().as_raw()
 }
 
-/// Whether other users may replace what is in a directory, or, in the `last` directory of a path, also add to it.
+/// Whether other users may replace entries of a directory, or, in the `last` directory of a path, also add to it.
 fn is_open_to_others(found: &Metadata, last: bool) -> bool {
     const STICKY: u32 = 0o1000;
     const GROUP: u32 = 0o020;

@@ -8,14 +8,14 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::KILL_TIMEOUT;
-use super::process::Process;
+use super::process::WatchedProcess;
 
 /// The keeper of the server that serves.
-pub(super) enum Keeper {
-    /// There is none, or this supervisor does not know it.
+pub(super) enum KeeperState {
+    /// No keeper runs, or this supervisor does not know it.
     Unknown,
     /// The keeper lives, or ended while the supervisor watched it.
-    Watched(Process),
+    Watched(WatchedProcess),
     /// It had ended before this supervisor could watch it.
     Gone(i32),
     /// The server is starting another one.
@@ -30,7 +30,7 @@ pub(super) enum KeeperChange {
     Started(io::Result<()>),
 }
 
-impl Keeper {
+impl KeeperState {
     /// Waits until the keeper ends, or the server has started another one.
     pub(super) async fn changed(&mut self) -> KeeperChange {
         match self {
@@ -53,7 +53,7 @@ pub(super) async fn is_gone(keeper: &LastKeeper) -> bool {
     if !keeper.has_hung_up() && !is_dying(number) && !is_exiting(number) {
         return false;
     }
-    if let Ok(process) = Process::with_pid(pid) {
+    if let Ok(process) = WatchedProcess::with_pid(pid) {
         let _ended = timeout(KILL_TIMEOUT, process.ended()).await;
     }
     true

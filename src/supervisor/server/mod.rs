@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use podfs_fuse::DoublingPause;
-use podfs_fuse::client::{AdoptedVolume, LastKeeper, ServerClient, Succession};
+use podfs_fuse::client::{AdoptedVolume, LastKeeper, ServerClient, TakeoverOutcome};
 use podfs_fuse::confinement::Profile;
 use podfs_fuse::protocol::Greeting;
 use tokio::task::JoinHandle;
@@ -35,9 +35,9 @@ use tracing::{error, info, warn};
 use super::log_format::LogFormat;
 use super::run_dir::cgroup::Cgroup;
 use crate::manifest::pod::PodIdentity;
-use keeper::{Keeper, KeeperChange};
+use keeper::{KeeperChange, KeeperState};
 pub(super) use process::Program;
-pub(crate) use process::{Process, ProcessEnd, kill_server};
+pub(crate) use process::{ProcessEnd, WatchedProcess, kill_server};
 use program::ServerProgram;
 pub use replace::UpgradeError;
 use watchdog::WatchdogState;
@@ -59,7 +59,7 @@ pub(super) struct PodServer {
     /// The cgroup of all servers of the pod.
     cgroup: Option<Cgroup>,
     life: ServerLife,
-    keeper: Keeper,
+    keeper: KeeperState,
     history: ServerHistory,
     /// How many servers have replaced another since the last report.
     restarts: u32,
@@ -92,11 +92,11 @@ enum ServerEvent {
 /// The state of the server process.
 enum ServerLife {
     /// A server serves. When it began, `answered_before` requests had been answered.
-    Serving { process: Process, answered_before: u64 },
+    Serving { process: WatchedProcess, answered_before: u64 },
     /// There is no server. podfs starts the next one at `until`, through the keeper if `by_keeper`.
     Dead { until: Instant, keeper: LastKeeper, by_keeper: bool },
     /// The next server takes over the connections.
-    Succeeding { process: Option<Process>, attempt: JoinHandle<(io::Result<Succession>, LastKeeper)> },
+    Succeeding { process: Option<WatchedProcess>, attempt: JoinHandle<(io::Result<TakeoverOutcome>, LastKeeper)> },
     /// The pod needs no server any more.
     Over,
 }
@@ -114,7 +114,8 @@ impl PodServer {
         cgroup: Option<Cgroup>,
     ) -> io::Result<Self> {
         become_subreaper();
-        let (process, control) = Process::start(Program::Own(program), pod, profile, log_format, cgroup.as_ref())?;
+        let (process, control) =
+            WatchedProcess::start(Program::Own(program), pod, profile, log_format, cgroup.as_ref())?;
         let client = ServerClient::new(control, greeting(pod)).inspect_err(|_| process.kill())?;
         Ok(Self::over(Arc::new(client), process, program, pod, profile, log_format).with_cgroup(cgroup))
     }
@@ -132,7 +133,7 @@ impl PodServer {
         log_format: LogFormat,
     ) -> io::Result<(Self, Vec<AdoptedVolume>)> {
         become_subreaper();
-        let process = Process::with_pid(pid)?;
+        let process = WatchedProcess::with_pid(pid)?;
         let (client, volumes) = ServerClient::adopt(control, greeting(pod))?;
         // It may serve more than the pod has now: the annotation may be gone.
         let audited = volumes.iter().any(|volume| volume.is_audited());
@@ -145,7 +146,7 @@ impl PodServer {
 
     fn over(
         client: Arc<ServerClient>,
-        process: Process,
+        process: WatchedProcess,
         program: &Arc<ServerProgram>,
         pod: &PodIdentity,
         profile: Profile,
@@ -161,7 +162,7 @@ impl PodServer {
             log_format,
             cgroup: None,
             life,
-            keeper: Keeper::Unknown,
+            keeper: KeeperState::Unknown,
             history,
             restarts: 0,
             gave_up: false,
@@ -329,19 +330,19 @@ impl PodServer {
 
     /// Starts the successor as a clone of the keeper, which needs no execve(2) and is confined already; otherwise
     /// executes the program.
-    fn start_successor(&self, keeper: &LastKeeper, by_keeper: bool) -> io::Result<(Process, UnixStream)> {
+    fn start_successor(&self, keeper: &LastKeeper, by_keeper: bool) -> io::Result<(WatchedProcess, UnixStream)> {
         if by_keeper {
-            match Process::start_by_keeper(keeper, self.profile) {
+            match WatchedProcess::start_by_keeper(keeper, self.profile) {
                 Ok(Some(started)) => return Ok(started),
                 Ok(None) => {}
                 Err(error) => warn!("the keeper of the server's open files starts no server: {error}"),
             }
         }
         let (program, cgroup) = (Program::Own(&self.program), self.cgroup.as_ref());
-        Process::start(program, &self.pod, self.profile, self.log_format, cgroup)
+        WatchedProcess::start(program, &self.pod, self.profile, self.log_format, cgroup)
     }
 
-    fn settle(&mut self, (outcome, keeper): (io::Result<Succession>, LastKeeper)) {
+    fn settle(&mut self, (outcome, keeper): (io::Result<TakeoverOutcome>, LastKeeper)) {
         let ServerLife::Succeeding { process, .. } = &mut self.life else { return };
         let Some(process) = process.take() else { return };
         match outcome {
@@ -386,13 +387,13 @@ impl PodServer {
     }
 
     fn watch_keeper(&mut self) {
-        if let Keeper::Watched(last) = std::mem::replace(&mut self.keeper, Keeper::Unknown) {
+        if let KeeperState::Watched(last) = std::mem::replace(&mut self.keeper, KeeperState::Unknown) {
             // The keeper was dismissed; this reaps it.
             last.leave();
         }
         if let Some((keeper, _)) = self.client.facts() {
             oom::protect_keeper(keeper);
-            self.keeper = Process::with_pid(keeper).map_or(Keeper::Gone(keeper), Keeper::Watched);
+            self.keeper = WatchedProcess::with_pid(keeper).map_or(KeeperState::Gone(keeper), KeeperState::Watched);
         }
     }
 
@@ -401,15 +402,15 @@ impl PodServer {
         match change {
             KeeperChange::Ended(keeper) => {
                 let client = Arc::clone(&self.client);
-                self.keeper = Keeper::Starting(tokio::task::spawn_blocking(move || client.keep(keeper)));
+                self.keeper = KeeperState::Starting(tokio::task::spawn_blocking(move || client.keep(keeper)));
             }
             KeeperChange::Started(Ok(())) => {
-                self.keeper = Keeper::Unknown;
+                self.keeper = KeeperState::Unknown;
                 self.watch_keeper();
                 info!("the keeper of the server's open files ended; podfs has started another one");
             }
             KeeperChange::Started(Err(error)) => {
-                self.keeper = Keeper::Unknown;
+                self.keeper = KeeperState::Unknown;
                 warn!("the server has no keeper, so its open files are lost if it is killed: {error}");
             }
         }
@@ -438,7 +439,7 @@ impl PodServer {
         }
         // The keeper ends with the server and with this end of its channel, which went with the connection.
         if timeout(limit, self.keeper.changed()).await.is_err()
-            && let Keeper::Watched(keeper) = &self.keeper
+            && let KeeperState::Watched(keeper) = &self.keeper
         {
             keeper.kill();
             gone(keeper).await;
@@ -453,14 +454,14 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
 
 /// Waits at most [`KILL_TIMEOUT`] for the end of a process that was killed. A process that has to write data to a
 /// machine that does not answer ends when that machine is back.
-async fn gone(process: &Process) {
+async fn gone(process: &WatchedProcess) {
     if timeout(KILL_TIMEOUT, process.ended()).await.is_err() {
         warn!("process {} was killed and waits for a source that does not answer; it ends by itself", process.pid());
     }
 }
 
 /// Waits for the end of a process; forever if there is none.
-async fn ended(process: &Option<Process>) {
+async fn ended(process: &Option<WatchedProcess>) {
     match process {
         Some(process) => drop(process.ended().await),
         None => std::future::pending().await,
@@ -474,7 +475,7 @@ fn become_subreaper() {
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
 }
 
-/// What this program sends to a server first.
+/// The first message of this program to a server.
 fn greeting(pod: &PodIdentity) -> Greeting {
     Greeting::new(env!("CARGO_PKG_VERSION"), pod.uid.as_str())
 }

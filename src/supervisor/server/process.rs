@@ -22,7 +22,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::sleep;
 
 use super::program::{ServerProgram, this_podfs};
-use super::spawn::{Role, Start};
+use super::spawn::{ProcessKind, Start};
 use super::unkillable;
 use crate::manifest::pod::PodIdentity;
 use crate::supervisor::log_format::LogFormat;
@@ -66,7 +66,7 @@ impl Display for ProcessEnd {
 }
 
 /// A process that this one watches; it may be no child of this one.
-pub(crate) struct Process {
+pub(crate) struct WatchedProcess {
     pid: Pid,
     /// The process group that it started in, and that its keepers are in.
     origin: Option<Pid>,
@@ -76,7 +76,7 @@ pub(crate) struct Process {
     control: Option<UnixStream>,
 }
 
-impl Process {
+impl WatchedProcess {
     /// Starts a server in this cgroup, which logs in this format. Returns the server, and the control socket.
     ///
     /// The new process inherits copies of the open descriptors, and closes them at execve(2). Closing a file that was
@@ -110,7 +110,7 @@ impl Process {
             input: theirs.into(),
             cgroup,
             namespaces: &[],
-            role: Role::Server,
+            role: ProcessKind::Server,
         };
         let mut process = Self::with_pid(start.spawn()?)?;
         oom::protect_server(process.pid());

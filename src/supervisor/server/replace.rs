@@ -6,7 +6,7 @@ use podfs_fuse::confinement::Profile;
 use tokio::time::timeout;
 use tracing::info;
 
-use super::{KILL_TIMEOUT, PodServer, Process, Program, ServerLife, blocking, keeper};
+use super::{KILL_TIMEOUT, PodServer, Program, ServerLife, WatchedProcess, blocking, keeper};
 
 /// Why a server was not replaced.
 #[derive(Debug, thiserror::Error)]
@@ -61,7 +61,7 @@ impl PodServer {
         let ServerLife::Serving { process: old, .. } = &self.life else {
             return Err(refused(&"the pod has no server at this moment; try again"));
         };
-        let started = Process::start(program, &self.pod, self.profile, self.log_format, self.cgroup.as_ref());
+        let started = WatchedProcess::start(program, &self.pod, self.profile, self.log_format, self.cgroup.as_ref());
         let (new, control) = started.map_err(|error| refused(&error))?;
         let client = Arc::clone(&self.client);
         let successor = match blocking(move || client.greet(control)).await {

@@ -51,12 +51,12 @@ pub(crate) struct Start<'a> {
     /// The namespaces that it enters.
     pub(crate) namespaces: &'a [OwnedFd],
     /// Its role.
-    pub(crate) role: Role,
+    pub(crate) role: ProcessKind,
 }
 
 /// The kinds of processes that podfs starts.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Role {
+pub(crate) enum ProcessKind {
     /// In a process group of its own: a Ctrl-C is for the supervisor, which unmounts first. A server ignores SIGTERM and SIGHUP:
     /// when a whole unit or machine stops, the supervisor gets the signal too, and unmounts before it ends the server.
     Server,
@@ -74,8 +74,8 @@ impl Start<'_> {
         let arguments =
             self.arguments.iter().map(|argument| CString::new(argument.as_bytes())).collect::<Result<Vec<_>, _>>()?;
         let is_given = |name: &OsStr| match self.role {
-            Role::Server => VARIABLES.iter().any(|given| name == *given),
-            Role::Supervisor => !OF_PARENT.iter().any(|kept| name == *kept),
+            ProcessKind::Server => VARIABLES.iter().any(|given| name == *given),
+            ProcessKind::Supervisor => !OF_PARENT.iter().any(|kept| name == *kept),
         };
         let set = std::env::vars_os().filter(|(name, _)| is_given(name));
         let environment = set.map(|(name, value)| variable(&name, &value)).collect::<Result<Vec<_>, _>>()?;
@@ -172,13 +172,13 @@ unsafe fn become_program(
     envp: &[*const libc::c_char],
     input: RawFd,
     errors: RawFd,
-    role: Role,
+    role: ProcessKind,
 ) -> ! {
     // SAFETY: these calls take numbers, and memory that outlives them.
     unsafe {
         let alone = match role {
-            Role::Server => libc::setpgid(0, 0) == 0,
-            Role::Supervisor => libc::setsid() >= 0,
+            ProcessKind::Server => libc::setpgid(0, 0) == 0,
+            ProcessKind::Supervisor => libc::setsid() >= 0,
         };
         let ready = alone && libc::dup2(input, 0) >= 0 && libc::chdir(c"/".as_ptr()) == 0;
         if ready {
@@ -186,7 +186,7 @@ unsafe fn become_program(
             libc::sigemptyset(&raw mut none);
             libc::sigprocmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut());
             libc::signal(libc::SIGPIPE, libc::SIG_DFL);
-            let stop_action = if role == Role::Server { libc::SIG_IGN } else { libc::SIG_DFL };
+            let stop_action = if role == ProcessKind::Server { libc::SIG_IGN } else { libc::SIG_DFL };
             libc::signal(libc::SIGTERM, stop_action);
             libc::signal(libc::SIGHUP, stop_action);
             libc::execve(program.as_ptr(), argv.as_ptr(), envp.as_ptr());

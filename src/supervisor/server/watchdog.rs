@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use podfs_fuse::client::{Doing, ServerClient};
+use podfs_fuse::client::{ServerClient, VolumeActivity};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tracing::warn;
 
@@ -92,7 +92,7 @@ impl WatchdogState {
 /// What the last look saw.
 #[derive(Default)]
 pub(super) struct Watchdog {
-    stuck: HashMap<String, Stuck>,
+    stuck: HashMap<String, StuckVolume>,
     /// Volumes whose NFS servers do not answer, and whether that has lasted for [`TIMEOUT`].
     silences: HashMap<String, bool>,
     stopped: Option<Instant>,
@@ -100,8 +100,8 @@ pub(super) struct Watchdog {
 }
 
 /// A volume that makes no progress.
-struct Stuck {
-    doing: Doing,
+struct StuckVolume {
+    activity: VolumeActivity,
     since: Instant,
     /// Since when each look has found its requests in the server's own code.
     in_server_since: Option<Instant>,
@@ -111,7 +111,7 @@ struct Stuck {
 
 /// The verdict on a stuck volume.
 #[derive(Debug, PartialEq, Eq)]
-enum Verdict {
+enum StuckVolumeAction {
     /// Nothing yet, or nothing new.
     Wait,
     /// Its source has been silent for so long that podfs reports it.
@@ -134,23 +134,25 @@ impl Watchdog {
             true => return None,
             false => self.stopped = None,
         }
-        let doings = client.doings();
-        let blind = doings.iter().any(|doing| waiting(doing).is_none());
+        let activities = client.activities();
+        let blind = activities.iter().any(|activity| waiting(activity).is_none());
         let mut ask = false;
-        self.note_silent_servers(&doings);
+        self.note_silent_servers(&activities);
         let mut seen = HashMap::new();
-        for doing in doings {
-            let volume = doing.volume.clone();
-            if doing.busy.is_empty() && waiting(&doing).is_none_or(|waiting| waiting <= doing.waits) {
+        for activity in activities {
+            let volume = activity.volume.clone();
+            if activity.busy.is_empty() && waiting(&activity).is_none_or(|waiting| waiting <= activity.waits) {
                 continue;
             }
-            let before = self.stuck.remove(&volume).filter(|before| before.doing == doing);
-            let mut stuck = before.unwrap_or_else(|| Stuck::new(doing, now));
-            match stuck.seen(place(pid, &stuck.doing), now) {
-                Verdict::Wait => {}
-                Verdict::SourceIsSilent => report_silent_source(&volume),
-                Verdict::Ask => ask = true,
-                Verdict::Hangs => return Some(format!("it does not get on with a request of volume {volume:?}")),
+            let before = self.stuck.remove(&volume).filter(|before| before.activity == activity);
+            let mut stuck = before.unwrap_or_else(|| StuckVolume::new(activity, now));
+            match stuck.seen(place(pid, &stuck.activity), now) {
+                StuckVolumeAction::Wait => {}
+                StuckVolumeAction::SourceIsSilent => report_silent_source(&volume),
+                StuckVolumeAction::Ask => ask = true,
+                StuckVolumeAction::Hangs => {
+                    return Some(format!("it does not get on with a request of volume {volume:?}"));
+                }
             }
             seen.insert(volume, stuck);
         }
@@ -164,10 +166,10 @@ impl Watchdog {
     }
 
     /// Reports NFS servers that do not answer.
-    fn note_silent_servers(&mut self, doings: &[Doing]) {
-        let silence = |doing: &Doing| Some((doing.volume.clone(), doing.silent_since?.elapsed()));
+    fn note_silent_servers(&mut self, activities: &[VolumeActivity]) {
+        let silence = |activity: &VolumeActivity| Some((activity.volume.clone(), activity.silent_since?.elapsed()));
         let before = std::mem::take(&mut self.silences);
-        for (volume, silence) in doings.iter().filter_map(silence) {
+        for (volume, silence) in activities.iter().filter_map(silence) {
             let is_silent = silence >= TIMEOUT;
             if is_silent && !before.get(&volume).copied().unwrap_or_default() {
                 report_silent_source(&volume);
@@ -193,24 +195,24 @@ impl Watchdog {
     }
 }
 
-impl Stuck {
-    fn new(doing: Doing, now: Instant) -> Self {
-        Self { doing, since: now, in_server_since: None, in_source: false }
+impl StuckVolume {
+    fn new(activity: VolumeActivity, now: Instant) -> Self {
+        Self { activity, since: now, in_server_since: None, in_source: false }
     }
 
     /// Takes in where a look found its requests. A thread that was in a call on the source a moment ago may now run the
     /// server's own code, with the same request: so the server hangs only if each look finds it there.
-    fn seen(&mut self, place: WaitPlace, now: Instant) -> Verdict {
+    fn seen(&mut self, place: WaitPlace, now: Instant) -> StuckVolumeAction {
         self.in_server_since = (place == WaitPlace::Server).then(|| self.in_server_since.unwrap_or(now));
         let is_long_ago = |since: Instant| now - since >= TIMEOUT;
         match place {
-            WaitPlace::Server if self.in_server_since.is_some_and(is_long_ago) => Verdict::Hangs,
+            WaitPlace::Server if self.in_server_since.is_some_and(is_long_ago) => StuckVolumeAction::Hangs,
             WaitPlace::Source if is_long_ago(self.since) && !self.in_source => {
                 self.in_source = true;
-                Verdict::SourceIsSilent
+                StuckVolumeAction::SourceIsSilent
             }
-            WaitPlace::Nowhere if is_long_ago(self.since) => Verdict::Ask,
-            WaitPlace::Server | WaitPlace::Source | WaitPlace::Nowhere => Verdict::Wait,
+            WaitPlace::Nowhere if is_long_ago(self.since) => StuckVolumeAction::Ask,
+            WaitPlace::Server | WaitPlace::Source | WaitPlace::Nowhere => StuckVolumeAction::Wait,
         }
     }
 }
@@ -231,8 +233,8 @@ enum WaitPlace {
     Nowhere,
 }
 
-fn place(pid: i32, doing: &Doing) -> WaitPlace {
-    let calls: Vec<_> = doing.busy.iter().map(|(thread, _)| call(pid, *thread)).collect();
+fn place(pid: i32, activity: &VolumeActivity) -> WaitPlace {
+    let calls: Vec<_> = activity.busy.iter().map(|(thread, _)| call(pid, *thread)).collect();
     match calls.as_slice() {
         [] => WaitPlace::Nowhere,
         calls if calls.contains(&Some(Call::Running)) => WaitPlace::Server,
@@ -272,17 +274,17 @@ fn state(pid: i32) -> Option<u8> {
 /// Whether the server waits for requests, and no request waits for it. A server that was killed or stopped does not: its main thread
 /// ends, stops, or is in a call that ends by no signal.
 fn is_at_rest(pid: i32, client: &ServerClient) -> bool {
-    let is_idle = |doing: &Doing| {
-        doing.busy.is_empty()
-            && doing.silent_since.is_none()
-            && waiting(doing).is_some_and(|waiting| waiting <= doing.waits)
+    let is_idle = |activity: &VolumeActivity| {
+        activity.busy.is_empty()
+            && activity.silent_since.is_none()
+            && waiting(activity).is_some_and(|waiting| waiting <= activity.waits)
     };
-    matches!(state(pid), Some(b'S' | b'R')) && client.doings().iter().all(is_idle)
+    matches!(state(pid), Some(b'S' | b'R')) && client.activities().iter().all(is_idle)
 }
 
 /// How many requests wait in the kernel or in the server, where fusectl is mounted.
-fn waiting(doing: &Doing) -> Option<usize> {
-    fusectl::waiting(doing.connection?)
+fn waiting(activity: &VolumeActivity) -> Option<usize> {
+    fusectl::waiting(activity.connection?)
 }
 
 #[cfg(test)]
@@ -290,8 +292,8 @@ mod tests {
     use super::*;
 
     /// The verdicts of looks that find a volume at these places, a second apart.
-    fn looks(places: &[WaitPlace]) -> Vec<Verdict> {
-        let doing = Doing {
+    fn looks(places: &[WaitPlace]) -> Vec<StuckVolumeAction> {
+        let activity = VolumeActivity {
             volume: String::new(),
             requests: 1,
             busy: vec![(1, 2)],
@@ -300,47 +302,51 @@ mod tests {
             connection: None,
         };
         let begin = Instant::now();
-        let mut stuck = Stuck::new(doing, begin);
+        let mut stuck = StuckVolume::new(activity, begin);
         let at = |number: usize| begin + BUSY_INTERVAL * u32::try_from(number).expect("few");
         places.iter().enumerate().map(|(number, place)| stuck.seen(*place, at(number))).collect()
     }
 
-    fn last(places: &[WaitPlace]) -> Verdict {
+    fn last(places: &[WaitPlace]) -> StuckVolumeAction {
         looks(places).pop().expect("a look")
     }
 
     #[test]
     fn a_server_that_every_look_finds_in_its_own_code_hangs() {
-        assert!(looks(&[WaitPlace::Server; 5]).iter().all(|verdict| *verdict == Verdict::Wait));
-        assert_eq!(last(&[WaitPlace::Server; 6]), Verdict::Hangs);
+        assert!(looks(&[WaitPlace::Server; 5]).iter().all(|verdict| *verdict == StuckVolumeAction::Wait));
+        assert_eq!(last(&[WaitPlace::Server; 6]), StuckVolumeAction::Hangs);
     }
 
     #[test]
     fn a_source_that_does_not_answer_is_reported_once() {
-        assert!(looks(&[WaitPlace::Source; 5]).iter().all(|verdict| *verdict == Verdict::Wait));
-        assert_eq!(last(&[WaitPlace::Source; 6]), Verdict::SourceIsSilent);
-        assert_eq!(last(&[WaitPlace::Source; 7]), Verdict::Wait);
+        assert!(looks(&[WaitPlace::Source; 5]).iter().all(|verdict| *verdict == StuckVolumeAction::Wait));
+        assert_eq!(last(&[WaitPlace::Source; 6]), StuckVolumeAction::SourceIsSilent);
+        assert_eq!(last(&[WaitPlace::Source; 7]), StuckVolumeAction::Wait);
     }
 
     #[test]
     fn a_server_whose_source_has_just_answered_does_not_hang() {
         let places = [vec![WaitPlace::Source; 10], vec![WaitPlace::Server; 5]].concat();
         let verdicts = looks(&places);
-        assert!(!verdicts.contains(&Verdict::Hangs), "{verdicts:?}");
-        assert_eq!(last(&[places, vec![WaitPlace::Server]].concat()), Verdict::Hangs);
+        assert!(!verdicts.contains(&StuckVolumeAction::Hangs), "{verdicts:?}");
+        assert_eq!(last(&[places, vec![WaitPlace::Server]].concat()), StuckVolumeAction::Hangs);
     }
 
     #[test]
     fn a_thread_that_enters_and_leaves_the_source_does_not_hang() {
         let round = [vec![WaitPlace::Server; 5], vec![WaitPlace::Source]].concat();
         let verdicts = looks(&round.repeat(5));
-        assert!(!verdicts.contains(&Verdict::Hangs), "{verdicts:?}");
-        assert_eq!(verdicts.iter().filter(|verdict| **verdict == Verdict::SourceIsSilent).count(), 1, "{verdicts:?}");
+        assert!(!verdicts.contains(&StuckVolumeAction::Hangs), "{verdicts:?}");
+        assert_eq!(
+            verdicts.iter().filter(|verdict| **verdict == StuckVolumeAction::SourceIsSilent).count(),
+            1,
+            "{verdicts:?}"
+        );
     }
 
     #[test]
     fn a_server_that_reads_nothing_is_asked() {
-        assert_eq!(last(&[WaitPlace::Nowhere; 5]), Verdict::Wait);
-        assert_eq!(last(&[WaitPlace::Nowhere; 6]), Verdict::Ask);
+        assert_eq!(last(&[WaitPlace::Nowhere; 5]), StuckVolumeAction::Wait);
+        assert_eq!(last(&[WaitPlace::Nowhere; 6]), StuckVolumeAction::Ask);
     }
 }

@@ -16,8 +16,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 use std::vec::IntoIter;
 
-use podfs_fuse::client::Watch;
-use podfs_fuse::passthrough::Room;
+use podfs_fuse::client::VolumeObserver;
+use podfs_fuse::passthrough::SpaceUsage;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use tracing::{debug, info, warn};
 
@@ -30,7 +30,7 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 const MOST_THREADS: usize = 16;
 
 /// A volume to look at.
-pub(in crate::supervisor) struct Look {
+pub(in crate::supervisor) struct CapacityCheck {
     /// Its place in the manifest.
     pub(in crate::supervisor) place: usize,
     /// Its name.
@@ -39,15 +39,15 @@ pub(in crate::supervisor) struct Look {
     /// system.
     pub(in crate::supervisor) home: Option<DriverHome>,
     /// What to look at.
-    pub(in crate::supervisor) at: At,
+    pub(in crate::supervisor) at: CapacityTarget,
     /// The state from earlier looks.
-    pub(in crate::supervisor) earlier: Earlier,
+    pub(in crate::supervisor) earlier: CapacityHistory,
 }
 
 /// What to look at.
-pub(in crate::supervisor) enum At {
+pub(in crate::supervisor) enum CapacityTarget {
     /// Its source.
-    Source(Watch),
+    Source(VolumeObserver),
     /// Its mount point: it is a bind mount.
     Mount(PathBuf),
     /// A block device.
@@ -56,7 +56,7 @@ pub(in crate::supervisor) enum At {
 
 /// The state from earlier looks at a volume. Cheap to clone.
 #[derive(Clone, Default)]
-pub(in crate::supervisor) struct Earlier {
+pub(in crate::supervisor) struct CapacityHistory {
     /// Whether a look has not returned yet.
     is_hanging: Arc<AtomicBool>,
     /// The last condition that its driver has reported. Locked for single comparisons.
@@ -64,7 +64,7 @@ pub(in crate::supervisor) struct Earlier {
 }
 
 /// Looks at all of these, and returns the usage by place. Leaves out volumes that do not answer in time.
-pub(in crate::supervisor) fn look(mut looks: Vec<Look>) -> HashMap<usize, DriverUsage> {
+pub(in crate::supervisor) fn look(mut looks: Vec<CapacityCheck>) -> HashMap<usize, DriverUsage> {
     let until = Instant::now() + TIMEOUT;
     looks.retain(|look| !look.earlier.is_hanging.load(Ordering::Acquire));
     let threads = looks.len().min(MOST_THREADS);
@@ -92,15 +92,15 @@ pub(in crate::supervisor) fn look(mut looks: Vec<Look>) -> HashMap<usize, Driver
 }
 
 /// The next look, unless the time is over.
-fn next(looks: &Mutex<IntoIter<Look>>, until: Instant) -> Option<Look> {
+fn next(looks: &Mutex<IntoIter<CapacityCheck>>, until: Instant) -> Option<CapacityCheck> {
     let in_time = Instant::now() < until;
     looks.lock().expect("no thread panics while it takes one").next().filter(|_| in_time)
 }
 
-impl Look {
+impl CapacityCheck {
     /// The usage of the volume, unless an earlier look at it has not returned yet.
     fn usage(self) -> Option<DriverUsage> {
-        let Look { name, home, at, earlier, .. } = self;
+        let CapacityCheck { name, home, at, earlier, .. } = self;
         if earlier.is_hanging.swap(true, Ordering::AcqRel) {
             return None;
         }
@@ -121,7 +121,7 @@ fn of_driver(home: &DriverHome) -> Option<DriverUsage> {
     })
 }
 
-impl Earlier {
+impl CapacityHistory {
     /// Logs the condition of a volume, unless the last line said the same.
     fn compare(&self, volume: &str, condition: &str) {
         let mut before = self.condition.lock().expect("no thread panics while it compares");
@@ -138,15 +138,15 @@ impl Earlier {
     }
 }
 
-impl At {
+impl CapacityTarget {
     fn usage(self) -> io::Result<Option<DriverUsage>> {
         match self {
-            At::Source(watch) => Ok(watch.room()?.map(of_file_system)),
-            At::Mount(path) => {
+            CapacityTarget::Source(watch) => Ok(watch.room()?.map(of_file_system)),
+            CapacityTarget::Mount(path) => {
                 let file = openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-                Room::at(file).map(of_file_system).map(Some)
+                SpaceUsage::at(file).map(of_file_system).map(Some)
             }
-            At::Device(path) => {
+            CapacityTarget::Device(path) => {
                 let total = File::open(path)?.seek(SeekFrom::End(0))?;
                 Ok(Some(DriverUsage { bytes: Some(Amounts { total, ..Amounts::default() }), ..DriverUsage::default() }))
             }
@@ -154,8 +154,8 @@ impl At {
     }
 }
 
-fn of_file_system(room: Room) -> DriverUsage {
-    let Room { capacity, free, available, inodes, inodes_free } = room;
+fn of_file_system(room: SpaceUsage) -> DriverUsage {
+    let SpaceUsage { capacity, free, available, inodes, inodes_free } = room;
     let bytes = Amounts { total: capacity, available, used: capacity.saturating_sub(free) };
     let files = Amounts { total: inodes, available: inodes_free, used: inodes.saturating_sub(inodes_free) };
     DriverUsage { bytes: Some(bytes), inodes: Some(files).filter(|files| files.total > 0), condition: None }

@@ -20,7 +20,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tracing::debug;
 
-use super::counters::Counters;
+use super::counters::PodCounters;
 use crate::supervisor::run_dir::claim::{COUNTS, NEXT_COUNTS};
 use crate::supervisor::run_dir::trust;
 
@@ -32,9 +32,9 @@ const SCRAPE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The counters of a pod. Cheap to clone.
 #[derive(Clone)]
-pub(in crate::supervisor) struct CounterStore(Arc<Shared>);
+pub(in crate::supervisor) struct CounterStore(Arc<SharedCounters>);
 
-struct Shared {
+struct SharedCounters {
     state: Mutex<State>,
     /// Announces that a write has ended.
     written: Condvar,
@@ -43,7 +43,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    counters: Counters,
+    counters: PodCounters,
     /// The file, if the counters are kept.
     file: Option<PathBuf>,
     /// How often they have changed.
@@ -61,7 +61,7 @@ impl Default for CounterStore {
 
 impl CounterStore {
     fn with(write: fn(&Path, &[u8]) -> io::Result<()>) -> CounterStore {
-        CounterStore(Arc::new(Shared { state: Mutex::default(), written: Condvar::new(), write }))
+        CounterStore(Arc::new(SharedCounters { state: Mutex::default(), written: Condvar::new(), write }))
     }
 
     /// Continues the counts in this run directory, and keeps them there.
@@ -73,7 +73,7 @@ impl CounterStore {
     }
 
     /// Calls `read` with the counters.
-    pub(in crate::supervisor) fn read<T>(&self, read: impl FnOnce(&Counters) -> T) -> T {
+    pub(in crate::supervisor) fn read<T>(&self, read: impl FnOnce(&PodCounters) -> T) -> T {
         read(&self.0.lock().counters)
     }
 
@@ -129,7 +129,7 @@ impl CounterStore {
         self.0.lock().file = None;
     }
 
-    fn change(&self, change: impl FnOnce(&mut Counters)) {
+    fn change(&self, change: impl FnOnce(&mut PodCounters)) {
         let mut state = self.0.lock();
         change(&mut state.counters);
         self.changed(state);
@@ -144,7 +144,7 @@ impl CounterStore {
     }
 }
 
-impl Shared {
+impl SharedCounters {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no thread panics while it counts")
     }
@@ -176,7 +176,7 @@ pub fn kept_restarts(directory: &Path) -> u64 {
 }
 
 /// The counts in a file; zeros if it cannot be read.
-fn read(file: &Path) -> Counters {
+fn read(file: &Path) -> PodCounters {
     let mut text = Vec::new();
     let read = trust::open(OpenOptions::new().read(true), file).and_then(|mut kept| kept.read_to_end(&mut text));
     read.ok().and_then(|_| serde_json::from_slice(&text).ok()).unwrap_or_default()
@@ -215,7 +215,7 @@ mod tests {
         store.restarted(1);
         store.finish().await;
         let next = store_in(directory.path());
-        assert_eq!(next.read(Counters::clone), store.read(Counters::clone));
+        assert_eq!(next.read(PodCounters::clone), store.read(PodCounters::clone));
         assert_eq!(next.read(|counters| (counters.server_restarts, counters.restarts_of("config"))), (3, 1));
         store.restarted(1);
         store.finish().await;

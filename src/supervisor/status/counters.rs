@@ -12,7 +12,7 @@ pub const OPERATION_BOUNDS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15
 /// The counts of a pod, including those of earlier supervisors.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(in crate::supervisor) struct Counters {
+pub(in crate::supervisor) struct PodCounters {
     /// Servers that replaced a dead one.
     pub(in crate::supervisor) server_restarts: u64,
     pub(in crate::supervisor) operations: Vec<OperationCounts>,
@@ -41,7 +41,7 @@ pub(in crate::supervisor) struct Errors {
     pub(in crate::supervisor) last: SystemTime,
 }
 
-impl Counters {
+impl PodCounters {
     /// How many servers have replaced a dead one since this volume was mounted.
     pub(in crate::supervisor) fn restarts_of(&self, volume: &str) -> u64 {
         self.restarts_before.get(volume).map_or(0, |before| self.server_restarts.saturating_sub(*before))
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn operations_of_one_kind_and_outcome_are_counted_together_by_how_long_they_took() {
-        let mut counters = Counters::default();
+        let mut counters = PodCounters::default();
         for (succeeded, milliseconds) in [(true, 1), (true, 300), (false, 700_000)] {
             counters.operated("volume_mount", "kubernetes.io/secret", succeeded, Duration::from_millis(milliseconds));
         }
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn the_restarts_of_a_volume_are_those_since_it_was_mounted() {
-        let mut counters = Counters { server_restarts: 2, ..Counters::default() };
+        let mut counters = PodCounters { server_restarts: 2, ..PodCounters::default() };
         assert_eq!(counters.restarts_of("config"), 0);
         assert!(counters.served("config", true), "it is mounted");
         counters.server_restarts = 5;

@@ -16,14 +16,14 @@ const MANY: usize = 3;
 
 /// The servers of a pod, as far as the supervisor knows them.
 #[derive(Default)]
-pub(in crate::supervisor) struct Health {
+pub(in crate::supervisor) struct ServerHealth {
     history: ServerHistory,
     version: Option<String>,
     /// When the last servers replaced another one, at most [`MANY`].
     restarted: VecDeque<Instant>,
 }
 
-impl Health {
+impl ServerHealth {
     /// Takes in the history of the servers, and how many have replaced another one since the last time.
     pub(in crate::supervisor) fn note(
         &mut self,
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn one_restart_is_no_trouble_and_many_are_for_a_minute() {
-        let (mut health, now) = (Health::default(), Instant::now());
+        let (mut health, now) = (ServerHealth::default(), Instant::now());
         health.note(&ServerHistory { last_end: None, ..history(Some(1), 0) }, 0, None, now);
         assert_eq!(health.trouble(4, now), None, "those of earlier supervisors are long over");
         health.note(&history(Some(2), 0), 2, None, now);
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_server_that_answered_nothing_is_trouble_and_so_is_none() {
-        let (mut health, now) = (Health::default(), Instant::now());
+        let (mut health, now) = (ServerHealth::default(), Instant::now());
         health.note(&history(None, 2), 0, None, now);
         let text = health.trouble(0, now).expect("trouble");
         assert!(text.starts_with("no server answers") && text.ends_with("2 in a row had answered nothing"), "{text}");

@@ -7,21 +7,21 @@ use std::time::SystemTime;
 use podfs_fuse::projection::GenerationName;
 use serde::Serialize;
 
-use super::capacity::{At, Look, look};
-use super::counters::{Counters, Errors};
+use super::capacity::{CapacityCheck, CapacityTarget, look};
+use super::counters::{Errors, PodCounters};
 use super::pod_status::{PodState, PodStatus, VolumeState};
 use super::store::{StatusStore, StoredStatus, VERSION, VolumeReport};
 use crate::driver::DriverHome;
 use crate::driver::csi::DriverUsage;
 use crate::metrics::families::*;
-use crate::metrics::{PodLabels, Reading};
-use crate::supervisor::volume::{Shown, VolumeLife};
+use crate::metrics::{PodLabels, PodReading};
+use crate::supervisor::volume::{ShownContent, VolumeLife};
 
 /// One reading at a time: several readings do not wait for the same silent source.
 static READING: Mutex<()> = Mutex::new(());
 
 /// The metrics of a pod at this moment. Takes a second where a source does not answer.
-pub(in crate::supervisor) fn read(store: &StatusStore) -> Reading {
+pub(in crate::supervisor) fn read(store: &StatusStore) -> PodReading {
     let _turn = READING.lock().expect("no thread panics while a reading is taken");
     let status = store.status();
     let looks = looks(&store.known());
@@ -47,23 +47,23 @@ pub(in crate::supervisor) fn read(store: &StatusStore) -> Reading {
 }
 
 /// The metrics of a pod whose supervisor does not answer.
-pub fn without_answer(status: &PodStatus) -> Reading {
+pub fn without_answer(status: &PodStatus) -> PodReading {
     let mut reading = begun(status);
     reading.add(&UP, &[], 0.0);
     state(&mut reading, status.state);
     reading
 }
 
-fn begun(status: &PodStatus) -> Reading {
+fn begun(status: &PodStatus) -> PodReading {
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
-    Reading::new(PodLabels { namespace: text(&status.namespace), pod: text(&status.name), uid: status.uid.clone() })
+    PodReading::new(PodLabels { namespace: text(&status.namespace), pod: text(&status.name), uid: status.uid.clone() })
 }
 
-fn pod(reading: &mut Reading, status: &PodStatus) {
+fn pod(reading: &mut PodReading, status: &PodStatus) {
     reading.add(&UP, &[], 1.0);
     state(reading, status.state);
     let server = status.server.as_ref().map(|server| &server.process);
-    reading.add(&SERVER_UP, &[], truth(server.is_some()));
+    reading.add(&SERVER_UP, &[], as_number(server.is_some()));
     let processes = [("supervisor", status.supervisor.as_ref()), ("server", server)];
     for (role, process) in processes.into_iter().filter_map(|(role, process)| Some((role, process?))) {
         let version = process.version.as_deref().unwrap_or(VERSION);
@@ -78,9 +78,9 @@ fn pod(reading: &mut Reading, status: &PodStatus) {
     }
 }
 
-fn state(reading: &mut Reading, state: PodState) {
+fn state(reading: &mut PodReading, state: PodState) {
     for one in PodState::ALL {
-        reading.add(&POD_STATE, &[&word(one)], truth(one == state));
+        reading.add(&POD_STATE, &[&word(one)], as_number(one == state));
     }
 }
 
@@ -89,7 +89,7 @@ fn word(state: impl Serialize) -> String {
     serde_json::to_value(state).ok().and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
-fn counts(reading: &mut Reading, counters: &Counters) {
+fn counts(reading: &mut PodReading, counters: &PodCounters) {
     reading.add(&SERVER_RESTARTS, &[], counters.server_restarts as f64);
     for one in &counters.operations {
         let status = if one.succeeded { "success" } else { "fail-unknown" };
@@ -98,12 +98,12 @@ fn counts(reading: &mut Reading, counters: &Counters) {
 }
 
 /// The metrics of the source of objects.
-fn source(reading: &mut Reading, known: &StoredStatus) {
+fn source(reading: &mut PodReading, known: &StoredStatus) {
     let contacts = known.contacts.all();
     if !contacts.is_empty() {
         let connected = contacts.iter().all(|(_, contact)| contact.connected);
         let troubled = contacts.iter().filter(|(_, contact)| contact.trouble.is_some()).count();
-        reading.add(&SOURCE_CONNECTED, &[], truth(connected));
+        reading.add(&SOURCE_CONNECTED, &[], as_number(connected));
         reading.add(&SOURCE_OBJECTS, &[], contacts.len() as f64);
         reading.add(&SOURCE_OBJECTS_IN_TROUBLE, &[], troubled as f64);
     }
@@ -113,9 +113,9 @@ fn source(reading: &mut Reading, known: &StoredStatus) {
     }
 }
 
-fn volume(reading: &mut Reading, report: &VolumeReport, errors: Option<&Errors>) {
+fn volume(reading: &mut PodReading, report: &VolumeReport, errors: Option<&Errors>) {
     let name = report.name.as_str();
-    reading.add(&VOLUME_CURRENT, &[name], truth(report.state() == VolumeState::Live));
+    reading.add(&VOLUME_CURRENT, &[name], as_number(report.state() == VolumeState::Live));
     reading.add(&REFRESH_ERRORS, &[name], errors.map_or(0, |errors| errors.count) as f64);
     if let Some(errors) = errors {
         reading.add(&LAST_REFRESH_ERROR, &[name], since_1970(errors.last));
@@ -138,9 +138,9 @@ fn volume(reading: &mut Reading, report: &VolumeReport, errors: Option<&Errors>)
 }
 
 /// A volume that shows something of the host. The usage of a source that does not answer is left out.
-fn host(reading: &mut Reading, report: &VolumeReport, usage: Option<&DriverUsage>) {
+fn host(reading: &mut PodReading, report: &VolumeReport, usage: Option<&DriverUsage>) {
     let name = report.name.as_str();
-    reading.add(&SOURCE_ANSWERING, &[name], truth(usage.is_some() && !report.source_is_silent));
+    reading.add(&SOURCE_ANSWERING, &[name], as_number(usage.is_some() && !report.source_is_silent));
     // The file system of a directory of the host is the node's, not the pod's (ME-03).
     let (Some(usage), true) = (usage, report.has_room) else { return };
     let labels = [name, report.claim.as_deref().unwrap_or_default()];
@@ -148,7 +148,7 @@ fn host(reading: &mut Reading, report: &VolumeReport, usage: Option<&DriverUsage
     if let Some(bytes) = usage.bytes {
         add(&CAPACITY_BYTES, bytes.total);
         // Only the containers know how much of a device is in use.
-        if report.state.shown().is_none_or(|shown| !matches!(shown, Shown::Device(_))) {
+        if report.state.shown().is_none_or(|shown| !matches!(shown, ShownContent::Device(_))) {
             add(&AVAILABLE_BYTES, bytes.available);
             add(&USED_BYTES, bytes.used);
         }
@@ -164,7 +164,7 @@ fn host(reading: &mut Reading, report: &VolumeReport, usage: Option<&DriverUsage
 }
 
 /// The looks at the capacity of mounted volumes that show something of the host.
-fn looks(known: &StoredStatus) -> Vec<Look> {
+fn looks(known: &StoredStatus) -> Vec<CapacityCheck> {
     let look = |(place, report): (&usize, &VolumeReport)| {
         let (shown, path) = match &report.state {
             VolumeLife::Waiting(_) => return None,
@@ -172,13 +172,13 @@ fn looks(known: &StoredStatus) -> Vec<Look> {
             VolumeLife::Hidden(shown, _) => (shown, None),
         };
         let at = match (shown, &report.watch, path) {
-            (Shown::Generation(_) | Shown::Audited(_), _, _) | (_, None, None) => return None,
-            (Shown::Device(_), _, Some(path)) => At::Device(path.clone()),
-            (_, Some(watch), _) => At::Source(watch.clone()),
-            (_, None, Some(path)) => At::Mount(path.clone()),
+            (ShownContent::Generation(_) | ShownContent::Audited(_), _, _) | (_, None, None) => return None,
+            (ShownContent::Device(_), _, Some(path)) => CapacityTarget::Device(path.clone()),
+            (_, Some(watch), _) => CapacityTarget::Source(watch.clone()),
+            (_, None, Some(path)) => CapacityTarget::Mount(path.clone()),
         };
         let home = report.path.as_deref().and_then(DriverHome::of_csi);
-        Some(Look { place: *place, name: report.name.clone(), home, at, earlier: report.earlier.clone() })
+        Some(CapacityCheck { place: *place, name: report.name.clone(), home, at, earlier: report.earlier.clone() })
     };
     known.volumes.iter().filter_map(look).collect()
 }
@@ -195,6 +195,6 @@ fn since_1970(time: SystemTime) -> f64 {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-fn truth(is: bool) -> f64 {
+fn as_number(is: bool) -> f64 {
     f64::from(u8::from(is))
 }

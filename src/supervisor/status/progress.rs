@@ -22,7 +22,7 @@ const USUAL_SIZE: (usize, usize) = (80, 24);
 static SHOWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 /// The progress of the volumes.
-pub(in crate::supervisor) struct Upcoming<'a> {
+pub(in crate::supervisor) struct VolumeProgress<'a> {
     /// The pod, if they belong to one.
     pub(in crate::supervisor) pod: Option<&'a PodIdentity>,
     /// How many there will be.
@@ -51,7 +51,7 @@ impl StandardErrorLines {
     }
 
     /// Replaces the lines.
-    pub(in crate::supervisor) fn show(&mut self, upcoming: &Upcoming<'_>) {
+    pub(in crate::supervisor) fn show(&mut self, upcoming: &VolumeProgress<'_>) {
         let lines = upcoming.lines(size_of_terminal());
         if !self.wanted || lines == self.lines {
             return;
@@ -59,7 +59,8 @@ impl StandardErrorLines {
         self.lines = lines;
         let mut shown = shown();
         let bar = shown.get_or_insert_with(|| {
-            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::term_like(Box::<Canvas>::default()));
+            let bar =
+                ProgressBar::with_draw_target(None, ProgressDrawTarget::term_like(Box::<TerminalOutput>::default()));
             bar.with_style(ProgressStyle::with_template("{msg}").expect("the template is one"))
         });
         bar.set_message(self.lines.join("\n"));
@@ -82,7 +83,7 @@ impl Drop for StandardErrorLines {
     }
 }
 
-impl Upcoming<'_> {
+impl VolumeProgress<'_> {
     /// A headline, and a line for each volume that waits, as far as there is room.
     fn lines(&self, (width, height): (usize, usize)) -> Vec<String> {
         let Self { pod, expected, up, waiting } = self;
@@ -128,9 +129,9 @@ fn size_of_terminal() -> (usize, usize) {
 /// Standard error as a canvas. Each drawing is one write(2), and leaves the cursor at the beginning of a line: behind
 /// the last one, the `^C` of a Ctrl-C would begin a new one, and all would be one line off.
 #[derive(Debug, Default)]
-struct Canvas(Mutex<String>);
+struct TerminalOutput(Mutex<String>);
 
-impl Canvas {
+impl TerminalOutput {
     fn add(&self, text: &str) -> io::Result<()> {
         self.0.lock().expect("no thread panics while it is locked").push_str(text);
         Ok(())
@@ -142,7 +143,7 @@ impl Canvas {
     }
 }
 
-impl TermLike for Canvas {
+impl TermLike for TerminalOutput {
     fn width(&self) -> u16 {
         u16::try_from(size_of_terminal().0).unwrap_or(u16::MAX)
     }
@@ -192,9 +193,9 @@ fn shown() -> MutexGuard<'static, Option<ProgressBar>> {
 }
 
 /// Standard error, for log lines. Ignores errors: podfs goes on when the reader of the pipe has ended.
-pub(crate) struct StandardError;
+pub(crate) struct LogOutput;
 
-impl Write for StandardError {
+impl Write for LogOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &*shown() {
             Some(bar) => bar.suspend(|| log::StandardError.write(bytes)),
@@ -213,7 +214,7 @@ mod tests {
 
     fn lines(up: usize, waiting: usize, size: (usize, usize)) -> Vec<String> {
         let names: Vec<_> = (0..up + waiting).map(|number| format!("v{number}")).collect();
-        let upcoming = Upcoming {
+        let upcoming = VolumeProgress {
             pod: None,
             expected: 500,
             up: names[..up].iter().map(String::as_str).collect(),

@@ -20,7 +20,7 @@ use sd_notify::NotifyState;
 use serde::Serialize;
 use tracing::{info, warn};
 
-use super::progress::{StandardError, StandardErrorLines, Upcoming};
+use super::progress::{LogOutput, StandardErrorLines, VolumeProgress};
 use super::store::{StatusStore, StoredStatus, VolumeReport};
 use crate::manifest::Tokens;
 use crate::manifest::pod::PodIdentity;
@@ -174,7 +174,7 @@ impl Report {
         self.store.clone()
     }
 
-    /// Reports what has changed since the last time.
+    /// Reports changes since the last report.
     pub(in crate::supervisor) fn progress(&mut self) {
         self.store.note_change();
         let status = self.describe();
@@ -224,7 +224,7 @@ impl Report {
     fn show_progress(&mut self) {
         let known = self.store.known();
         let pod = (self.subject == ReportScope::Pod).then_some(&self.identity);
-        let mut upcoming = Upcoming { pod, expected: known.volumes.len(), up: Vec::new(), waiting: Vec::new() };
+        let mut upcoming = VolumeProgress { pod, expected: known.volumes.len(), up: Vec::new(), waiting: Vec::new() };
         for volume in known.volumes.values().filter(|volume| volume.tried) {
             match &volume.state {
                 VolumeLife::Waiting(reason) => upcoming.waiting.push((&volume.name, reason)),
@@ -261,7 +261,7 @@ impl Report {
         };
         match self.log_format {
             // In one write(2): a server may write there, too.
-            LogFormat::Text => drop(StandardError.write_all(format!("podfs: {line}\n").as_bytes())),
+            LogFormat::Text => drop(LogOutput.write_all(format!("podfs: {line}\n").as_bytes())),
             LogFormat::Json => info!("{line}"),
         }
         if let Some(descriptor) = self.ready_fd.take()

@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Instant, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
-use podfs_fuse::client::Watch;
+use podfs_fuse::client::VolumeObserver;
 use podfs_fuse::projection::GenerationName;
 use podfs_fuse::projection::old::OldUsage;
 use tokio::sync::watch;
 
-use super::capacity::Earlier;
+use super::capacity::CapacityHistory;
 use super::counter_store::CounterStore;
-use super::counters::Counters;
-use super::health::Health;
+use super::counters::PodCounters;
+use super::health::ServerHealth;
 use super::pod_status::{
     AuditStatus, ExpansionStatus, ObjectStatus, PodState, PodStatus, ProcessStatus, VolumeState, VolumeStatus,
 };
@@ -23,7 +23,7 @@ use crate::manifest::Tokens;
 use crate::manifest::pod::PodIdentity;
 use crate::source::{Contact, Contacts, Unreachable};
 use crate::supervisor::server::ServerHistory;
-use crate::supervisor::volume::{Expansion, PodVolume, Shown, VolumeLife};
+use crate::supervisor::volume::{Expansion, PodVolume, ShownContent, VolumeLife};
 use crate::volume::{Volume, VolumeSource};
 
 /// The version of this podfs.
@@ -54,7 +54,7 @@ pub(in crate::supervisor) struct StoredStatus {
     identity: PodIdentity,
     /// Since when the supervisor serves the pod.
     pub(in crate::supervisor) started: SystemTime,
-    health: Health,
+    health: ServerHealth,
     /// Another problem of all volumes.
     trouble: Option<String>,
     /// The record of contacts with an API server.
@@ -83,13 +83,13 @@ pub(in crate::supervisor) struct VolumeReport {
     last_error: Option<String>,
     /// Whether its source does not answer.
     pub(in crate::supervisor) source_is_silent: bool,
-    pub(in crate::supervisor) watch: Option<Watch>,
+    pub(in crate::supervisor) watch: Option<VolumeObserver>,
     /// The claim that it shows.
     pub(in crate::supervisor) claim: Option<String>,
     /// Whether podfs reports its capacity.
     pub(in crate::supervisor) has_room: bool,
     /// The state from earlier looks at its capacity.
-    pub(in crate::supervisor) earlier: Earlier,
+    pub(in crate::supervisor) earlier: CapacityHistory,
 }
 
 impl StatusStore {
@@ -99,7 +99,7 @@ impl StatusStore {
         let known = StoredStatus {
             identity,
             started: SystemTime::now(),
-            health: Health::default(),
+            health: ServerHealth::default(),
             trouble: None,
             contacts: Contacts::default(),
             tokens: Tokens::default(),
@@ -154,7 +154,7 @@ impl StatusStore {
     ///
     /// # Errors
     /// When there is no such volume, it is not mounted yet, or its requests do not reach podfs.
-    pub(in crate::supervisor) fn watch(&self, name: &str) -> Result<Watch, WatchError> {
+    pub(in crate::supervisor) fn watch(&self, name: &str) -> Result<VolumeObserver, WatchError> {
         let known = self.known();
         let Some(volume) = known.volumes.values().find(|volume| volume.name == name) else {
             let names: Vec<_> = known.volumes.values().map(|volume| volume.name.as_str()).collect();
@@ -305,7 +305,7 @@ impl VolumeReport {
             watch: None,
             claim: volume.claim_name(&pod.name),
             has_room: matches!(volume.source, VolumeSource::Claim(_) | VolumeSource::EmptyDir(_)),
-            earlier: Earlier::default(),
+            earlier: CapacityHistory::default(),
         }
     }
 
@@ -324,7 +324,7 @@ impl VolumeReport {
         }
     }
 
-    fn status(&self, counters: &Counters) -> VolumeStatus {
+    fn status(&self, counters: &PodCounters) -> VolumeStatus {
         let (state, shown) = (self.state(), self.state.shown());
         VolumeStatus {
             name: self.name.clone(),
@@ -336,14 +336,14 @@ impl VolumeReport {
                 _ => self.state.reason().map(str::to_owned),
             },
             mode: shown.map(|shown| shown.mode().to_owned()),
-            backend: shown.and_then(Shown::backend).map(str::to_owned),
+            backend: shown.and_then(ShownContent::backend).map(str::to_owned),
             transport: self.watch.as_ref().map(|watch| transport(watch).to_owned()),
             generation: self.generation().map(ToString::to_string),
             generation_age_seconds: self.generation().map(|_| self.since.elapsed().as_secs()),
             old_generations: Some(self.old.generations).filter(|count| *count > 0),
             old_generation_bytes: Some(self.old.bytes).filter(|bytes| *bytes > 0),
-            requests: self.watch.as_ref().map(Watch::requests),
-            audit: self.watch.as_ref().and_then(Watch::opens).map(AuditStatus::of),
+            requests: self.watch.as_ref().map(VolumeObserver::requests),
+            audit: self.watch.as_ref().and_then(VolumeObserver::opens).map(AuditStatus::of),
             read_only: self.is_read_only,
             supplemental_group: self.group,
             expansion: self.expansion.clone().map(ExpansionStatus::of),
@@ -354,6 +354,6 @@ impl VolumeReport {
 }
 
 /// How requests reach podfs.
-fn transport(watch: &Watch) -> &'static str {
+fn transport(watch: &VolumeObserver) -> &'static str {
     if watch.is_over_io_uring() { "io_uring" } else { "/dev/fuse" }
 }

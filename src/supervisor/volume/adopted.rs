@@ -1,4 +1,4 @@
-//! A volume that an earlier supervisor has mounted, and what that recorded of it. The bytes of [`About`] are a format:
+//! A volume that an earlier supervisor has mounted, and what that recorded of it. The bytes of [`VolumeRecord`] are a format:
 //! other versions of podfs read them.
 
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// What a supervisor records of a volume for the one that adopts it, beside its name.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in crate::supervisor) struct About {
+pub(in crate::supervisor) struct VolumeRecord {
     /// Where it is visible.
     pub(in crate::supervisor) path: PathBuf,
     /// A group that containers need to use it.
@@ -22,7 +22,7 @@ pub(in crate::supervisor) struct About {
 
 /// A volume that is served and visible already.
 pub(in crate::supervisor) struct KeptVolume {
-    pub(in crate::supervisor) about: About,
+    pub(in crate::supervisor) about: VolumeRecord,
     pub(in crate::supervisor) served: AdoptedVolume,
     pub(in crate::supervisor) point: MountPoint,
     pub(in crate::supervisor) visible: VisibleMount,

@@ -5,13 +5,13 @@ use std::path::Path;
 use std::time::Instant;
 
 use podfs_fuse::mount::MountError;
-use podfs_fuse::mount::private::Shape;
+use podfs_fuse::mount::private::MountPointType;
 use tracing::warn;
 
-use super::growth::{Expansion, Growth};
+use super::growth::{Expansion, ExpansionState};
 use super::mounter::Mounter;
 use super::passthrough::claim::resolve;
-use super::{PodEnd, Setting, Shown, Trouble, driver};
+use super::{PodEnd, RefreshFailure, ShownContent, VolumeContext, driver};
 use crate::binding::BoundSource;
 use crate::host::block::{self, BlockVolume};
 use crate::host::device::BlockDevice;
@@ -23,14 +23,14 @@ use crate::volume::{Claim, Volume, VolumeSource};
 /// A block device for the pod.
 pub(super) struct DeviceVolume {
     claim: Claim,
-    setting: Setting,
+    setting: VolumeContext,
     group: Option<u32>,
     read_only: bool,
     /// Its links, as soon as their place is known. An earlier podfs of the pod may have made them.
     links: Option<BlockVolume>,
     /// The device that the pod has, held open.
     device: Option<BlockDevice>,
-    growth: Growth,
+    growth: ExpansionState,
     warned: Vec<String>,
 }
 
@@ -40,7 +40,7 @@ impl DeviceVolume {
         matches!(&spec.source, VolumeSource::Claim(claim) if claim.usage.device)
     }
 
-    pub(super) fn new(claim: Claim, setting: Setting) -> Self {
+    pub(super) fn new(claim: Claim, setting: VolumeContext) -> Self {
         Self {
             claim,
             setting,
@@ -48,14 +48,14 @@ impl DeviceVolume {
             read_only: false,
             links: None,
             device: None,
-            growth: Growth::default(),
+            growth: ExpansionState::default(),
             warned: Vec::new(),
         }
     }
 
     /// Makes the CSI driver grow the device when its PersistentVolume has grown. The size of a local device does not
     /// change.
-    fn follow_capacity(&mut self, spec: &Volume, pod: &PodView) -> Result<(), Trouble> {
+    fn follow_capacity(&mut self, spec: &Volume, pod: &PodView) -> Result<(), RefreshFailure> {
         let Some(bound) = resolve(spec, &self.claim, pod).ok().filter(|bound| self.growth.is_due(bound)) else {
             return Ok(());
         };
@@ -68,7 +68,7 @@ impl DeviceVolume {
         }
     }
 
-    fn map(&mut self, spec: &Volume, pod: &PodView) -> Result<BlockDevice, Trouble> {
+    fn map(&mut self, spec: &Volume, pod: &PodView) -> Result<BlockDevice, RefreshFailure> {
         let name = spec.name.as_str();
         let bound = resolve(spec, &self.claim, pod)?;
         for warning in bound.warnings.iter().filter(|warning| !self.warned.contains(warning)) {
@@ -76,19 +76,21 @@ impl DeviceVolume {
         }
         self.warned.clone_from(&bound.warnings);
         let (Some(root), Some(claim)) = (self.setting.site.root(), self.setting.mount_points().claim_file()) else {
-            return Err(Trouble::Passing("podfs mount shows files, and no block devices; use podfs run".to_owned()));
+            return Err(RefreshFailure::Temporary(
+                "podfs mount shows files, and no block devices; use podfs run".to_owned(),
+            ));
         };
         let volume = BlockVolume::new(&root, &bound.source.directory(), &bound.name, pod.identity.uid.as_str());
         if bound.exclusive && neighbours::have_device_of(volume.link()) {
             let text = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
-            return Err(Trouble::Passing(text.to_owned()));
+            return Err(RefreshFailure::Temporary(text.to_owned()));
         }
         let device = match &bound.source {
             BoundSource::Local(local) => block::open(Path::new(&local.path))?,
             BoundSource::HostPath(host_path) => block::open(&host_path.path)?,
             BoundSource::Csi(csi) => driver::map_csi(&self.setting, spec, csi, &bound, pod)?,
             BoundSource::Nfs(..) | BoundSource::Flex(_) => {
-                return Err(Trouble::Manifests(format!(
+                return Err(RefreshFailure::Manifests(format!(
                     "PersistentVolume {:?} has volumeMode Block, and only the kinds local, hostPath and csi have block devices",
                     bound.name
                 )));
@@ -97,8 +99,8 @@ impl DeviceVolume {
         self.group = bound.gid;
         self.read_only = bound.read_only || device.is_read_only();
         if let Some(directory) = volume.link().parent() {
-            let expected = self.setting.mount_points().expect(directory, Shape::Directory);
-            expected.map_err(|error| Trouble::Passing(error.to_string()))?;
+            let expected = self.setting.mount_points().expect(directory, MountPointType::Directory);
+            expected.map_err(|error| RefreshFailure::Temporary(error.to_string()))?;
         }
         self.links.insert(volume).map(&device, &claim)?;
         Ok(device)
@@ -106,7 +108,7 @@ impl DeviceVolume {
 }
 
 impl Mounter for DeviceVolume {
-    fn setting(&self) -> &Setting {
+    fn setting(&self) -> &VolumeContext {
         &self.setting
     }
 
@@ -127,21 +129,21 @@ impl Mounter for DeviceVolume {
         self.growth.outcome()
     }
 
-    fn shown(&self) -> Option<Shown> {
-        self.device.as_ref().map(|device| Shown::Device(device.number()))
+    fn shown(&self) -> Option<ShownContent> {
+        self.device.as_ref().map(|device| ShownContent::Device(device.number()))
     }
 
     /// A server has no volume for a device.
     fn adopt(&mut self, _: KeptVolume) {}
 
     /// Finds the device and makes the links, unless that is done.
-    fn show(&mut self, spec: &Volume, pod: &PodView, _: Option<Instant>) -> Result<Shown, Trouble> {
+    fn show(&mut self, spec: &Volume, pod: &PodView, _: Option<Instant>) -> Result<ShownContent, RefreshFailure> {
         if let Some(shown) = self.shown() {
             self.follow_capacity(spec, pod)?;
             return Ok(shown);
         }
         let device = self.map(spec, pod)?;
-        let shown = Shown::Device(device.number());
+        let shown = ShownContent::Device(device.number());
         self.device = Some(device);
         self.follow_capacity(spec, pod)?;
         Ok(shown)

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
 use podfs_fuse::mount::bind::bind;
-use podfs_fuse::mount::private::Access;
+use podfs_fuse::mount::private::ContainerAccess;
 use tracing::{info, warn};
 
 use super::device::DeviceVolume;
-use super::growth::Growth;
-use super::passthrough::{MountPlan, Planned, access};
-use super::{Setting, Trouble};
-use crate::binding::Bound;
+use super::growth::ExpansionState;
+use super::passthrough::{MountPlan, PlannedContent, access};
+use super::{RefreshFailure, VolumeContext};
+use crate::binding::BoundVolume;
 use crate::driver::csi::CsiMount;
 use crate::driver::flex::FlexMount;
 use crate::driver::{self, DriverError, DriverHome, Drivers, UndoError};
@@ -32,23 +32,23 @@ use crate::volume::{Csi, Flex, SecretReference, ServedBy, TokenKey, Volume};
 /// How often podfs calls a CSI driver with `requiresRepublish` again (the kubelet: each 63 to 84 s).
 const REPUBLISH: Duration = Duration::from_secs(75);
 
-impl From<DriverError> for Trouble {
-    fn from(error: DriverError) -> Trouble {
-        Trouble::Passing(error.sentence)
+impl From<DriverError> for RefreshFailure {
+    fn from(error: DriverError) -> RefreshFailure {
+        RefreshFailure::Temporary(error.sentence)
     }
 }
 
 /// Makes a FlexVolume driver mount a volume, under the name of its PersistentVolume or its own, and plans the mount at
 /// `path`.
 pub(super) fn mount_flex(
-    setting: &Setting,
+    setting: &VolumeContext,
     spec: &Volume,
     path: PathBuf,
     flex: &Flex,
     name: &str,
     read_only: bool,
     pod: &PodView,
-) -> Result<MountPlan, Trouble> {
+) -> Result<MountPlan, RefreshFailure> {
     let (drivers, home) = home(setting, &flex.directory(), name)?;
     let mount = FlexMount {
         flex,
@@ -65,13 +65,13 @@ pub(super) fn mount_flex(
 
 /// Makes a CSI driver mount a volume, that of a PersistentVolume or of the pod, and plans the mount at `path`.
 pub(super) fn mount_csi(
-    setting: &Setting,
+    setting: &VolumeContext,
     spec: &Volume,
     path: PathBuf,
     csi: &Csi,
-    bound: Option<&Bound>,
+    bound: Option<&BoundVolume>,
     pod: &PodView,
-) -> Result<(MountPlan, Republication), Trouble> {
+) -> Result<(MountPlan, Republication), RefreshFailure> {
     let read_only = bound.map_or(csi.read_only, |bound| bound.read_only);
     let call = CsiCall::of(csi, pod)?;
     let (drivers, home) = home(setting, Csi::DIRECTORY, name(spec, bound))?;
@@ -95,12 +95,12 @@ impl Republication {
     /// Calls the driver again, if its CSIDriver object still has `requiresRepublish`.
     pub(super) fn publish_again(
         &mut self,
-        setting: &Setting,
+        setting: &VolumeContext,
         spec: &Volume,
         csi: &Csi,
-        bound: Option<&Bound>,
+        bound: Option<&BoundVolume>,
         pod: &PodView,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), RefreshFailure> {
         self.is_wanted = pod.known.objects.csi_driver(&csi.driver).is_some_and(|driver| driver.requires_republish);
         if !self.is_wanted {
             return Ok(());
@@ -113,12 +113,12 @@ impl Republication {
 
 /// Makes the CSI driver of a PersistentVolume provide it as a block device.
 pub(super) fn map_csi(
-    setting: &Setting,
+    setting: &VolumeContext,
     spec: &Volume,
     csi: &Csi,
-    bound: &Bound,
+    bound: &BoundVolume,
     pod: &PodView,
-) -> Result<BlockDevice, Trouble> {
+) -> Result<BlockDevice, RefreshFailure> {
     let call = CsiCall::of(csi, pod)?;
     let (drivers, home) = home(setting, Csi::DIRECTORY, &bound.name)?;
     Ok(call.mount(spec, Some(bound), pod, &drivers).set_up_device(&home)?)
@@ -126,13 +126,13 @@ pub(super) fn map_csi(
 
 /// Makes the CSI driver of a PersistentVolume grow it, if that has more bytes than at the driver's last call.
 pub(super) fn expand_csi(
-    setting: &Setting,
+    setting: &VolumeContext,
     spec: &Volume,
     csi: &Csi,
-    bound: &Bound,
+    bound: &BoundVolume,
     pod: &PodView,
-    growth: &mut Growth,
-) -> Result<(), Trouble> {
+    growth: &mut ExpansionState,
+) -> Result<(), RefreshFailure> {
     let (drivers, home) = home(setting, Csi::DIRECTORY, &bound.name)?;
     let record = home.read().unwrap_or_default();
     if bound.read_only || !record.published || record.capacity >= bound.capacity {
@@ -153,18 +153,20 @@ pub(super) fn expand_csi(
 }
 
 /// The name of the PersistentVolume, or of the volume in the pod.
-fn name<'a>(spec: &'a Volume, bound: Option<&'a Bound>) -> &'a str {
+fn name<'a>(spec: &'a Volume, bound: Option<&'a BoundVolume>) -> &'a str {
     bound.map_or(spec.name.as_str(), |bound| &bound.name)
 }
 
 /// Makes the home of a volume. Returns it with the directories of the node's drivers.
-fn home(setting: &Setting, kind: &str, name: &str) -> Result<(Drivers, DriverHome), Trouble> {
-    let Setting { site, flex_volumes, .. } = setting;
+fn home(setting: &VolumeContext, kind: &str, name: &str) -> Result<(Drivers, DriverHome), RefreshFailure> {
+    let VolumeContext { site, flex_volumes, .. } = setting;
     let Site::Pod(pod) = site else {
-        return Err(Trouble::Manifests("a driver mounts the volume for a pod; serve it with podfs run".to_owned()));
+        return Err(RefreshFailure::Manifests(
+            "a driver mounts the volume for a pod; serve it with podfs run".to_owned(),
+        ));
     };
     let made = setting.mount_points().make_home(Some(DriverHome::of(pod, kind, name).path().to_owned()));
-    made.map_err(|error| Trouble::Passing(error.to_string()))?;
+    made.map_err(|error| RefreshFailure::Temporary(error.to_string()))?;
     // The path in mount tables, now that it exists.
     let pod = site.pod().unwrap_or_else(|| pod.clone());
     let root = pod.ancestors().nth(2).unwrap_or(&pod).to_owned();
@@ -183,7 +185,7 @@ struct CsiCall<'a> {
 }
 
 impl<'a> CsiCall<'a> {
-    fn of(csi: &Csi, pod: &'a PodView) -> Result<CsiCall<'a>, Trouble> {
+    fn of(csi: &Csi, pod: &'a PodView) -> Result<CsiCall<'a>, RefreshFailure> {
         let mut csi = csi.clone();
         complete(&mut csi, &pod.identity.namespace);
         let objects = &pod.known.objects;
@@ -191,7 +193,7 @@ impl<'a> CsiCall<'a> {
             Some(driver) => driver.clone(),
             // podfs does not know whether the volume has to be attached.
             None => match objects.why_absent(ObjectKind::CsiDriver, "", &csi.driver) {
-                Some(reason) => return Err(Trouble::Manifests(reason.to_owned())),
+                Some(reason) => return Err(RefreshFailure::Manifests(reason.to_owned())),
                 None => CsiDriver::default(),
             },
         };
@@ -213,7 +215,7 @@ impl<'a> CsiCall<'a> {
     fn mount<'b>(
         &'b self,
         spec: &'b Volume,
-        bound: Option<&'b Bound>,
+        bound: Option<&'b BoundVolume>,
         pod: &'b PodView,
         drivers: &'b Drivers,
     ) -> CsiMount<'b> {
@@ -241,18 +243,19 @@ impl<'a> CsiCall<'a> {
 }
 
 /// The publish context of a volume that the cluster's controller has attached to this node.
-fn attached(csi: &Csi, pod: &PodView) -> Result<BTreeMap<String, String>, Trouble> {
+fn attached(csi: &Csi, pod: &PodView) -> Result<BTreeMap<String, String>, RefreshFailure> {
     let Some(handle) = &csi.handle else { return Ok(BTreeMap::new()) };
     let Some(node) = pod.facts.node_name.as_deref() else {
-        return Err(Trouble::Manifests(format!(
+        return Err(RefreshFailure::Manifests(format!(
             "volume {handle:?} of CSI driver {} has to be attached to a node, and the pod is on none; set spec.nodeName, or \
              attachRequired: false in the CSIDriver object",
             csi.driver
         )));
     };
     let name = csi.attachment(Some(node)).unwrap_or_default();
-    let failed =
-        |what: &str| Trouble::Manifests(format!("volume {handle:?} is not attached to node {node:?} yet: {what}"));
+    let failed = |what: &str| {
+        RefreshFailure::Manifests(format!("volume {handle:?} is not attached to node {node:?} yet: {what}"))
+    };
     match pod.known.objects.volume_attachment(&name) {
         Some(attachment) if attachment.deleting => Err(failed(&format!("VolumeAttachment {name} is being deleted"))),
         Some(attachment) if attachment.attached => Ok(attachment.metadata.clone()),
@@ -266,7 +269,7 @@ fn attached(csi: &Csi, pod: &PodView) -> Result<BTreeMap<String, String>, Troubl
 }
 
 /// The tokens that a driver gets, by audience, as JSON.
-fn tokens(driver: &CsiDriver, pod: &PodView) -> Result<Option<String>, Trouble> {
+fn tokens(driver: &CsiDriver, pod: &PodView) -> Result<Option<String>, RefreshFailure> {
     if driver.token_requests.is_empty() {
         return Ok(None);
     }
@@ -275,11 +278,13 @@ fn tokens(driver: &CsiDriver, pod: &PodView) -> Result<Option<String>, Trouble> 
         let key = TokenKey::new(Some(request.audience.clone()), request.expiration_seconds);
         let token = match pod.known.tokens.get(&key) {
             Some(Ok(token)) => String::from_utf8_lossy(token).into_owned(),
-            Some(Err(reason)) => return Err(Trouble::Manifests(format!("no token for the CSI driver: {reason}"))),
+            Some(Err(reason)) => {
+                return Err(RefreshFailure::Manifests(format!("no token for the CSI driver: {reason}")));
+            }
             None => {
                 let text =
                     "the CSI driver gets tokens, and there is no API server that issues them; give podfs --kubeconfig";
-                return Err(Trouble::Manifests(text.to_owned()));
+                return Err(RefreshFailure::Manifests(text.to_owned()));
             }
         };
         let expires =
@@ -292,33 +297,40 @@ fn tokens(driver: &CsiDriver, pod: &PodView) -> Result<Option<String>, Trouble> 
 }
 
 /// Plans the mount of a driver's mount.
-fn plan(spec: &Volume, path: PathBuf, source: HostSource, access: Access) -> Result<MountPlan, Trouble> {
+fn plan(
+    spec: &Volume,
+    path: PathBuf,
+    source: HostSource,
+    access: ContainerAccess,
+) -> Result<MountPlan, RefreshFailure> {
     let served_by = spec.preferences.served_by.unwrap_or(ServedBy::Fuse);
     let source = match served_by {
         // A bind mount is a clone.
         ServedBy::Bind => source,
-        ServedBy::Fuse => HostSource::of_clone(bind(source.as_fd(), Access::ReadWrite).map_err(Trouble::of_mount)?)?,
+        ServedBy::Fuse => {
+            HostSource::of_clone(bind(source.as_fd(), ContainerAccess::ReadWrite).map_err(RefreshFailure::of_mount)?)?
+        }
     };
-    let content = Planned::Source { source, served_by, limit: None, remote: None };
+    let content = PlannedContent::Source { source, served_by, limit: None, remote: None };
     Ok(MountPlan { path, content, access, selinux_context: None, turn: None })
 }
 
 /// The Secret that a volume names.
-pub(super) fn secret<'a>(reference: &SecretReference, pod: &'a PodView) -> Result<&'a Secret, Trouble> {
+pub(super) fn secret<'a>(reference: &SecretReference, pod: &'a PodView) -> Result<&'a Secret, RefreshFailure> {
     let namespace = reference.namespace.as_deref().unwrap_or(&pod.identity.namespace);
     let objects = &pod.known.objects;
     objects.secret(namespace, &reference.name).ok_or_else(|| {
         let unknown = objects.why_absent(ObjectKind::Secret, namespace, &reference.name).map(str::to_owned);
         let reason = unknown.unwrap_or_else(|| format!("secret {:?} not found", reference.name));
-        Trouble::Manifests(format!("couldn't get secret {namespace}/{}: {reason}", reference.name))
+        RefreshFailure::Manifests(format!("couldn't get secret {namespace}/{}: {reason}", reference.name))
     })
 }
 
-/// Makes drivers undo what they have done for one volume of the pod.
+/// Makes drivers undo their calls for one volume of the pod.
 ///
 /// # Errors
-/// When a driver fails, with what is left.
-pub(super) fn undo(setting: &Setting, volume: &str) -> Result<(), UndoError> {
+/// When a driver fails, with the mounts and files that are left.
+pub(super) fn undo(setting: &VolumeContext, volume: &str) -> Result<(), UndoError> {
     let mut homes = homes(&setting.site).into_iter().filter(|(_, of)| of == volume);
     homes.try_for_each(|(home, _)| undo_home(setting, &home))
 }
@@ -329,18 +341,18 @@ pub(in crate::supervisor) fn homes(site: &Site) -> Vec<(DriverHome, String)> {
     all.into_iter().map(|(home, record)| (home, record.volume)).collect()
 }
 
-/// Makes a driver undo what it has done at a home. Blocks for as long as the driver takes.
+/// Makes a driver undo its calls for a home. Blocks for as long as the driver takes.
 ///
 /// # Errors
-/// When the driver fails, with what is left.
-pub(in crate::supervisor) fn undo_home(setting: &Setting, home: &DriverHome) -> Result<(), UndoError> {
+/// When the driver fails, with the mounts and files that are left.
+pub(in crate::supervisor) fn undo_home(setting: &VolumeContext, home: &DriverHome) -> Result<(), UndoError> {
     driver::undo(home)?;
     info!("the driver has unmounted {}", home.target().display());
     forget(setting, home.path());
     Ok(())
 }
 
-fn forget(setting: &Setting, home: &Path) {
+fn forget(setting: &VolumeContext, home: &Path) {
     let forgotten = setting.mount_points().forget(home, Some(home), setting.site.path());
     forgotten.unwrap_or_else(|error| warn!("{error}"));
 }

@@ -1,14 +1,14 @@
 //! The growth of a volume on the node, when its PersistentVolume has grown. A controller of the cluster enlarges the
 //! disk; podfs grows what is on it, and then the claim's status may report the new size.
 
-use super::Trouble;
-use crate::binding::Bound;
+use super::RefreshFailure;
+use crate::binding::BoundVolume;
 use crate::driver::DriverError;
 use crate::host::HostError;
 
 /// The state of a volume's growth.
 #[derive(Debug, Default)]
-pub(super) struct Growth {
+pub(super) struct ExpansionState {
     /// The size of the PersistentVolume that the volume was grown for.
     grown_for: Option<u64>,
     /// The outcome of the last growth, until the claim's status reports it.
@@ -33,9 +33,9 @@ pub struct ExpansionFailure {
     pub is_infeasible: bool,
 }
 
-impl Growth {
+impl ExpansionState {
     /// Whether the PersistentVolume has another size than at the last growth.
-    pub(super) fn is_due(&self, bound: &Bound) -> bool {
+    pub(super) fn is_due(&self, bound: &BoundVolume) -> bool {
         bound.capacity != self.grown_for
     }
 
@@ -45,13 +45,13 @@ impl Growth {
     }
 
     /// Notes that the volume has the bytes of its PersistentVolume. `by_node` is false if a controller has grown it.
-    pub(super) fn succeed(&mut self, bound: &Bound, by_node: bool) {
+    pub(super) fn succeed(&mut self, bound: &BoundVolume, by_node: bool) {
         self.grown_for = bound.capacity;
         self.set_outcome(larger_than_claim(bound).filter(|_| by_node), None);
     }
 
     /// Notes that the driver did not grow the volume. podfs calls it again.
-    pub(super) fn refused(&mut self, bound: &Bound, error: DriverError) -> Trouble {
+    pub(super) fn refused(&mut self, bound: &BoundVolume, error: DriverError) -> RefreshFailure {
         // If the outcome is uncertain, the driver may still be growing the volume.
         if !error.is_uncertain {
             let DriverError { sentence, is_infeasible, .. } = error.clone();
@@ -61,7 +61,7 @@ impl Growth {
     }
 
     /// Notes that the file system did not grow. podfs tries again only when the PersistentVolume has yet another size.
-    pub(super) fn give_up(&mut self, bound: &Bound, error: &HostError) {
+    pub(super) fn give_up(&mut self, bound: &BoundVolume, error: &HostError) {
         self.grown_for = bound.capacity;
         let failure = ExpansionFailure { sentence: error.to_string(), is_infeasible: false };
         self.set_outcome(larger_than_claim(bound), Some(failure));
@@ -73,6 +73,6 @@ impl Growth {
 }
 
 /// The bytes of the PersistentVolume, if the claim's status reports fewer. `None` where no controller reports any.
-fn larger_than_claim(bound: &Bound) -> Option<u64> {
+fn larger_than_claim(bound: &BoundVolume) -> Option<u64> {
     bound.capacity.filter(|bytes| bound.claimed.is_some_and(|claimed| claimed < *bytes))
 }

@@ -16,32 +16,32 @@ use podfs_fuse::mount::table::MountTableEntry;
 use podfs_fuse::mount::visible::{Presence, VisibleMount};
 use tracing::info;
 
-use super::{PodVolume, RETRY, Trouble, VolumeLife};
+use super::{PodVolume, RETRY, RefreshFailure, VolumeLife};
 
 /// The longest time between two unmounts of one series.
 const SERIES_GAP: Duration = Duration::from_secs(60);
 
 /// Why the path of a volume does not show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Hidden {
+pub(super) enum HiddenReason {
     /// It is not mounted, for this cause. `failure` is why podfs could not mount it again, once it has tried.
     Unmounted { cause: String, failure: Option<String> },
     /// Another process has mounted something over it; the sentence says what.
     Covered(String),
 }
 
-impl Hidden {
-    fn unmounted(cause: String) -> Hidden {
-        Hidden::Unmounted { cause, failure: None }
+impl HiddenReason {
+    fn unmounted(cause: String) -> HiddenReason {
+        HiddenReason::Unmounted { cause, failure: None }
     }
 
     pub(super) fn reason(&self) -> String {
         match self {
-            Hidden::Unmounted { cause, failure: None } => format!("{cause}; podfs mounts it again"),
-            Hidden::Unmounted { cause, failure: Some(failure) } => {
+            HiddenReason::Unmounted { cause, failure: None } => format!("{cause}; podfs mounts it again"),
+            HiddenReason::Unmounted { cause, failure: Some(failure) } => {
                 format!("{cause}, and podfs cannot mount it again yet: {failure}")
             }
-            Hidden::Covered(reason) => reason.clone(),
+            HiddenReason::Covered(reason) => reason.clone(),
         }
     }
 }
@@ -75,23 +75,23 @@ impl PodVolume {
         let visible = self.visible()?;
         let (path, presence) = (visible.path().display().to_string(), visible.presence(table));
         let hidden = match (presence, &self.hidden) {
-            (Presence::Visible, None) | (Presence::Gone, Some(Hidden::Unmounted { .. })) => return None,
+            (Presence::Visible, None) | (Presence::Gone, Some(HiddenReason::Unmounted { .. })) => return None,
             (Presence::Visible, Some(_)) => {
                 self.hidden = None;
                 return Some(Duration::ZERO);
             }
             (Presence::Covered(fs_type), _) => {
-                Hidden::Covered(format!("another process mounted {fs_type} over it at {path}; unmount that"))
+                HiddenReason::Covered(format!("another process mounted {fs_type} over it at {path}; unmount that"))
             }
             (Presence::Gone, _) => {
                 self.visible()?.lose();
-                Hidden::unmounted(format!("another process unmounted {path}"))
+                HiddenReason::unmounted(format!("another process unmounted {path}"))
             }
         };
         if self.hidden.as_ref() == Some(&hidden) {
             return None;
         }
-        let is_unmounted = matches!(hidden, Hidden::Unmounted { .. });
+        let is_unmounted = matches!(hidden, HiddenReason::Unmounted { .. });
         let reason = hidden.reason();
         self.hidden = Some(hidden);
         if let (Some(shown), false) = (self.mounter.shown(), matches!(self.state, VolumeLife::Waiting(_))) {
@@ -107,13 +107,13 @@ impl PodVolume {
         if let Some(lost) = self.visible().filter(|visible| visible.is_lost()) {
             let cause =
                 format!("the podfs before did not mount {}, or another process unmounted it", lost.path().display());
-            self.hidden = Some(Hidden::unmounted(cause));
+            self.hidden = Some(HiddenReason::unmounted(cause));
         }
     }
 
     /// Whether another process had unmounted the volume at the last look at the mount table.
     pub(super) fn is_unmounted(&self) -> bool {
-        matches!(self.hidden, Some(Hidden::Unmounted { .. }))
+        matches!(self.hidden, Some(HiddenReason::Unmounted { .. }))
     }
 
     /// Where another process has unmounted the volume, if it has. podfs does not unmount it again at its end.
@@ -125,7 +125,7 @@ impl PodVolume {
 
     /// Mounts the volume again if another process has unmounted it.
     pub(super) fn show_again(&mut self) {
-        let Some(Hidden::Unmounted { cause, .. }) = self.hidden.clone() else { return };
+        let Some(HiddenReason::Unmounted { cause, .. }) = self.hidden.clone() else { return };
         let path = self.visible().map(|visible| visible.path().display().to_string()).unwrap_or_default();
         match self.mounter.show_again() {
             Ok(()) => {
@@ -140,10 +140,10 @@ impl PodVolume {
             }
             Err(trouble) => {
                 let failure = match trouble {
-                    Trouble::Manifests(failure) | Trouble::Passing(failure) => failure,
-                    Trouble::Hopeless(error) => error.to_string(),
+                    RefreshFailure::Manifests(failure) | RefreshFailure::Temporary(failure) => failure,
+                    RefreshFailure::Permanent(error) => error.to_string(),
                 };
-                self.hidden = Some(Hidden::Unmounted { cause, failure: Some(failure) });
+                self.hidden = Some(HiddenReason::Unmounted { cause, failure: Some(failure) });
             }
         }
     }

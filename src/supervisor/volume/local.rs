@@ -3,13 +3,13 @@
 
 use std::path::Path;
 
-use podfs_fuse::mount::private::Shape;
+use podfs_fuse::mount::private::MountPointType;
 use tracing::warn;
 
-use super::growth::Growth;
-use super::{Setting, Trouble};
-use crate::binding::{Bound, BoundSource, Local};
-use crate::host::global_mount::User;
+use super::growth::ExpansionState;
+use super::{RefreshFailure, VolumeContext};
+use crate::binding::{BoundSource, BoundVolume, Local};
+use crate::host::global_mount::GlobalMountUser;
 use crate::host::local::{self, LocalSource};
 use crate::host::{HostError, HostSource, device};
 use crate::manifest::PodView;
@@ -26,12 +26,12 @@ pub(super) struct OpenedLocal {
 /// Opens a local volume for a mount at `path`. Mounts the file system of a device first, unless another pod has done
 /// so.
 pub(super) fn open(
-    setting: &Setting,
-    bound: &Bound,
+    setting: &VolumeContext,
+    bound: &BoundVolume,
     source: &Local,
     path: &Path,
     pod: &PodView,
-) -> Result<OpenedLocal, Trouble> {
+) -> Result<OpenedLocal, RefreshFailure> {
     let device = match local::open(&source.path)? {
         LocalSource::Directory(directory) => {
             return Ok(OpenedLocal { source: directory, read_only: false, warnings: ignored_options(source) });
@@ -39,16 +39,16 @@ pub(super) fn open(
         LocalSource::Device(device) => device,
     };
     let (Some(root), Some(claim)) = (setting.site.root(), setting.mount_points().claim_file()) else {
-        return Err(Trouble::Passing(format!(
+        return Err(RefreshFailure::Temporary(format!(
             "local volume {} is a block device, which the pods of a node share below their root directory; podfs mount has \
              none, so serve the volume with podfs run",
             source.path
         )));
     };
     // Recorded, so that all directories for the mount are removed with the pod, even the root directory.
-    let expected = setting.mount_points().expect(path, Shape::Directory);
-    expected.map_err(|error| Trouble::Passing(error.to_string()))?;
-    let user = User { uid: pod.identity.uid.as_str(), claim: &claim };
+    let expected = setting.mount_points().expect(path, MountPointType::Directory);
+    expected.map_err(|error| RefreshFailure::Temporary(error.to_string()))?;
+    let user = GlobalMountUser { uid: pod.identity.uid.as_str(), claim: &claim };
     let (source, read_only) = local::mount(&device, bound, source, &root, user)?;
     Ok(OpenedLocal { source, read_only, warnings: Vec::new() })
 }
@@ -62,7 +62,7 @@ fn ignored_options(source: &Local) -> Vec<String> {
 
 /// Grows the file system of a device to the size of the PersistentVolume. A directory has the capacity of its file
 /// system.
-pub(super) fn grow(setting: &Setting, bound: &Bound, pod: &PodView, growth: &mut Growth) {
+pub(super) fn grow(setting: &VolumeContext, bound: &BoundVolume, pod: &PodView, growth: &mut ExpansionState) {
     let (BoundSource::Local(source), Some(root)) = (&bound.source, setting.site.root()) else { return };
     let device = match local::open(&source.path) {
         Ok(LocalSource::Directory(_)) => return growth.succeed(bound, true),
@@ -76,7 +76,7 @@ pub(super) fn grow(setting: &Setting, bound: &Bound, pod: &PodView, growth: &mut
     let Some(claim) = setting.mount_points().claim_file().filter(|_| mount.has_user(pod.identity.uid.as_str())) else {
         return;
     };
-    let user = User { uid: pod.identity.uid.as_str(), claim: &claim };
+    let user = GlobalMountUser { uid: pod.identity.uid.as_str(), claim: &claim };
     // Under the lock of the mount: several pods may notice the growth at the same moment.
     match mount.enter(user, |held| device::grow(&device, bound.capacity, held.place())) {
         Ok(()) => growth.succeed(bound, true),
@@ -88,7 +88,7 @@ pub(super) fn grow(setting: &Setting, bound: &Bound, pod: &PodView, growth: &mut
 }
 
 /// Releases the file system of a device at `path` for this pod. Does nothing for other volumes.
-pub(super) fn leave(setting: &Setting, path: &Path) -> Result<(), HostError> {
+pub(super) fn leave(setting: &VolumeContext, path: &Path) -> Result<(), HostError> {
     let (Some(root), Some(uid)) = (setting.site.root(), setting.site.uid()) else { return Ok(()) };
     let is_local = path.parent().and_then(Path::file_name).is_some_and(|plugin| plugin == local::PLUGIN);
     match path.file_name().and_then(|name| name.to_str()).filter(|_| is_local) {

@@ -35,16 +35,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use podfs_fuse::client::{ServerClient, VolumeIdentity, Watch};
+use podfs_fuse::client::{ServerClient, VolumeIdentity, VolumeObserver};
 use podfs_fuse::mount::MountError;
-use podfs_fuse::mount::private::{Access, Shape};
+use podfs_fuse::mount::private::{ContainerAccess, MountPointType};
 use podfs_fuse::mount::visible::MountPoint;
 use podfs_fuse::projection::old::OldUsage;
 use podfs_fuse::{Backoff, DoublingPause};
 use tracing::span::EnteredSpan;
 use tracing::{error_span, field, info, warn};
 
-use self::adopted::{About, KeptVolume};
+use self::adopted::{KeptVolume, VolumeRecord};
 use super::run_dir::mount_points::{MountPoints, MountPointsError};
 use super::run_dir::site::Site;
 use crate::host::empty_dir;
@@ -52,10 +52,10 @@ use crate::manifest::PodView;
 use crate::source::Condition;
 use crate::volume::{EmptyDir, SubPathMode, Volume, VolumeSource};
 pub use growth::{Expansion, ExpansionFailure};
-use hidden::{Hidden, UnmountSeries};
+use hidden::{HiddenReason, UnmountSeries};
 use left::{LeftCause, LeftError};
 use mounter::{Mounter, mounter};
-pub use state::{Shown, VolumeLife};
+pub use state::{ShownContent, VolumeLife};
 
 /// The pauses before podfs retries a failed system call; each is twice as long as the one before.
 const RETRY: DoublingPause = DoublingPause::new(Duration::from_millis(100), Duration::from_secs(30));
@@ -65,7 +65,7 @@ pub(in crate::supervisor) const SELINUX: &str = "/sys/fs/selinux/enforce";
 
 /// What all volumes of a supervisor have in common. Cheap to clone.
 #[derive(Clone)]
-pub struct Setting {
+pub struct VolumeContext {
     /// The process that answers their requests.
     pub server: Arc<ServerClient>,
     /// Where they appear.
@@ -86,27 +86,28 @@ pub struct Setting {
     pub keep_empty_dirs: bool,
 }
 
-impl Setting {
+impl VolumeContext {
     /// Locks the mount points. Hold the lock for single calls that make or remove a directory or a file.
     pub(super) fn mount_points(&self) -> MutexGuard<'_, MountPoints> {
         self.mount_points.lock().expect("no thread panics while the mount points are locked")
     }
 
     /// Makes and records the mount point of a volume.
-    fn prepare(&self, path: &Path, shape: Shape) -> Result<MountPoint, Trouble> {
+    fn prepare(&self, path: &Path, shape: MountPointType) -> Result<MountPoint, RefreshFailure> {
         let mut mount_points = self.mount_points();
-        let written =
-            |outcome: Result<(), MountPointsError>| outcome.map_err(|error| Trouble::Passing(error.to_string()));
+        let written = |outcome: Result<(), MountPointsError>| {
+            outcome.map_err(|error| RefreshFailure::Temporary(error.to_string()))
+        };
         written(mount_points.expect(path, shape))?;
-        let point = mount_points.prepare(path, shape).map_err(Trouble::of_mount)?;
+        let point = mount_points.prepare(path, shape).map_err(RefreshFailure::of_mount)?;
         written(mount_points.record())?;
         Ok(point)
     }
 
     /// The name of a volume, and the record for the supervisor that adopts it.
-    fn identity(volume: &Volume, path: &Path, group: Option<u32>, access: Access) -> VolumeIdentity {
-        let read_only = Some(access == Access::ReadOnly);
-        let about = About { path: path.to_owned(), group, read_only };
+    fn identity(volume: &Volume, path: &Path, group: Option<u32>, access: ContainerAccess) -> VolumeIdentity {
+        let read_only = Some(access == ContainerAccess::ReadOnly);
+        let about = VolumeRecord { path: path.to_owned(), group, read_only };
         // JSON cannot hold a path that is not UTF-8: such a volume is mounted anew.
         VolumeIdentity::new(volume.name.as_str(), serde_json::to_value(about).unwrap_or_default())
     }
@@ -118,13 +119,13 @@ fn selinux_context(pod: &PodView) -> Option<String> {
 }
 
 /// The outcome of a refresh.
-pub enum Attempt {
+pub enum RefreshOutcome {
     /// There is nothing to do until something changes.
     Settled,
     /// The kernel, the server or the host refused; another try may succeed.
     RetryIn(Duration),
     /// The volume can never be mounted by this process.
-    Hopeless(MountError),
+    Permanent(MountError),
 }
 
 /// How a supervisor ends.
@@ -137,20 +138,20 @@ pub enum PodEnd {
 }
 
 /// Why a refresh failed.
-enum Trouble {
+enum RefreshFailure {
     /// The manifests are wrong or incomplete; only a change of them helps.
     Manifests(String),
     /// The failure may be temporary; podfs tries again.
-    Passing(String),
+    Temporary(String),
     /// This process can never mount the volume.
-    Hopeless(MountError),
+    Permanent(MountError),
 }
 
-impl Trouble {
-    fn of_mount(error: MountError) -> Trouble {
+impl RefreshFailure {
+    fn of_mount(error: MountError) -> RefreshFailure {
         match error {
-            MountError::Privilege { .. } | MountError::Unsupported { .. } => Trouble::Hopeless(error),
-            MountError::Occupied { .. } | MountError::Failed { .. } => Trouble::Passing(error.to_string()),
+            MountError::Privilege { .. } | MountError::Unsupported { .. } => RefreshFailure::Permanent(error),
+            MountError::Occupied { .. } | MountError::Failed { .. } => RefreshFailure::Temporary(error.to_string()),
         }
     }
 }
@@ -163,19 +164,19 @@ pub struct PodVolume {
     is_published: bool,
     state: VolumeLife,
     /// Why its path does not show it, if it does not.
-    hidden: Option<Hidden>,
+    hidden: Option<HiddenReason>,
     unmounts: UnmountSeries,
     /// Whether it waits for an object that was requested only seconds ago, which is no problem yet.
     is_settling: bool,
     backoff: Backoff,
     last_error: Option<String>,
     /// When podfs saw the oldest change that is not shown yet.
-    heard: Option<Instant>,
+    noticed_at: Option<Instant>,
 }
 
 impl PodVolume {
     /// A volume of which nothing is mounted yet. `point` is its mount point, if that is made already.
-    pub fn new(spec: Volume, point: Option<MountPoint>, setting: Setting) -> Self {
+    pub fn new(spec: Volume, point: Option<MountPoint>, setting: VolumeContext) -> Self {
         let (state, mounter) = (VolumeLife::first(&spec), mounter(&spec, point, setting));
         Self {
             spec,
@@ -187,17 +188,17 @@ impl PodVolume {
             is_settling: false,
             backoff: RETRY.backoff(),
             last_error: None,
-            heard: None,
+            noticed_at: None,
         }
     }
 
     /// A volume that was published after the pod had started. Nothing is made or mounted yet.
-    pub fn published(spec: Volume, setting: Setting) -> Self {
+    pub fn published(spec: Volume, setting: VolumeContext) -> Self {
         Self { is_published: true, ..Self::new(spec, None, setting) }
     }
 
     /// A volume that another supervisor has mounted.
-    pub(super) fn adopted(spec: Volume, kept: KeptVolume, setting: Setting) -> Self {
+    pub(super) fn adopted(spec: Volume, kept: KeptVolume, setting: VolumeContext) -> Self {
         let mut volume = Self::new(spec, None, setting);
         volume.mounter.adopt(kept);
         volume.expect_to_be_mounted();
@@ -246,7 +247,7 @@ impl PodVolume {
     }
 
     /// The watch on its requests, once a server serves it.
-    pub fn watch(&self) -> Option<Watch> {
+    pub fn watch(&self) -> Option<VolumeObserver> {
         self.mounter.watch()
     }
 
@@ -283,38 +284,38 @@ impl PodVolume {
         self.spec.kind.directory.or_else(of_claim).unwrap_or("unknown").replace('~', "/")
     }
 
-    /// Shows what `pod` describes. `heard` is when podfs saw the change that caused the refresh, if one did. If it
+    /// Shows what `pod` describes. `noticed_at` is when podfs saw the change that caused the refresh, if one did. If it
     /// fails, the volume keeps what it shows. Mounts the volume again first if another process has unmounted it.
-    pub fn refresh(&mut self, pod: &PodView, heard: Option<Instant>) -> Attempt {
+    pub fn refresh(&mut self, pod: &PodView, noticed_at: Option<Instant>) -> RefreshOutcome {
         let _span = self.enter_span();
-        self.heard = self.heard.or(heard);
+        self.noticed_at = self.noticed_at.or(noticed_at);
         self.show_again();
-        match self.mounter.show(&self.spec, pod, self.heard) {
+        match self.mounter.show(&self.spec, pod, self.noticed_at) {
             Ok(shown) => {
-                self.heard = None;
+                self.noticed_at = None;
                 match self.hidden.clone() {
                     None => {
                         self.backoff.reset();
                         self.enter(VolumeLife::Live(shown));
-                        self.mounter.republish_in().map_or(Attempt::Settled, Attempt::RetryIn)
+                        self.mounter.republish_in().map_or(RefreshOutcome::Settled, RefreshOutcome::RetryIn)
                     }
                     Some(hidden) => {
                         self.last_error = Some(hidden.reason());
                         self.enter(VolumeLife::Hidden(shown, hidden.reason()));
                         // The supervisor watches what covers the volume.
-                        if self.is_unmounted() { self.retry() } else { Attempt::Settled }
+                        if self.is_unmounted() { self.retry() } else { RefreshOutcome::Settled }
                     }
                 }
             }
             // The other volumes of the pod are served already.
-            Err(Trouble::Hopeless(error)) if self.is_published => {
+            Err(RefreshFailure::Permanent(error)) if self.is_published => {
                 self.fail(error.to_string());
                 self.retry()
             }
-            Err(Trouble::Hopeless(error)) => Attempt::Hopeless(error),
-            Err(Trouble::Manifests(reason)) => {
+            Err(RefreshFailure::Permanent(error)) => RefreshOutcome::Permanent(error),
+            Err(RefreshFailure::Manifests(reason)) => {
                 // podfs cannot show this change; only another change helps.
-                self.heard = None;
+                self.noticed_at = None;
                 match (pod.known.is_settling, &self.state) {
                     // It is the same problem as before.
                     (true, VolumeLife::Waiting(known)) if *known == reason && !self.is_settling => {}
@@ -322,16 +323,16 @@ impl PodVolume {
                     (true, VolumeLife::Live(_)) => {}
                     (true, VolumeLife::Behind(..) | VolumeLife::Hidden(..)) | (false, _) => self.fail(reason),
                 }
-                if self.is_unmounted() { self.retry() } else { Attempt::Settled }
+                if self.is_unmounted() { self.retry() } else { RefreshOutcome::Settled }
             }
-            Err(Trouble::Passing(reason)) => {
+            Err(RefreshFailure::Temporary(reason)) => {
                 self.fail(reason);
                 self.retry()
             }
         }
     }
 
-    /// When old generations of the volume are to be removed.
+    /// When the supervisor removes old generations of the volume.
     pub fn next_removal(&self) -> Option<Instant> {
         self.mounter.next_removal()
     }
@@ -405,8 +406,8 @@ impl PodVolume {
         self.state = VolumeLife::Waiting(reason);
     }
 
-    fn retry(&mut self) -> Attempt {
-        Attempt::RetryIn(self.backoff.fail())
+    fn retry(&mut self) -> RefreshOutcome {
+        RefreshOutcome::RetryIn(self.backoff.fail())
     }
 
     /// Changes the state. Logs every change once, in the kubelet's words where it has some (ME-02).

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use podfs_fuse::client::{LivePartError, Watch};
+use podfs_fuse::client::{LivePartError, VolumeObserver};
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
 use podfs_fuse::projection::old::OldUsage;
@@ -17,9 +17,9 @@ use super::passthrough::empty_dir::EmptyDirSource;
 use super::passthrough::flex::FlexSource;
 use super::passthrough::host_path::HostPathSource;
 use super::passthrough::nfs::NfsSource;
-use super::passthrough::{Common, MountPlan, PassthroughSource, PassthroughVolume};
+use super::passthrough::{MountPlan, PassthroughParts, PassthroughSource, PassthroughVolume};
 use super::projected::ProjectedVolume;
-use super::{PodEnd, Setting, Shown, Trouble};
+use super::{PodEnd, RefreshFailure, ShownContent, VolumeContext};
 use crate::manifest::PodView;
 use crate::supervisor::volume::adopted::KeptVolume;
 use crate::volume::{Volume, VolumeSource};
@@ -27,7 +27,7 @@ use crate::volume::{Volume, VolumeSource};
 /// Mounts one volume, and owns the mount.
 pub(super) trait Mounter: Send {
     /// The setting that all volumes of the pod share.
-    fn setting(&self) -> &Setting;
+    fn setting(&self) -> &VolumeContext;
 
     /// Where the volume is, or will be, mounted; unknown until its PersistentVolume is known.
     fn path(&self) -> Option<&Path>;
@@ -40,11 +40,11 @@ pub(super) trait Mounter: Send {
     /// Whether containers can only read it.
     fn is_read_only(&self) -> bool;
 
-    /// What it shows, if it is mounted.
-    fn shown(&self) -> Option<Shown>;
+    /// The shown content, if it is mounted.
+    fn shown(&self) -> Option<ShownContent>;
 
     /// The watch on its requests, once a server serves it.
-    fn watch(&self) -> Option<Watch> {
+    fn watch(&self) -> Option<VolumeObserver> {
         None
     }
 
@@ -56,12 +56,17 @@ pub(super) trait Mounter: Send {
     /// Adopts what another supervisor has mounted. Drops a mount of another kind.
     fn adopt(&mut self, kept: KeptVolume);
 
-    /// Shows what `pod` describes, because of a change that podfs saw at `heard`.
-    fn show(&mut self, spec: &Volume, pod: &PodView, heard: Option<Instant>) -> Result<Shown, Trouble>;
+    /// Shows what `pod` describes, because of a change that podfs saw at `noticed_at`.
+    fn show(
+        &mut self,
+        spec: &Volume,
+        pod: &PodView,
+        noticed_at: Option<Instant>,
+    ) -> Result<ShownContent, RefreshFailure>;
 
     /// Mounts the volume again, after another process has unmounted it. Processes that still use the old mount and new
     /// ones share one file system, and its server.
-    fn show_again(&mut self) -> Result<(), Trouble> {
+    fn show_again(&mut self) -> Result<(), RefreshFailure> {
         Ok(())
     }
 
@@ -75,7 +80,7 @@ pub(super) trait Mounter: Send {
         None
     }
 
-    /// When the next old generation is to be removed.
+    /// When the next old generation is due for removal.
     fn next_removal(&self) -> Option<Instant> {
         None
     }
@@ -100,7 +105,7 @@ pub(super) trait Mounter: Send {
 
 /// The mounter of a volume of which nothing is mounted yet. The registry of kinds: a new one has a line here. `point`
 /// is its mount point, if that is made already, as it is for the projections of a pod that starts.
-pub(super) fn mounter(spec: &Volume, point: Option<MountPoint>, setting: Setting) -> Box<dyn Mounter> {
+pub(super) fn mounter(spec: &Volume, point: Option<MountPoint>, setting: VolumeContext) -> Box<dyn Mounter> {
     match &spec.source {
         VolumeSource::Projection(source) => Box::new(ProjectedVolume::new(source.clone(), spec, point, setting)),
         VolumeSource::Claim(claim) if claim.usage.device => Box::new(DeviceVolume::new(claim.clone(), setting)),
@@ -116,7 +121,7 @@ pub(super) fn mounter(spec: &Volume, point: Option<MountPoint>, setting: Setting
     }
 }
 
-fn passthrough(source: impl PassthroughSource + 'static, setting: Setting) -> Box<dyn Mounter> {
+fn passthrough(source: impl PassthroughSource + 'static, setting: VolumeContext) -> Box<dyn Mounter> {
     Box::new(PassthroughVolume::new(Box::new(source), setting))
 }
 
@@ -124,7 +129,7 @@ fn passthrough(source: impl PassthroughSource + 'static, setting: Setting) -> Bo
 struct UnsupportedSource;
 
 impl PassthroughSource for UnsupportedSource {
-    fn find(&mut self, _: &mut Common, spec: &Volume, _: &PodView) -> Result<MountPlan, Trouble> {
-        Err(Trouble::Manifests(spec.unsupported_reason().unwrap_or_default()))
+    fn find(&mut self, _: &mut PassthroughParts, spec: &Volume, _: &PodView) -> Result<MountPlan, RefreshFailure> {
+        Err(RefreshFailure::Manifests(spec.unsupported_reason().unwrap_or_default()))
     }
 }

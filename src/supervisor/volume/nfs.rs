@@ -4,36 +4,40 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use podfs_fuse::caller::credentials::ActAs;
-use podfs_fuse::mount::private::Access;
-use podfs_fuse::nfs::options::{Caching, ExportOptions, LocalLocks, Lookups, RetryPolicy, Search};
-use podfs_fuse::nfs::sockets::Sockets;
+use podfs_fuse::mount::private::ContainerAccess;
+use podfs_fuse::nfs::options::{Caching, ExportOptions, PortOptions};
+use podfs_fuse::nfs::sockets::NfsSockets;
 use podfs_nfs::address::{self, ExportAddress};
-use podfs_nfs::mount::{MountRequest, Reached, reach};
+use podfs_nfs::mount::{MountRequest, MountedExport, reach};
 use podfs_nfs::rpc::Credential;
 use rustix::mount::MountAttrFlags;
 
-use super::{Setting, Trouble};
+use super::{RefreshFailure, VolumeContext};
 use crate::host::{HostSource, kernel_nfs};
 use crate::manifest::PodView;
-use crate::volume::nfs_options::{Backend, LookupCache, Recovery, Security};
+use crate::volume::nfs_options::{Backend, Security};
 use crate::volume::{Nfs, NfsOptions, Volume};
 
 /// How long podfs may take to find out whether it can serve an export. It tries a slower server again later.
 pub(super) const BUDGET: Duration = Duration::from_secs(10);
 
 /// The NFS client of a volume. Looks for the kernel's client only if that matters, because the check loads its module.
-pub(super) fn backend(spec: &Volume, source: &Nfs, options: &NfsOptions) -> Result<Backend, Trouble> {
+pub(super) fn backend(spec: &Volume, source: &Nfs, options: &NfsOptions) -> Result<Backend, RefreshFailure> {
     let wish = spec.preferences.nfs_backend;
     let chosen = match options.choose_backend(wish, false) {
         Ok(backend) => Ok(backend),
         Err(_) => options.choose_backend(wish, kernel_nfs::is_there()),
     };
-    chosen.map_err(|sentence| Trouble::Manifests(format!("{}: {sentence}", source.address)))
+    chosen.map_err(|sentence| RefreshFailure::Manifests(format!("{}: {sentence}", source.address)))
 }
 
 /// Mounts an export with the kernel's client.
-pub(super) fn mount_by_kernel(source: &Nfs, options: &NfsOptions, access: Access) -> Result<HostSource, Trouble> {
-    Ok(kernel_nfs::mount(&kernel_nfs::KernelMount::new(source, options, access == Access::ReadOnly))?)
+pub(super) fn mount_by_kernel(
+    source: &Nfs,
+    options: &NfsOptions,
+    access: ContainerAccess,
+) -> Result<HostSource, RefreshFailure> {
+    Ok(kernel_nfs::mount(&kernel_nfs::KernelMount::new(source, options, access == ContainerAccess::ReadOnly))?)
 }
 
 /// The identity of calls to the server. The kernel's client implements `sec=none` itself.
@@ -50,7 +54,7 @@ pub(super) struct ReachedExport {
     /// The client's options.
     pub(super) options: ExportOptions,
     /// The sockets of its connections.
-    pub(super) sockets: Sockets,
+    pub(super) sockets: NfsSockets,
     /// The restrictions of the mount.
     pub(super) attributes: MountAttrFlags,
 }
@@ -60,20 +64,20 @@ impl ReachedExport {
     pub(super) fn find(
         source: &Nfs,
         options: &NfsOptions,
-        access: Access,
-        setting: &Setting,
+        access: ContainerAccess,
+        setting: &VolumeContext,
         pod: &PodView,
-    ) -> Result<ReachedExport, Trouble> {
+    ) -> Result<ReachedExport, RefreshFailure> {
         let reached = reach_any(source, options)?;
         let serving = ExportOptions {
-            read_only: access == Access::ReadOnly,
+            read_only: access == ContainerAccess::ReadOnly,
             callers: callers(Backend::User, options, pod),
             trace: setting.trace,
             ..serving(source, options, &reached)
         };
         let connections = usize::from(options.connections);
         let sockets = setting.server.nfs_sockets().join(&serving, connections, options.reserved_port);
-        let sockets = sockets.map_err(|error| Trouble::Passing(format!("no socket for NFS: {error}")))?;
+        let sockets = sockets.map_err(|error| RefreshFailure::Temporary(format!("no socket for NFS: {error}")))?;
         let attributes = [
             (options.no_suid, MountAttrFlags::MOUNT_ATTR_NOSUID),
             (options.no_dev, MountAttrFlags::MOUNT_ATTR_NODEV),
@@ -85,12 +89,12 @@ impl ReachedExport {
 }
 
 /// Tries the addresses of a server, one after the other. Each has an equal part of the time.
-fn reach_any(source: &Nfs, options: &NfsOptions) -> Result<Reached, Trouble> {
+fn reach_any(source: &Nfs, options: &NfsOptions) -> Result<MountedExport, RefreshFailure> {
     let addresses = resolve(&source.address.server)?;
     let search = search(options);
     let mount_address = mount_address(&search)?;
     let budget = BUDGET / u32::try_from(addresses.len()).unwrap_or(u32::MAX);
-    let mut last = Trouble::Passing(format!("NFS server {} has no address", source.address.server));
+    let mut last = RefreshFailure::Temporary(format!("NFS server {} has no address", source.address.server));
     for address in addresses {
         let asked = MountRequest {
             rsize: options.rsize,
@@ -100,7 +104,7 @@ fn reach_any(source: &Nfs, options: &NfsOptions) -> Result<Reached, Trouble> {
         };
         match reach(&asked) {
             Ok(reached) => return Ok(reached),
-            Err(error) => last = Trouble::Passing(error.to_string()),
+            Err(error) => last = RefreshFailure::Temporary(error.to_string()),
         }
     }
     Err(last)
@@ -110,7 +114,7 @@ fn reach_any(source: &Nfs, options: &NfsOptions) -> Result<Reached, Trouble> {
 pub(super) fn question(
     export: &ExportAddress,
     address: IpAddr,
-    search: &Search,
+    search: &PortOptions,
     mount_address: Option<IpAddr>,
     budget: Duration,
 ) -> MountRequest {
@@ -124,13 +128,13 @@ pub(super) fn question(
 }
 
 /// The address of the MOUNT service, if it is not the server's.
-pub(super) fn mount_address(search: &Search) -> Result<Option<IpAddr>, Trouble> {
+pub(super) fn mount_address(search: &PortOptions) -> Result<Option<IpAddr>, RefreshFailure> {
     let addresses = search.mount_host.as_deref().map(resolve).transpose()?;
     Ok(addresses.and_then(|addresses| addresses.first().copied()))
 }
 
-fn search(options: &NfsOptions) -> Search {
-    Search {
+fn search(options: &NfsOptions) -> PortOptions {
+    PortOptions {
         port: options.port,
         mount_host: options.mount_host.clone(),
         mount_port: options.mount_port,
@@ -139,29 +143,26 @@ fn search(options: &NfsOptions) -> Search {
 }
 
 /// The addresses of a server, at most four.
-pub(super) fn resolve(server: &str) -> Result<Vec<IpAddr>, Trouble> {
+pub(super) fn resolve(server: &str) -> Result<Vec<IpAddr>, RefreshFailure> {
     const MOST: usize = 4;
     let found = address::resolve(server);
-    let mut addresses = found
-        .map_err(|error| Trouble::Passing(format!("NFS server {server}: its address cannot be found: {error}")))?;
+    let mut addresses = found.map_err(|error| {
+        RefreshFailure::Temporary(format!("NFS server {server}: its address cannot be found: {error}"))
+    })?;
     addresses.dedup();
     addresses.truncate(MOST);
     Ok(addresses)
 }
 
 /// The options of podfs's own client, from the mount options.
-fn serving(source: &Nfs, options: &NfsOptions, reached: &Reached) -> ExportOptions {
+fn serving(source: &Nfs, options: &NfsOptions, reached: &MountedExport) -> ExportOptions {
     let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
     let attributes = &options.attributes;
     ExportOptions {
         mountd: Some(reached.mountd),
         // An address always means the same machine.
         search: (!source.address.is_numeric()).then(|| search(options)),
-        retry_policy: match options.recovery {
-            Recovery::Hard => RetryPolicy::Hard,
-            Recovery::Soft => RetryPolicy::Soft,
-            Recovery::SoftError => RetryPolicy::SoftErr,
-        },
+        retry_policy: options.retry_policy,
         timeo: u32::try_from(options.timeout.as_millis() / 100).unwrap_or(u32::MAX),
         retrans: options.retransmissions,
         caching: Caching {
@@ -169,16 +170,12 @@ fn serving(source: &Nfs, options: &NfsOptions, reached: &Reached) -> ExportOptio
             acregmax: seconds(attributes.file_max),
             acdirmin: seconds(attributes.directory_min),
             acdirmax: seconds(attributes.directory_max),
-            lookups: match options.lookup_cache {
-                LookupCache::All => Lookups::All,
-                LookupCache::Positive => Lookups::Positive,
-                LookupCache::None => Lookups::None,
-            },
+            lookups: options.lookup_cache,
             close_to_open: options.close_to_open,
         },
         stable: options.sync,
         with_attributes: options.readdirplus,
-        local_locks: LocalLocks { posix: options.locks.local_posix, flock: options.locks.local_flock },
+        local_locks: options.local_locks,
         ..ExportOptions::new(source.address.clone(), reached.nfs, reached.root.as_bytes(), reached.limits)
     }
 }

@@ -4,31 +4,31 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use podfs_fuse::audit::Subject;
-use podfs_fuse::client::{Commit, CommitError, LivePartError, Projection, Watch};
+use podfs_fuse::audit::AuditSubject;
+use podfs_fuse::client::{Commit, CommitError, LivePartError, ProjectionMount, VolumeObserver};
 use podfs_fuse::mount::MountError;
-use podfs_fuse::mount::private::{Access, MountOptions, Shape};
+use podfs_fuse::mount::private::{ContainerAccess, MountOptions, MountPointType};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
 use podfs_fuse::projection::image::DirectoryAttributes;
 use podfs_fuse::projection::old::OldUsage;
 use podfs_fuse::projection::tree::Root;
-use podfs_fuse::projection::{FileEntry, ImageError, Layout};
+use podfs_fuse::projection::{FileEntry, ImageError, ImageLayout};
 use podfs_fuse::protocol::Reporting;
 use serde_json::json;
 use tracing::warn;
 
 use super::mounter::Mounter;
-use super::{PodEnd, Setting, Shown, Trouble, selinux_context};
+use super::{PodEnd, RefreshFailure, ShownContent, VolumeContext, selinux_context};
 use crate::manifest::PodView;
 use crate::manifest::pod::PodIdentity;
-use crate::payload::{Assembled, Ownership, Payload, PayloadError};
+use crate::payload::{AssembledPayload, Ownership, Payload, PayloadError};
 use crate::supervisor::volume::adopted::KeptVolume;
 use crate::volume::{self, Volume};
 
 /// A projection, which is mounted once its first payload is complete.
 pub(super) struct ProjectedVolume {
     source: volume::Projection,
-    setting: Setting,
+    setting: VolumeContext,
     path: PathBuf,
     /// Its mount point, once it is made.
     point: Option<MountPoint>,
@@ -41,7 +41,7 @@ pub(super) struct ProjectedVolume {
 /// Fields are dropped in this order, so that the projection is no longer visible when it ends.
 struct MountedProjection {
     visible: VisibleMount,
-    projection: Projection,
+    projection: ProjectionMount,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -56,18 +56,18 @@ enum RefreshError {
     Commit(#[from] CommitError),
 }
 
-impl From<RefreshError> for Trouble {
-    fn from(error: RefreshError) -> Trouble {
+impl From<RefreshError> for RefreshFailure {
+    fn from(error: RefreshError) -> RefreshFailure {
         match error {
-            RefreshError::Payload(_) | RefreshError::Layout(_) => Trouble::Manifests(error.to_string()),
-            RefreshError::Mount(error) => Trouble::of_mount(error),
-            RefreshError::Commit(_) => Trouble::Passing(error.to_string()),
+            RefreshError::Payload(_) | RefreshError::Layout(_) => RefreshFailure::Manifests(error.to_string()),
+            RefreshError::Mount(error) => RefreshFailure::of_mount(error),
+            RefreshError::Commit(_) => RefreshFailure::Temporary(error.to_string()),
         }
     }
 }
 
 impl Mounter for ProjectedVolume {
-    fn setting(&self) -> &Setting {
+    fn setting(&self) -> &VolumeContext {
         &self.setting
     }
 
@@ -79,12 +79,12 @@ impl Mounter for ProjectedVolume {
         true
     }
 
-    fn shown(&self) -> Option<Shown> {
+    fn shown(&self) -> Option<ShownContent> {
         let mounted = self.mounted.as_ref().filter(|mounted| !mounted.projection.is_given_up())?;
         mounted.shown()
     }
 
-    fn watch(&self) -> Option<Watch> {
+    fn watch(&self) -> Option<VolumeObserver> {
         self.mounted.as_ref().map(|mounted| mounted.projection.watch())
     }
 
@@ -102,18 +102,23 @@ impl Mounter for ProjectedVolume {
     }
 
     /// Commits the files that result from what `pod` describes.
-    fn show(&mut self, spec: &Volume, pod: &PodView, heard: Option<Instant>) -> Result<Shown, Trouble> {
+    fn show(
+        &mut self,
+        spec: &Volume,
+        pod: &PodView,
+        noticed_at: Option<Instant>,
+    ) -> Result<ShownContent, RefreshFailure> {
         if self.point.is_none() {
-            self.point = Some(self.setting.prepare(&self.path, Shape::Directory)?);
+            self.point = Some(self.setting.prepare(&self.path, MountPointType::Directory)?);
         }
-        Ok(self.show_payload(spec, pod, heard)?)
+        Ok(self.show_payload(spec, pod, noticed_at)?)
     }
 
-    fn show_again(&mut self) -> Result<(), Trouble> {
+    fn show_again(&mut self) -> Result<(), RefreshFailure> {
         let Some(mounted) = &mut self.mounted else { return Ok(()) };
-        let point = self.point.insert(self.setting.prepare(&self.path, Shape::Directory)?);
+        let point = self.point.insert(self.setting.prepare(&self.path, MountPointType::Directory)?);
         if !mounted.projection.is_given_up() {
-            mounted.visible.replace(mounted.projection.show(point).map_err(Trouble::of_mount)?);
+            mounted.visible.replace(mounted.projection.show(point).map_err(RefreshFailure::of_mount)?);
         }
         Ok(())
     }
@@ -134,7 +139,7 @@ impl Mounter for ProjectedVolume {
     }
 
     fn live_part(&mut self, path: &str) -> Option<Result<OwnedFd, LivePartError>> {
-        let options = MountOptions { selinux_context: self.label.clone(), shape: Shape::Directory };
+        let options = MountOptions { selinux_context: self.label.clone(), shape: MountPointType::Directory };
         self.mounted.as_mut().map(|mounted| mounted.projection.live_part(path, &options))
     }
 
@@ -144,7 +149,12 @@ impl Mounter for ProjectedVolume {
 }
 
 impl ProjectedVolume {
-    pub(super) fn new(source: volume::Projection, spec: &Volume, point: Option<MountPoint>, setting: Setting) -> Self {
+    pub(super) fn new(
+        source: volume::Projection,
+        spec: &Volume,
+        point: Option<MountPoint>,
+        setting: VolumeContext,
+    ) -> Self {
         let path = match &point {
             Some(point) => point.path().to_owned(),
             None => setting.site.volume(spec.kind.directory.unwrap_or_default(), spec.name.as_str()),
@@ -152,19 +162,24 @@ impl ProjectedVolume {
         Self { source, setting, path, point, mounted: None, warned: Vec::new(), label: None }
     }
 
-    fn show_payload(&mut self, spec: &Volume, pod: &PodView, heard: Option<Instant>) -> Result<Shown, RefreshError> {
+    fn show_payload(
+        &mut self,
+        spec: &Volume,
+        pod: &PodView,
+        noticed_at: Option<Instant>,
+    ) -> Result<ShownContent, RefreshError> {
         let assembled = Payload::assemble(&self.source, pod)?;
         warn_once(&mut self.warned, spec.name.as_str(), &assembled);
         self.label = selinux_context(pod);
         let payload = &assembled.payload;
         let directories = DirectoryAttributes { mode: payload.directory_mode, gid: payload.gid };
-        let layout = Layout::new(entries(payload), directories)?;
+        let layout = ImageLayout::new(entries(payload), directories)?;
         let mounted = match &mut self.mounted {
             Some(mounted) if !mounted.projection.is_given_up() => {
                 let began = Instant::now();
                 let commit = mounted.projection.commit(&layout, directories)?;
-                if let (Some(heard), Commit::Switched { staged_in, switched_in, .. }) = (heard, commit) {
-                    let before = began.saturating_duration_since(heard);
+                if let (Some(noticed_at), Commit::Switched { staged_in, switched_in, .. }) = (noticed_at, commit) {
+                    let before = began.saturating_duration_since(noticed_at);
                     mounted.projection.note_propagation(before + staged_in + switched_in);
                 }
                 warn_of_left(spec.name.as_str(), &mut mounted.projection);
@@ -172,12 +187,12 @@ impl ProjectedVolume {
             }
             _ => {
                 let mode = Ownership::of(&pod.facts).root_mode(self.source.medium);
-                let mut mounted = self.bring_up(spec, &layout, directories, pod, mode)?;
+                let mut mounted = self.mount_projection(spec, &layout, directories, pod, mode)?;
                 if let Some(given_up) = self.mounted.take() {
                     mounted.visible.cover(given_up.visible);
                 }
-                if let Some(heard) = heard {
-                    mounted.projection.note_propagation(heard.elapsed());
+                if let Some(noticed_at) = noticed_at {
+                    mounted.projection.note_propagation(noticed_at.elapsed());
                 }
                 self.mounted.insert(mounted)
             }
@@ -186,22 +201,22 @@ impl ProjectedVolume {
     }
 
     /// Mounts the projection. Its first generation is complete before it is visible (FU-09).
-    fn bring_up(
+    fn mount_projection(
         &self,
         spec: &Volume,
-        layout: &Layout<'_>,
+        layout: &ImageLayout<'_>,
         directories: DirectoryAttributes,
         pod: &PodView,
         mode: u16,
     ) -> Result<MountedProjection, RefreshError> {
         let nested = spec.nested.iter().map(|path| path.as_str().to_owned()).collect();
         let root = Root { mode, gid: directories.gid, directories: nested };
-        let options = MountOptions { selinux_context: selinux_context(pod), shape: Shape::Directory };
-        let Setting { server, trace, .. } = &self.setting;
-        let identity = Setting::identity(spec, &self.path, None, Access::ReadOnly);
+        let options = MountOptions { selinux_context: selinux_context(pod), shape: MountPointType::Directory };
+        let VolumeContext { server, trace, .. } = &self.setting;
+        let identity = VolumeContext::identity(spec, &self.path, None, ContainerAccess::ReadOnly);
         let audit = spec.preferences.audit.then(|| subject(&pod.identity));
         let reporting = Reporting { trace: *trace, audit };
-        let mut projection = Projection::start(server, &root, &options, &identity, &reporting)?;
+        let mut projection = ProjectionMount::start(server, &root, &options, &identity, &reporting)?;
         projection.keep_old_for(self.setting.keep_old_generations);
         projection.commit(layout, directories)?;
         let point = self.point.as_ref().expect("it was made before the first payload was assembled");
@@ -211,28 +226,28 @@ impl ProjectedVolume {
 }
 
 impl MountedProjection {
-    /// What it shows. It is audited or not as it was mounted, whatever the annotation is now.
-    fn shown(&self) -> Option<Shown> {
-        let shown = if self.projection.is_audited() { Shown::Audited } else { Shown::Generation };
+    /// The shown content. A later change of the annotation does not switch the access log on or off.
+    fn shown(&self) -> Option<ShownContent> {
+        let shown = if self.projection.is_audited() { ShownContent::Audited } else { ShownContent::Generation };
         self.projection.generation().cloned().map(shown)
     }
 }
 
 /// The owner of the files, for each line of the access log, which names the volume, too.
-fn subject(pod: &PodIdentity) -> Subject {
+fn subject(pod: &PodIdentity) -> AuditSubject {
     let PodIdentity { namespace, name, uid } = pod;
     let pod = json!({"namespace": namespace, "name": name, "uid": uid.as_str()});
-    Subject([("pod".to_owned(), pod)].into_iter().collect())
+    AuditSubject([("pod".to_owned(), pod)].into_iter().collect())
 }
 
-fn warn_of_left(volume: &str, projection: &mut Projection) {
+fn warn_of_left(volume: &str, projection: &mut ProjectionMount) {
     if let Some(reason) = projection.take_left() {
         warn!("volume {volume:?}: {reason}");
     }
 }
 
 /// Logs the warnings about a payload, except those about the payload before.
-fn warn_once(warned: &mut Vec<String>, volume: &str, assembled: &Assembled<'_>) {
+fn warn_once(warned: &mut Vec<String>, volume: &str, assembled: &AssembledPayload<'_>) {
     let warnings: Vec<_> = assembled.warnings.iter().map(ToString::to_string).collect();
     for warning in warnings.iter().filter(|warning| !warned.contains(warning)) {
         warn!("volume {volume:?}: {warning}");

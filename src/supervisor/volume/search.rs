@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 
 use podfs_fuse::caller::credentials::ActAs;
 use podfs_fuse::client::ServerClient;
-use podfs_fuse::nfs::options::{ExportOptions, NfsAddress, Search};
-use podfs_fuse::protocol::VolumeId;
+use podfs_fuse::nfs::options::{ExportOptions, NfsAddress, PortOptions};
+use podfs_fuse::protocol::VolumeNumber;
 use podfs_fuse::{Backoff, DoublingPause};
-use podfs_nfs::mount::{MountRequest, Reached, reach};
+use podfs_nfs::mount::{MountRequest, MountedExport, reach};
 use podfs_nfs::rpc::Credential;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tracing::{debug, info};
@@ -35,7 +35,7 @@ const PAUSE: DoublingPause = DoublingPause::new(Duration::from_secs(5), Duration
 
 /// The searches: for each server, by one of its volumes.
 #[derive(Default)]
-pub struct Searches(HashMap<VolumeId, RunningSearch>);
+pub struct Searches(HashMap<VolumeNumber, RunningSearch>);
 
 struct RunningSearch {
     work: JoinHandle<()>,
@@ -71,7 +71,7 @@ impl Searches {
 }
 
 /// Searches once for the server of a volume. If it has moved, moves the volumes there.
-fn look(client: &ServerClient, volume: VolumeId, options: &ExportOptions, search: &Search) {
+fn look(client: &ServerClient, volume: VolumeNumber, options: &ExportOptions, search: &PortOptions) {
     let server = &options.export.server;
     let Some(place) = find(options, search) else { return };
     match client.move_nfs(volume, place) {
@@ -82,7 +82,7 @@ fn look(client: &ServerClient, volume: VolumeId, options: &ExportOptions, search
 }
 
 /// Another address of the server's name, at which a machine has the export.
-fn find(options: &ExportOptions, search: &Search) -> Option<NfsAddress> {
+fn find(options: &ExportOptions, search: &PortOptions) -> Option<NfsAddress> {
     let current = options.nfs.ip();
     let is_worth_it = |address: &IpAddr| *address != current && address.is_ipv4() == current.is_ipv4();
     let others: Vec<_> = resolve(&options.export.server).ok()?.into_iter().filter(is_worth_it).collect();
@@ -113,6 +113,6 @@ fn find(options: &ExportOptions, search: &Search) -> Option<NfsAddress> {
     })
 }
 
-fn takes_as_much(reached: &Reached, options: &ExportOptions) -> bool {
+fn takes_as_much(reached: &MountedExport, options: &ExportOptions) -> bool {
     reached.limits.read >= options.limits.read && reached.limits.write >= options.limits.write
 }

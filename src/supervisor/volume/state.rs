@@ -12,14 +12,14 @@ pub enum VolumeLife {
     /// first success leads to [`VolumeLife::Live`].
     Waiting(String),
     /// Mounted, and current. Every commit leads back here. A passthrough stays here.
-    Live(Shown),
+    Live(ShownContent),
     /// Mounted, and showing the last good generation, because the last refresh failed for this reason
     /// (VM-08, VM-09). A later refresh that succeeds leads to [`VolumeLife::Live`].
-    Behind(Shown, String),
+    Behind(ShownContent, String),
     /// Served, but not visible at its path, for this reason: another process has unmounted it or mounted something over
     /// it. Containers that use it already still see it. A refresh that finds it at its path, or mounts it there again,
     /// leads to [`VolumeLife::Live`].
-    Hidden(Shown, String),
+    Hidden(ShownContent, String),
 }
 
 impl VolumeLife {
@@ -40,8 +40,8 @@ impl VolumeLife {
         }
     }
 
-    /// What it shows, if it is mounted.
-    pub fn shown(&self) -> Option<&Shown> {
+    /// The shown content, if it is mounted.
+    pub fn shown(&self) -> Option<&ShownContent> {
         match self {
             VolumeLife::Waiting(_) => None,
             VolumeLife::Live(shown) | VolumeLife::Behind(shown, _) | VolumeLife::Hidden(shown, _) => Some(shown),
@@ -50,13 +50,13 @@ impl VolumeLife {
 
     /// The generation that is shown, if there is one.
     pub fn generation(&self) -> Option<&GenerationName> {
-        self.shown().and_then(Shown::generation)
+        self.shown().and_then(ShownContent::generation)
     }
 }
 
 /// What a volume shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Shown {
+pub enum ShownContent {
     /// A generation of files, which the kernel serves from its cache.
     Generation(GenerationName),
     /// A generation of files; the kernel asks podfs at each open, and podfs logs the process.
@@ -73,25 +73,25 @@ pub enum Shown {
     Nfs(Backend),
 }
 
-impl Shown {
+impl ShownContent {
     /// The mode of the volume, as the status reports it.
     pub fn mode(&self) -> &'static str {
         match self {
-            Shown::Generation(_) => "zero-message",
-            Shown::Audited(_) => "audited",
-            Shown::Passthrough => "passthrough",
-            Shown::ReadWrite => "read-write",
-            Shown::Bind => "bind",
-            Shown::Device(_) => "device",
-            Shown::Nfs(_) => "nfs",
+            ShownContent::Generation(_) => "zero-message",
+            ShownContent::Audited(_) => "audited",
+            ShownContent::Passthrough => "passthrough",
+            ShownContent::ReadWrite => "read-write",
+            ShownContent::Bind => "bind",
+            ShownContent::Device(_) => "device",
+            ShownContent::Nfs(_) => "nfs",
         }
     }
 
     /// The NFS client, if one is used, as the status reports it.
     pub fn backend(&self) -> Option<&'static str> {
         match self {
-            Shown::Nfs(Backend::User) => Some("user"),
-            Shown::Nfs(Backend::Kernel) => Some("kernel"),
+            ShownContent::Nfs(Backend::User) => Some("user"),
+            ShownContent::Nfs(Backend::Kernel) => Some("kernel"),
             _ => None,
         }
     }
@@ -99,7 +99,7 @@ impl Shown {
     /// The generation, if there is one.
     pub fn generation(&self) -> Option<&GenerationName> {
         match self {
-            Shown::Generation(generation) | Shown::Audited(generation) => Some(generation),
+            ShownContent::Generation(generation) | ShownContent::Audited(generation) => Some(generation),
             _ => None,
         }
     }

@@ -17,13 +17,13 @@ use std::path::{Path, PathBuf};
 
 use podfs_fuse::client::{CommitError, LivePartError};
 use podfs_fuse::mount::MountError;
-use podfs_fuse::mount::bind::{Propagation, bind_alone};
-use podfs_fuse::mount::private::{Access, Shape};
+use podfs_fuse::mount::bind::{ClonePropagation, bind_alone};
+use podfs_fuse::mount::private::{ContainerAccess, MountPointType};
 use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxAttributes, StatxFlags, statx};
 use tracing::{debug, error};
 
 use super::left::{LeftCause, LeftError};
-use super::{PodVolume, Setting, VolumeLife};
+use super::{PodVolume, VolumeContext, VolumeLife};
 use crate::host::sub_path::{self, IfMissing, SubPathError};
 use crate::supervisor::run_dir::mount_points::MountPointsError;
 use crate::volume::{SubPathMode, VolumeSource};
@@ -141,9 +141,9 @@ impl PodVolume {
             debug!("{} shows {:?} already", target.display(), request.path);
             return Ok(target);
         }
-        let access = if request.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let access = if request.read_only { ContainerAccess::ReadOnly } else { ContainerAccess::ReadWrite };
         let shape = shape(&part)?;
-        let propagation = if request.both_ways { Propagation::Peer } else { Propagation::Slave };
+        let propagation = if request.both_ways { ClonePropagation::Peer } else { ClonePropagation::Slave };
         let clone = if is_mount { part } else { bind_alone(part.as_fd(), access, propagation)? };
         let mut mount_points = setting.mount_points();
         let point = mount_points.prepare_target(&target, shape)?;
@@ -167,7 +167,7 @@ impl PodVolume {
         }))
     }
 
-    pub(super) fn setting(&self) -> &Setting {
+    pub(super) fn setting(&self) -> &VolumeContext {
         self.mounter.setting()
     }
 }
@@ -182,10 +182,10 @@ fn shows(target: &Path, part: &OwnedFd) -> bool {
 }
 
 /// Directories are mounted on directories, everything else on files (SP-01).
-fn shape(part: &OwnedFd) -> Result<Shape, SubPathTrouble> {
+fn shape(part: &OwnedFd) -> Result<MountPointType, SubPathTrouble> {
     let status = status(part).map_err(|errno| SubPathError::Open(errno.into()))?;
     let is_directory = FileType::from_raw_mode(status.stx_mode.into()) == FileType::Directory;
-    Ok(if is_directory { Shape::Directory } else { Shape::File })
+    Ok(if is_directory { MountPointType::Directory } else { MountPointType::File })
 }
 
 fn status(part: &OwnedFd) -> rustix::io::Result<Statx> {

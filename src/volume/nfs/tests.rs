@@ -4,7 +4,9 @@ use k8s_openapi::api::core::v1::NFSVolumeSource;
 use podfs_nfs::ExportAddress;
 
 use super::Nfs;
-use super::options::{Backend, Locks, LookupCache, NfsOptions, NfsVersion, Recovery, Security, TransportSecurity};
+use super::options::{
+    Backend, LocalLocks, LookupCache, NfsOptions, NfsVersion, RetryPolicy, Security, TransportSecurity,
+};
 
 fn parse(options: &str) -> NfsOptions {
     NfsOptions::parse([options]).unwrap_or_else(|error| panic!("{options}: {error}"))
@@ -35,8 +37,8 @@ fn without_options_the_defaults_are_those_of_linux() {
     let options = parse("");
     assert_eq!(options, NfsOptions::default());
     assert_eq!(
-        (options.recovery, options.timeout, options.retransmissions),
-        (Recovery::Hard, Duration::from_secs(60), 2)
+        (options.retry_policy, options.timeout, options.retransmissions),
+        (RetryPolicy::Hard, Duration::from_secs(60), 2)
     );
 }
 
@@ -48,17 +50,20 @@ fn options_are_honoured() {
     assert_eq!(parse("nfsvers=4,minorversion=1").version, Some(NfsVersion::V4(Some(1))));
     assert_eq!(parse("minorversion=1").version, Some(NfsVersion::V4(Some(1))));
     let soft = parse("softerr,timeo=50,retrans=3");
-    assert_eq!((soft.recovery, soft.timeout, soft.retransmissions), (Recovery::SoftError, Duration::from_secs(5), 3));
-    assert_eq!(parse("soft").recovery, Recovery::Soft);
+    assert_eq!(
+        (soft.retry_policy, soft.timeout, soft.retransmissions),
+        (RetryPolicy::SoftErr, Duration::from_secs(5), 3)
+    );
+    assert_eq!(parse("soft").retry_policy, RetryPolicy::Soft);
     assert_eq!((parse("port=20490,mountport=20491").port, parse("port=0").port), (Some(20490), None));
     assert_eq!(parse("mountport=20491").mount_port, Some(20491));
     assert_eq!(parse("rsize=1048576,wsize=70000").wsize, Some(69632));
     assert_eq!((parse("rsize=1").rsize, parse("rsize=99999999").rsize), (Some(4096), Some(1 << 20)));
     assert_eq!((parse("nconnect=16").connections, parse("noresvport").reserved_port), (16, false));
-    assert_eq!(parse("nolock").locks, Locks { local_flock: true, local_posix: true });
-    assert_eq!(parse("local_lock=flock").locks, Locks { local_flock: true, local_posix: false });
-    assert_eq!(parse("local_lock=posix").locks, Locks { local_flock: false, local_posix: true });
-    assert_eq!(parse("local_lock=none").locks, parse("lock").locks);
+    assert_eq!(parse("nolock").local_locks, LocalLocks { flock: true, posix: true });
+    assert_eq!(parse("local_lock=flock").local_locks, LocalLocks { flock: true, posix: false });
+    assert_eq!(parse("local_lock=posix").local_locks, LocalLocks { flock: false, posix: true });
+    assert_eq!(parse("local_lock=none").local_locks, parse("lock").local_locks);
     let cache = parse("acregmin=1,acregmax=2,acdirmin=4,acdirmax=3").attributes;
     assert_eq!((cache.file_min, cache.file_max), (Duration::from_secs(1), Duration::from_secs(2)));
     assert_eq!((cache.directory_min, cache.directory_max), (Duration::from_secs(4), Duration::from_secs(4)));

@@ -29,10 +29,10 @@ fn da_08_da_12_items_become_typed_facts() {
     let expected = [
         ("labels", None, DownwardValue::Field(PodField::Labels)),
         ("this/one", Some(0o400), DownwardValue::Field(PodField::Label("one".into()))),
-        ("cpu", None, resource(Bound::Limit, "cpu", "1m")),
-        ("memory", None, resource(Bound::Request, "memory", "1Mi")),
-        ("storage", None, resource(Bound::Limit, "ephemeral-storage", "1")),
-        ("pages", None, resource(Bound::Limit, "hugepages-2Mi", "1")),
+        ("cpu", None, resource(ResourceBound::Limit, "cpu", "1m")),
+        ("memory", None, resource(ResourceBound::Request, "memory", "1Mi")),
+        ("storage", None, resource(ResourceBound::Limit, "ephemeral-storage", "1")),
+        ("pages", None, resource(ResourceBound::Limit, "hugepages-2Mi", "1")),
     ];
     assert_eq!(files.len(), expected.len());
     for (file, (at, mode, value)) in files.iter().zip(expected) {

@@ -11,7 +11,7 @@ use crate::manifest::parse_bare;
 
 fn parse(yaml: &str) -> Result<Volume, InvalidField> {
     let volume: core::Volume = parse_bare(Path::new("volume.yaml"), yaml.as_bytes()).expect(yaml);
-    let fields = Fields::of(&parse_bare(Path::new("volume.yaml"), yaml.as_bytes()).expect(yaml));
+    let fields = VolumeFields::of(&parse_bare(Path::new("volume.yaml"), yaml.as_bytes()).expect(yaml));
     Volume::parse(&volume, &fields, &VolumeUses::default())
 }
 
@@ -109,7 +109,7 @@ fn cm_03_cm_13_modes_default_to_0644_and_items_may_differ() {
         projection("{name: v, configMap: {name: app, items: [{key: k, path: p, mode: 0400}, {key: l, path: q}]}}");
     assert_eq!(volume.default_mode, 0o644);
     let ProjectionSource::ConfigMap(object) = &volume.sources[0] else { panic!("a configMap source") };
-    assert_eq!(object.items[0], Item { key: "k".into(), path: path("p"), mode: Some(0o400), user: None });
+    assert_eq!(object.items[0], KeyPath { key: "k".into(), path: path("p"), mode: Some(0o400), user: None });
     assert_eq!(object.items[1].mode, None);
     assert_eq!(projection("{name: v, configMap: {name: app, defaultMode: 0}}").default_mode, 0);
     assert_eq!(projection("{name: v, configMap: {name: app, defaultMode: 511}}").default_mode, 0o777);
@@ -204,7 +204,8 @@ fn fields_of_future_versions_are_ignored() {
 fn nm_01_a_bad_mount_path_names_the_volume() {
     let volume: core::Volume = parse_bare(Path::new("v.yaml"), b"{name: v, configMap: {name: a}}").expect("a volume");
     let mount = core::VolumeMount { name: "v".into(), mount_path: "foo/../../dir".into(), ..Default::default() };
-    let error = Volume::parse(&volume, &Fields::default(), &VolumeUses { mounts: vec![&[mount]], devices: vec![] })
-        .expect_err("leaves the root");
+    let error =
+        Volume::parse(&volume, &VolumeFields::default(), &VolumeUses { mounts: vec![&[mount]], devices: vec![] })
+            .expect_err("leaves the root");
     assert_eq!(error.to_string(), "volume \"v\": invalid container mount point ../dir");
 }

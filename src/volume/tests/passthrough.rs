@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use podfs_fuse::passthrough::Cache;
+use podfs_fuse::passthrough::CacheMode;
 
 use super::*;
 use crate::manifest::parse_documents;
@@ -170,8 +170,8 @@ fn annotations_choose_for_single_volumes() {
     let default = Preferences::default();
     let expected = [
         Preferences { audit: true, ..default },
-        Preferences { served_by: Some(ServedBy::Bind), cache: Cache::None, ..default },
-        Preferences { cache: Cache::Always, ..default },
+        Preferences { served_by: Some(ServedBy::Bind), cache: CacheMode::None, ..default },
+        Preferences { cache: CacheMode::Always, ..default },
         Preferences { served_by: Some(ServedBy::Fuse), nfs_backend: Some(Backend::Kernel), ..default },
         Preferences { nfs_backend: Some(Backend::User), ..default },
     ];
@@ -237,7 +237,8 @@ fn nm_02_directories_that_others_are_mounted_on_are_the_users() {
         ..core::VolumeMount::default()
     };
     let mounts = [mount("v", "/d"), mount("w", "/d/..data")];
-    let volume = Volume::parse(&volume, &Fields::default(), &VolumeUses { mounts: vec![&mounts], devices: vec![] })
-        .expect("a volume");
+    let volume =
+        Volume::parse(&volume, &VolumeFields::default(), &VolumeUses { mounts: vec![&mounts], devices: vec![] })
+            .expect("a volume");
     assert_eq!(volume.nested, []);
 }

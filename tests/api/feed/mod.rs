@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use podfs::node::NodePod;
 use podfs::node::feed::{Feed, FeedEvent, FeedSettings, ObjectFollower, PodObjects, PodSource};
-use podfs::source::{Access, Push};
+use podfs::source::{Push, SettingsSource};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::timeout;
@@ -46,7 +46,7 @@ impl Node {
         let kubeconfig = server.kubeconfig(node.unwrap_or(NODE), Style::Embedded);
         let feed = Feed::open(FeedSettings {
             manifests: (!manifests.is_empty()).then(|| directory.path().to_owned()),
-            api: Some(Access::Kubeconfig(kubeconfig)),
+            api: Some(SettingsSource::Kubeconfig(kubeconfig)),
             node: Some(NODE.to_owned()),
             ..FeedSettings::default()
         });
@@ -68,11 +68,11 @@ impl Node {
             FeedEvent::Put(pod) => format!("put {}", name(&pod)),
             FeedEvent::Gone(source, uid) => format!("gone {uid} {source:?}"),
             FeedEvent::Containers(..) => unreachable!("no runtime is here"),
-            FeedEvent::Trouble(source, sentences) => format!("trouble {source:?}: {}", sentences.join("; ")),
+            FeedEvent::Failure(source, sentences) => format!("trouble {source:?}: {}", sentences.join("; ")),
         }
     }
 
-    /// All pods of a source, when it tells them.
+    /// All pods of a source, when the source reports them.
     async fn pods_of(&mut self, wanted: PodSource) -> Vec<NodePod> {
         loop {
             if let FeedEvent::Pods(source, pods) = self.event().await
@@ -121,7 +121,7 @@ async fn until(follower: &mut ObjectFollower, what: &str, is_it: impl Fn(&Push) 
     timeout(TIMEOUT, wait).await.unwrap_or_else(|_| panic!("never pushed: {what}"))
 }
 
-/// Whether nothing is to be pushed in this time.
+/// Whether nothing is pushed in this time.
 async fn is_quiet(follower: &mut ObjectFollower, time: Duration) -> bool {
     timeout(time, follower.next()).await.is_err()
 }

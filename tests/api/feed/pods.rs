@@ -65,7 +65,7 @@ async fn pods_that_may_not_be_listed_are_reported_with_advice_and_requested_agai
 #[tokio::test]
 async fn a_node_without_a_name_is_refused() {
     let server = ApiServer::start();
-    let access = Access::Kubeconfig(server.kubeconfig(NODE, Style::Embedded));
+    let access = SettingsSource::Kubeconfig(server.kubeconfig(NODE, Style::Embedded));
     let feed = Feed::open(FeedSettings { api: Some(access), ..FeedSettings::default() }).await;
     let error = feed.err().expect("no feed").to_string();
     assert!(error.contains("--node-name"), "{error}");

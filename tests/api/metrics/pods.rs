@@ -42,7 +42,7 @@ pub fn put(fixture: &Fixture, value: &str) {
     fixture.write("objects/app.json", &config_map("app", &[("a", value)]));
 }
 
-/// The same, and it is to be seen.
+/// The same value, which must be present.
 #[track_caller]
 pub fn show(fixture: &Fixture, running: &Running, value: &str) {
     put(fixture, value);

@@ -29,7 +29,7 @@ pub enum Fault {
     Wrong(usize, Answer),
     /// Answers take their time.
     Slow(u64),
-    /// The server presents a certificate that is not to be trusted.
+    /// The server presents an untrusted certificate.
     Untrusted(Presents),
     /// The server knows podfs no more, until it has another token.
     Unknown,

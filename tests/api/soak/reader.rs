@@ -12,7 +12,7 @@ use crate::soak::model::{Model, Object, VOLUMES};
 
 /// The thread that looks.
 pub struct Reader {
-    /// After each look: what it saw. It looks again when that was taken.
+    /// The result of each look. The next look begins when the result was taken.
     looks: Option<Receiver<Look>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -61,7 +61,7 @@ fn look(mut volumes: [Volume; VOLUMES.len()], model: &Model, tell: &SyncSender<L
     }
 }
 
-/// A volume, and what it showed last.
+/// A volume, and the files that it showed last.
 struct Volume {
     name: &'static str,
     path: PathBuf,
@@ -94,7 +94,7 @@ impl Volume {
     }
 }
 
-/// Whether files may be there after what was there.
+/// Whether the volume may show these files after the earlier ones.
 fn judge(volume: &str, object: Object, before: Shown, files: &BTreeMap<String, Vec<u8>>, model: &Model) -> Shown {
     let name = object.name();
     if files.is_empty() {

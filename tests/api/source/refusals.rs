@@ -39,7 +39,7 @@ fn a_pod_of_another_node_is_refused() {
         r#"pods "web" is forbidden: User "system:node:n2" cannot watch resource "pods""#,
         "no relationship found between node 'n2' and this object",
     ];
-    // The authorizer of a server that was just started does not know what belongs to a node: podfs waits for half a minute.
+    // The authorizer of a new server does not know the objects of a node's pods yet: podfs waits for half a minute.
     finish_within(&mut command, Duration::from_secs(90)).says(2, &parts);
     assert!(rig.fixture.mounts().is_empty());
 }

@@ -87,7 +87,7 @@ fn options_of(help: &str) -> Vec<CommandOption> {
     options
 }
 
-/// The codes of `EXIT STATUS`, with what they mean.
+/// The codes of `EXIT STATUS`, with their meanings.
 pub fn exit_codes(command: &str) -> Vec<(String, String)> {
     let help = &HELPS[command];
     let section = help.split("EXIT STATUS:\n").nth(1).and_then(|rest| rest.split("\n\n").next()).expect("codes");

@@ -175,7 +175,7 @@ fn paths(text: &str, module: &[String]) -> Vec<NamedPath> {
     found
 }
 
-/// Adds the paths of a tree such as `super::a::{B, c::D as E}`. Gives what follows it.
+/// Adds the paths of a tree such as `super::a::{B, c::D as E}`. Returns the rest of the text.
 fn expand<'a>(mut rest: &'a str, mut base: Vec<String>, found: &mut Vec<NamedPath>) -> &'a str {
     loop {
         if let Some(list) = rest.strip_prefix('{') {

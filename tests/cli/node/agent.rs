@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 use crate::common::packages::top;
 use crate::common::{Fixture, PODFS, eventually};
 
-/// An agent with pods of its own. What it makes is in the directory of a fixture, which finds its processes, too.
+/// An agent with pods of its own. Its files are in the directory of a fixture, which finds its processes, too.
 struct Agent {
     fixture: Fixture,
 }
@@ -73,7 +73,7 @@ impl Working<'_> {
         kill(Pid::from_raw(self.child.id().cast_signed()), signal).expect("it is there");
     }
 
-    /// Its exit code and what it has said.
+    /// Its exit code and output.
     #[track_caller]
     fn end(mut self) -> (Option<i32>, String) {
         let mut code = None;
@@ -87,7 +87,7 @@ impl Working<'_> {
 
 impl Drop for Working<'_> {
     fn drop(&mut self) {
-        // The agent ends what it has started.
+        // The agent ends its child processes.
         let _gone = kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM);
         let _ended = self.child.wait();
     }

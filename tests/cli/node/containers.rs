@@ -1,4 +1,4 @@
-//! Containers: what agents ask for over gRPC, which is what they can ask the pod's supervisor for.
+//! Containers: the requests of agents over gRPC, which are those that they can send to the pod's supervisor.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use nix::sys::signal::{Signal, kill};
-use podfs::mounts::{ContainerMount, Environment, MountSource};
+use podfs::mounts::{AgentFacts, ContainerMount, MountSource};
 use podfs::node::service::DaemonClient;
 use podfs::node::service::proto::container_mount::Source;
 use podfs::node::service::proto::{self, PrepareContainerRequest};
@@ -92,10 +92,10 @@ fn the_service_and_the_control_socket_say_the_same_of_a_container() {
     let of_service = on_the_service(&node, async |client: &mut DaemonClient| {
         client.prepare_container(request.clone()).await.expect("it can be mounted")
     });
-    let environment = Environment {
+    let environment = AgentFacts {
         variables: variables.into(),
         pod_ips: vec!["10.0.0.7".parse().expect("an address")],
-        ..Environment::default()
+        ..AgentFacts::default()
     };
     let container = "c".to_owned();
     let request = ContainerRequest { container, environment, recursive_read_only: true, only_volumes: false };

@@ -10,8 +10,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use podfs::manifest::parse_documents;
 use podfs::manifest::pod::{Pod, PodUid};
-use podfs::node::reconstruct::{Reconstructed, reconstruct};
-use podfs::node::supervisors::{MountFailure, Settings, SupervisorReport, Supervisors};
+use podfs::node::reconstruct::{ReconstructedPod, reconstruct};
+use podfs::node::supervisors::{MountFailure, SupervisorReport, SupervisorSettings, Supervisors};
 use podfs::node::{NodePod, PodOrigin, PodStage};
 use podfs::source::Push;
 use podfs_fuse::mount::table::mounts;
@@ -59,7 +59,7 @@ impl Node {
 
     /// A daemon that begins.
     pub fn daemon(&self) -> Daemon {
-        let settings = Settings::new(&self.run(), &self.root(), self.program.clone()).expect("directories");
+        let settings = SupervisorSettings::new(&self.run(), &self.root(), self.program.clone()).expect("directories");
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime");
         let entered = runtime.enter();
@@ -76,7 +76,7 @@ impl Node {
         self.fixture.path("run")
     }
 
-    pub fn reconstructed(&self) -> Vec<Reconstructed> {
+    pub fn reconstructed(&self) -> Vec<ReconstructedPod> {
         reconstruct(&self.run(), &self.root()).expect("it can be read")
     }
 
@@ -145,7 +145,7 @@ impl Drop for Node {
     }
 }
 
-/// Everything below a directory, in order; nothing where there is none.
+/// All paths below a directory, in order; empty if the directory does not exist.
 fn below(directory: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -209,7 +209,7 @@ impl Daemon {
     }
 
     /// Adopts what is there.
-    pub fn adopt(&self, pods: &[Reconstructed]) {
+    pub fn adopt(&self, pods: &[ReconstructedPod]) {
         let _entered = self.runtime.enter();
         pods.iter().for_each(|pod| self.supervisors.adopt(pod));
     }

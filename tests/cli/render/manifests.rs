@@ -26,7 +26,7 @@ fn a_volume_that_would_wait_fails_with_the_kubelets_reason() {
     assert!(outcome.stdout.contains("| web\n"), "the others are shown: {}", outcome.stdout);
     let document: Value = serde_json::from_str(&fixture.render(&["--output", "json"]).stdout).expect("a document");
     assert_eq!(document["volumes"][0]["reason"], "configmap \"app\" not found");
-    // Half of an archive is none.
+    // Half of an archive is not a valid one.
     let out = fixture.path("out");
     fixture.render(&["--output", &format!("dir:{}", out.display())]).says(1, &[second]);
     assert!(!out.exists());
@@ -133,7 +133,7 @@ fn pod_templates_are_rendered_as_the_pods_they_make() {
         ("batch/v1", "Job"),
         ("batch/v1", "CronJob"),
     ] {
-        // Objects may stand beside the workload.
+        // A file may have objects besides the workload.
         let fixture = Fixture::new(&format!("{}\n---\n{objects}", workload(version, kind)));
         let outcome = fixture.render(&[]);
         assert_eq!(outcome.code, Some(0), "{kind}: {}", outcome.stderr);

@@ -84,7 +84,7 @@ fn linear(from: u64, sectors: u64) -> String {
     format!("{from} {sectors} linear {MEMORY} {from}")
 }
 
-/// More than what is read ahead of a first page.
+/// More than the kernel's read-ahead after a first page.
 fn content() -> Vec<u8> {
     (0..4_u32 << 20).map(|index| (index % 251) as u8).collect()
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use podfs_nfs::mount::{MountRequest, mount};
 use podfs_nfs::rpc::{Denial, Persistence, Policy, RpcError};
 use podfs_nfs::server::Servers;
-use podfs_nfs::v3::{Changes, Creation, FileHandle, NfsStatus, Stability};
-use podfs_nfs::{Error, Export, ExportAddress, How};
+use podfs_nfs::v3::{AttributeChanges, Creation, NfsFileHandle, NfsStatus, Stability};
+use podfs_nfs::{CallOptions, Error, Export, ExportAddress};
 use rustix::io::Errno;
 use tokio::time::timeout;
 
@@ -34,8 +34,8 @@ async fn export(server: &Scripted) -> Rc<Export> {
 }
 
 /// A new file with some data.
-async fn file(export: &Export) -> FileHandle {
-    let creation = Creation::Unchecked(Changes::default());
+async fn file(export: &Export) -> NfsFileHandle {
+    let creation = Creation::Unchecked(AttributeChanges::default());
     let created = export.create(how(), &export.root(), b"file", &creation).await.expect("made");
     let file = created.handle.expect("this server gives handles");
     export.write(how(), &file, 0, &b"some data".to_vec().into(), Stability::FileSync).await.expect("written");
@@ -60,8 +60,8 @@ fn after_jukebox_the_call_is_repeated_with_another_xid() {
         server.rule(trouble::jukebox(MKDIR, 2));
         let xids = std::cell::RefCell::new(Vec::new());
         let announce = |xid| xids.borrow_mut().push(xid);
-        let announced = How { announce: Some(&announce), ..how() };
-        export.mkdir(announced, &export.root(), b"dir", &Changes::default()).await.expect("made at last");
+        let announced = CallOptions { announce: Some(&announce), ..how() };
+        export.mkdir(announced, &export.root(), b"dir", &AttributeChanges::default()).await.expect("made at last");
         let xids = xids.into_inner();
         assert!(xids.len() == 3 && xids[0] != xids[1] && xids[1] != xids[2], "{xids:?}");
     });
@@ -75,7 +75,7 @@ fn a_soft_call_does_not_wait_for_ever_for_a_server_that_has_no_time() {
         server.rule(trouble::jukebox(GETATTR, ALWAYS));
         for (persistence, errno) in [(Persistence::Soft, Errno::IO), (Persistence::SoftErr, Errno::TIMEDOUT)] {
             let policy = Policy { persistence, ..impatient() };
-            let soft = How { policy: Some(policy), ..how() };
+            let soft = CallOptions { policy: Some(policy), ..how() };
             assert_eq!(export.getattr(soft, &export.root()).await.expect_err("no time").errno(), errno);
         }
     });
@@ -141,7 +141,7 @@ fn a_server_that_only_talks_nonsense_is_not_asked_without_pause() {
         let export = export(&server).await;
         server.rule(trouble::garbage(GETATTR, ALWAYS));
         let budget = Duration::from_secs(1);
-        let soft = How { policy: Some(Policy::within(budget)), ..how() };
+        let soft = CallOptions { policy: Some(Policy::within(budget)), ..how() };
         assert_eq!(export.getattr(soft, &export.root()).await.expect_err("nonsense").errno(), Errno::TIMEDOUT);
         // Pauses of 100, 200, 400 and 800 ms.
         assert!(server.asked(GETATTR) <= 6, "{}", server.asked(GETATTR));
@@ -203,9 +203,11 @@ fn a_repeated_mkdir_whose_answer_was_lost_is_distinguished() {
     run(async {
         let export = export(&server).await;
         server.rule(trouble::done_but(MKDIR, 1, Reply::Close));
-        let error = export.mkdir(how(), &export.root(), b"dir", &Changes::default()).await.expect_err("it is there");
+        let error =
+            export.mkdir(how(), &export.root(), b"dir", &AttributeChanges::default()).await.expect_err("it is there");
         assert_eq!((error.status(), error.is_retransmitted()), (Some(NfsStatus::EXIST), true));
-        let error = export.mkdir(how(), &export.root(), b"dir", &Changes::default()).await.expect_err("it is there");
+        let error =
+            export.mkdir(how(), &export.root(), b"dir", &AttributeChanges::default()).await.expect_err("it is there");
         assert_eq!((error.status(), error.is_retransmitted()), (Some(NfsStatus::EXIST), false));
     });
 }
@@ -230,7 +232,7 @@ fn a_call_that_the_server_was_executing_when_its_connection_was_lost_is_repeated
         let mut request = request(&server);
         request.policy = Policy::default();
         let export = mount(&Servers::default(), &request).await.expect("it is mounted");
-        // Its answer goes to the old connection, and what comes on the new one is ignored meanwhile.
+        // Its answer goes to the old connection; meanwhile the server ignores calls on the new one.
         server.rule(trouble::silent(GETATTR, 2));
         server.rule(trouble::instead(GETATTR, 1, |_| Reply::Close));
         let root = export.root();

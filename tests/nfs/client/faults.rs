@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use podfs_nfs::rpc::{Persistence, Policy, Slice};
 use podfs_nfs::server::Servers;
-use podfs_nfs::v3::{Changes, Created, Creation, FileHandle, NfsStatus, Stability};
-use podfs_nfs::{Error, Export, How};
+use podfs_nfs::v3::{AttributeChanges, CreateReply, Creation, NfsFileHandle, NfsStatus, Stability};
+use podfs_nfs::{CallOptions, Error, Export};
 use rustix::io::Errno;
 use tokio::task::{JoinHandle, spawn_local};
 
@@ -51,8 +51,8 @@ async fn through(proxy: &Proxy, server: &Ganesha, policy: Policy) -> Rc<Export> 
 }
 
 /// A new file with `data` in it.
-async fn file_with(export: &Export, name: &str, data: &Slice) -> FileHandle {
-    let creation = Creation::Unchecked(Changes::default());
+async fn file_with(export: &Export, name: &str, data: &Slice) -> NfsFileHandle {
+    let creation = Creation::Unchecked(AttributeChanges::default());
     let created = export.create(how(), &export.root(), name.as_bytes(), &creation).await.expect("made");
     let file = created.handle.expect("ganesha gives handles");
     export.write(how(), &file, 0, data, Stability::FileSync).await.expect("written");
@@ -113,7 +113,7 @@ async fn storm(export: Rc<Export>, task: u64, count: Rc<Cell<usize>>) -> u64 {
     while count.get() < usize::MAX {
         let name = format!("{task}-{made}");
         let directory = format!("dir-{name}");
-        is_made(export.mkdir(how(), &root, directory.as_bytes(), &Changes::default()).await);
+        is_made(export.mkdir(how(), &root, directory.as_bytes(), &AttributeChanges::default()).await);
         let file = format!("file-{name}");
         is_made(export.create(how(), &root, file.as_bytes(), &creation).await);
         let file = export.lookup(how(), &root, file.as_bytes()).await.expect("found").handle;
@@ -130,7 +130,7 @@ async fn storm(export: Rc<Export>, task: u64, count: Rc<Cell<usize>>) -> u64 {
 
 /// It is there now. A server that was killed has forgotten that it has made a directory; and ganesha writes the number
 /// down by which it knows the maker of a file after it has made the file.
-fn is_made(outcome: Result<Created, Error>) {
+fn is_made(outcome: Result<CreateReply, Error>) {
     if let Err(error) = outcome {
         assert!(error.status() == Some(NfsStatus::EXIST) && error.is_retransmitted(), "{error}");
     }
@@ -169,10 +169,10 @@ fn soft_calls_end_when_their_time_is_over() {
         assert_eq!(export.getattr(how(), &export.root()).await.expect_err("no answer").errno(), Errno::IO);
         assert!(began.elapsed() >= soft.budget());
         let softerr = Policy { persistence: Persistence::SoftErr, ..soft };
-        let softerr = How { policy: Some(softerr), ..how() };
+        let softerr = CallOptions { policy: Some(softerr), ..how() };
         assert_eq!(export.getattr(softerr, &export.root()).await.expect_err("no answer").errno(), Errno::TIMEDOUT);
         server.cont();
-        let hard = How { policy: Some(Policy::default()), ..how() };
+        let hard = CallOptions { policy: Some(Policy::default()), ..how() };
         export.getattr(hard, &export.root()).await.expect("attributes");
     });
 }
@@ -317,7 +317,7 @@ fn a_directory_whose_reply_is_lost_is_made_once() {
     run(async {
         let export = through(&proxy, &server, impatient()).await;
         proxy.disturb(Direction::Replies, |replies| (replies.only, replies.lose) = (Some(MKDIR), 1));
-        export.mkdir(how(), &export.root(), b"dir", &Changes::default()).await.expect("the server remembers");
+        export.mkdir(how(), &export.root(), b"dir", &AttributeChanges::default()).await.expect("the server remembers");
         let seen = proxy.seen();
         assert!(seen.retransmissions() >= 1 && seen.altered().is_empty());
         assert!(export.server().health().retransmissions >= 1);
@@ -330,8 +330,8 @@ fn made_twice(server: &Ganesha, name: &str, same: bool) -> Result<(), Error> {
     let (ports, root, limits) = run(async {
         let export = export(server).await;
         let announce = |number| xid.set(Some(number));
-        let how = How { announce: Some(&announce), ..how() };
-        export.mkdir(how, &export.root(), name.as_bytes(), &Changes::default()).await.expect("made");
+        let how = CallOptions { announce: Some(&announce), ..how() };
+        export.mkdir(how, &export.root(), name.as_bytes(), &AttributeChanges::default()).await.expect("made");
         (export.server().local_ports(), export.root(), export.limits())
     });
     let (xid, address) = (xid.get(), server.address());
@@ -342,8 +342,8 @@ fn made_twice(server: &Ganesha, name: &str, same: bool) -> Result<(), Error> {
             server.inherit_ports(&ports);
         }
         let export = Export::new(server, root, limits, Policy::default(), 1);
-        let again = How { again: xid, ..how() };
-        let outcome = export.mkdir(again, &root, name.as_bytes(), &Changes::default()).await;
+        let again = CallOptions { again: xid, ..how() };
+        let outcome = export.mkdir(again, &root, name.as_bytes(), &AttributeChanges::default()).await;
         assert_eq!(export.server().local_ports() == ports, same);
         outcome.map(|_| ())
     })

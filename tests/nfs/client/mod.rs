@@ -10,10 +10,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::nfs_rig::Ganesha;
-use podfs_nfs::mount::{MountError, MountRequest, mount};
+use podfs_nfs::mount::{MountRequest, NfsMountError, mount};
 use podfs_nfs::rpc::Credential;
 use podfs_nfs::server::Servers;
-use podfs_nfs::{Export, ExportAddress, How};
+use podfs_nfs::{CallOptions, Export, ExportAddress};
 
 /// The time limit of a mount.
 const BUDGET: Duration = Duration::from_secs(20);
@@ -21,8 +21,8 @@ const BUDGET: Duration = Duration::from_secs(20);
 static ROOT: Credential = Credential::User { uid: 0, gid: 0, groups: Vec::new() };
 
 /// As root, and as the mount's options say.
-fn how() -> How<'static> {
-    How::new(&ROOT)
+fn how() -> CallOptions<'static> {
+    CallOptions::new(&ROOT)
 }
 
 /// Runs `test` as the server's process runs the client: on one thread.
@@ -42,7 +42,7 @@ fn request(server: &Ganesha) -> MountRequest {
 }
 
 /// The first export of `server`, with a request changed by `change`.
-async fn export_with(server: &Ganesha, change: impl FnOnce(&mut MountRequest)) -> Result<Rc<Export>, MountError> {
+async fn export_with(server: &Ganesha, change: impl FnOnce(&mut MountRequest)) -> Result<Rc<Export>, NfsMountError> {
     let mut request = request(server);
     change(&mut request);
     mount(&Servers::default(), &request).await.map(Rc::new)

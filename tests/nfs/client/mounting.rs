@@ -3,11 +3,11 @@
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
 
-use podfs_nfs::How;
+use podfs_nfs::CallOptions;
 use podfs_nfs::mount::{MountRequest, mount};
 use podfs_nfs::rpc::Credential;
 use podfs_nfs::server::Servers;
-use podfs_nfs::v3::{Changes, Creation};
+use podfs_nfs::v3::{AttributeChanges, Creation};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
@@ -96,7 +96,7 @@ fn exports_of_a_server_share_its_connections_and_files_keep_to_theirs() {
         let second = mount(&servers, &request).await.expect("it is mounted");
         assert!(std::rc::Rc::ptr_eq(first.server(), second.server()));
         for index in 0..50 {
-            let creation = Creation::Unchecked(Changes::default());
+            let creation = Creation::Unchecked(AttributeChanges::default());
             let name = format!("file {index}");
             let made = second.create(how(), &second.root(), name.as_bytes(), &creation).await.expect("made");
             second.getattr(how(), &made.handle.expect("a handle")).await.expect("attributes");
@@ -120,7 +120,7 @@ fn a_call_is_made_with_the_callers_groups_and_no_more_than_sixteen() {
         let file = export.lookup(how(), &export.root(), b"secret").await.expect("found").handle;
         let read = async |groups: Vec<u32>| {
             let caller = Credential::User { uid: 1000, gid: 1000, groups };
-            export.read(How::new(&caller), &file, 0, 100).await.map(|read| read.data.to_vec())
+            export.read(CallOptions::new(&caller), &file, 0, 100).await.map(|read| read.data.to_vec())
         };
         assert_eq!(read(vec![]).await.expect_err("refused").errno(), Errno::ACCESS);
         assert_eq!(read(vec![5, 3000]).await.expect("read"), b"for 3000");

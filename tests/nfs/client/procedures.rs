@@ -4,7 +4,9 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 
 use podfs_nfs::rpc::Slice;
-use podfs_nfs::v3::{Changes, Creation, Device, FileType, NfsStatus, Stability, Time, TimeChange, access};
+use podfs_nfs::v3::{
+    AttributeChanges, Creation, FileType, NfsStatus, SpecialFile, Stability, Time, TimeChange, access,
+};
 use rustix::io::Errno;
 
 use crate::client::{export, how, run};
@@ -17,7 +19,7 @@ fn files_are_made_written_read_and_removed() {
         let export = export(&server).await;
         export.null(how()).await.expect("an answer");
         let root = export.root();
-        let changes = Changes { mode: Some(0o640), ..Changes::default() };
+        let changes = AttributeChanges { mode: Some(0o640), ..AttributeChanges::default() };
         let created = export.create(how(), &root, b"file", &Creation::Guarded(changes)).await.expect("made");
         let file = created.handle.expect("ganesha gives handles");
         let there = server.exported().join("file");
@@ -57,11 +59,11 @@ fn attributes_are_changed_and_times_reach_to_2106() {
     run(async {
         let export = export(&server).await;
         let root = export.root();
-        let none = Changes::default();
+        let none = AttributeChanges::default();
         let file = export.create(how(), &root, b"file", &Creation::Unchecked(none)).await.expect("made");
         let file = file.handle.expect("ganesha gives handles");
         let late = Time { seconds: 4_000_000_000, nanoseconds: 5 };
-        let changes = Changes {
+        let changes = AttributeChanges {
             mode: Some(0o4711),
             uid: Some(1234),
             gid: Some(2345),
@@ -89,7 +91,7 @@ fn directories_links_and_nodes_are_made_moved_and_removed() {
     let server = Ganesha::start();
     run(async {
         let export = export(&server).await;
-        let (root, none) = (export.root(), Changes::default());
+        let (root, none) = (export.root(), AttributeChanges::default());
         let at = |name: &str| server.exported().join(name);
         let directory = export.mkdir(how(), &root, b"dir", &none).await.expect("made");
         let directory = directory.handle.expect("ganesha gives handles");
@@ -101,18 +103,18 @@ fn directories_links_and_nodes_are_made_moved_and_removed() {
         assert_eq!(&*export.readlink(how(), &link.handle).await.expect("read").target, b"dir/\xff");
 
         for (name, device) in [
-            ("pipe", Device::Pipe),
-            ("socket", Device::Socket),
-            ("char", Device::Character(1, 3)),
-            ("block", Device::Block(7, 9)),
+            ("pipe", SpecialFile::Pipe),
+            ("socket", SpecialFile::Socket),
+            ("char", SpecialFile::Character(1, 3)),
+            ("block", SpecialFile::Block(7, 9)),
         ] {
             export.mknod(how(), &root, name.as_bytes(), device, &none).await.expect("made");
             let kind = fs::metadata(at(name)).expect("it is there").file_type();
             let same = match device {
-                Device::Pipe => kind.is_fifo(),
-                Device::Socket => kind.is_socket(),
-                Device::Character(..) => kind.is_char_device(),
-                Device::Block(..) => kind.is_block_device(),
+                SpecialFile::Pipe => kind.is_fifo(),
+                SpecialFile::Socket => kind.is_socket(),
+                SpecialFile::Character(..) => kind.is_char_device(),
+                SpecialFile::Block(..) => kind.is_block_device(),
             };
             assert!(same, "{name}");
         }
@@ -145,7 +147,7 @@ fn names_may_be_any_bytes_and_are_refused_when_too_long() {
     let server = Ganesha::start();
     run(async {
         let export = export(&server).await;
-        let (root, creation) = (export.root(), Creation::Unchecked(Changes::default()));
+        let (root, creation) = (export.root(), Creation::Unchecked(AttributeChanges::default()));
         let (longest, too_long) = ([b'x'; 255], [b'x'; 256]);
         for name in [&b"\xff\xfe"[..], &longest] {
             export.create(how(), &root, name, &creation).await.expect("made");

@@ -12,7 +12,7 @@ use crate::common::*;
 use crate::nfs_rig::Ganesha;
 use crate::pod_volumes::pods::{fixture, shown};
 
-/// Far more than a second, which is what is promised, and far less than for ever.
+/// Far more than a second, which the documentation promises, and far less than for ever.
 const SOON: Duration = Duration::from_secs(10);
 
 #[track_caller]
@@ -47,7 +47,7 @@ fn nf_06_a_silent_server_delays_neither_the_root_nor_other_volumes_nor_the_end()
 
 #[test]
 fn a_program_started_with_an_open_file_delays_only_itself() {
-    // It closes what it is not to have, which waits for the server, and holds locks of the kernel meanwhile.
+    // The child closes inherited descriptors, which waits for the server, and holds locks of the kernel meanwhile.
     let ganesha = Ganesha::start();
     let fixture = fixture("nfs-exec", &ganesha, "");
     let mut running = fixture.run();

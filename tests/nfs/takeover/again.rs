@@ -1,4 +1,4 @@
-//! Other processes of a test: this program, started again to do what a test function does that is none.
+//! Helper processes of a test: this program, started again to run a test function that is a helper.
 //!
 //! The worker in a volume is such a process, too. A child process has copies of its parent's descriptors until it executes
 //! its program; that closes them, and the kernel sends FLUSH to each file's server and waits for the answer. So a process that

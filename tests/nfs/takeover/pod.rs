@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use podfs_fuse::client::MountedVolume;
 use podfs_fuse::client::ServerClient;
 use podfs_fuse::client::VolumeIdentity;
-use podfs_fuse::mount::private::{Access, MountOptions};
+use podfs_fuse::mount::private::{ContainerAccess, MountOptions};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount, detach};
 use podfs_fuse::nfs::options::ExportOptions;
 use podfs_fuse::protocol::Greeting;
@@ -43,7 +43,7 @@ impl Pod {
         let volume = volume.expect("a volume");
         let directory = TempDir::with_prefix("podfs-test-").expect("a directory");
         let point = MountPoint::of_mount(directory.path()).expect("a point");
-        let visible = volume.show(&point, Access::ReadWrite).expect("it is shown");
+        let visible = volume.show(&point, ContainerAccess::ReadWrite).expect("it is shown");
         Self { volume: Some(volume), visible: Some(visible), directory, server, process: Mutex::new(process) }
     }
 

@@ -10,7 +10,7 @@ use crate::nfs_rig::{Ganesha, Proxy, eventually};
 use crate::takeover::pod::Pod;
 use crate::takeover::worker::{COUNT, Work, Workers, check, place};
 
-/// Lets workers work in a volume while `disturb` does what it does.
+/// Lets workers work in a volume while `disturb` runs.
 fn storm(work: Work, disturb: impl FnOnce(&Pod, &mut Ganesha, &mut Workers)) {
     let server = Ganesha::start();
     let options = options(&server);

@@ -77,7 +77,7 @@ pub fn place(base: &Path, worker: usize) -> PathBuf {
     base.join(format!("worker-{worker}"))
 }
 
-/// No test: what workers do.
+/// No test: the work of workers.
 #[test]
 fn working() {
     let Some(directory) = std::env::var_os(WORKERS) else { return };

@@ -42,7 +42,7 @@ impl Writer {
         self.check(&self.file);
     }
 
-    /// Whether a file has what it must have.
+    /// Whether a file has the expected content.
     pub fn check(&self, file: &File) {
         let length = file.metadata().expect("stat").len() as usize;
         assert_eq!(length, self.expected.len(), "length");

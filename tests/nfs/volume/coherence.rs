@@ -83,7 +83,7 @@ fn an_open_file_that_changes_elsewhere_is_read_anew_when_its_attributes_are_requ
     let mut content = String::new();
     file.read_to_string(&mut content).expect("read");
     assert_eq!(content, "before");
-    // The server believes for a while what it knows of its own disk.
+    // The server caches attributes of its own disk for a while.
     fs::write(Mounted::new(&server).at("file"), "after, and longer").expect("written");
     eventually("the new content is read", || {
         let length = file.metadata().expect("there").len();

@@ -63,7 +63,7 @@ fn a_process_that_waits_for_a_silent_server_can_be_killed() {
         let mut reader = cat(&shown.path().join("file"));
         wait_until_it_waits(&shown);
         let begin = Instant::now();
-        // SAFETY: the process was started here, and is not waited for yet.
+        // SAFETY: this process started the child, and has not reaped it yet.
         unsafe { libc::kill(reader.id().cast_signed(), signal) };
         assert_eq!(reader.wait().expect("it ends").signal(), Some(signal));
         assert!(begin.elapsed() < 2 * SOON, "{:?}", begin.elapsed());
@@ -99,7 +99,7 @@ fn a_signal_that_is_handled_interrupts_nothing() {
     reader.args(["-c", "trap : USR1; read line < \"$1\"; echo \"$line\"", "sh"]).arg(&path).stdout(Stdio::piped());
     let mut reader = reader.spawn().expect("a shell");
     wait_until_it_waits(&shown);
-    // SAFETY: the process was started here, and is not waited for yet.
+    // SAFETY: this process started the child, and has not reaped it yet.
     unsafe { libc::kill(reader.id().cast_signed(), libc::SIGUSR1) };
     thread::sleep(Duration::from_millis(600));
     assert!(reader.try_wait().expect("a child").is_none(), "it still waits");

@@ -259,7 +259,7 @@ impl Drop for Ganesha {
     }
 }
 
-/// Makes an export's directory, for everybody.
+/// Makes an export's directory, writable for all users.
 fn make(export: &Export, directory: &Path) {
     use std::os::unix::fs::PermissionsExt;
     fs::create_dir_all(directory).expect("a directory");

@@ -72,7 +72,7 @@ impl Disturbance {
 }
 
 impl Flow {
-    /// Takes bytes that were read. `procedure` hears of the head of each record that ends, and says what was called.
+    /// Takes bytes that were read. `procedure` gets the head of each complete record, and returns the called procedure.
     pub fn take(
         &mut self,
         mut bytes: &[u8],
@@ -102,7 +102,7 @@ impl Flow {
         }
     }
 
-    /// Lets go what is held for company that does not come.
+    /// Releases held bytes that wait for more bytes in vain.
     pub fn release(&mut self, now: Instant, disturbance: &Disturbance) {
         if self.held_since.is_some_and(|since| now >= since + HELD) {
             self.release_all(disturbance);
@@ -181,7 +181,7 @@ impl Flow {
             }
             return;
         };
-        // They come after what waits already.
+        // They follow the waiting bytes.
         due = self.queue.back().map_or(due, |(last, _)| due.max(*last + GAP));
         for piece in bytes.chunks(size) {
             self.queue.push_back((due, Item::Bytes(piece.to_vec())));

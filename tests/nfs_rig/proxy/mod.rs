@@ -68,7 +68,7 @@ impl Proxy {
         self.port.address()
     }
 
-    /// Changes what happens to bytes that go this way, from now on.
+    /// Changes the treatment of bytes in this direction, from now on.
     pub fn disturb(&self, direction: Direction, change: impl FnOnce(&mut Disturbance) + Send + 'static) {
         self.ask(move |pump| change(pump.disturbance(direction)));
     }
@@ -80,12 +80,12 @@ impl Proxy {
         }
     }
 
-    /// Ends all connections, on both sides; what is on the way is lost. New ones are accepted.
+    /// Ends all connections, on both sides; bytes in flight are lost. New connections are accepted.
     pub fn cut(&self, end: End) {
         self.ask(move |pump| pump.cut(end));
     }
 
-    /// Connections are accepted, and nothing moves any more in any of them. What comes meanwhile is carried later.
+    /// Stops all bytes: connections are accepted, and their bytes wait until the proxy moves them again.
     pub fn freeze(&self) {
         self.ask(|pump| pump.frozen = true);
     }

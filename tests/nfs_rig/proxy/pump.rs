@@ -132,7 +132,7 @@ impl Pump {
         }
     }
 
-    /// Carries what is there; whether the connection goes on.
+    /// Moves the available bytes. Returns whether the connection goes on.
     fn carry(&mut self, link: &mut Link) -> bool {
         let carried = self.carry_calls(link).and_then(|()| self.carry_replies(link));
         let end = match carried {
@@ -188,7 +188,7 @@ impl Link {
     }
 }
 
-/// Reads what is there into the flow.
+/// Reads the available bytes into the flow.
 fn read(
     mut from: &TcpStream,
     flow: &mut Flow,
@@ -208,7 +208,7 @@ fn read(
     Ok(())
 }
 
-/// Writes what is due.
+/// Writes the due bytes.
 fn write(mut to: &TcpStream, flow: &mut Flow, end: &mut Option<End>) -> Result<()> {
     let now = Instant::now();
     while let Some(item) = flow.due(now) {

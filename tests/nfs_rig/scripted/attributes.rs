@@ -52,7 +52,7 @@ pub fn after(writer: Writer, files: &mut Files, number: u64) -> Writer {
     if files.sparse { writer.u32(0) } else { full(writer.u32(1), files.get(number)) }
 }
 
-/// `wcc_data`, which never tells what was before.
+/// `wcc_data` without the attributes before the change.
 pub fn changes(writer: Writer, files: &mut Files, number: u64) -> Writer {
     after(writer.u32(0), files, number)
 }

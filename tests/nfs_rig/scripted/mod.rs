@@ -53,7 +53,7 @@ pub struct Asked {
     pub call: Call,
     /// The number of calls of this procedure so far, with this one.
     pub count: usize,
-    /// The first handle of the arguments; empty where there is none.
+    /// The first handle of the arguments; empty if they have none.
     pub handle: Handle,
     /// The first name of the arguments, or the path of a MNT.
     pub name: Vec<u8>,
@@ -112,7 +112,7 @@ impl Scripted {
         self.script().asked.iter().filter(|asked| **asked == nfs).count()
     }
 
-    /// Crashes and starts again: connections end, and what was not committed is lost.
+    /// Crashes and starts again: connections end, and uncommitted data is lost.
     pub fn restart(&self) {
         self.files(Files::lose_uncommitted);
         self.listener.cut();

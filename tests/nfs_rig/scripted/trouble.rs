@@ -1,4 +1,4 @@
-//! Rules for what goes wrong in the same way in many tests. Those that take a number of `times` are good from then on.
+//! Rules for failures that many tests share. Rules that take a number of `times` cause no failure afterwards.
 
 use super::{Asked, Handle, Reply, Rule, procedures};
 use crate::nfs_rig::protocol::procedure::{COMMIT, READ, READDIR, READDIRPLUS, WRITE};

@@ -6,7 +6,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`contents`] | the files of each package, and what it needs |
+//! | [`contents`] | the files of each package, and its dependencies |
 //! | [`licences`] | every crate is in the copyright file |
 //! | [`deny`] | licences, bans and sources of the crates |
 //! | [`symbols`] | the symbols fit the program; no path of this machine is in either |

@@ -42,7 +42,7 @@ fn an_edited_setting_survives_an_upgrade_by_rpm() {
     assert_eq!(fs::read_to_string(&settings).expect("a text"), "# edited\n");
 }
 
-/// This machine's root, on which what is written goes to a place of its own.
+/// An overlay of this machine's root: writes go to a directory of their own.
 struct Root {
     merged: TempDir,
     upper: Scratch,

@@ -17,7 +17,7 @@ fn files(machine: &Machine) -> BTreeSet<String> {
     machine.does(&find.replace("( ", "\\( ").replace(" )", " \\)")).lines().map(str::to_owned).collect()
 }
 
-/// Checks that a purge has left what was there `before`, and nothing else.
+/// Checks that after a purge, the files are those that existed `before`.
 #[track_caller]
 fn nothing_is_left(machine: &Machine, before: &BTreeSet<String>) {
     let after = files(machine);
@@ -92,7 +92,7 @@ fn an_upgrade_moves_pods_to_the_new_podfs_while_their_volumes_are_used() {
     assert!(said.contains("default/web: started, done, podfs "), "{said}");
     let upgraded = processes(&machine);
     assert!(upgraded.0 == supervisor && upgraded.1 != server, "{upgraded:?}");
-    // It is what was installed, and not the file before, which is deleted.
+    // The process runs the installed file, not the deleted one.
     assert_eq!(machine.does(&format!("readlink /proc/{supervisor}/exe")), "/usr/bin/podfs");
     load.goes_on();
 

@@ -125,7 +125,7 @@ impl Machine {
         Said { code: done.status.code(), out: text(&done.stdout), err: text(&done.stderr) }
     }
 
-    /// Runs a script that succeeds, and gives what it prints, without the last end of line.
+    /// Runs a script that succeeds, and returns its output without the last newline.
     #[track_caller]
     pub fn does(&self, script: &str) -> String {
         let Said { code, out, err } = self.run(script);

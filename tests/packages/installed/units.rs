@@ -25,7 +25,7 @@ fn a_pod_is_started_ready_refreshed_and_stopped_as_a_unit() {
         return;
     };
     pods::start(&machine);
-    // Ready is what the start waited for.
+    // The start waited until the unit was ready.
     assert_eq!(machine.does(&format!("cat {CONFIG}/a")), "1");
     assert_eq!(property(&machine, UNIT, "StatusText"), "4 of 4 volumes are up");
     let (supervisor, server) = processes(&machine);
@@ -150,7 +150,7 @@ fn a_stop_reaches_a_pod_however_it_is_sent() {
     assert!(sent.code == Some(0) || sent.err.contains("No such device"), "{sent:?}");
     let is_another = || property(&machine, UNIT, "MainPID") != supervisor.to_string();
     eventually("the pod is served anew", || is_another() && property(&machine, UNIT, "SubState") == "running");
-    // Everything is killed at once: the next supervisor mounts over what is dead.
+    // All processes are killed at once: the next supervisor mounts over the dead mounts.
     machine.does(&format!("systemctl kill --signal KILL {UNIT}"));
     machine.eventually(&format!("[ $(cat {CONFIG}/a) = 1 ] && echo new >{HOST}/f"));
     machine.does(&format!("systemctl stop {UNIT}"));

@@ -1,4 +1,4 @@
-//! A process that confines itself as a server does, and what it then tries.
+//! A process that confines itself like a server, and then tries system calls.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 use podfs_fuse::confinement::{Profile, confine};
-use podfs_fuse::log::Lines;
+use podfs_fuse::log::LineFormat;
 use podfs_fuse::memory_lock::protect_memory;
 
 /// The outcomes of a probe's attempts, by name, and the log of that time.
@@ -22,7 +22,7 @@ pub(super) struct Probed {
 pub(super) struct Notes(pub(super) File);
 
 impl Notes {
-    /// Notes how a system call ended that tells by a negative result that it failed.
+    /// Notes the result of a system call that returns a negative number when it fails.
     pub(super) fn call(&mut self, name: &str, result: impl Into<i64>) {
         let outcome = if result.into() < 0 { format!("{:?}", Errno::last()) } else { "done".to_owned() };
         self.note(name, &outcome);
@@ -46,7 +46,7 @@ pub(super) fn probe(profile: Profile, attempt: impl FnOnce(&mut Notes)) -> Probe
             unsafe { libc::dup2(log.as_raw_fd(), libc::STDERR_FILENO) };
             let work = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 let _limited = protect_memory();
-                let confined = confine(profile, Lines::Text);
+                let confined = confine(profile, LineFormat::Text);
                 let mut notes = Notes(File::from(OwnedFd::from(notes)));
                 notes.note("missing", &format!("{:?}", confined.missing));
                 attempt(&mut notes);

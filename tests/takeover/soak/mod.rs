@@ -51,7 +51,7 @@ const STRIKES: [&str; 7] = [
     "servers killed again and again, then a keeper in the pause",
 ];
 
-/// Strikes; tells which of [`STRIKES`] it was.
+/// Strikes; returns the index of the strike in [`STRIKES`].
 fn strike(random: &mut Random, pod: &mut Pod, running: &mut Running) -> usize {
     let which = match random.below(20) {
         which @ 0..6 => which as usize + 1,

@@ -15,12 +15,12 @@ use super::{deadlines, driver};
 
 /// A connection to a server. Dropping it ends it.
 #[derive(Debug)]
-pub struct Connection {
+pub struct RpcConnection {
     shared: Rc<SharedConnection>,
     tasks: [AbortHandle; 2],
 }
 
-impl Connection {
+impl RpcConnection {
     /// A connection to `peer`, which is made when there is something to ask. The first call that asks for one gets the
     /// xid `first_xid`. To be called in a [`LocalSet`](tokio::task::LocalSet) of a runtime with time and I/O.
     pub fn new(peer: Rc<Peer>, dialer: Dialer, pool: Pool, first_xid: u32) -> Self {
@@ -68,7 +68,7 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for RpcConnection {
     fn drop(&mut self) {
         self.tasks.iter().for_each(AbortHandle::abort);
         if self.shared.stream.take().is_some() {

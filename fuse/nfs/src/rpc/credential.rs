@@ -33,7 +33,7 @@ impl Credential {
         Self::User { uid: 0, gid: 0, groups: Vec::new() }
     }
 
-    /// The number by which a server names this kind in the list of what it takes.
+    /// The number of this kind in the list of kinds that a server accepts.
     pub fn flavor(&self) -> u32 {
         match self {
             Self::Anonymous => AUTH_NONE,
@@ -41,7 +41,7 @@ impl Credential {
         }
     }
 
-    /// Writes credential and verifier, as they stand in a call.
+    /// Writes the credential and verifier of a call.
     pub(super) fn write(&self, writer: &mut XdrWriter) {
         writer.u32(self.flavor());
         match self {

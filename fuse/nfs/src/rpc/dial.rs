@@ -73,7 +73,7 @@ impl Dialer {
         Self { reserved: Cell::new(reserved), port: Cell::new(port), given: None }
     }
 
-    /// From a [`bound`] socket, in whatever state it is.
+    /// From a [`bound`] socket in any state.
     pub fn given(socket: OwnedFd) -> Self {
         Self { reserved: Cell::new(false), port: Cell::new(None), given: Some(socket) }
     }

@@ -10,13 +10,13 @@ use tokio::time::sleep;
 use tracing::debug;
 
 use super::dial::Stream;
-use super::message::{Received, receive};
+use super::message::{RecordKind, receive};
 use super::pending::SharedConnection;
 use super::policy::RETRY;
 use super::record::{Incoming, StreamError};
 use super::slice::Slice;
 
-/// Why a stream is of no use any more.
+/// Why a stream cannot be used any more.
 #[derive(Debug, thiserror::Error)]
 enum StreamEnd {
     #[error("the server closed the connection")]
@@ -60,10 +60,10 @@ async fn connect(shared: &SharedConnection, again: &mut bool) -> bool {
         Ok(stream) => {
             shared.peer.connected(std::mem::replace(again, true));
             shared.attach(stream);
-            let (heard, end) = converse(shared).await;
+            let (got_message, end) = exchange_messages(shared).await;
             hang_up(shared);
             ended(shared, &end);
-            heard
+            got_message
         }
         Err(error) => {
             shared.peer.attempt_failed();
@@ -94,10 +94,10 @@ fn ended(shared: &SharedConnection, end: &StreamEnd) {
 }
 
 /// Sends and receives on the stream until it ends. Returns why, and whether the server has sent a valid message.
-async fn converse(shared: &SharedConnection) -> (bool, StreamEnd) {
+async fn exchange_messages(shared: &SharedConnection) -> (bool, StreamEnd) {
     let stream = shared.stream.borrow().clone().expect("it was just attached");
     let mut incoming = Incoming::new(shared.pool.clone());
-    let mut heard = false;
+    let mut got_message = false;
     loop {
         let readable = poll_fn(|context| {
             shared.driver.wait(context);
@@ -112,9 +112,10 @@ async fn converse(shared: &SharedConnection) -> (bool, StreamEnd) {
             }
         })
         .await;
-        let read = readable.map_err(StreamEnd::from).and_then(|()| read(shared, &stream, &mut incoming, &mut heard));
+        let read =
+            readable.map_err(StreamEnd::from).and_then(|()| read(shared, &stream, &mut incoming, &mut got_message));
         if let Err(end) = read {
-            return (heard, end);
+            return (got_message, end);
         }
     }
 }
@@ -124,7 +125,7 @@ fn read(
     shared: &SharedConnection,
     stream: &Stream,
     incoming: &mut Incoming,
-    heard: &mut bool,
+    got_message: &mut bool,
 ) -> Result<(), StreamEnd> {
     let room = incoming.room();
     let space = room.len();
@@ -140,20 +141,20 @@ fn read(
     }
     incoming.read(count, |record| {
         take(shared, record)?;
-        *heard = true;
+        *got_message = true;
         Ok(())
     })?;
-    shared.peer.heard();
+    shared.peer.note_received();
     Ok(())
 }
 
 /// Gives a record to the call that waits for it.
 fn take(shared: &SharedConnection, record: Slice) -> Result<(), StreamError> {
     match receive(&record).map_err(|_| StreamError::NoReply)? {
-        Received::Reply { xid, results } => {
+        RecordKind::Reply { xid, results } => {
             shared.deliver(xid, record, results);
         }
-        Received::Call => {}
+        RecordKind::Call => {}
     }
     Ok(())
 }

@@ -36,7 +36,7 @@ pub enum RpcError {
     /// The server cannot read the arguments.
     #[error("the server does not understand the call")]
     GarbageArguments,
-    /// The server lacks memory, or the like.
+    /// The server lacks memory or another resource.
     #[error("the server has an error of its own")]
     SystemError,
     /// The results do not follow the protocol.

@@ -89,7 +89,7 @@ impl RpcCall {
 
 /// The kind of a received record.
 #[derive(Debug, Eq, PartialEq)]
-pub enum Received {
+pub enum RecordKind {
     /// The reply to the call `xid`. Its results begin at the byte `results`.
     Reply {
         /// The xid of the call.
@@ -105,14 +105,14 @@ pub enum Received {
 ///
 /// # Errors
 /// When it is no message of RPC.
-pub fn receive(record: &[u8]) -> Result<Received, Malformed> {
+pub fn receive(record: &[u8]) -> Result<RecordKind, Malformed> {
     let mut reader = XdrReader::new(record);
     let xid = reader.u32()?;
     match reader.u32()? {
-        CALL => Ok(Received::Call),
+        CALL => Ok(RecordKind::Call),
         REPLY => {
             let outcome = outcome(&mut reader)?;
-            Ok(Received::Reply { xid, results: outcome.map(|()| reader.position()) })
+            Ok(RecordKind::Reply { xid, results: outcome.map(|()| reader.position()) })
         }
         _ => crate::xdr::unknown(),
     }

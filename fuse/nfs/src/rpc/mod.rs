@@ -35,11 +35,11 @@ pub mod pool;
 pub mod record;
 pub mod slice;
 
-pub use connection::Connection;
+pub use connection::RpcConnection;
 pub use credential::Credential;
 pub use failure::{Denial, RpcError};
 pub use message::{Procedure, RpcCall};
-pub use peer::{Health, Peer, SilenceObserver};
+pub use peer::{NfsServerHealth, Peer, SilenceObserver};
 pub use pending::{PendingReply, Reply};
 pub use policy::{Persistence, Policy, RETRY};
 pub use pool::Pool;

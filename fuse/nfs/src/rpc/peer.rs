@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-/// A call that was taken back sooner than this says nothing of the server.
+/// A call that was cancelled sooner than this does not count as silence of the server.
 const SOONEST: Duration = Duration::from_millis(250);
 
 /// Learns whether a server is silent. Each volume of the server has one.
 pub trait SilenceObserver {
-    /// The server has a call to answer and was heard last at that moment; with none, it has answered everything.
+    /// `since` is when the server sent its last bytes, while a call is unanswered; `None` if no call is.
     fn silent_since(&self, since: Option<Instant>);
 }
 
@@ -46,7 +46,7 @@ pub struct Peer {
 
 /// The state of a server at one moment, with counters.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Health {
+pub struct NfsServerHealth {
     /// The time for which the server owes answers and has sent nothing at all. Zero while no call waits for an answer.
     pub silent: Duration,
     /// It has not answered a call for as long as the mount's options say, nor any other since.
@@ -106,7 +106,7 @@ impl Peer {
         self.address.get()
     }
 
-    /// The next connection goes to `address`: see [`Connection::cut`](super::Connection::cut).
+    /// The next connection goes to `address`: see [`RpcConnection::cut`](super::RpcConnection::cut).
     pub fn move_to(&self, address: SocketAddr) {
         self.address.set(address);
         if self.in_flight.get() == 0 {
@@ -116,8 +116,8 @@ impl Peer {
     }
 
     /// Returns the state of the server.
-    pub fn health(&self) -> Health {
-        Health {
+    pub fn health(&self) -> NfsServerHealth {
+        NfsServerHealth {
             silent: self.silent(),
             gone: self.told.get(),
             connected: self.connected.get(),
@@ -182,7 +182,7 @@ impl Peer {
     }
 
     /// Something came from it. Called after the calls have ended that were answered.
-    pub(super) fn heard(&self) {
+    pub(super) fn note_received(&self) {
         if self.in_flight.get() > 0 {
             let now = Some(Instant::now());
             self.waiting_since.set(now);
@@ -257,29 +257,29 @@ mod tests {
 
     /// The last report to a volume.
     #[derive(Debug, Default)]
-    struct Observed(Mutex<Option<Instant>>);
+    struct LastReport(Mutex<Option<Instant>>);
 
-    impl Observed {
+    impl LastReport {
         fn since(&self) -> Option<Instant> {
             *self.0.lock().expect("no panic")
         }
     }
 
-    impl SilenceObserver for Observed {
+    impl SilenceObserver for LastReport {
         fn silent_since(&self, since: Option<Instant>) {
             *self.0.lock().expect("no panic") = since;
         }
     }
 
-    fn observe(peer: &Peer) -> Arc<Observed> {
-        let observed = Arc::new(Observed::default());
-        let observer: Arc<dyn SilenceObserver> = Arc::<Observed>::clone(&observed);
+    fn observe(peer: &Peer) -> Arc<LastReport> {
+        let observed = Arc::new(LastReport::default());
+        let observer: Arc<dyn SilenceObserver> = Arc::<LastReport>::clone(&observed);
         peer.add_observer(&observer);
         observed
     }
 
     /// A server that two volumes share.
-    fn peer() -> (Peer, [Arc<Observed>; 2]) {
+    fn peer() -> (Peer, [Arc<LastReport>; 2]) {
         let peer = Peer::new("the-server".to_owned(), (Ipv4Addr::LOCALHOST, 2049).into());
         let volumes = [(); 2].map(|()| observe(&peer));
         (peer, volumes)
@@ -291,14 +291,14 @@ mod tests {
 
     /// Whether the server has been silent for at least [`LONG`]. Checks that all volumes report the same.
     #[track_caller]
-    fn is_silent_for_long(volumes: &[Arc<Observed>]) -> bool {
+    fn is_silent_for_long(volumes: &[Arc<LastReport>]) -> bool {
         let since = volumes[0].since();
         assert!(volumes.iter().all(|volume| volume.since() == since));
         since.is_some_and(|since| since.elapsed() >= LONG)
     }
 
     #[track_caller]
-    fn owes_nothing(volumes: &[Arc<Observed>]) -> bool {
+    fn has_answered_all(volumes: &[Arc<LastReport>]) -> bool {
         !is_silent_for_long(volumes) && volumes[0].since().is_none()
     }
 
@@ -317,8 +317,8 @@ mod tests {
         assert!(is_silent_for_long(&[&volumes[..], &[late]].concat()));
         peer.call_begins(Instant::now());
         peer.call_answered();
-        peer.heard();
-        assert!(owes_nothing(&volumes));
+        peer.note_received();
+        assert!(has_answered_all(&volumes));
     }
 
     #[test]
@@ -326,8 +326,8 @@ mod tests {
         let (peer, volumes) = peer();
         peer.call_begins(long_ago());
         peer.call_given_up();
-        peer.heard();
-        assert!(owes_nothing(&volumes));
+        peer.note_received();
+        assert!(has_answered_all(&volumes));
         assert_eq!(peer.silent(), Duration::ZERO);
     }
 
@@ -337,10 +337,10 @@ mod tests {
         peer.call_begins(long_ago());
         peer.call_begins(Instant::now());
         peer.call_answered();
-        peer.heard();
+        peer.note_received();
         assert!(!is_silent_for_long(&volumes) && volumes[0].since().is_some());
         peer.call_answered();
-        assert!(owes_nothing(&volumes), "also when the answers after that cannot be understood");
+        assert!(has_answered_all(&volumes), "also when the answers after that cannot be understood");
     }
 
     #[test]
@@ -349,7 +349,7 @@ mod tests {
         // So soon that it does not matter how fast this runs.
         peer.call_begins(Instant::now() + LONG);
         peer.call_taken_back();
-        assert!(owes_nothing(&volumes));
+        assert!(has_answered_all(&volumes));
         peer.call_begins(long_ago());
         peer.call_taken_back();
         assert!(is_silent_for_long(&volumes));
@@ -367,6 +367,6 @@ mod tests {
         assert!(is_silent_for_long(&volumes));
         peer.call_given_up();
         peer.move_to(elsewhere);
-        assert!(owes_nothing(&volumes));
+        assert!(has_answered_all(&volumes));
     }
 }

@@ -282,7 +282,7 @@ impl SharedConnection {
         }
     }
 
-    /// Takes what has been written off the queue.
+    /// Removes written bytes from the queue.
     fn advance(&self, queue: &mut VecDeque<Rc<PendingCall>>, count: usize) {
         let mut written = self.written.get() + count;
         while let Some(call) = queue.front().filter(|call| call.message.len() <= written) {
@@ -343,7 +343,7 @@ impl Future for PendingReply<'_> {
 
 impl Drop for PendingReply<'_> {
     fn drop(&mut self) {
-        // The xid of a call that was answered may be another's by now.
+        // Another call may have reused the xid of an answered call.
         if self.shared.is_pending(&self.call) {
             self.shared.remove(self.call.xid);
             self.shared.peer.call_taken_back();

@@ -14,34 +14,34 @@ const KEPT_LARGE: usize = 16;
 
 /// The free buffers of a thread's connections.
 #[derive(Clone, Debug, Default)]
-pub struct Pool(Rc<RefCell<Free>>);
+pub struct Pool(Rc<RefCell<FreeBuffers>>);
 
 #[derive(Debug, Default)]
-struct Free {
+struct FreeBuffers {
     small: Vec<Vec<u8>>,
     large: Vec<Vec<u8>>,
 }
 
 impl Pool {
     /// Returns a buffer of [`SMALL`] bytes, or of [`LARGE`] if it is to hold more than that. Its content is arbitrary.
-    pub fn buffer(&self, holds: usize) -> Buffer {
+    pub fn buffer(&self, holds: usize) -> PooledBuffer {
         let (size, free) = if holds > SMALL {
             (LARGE, self.0.borrow_mut().large.pop())
         } else {
             (SMALL, self.0.borrow_mut().small.pop())
         };
-        Buffer { bytes: free.unwrap_or_else(|| vec![0; size]), home: Rc::downgrade(&self.0) }
+        PooledBuffer { bytes: free.unwrap_or_else(|| vec![0; size]), home: Rc::downgrade(&self.0) }
     }
 }
 
 /// A buffer of a pool, which it goes back to.
 #[derive(Debug)]
-pub struct Buffer {
+pub struct PooledBuffer {
     bytes: Vec<u8>,
-    home: Weak<RefCell<Free>>,
+    home: Weak<RefCell<FreeBuffers>>,
 }
 
-impl Deref for Buffer {
+impl Deref for PooledBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -49,19 +49,19 @@ impl Deref for Buffer {
     }
 }
 
-impl DerefMut for Buffer {
+impl DerefMut for PooledBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         &mut self.bytes
     }
 }
 
-impl AsRef<[u8]> for Buffer {
+impl AsRef<[u8]> for PooledBuffer {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl Drop for Buffer {
+impl Drop for PooledBuffer {
     fn drop(&mut self) {
         let Some(home) = self.home.upgrade() else { return };
         let mut free = home.borrow_mut();

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::pool::{Buffer, LARGE, Pool, SMALL};
+use super::pool::{LARGE, Pool, PooledBuffer, SMALL};
 use super::slice::Slice;
 
 /// The longest record that is taken: a buffer holds it, its mark and the next one.
@@ -38,7 +38,7 @@ pub enum StreamError {
 pub struct Incoming {
     pool: Pool,
     /// Begins with the mark of a record's first fragment.
-    buffer: Option<Buffer>,
+    buffer: Option<PooledBuffer>,
     /// So much of the buffer has been read.
     filled: usize,
     record: PartialRecord,

@@ -73,9 +73,9 @@ pub enum TimeChange {
     To(Time),
 }
 
-/// Changes of attributes (`sattr3`); those that are none stay as they are.
+/// Changes of attributes (`sattr3`); `None` changes nothing.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Changes {
+pub struct AttributeChanges {
     /// See [`Attributes`].
     pub mode: Option<u32>,
     /// See [`Attributes`].
@@ -92,7 +92,7 @@ pub struct Changes {
 
 /// The attributes by which a client sees that a file was changed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Before {
+pub struct WccAttributes {
     /// See [`Attributes`].
     pub size: u64,
     /// See [`Attributes`].
@@ -104,9 +104,9 @@ pub struct Before {
 /// Attributes before and after a change, as far as the server sends them (`wcc_data`). If the attributes before the change are
 /// those that the client knows, no other client has changed the file.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Around {
+pub struct WccData {
     /// The attributes just before the change.
-    pub before: Option<Before>,
+    pub before: Option<WccAttributes>,
     /// The attributes just after the change.
     pub after: Option<Attributes>,
 }
@@ -197,7 +197,7 @@ impl TimeChange {
     }
 }
 
-impl Changes {
+impl AttributeChanges {
     /// Writes the changes.
     pub fn write(&self, writer: &mut XdrWriter) {
         let number = |writer: &mut XdrWriter, value| {
@@ -212,14 +212,14 @@ impl Changes {
     }
 }
 
-impl Around {
+impl WccData {
     /// Reads attributes around a change.
     ///
     /// # Errors
     /// [`Malformed`]
     pub fn read(reader: &mut XdrReader<'_>) -> Result<Self, Malformed> {
         let before = reader.optional(|reader| {
-            Ok(Before { size: reader.u64()?, mtime: Time::read(reader)?, ctime: Time::read(reader)? })
+            Ok(WccAttributes { size: reader.u64()?, mtime: Time::read(reader)?, ctime: Time::read(reader)? })
         })?;
         Ok(Self { before, after: Attributes::read_optional(reader)? })
     }

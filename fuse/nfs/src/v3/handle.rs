@@ -9,14 +9,14 @@ pub const MAX_HANDLE: usize = 64;
 
 /// A server's handle of a file. A client can only compare handles.
 #[derive(Clone, Copy, Eq, Hash, PartialEq)]
-pub struct FileHandle {
+pub struct NfsFileHandle {
     length: u8,
     /// Zeros behind the length.
     bytes: [u8; MAX_HANDLE],
 }
 
-impl FileHandle {
-    /// The handle with these bytes; at most [`MAX_HANDLE`], otherwise there is none.
+impl NfsFileHandle {
+    /// The handle with these bytes; `None` if they are more than [`MAX_HANDLE`].
     pub fn new(bytes: &[u8]) -> Option<Self> {
         let mut handle = Self { length: u8::try_from(bytes.len()).ok()?, bytes: [0; MAX_HANDLE] };
         handle.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
@@ -50,7 +50,7 @@ impl FileHandle {
     }
 }
 
-impl fmt::Debug for FileHandle {
+impl fmt::Debug for NfsFileHandle {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.as_bytes().iter().try_for_each(|byte| write!(formatter, "{byte:02x}"))
     }

@@ -1,7 +1,7 @@
-//! Pages of directories, read where they stand in the reply.
+//! Pages of directories, read in place in the reply.
 
 use super::attributes::Attributes;
-use super::handle::FileHandle;
+use super::handle::NfsFileHandle;
 use crate::rpc::Slice;
 use crate::xdr::{Malformed, XdrReader};
 
@@ -33,7 +33,7 @@ pub struct ListedEntry<'a> {
     /// The attributes, if this is READDIRPLUS and the server sends them.
     pub attributes: Option<Attributes>,
     /// The handle, if this is READDIRPLUS and the server sends it.
-    pub handle: Option<FileHandle>,
+    pub handle: Option<NfsFileHandle>,
 }
 
 impl DirectoryPage {
@@ -70,6 +70,6 @@ fn entry<'a>(reader: &mut XdrReader<'a>, plus: bool) -> Result<Option<ListedEntr
     }
     let (fileid, name, cookie) = (reader.u64()?, reader.opaque(MAX_RECEIVED_NAME)?, reader.u64()?);
     let (attributes, handle) =
-        if plus { (Attributes::read_optional(reader)?, reader.optional(FileHandle::read)?) } else { (None, None) };
+        if plus { (Attributes::read_optional(reader)?, reader.optional(NfsFileHandle::read)?) } else { (None, None) };
     Ok(Some(ListedEntry { fileid, name, cookie, attributes, handle }))
 }

@@ -18,11 +18,14 @@ pub mod listing;
 pub mod results;
 pub mod status;
 
-pub use arguments::{Creation, Device, Stability};
-pub use attributes::{Around, Attributes, Before, Changes, FileType, Time, TimeChange};
-pub use handle::FileHandle;
+pub use arguments::{Creation, SpecialFile, Stability};
+pub use attributes::{AttributeChanges, Attributes, FileType, Time, TimeChange, WccAttributes, WccData};
+pub use handle::NfsFileHandle;
 pub use listing::{DirectoryPage, ListedEntry};
-pub use results::{Accessed, Committed, Created, FsInfo, FsStat, LinkTarget, Linked, Looked, PathConf, Read, Written};
+pub use results::{
+    AccessReply, CommitReply, CreateReply, FsInfo, FsStat, LinkReply, LinkTarget, LookupReply, PathConf, ReadReply,
+    WriteReply,
+};
 pub use status::NfsStatus;
 
 /// The number of the program.

@@ -3,16 +3,16 @@
 //! The client ignores attributes in the results of a failed call: a caller that needs them asks for them.
 
 use super::arguments::Stability;
-use super::attributes::{Around, Attributes, Time};
-use super::handle::FileHandle;
+use super::attributes::{Attributes, Time, WccData};
+use super::handle::NfsFileHandle;
 use crate::rpc::Slice;
 use crate::xdr::{Malformed, XdrReader, unknown};
 
 /// The result of LOOKUP.
 #[derive(Clone, Copy, Debug)]
-pub struct Looked {
+pub struct LookupReply {
     /// The file's handle.
-    pub handle: FileHandle,
+    pub handle: NfsFileHandle,
     /// The file's attributes.
     pub attributes: Option<Attributes>,
     /// The directory's attributes.
@@ -21,7 +21,7 @@ pub struct Looked {
 
 /// The result of ACCESS.
 #[derive(Clone, Copy, Debug)]
-pub struct Accessed {
+pub struct AccessReply {
     /// The granted rights, of those that the call asked for.
     pub granted: u32,
     /// The file's attributes.
@@ -39,7 +39,7 @@ pub struct LinkTarget {
 
 /// The result of READ.
 #[derive(Clone, Debug)]
-pub struct Read {
+pub struct ReadReply {
     /// The data. It keeps the whole reply in memory.
     pub data: Slice,
     /// The file ends with it.
@@ -50,7 +50,7 @@ pub struct Read {
 
 /// The result of WRITE.
 #[derive(Clone, Copy, Debug)]
-pub struct Written {
+pub struct WriteReply {
     /// The number of bytes written.
     pub count: u32,
     /// The place that the data has reached.
@@ -58,36 +58,36 @@ pub struct Written {
     /// The server's write verifier. It changes when the server may have lost data that was not committed.
     pub verifier: [u8; 8],
     /// The file's attributes.
-    pub file: Around,
+    pub file: WccData,
 }
 
 /// The result of COMMIT.
 #[derive(Clone, Copy, Debug)]
-pub struct Committed {
-    /// See [`Written::verifier`].
+pub struct CommitReply {
+    /// See [`WriteReply::verifier`].
     pub verifier: [u8; 8],
     /// The file's attributes.
-    pub file: Around,
+    pub file: WccData,
 }
 
 /// The result of CREATE, MKDIR, SYMLINK and MKNOD.
 #[derive(Clone, Copy, Debug)]
-pub struct Created {
+pub struct CreateReply {
     /// The file's handle; without it, it has to be looked up.
-    pub handle: Option<FileHandle>,
+    pub handle: Option<NfsFileHandle>,
     /// The file's attributes.
     pub attributes: Option<Attributes>,
     /// The directory's attributes.
-    pub directory: Around,
+    pub directory: WccData,
 }
 
 /// The result of LINK.
 #[derive(Clone, Copy, Debug)]
-pub struct Linked {
+pub struct LinkReply {
     /// The file's attributes.
     pub attributes: Option<Attributes>,
     /// The directory's attributes.
-    pub directory: Around,
+    pub directory: WccData,
 }
 
 /// The result of FSSTAT, in bytes and files.
@@ -140,9 +140,9 @@ pub struct PathConf {
 ///
 /// # Errors
 /// [`Malformed`], like all of these.
-pub fn lookup(reader: &mut XdrReader<'_>) -> Result<Looked, Malformed> {
-    Ok(Looked {
-        handle: FileHandle::read(reader)?,
+pub fn lookup(reader: &mut XdrReader<'_>) -> Result<LookupReply, Malformed> {
+    Ok(LookupReply {
+        handle: NfsFileHandle::read(reader)?,
         attributes: Attributes::read_optional(reader)?,
         directory: Attributes::read_optional(reader)?,
     })
@@ -152,9 +152,9 @@ pub fn lookup(reader: &mut XdrReader<'_>) -> Result<Looked, Malformed> {
 ///
 /// # Errors
 /// [`Malformed`]
-pub fn access(reader: &mut XdrReader<'_>) -> Result<Accessed, Malformed> {
+pub fn access(reader: &mut XdrReader<'_>) -> Result<AccessReply, Malformed> {
     let attributes = Attributes::read_optional(reader)?;
-    Ok(Accessed { granted: reader.u32()?, attributes })
+    Ok(AccessReply { granted: reader.u32()?, attributes })
 }
 
 /// Parses the result of READLINK. `part` cuts out of the results, here and below.
@@ -178,21 +178,21 @@ pub fn read(
     reader: &mut XdrReader<'_>,
     most: u32,
     part: impl FnOnce(std::ops::Range<usize>) -> Slice,
-) -> Result<Read, Malformed> {
+) -> Result<ReadReply, Malformed> {
     let attributes = Attributes::read_optional(reader)?;
     let (count, is_end) = (reader.u32()?, reader.flag()?);
     let data = reader.opaque_range(usize::MAX)?;
     let length = data.len().min(count.min(most) as usize);
     // If the server sends more than `most` bytes, the end of the file lies beyond the bytes that are taken.
-    Ok(Read { data: part(data.start..data.start + length), is_end: is_end && count <= most, attributes })
+    Ok(ReadReply { data: part(data.start..data.start + length), is_end: is_end && count <= most, attributes })
 }
 
 /// Parses the result of WRITE.
 ///
 /// # Errors
 /// [`Malformed`]
-pub fn write(reader: &mut XdrReader<'_>) -> Result<Written, Malformed> {
-    let file = Around::read(reader)?;
+pub fn write(reader: &mut XdrReader<'_>) -> Result<WriteReply, Malformed> {
+    let file = WccData::read(reader)?;
     let count = reader.u32()?;
     let stability = match reader.u32()? {
         0 => Stability::Unstable,
@@ -200,27 +200,27 @@ pub fn write(reader: &mut XdrReader<'_>) -> Result<Written, Malformed> {
         2 => Stability::FileSync,
         _ => return unknown(),
     };
-    Ok(Written { count, stability, verifier: reader.fixed()?, file })
+    Ok(WriteReply { count, stability, verifier: reader.fixed()?, file })
 }
 
 /// Parses the result of COMMIT.
 ///
 /// # Errors
 /// [`Malformed`]
-pub fn commit(reader: &mut XdrReader<'_>) -> Result<Committed, Malformed> {
-    let file = Around::read(reader)?;
-    Ok(Committed { verifier: reader.fixed()?, file })
+pub fn commit(reader: &mut XdrReader<'_>) -> Result<CommitReply, Malformed> {
+    let file = WccData::read(reader)?;
+    Ok(CommitReply { verifier: reader.fixed()?, file })
 }
 
 /// Parses the result of CREATE, MKDIR, SYMLINK and MKNOD.
 ///
 /// # Errors
 /// [`Malformed`]
-pub fn created(reader: &mut XdrReader<'_>) -> Result<Created, Malformed> {
-    Ok(Created {
-        handle: reader.optional(FileHandle::read)?,
+pub fn created(reader: &mut XdrReader<'_>) -> Result<CreateReply, Malformed> {
+    Ok(CreateReply {
+        handle: reader.optional(NfsFileHandle::read)?,
         attributes: Attributes::read_optional(reader)?,
-        directory: Around::read(reader)?,
+        directory: WccData::read(reader)?,
     })
 }
 
@@ -228,16 +228,16 @@ pub fn created(reader: &mut XdrReader<'_>) -> Result<Created, Malformed> {
 ///
 /// # Errors
 /// [`Malformed`]
-pub fn link(reader: &mut XdrReader<'_>) -> Result<Linked, Malformed> {
-    Ok(Linked { attributes: Attributes::read_optional(reader)?, directory: Around::read(reader)? })
+pub fn link(reader: &mut XdrReader<'_>) -> Result<LinkReply, Malformed> {
+    Ok(LinkReply { attributes: Attributes::read_optional(reader)?, directory: WccData::read(reader)? })
 }
 
 /// Parses the result of RENAME: of the directory that a name left, and of the one that it came to.
 ///
 /// # Errors
 /// [`Malformed`]
-pub fn rename(reader: &mut XdrReader<'_>) -> Result<(Around, Around), Malformed> {
-    Ok((Around::read(reader)?, Around::read(reader)?))
+pub fn rename(reader: &mut XdrReader<'_>) -> Result<(WccData, WccData), Malformed> {
+    Ok((WccData::read(reader)?, WccData::read(reader)?))
 }
 
 /// Parses the result of FSSTAT.

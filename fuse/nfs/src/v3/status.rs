@@ -15,7 +15,7 @@ impl NfsStatus {
     pub const EXIST: Self = Self(17);
     /// The file that the handle stands for is gone.
     pub const STALE: Self = Self(70);
-    /// The handle is none of this server.
+    /// The handle is not one of this server.
     pub const BADHANDLE: Self = Self(10001);
     /// SETATTR: the attributes have changed since the client read them.
     pub const NOT_SYNC: Self = Self(10002);

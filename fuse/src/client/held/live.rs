@@ -6,37 +6,37 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::{HeldKind, Replica, broken, images};
+use super::{HeldKind, TreeReplica, broken, images};
 use crate::live::tree::{LiveTree, SavedLiveTree};
 use crate::mount::private::PROJECTION_SOURCE;
 use crate::projection::Image;
-use crate::protocol::{VolumeBody, VolumeId};
+use crate::protocol::{VolumeBody, VolumeNumber};
 use crate::region::VolumeKind;
 
 /// Live parts of a projection.
 pub(in crate::client) struct HeldLive {
-    of: VolumeId,
-    tree: Replica<LiveTree>,
+    of: VolumeNumber,
+    tree: TreeReplica<LiveTree>,
 }
 
 impl HeldLive {
     /// No parts yet, of the projection `of`.
-    pub(in crate::client) fn new(of: VolumeId) -> Self {
-        Self { of, tree: Replica::new(LiveTree::new(SystemTime::now())) }
+    pub(in crate::client) fn new(of: VolumeNumber) -> Self {
+        Self { of, tree: TreeReplica::new(LiveTree::new(SystemTime::now())) }
     }
 
-    pub(super) fn restore(of: VolumeId, tree: SavedLiveTree, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
+    pub(super) fn restore(of: VolumeNumber, tree: SavedLiveTree, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
         let tree = LiveTree::restore(tree, images(descriptors)?).ok_or_else(broken)?;
-        Ok(Self { of, tree: Replica::new(tree) })
+        Ok(Self { of, tree: TreeReplica::new(tree) })
     }
 
     /// The projection.
-    pub(in crate::client) fn projection(&self) -> VolumeId {
+    pub(in crate::client) fn projection(&self) -> VolumeNumber {
         self.of
     }
 
     /// The tree, for the updates.
-    pub(in crate::client) fn tree(&self) -> Replica<LiveTree> {
+    pub(in crate::client) fn tree(&self) -> TreeReplica<LiveTree> {
         self.tree.clone()
     }
 }

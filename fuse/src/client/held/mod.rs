@@ -30,7 +30,7 @@ use crate::mount::MountError;
 use crate::mount::private::PrivateMount;
 use crate::nfs::sockets::SocketSets;
 use crate::projection::Image;
-use crate::protocol::{Description, Reporting, VolumeBody, VolumeId};
+use crate::protocol::{Reporting, VolumeBody, VolumeDescription, VolumeNumber};
 use crate::region::{Region, VolumeKind};
 use crate::session::ring_memory::RingMemory;
 
@@ -108,11 +108,11 @@ impl HeldVolume {
     /// # Errors
     /// When descriptors are missing, or the description and the region differ.
     pub(super) fn adopt(
-        description: Description,
+        description: VolumeDescription,
         descriptors: Vec<OwnedFd>,
         nfs_sockets: &SocketSets,
     ) -> io::Result<HeldVolume> {
-        let Description { volume: _, about, body } = description;
+        let VolumeDescription { volume: _, about, body } = description;
         let mut descriptors = descriptors.into_iter();
         let mut next = || descriptors.next().ok_or_else(broken);
         let (device, mount, region) = (next()?, next()?, next()?);
@@ -155,9 +155,9 @@ impl HeldVolume {
     }
 
     /// The state for a successor, and its images.
-    pub(super) fn describe(&self, volume: VolumeId) -> (Description, Vec<Arc<Image>>) {
+    pub(super) fn describe(&self, volume: VolumeNumber) -> (VolumeDescription, Vec<Arc<Image>>) {
         let (body, images) = self.kind.describe();
-        (Description { volume, about: self.about.clone(), body }, images)
+        (VolumeDescription { volume, about: self.about.clone(), body }, images)
     }
 
     /// A clone of the private mount, as `clone` makes it.
@@ -206,9 +206,9 @@ impl HeldVolume {
 
 /// The supervisor's copy of a tree of the server, up to the last confirmed step. No thread holds the lock during a system call
 /// on the mount.
-pub(super) struct Replica<T>(Arc<Mutex<T>>);
+pub(super) struct TreeReplica<T>(Arc<Mutex<T>>);
 
-impl<T> Replica<T> {
+impl<T> TreeReplica<T> {
     fn new(tree: T) -> Self {
         Self(Arc::new(Mutex::new(tree)))
     }
@@ -218,7 +218,7 @@ impl<T> Replica<T> {
     }
 }
 
-impl<T> Clone for Replica<T> {
+impl<T> Clone for TreeReplica<T> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }

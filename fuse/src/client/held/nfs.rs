@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{HeldKind, broken};
 use crate::mount::private::NFS_SOURCE;
 use crate::nfs::options::ExportOptions;
-use crate::nfs::sockets::{SocketSets, Sockets};
+use crate::nfs::sockets::{NfsSockets, SocketSets};
 use crate::projection::Image;
 use crate::protocol::VolumeBody;
 use crate::region::VolumeKind;
@@ -17,14 +17,14 @@ pub(in crate::client) struct HeldExport {
     /// The file of its log.
     log: OwnedFd,
     /// The sockets of its connections.
-    sockets: Sockets,
-    /// The options of its mount. [`Sockets::current`] may override the server's address.
+    sockets: NfsSockets,
+    /// The options of its mount. [`NfsSockets::current`] may override the server's address.
     options: Box<ExportOptions>,
 }
 
 impl HeldExport {
     /// An export with an empty log, over these sockets.
-    pub(in crate::client) fn new(log: OwnedFd, sockets: Sockets, options: ExportOptions) -> Self {
+    pub(in crate::client) fn new(log: OwnedFd, sockets: NfsSockets, options: ExportOptions) -> Self {
         Self { log, sockets, options: Box::new(options) }
     }
 
@@ -40,7 +40,7 @@ impl HeldExport {
     }
 
     /// The sockets of its connections.
-    pub(in crate::client) fn sockets(&self) -> &Sockets {
+    pub(in crate::client) fn sockets(&self) -> &NfsSockets {
         &self.sockets
     }
 

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use super::{HeldKind, broken};
-use crate::mount::enclosed::Enclosed;
+use crate::mount::enclosed::SourceWithMounts;
 use crate::mount::private::PASSTHROUGH_SOURCE;
 use crate::mount::table::MountTable;
 use crate::passthrough::PassthroughOptions;
@@ -26,8 +26,12 @@ pub(in crate::client) struct HeldPassthrough {
 
 impl HeldPassthrough {
     /// An open source, with the memory of its rings if it may use io_uring.
-    pub(in crate::client) fn new(source: Enclosed, options: PassthroughOptions, rings: Option<RingMemory>) -> Self {
-        let Enclosed { source, table } = source;
+    pub(in crate::client) fn new(
+        source: SourceWithMounts,
+        options: PassthroughOptions,
+        rings: Option<RingMemory>,
+    ) -> Self {
+        let SourceWithMounts { source, table } = source;
         Self { source, table, options, rings }
     }
 

@@ -5,33 +5,33 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::{HeldKind, Replica, broken, images};
+use super::{HeldKind, TreeReplica, broken, images};
 use crate::mount::private::PROJECTION_SOURCE;
 use crate::projection::Image;
 use crate::projection::tree::saved::SavedTree;
-use crate::projection::tree::{Root, Tree};
+use crate::projection::tree::{ProjectionTree, Root};
 use crate::protocol::{Reporting, VolumeBody};
 use crate::region::VolumeKind;
 
 /// Generations of files.
 pub(in crate::client) struct HeldProjection {
-    tree: Replica<Tree>,
+    tree: TreeReplica<ProjectionTree>,
     reporting: Reporting,
 }
 
 impl HeldProjection {
     /// An empty projection.
     pub(in crate::client) fn new(root: Root, reporting: Reporting) -> Self {
-        Self { tree: Replica::new(Tree::new(root, SystemTime::now())), reporting }
+        Self { tree: TreeReplica::new(ProjectionTree::new(root, SystemTime::now())), reporting }
     }
 
     pub(super) fn restore(tree: SavedTree, reporting: Reporting, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
-        let tree = Tree::restore(tree, images(descriptors)?).ok_or_else(broken)?;
-        Ok(Self { tree: Replica::new(tree), reporting })
+        let tree = ProjectionTree::restore(tree, images(descriptors)?).ok_or_else(broken)?;
+        Ok(Self { tree: TreeReplica::new(tree), reporting })
     }
 
     /// The tree, for the commits.
-    pub(in crate::client) fn tree(&self) -> Replica<Tree> {
+    pub(in crate::client) fn tree(&self) -> TreeReplica<ProjectionTree> {
         self.tree.clone()
     }
 }

@@ -27,9 +27,9 @@ use crate::session::NodeId;
 
 pub use saved::SavedLiveTree;
 
-/// Whether a slot is a file or a directory. It stays what it is: a mount cannot become the other.
+/// Whether a slot is a file or a directory. It never changes: a bind mount of a file cannot become one of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Shape {
+pub enum PartType {
     /// A file: what the payload had last at the path, when that was a file.
     File,
     /// A directory: what the payload has below the path, and nothing while that is none.
@@ -42,12 +42,12 @@ pub struct Slot {
     /// The path in the payload; empty for all of it.
     pub path: String,
     /// Its type when a container first mounted it.
-    pub shape: Shape,
+    pub shape: PartType,
 }
 
 /// An update, as it is announced.
 #[derive(Clone)]
-pub struct Update {
+pub struct LiveUpdate {
     /// All slots, new ones at the end.
     pub slots: Vec<Slot>,
     /// The changes, in their order.
@@ -161,9 +161,9 @@ impl LiveTree {
         self.applied
     }
 
-    /// From now on these steps are accepted, in this order; what was announced before is void.
-    pub fn announce(&mut self, update: Update) {
-        let Update { slots, steps, number, image, time } = update;
+    /// Announces these steps: the tree accepts them in this order. Earlier announcements are void.
+    pub fn announce(&mut self, update: LiveUpdate) {
+        let LiveUpdate { slots, steps, number, image, time } = update;
         if let Some(before) = self.images.insert(number, image) {
             // A supervisor that had no answer from a server before this one repeats it. It is the same memory.
             before.disown();
@@ -180,7 +180,7 @@ impl LiveTree {
         self.take_step(step)
     }
 
-    /// As [`Tree::catch_up`](crate::projection::tree::Tree::catch_up).
+    /// As [`ProjectionTree::catch_up`](crate::projection::tree::ProjectionTree::catch_up).
     ///
     /// # Errors
     /// `EINVAL` when the two trees have nothing in common.

@@ -8,7 +8,7 @@ use nix::errno::Errno;
 
 use super::{LiveContent, LiveNode, LiveTree};
 use crate::projection::image::{Image, Index};
-use crate::projection::tree::{Attributes, FIRST_COOKIE, Listed, NodeKind, PARENT_COOKIE, SELF_COOKIE};
+use crate::projection::tree::{FIRST_COOKIE, NodeAttributes, NodeKind, PARENT_COOKIE, SELF_COOKIE, TreeEntry};
 use crate::session::NodeId;
 
 impl LiveTree {
@@ -27,7 +27,7 @@ impl LiveTree {
     ///
     /// # Errors
     /// `ESTALE` for a node that is gone.
-    pub fn attributes(&self, id: NodeId) -> Result<Attributes, Errno> {
+    pub fn attributes(&self, id: NodeId) -> Result<NodeAttributes, Errno> {
         let node = self.node(id)?;
         let (kind, size, links) = match &node.body {
             LiveContent::File { content, .. } => (NodeKind::File, content.len() as u64, u32::from(!node.unlinked)),
@@ -37,7 +37,7 @@ impl LiveTree {
             }
         };
         let LiveNode { mode, uid, gid, time, .. } = *node;
-        Ok(Attributes { node: id, kind, mode, size, links, uid, gid, time })
+        Ok(NodeAttributes { node: id, kind, mode, size, links, uid, gid, time })
     }
 
     /// The image that holds the bytes of a file, and their range in it. The image stays valid as long as the caller keeps it.
@@ -58,7 +58,7 @@ impl LiveTree {
     ///
     /// # Errors
     /// `ENOTDIR`, or `ESTALE` for a node that is gone.
-    pub fn list(&self, id: NodeId, cookie: u64, mut emit: impl FnMut(Listed<'_>) -> bool) -> Result<(), Errno> {
+    pub fn list(&self, id: NodeId, cookie: u64, mut emit: impl FnMut(TreeEntry<'_>) -> bool) -> Result<(), Errno> {
         let node = self.node(id)?;
         let LiveContent::Directory { children } = &node.body else { return Err(Errno::ENOTDIR) };
         for (dot, at, to) in [(".", SELF_COOKIE, id), ("..", PARENT_COOKIE, node.parent)] {

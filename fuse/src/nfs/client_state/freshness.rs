@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use podfs_nfs::rpc::Credential;
-use podfs_nfs::v3::{Around, Attributes, Before, FileType, Time};
+use podfs_nfs::v3::{Attributes, FileType, Time, WccAttributes, WccData};
 
 use super::super::options::Caching;
 
@@ -45,7 +45,7 @@ pub struct Freshness {
     changing: u32,
     /// The content that the kernel's pages are of.
     content: Option<FileVersion>,
-    rights: Vec<Right>,
+    rights: Vec<AccessRight>,
     /// The epoch of the connection over which podfs last wrote data of the file.
     epoch: u64,
 }
@@ -59,7 +59,7 @@ struct FileVersion {
 }
 
 #[derive(Debug)]
-struct Right {
+struct AccessRight {
     credential: Credential,
     /// Bits of ACCESS.
     granted: u32,
@@ -139,7 +139,7 @@ impl Freshness {
     }
 
     /// It is made, or it failed.
-    pub fn change_ends(&mut self, around: &Around, place: u64, now: Instant, caching: &Caching) -> AttributeChange {
+    pub fn change_ends(&mut self, around: &WccData, place: u64, now: Instant, caching: &Caching) -> AttributeChange {
         self.changing = self.changing.saturating_sub(1);
         let alone = self.changing == 0;
         self.changed_here(around, alone, place, now, caching)
@@ -148,13 +148,13 @@ impl Freshness {
     /// Something was changed here. With `alone` no other change is under way.
     pub fn changed_here(
         &mut self,
-        around: &Around,
+        around: &WccData,
         alone: bool,
         place: u64,
         now: Instant,
         caching: &Caching,
     ) -> AttributeChange {
-        let by_another = |before: &Before| {
+        let by_another = |before: &WccAttributes| {
             alone && self.content.is_some_and(|content| content.differs(&FileVersion::before(before)))
         };
         let news = match &around.before {
@@ -194,7 +194,7 @@ impl Freshness {
         if self.rights.len() == RIGHTS {
             self.rights.remove(0);
         }
-        self.rights.push(Right { credential, granted, asked, ctime, at: now });
+        self.rights.push(AccessRight { credential, granted, asked, ctime, at: now });
     }
 
     fn keep(&mut self, found: &Attributes, asked: u64, now: Instant, caching: &Caching, unchanged: bool) {
@@ -215,7 +215,7 @@ impl FileVersion {
         Self { size: found.size, mtime: found.mtime, ctime: found.ctime }
     }
 
-    fn before(before: &Before) -> Self {
+    fn before(before: &WccAttributes) -> Self {
         Self { size: before.size, mtime: before.mtime, ctime: before.ctime }
     }
 

@@ -14,9 +14,9 @@ use podfs_nfs::v3::FileType;
 use super::ClientState;
 use super::calls::Calls;
 use super::name::{LONGEST_NAME, Name};
-use super::node::{Inherited, NewNfsNode, NfsNode, Nodes};
-use super::open_files::{OpenFile, OpenFiles};
-use super::state::{CallCell, KNOWN, NameCell, NodeCell, OpenCell, RootCell};
+use super::node::{InheritedNode, NewNfsNode, NfsNode, NfsNodes};
+use super::open_files::{NfsOpenFile, NfsOpenFiles};
+use super::state::{CallCell, KNOWN, NameCell, NfsNodeCell, NfsOpenCell, RootCell};
 use crate::region::Region;
 use crate::region::cell_id::CellId;
 use crate::region::cells::{CellContent, OwnedCell};
@@ -38,14 +38,14 @@ impl InheritedState {
     /// Reads it; none if it has no root. Nothing outside this process changes.
     pub fn read(region: &Arc<Region>) -> Option<Self> {
         region.look_again().ok()?;
-        let mut reader = RegionReader::new(region);
-        let nodes = Nodes::inherit(Arc::clone(region), reader.nodes());
+        let mut reader = NfsRegionReader::new(region);
+        let nodes = NfsNodes::inherit(Arc::clone(region), reader.nodes());
         nodes.get(NodeId::ROOT).ok().filter(|root| root.kind == FileType::Directory)?;
         let files = reader.open_files(&nodes);
         let calls = Calls::new(Arc::clone(region), reader.calls());
         let root = reader.records::<RootCell>().into_iter().next();
         reader.kept.extend(root.as_ref().map(OwnedCell::id));
-        let RegionReader { mut kept, .. } = reader;
+        let NfsRegionReader { mut kept, .. } = reader;
         kept.sort_unstable();
         let lost = region.cells().tagged().map(|(id, _)| id).filter(|id| kept.binary_search(id).is_err()).collect();
         region.cells().keep_only(&kept);
@@ -55,13 +55,13 @@ impl InheritedState {
 }
 
 /// Reads the cells of a region, kind by kind.
-struct RegionReader<'a> {
+struct NfsRegionReader<'a> {
     region: &'a Arc<Region>,
     cells: HashMap<u32, Vec<CellId>>,
     kept: Vec<CellId>,
 }
 
-impl<'a> RegionReader<'a> {
+impl<'a> NfsRegionReader<'a> {
     fn new(region: &'a Arc<Region>) -> Self {
         let mut cells: HashMap<u32, Vec<CellId>> = HashMap::new();
         region.cells().tagged().for_each(|(id, tag)| cells.entry(tag).or_default().push(id));
@@ -75,10 +75,10 @@ impl<'a> RegionReader<'a> {
         ids.into_iter().map(|id| OwnedCell::of(self.region, id)).collect()
     }
 
-    fn nodes(&mut self) -> Vec<Inherited> {
+    fn nodes(&mut self) -> Vec<InheritedNode> {
         let next = self.region.header().counters.next_node.load(Relaxed);
         let (mut nodes, mut taken) = (HashMap::new(), HashSet::new());
-        for record in self.records::<NodeCell>() {
+        for record in self.records::<NfsNodeCell>() {
             let Some((id, found)) = NfsNode::read(&record) else { continue };
             if !(NodeId::ROOT..NodeId(next)).contains(&id) || nodes.contains_key(&id) {
                 continue;
@@ -87,19 +87,19 @@ impl<'a> RegionReader<'a> {
             let name = name.filter(|name| is_name(&name.name));
             self.kept.push(record.id());
             self.kept.extend(name.iter().flat_map(Name::cells));
-            nodes.insert(id, Inherited { id, found, record, name });
+            nodes.insert(id, InheritedNode { id, found, record, name });
         }
         let mut handles = HashSet::new();
         nodes
             .into_values()
-            .filter(|Inherited { found: NewNfsNode { handle, .. }, .. }| handles.insert(*handle))
+            .filter(|InheritedNode { found: NewNfsNode { handle, .. }, .. }| handles.insert(*handle))
             .collect()
     }
 
-    fn open_files(&mut self, nodes: &Nodes) -> OpenFiles {
+    fn open_files(&mut self, nodes: &NfsNodes) -> NfsOpenFiles {
         let last = self.region.header().counters.last_handle.load(Relaxed);
         let (mut files, mut by_request) = (HashMap::new(), HashMap::new());
-        for record in self.records::<OpenCell>() {
+        for record in self.records::<NfsOpenCell>() {
             let handle = HandleId(record.handle.load(Relaxed));
             let Ok(node) = nodes.get(NodeId(record.node.load(Relaxed))) else { continue };
             if handle == HandleId(0) || handle > HandleId(last) || files.contains_key(&handle) {
@@ -110,9 +110,9 @@ impl<'a> RegionReader<'a> {
             if record.flags.load(Relaxed) & KNOWN == 0 {
                 by_request.insert(unique, handle);
             }
-            files.insert(handle, Rc::new(OpenFile::inherit(record, node)));
+            files.insert(handle, Rc::new(NfsOpenFile::inherit(record, node)));
         }
-        OpenFiles::new(Arc::clone(self.region), files, by_request)
+        NfsOpenFiles::new(Arc::clone(self.region), files, by_request)
     }
 
     fn calls(&mut self) -> HashMap<(u64, u32), OwnedCell<CallCell>> {

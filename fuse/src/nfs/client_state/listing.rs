@@ -25,7 +25,7 @@ impl NfsListing {
         (*begin == offset || page.entries().any(|entry| entry.cookie == offset)) && (page.is_last || !is_last)
     }
 
-    /// Begins anew.
+    /// Begins the listing again.
     pub fn rewind(&mut self) {
         *self = Self::default();
     }

@@ -26,15 +26,15 @@ pub mod state;
 mod tests;
 
 use calls::Calls;
-use node::Nodes;
-use open_files::OpenFiles;
+use node::NfsNodes;
+use open_files::NfsOpenFiles;
 
 /// The whole state of a volume.
 pub struct ClientState {
     /// The files that the kernel knows.
-    pub nodes: Nodes,
+    pub nodes: NfsNodes,
     /// Open files and directories.
-    pub files: OpenFiles,
+    pub files: NfsOpenFiles,
     /// Calls that may not be made twice.
     pub calls: Calls,
 }

@@ -94,4 +94,4 @@ impl Name {
 }
 
 /// The name of a node, which may change.
-pub type NameOf = RefCell<Option<Rc<Name>>>;
+pub type SharedName = RefCell<Option<Rc<Name>>>;

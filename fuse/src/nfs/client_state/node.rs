@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use podfs_nfs::rpc::Credential;
-use podfs_nfs::v3::{FileHandle, FileType};
+use podfs_nfs::v3::{FileType, NfsFileHandle};
 use rustix::io::Errno;
 
 use super::freshness::Freshness;
-use super::name::{Name, NameOf};
-use super::state::{HANDLE_LENGTH, NodeCell, SILLY, no_memory, read_bytes, write_bytes};
+use super::name::{Name, SharedName};
+use super::state::{HANDLE_LENGTH, NfsNodeCell, SILLY, no_memory, read_bytes, write_bytes};
 use crate::nfs::file_type::{file_type, kind_of};
 use crate::region::Region;
 use crate::region::cells::OwnedCell;
@@ -32,9 +32,9 @@ pub struct NfsNode {
     pub freshness: RefCell<Freshness>,
     /// The credential for its removal at its last close, if it is removed while it is open.
     pub remover: RefCell<Option<Credential>>,
-    handle: Cell<FileHandle>,
-    record: RefCell<OwnedCell<NodeCell>>,
-    name: NameOf,
+    handle: Cell<NfsFileHandle>,
+    record: RefCell<OwnedCell<NfsNodeCell>>,
+    name: SharedName,
     opens: Cell<u32>,
 }
 
@@ -42,7 +42,7 @@ pub struct NfsNode {
 #[derive(Clone, Copy, Debug)]
 pub struct NewNfsNode {
     /// The server's handle of it.
-    pub handle: FileHandle,
+    pub handle: NfsFileHandle,
     /// As in [`NfsNode`].
     pub kind: FileType,
     /// As in [`NfsNode`].
@@ -50,7 +50,7 @@ pub struct NewNfsNode {
 }
 
 impl NfsNode {
-    fn new(id: NodeId, found: NewNfsNode, record: OwnedCell<NodeCell>, name: Option<Rc<Name>>) -> Self {
+    fn new(id: NodeId, found: NewNfsNode, record: OwnedCell<NfsNodeCell>, name: Option<Rc<Name>>) -> Self {
         let NewNfsNode { handle, kind, fileid } = found;
         let (handle, record, name) = (Cell::new(handle), RefCell::new(record), RefCell::new(name));
         let (freshness, remover, opens) = (RefCell::default(), RefCell::default(), Cell::new(0));
@@ -58,7 +58,7 @@ impl NfsNode {
     }
 
     /// The server's handle of it.
-    pub fn handle(&self) -> FileHandle {
+    pub fn handle(&self) -> NfsFileHandle {
         self.handle.get()
     }
 
@@ -99,7 +99,7 @@ impl NfsNode {
     }
 
     /// Fills the cell of a new node.
-    fn fill(cell: &NodeCell, id: NodeId, lookups: u64, found: &NewNfsNode, name: u64, flags: u64) {
+    fn fill(cell: &NfsNodeCell, id: NodeId, lookups: u64, found: &NewNfsNode, name: u64, flags: u64) {
         let handle = found.handle.as_bytes();
         cell.form.store(file_type(found.kind) | handle.len() as u32, Relaxed);
         cell.id.store(id.0, Relaxed);
@@ -111,16 +111,16 @@ impl NfsNode {
     }
 
     /// The node that a cell describes; none if no server can have written the cell.
-    pub fn read(cell: &NodeCell) -> Option<(NodeId, NewNfsNode)> {
+    pub fn read(cell: &NfsNodeCell) -> Option<(NodeId, NewNfsNode)> {
         let form = cell.form.load(Relaxed);
-        let handle = FileHandle::new(&read_bytes(&cell.handle, (form & HANDLE_LENGTH) as usize))?;
+        let handle = NfsFileHandle::new(&read_bytes(&cell.handle, (form & HANDLE_LENGTH) as usize))?;
         let found = NewNfsNode { handle, kind: kind_of(form & !HANDLE_LENGTH)?, fileid: cell.fileid.load(Relaxed) };
         Some((NodeId(cell.id.load(Relaxed)), found))
     }
 }
 
 /// The nodes that the kernel knows.
-pub struct Nodes {
+pub struct NfsNodes {
     region: Arc<Region>,
     table: RefCell<NodeTable>,
 }
@@ -128,7 +128,7 @@ pub struct Nodes {
 #[derive(Default)]
 struct NodeTable {
     by_id: HashMap<NodeId, Rc<NfsNode>>,
-    by_handle: HashMap<FileHandle, Rc<NfsNode>>,
+    by_handle: HashMap<NfsFileHandle, Rc<NfsNode>>,
     /// Each node by its name, if it has one: the one it was found under last.
     by_name: HashMap<(NodeId, Box<[u8]>), NodeId>,
     /// Forgotten, and something is still to be written.
@@ -136,18 +136,18 @@ struct NodeTable {
 }
 
 /// A node as a dead server left it.
-pub struct Inherited {
+pub struct InheritedNode {
     /// Its number.
     pub id: NodeId,
     /// The node as the server described it.
     pub found: NewNfsNode,
     /// Its cell.
-    pub record: OwnedCell<NodeCell>,
+    pub record: OwnedCell<NfsNodeCell>,
     /// Its name.
     pub name: Option<Name>,
 }
 
-impl Nodes {
+impl NfsNodes {
     /// The root alone.
     ///
     /// # Errors
@@ -161,9 +161,9 @@ impl Nodes {
     }
 
     /// The nodes that a dead server left. The next [`let_go`](Self::let_go) removes those that the kernel has forgotten.
-    pub fn inherit(region: Arc<Region>, inherited: Vec<Inherited>) -> Self {
+    pub fn inherit(region: Arc<Region>, inherited: Vec<InheritedNode>) -> Self {
         let mut table = NodeTable::default();
-        for Inherited { id, found, record, name } in inherited {
+        for InheritedNode { id, found, record, name } in inherited {
             if record.lookups.load(Relaxed) == 0 {
                 table.lingering.push(id);
             }
@@ -186,7 +186,7 @@ impl Nodes {
     }
 
     /// The node of that handle, if the kernel knows it.
-    pub fn find(&self, handle: &FileHandle) -> Option<Rc<NfsNode>> {
+    pub fn find(&self, handle: &NfsFileHandle) -> Option<Rc<NfsNode>> {
         self.table.borrow().by_handle.get(handle).cloned()
     }
 
@@ -269,7 +269,7 @@ impl Nodes {
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn set_handle(&self, node: &Rc<NfsNode>, handle: FileHandle) -> Result<(), Errno> {
+    pub fn set_handle(&self, node: &Rc<NfsNode>, handle: NfsFileHandle) -> Result<(), Errno> {
         let found = NewNfsNode { handle, kind: node.kind, fileid: node.fileid };
         let (lookups, name, flags) = {
             let record = node.record.borrow();

@@ -14,15 +14,15 @@ use rustix::io::Errno;
 
 use super::listing::NfsListing;
 use super::node::NfsNode;
-use super::state::{CLOSED, DIRECTORY, KNOWN, OpenCell, no_memory};
+use super::state::{CLOSED, DIRECTORY, KNOWN, NfsOpenCell, no_memory};
 use crate::region::Region;
 use crate::region::cells::OwnedCell;
 use crate::session::{HandleId, NodeId};
 
 /// An open file or directory of a caller.
-pub struct OpenFile {
+pub struct NfsOpenFile {
     /// None once it has left the table, even if it is still referenced.
-    record: RefCell<Option<OwnedCell<OpenCell>>>,
+    record: RefCell<Option<OwnedCell<NfsOpenCell>>>,
     /// Its number.
     pub handle: HandleId,
     /// The node that is open.
@@ -33,7 +33,7 @@ pub struct OpenFile {
     pub listing: Option<RefCell<NfsListing>>,
 }
 
-impl OpenFile {
+impl NfsOpenFile {
     /// The kernel knows it: it will not send the OPEN again.
     pub fn is_known(&self) {
         self.mark(KNOWN);
@@ -53,7 +53,7 @@ impl OpenFile {
     }
 
     /// An open file that a dead server left.
-    pub fn inherit(record: OwnedCell<OpenCell>, node: Rc<NfsNode>) -> Self {
+    pub fn inherit(record: OwnedCell<NfsOpenCell>, node: Rc<NfsNode>) -> Self {
         let is_directory = record.flags.load(Relaxed) & DIRECTORY != 0;
         let (handle, credential) = (HandleId(record.handle.load(Relaxed)), record.identity.get());
         Self::over(record, handle, node, credential, is_directory)
@@ -70,7 +70,7 @@ impl OpenFile {
     }
 
     fn over(
-        record: OwnedCell<OpenCell>,
+        record: OwnedCell<NfsOpenCell>,
         handle: HandleId,
         node: Rc<NfsNode>,
         credential: Credential,
@@ -82,20 +82,20 @@ impl OpenFile {
 }
 
 /// All open files and directories.
-pub struct OpenFiles {
+pub struct NfsOpenFiles {
     region: Arc<Region>,
-    table: RefCell<HashMap<HandleId, Rc<OpenFile>>>,
-    /// Closed, while what was written through them is not on the server's disk.
-    closed: RefCell<HashMap<HandleId, Rc<OpenFile>>>,
+    table: RefCell<HashMap<HandleId, Rc<NfsOpenFile>>>,
+    /// Closed files whose writes are not on the server's disk.
+    closed: RefCell<HashMap<HandleId, Rc<NfsOpenFile>>>,
     /// Handles that dead servers opened without a known answer, by the request.
     unanswered: RefCell<HashMap<u64, HandleId>>,
 }
 
-impl OpenFiles {
+impl NfsOpenFiles {
     /// With those that a dead server left; `unanswered` has, by request, what was opened without a known answer.
     pub fn new(
         region: Arc<Region>,
-        files: HashMap<HandleId, Rc<OpenFile>>,
+        files: HashMap<HandleId, Rc<NfsOpenFile>>,
         unanswered: HashMap<u64, HandleId>,
     ) -> Self {
         let (closed, open): (HashMap<_, _>, HashMap<_, _>) = files.into_iter().partition(|(_, open)| open.is_closed());
@@ -114,7 +114,7 @@ impl OpenFiles {
         node: &Rc<NfsNode>,
         credential: Credential,
         is_directory: bool,
-    ) -> Result<Rc<OpenFile>, Errno> {
+    ) -> Result<Rc<NfsOpenFile>, Errno> {
         let earlier = self.unanswered.borrow_mut().remove(&unique);
         if let Some(open) = earlier.and_then(|handle| self.get(handle).ok()).filter(|open| open.node.id == node.id) {
             return Ok(open);
@@ -123,7 +123,7 @@ impl OpenFiles {
         let handle = HandleId(last.load(Relaxed).wrapping_add(1));
         last.store(handle.0, Release);
         let flags = if is_directory { DIRECTORY } else { 0 };
-        let record = OwnedCell::new(&self.region, |cell: &OpenCell| {
+        let record = OwnedCell::new(&self.region, |cell: &NfsOpenCell| {
             cell.flags.store(flags, Relaxed);
             cell.handle.store(handle.0, Relaxed);
             cell.node.store(node.id.0, Relaxed);
@@ -132,7 +132,7 @@ impl OpenFiles {
             cell.identity.set(&credential);
         });
         let record = record.map_err(no_memory)?;
-        let open = Rc::new(OpenFile::over(record, handle, Rc::clone(node), credential, is_directory));
+        let open = Rc::new(NfsOpenFile::over(record, handle, Rc::clone(node), credential, is_directory));
         node.opened();
         self.table.borrow_mut().insert(handle, Rc::clone(&open));
         Ok(open)
@@ -142,18 +142,18 @@ impl OpenFiles {
     ///
     /// # Errors
     /// `EBADF` when there is none.
-    pub fn get(&self, handle: HandleId) -> Result<Rc<OpenFile>, Errno> {
+    pub fn get(&self, handle: HandleId) -> Result<Rc<NfsOpenFile>, Errno> {
         self.table.borrow().get(&handle).cloned().ok_or(Errno::BADF)
     }
 
     /// As [`get`](Self::get). It also finds a closed file as long as there is data to write through it.
-    pub fn find(&self, handle: HandleId) -> Option<Rc<OpenFile>> {
+    pub fn find(&self, handle: HandleId) -> Option<Rc<NfsOpenFile>> {
         let closed = || self.closed.borrow().get(&handle).cloned();
         self.table.borrow().get(&handle).cloned().or_else(closed)
     }
 
     /// Takes out an open file. With `keep`, something is still to be written through it.
-    pub fn remove(&self, handle: HandleId, keep: bool) -> Option<Rc<OpenFile>> {
+    pub fn remove(&self, handle: HandleId, keep: bool) -> Option<Rc<NfsOpenFile>> {
         let open = self.table.borrow_mut().remove(&handle)?;
         open.node.closed();
         if keep {
@@ -172,7 +172,7 @@ impl OpenFiles {
     }
 
     /// All open files and directories.
-    pub fn all(&self) -> Vec<Rc<OpenFile>> {
+    pub fn all(&self) -> Vec<Rc<NfsOpenFile>> {
         self.table.borrow().values().cloned().collect()
     }
 }

@@ -32,7 +32,7 @@ pub const CLOSED: u32 = 1 << 2;
 
 shared! {
     /// A node.
-    pub(crate) struct NodeCell {
+    pub(crate) struct NfsNodeCell {
         tag: AtomicU32,
         /// `S_IFMT` of its mode, and [`HANDLE_LENGTH`].
         form: AtomicU32,
@@ -60,7 +60,7 @@ shared! {
         bytes: [AtomicU64; NAME_WORDS],
     }
     /// An open file or directory.
-    pub(crate) struct OpenCell {
+    pub(crate) struct NfsOpenCell {
         tag: AtomicU32,
         /// [`DIRECTORY`], [`KNOWN`], [`CLOSED`].
         flags: AtomicU32,
@@ -109,7 +109,7 @@ shared! {
 const ROOT_WORDS: usize = 11;
 const NOBODY: u32 = u32::MAX;
 
-impl CellContent for NodeCell {
+impl CellContent for NfsNodeCell {
     const TAG: u32 = 16;
 }
 
@@ -117,7 +117,7 @@ impl CellContent for NameCell {
     const TAG: u32 = 17;
 }
 
-impl CellContent for OpenCell {
+impl CellContent for NfsOpenCell {
     const TAG: u32 = 18;
 }
 
@@ -206,7 +206,7 @@ pub fn write_bytes(words: &[AtomicU64], bytes: &[u8]) {
     }
 }
 
-/// The first `length` bytes of what was recorded, or as many as there is room for.
+/// The first `length` bytes of the record, or as many as there is room for.
 pub fn read_bytes(words: &[AtomicU64], length: usize) -> Vec<u8> {
     words.iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).take(length).collect()
 }

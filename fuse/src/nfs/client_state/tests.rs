@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use podfs_nfs::rpc::Credential;
-use podfs_nfs::v3::{FileHandle, FileType};
+use podfs_nfs::v3::{FileType, NfsFileHandle};
 use proptest::prelude::*;
 use rustix::fs::{FallocateFlags, fallocate, fstat};
 use rustix::io::{pread, pwrite};
@@ -17,7 +17,7 @@ use crate::region::{self, Region};
 use crate::session::NodeId;
 
 fn found(number: u8, kind: FileType) -> NewNfsNode {
-    let handle = FileHandle::new(&[number; 28]).expect("a handle");
+    let handle = NfsFileHandle::new(&[number; 28]).expect("a handle");
     NewNfsNode { handle, kind, fileid: u64::from(number) + 1000 }
 }
 
@@ -29,8 +29,8 @@ fn somebody() -> Credential {
 fn volume() -> (ClientState, Arc<Region>) {
     let region = Arc::new(Region::create(region::VolumeKind::Nfs).expect("a region"));
     region.begin();
-    let nodes = Nodes::new(Arc::clone(&region), found(0, FileType::Directory)).expect("memory");
-    let files = OpenFiles::new(Arc::clone(&region), HashMap::new(), HashMap::new());
+    let nodes = NfsNodes::new(Arc::clone(&region), found(0, FileType::Directory)).expect("memory");
+    let files = NfsOpenFiles::new(Arc::clone(&region), HashMap::new(), HashMap::new());
     let calls = Calls::new(Arc::clone(&region), HashMap::new());
     for number in 1..60 {
         let name = vec![b'a' + number % 20; usize::from(number) * 4];
@@ -64,7 +64,7 @@ fn a_successor_knows_all_of_it() {
     let node = known.nodes.get(NodeId(9)).expect("a node");
     known.nodes.rename(&node, NodeId::ROOT, b"another name").expect("memory");
     node.set_silly(true);
-    known.nodes.set_handle(&node, FileHandle::new(&[200; 64]).expect("a handle")).expect("memory");
+    known.nodes.set_handle(&node, NfsFileHandle::new(&[200; 64]).expect("a handle")).expect("memory");
     known.nodes.forget(NodeId(30), 1, |_| false);
     let call = known.calls.begin(4711, 1, &somebody()).expect("memory");
     call.announce(99);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use podfs_nfs::v3::{Attributes, Changes, Time, TimeChange};
+use podfs_nfs::v3::{AttributeChanges, Attributes, Time, TimeChange};
 
 use crate::nfs::file_type::file_type;
 use crate::session::NodeId;
@@ -10,14 +10,14 @@ use crate::session::abi::{Attr, AttrOut, EntryOut, SetattrIn, fattr};
 
 /// The conversion of the server's attributes for the kernel.
 #[derive(Clone, Copy, Debug)]
-pub struct Shown {
+pub struct AttributeConverter {
     /// The file system of the root. Files of others below it get other numbers, so that no two have the same.
     pub fsid: u64,
     /// The preferred size of reads and writes, in bytes.
     pub block: u32,
 }
 
-impl Shown {
+impl AttributeConverter {
     /// As the kernel has them. A file whose only name is one that podfs gave it has a link count of 0 for programs.
     pub fn attr(&self, found: &Attributes, is_silly: bool) -> Attr {
         Attr {
@@ -68,14 +68,14 @@ pub fn attributes(attr: Attr, holds: Duration) -> AttrOut {
 }
 
 /// The changes that SETATTR requests.
-pub fn changes(asked: &SetattrIn) -> Changes {
+pub fn changes(asked: &SetattrIn) -> AttributeChanges {
     let has = |bit: u32| asked.valid & bit != 0;
     let time = |set, now, seconds: u64, nanoseconds| match (has(now), has(set)) {
         (true, _) => TimeChange::ServerTime,
         (false, true) => TimeChange::To(time(seconds, nanoseconds)),
         (false, false) => TimeChange::Keep,
     };
-    Changes {
+    AttributeChanges {
         mode: has(fattr::MODE).then_some(asked.mode & 0o7777),
         uid: has(fattr::UID).then_some(asked.uid),
         gid: has(fattr::GID).then_some(asked.gid),

@@ -3,10 +3,11 @@
 use std::rc::Rc;
 
 use podfs_nfs::error::Error;
-use podfs_nfs::export::How;
+use podfs_nfs::export::CallOptions;
 use podfs_nfs::rpc::Credential;
 use podfs_nfs::v3::{
-    Around, Attributes, Changes, Created, Creation, Device, FileHandle, FileType, NfsStatus, TimeChange,
+    AttributeChanges, Attributes, CreateReply, Creation, FileType, NfsFileHandle, NfsStatus, SpecialFile, TimeChange,
+    WccData,
 };
 use rustix::io::Errno;
 
@@ -14,7 +15,7 @@ use super::attributes::{changes, device_of};
 use super::judge::WantedFile;
 use super::silly::{ASIDE, ITSELF};
 use super::turn::NfsRequest;
-use super::{Answered, NfsFilesystem};
+use super::{NfsAnswer, NfsFilesystem};
 use crate::nfs::client_state::node::NfsNode;
 use crate::session::Answer;
 use crate::session::abi::{EntryOut, MknodIn, SetattrIn, fattr};
@@ -28,7 +29,7 @@ impl NfsFilesystem {
         node: &Rc<NfsNode>,
         asked: &SetattrIn,
         turn: &NfsRequest,
-    ) -> Result<Answered, Errno> {
+    ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
         let open = if asked.valid & fattr::FH != 0 { self.known.files.get(asked.fh).ok() } else { None };
         // A process that may write through an open file may truncate it, whatever its mode has become.
@@ -46,7 +47,7 @@ impl NfsFilesystem {
     pub(super) async fn set(
         &self,
         node: &Rc<NfsNode>,
-        wanted: &Changes,
+        wanted: &AttributeChanges,
         credential: &Credential,
     ) -> Result<Attributes, Errno> {
         if node.kind == FileType::File {
@@ -58,7 +59,7 @@ impl NfsFilesystem {
                 self.settle(node).await;
             }
         }
-        let set = async |handle| self.export.setattr(How::new(credential), &handle, wanted, None).await;
+        let set = async |handle| self.export.setattr(CallOptions::new(credential), &handle, wanted, None).await;
         let around = self.on(node, credential, set).await.map_err(|error| error.errno())?;
         self.changed(node, &around);
         match around.after {
@@ -73,16 +74,16 @@ impl NfsFilesystem {
         name: &[u8],
         mode: u32,
         turn: &NfsRequest,
-    ) -> Result<Answered, Errno> {
+    ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
         let (credential, asked) = (self.credential(turn), self.order.next());
-        let wanted = Changes { mode: Some(mode & 0o7777), ..Changes::default() };
+        let wanted = AttributeChanges { mode: Some(mode & 0o7777), ..AttributeChanges::default() };
         let handle = parent.handle();
-        let make = async |how: How<'_>| self.export.mkdir(how, &handle, name, &wanted).await;
+        let make = async |how: CallOptions<'_>| self.export.mkdir(how, &handle, name, &wanted).await;
         let once = turn.once(&self.known.calls, ITSELF, &credential, make).await?;
         let thing = WantedFile { kind: FileType::Directory, target: None, device: None };
         let made = self.made(once, parent, name, thing, &credential).await?;
-        self.tell_made(parent, name, made, asked, &credential).await
+        self.answer_created(parent, name, made, asked, &credential).await
     }
 
     pub(super) async fn make_link(
@@ -91,16 +92,16 @@ impl NfsFilesystem {
         name: &[u8],
         target: &[u8],
         turn: &NfsRequest,
-    ) -> Result<Answered, Errno> {
+    ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
         let (credential, asked) = (self.credential(turn), self.order.next());
-        let wanted = Changes { mode: Some(0o777), ..Changes::default() };
+        let wanted = AttributeChanges { mode: Some(0o777), ..AttributeChanges::default() };
         let handle = parent.handle();
-        let make = async |how: How<'_>| self.export.symlink(how, &handle, name, target, &wanted).await;
+        let make = async |how: CallOptions<'_>| self.export.symlink(how, &handle, name, target, &wanted).await;
         let once = turn.once(&self.known.calls, ITSELF, &credential, make).await?;
         let thing = WantedFile { kind: FileType::Symlink, target: Some(target), device: None };
         let made = self.made(once, parent, name, thing, &credential).await?;
-        self.tell_made(parent, name, made, asked, &credential).await
+        self.answer_created(parent, name, made, asked, &credential).await
     }
 
     pub(super) async fn make_node(
@@ -109,7 +110,7 @@ impl NfsFilesystem {
         name: &[u8],
         arguments: &MknodIn,
         turn: &NfsRequest,
-    ) -> Result<Answered, Errno> {
+    ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
         let (credential, asked) = (self.credential(turn), self.order.next());
         let mode = arguments.mode & 0o7777;
@@ -119,19 +120,19 @@ impl NfsFilesystem {
                 let (_, entry) = self.make_file(parent, name, mode, true, &credential, turn).await?;
                 return Ok(Answer::Entry(entry).into());
             }
-            libc::S_IFCHR => (FileType::Character, Device::Character(major, minor), Some((major, minor))),
-            libc::S_IFBLK => (FileType::Block, Device::Block(major, minor), Some((major, minor))),
-            libc::S_IFIFO => (FileType::Pipe, Device::Pipe, None),
-            libc::S_IFSOCK => (FileType::Socket, Device::Socket, None),
+            libc::S_IFCHR => (FileType::Character, SpecialFile::Character(major, minor), Some((major, minor))),
+            libc::S_IFBLK => (FileType::Block, SpecialFile::Block(major, minor), Some((major, minor))),
+            libc::S_IFIFO => (FileType::Pipe, SpecialFile::Pipe, None),
+            libc::S_IFSOCK => (FileType::Socket, SpecialFile::Socket, None),
             _ => return Err(Errno::INVAL),
         };
-        let wanted = Changes { mode: Some(mode), ..Changes::default() };
+        let wanted = AttributeChanges { mode: Some(mode), ..AttributeChanges::default() };
         let handle = parent.handle();
-        let make = async |how: How<'_>| self.export.mknod(how, &handle, name, device, &wanted).await;
+        let make = async |how: CallOptions<'_>| self.export.mknod(how, &handle, name, device, &wanted).await;
         let once = turn.once(&self.known.calls, ITSELF, &credential, make).await?;
         let thing = WantedFile { kind, target: None, device: numbers };
         let made = self.made(once, parent, name, thing, &credential).await?;
-        self.tell_made(parent, name, made, asked, &credential).await
+        self.answer_created(parent, name, made, asked, &credential).await
     }
 
     /// Makes a regular file. With `exclusive` it is an error if there is one.
@@ -145,11 +146,11 @@ impl NfsFilesystem {
         turn: &NfsRequest,
     ) -> Result<(Rc<NfsNode>, EntryOut), Errno> {
         let asked = self.order.next();
-        let wanted = Changes { mode: Some(mode & 0o7777), ..Changes::default() };
+        let wanted = AttributeChanges { mode: Some(mode & 0o7777), ..AttributeChanges::default() };
         let verifier = self.verifier(turn);
         let creation = if exclusive { Creation::Exclusive(verifier) } else { Creation::Unchecked(wanted) };
         let handle = parent.handle();
-        let make = async |how: How<'_>| self.export.create(how, &handle, name, &creation).await;
+        let make = async |how: CallOptions<'_>| self.export.create(how, &handle, name, &creation).await;
         let once = turn.once(&self.known.calls, ITSELF, credential, make).await?;
         let half_made = match exclusive {
             true => self.half_made(&once, parent, name, &creation, credential).await?,
@@ -159,22 +160,22 @@ impl NfsFilesystem {
         let mut made = match once.outcome {
             Err(error) if exclusive && lacks_it(&error) => {
                 let creation = Creation::Guarded(wanted);
-                let make = async |how: How<'_>| self.export.create(how, &handle, name, &creation).await;
+                let make = async |how: CallOptions<'_>| self.export.create(how, &handle, name, &creation).await;
                 let once = turn.once(&self.known.calls, GUARDED, credential, make).await?;
                 let thing = WantedFile { kind: FileType::File, target: None, device: None };
                 let made = self.made(once, parent, name, thing, credential).await?;
                 return self.enter_made(parent, name, made, asked, credential).await;
             }
             Err(_) if half_made.is_some() => {
-                Created { handle: half_made, attributes: None, directory: Around::default() }
+                CreateReply { handle: half_made, attributes: None, directory: WccData::default() }
             }
             outcome => outcome.map_err(|error| error.errno())?,
         };
         if exclusive {
             // The server may have kept the number in the file's times, and does not know the mode yet.
             let file = self.handle_of(&made, parent, name, credential).await?;
-            let times = Changes { atime: TimeChange::ServerTime, mtime: TimeChange::ServerTime, ..wanted };
-            let set = self.export.setattr(How::new(credential), &file, &times, None).await;
+            let times = AttributeChanges { atime: TimeChange::ServerTime, mtime: TimeChange::ServerTime, ..wanted };
+            let set = self.export.setattr(CallOptions::new(credential), &file, &times, None).await;
             made.attributes = set.map_err(|error| error.errno())?.after;
             made.handle = Some(file);
         }
@@ -193,35 +194,35 @@ impl NfsFilesystem {
 
     async fn handle_of(
         &self,
-        made: &Created,
+        made: &CreateReply,
         parent: &NfsNode,
         name: &[u8],
         credential: &Credential,
-    ) -> Result<FileHandle, Errno> {
+    ) -> Result<NfsFileHandle, Errno> {
         match made.handle {
             Some(handle) => Ok(handle),
             None => Ok(self.glance(parent, name, credential).await?.ok_or(Errno::NOENT)?.0),
         }
     }
 
-    async fn tell_made(
+    async fn answer_created(
         &self,
         parent: &Rc<NfsNode>,
         name: &[u8],
-        made: Result<Created, (FileHandle, Attributes)>,
+        made: Result<CreateReply, (NfsFileHandle, Attributes)>,
         asked: u64,
         credential: &Credential,
-    ) -> Result<Answered, Errno> {
+    ) -> Result<NfsAnswer, Errno> {
         let (_, entry) = self.enter_made(parent, name, made, asked, credential).await?;
         Ok(Answer::Entry(entry).into())
     }
 
-    /// The node of what was just made.
+    /// The node of a new file.
     async fn enter_made(
         &self,
         parent: &Rc<NfsNode>,
         name: &[u8],
-        made: Result<Created, (FileHandle, Attributes)>,
+        made: Result<CreateReply, (NfsFileHandle, Attributes)>,
         asked: u64,
         credential: &Credential,
     ) -> Result<(Rc<NfsNode>, EntryOut), Errno> {
@@ -240,7 +241,12 @@ impl NfsFilesystem {
         }
     }
 
-    pub(super) async fn unlink(&self, parent: &Rc<NfsNode>, name: &[u8], turn: &NfsRequest) -> Result<Answered, Errno> {
+    pub(super) async fn unlink(
+        &self,
+        parent: &Rc<NfsNode>,
+        name: &[u8],
+        turn: &NfsRequest,
+    ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
         let credential = self.credential(turn);
         if let Some(open) = self.in_the_way(parent, name, &credential, turn).await? {
@@ -250,7 +256,7 @@ impl NfsFilesystem {
         let handle = parent.handle();
         // The file may have been put aside by a dead server, and closed meanwhile.
         let was_aside = turn.resent && self.known.calls.was_begun(turn.unique, ASIDE);
-        let remove = async |how: How<'_>| self.export.remove(how, &handle, name).await;
+        let remove = async |how: CallOptions<'_>| self.export.remove(how, &handle, name).await;
         let mut once = turn.once(&self.known.calls, ITSELF, &credential, remove).await?;
         once.doubtful |= was_aside;
         if let Some(around) = self.removed(once, parent, name, &credential).await? {
@@ -265,10 +271,10 @@ impl NfsFilesystem {
         parent: &Rc<NfsNode>,
         name: &[u8],
         turn: &NfsRequest,
-    ) -> Result<Answered, Errno> {
+    ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
         let (credential, handle) = (self.credential(turn), parent.handle());
-        let remove = async |how: How<'_>| self.export.rmdir(how, &handle, name).await;
+        let remove = async |how: CallOptions<'_>| self.export.rmdir(how, &handle, name).await;
         let once = turn.once(&self.known.calls, ITSELF, &credential, remove).await?;
         let removed = self.removed(once, parent, name, &credential).await;
         let around = removed.map_err(|errno| match errno {
@@ -297,7 +303,7 @@ impl NfsFilesystem {
         to: (&Rc<NfsNode>, &[u8]),
         flags: u32,
         turn: &NfsRequest,
-    ) -> Result<Answered, Errno> {
+    ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
         if flags != 0 {
             // NFSv3 has no such operation.
@@ -311,7 +317,7 @@ impl NfsFilesystem {
             self.keep_aside(open, to.0, &credential, turn).await?;
         }
         let (old, new) = (from.0.handle(), to.0.handle());
-        let rename = async |how: How<'_>| self.export.rename(how, (&old, from.1), (&new, to.1)).await;
+        let rename = async |how: CallOptions<'_>| self.export.rename(how, (&old, from.1), (&new, to.1)).await;
         let once = turn.once(&self.known.calls, ITSELF, &credential, rename).await?;
         let now_there = moved.clone().or_else(|| self.known.nodes.at(to.0.id, to.1).filter(|_| turn.resent));
         let named = self.named(once, NfsStatus::NOENT, now_there.as_deref(), (to.0, to.1), &credential).await;
@@ -356,11 +362,11 @@ impl NfsFilesystem {
         parent: &Rc<NfsNode>,
         name: &[u8],
         turn: &NfsRequest,
-    ) -> Result<Answered, Errno> {
+    ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
         let (credential, asked) = (self.credential(turn), self.order.next());
         let (file, directory) = (node.handle(), parent.handle());
-        let link = async |how: How<'_>| self.export.link(how, &file, &directory, name).await;
+        let link = async |how: CallOptions<'_>| self.export.link(how, &file, &directory, name).await;
         let once = turn.once(&self.known.calls, ASIDE, &credential, link).await?;
         let named = self.named(once, NfsStatus::EXIST, Some(node), (parent, name), &credential).await;
         let linked = named.map_err(|error| error.errno())?;

@@ -3,15 +3,15 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use podfs_nfs::export::How;
+use podfs_nfs::export::CallOptions;
 use podfs_nfs::rpc::Credential;
-use podfs_nfs::v3::{Attributes, Changes, access};
+use podfs_nfs::v3::{AttributeChanges, Attributes, access};
 use rustix::io::Errno;
 use tokio::task::spawn_local;
 use tokio::time::sleep;
 
 use super::turn::NfsRequest;
-use super::{Answered, NfsFilesystem};
+use super::{NfsAnswer, NfsFilesystem};
 use crate::caller::ending::is_exiting;
 use crate::nfs::client_state::freshness::AttributeChange;
 use crate::nfs::client_state::node::NfsNode;
@@ -25,7 +25,7 @@ const EXECUTE: u32 = 0x20;
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 impl NfsFilesystem {
-    pub(super) async fn open(&self, node: &Rc<NfsNode>, flags: u32, turn: &NfsRequest) -> Result<Answered, Errno> {
+    pub(super) async fn open(&self, node: &Rc<NfsNode>, flags: u32, turn: &NfsRequest) -> Result<NfsAnswer, Errno> {
         let writes = flags & libc::O_ACCMODE as u32 != libc::O_RDONLY as u32;
         if writes {
             self.refuse_if_read_only()?;
@@ -78,7 +78,7 @@ impl NfsFilesystem {
             None => {
                 self.settle(node).await;
                 let asked = self.order.next();
-                let ask = async |handle| self.export.access(How::new(credential), &handle, ALL).await;
+                let ask = async |handle| self.export.access(CallOptions::new(credential), &handle, ALL).await;
                 let accessed = self.on(node, credential, ask).await.map_err(|error| error.errno())?;
                 let found = match accessed.attributes {
                     Some(found) if self.learn(node, &found, asked) != AttributeChange::Outdated => found,
@@ -100,7 +100,7 @@ impl NfsFilesystem {
         name: &[u8],
         arguments: &CreateIn,
         turn: &NfsRequest,
-    ) -> Result<Answered, Errno> {
+    ) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
         let credential = self.credential(turn);
         let exclusive = arguments.flags & libc::O_EXCL as u32 != 0;
@@ -109,7 +109,7 @@ impl NfsFilesystem {
         let opened = async {
             if arguments.flags & libc::O_TRUNC as u32 != 0 && entry.attr.size > 0 {
                 // Another process has created the file first.
-                let nothing = Changes { size: Some(0), ..Changes::default() };
+                let nothing = AttributeChanges { size: Some(0), ..AttributeChanges::default() };
                 let found = self.set(&node, &nothing, &credential).await?;
                 entry.attr = self.shown.attr(&found, node.is_silly());
             }
@@ -123,7 +123,7 @@ impl NfsFilesystem {
         Ok(Answer::Created(entry, open).into())
     }
 
-    pub(super) async fn read(&self, arguments: &ReadIn) -> Result<Answered, Errno> {
+    pub(super) async fn read(&self, arguments: &ReadIn) -> Result<NfsAnswer, Errno> {
         let open = self.known.files.get(arguments.fh)?;
         let (node, offset, wanted) = (&open.node, arguments.offset, arguments.size);
         let is_on_its_way = self.writeback().overlaps(node.id, offset..offset.saturating_add(wanted.into()));
@@ -131,7 +131,7 @@ impl NfsFilesystem {
         if is_on_its_way || may_be_lost {
             self.settle(node).await;
         }
-        let how = How::new(&open.credential);
+        let how = CallOptions::new(&open.credential);
         let mut gathered = Vec::new();
         let mut done = 0;
         loop {
@@ -144,18 +144,18 @@ impl NfsFilesystem {
             }
             let length = read.data.len() as u32;
             if done == 0 && (length == wanted || read.is_end) {
-                return Ok(Answered::Data(read.data));
+                return Ok(NfsAnswer::Data(read.data));
             }
             gathered.extend_from_slice(&read.data);
             done += length;
             // A server may return fewer bytes than requested. The kernel would take a short answer for the end of the file.
             if done >= wanted || read.is_end || length == 0 {
-                return Ok(Answered::Bytes(gathered));
+                return Ok(NfsAnswer::Bytes(gathered));
             }
         }
     }
 
-    pub(super) async fn write(&self, arguments: &WriteIn, data: &[u8]) -> Result<Answered, Errno> {
+    pub(super) async fn write(&self, arguments: &WriteIn, data: &[u8]) -> Result<NfsAnswer, Errno> {
         self.refuse_if_read_only()?;
         let open = self.known.files.get(arguments.fh)?;
         let end = arguments.offset.checked_add(data.len() as u64).ok_or(Errno::FBIG)?;
@@ -167,7 +167,7 @@ impl NfsFilesystem {
         Ok(Answer::Written(data.len() as u32).into())
     }
 
-    pub(super) async fn sync(&self, arguments: &FsyncIn) -> Result<Answered, Errno> {
+    pub(super) async fn sync(&self, arguments: &FsyncIn) -> Result<NfsAnswer, Errno> {
         let open = self.known.files.get(arguments.fh)?;
         self.writeback().flush(open.node.id).await?;
         Ok(Answer::Done.into())
@@ -176,7 +176,7 @@ impl NfsFilesystem {
     /// A close waits until what was written is on the server's disk, and returns errors. Only a process that is being killed does
     /// not wait for a server that does not answer: it could never be interrupted again. What it wrote is kept, and sent when the
     /// server is back.
-    pub(super) async fn flush(&self, arguments: &FlushIn, turn: &NfsRequest) -> Result<Answered, Errno> {
+    pub(super) async fn flush(&self, arguments: &FlushIn, turn: &NfsRequest) -> Result<NfsAnswer, Errno> {
         let open = self.known.files.get(arguments.fh)?;
         let flushed = self.writeback().flush(open.node.id);
         let gone = async {
@@ -195,8 +195,8 @@ impl NfsFilesystem {
         Ok(Answer::Done.into())
     }
 
-    /// Does not wait for what is still to be done.
-    pub(super) fn release(self: &Rc<Self>, handle: HandleId) -> Answered {
+    /// Does not wait for unfinished work.
+    pub(super) fn release(self: &Rc<Self>, handle: HandleId) -> NfsAnswer {
         let keep = self.known.files.get(handle).is_ok_and(|open| self.writeback().is_dirty(open.node.id));
         if let Some(open) = self.known.files.remove(handle, keep) {
             let (filesystem, node) = (Rc::clone(self), Rc::clone(&open.node));
@@ -209,7 +209,7 @@ impl NfsFilesystem {
         Answer::Done.into()
     }
 
-    /// A file was closed before all that was written to it was on the server's disk.
+    /// A file was closed before all its data was on the server's disk.
     async fn tidy_up(self: Rc<Self>, node: &Rc<NfsNode>) {
         self.writeback().settle_on_disk(node.id).await;
         if !node.is_open() {

@@ -11,10 +11,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use podfs_nfs::error::Error;
-use podfs_nfs::export::How;
+use podfs_nfs::export::CallOptions;
 use podfs_nfs::mountd;
 use podfs_nfs::rpc::{Credential, Policy};
-use podfs_nfs::v3::{FileHandle, NfsStatus};
+use podfs_nfs::v3::{NfsFileHandle, NfsStatus};
 
 use super::NfsFilesystem;
 use crate::nfs::client_state::node::NfsNode;
@@ -34,7 +34,7 @@ impl NfsFilesystem {
         &self,
         node: &Rc<NfsNode>,
         credential: &Credential,
-        call: impl AsyncFn(FileHandle) -> Result<T, Error>,
+        call: impl AsyncFn(NfsFileHandle) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let handle = node.handle();
         match call(handle).await {
@@ -50,7 +50,7 @@ impl NfsFilesystem {
     fn heal<'a>(
         &'a self,
         node: &'a Rc<NfsNode>,
-        stale: FileHandle,
+        stale: NfsFileHandle,
         credential: &'a Credential,
         deeper: usize,
     ) -> Pin<Box<dyn Future<Output = bool> + 'a>> {
@@ -65,7 +65,7 @@ impl NfsFilesystem {
             let (Some(name), Some(deeper)) = (node.name(), deeper.checked_sub(1)) else { return false };
             let Ok(parent) = self.known.nodes.get(name.parent) else { return false };
             let handle = parent.handle();
-            let look = async |handle| self.export.lookup(How::new(credential), &handle, &name.name).await;
+            let look = async |handle| self.export.lookup(CallOptions::new(credential), &handle, &name.name).await;
             let looked = match look(handle).await {
                 Err(error) if is_stale(&error) && self.heal(&parent, handle, credential, deeper).await => {
                     look(parent.handle()).await
@@ -75,7 +75,7 @@ impl NfsFilesystem {
             let Ok(looked) = looked else { return false };
             let attributes = match looked.attributes {
                 Some(attributes) => Some(attributes),
-                None => self.export.getattr(How::new(credential), &looked.handle).await.ok(),
+                None => self.export.getattr(CallOptions::new(credential), &looked.handle).await.ok(),
             };
             let is_same = attributes.is_some_and(|found| (found.kind, found.fileid) == (node.kind, node.fileid));
             is_same && looked.handle != stale && self.known.nodes.set_handle(node, looked.handle).is_ok()
@@ -83,21 +83,21 @@ impl NfsFilesystem {
     }
 
     /// Asks the MOUNT service for the root.
-    async fn mount_again(&self, root: &Rc<NfsNode>, stale: FileHandle) -> bool {
+    async fn mount_again(&self, root: &Rc<NfsNode>, stale: NfsFileHandle) -> bool {
         let Some(address) = self.mountd.get() else { return false };
         let Ok(mountd) = self.export.server().to_mountd(address).await else { return false };
         if root.handle() != stale {
             // Another request has found the new handle meanwhile.
             return true;
         }
-        let anybody = Self::anybody();
+        let root_credential = Self::root_credential();
         let path = self.options.export.path.as_bytes();
-        let mounted = mountd::mount(&mountd.connection, path, &anybody, Policy::within(MOUNT_BUDGET)).await;
+        let mounted = mountd::mount(&mountd.connection, path, &root_credential, Policy::within(MOUNT_BUDGET)).await;
         drop(mountd);
         let Some(handle) = mounted.ok().map(|mounted| mounted.root).filter(|handle| *handle != stale) else {
             return false;
         };
-        let found = self.export.getattr(How::new(&anybody), &handle).await;
+        let found = self.export.getattr(CallOptions::new(&root_credential), &handle).await;
         let is_same = found.is_ok_and(|found| (found.kind, found.fileid) == (root.kind, root.fileid));
         is_same && self.known.nodes.set_handle(root, handle).is_ok()
     }

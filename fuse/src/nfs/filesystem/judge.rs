@@ -19,15 +19,15 @@
 //! this moment for its own.
 
 use podfs_nfs::error::Error;
-use podfs_nfs::export::How;
+use podfs_nfs::export::CallOptions;
 use podfs_nfs::rpc::Credential;
-use podfs_nfs::v3::{Attributes, Creation, FileHandle, FileType, NfsStatus};
+use podfs_nfs::v3::{Attributes, Creation, FileType, NfsFileHandle, NfsStatus};
 use rustix::fs::Timespec;
 use rustix::io::Errno;
 use tokio::time::sleep;
 
 use super::NfsFilesystem;
-use super::turn::{Once, PAUSE};
+use super::turn::{NonIdempotentOutcome, PAUSE};
 use crate::nfs::client_state::node::NfsNode;
 
 /// By how much the clocks of servers may be behind, in seconds.
@@ -47,12 +47,12 @@ impl NfsFilesystem {
     /// The file that a call has made: from its answer, or, in doubt, from the server.
     pub(super) async fn made<T>(
         &self,
-        once: Once<T>,
+        once: NonIdempotentOutcome<T>,
         directory: &NfsNode,
         name: &[u8],
         wanted: WantedFile<'_>,
         credential: &Credential,
-    ) -> Result<Result<T, (FileHandle, Attributes)>, Errno> {
+    ) -> Result<Result<T, (NfsFileHandle, Attributes)>, Errno> {
         let error = match once.outcome {
             Ok(made) => return Ok(Ok(made)),
             Err(error) => error,
@@ -63,7 +63,8 @@ impl NfsFilesystem {
         let there = self.glance(directory, name, credential).await?;
         let (handle, found) = there.filter(|(_, found)| fits(found, &wanted, once.at)).ok_or(Errno::EXIST)?;
         if let Some(target) = wanted.target {
-            let link = self.export.readlink(How::new(credential), &handle).await.map_err(|error| error.errno())?;
+            let link =
+                self.export.readlink(CallOptions::new(credential), &handle).await.map_err(|error| error.errno())?;
             if *link.target != *target {
                 return Err(Errno::EXIST);
             }
@@ -75,19 +76,19 @@ impl NfsFilesystem {
     /// same call on another connection.
     pub(super) async fn half_made<T>(
         &self,
-        once: &Once<T>,
+        once: &NonIdempotentOutcome<T>,
         directory: &NfsNode,
         name: &[u8],
         creation: &Creation,
         credential: &Credential,
-    ) -> Result<Option<FileHandle>, Errno> {
+    ) -> Result<Option<NfsFileHandle>, Errno> {
         let is_doubtful = |error: &Error| once.doubtful && may_be_its_own(error, NfsStatus::EXIST);
         if !once.outcome.as_ref().is_err_and(is_doubtful) {
             return Ok(None);
         }
         // The server knows the call by its number, however often it is made.
         sleep(PAUSE).await;
-        let again = self.export.create(How::new(credential), &directory.handle(), name, creation).await;
+        let again = self.export.create(CallOptions::new(credential), &directory.handle(), name, creation).await;
         let untouched = |found: &Attributes| {
             let thing = WantedFile { kind: FileType::File, target: None, device: None };
             let is_new =
@@ -104,7 +105,7 @@ impl NfsFilesystem {
     /// The outcome of a call that removes a name.
     pub(super) async fn removed<T>(
         &self,
-        once: Once<T>,
+        once: NonIdempotentOutcome<T>,
         directory: &NfsNode,
         name: &[u8],
         credential: &Credential,
@@ -125,7 +126,7 @@ impl NfsFilesystem {
     /// The outcome of a call that gives `file` the name `name` in a directory.
     pub(super) async fn named<T>(
         &self,
-        once: Once<T>,
+        once: NonIdempotentOutcome<T>,
         sign: NfsStatus,
         file: Option<&NfsNode>,
         (directory, name): (&NfsNode, &[u8]),
@@ -139,7 +140,7 @@ impl NfsFilesystem {
             return Err(error);
         }
         let there = self.glance(directory, name, credential).await.ok().flatten();
-        let is_it = |(handle, found): (FileHandle, Attributes)| {
+        let is_it = |(handle, found): (NfsFileHandle, Attributes)| {
             file.is_none_or(|file| file.handle() == handle || file.fileid == found.fileid)
         };
         if there.is_some_and(is_it) { Ok(None) } else { Err(error) }

@@ -6,31 +6,31 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use podfs_nfs::error::Error;
-use podfs_nfs::export::How;
+use podfs_nfs::export::CallOptions;
 use podfs_nfs::v3::{self, NfsStatus};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::attributes::entry;
 use super::turn::NfsRequest;
-use super::{Answered, NfsFilesystem, found};
+use super::{NfsAnswer, NfsFilesystem, found};
 use crate::nfs::client_state::freshness::AttributeChange;
 use crate::nfs::client_state::inherit::is_name;
 use crate::nfs::client_state::listing::NfsListing;
 use crate::nfs::client_state::node::NfsNode;
-use crate::nfs::client_state::open_files::OpenFile;
+use crate::nfs::client_state::open_files::NfsOpenFile;
 use crate::nfs::file_type::file_type;
 use crate::session::abi::{Attr, EntryOut, OpenOut, ReadIn};
-use crate::session::{Answer, ListedEntry, NodeId};
+use crate::session::{Answer, NodeId, ReaddirEntry};
 
 impl NfsFilesystem {
-    pub(super) fn open_directory(&self, node: &Rc<NfsNode>, turn: &NfsRequest) -> Result<Answered, Errno> {
+    pub(super) fn open_directory(&self, node: &Rc<NfsNode>, turn: &NfsRequest) -> Result<NfsAnswer, Errno> {
         let open = self.known.files.add(turn.unique, node, self.credential(turn), true)?;
         turn.opens(&open);
         Ok(Answer::Open(OpenOut { fh: open.handle, open_flags: 0, backing_id: 0 }).into())
     }
 
-    pub(super) async fn read_directory(&self, arguments: &ReadIn, plus: bool) -> Result<Answered, Errno> {
+    pub(super) async fn read_directory(&self, arguments: &ReadIn, plus: bool) -> Result<NfsAnswer, Errno> {
         let open = self.known.files.get(arguments.fh)?;
         let listing = open.listing.as_ref().ok_or(Errno::NOTDIR)?;
         let (mut offset, room) = (arguments.offset, arguments.size as usize);
@@ -68,7 +68,7 @@ impl NfsFilesystem {
             }
             // An answer has entries of one page. If podfs hides all entries of the page, it reads the next one.
             if is_full || page.is_last || !buffer.is_empty() {
-                return Ok(Answered::Bytes(buffer));
+                return Ok(NfsAnswer::Bytes(buffer));
             }
         }
     }
@@ -76,7 +76,7 @@ impl NfsFilesystem {
     /// Reads the page behind `offset`.
     async fn turn_page(
         &self,
-        open: &Rc<OpenFile>,
+        open: &Rc<NfsOpenFile>,
         listing: &std::cell::RefCell<NfsListing>,
         offset: u64,
         plus: bool,
@@ -115,12 +115,12 @@ impl NfsFilesystem {
 
     async fn page(
         &self,
-        open: &Rc<OpenFile>,
+        open: &Rc<NfsOpenFile>,
         offset: u64,
         verifier: [u8; 8],
         plus: bool,
     ) -> Result<v3::DirectoryPage, Error> {
-        let how = How::new(&open.credential);
+        let how = CallOptions::new(&open.credential);
         if plus && self.has_attributes.get() {
             let ask = async |handle| self.export.readdirplus(how, &handle, offset, verifier).await;
             match self.on(&open.node, &open.credential, ask).await {
@@ -151,7 +151,7 @@ impl NfsFilesystem {
             (None, _) => one.fileid,
         };
         let kind = if is_dot { libc::DT_DIR } else { kind as u8 };
-        let listed = ListedEntry { ino, next: one.cookie, kind, name: OsStr::from_bytes(one.name) };
+        let listed = ReaddirEntry { ino, next: one.cookie, kind, name: OsStr::from_bytes(one.name) };
         let header = if plus { size_of::<EntryOut>() } else { 0 };
         if buffer.len() + header + listed.length() > room {
             return false;

@@ -4,12 +4,12 @@
 
 use rustix::io::Errno;
 
-use super::{Answered, NfsFilesystem};
+use super::{NfsAnswer, NfsFilesystem};
 use crate::session::Answer;
 use crate::session::abi::LkIn;
 
 impl NfsFilesystem {
-    pub(super) fn set_lock(&self, arguments: &LkIn) -> Result<Answered, Errno> {
+    pub(super) fn set_lock(&self, arguments: &LkIn) -> Result<NfsAnswer, Errno> {
         if arguments.lk.typ == libc::F_UNLCK as u32 {
             return Ok(Answer::Done.into());
         }

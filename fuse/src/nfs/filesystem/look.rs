@@ -7,18 +7,18 @@ use std::future::Future;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use podfs_nfs::export::How;
+use podfs_nfs::export::CallOptions;
 use podfs_nfs::rpc::Credential;
-use podfs_nfs::v3::{Attributes, FileHandle, FileType, FsStat, NfsStatus};
+use podfs_nfs::v3::{Attributes, FileType, FsStat, NfsFileHandle, NfsStatus};
 use rustix::io::Errno;
 use tokio::time::timeout;
 
 use super::attributes::{attributes, entry};
 use super::turn::NfsRequest;
-use super::{Answered, NfsFilesystem, found};
+use super::{NfsAnswer, NfsFilesystem, found};
 use crate::nfs::client_state::freshness::AttributeChange;
 use crate::nfs::client_state::node::NfsNode;
-use crate::nfs::options::Lookups;
+use crate::nfs::options::LookupCache;
 use crate::session::abi::{EntryOut, Kstatfs};
 use crate::session::{Answer, NodeId};
 
@@ -28,12 +28,17 @@ const TIMEOUT: Duration = Duration::from_millis(500);
 const BLOCK: u64 = 4096;
 
 impl NfsFilesystem {
-    pub(super) async fn lookup(&self, parent: &Rc<NfsNode>, name: &[u8], turn: &NfsRequest) -> Result<Answered, Errno> {
+    pub(super) async fn lookup(
+        &self,
+        parent: &Rc<NfsNode>,
+        name: &[u8],
+        turn: &NfsRequest,
+    ) -> Result<NfsAnswer, Errno> {
         let credential = self.credential(turn);
         match self.find(parent, name, &credential).await {
             Ok((_, entry)) => Ok(Answer::Entry(entry).into()),
-            Err(Errno::NOENT) if self.options.caching.lookups == Lookups::All => {
-                // Node 0: there is none, and that holds as long as a name would.
+            Err(Errno::NOENT) if self.options.caching.lookups == LookupCache::All => {
+                // Node 0: the name does not exist. The kernel caches that as long as a name.
                 let holds = self.name_holds(parent);
                 Ok(Answer::Entry(entry(NodeId::ABSENT, Default::default(), holds, Duration::ZERO)).into())
             }
@@ -41,7 +46,7 @@ impl NfsFilesystem {
         }
     }
 
-    /// Looks a name up, and answers with what is found.
+    /// Looks a name up, and answers with its node.
     pub(super) async fn find(
         &self,
         parent: &Rc<NfsNode>,
@@ -49,7 +54,7 @@ impl NfsFilesystem {
         credential: &Credential,
     ) -> Result<(Rc<NfsNode>, EntryOut), Errno> {
         let asked = self.order.next();
-        let how = How::new(credential);
+        let how = CallOptions::new(credential);
         let look = async |handle| self.export.lookup(how, &handle, name).await;
         let looked = self.on(parent, credential, look).await.map_err(|error| error.errno())?;
         if let Some(directory) = &looked.directory {
@@ -64,15 +69,15 @@ impl NfsFilesystem {
         &self,
         parent: &Rc<NfsNode>,
         name: &[u8],
-        handle: FileHandle,
+        handle: NfsFileHandle,
         attributes: Option<Attributes>,
         asked: u64,
     ) -> Result<(Rc<NfsNode>, EntryOut), Errno> {
         let attributes = match attributes {
             Some(attributes) => attributes,
             None => {
-                let anybody = Self::anybody();
-                self.export.getattr(How::new(&anybody), &handle).await.map_err(|error| error.errno())?
+                let root_credential = Self::root_credential();
+                self.export.getattr(CallOptions::new(&root_credential), &handle).await.map_err(|error| error.errno())?
             }
         };
         let node = self.known.nodes.enter(found(handle, &attributes), Some((parent.id, name)))?;
@@ -96,15 +101,15 @@ impl NfsFilesystem {
 
     /// The time for which the kernel may cache a name in a directory.
     pub(super) fn name_holds(&self, directory: &NfsNode) -> Duration {
-        if self.options.caching.lookups == Lookups::None {
+        if self.options.caching.lookups == LookupCache::None {
             return Duration::ZERO;
         }
         let remaining = directory.freshness.borrow().remaining(Instant::now());
         remaining.max(self.options.caching.shortest(directory.kind))
     }
 
-    pub(super) async fn attributes(&self, node: &Rc<NfsNode>) -> Result<Answered, Errno> {
-        let found = match self.heard(node) {
+    pub(super) async fn attributes(&self, node: &Rc<NfsNode>) -> Result<NfsAnswer, Errno> {
+        let found = match self.known_attributes(node) {
             Some(found) => found,
             None if node.id == NodeId::ROOT => self.or_known(self.ask(node), || Some(self.root.borrow().get())).await?,
             None => self.ask(node).await?,
@@ -115,25 +120,25 @@ impl NfsFilesystem {
 
     /// The known attributes of a directory, as long as they hold. The kernel asks after each change that it has made; the answer
     /// to the change had the attributes already. Changes of a directory come one after the other, since the kernel locks it.
-    fn heard(&self, node: &NfsNode) -> Option<Attributes> {
+    fn known_attributes(&self, node: &NfsNode) -> Option<Attributes> {
         let freshness = node.freshness.borrow();
         let holds = node.kind == FileType::Directory && !freshness.remaining(Instant::now()).is_zero();
         freshness.attributes().copied().filter(|_| holds)
     }
 
-    pub(super) async fn read_link(&self, node: &Rc<NfsNode>, turn: &NfsRequest) -> Result<Answered, Errno> {
+    pub(super) async fn read_link(&self, node: &Rc<NfsNode>, turn: &NfsRequest) -> Result<NfsAnswer, Errno> {
         let credential = self.credential(turn);
-        let read = async |handle| self.export.readlink(How::new(&credential), &handle).await;
+        let read = async |handle| self.export.readlink(CallOptions::new(&credential), &handle).await;
         let link = self.on(node, &credential, read).await.map_err(|error| error.errno())?;
-        Ok(Answered::Data(link.target))
+        Ok(NfsAnswer::Data(link.target))
     }
 
-    pub(super) async fn status(&self) -> Result<Answered, Errno> {
+    pub(super) async fn status(&self) -> Result<NfsAnswer, Errno> {
         let root = self.known.nodes.root();
-        let anybody = Self::anybody();
+        let root_credential = Self::root_credential();
         let ask = async {
-            let ask = async |handle| self.export.fsstat(How::new(&anybody), &handle).await;
-            self.on(&root, &anybody, ask).await.map_err(|error| error.errno())
+            let ask = async |handle| self.export.fsstat(CallOptions::new(&root_credential), &handle).await;
+            self.on(&root, &root_credential, ask).await.map_err(|error| error.errno())
         };
         let whole = self.or_known(ask, || Some(self.whole.get().unwrap_or(NOTHING))).await?;
         self.whole.set(Some(whole));
@@ -174,8 +179,8 @@ impl NfsFilesystem {
         directory: &NfsNode,
         name: &[u8],
         credential: &Credential,
-    ) -> Result<Option<(FileHandle, Attributes)>, Errno> {
-        let how = How::new(credential);
+    ) -> Result<Option<(NfsFileHandle, Attributes)>, Errno> {
+        let how = CallOptions::new(credential);
         match self.export.lookup(how, &directory.handle(), name).await {
             Ok(looked) => {
                 let attributes = match looked.attributes {

@@ -16,7 +16,7 @@
 //! |---|---|
 //! | `look` | names, attributes, links, the file system as a whole |
 //! | `change` | what makes, removes or changes names and attributes |
-//! | `data` | open files and what is in them |
+//! | `data` | open files and their content |
 //! | `list` | open directories |
 //! | `locking` | locks |
 //! | `store` | accepted data on its way to the server |
@@ -45,10 +45,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use podfs_nfs::export::{Export, How};
+use podfs_nfs::export::{CallOptions, Export};
 use podfs_nfs::rpc::Credential;
 use podfs_nfs::server::NfsServer;
-use podfs_nfs::v3::{Around, Attributes, FsStat};
+use podfs_nfs::v3::{Attributes, FsStat, WccData};
 use rustix::io::Errno;
 
 use super::client_state::ClientState;
@@ -57,20 +57,20 @@ use super::client_state::freshness::{AttributeChange, CallSequence};
 use super::client_state::node::{NewNfsNode, NfsNode};
 use super::client_state::state::{RootCell, no_memory};
 use super::options::ExportOptions;
-use super::writeback::log::{Inherited, Log};
-use super::writeback::{Manner, Writeback};
+use super::writeback::log::{InheritedRecord, Log};
+use super::writeback::{WriteParameters, Writeback};
 use crate::caller::credentials::{ActAs, Credentials};
 use crate::region::Region;
 use crate::region::cells::OwnedCell;
 use crate::session::abi::init;
-use crate::session::{Answer, NodeId, Notifier, Operation, PageInvalidator, Request, WantedFeatures};
-use attributes::Shown;
+use crate::session::{Answer, FuseOperation, NodeId, Notifier, PageInvalidator, Request, WantedFeatures};
+use attributes::AttributeConverter;
 use store::ExportStore;
 use turn::NfsRequest;
 
 /// The result of a request.
 #[derive(Debug)]
-pub enum Answered {
+pub enum NfsAnswer {
     /// An `Answer`, which the session encodes.
     Plain(Answer),
     /// The bytes of the answer.
@@ -79,7 +79,7 @@ pub enum Answered {
     Data(podfs_nfs::rpc::Slice),
 }
 
-impl From<Answer> for Answered {
+impl From<Answer> for NfsAnswer {
     fn from(answer: Answer) -> Self {
         Self::Plain(answer)
     }
@@ -94,7 +94,7 @@ pub struct NfsFilesystem {
     known: ClientState,
     credentials: Credentials,
     order: CallSequence,
-    shown: Shown,
+    shown: AttributeConverter,
     notifier: Notifier,
     invalidator: PageInvalidator,
     writeback: OnceCell<Writeback<ExportStore>>,
@@ -150,7 +150,7 @@ pub struct NfsFilesystemSetup {
     pub known: ClientState,
     /// The root's attributes and figures.
     pub root: OwnedCell<RootCell>,
-    /// The way to tell the kernel what it did not ask for.
+    /// Sends notifications to the kernel.
     pub notifier: Notifier,
 }
 
@@ -159,11 +159,11 @@ impl NfsFilesystem {
     ///
     /// # Errors
     /// When no thread can be started.
-    pub fn start(beginning: NfsFilesystemSetup, log: Log, inherited: Vec<Inherited>) -> io::Result<Rc<Self>> {
+    pub fn start(beginning: NfsFilesystemSetup, log: Log, inherited: Vec<InheritedRecord>) -> io::Result<Rc<Self>> {
         let NfsFilesystemSetup { options, export, region, known, root, notifier } = beginning;
-        let manner = Manner { wsize: export.limits().write as usize, stable: options.stable };
+        let manner = WriteParameters { wsize: export.limits().write as usize, stable: options.stable };
         let filesystem = Rc::new(Self {
-            shown: Shown { fsid: root.get().fsid, block: export.limits().write.next_power_of_two() },
+            shown: AttributeConverter { fsid: root.get().fsid, block: export.limits().write.next_power_of_two() },
             credentials: Credentials::new(options.callers),
             order: CallSequence::default(),
             invalidator: PageInvalidator::start("nfs-drop")?,
@@ -199,55 +199,57 @@ impl NfsFilesystem {
     ///
     /// # Errors
     /// The errno for the caller.
-    pub async fn answer(self: &Rc<Self>, request: &Request<'_>, turn: &NfsRequest) -> Result<Answered, Errno> {
-        if let Operation::IoCtl = request.operation {
+    pub async fn answer(self: &Rc<Self>, request: &Request<'_>, turn: &NfsRequest) -> Result<NfsAnswer, Errno> {
+        if let FuseOperation::IoCtl = request.operation {
             return Err(Errno::NOTTY);
         }
         let node = &self.known.nodes.get(request.node)?;
         match request.operation {
-            Operation::Lookup { name } => self.lookup(node, name.as_encoded_bytes(), turn).await,
-            Operation::GetAttr { .. } => self.attributes(node).await,
-            Operation::ReadLink => self.read_link(node, turn).await,
-            Operation::StatFs => self.status().await,
+            FuseOperation::Lookup { name } => self.lookup(node, name.as_encoded_bytes(), turn).await,
+            FuseOperation::GetAttr { .. } => self.attributes(node).await,
+            FuseOperation::ReadLink => self.read_link(node, turn).await,
+            FuseOperation::StatFs => self.status().await,
 
-            Operation::SetAttr(arguments) => self.set_attributes(node, arguments, turn).await,
-            Operation::Symlink { name, target } => {
+            FuseOperation::SetAttr(arguments) => self.set_attributes(node, arguments, turn).await,
+            FuseOperation::Symlink { name, target } => {
                 self.make_link(node, name.as_encoded_bytes(), target.as_encoded_bytes(), turn).await
             }
-            Operation::MkNod { name, arguments } => {
+            FuseOperation::MkNod { name, arguments } => {
                 self.make_node(node, name.as_encoded_bytes(), arguments, turn).await
             }
-            Operation::MkDir { name, arguments } => {
+            FuseOperation::MkDir { name, arguments } => {
                 self.make_directory(node, name.as_encoded_bytes(), arguments.mode, turn).await
             }
-            Operation::Unlink { name } => self.unlink(node, name.as_encoded_bytes(), turn).await,
-            Operation::RmDir { name } => self.remove_directory(node, name.as_encoded_bytes(), turn).await,
-            Operation::Rename { name, new_parent, new_name, flags } => {
+            FuseOperation::Unlink { name } => self.unlink(node, name.as_encoded_bytes(), turn).await,
+            FuseOperation::RmDir { name } => self.remove_directory(node, name.as_encoded_bytes(), turn).await,
+            FuseOperation::Rename { name, new_parent, new_name, flags } => {
                 let to = self.known.nodes.get(new_parent)?;
                 let (name, new_name) = (name.as_encoded_bytes(), new_name.as_encoded_bytes());
                 self.rename((node, name), (&to, new_name), flags, turn).await
             }
-            Operation::Link { node: old, name } => {
+            FuseOperation::Link { node: old, name } => {
                 self.link(&self.known.nodes.get(old)?, node, name.as_encoded_bytes(), turn).await
             }
 
-            Operation::Open { flags } => self.open(node, flags, turn).await,
-            Operation::Create { name, arguments } => self.create(node, name.as_encoded_bytes(), arguments, turn).await,
-            Operation::Read(arguments) => self.read(arguments).await,
-            Operation::Write { arguments, data } => self.write(arguments, data).await,
-            Operation::FSync(arguments) => self.sync(arguments).await,
-            Operation::Flush(arguments) => self.flush(arguments, turn).await,
-            Operation::Release(arguments) => Ok(self.release(arguments.fh)),
+            FuseOperation::Open { flags } => self.open(node, flags, turn).await,
+            FuseOperation::Create { name, arguments } => {
+                self.create(node, name.as_encoded_bytes(), arguments, turn).await
+            }
+            FuseOperation::Read(arguments) => self.read(arguments).await,
+            FuseOperation::Write { arguments, data } => self.write(arguments, data).await,
+            FuseOperation::FSync(arguments) => self.sync(arguments).await,
+            FuseOperation::Flush(arguments) => self.flush(arguments, turn).await,
+            FuseOperation::Release(arguments) => Ok(self.release(arguments.fh)),
 
-            Operation::OpenDir => self.open_directory(node, turn),
-            Operation::ReadDir(arguments) => self.read_directory(arguments, false).await,
-            Operation::ReadDirPlus(arguments) => self.read_directory(arguments, true).await,
-            Operation::ReleaseDir(arguments) => Ok(self.release(arguments.fh)),
+            FuseOperation::OpenDir => self.open_directory(node, turn),
+            FuseOperation::ReadDir(arguments) => self.read_directory(arguments, false).await,
+            FuseOperation::ReadDirPlus(arguments) => self.read_directory(arguments, true).await,
+            FuseOperation::ReleaseDir(arguments) => Ok(self.release(arguments.fh)),
 
-            Operation::GetLock(_) => Err(self.no_locks()),
-            Operation::SetLock { arguments, .. } => self.set_lock(arguments),
+            FuseOperation::GetLock(_) => Err(self.no_locks()),
+            FuseOperation::SetLock { arguments, .. } => self.set_lock(arguments),
 
-            // The kernel remembers `ENOSYS` and does what it does for files that cannot do it.
+            // The kernel remembers `ENOSYS`, and handles the call by itself.
             _ => Err(Errno::NOSYS),
         }
     }
@@ -257,7 +259,7 @@ impl NfsFilesystem {
         self.known.nodes.forget(node, lookups, |node| self.writeback().is_dirty(node));
     }
 
-    /// The request is answered: what was inherited of it is not needed any more.
+    /// Forgets the inherited state of a request that is answered.
     pub fn end(&self, turn: &NfsRequest) {
         turn.is_answered();
         if turn.resent {
@@ -301,7 +303,7 @@ impl NfsFilesystem {
     }
 
     /// The credential for questions that every user may ask.
-    fn anybody() -> Credential {
+    fn root_credential() -> Credential {
         Credential::root()
     }
 
@@ -312,12 +314,12 @@ impl NfsFilesystem {
     /// The attributes of a node, as they are now.
     async fn ask(&self, node: &Rc<NfsNode>) -> Result<Attributes, Errno> {
         const ATTEMPTS: usize = 3;
-        let anybody = Self::anybody();
-        let how = How::new(&anybody);
+        let root_credential = Self::root_credential();
+        let how = CallOptions::new(&root_credential);
         for _ in 0..ATTEMPTS {
             self.settle(node).await;
             let asked = self.order.next();
-            let asking = self.on(node, &anybody, async |handle| self.export.getattr(how, &handle).await);
+            let asking = self.on(node, &root_credential, async |handle| self.export.getattr(how, &handle).await);
             let found = asking.await.map_err(|error| error.errno())?;
             if found.kind != node.kind {
                 return Err(Errno::STALE);
@@ -339,7 +341,7 @@ impl NfsFilesystem {
         if node.freshness.borrow().epoch() == self.epoch() {
             writeback.settle(node.id).await;
         } else {
-            // The server may have been started anew, and lost what it had not on disk. Writers get the errors.
+            // The server may have restarted, and lost data that was not on its disk. Writers get the errors.
             writeback.settle_on_disk(node.id).await;
         }
     }
@@ -361,7 +363,7 @@ impl NfsFilesystem {
     }
 
     /// Takes in attributes around a change that was made here.
-    fn changed(&self, node: &NfsNode, around: &Around) {
+    fn changed(&self, node: &NfsNode, around: &WccData) {
         let caching = &self.options.caching;
         let place = self.order.next();
         let news = node.freshness.borrow_mut().changed_here(around, true, place, Instant::now(), caching);
@@ -383,7 +385,7 @@ impl NfsFilesystem {
 
     /// Settles what a dead server has left: it is unknown of which content the pages of open files are, and accepted data is
     /// still to be written.
-    pub async fn take_stock(self: Rc<Self>) {
+    pub async fn resume_inherited(self: Rc<Self>) {
         let files = self.known.files.all().into_iter().filter(|open| open.listing.is_none());
         let nodes: Vec<_> = files.map(|open| Rc::clone(&open.node)).collect();
         for node in nodes {
@@ -400,11 +402,11 @@ impl NfsFilesystem {
 }
 
 /// The node that attributes describe.
-fn found(handle: podfs_nfs::v3::FileHandle, attributes: &Attributes) -> NewNfsNode {
+fn found(handle: podfs_nfs::v3::NfsFileHandle, attributes: &Attributes) -> NewNfsNode {
     NewNfsNode { handle, kind: attributes.kind, fileid: attributes.fileid }
 }
 
-/// A cell for what is known of the root.
+/// A cell for the root's attributes.
 ///
 /// # Errors
 /// When there is no memory.

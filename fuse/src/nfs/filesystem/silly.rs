@@ -6,7 +6,7 @@
 
 use std::rc::Rc;
 
-use podfs_nfs::export::How;
+use podfs_nfs::export::CallOptions;
 use podfs_nfs::rpc::Credential;
 use podfs_nfs::v3::{FileType, NfsStatus};
 use rustix::io::Errno;
@@ -67,7 +67,7 @@ impl NfsFilesystem {
     ) -> Result<(), Errno> {
         let aside = silly_name(node.fileid, turn.unique);
         let handle = directory.handle();
-        let rename = async |how: How<'_>| self.export.rename(how, (&handle, name), (&handle, &aside)).await;
+        let rename = async |how: CallOptions<'_>| self.export.rename(how, (&handle, name), (&handle, &aside)).await;
         let once = turn.once(&self.known.calls, ASIDE, credential, rename).await?;
         let named = self.named(once, NfsStatus::NOENT, Some(node), (directory, &aside), credential).await;
         if let Some((from, _)) = named.map_err(|error| error.errno())? {
@@ -86,7 +86,7 @@ impl NfsFilesystem {
     ) -> Result<(), Errno> {
         let aside = silly_name(node.fileid, turn.unique);
         let (file, handle) = (node.handle(), directory.handle());
-        let link = async |how: How<'_>| self.export.link(how, &file, &handle, &aside).await;
+        let link = async |how: CallOptions<'_>| self.export.link(how, &file, &handle, &aside).await;
         let once = turn.once(&self.known.calls, ASIDE, credential, link).await?;
         let named = self.named(once, NfsStatus::EXIST, Some(node), (directory, &aside), credential).await;
         if let Some(linked) = named.map_err(|error| error.errno())? {
@@ -112,7 +112,7 @@ impl NfsFilesystem {
         Ok(())
     }
 
-    /// Takes the second name back that an open file got for nothing.
+    /// Removes the needless second name of an open file.
     pub(super) async fn not_aside(
         &self,
         node: &NfsNode,
@@ -122,7 +122,7 @@ impl NfsFilesystem {
     ) {
         let aside = silly_name(node.fileid, turn.unique);
         // If this fails, the file keeps one more name on the server.
-        let _ = self.export.remove(How::new(credential), &directory.handle(), &aside).await;
+        let _ = self.export.remove(CallOptions::new(credential), &directory.handle(), &aside).await;
     }
 
     /// Removes a file that is not open any more. No request waits for it.
@@ -140,8 +140,8 @@ impl NfsFilesystem {
         // A successor does not know the credential of the removal. Most servers map root to an unprivileged user, so the
         // directory's owner is tried too.
         let owner = self.owner(&parent).await;
-        for credential in [remover, Some(Self::anybody()), owner].into_iter().flatten() {
-            let how = How::new(&credential);
+        for credential in [remover, Some(Self::root_credential()), owner].into_iter().flatten() {
+            let how = CallOptions::new(&credential);
             let remove = async |handle| self.export.remove(how, &handle, &name.name).await;
             match self.on(&parent, &credential, remove).await {
                 Ok(around) => {

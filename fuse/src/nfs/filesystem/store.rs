@@ -4,15 +4,15 @@ use std::future::Future;
 use std::rc::{Rc, Weak};
 use std::time::Instant;
 
-use podfs_nfs::export::How;
+use podfs_nfs::export::CallOptions;
 use podfs_nfs::rpc::{Credential, Slice};
-use podfs_nfs::v3::{Around, Stability};
+use podfs_nfs::v3::{Stability, WccData};
 use rustix::io::Errno;
 
 use super::NfsFilesystem;
 use crate::nfs::client_state::node::NfsNode;
 use crate::nfs::writeback::log::Piece;
-use crate::nfs::writeback::{FileKey, Store, Verifier, Written};
+use crate::nfs::writeback::{FileKey, Store, Verifier, WriteResult};
 
 /// The store that sends accepted data to the server. The file system owns the writeback, which owns this.
 pub struct ExportStore(Weak<NfsFilesystem>);
@@ -29,7 +29,7 @@ impl ExportStore {
         let node = filesystem.known.nodes.get(key.node)?;
         // Without the open file its credential is unknown. Then root writes, which most servers give no rights.
         let open = filesystem.known.files.find(key.open);
-        let credential = open.map_or_else(NfsFilesystem::anybody, |open| open.credential.clone());
+        let credential = open.map_or_else(NfsFilesystem::root_credential, |open| open.credential.clone());
         Ok((filesystem, node, credential))
     }
 }
@@ -41,7 +41,7 @@ impl Store for ExportStore {
         offset: u64,
         data: Piece,
         stable: bool,
-    ) -> impl Future<Output = Result<Written, Errno>> + 'static {
+    ) -> impl Future<Output = Result<WriteResult, Errno>> + 'static {
         let target = self.target(file);
         async move {
             let (filesystem, node, credential) = target?;
@@ -50,7 +50,7 @@ impl Store for ExportStore {
             let stability = if stable { Stability::FileSync } else { Stability::Unstable };
             node.freshness.borrow_mut().change_begins();
             let epoch = filesystem.epoch();
-            let how = How::new(&credential);
+            let how = CallOptions::new(&credential);
             let write = async |handle| filesystem.export.write(how, &handle, offset, &data, stability).await;
             let written = filesystem.on(&node, &credential, write).await;
             if let Err(error) = &written {
@@ -60,7 +60,7 @@ impl Store for ExportStore {
                     "volume {volume:?}: the NFS server takes no {length} bytes at {offset} of node {node}: {error}"
                 );
             }
-            let around = written.as_ref().map_or_else(|_| Around::default(), |written| written.file);
+            let around = written.as_ref().map_or_else(|_| WccData::default(), |written| written.file);
             let (place, caching) = (filesystem.order.next(), filesystem.options.caching);
             let news = {
                 let mut freshness = node.freshness.borrow_mut();
@@ -70,7 +70,7 @@ impl Store for ExportStore {
             filesystem.react(&node, news);
             let written = written.map_err(|error| error.errno())?;
             let stable = written.stability >= Stability::DataSync;
-            Ok(Written { count: written.count, stable, verifier: Verifier(written.verifier) })
+            Ok(WriteResult { count: written.count, stable, verifier: Verifier(written.verifier) })
         }
     }
 
@@ -78,7 +78,7 @@ impl Store for ExportStore {
         let target = self.target(file);
         async move {
             let (filesystem, node, credential) = target?;
-            let how = How::new(&credential);
+            let how = CallOptions::new(&credential);
             let commit = async |handle| filesystem.export.commit(how, &handle, 0, 0).await;
             let committed = filesystem.on(&node, &credential, commit).await.map_err(|error| error.errno())?;
             Ok(Verifier(committed.verifier))

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use podfs_nfs::error::Error;
-use podfs_nfs::export::How;
+use podfs_nfs::export::CallOptions;
 use podfs_nfs::rpc::Credential;
 use rustix::fs::Timespec;
 use rustix::io::Errno;
@@ -16,7 +16,7 @@ use tokio::time::sleep;
 
 use super::heal::is_stale;
 use crate::nfs::client_state::calls::{Calls, RecordedCall};
-use crate::nfs::client_state::open_files::OpenFile;
+use crate::nfs::client_state::open_files::NfsOpenFile;
 use crate::session::Caller;
 
 /// The most repetitions of a call that the server may be executing twice at the same time.
@@ -34,11 +34,11 @@ pub struct NfsRequest {
     pub resent: bool,
     calls: RefCell<Vec<RecordedCall>>,
     /// The file that the request opened.
-    opened: RefCell<Option<Rc<OpenFile>>>,
+    opened: RefCell<Option<Rc<NfsOpenFile>>>,
 }
 
 /// The outcome of a call that must not take effect twice.
-pub struct Once<T> {
+pub struct NonIdempotentOutcome<T> {
     /// The server's answer.
     pub outcome: Result<T, Error>,
     /// The call may have been made before, and the server have forgotten it: what the server says may be the effect of the
@@ -55,7 +55,7 @@ impl NfsRequest {
     }
 
     /// It opened this.
-    pub fn opens(&self, open: &Rc<OpenFile>) {
+    pub fn opens(&self, open: &Rc<NfsOpenFile>) {
         *self.opened.borrow_mut() = Some(Rc::clone(open));
     }
 
@@ -75,8 +75,8 @@ impl NfsRequest {
         calls: &Calls,
         step: u32,
         credential: &Credential,
-        make: impl AsyncFn(How<'_>) -> Result<T, Error>,
-    ) -> Result<Once<T>, Errno> {
+        make: impl AsyncFn(CallOptions<'_>) -> Result<T, Error>,
+    ) -> Result<NonIdempotentOutcome<T>, Errno> {
         let call = calls.begin(self.unique, step, credential)?;
         let (credential, again, at) = (call.credential(), call.xid(), call.at());
         let place = {
@@ -85,7 +85,7 @@ impl NfsRequest {
             all.len() - 1
         };
         let announce = |xid| self.calls.borrow()[place].announce(xid);
-        let mut how = How { credential: &credential, policy: None, announce: Some(&announce), again };
+        let mut how = CallOptions { credential: &credential, policy: None, announce: Some(&announce), again };
         let mut doubtful = again.is_some();
         let mut outcome = make(how).await;
         for _ in 0..TWINS {
@@ -98,6 +98,6 @@ impl NfsRequest {
             how.again = None;
             outcome = make(how).await;
         }
-        Ok(Once { outcome, doubtful, at })
+        Ok(NonIdempotentOutcome { outcome, doubtful, at })
     }
 }

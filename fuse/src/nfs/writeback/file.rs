@@ -7,8 +7,8 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use tokio::sync::Notify;
 
-use super::log::{Inherited, RecordId};
-use super::{FileKey, Verifier, Written};
+use super::log::{InheritedRecord, RecordId};
+use super::{FileKey, Verifier, WriteResult};
 
 /// Most records behind the first that are searched for one that may be sent.
 const LOOK_AHEAD: usize = 64;
@@ -19,7 +19,7 @@ const MOST_IN_VAIN: u32 = 3;
 
 /// The records of a file, and their states.
 #[derive(Default)]
-pub struct File {
+pub struct FileRecords {
     /// Records that the server has not taken, in the order in which podfs accepted them.
     unsent: VecDeque<PendingWrite>,
     /// Records that the server has taken, and may not have on disk.
@@ -38,7 +38,7 @@ pub struct File {
     wanted: u64,
     /// The file is deleted; podfs ignores answers about it.
     is_gone: bool,
-    failure: Option<Failure>,
+    failure: Option<WriteFailure>,
     changed: Arc<Notify>,
 }
 
@@ -58,12 +58,12 @@ pub struct PendingWrite {
     /// The bytes of it that the server has taken.
     done: u64,
     stable: bool,
-    course: Course,
+    course: SendState,
 }
 
 /// The course of a record that the server has not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Course {
+enum SendState {
     /// podfs has to send it.
     Waiting,
     /// It is in flight.
@@ -73,7 +73,7 @@ enum Course {
 }
 
 /// A write that went wrong.
-struct Failure {
+struct WriteFailure {
     error: Errno,
     /// Its record in the log.
     record: RecordId,
@@ -82,14 +82,14 @@ struct Failure {
 
 /// The next step for a file.
 #[derive(Debug)]
-pub enum Next {
+pub enum WritebackStep {
     /// Send this record, from its byte number `skip` on.
     Write {
         /// The record.
         record: PendingWrite,
         /// Bytes that the server has.
         skip: u64,
-        /// The server must have it on disk before it answers, also if the volume's `Manner` does not say so.
+        /// The server must have it on disk before it answers, also if the volume's `WriteParameters` does not say so.
         stable: bool,
     },
     /// Have it all on disk.
@@ -110,13 +110,13 @@ pub struct WriteOutcome {
 impl PendingWrite {
     /// A record that was just accepted.
     pub fn new(id: RecordId, sequence: u64, key: FileKey, offset: u64, length: u64) -> Self {
-        Self { id, sequence, key, offset, length, done: 0, stable: false, course: Course::Waiting }
+        Self { id, sequence, key, offset, length, done: 0, stable: false, course: SendState::Waiting }
     }
 
     /// Records that the server has taken `count` more bytes. Returns whether it has all of them.
     fn take(&mut self, count: u32) -> bool {
         self.done = self.length.min(self.done + u64::from(count));
-        self.course = Course::Waiting;
+        self.course = SendState::Waiting;
         self.done == self.length
     }
 
@@ -126,20 +126,20 @@ impl PendingWrite {
 
     /// The record, to be sent from its first byte.
     fn again(mut self) -> Self {
-        (self.done, self.stable, self.course) = (0, false, Course::Waiting);
+        (self.done, self.stable, self.course) = (0, false, SendState::Waiting);
         self
     }
 }
 
-impl File {
+impl FileRecords {
     /// Takes over a record of a dead server. They come in their order.
-    pub fn inherit(&mut self, one: &Inherited) {
+    pub fn inherit(&mut self, one: &InheritedRecord) {
         let key = FileKey { node: one.target.node, open: one.target.open };
         match one.length {
             Ok(length) => {
                 self.unsent.push_back(PendingWrite::new(one.id, one.sequence, key, one.target.offset, length.into()));
             }
-            Err(error) => self.failure = Some(Failure { error, record: one.id, writer_knows: false }),
+            Err(error) => self.failure = Some(WriteFailure { error, record: one.id, writer_knows: false }),
         }
     }
 
@@ -152,17 +152,17 @@ impl File {
     /// The record that data for `offset` may be added to, if it gets no longer than `most`.
     pub fn growing(&mut self, key: FileKey, offset: u64, length: u64, most: u64) -> Option<&mut PendingWrite> {
         let last = self.unsent.back_mut()?;
-        let grows = last.course == Course::Waiting && last.done == 0 && last.key == key;
+        let grows = last.course == SendState::Waiting && last.done == 0 && last.key == key;
         (grows && last.range().end == offset && last.length + length <= most).then_some(last)
     }
 
     /// The next call to make; it counts as begun.
-    pub fn next(&mut self, may_write: bool, full: u64) -> Option<Next> {
+    pub fn next(&mut self, may_write: bool, full: u64) -> Option<WritebackStep> {
         if may_write && let Some(position) = self.sendable().filter(|position| !self.may_wait(*position, full)) {
             let record = &mut self.unsent[position];
-            record.course = Course::Sending;
-            let (record, stable) = (*record, self.is_distrusted());
-            return Some(Next::Write { record, skip: record.done, stable });
+            record.course = SendState::Sending;
+            let (record, stable) = (*record, self.has_unstable_verifier());
+            return Some(WritebackStep::Write { record, skip: record.done, stable });
         }
         self.next_commit()
     }
@@ -170,10 +170,10 @@ impl File {
     fn sendable(&self) -> Option<usize> {
         let overlap = |a: &Range<u64>, b: &Range<u64>| a.start < b.end && b.start < a.end;
         let mut older: Vec<Range<u64>> = Vec::new();
-        let first = self.unsent.iter().position(|record| record.course == Course::Waiting)?;
+        let first = self.unsent.iter().position(|record| record.course == SendState::Waiting)?;
         for (position, record) in self.unsent.iter().enumerate().take(first + LOOK_AHEAD) {
             let range = record.range();
-            if record.course == Course::Waiting && !older.iter().any(|older| overlap(older, &range)) {
+            if record.course == SendState::Waiting && !older.iter().any(|older| overlap(older, &range)) {
                 return Some(position);
             }
             older.push(range);
@@ -186,11 +186,11 @@ impl File {
     fn may_wait(&self, position: usize, full: u64) -> bool {
         let record = &self.unsent[position];
         let may_grow = position + 1 == self.unsent.len() && record.done == 0 && record.length < full;
-        let sending = self.unsent.iter().filter(|record| record.course != Course::Waiting).count();
+        let sending = self.unsent.iter().filter(|record| record.course != SendState::Waiting).count();
         may_grow && record.sequence > self.wanted && sending >= BEFORE_GROWING
     }
 
-    fn next_commit(&mut self) -> Option<Next> {
+    fn next_commit(&mut self) -> Option<WritebackStep> {
         let is_sent = self.unsent.front().is_none_or(|record| record.sequence > self.wanted);
         let key = self.taken.iter().find(|record| record.sequence <= self.wanted)?.key;
         if self.committing.is_some() || !is_sent {
@@ -199,14 +199,14 @@ impl File {
         if self.taken.iter().all(|record| record.stable) {
             let free = self.let_go(self.taken.len());
             self.changed.notify_waiters();
-            return Some(Next::Free(free));
+            return Some(WritebackStep::Free(free));
         }
         (self.committing, self.is_void) = (Some(self.taken.len()), false);
-        Some(Next::Commit(key))
+        Some(WritebackStep::Commit(key))
     }
 
     /// Takes the server's answer about a record that was sent.
-    pub fn sent(&mut self, id: RecordId, said: Result<Written, Errno>) -> WriteOutcome {
+    pub fn sent(&mut self, id: RecordId, said: Result<WriteResult, Errno>) -> WriteOutcome {
         self.changed.notify_waiters();
         let Some(position) = self.unsent.iter().position(|record| record.id == id) else {
             return WriteOutcome::default();
@@ -217,25 +217,25 @@ impl File {
                 return WriteOutcome { free: free.into_iter().collect(), fail: None };
             }
             // It would go on like this for ever.
-            Ok(Written { count: 0, .. }) if self.unsent[position].length > 0 => Err(Errno::IO),
+            Ok(WriteResult { count: 0, .. }) if self.unsent[position].length > 0 => Err(Errno::IO),
             said => said,
         };
-        let Written { count, stable, verifier } = match written {
+        let WriteResult { count, stable, verifier } = match written {
             Ok(written) => written,
             Err(error) => {
                 let record = self.unsent.remove(position).map(|record| record.id);
                 return self.fail(error, record.into_iter().collect());
             }
         };
-        if self.is_distrusted() && self.unsent[position].course == Course::Sending {
+        if self.has_unstable_verifier() && self.unsent[position].course == SendState::Sending {
             return self.sent_stable(position, count, stable);
         }
         let is_other = self.verifier.is_some_and(|known| known != verifier);
-        let is_vain = self.unsent[position].course == Course::SendingInVain;
+        let is_vain = self.unsent[position].course == SendState::SendingInVain;
         let known_again = is_other && (!self.taken.is_empty() || self.unsent.iter().any(|record| record.done > 0));
         self.verifier = Some(verifier);
         if known_again || is_vain {
-            self.unsent[position].course = Course::Waiting;
+            self.unsent[position].course = SendState::Waiting;
             self.unsent[position].done = 0;
             if known_again {
                 self.send_again();
@@ -294,13 +294,13 @@ impl File {
         gone.into_iter().map(|record| record.id).collect()
     }
 
-    /// The server may have lost what is not on disk.
+    /// The server may have lost data that was not on its disk.
     fn send_again(&mut self) {
         (self.is_void, self.taken_bytes) = (true, 0);
         self.in_vain = self.in_vain.saturating_add(1);
         for record in &mut self.unsent {
-            if record.course == Course::Sending {
-                record.course = Course::SendingInVain;
+            if record.course == SendState::Sending {
+                record.course = SendState::SendingInVain;
             }
             record.done = 0;
         }
@@ -309,7 +309,7 @@ impl File {
     }
 
     /// Whether its verifier changes so often that no COMMIT says anything.
-    fn is_distrusted(&self) -> bool {
+    fn has_unstable_verifier(&self) -> bool {
         self.in_vain >= MOST_IN_VAIN
     }
 
@@ -319,7 +319,7 @@ impl File {
             Some(failure) => failure.writer_knows = false,
             none => {
                 if let Some(record) = outcome.free.pop() {
-                    *none = Some(Failure { error, record, writer_knows: false });
+                    *none = Some(WriteFailure { error, record, writer_knows: false });
                     outcome.fail = Some((record, error));
                 }
             }
@@ -352,7 +352,7 @@ impl File {
     }
 
     /// A write failed, and no flush has returned the error yet: each write waits for its own outcome.
-    pub fn is_careful(&self) -> bool {
+    pub fn has_failure(&self) -> bool {
         self.failure.is_some()
     }
 
@@ -402,7 +402,7 @@ impl File {
     pub fn forget(&mut self) -> Vec<RecordId> {
         self.changed.notify_waiters();
         let (kept, gone): (VecDeque<_>, VecDeque<_>) =
-            self.unsent.drain(..).partition(|record| record.course != Course::Waiting);
+            self.unsent.drain(..).partition(|record| record.course != SendState::Waiting);
         self.unsent = kept;
         let failed = self.failure.take().map(|failure| failure.record);
         (self.is_void, self.is_gone) = (true, true);

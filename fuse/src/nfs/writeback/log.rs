@@ -9,7 +9,7 @@
 //! 2. A record grows by its bytes, then by its length. *Killed between, or before the answer:* the kernel sends the request
 //!    again, and its data is added once more behind the same data; that changes nothing.
 //! 3. A segment has memory before podfs writes to it: on a host without memory, the write fails, and the kernel does not kill the
-//!    server. The segment keeps its memory until the volume has no use for it ([`cool`](Log::cool)).
+//!    server. The segment keeps its memory until the volume has no use for it ([`return_memory`](Log::return_memory)).
 
 #[cfg(test)]
 mod tests;
@@ -101,7 +101,7 @@ pub struct WriteTarget {
 
 /// A record that a dead server left in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Inherited {
+pub struct InheritedRecord {
     /// Its place in the log.
     pub id: RecordId,
     /// The file that it is written to, and the offset in it.
@@ -152,8 +152,8 @@ impl Log {
     /// itself is lost.
     ///
     /// # Errors
-    /// When it is none that this program can read.
-    pub fn adopt(file: OwnedFd) -> Result<(Log, Vec<Inherited>), LogError> {
+    /// When this program cannot read it.
+    pub fn adopt(file: OwnedFd) -> Result<(Log, Vec<InheritedRecord>), LogError> {
         let length = length_of(&file)?;
         if length < HEADER || !may_be_mapped(&file) {
             return Err(LogError::Foreign);
@@ -175,7 +175,7 @@ impl Log {
         Log { memory: Rc::new(memory), most, segments, current: Cell::new(None), sequence: Cell::new(1) }
     }
 
-    fn read(&self) -> Vec<Inherited> {
+    fn read(&self) -> Vec<InheritedRecord> {
         let mut inherited = Vec::new();
         let there = (self.memory.length() - HEADER) / STRIDE;
         for (number, segment) in self.segments.borrow_mut().iter_mut().enumerate().take(there) {
@@ -265,13 +265,13 @@ impl Log {
         }
     }
 
-    /// The number of what is accepted next.
+    /// The number of the next accepted record.
     pub fn next_sequence(&self) -> u64 {
         self.sequence.get()
     }
 
     /// Gives memory back, if nothing is in the log; whether that is so.
-    pub fn cool(&self) -> bool {
+    pub fn return_memory(&self) -> bool {
         let mut segments = self.segments.borrow_mut();
         let is_empty = segments.iter().all(|segment| segment.used == 0);
         let warm = segments.iter_mut().enumerate().skip(WARM).filter(|(_, segment)| is_empty && segment.has_memory);
@@ -353,7 +353,7 @@ fn bytes_of(id: RecordId) -> usize {
     HEADER + id.segment as usize * STRIDE + RECORDS * size_of::<RecordCell>()
 }
 
-fn parse(id: RecordId, cell: &RecordCell) -> Option<Inherited> {
+fn parse(id: RecordId, cell: &RecordCell) -> Option<InheritedRecord> {
     let state = cell.state.load(Acquire);
     let (length, place) = (cell.length.load(Relaxed), cell.place.load(Relaxed));
     let offset = cell.offset.load(Relaxed);
@@ -367,7 +367,7 @@ fn parse(id: RecordId, cell: &RecordCell) -> Option<Inherited> {
         open: HandleId(cell.open.load(Relaxed)),
         offset: if length.is_ok() { offset } else { 0 },
     };
-    Some(Inherited { id, target, length, sequence: cell.sequence.load(Relaxed) })
+    Some(InheritedRecord { id, target, length, sequence: cell.sequence.load(Relaxed) })
 }
 
 const _: () = assert!(size_of::<RecordCell>() == 64 && HEADER.is_multiple_of(64) && STRIDE.is_multiple_of(4096));

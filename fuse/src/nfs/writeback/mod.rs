@@ -40,8 +40,8 @@ use tokio::task::spawn_local;
 use tokio::time::sleep;
 
 use crate::session::{HandleId, NodeId};
-use file::{File, Next, PendingWrite, WriteOutcome};
-use log::{Inherited, Log, Piece, SEGMENT, WriteTarget};
+use file::{FileRecords, PendingWrite, WriteOutcome, WritebackStep};
+use log::{InheritedRecord, Log, Piece, SEGMENT, WriteTarget};
 
 /// The value that a server sends with each answer, and changes when it restarts (RFC 1813, `writeverf3`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub struct FileKey {
 
 /// The server's answer to a WRITE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Written {
+pub struct WriteResult {
     /// Bytes that it took.
     pub count: u32,
     /// Whether they are on disk.
@@ -79,7 +79,7 @@ pub trait Store: 'static {
         offset: u64,
         data: Piece,
         stable: bool,
-    ) -> impl Future<Output = Result<Written, Errno>> + 'static;
+    ) -> impl Future<Output = Result<WriteResult, Errno>> + 'static;
 
     /// Makes the server write all data of a file to disk.
     ///
@@ -90,7 +90,7 @@ pub trait Store: 'static {
 
 /// The parameters of WRITE calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Manner {
+pub struct WriteParameters {
     /// Most bytes of one write.
     pub wsize: usize,
     /// Each write is on disk before it is answered (`sync`, `noac`).
@@ -110,17 +110,17 @@ pub struct Writeback<S: Store> {
 struct Inner<S: Store> {
     log: Log,
     store: S,
-    manner: Manner,
+    manner: WriteParameters,
     state: RefCell<WritebackState>,
     /// Something was freed.
     room: Notify,
     /// A task waits for the log to have been empty for a while.
-    cooling: Cell<bool>,
+    returning_memory: Cell<bool>,
 }
 
 #[derive(Default)]
 struct WritebackState {
-    files: HashMap<NodeId, File>,
+    files: HashMap<NodeId, FileRecords>,
     /// WRITEs in flight.
     in_flight: usize,
 }
@@ -128,16 +128,16 @@ struct WritebackState {
 impl<S: Store> Writeback<S> {
     /// Writes what is accepted to `store`, through `log`. The `inherited` content of the log is sent again. Runs on the
     /// [`LocalSet`](tokio::task::LocalSet) it is called on.
-    pub fn new(log: Log, inherited: Vec<Inherited>, store: S, manner: Manner) -> Self {
+    pub fn new(log: Log, inherited: Vec<InheritedRecord>, store: S, manner: WriteParameters) -> Self {
         let wsize = manner.wsize.clamp(1, SEGMENT);
         let state = RefCell::new(WritebackState::of(inherited));
         let inner = Inner {
             log,
             store,
-            manner: Manner { wsize, ..manner },
+            manner: WriteParameters { wsize, ..manner },
             state,
             room: Notify::new(),
-            cooling: Cell::default(),
+            returning_memory: Cell::default(),
         };
         let inner = Rc::new(inner);
         inner.pump_all();
@@ -153,7 +153,7 @@ impl<S: Store> Writeback<S> {
         let mut careful = inner.manner.stable;
         if let Some(known) = inner.state.borrow_mut().files.get_mut(&file.node) {
             known.error_for_writer()?;
-            careful |= known.is_careful();
+            careful |= known.has_failure();
         }
         let mut done = 0;
         while done < data.len() {
@@ -168,21 +168,21 @@ impl<S: Store> Writeback<S> {
         }
         inner.pump(file.node);
         if careful {
-            self.wait(file.node, Until::Flushed).await;
+            self.wait(file.node, WaitGoal::Flushed).await;
             let mut state = inner.state.borrow_mut();
-            state.files.get_mut(&file.node).map_or(Ok(()), File::error_for_writer)?;
+            state.files.get_mut(&file.node).map_or(Ok(()), FileRecords::error_for_writer)?;
         }
         Ok(())
     }
 
     /// Waits until the server has all that was accepted so far of a file, on disk or not. Errors are left for a flush.
     pub async fn settle(&self, node: NodeId) {
-        self.wait(node, Until::Settled).await;
+        self.wait(node, WaitGoal::Settled).await;
     }
 
     /// Waits until all that was accepted so far of a file is on disk. Errors are left for a flush.
     pub async fn settle_on_disk(&self, node: NodeId) {
-        self.wait(node, Until::Flushed).await;
+        self.wait(node, WaitGoal::Flushed).await;
     }
 
     /// Waits until all that was accepted so far of a file is on disk.
@@ -190,7 +190,7 @@ impl<S: Store> Writeback<S> {
     /// # Errors
     /// The error of a write since the last flush.
     pub async fn flush(&self, node: NodeId) -> Result<(), Errno> {
-        self.wait(node, Until::Flushed).await;
+        self.wait(node, WaitGoal::Flushed).await;
         self.inner.tell(node)
     }
 
@@ -206,7 +206,7 @@ impl<S: Store> Writeback<S> {
 
     /// Bytes that are not committed.
     pub fn uncommitted(&self) -> u64 {
-        self.inner.state.borrow().files.values().map(File::bytes).sum()
+        self.inner.state.borrow().files.values().map(FileRecords::bytes).sum()
     }
 
     /// Drops the data and the errors of a file that is deleted. podfs sends nothing of it any more.
@@ -221,13 +221,13 @@ impl<S: Store> Writeback<S> {
     }
 
     /// Waits until that holds for all that was accepted before the call.
-    async fn wait(&self, node: NodeId, until: Until) {
-        let last = self.inner.state.borrow().files.get(&node).and_then(File::last_sequence);
+    async fn wait(&self, node: NodeId, until: WaitGoal) {
+        let last = self.inner.state.borrow().files.get(&node).and_then(FileRecords::last_sequence);
         let Some(last) = last else { return };
         loop {
             let changed = match self.inner.state.borrow_mut().files.get_mut(&node) {
                 Some(file) if !until.holds(file, last) => {
-                    if until == Until::Flushed {
+                    if until == WaitGoal::Flushed {
                         file.want(last);
                     }
                     file.changed().notified_owned()
@@ -249,13 +249,13 @@ impl<S: Store> AsFd for Writeback<S> {
 
 /// The goal of a wait.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Until {
+enum WaitGoal {
     Settled,
     Flushed,
 }
 
-impl Until {
-    fn holds(self, file: &File, last: u64) -> bool {
+impl WaitGoal {
+    fn holds(self, file: &FileRecords, last: u64) -> bool {
         match self {
             Self::Settled => file.is_settled(last),
             Self::Flushed => file.is_flushed(last),
@@ -293,12 +293,14 @@ impl<S: Store> Inner<S> {
                 state.drop_if_empty(node);
                 return;
             };
-            state.in_flight += usize::from(matches!(next, Next::Write { .. }));
+            state.in_flight += usize::from(matches!(next, WritebackStep::Write { .. }));
             drop(state);
             match next {
-                Next::Write { record, skip, stable } => drop(spawn_local(Rc::clone(self).send(record, skip, stable))),
-                Next::Commit(key) => drop(spawn_local(Rc::clone(self).commit(key))),
-                Next::Free(free) => self.settle(WriteOutcome { free, fail: None }),
+                WritebackStep::Write { record, skip, stable } => {
+                    drop(spawn_local(Rc::clone(self).send(record, skip, stable)))
+                }
+                WritebackStep::Commit(key) => drop(spawn_local(Rc::clone(self).commit(key))),
+                WritebackStep::Free(free) => self.settle(WriteOutcome { free, fail: None }),
             }
         }
     }
@@ -353,19 +355,19 @@ impl<S: Store> Inner<S> {
         if !outcome.free.is_empty() {
             outcome.free.into_iter().for_each(|record| self.log.free(record));
             self.room.notify_waiters();
-            if !self.cooling.replace(true) {
-                spawn_local(Self::cool(Rc::downgrade(self)));
+            if !self.returning_memory.replace(true) {
+                spawn_local(Self::return_memory(Rc::downgrade(self)));
             }
         }
     }
 
     /// Gives back memory of the log that will not be needed soon.
-    async fn cool(inner: Weak<Self>) {
+    async fn return_memory(inner: Weak<Self>) {
         let mut accepted = None;
         while let Some(inner) = inner.upgrade() {
             let now = Some(inner.log.next_sequence());
-            if accepted == now && inner.log.cool() {
-                return inner.cooling.set(false);
+            if accepted == now && inner.log.return_memory() {
+                return inner.returning_memory.set(false);
             }
             accepted = now;
             drop(inner);
@@ -376,7 +378,7 @@ impl<S: Store> Inner<S> {
     /// Returns the error that a flush must report.
     fn tell(self: &Rc<Self>, node: NodeId) -> Result<(), Errno> {
         let mut state = self.state.borrow_mut();
-        let failure = state.files.get_mut(&node).and_then(File::take_failure);
+        let failure = state.files.get_mut(&node).and_then(FileRecords::take_failure);
         state.drop_if_empty(node);
         drop(state);
         failure.map_or(Ok(()), |(record, error)| {
@@ -387,7 +389,7 @@ impl<S: Store> Inner<S> {
 }
 
 impl WritebackState {
-    fn of(inherited: Vec<Inherited>) -> Self {
+    fn of(inherited: Vec<InheritedRecord>) -> Self {
         let mut state = Self::default();
         for one in inherited {
             state.files.entry(one.target.node).or_default().inherit(&one);
@@ -396,7 +398,7 @@ impl WritebackState {
     }
 
     fn drop_if_empty(&mut self, node: NodeId) {
-        if self.files.get(&node).is_some_and(File::is_empty) {
+        if self.files.get(&node).is_some_and(FileRecords::is_empty) {
             self.files.remove(&node);
         }
     }

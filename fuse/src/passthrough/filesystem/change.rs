@@ -16,14 +16,14 @@ use rustix::io::Errno;
 use super::super::acting::acting_for;
 use super::super::attributes::{attr, attributes_of, bytes_taken, kind};
 use super::super::descriptor::{proc_path, reopen};
-use super::super::mounts::Mounts;
+use super::super::mounts::SourceMounts;
 use super::super::node::Node;
-use super::super::usage::{Account, QuotaUsage};
+use super::super::usage::{QuotaLock, QuotaUsage};
 use super::look::attribute_name;
 use super::{PassthroughFilesystem, component, outcome, silly};
 use crate::caller::privileges::is_in_group;
 use crate::session::abi::{MkdirIn, MknodIn, SETXATTR_ACL_KILL_SGID, SetattrIn, SetxattrIn, fattr};
-use crate::session::{Answer, Caller, Exchange, NodeId, Service};
+use crate::session::{Answer, Caller, Exchange, Filesystem, NodeId};
 
 const SETUID: u32 = 0o4000;
 const SETGID: u32 = 0o2000;
@@ -88,7 +88,7 @@ impl PassthroughFilesystem {
         self.check_room(exchange, |account| account.check_room_for_name(parent, directory.as_fd(), 0))?;
         exchange.begin(0);
         let linked = linkat(&*file, c"", &*directory, component(name)?, AtFlags::EMPTY_PATH);
-        outcome::forgive(linked, Errno::EXIST, exchange, |_| outcome::leads_to(&directory, name, &file))?;
+        outcome::success_if_done(linked, Errno::EXIST, exchange, |_| outcome::leads_to(&directory, name, &file))?;
         old.set_nameless(false);
         self.settle(parent, directory.as_fd());
         self.find(parent, name, false).map(|(_, entry)| Answer::Entry(entry))
@@ -99,9 +99,9 @@ impl PassthroughFilesystem {
         let name = component(name)?;
         self.reopen_before_removal(&directory, parent, name);
         let going = self.going(&directory, parent, name);
-        exchange.begin(going.as_ref().map_or(0, Going::note));
+        exchange.begin(going.as_ref().map_or(0, LastNameRemoval::note));
         let unlinked = unlinkat(&*directory, name, AtFlags::empty());
-        outcome::forgive(unlinked, Errno::NOENT, exchange, |_| true)?;
+        outcome::success_if_done(unlinked, Errno::NOENT, exchange, |_| true)?;
         self.discharge(going, exchange);
         self.name_removed();
         Ok(Answer::Done)
@@ -118,12 +118,12 @@ impl PassthroughFilesystem {
         let going = self.going(&directory, parent, name);
         // It may be the working directory of a process, which still gets its attributes, from a successor too.
         let held = self.hold_directory(&directory, parent, name);
-        exchange.begin(going.as_ref().map_or(0, Going::note));
+        exchange.begin(going.as_ref().map_or(0, LastNameRemoval::note));
         let removed = match self.options.remote {
             Some(_) => silly::remove_directory(&*directory, name, sleep),
             None => unlinkat(&*directory, name, AtFlags::REMOVEDIR),
         };
-        outcome::forgive(removed, Errno::NOENT, exchange, |_| true)
+        outcome::success_if_done(removed, Errno::NOENT, exchange, |_| true)
             .inspect_err(|_| held.iter().for_each(|node| node.let_go()))?;
         self.discharge(going, exchange);
         self.name_removed();
@@ -134,7 +134,7 @@ impl PassthroughFilesystem {
     fn hold_directory(&self, directory: &OwnedFd, parent: &Arc<Node>, name: &OsStr) -> Option<Arc<Node>> {
         let known = || {
             let name = CString::new(name.as_bytes()).ok()?;
-            let node = self.nodes.find(&Mounts::identity_of_name(parent, directory.as_fd(), &name)?)?;
+            let node = self.nodes.find(&SourceMounts::identity_of_name(parent, directory.as_fd(), &name)?)?;
             let opened = self.open_directories().pop(&node.id)?;
             Some((node, Arc::into_inner(opened.file)?))
         };
@@ -178,12 +178,12 @@ impl PassthroughFilesystem {
                 return Ok(Answer::Done);
             }
         } else {
-            exchange.begin(going.as_ref().map_or(0, Going::note));
+            exchange.begin(going.as_ref().map_or(0, LastNameRemoval::note));
         }
         let renamed = renameat_with(&*from, name, &*to, new_name, flags);
         let done = |_| outcome::number_of(&from, name).is_none() && outcome::number_of(&to, new_name).is_some();
-        let renamed = outcome::forgive(renamed, Errno::NOENT, exchange, done);
-        outcome::forgive(renamed, Errno::EXIST, exchange, done)?;
+        let renamed = outcome::success_if_done(renamed, Errno::NOENT, exchange, done);
+        outcome::success_if_done(renamed, Errno::EXIST, exchange, done)?;
         self.discharge(going, exchange);
         self.name_removed();
         self.settle(new_parent, to.as_fd());
@@ -267,7 +267,7 @@ impl PassthroughFilesystem {
             }
         }
         let set = setxattr(&path, &name, value, flags);
-        outcome::forgive(set, Errno::EXIST, exchange, |_| outcome::has_value(&path, &name, value))?;
+        outcome::success_if_done(set, Errno::EXIST, exchange, |_| outcome::has_value(&path, &name, value))?;
         if arguments.setxattr_flags & SETXATTR_ACL_KILL_SGID != 0 {
             let mode = u32::from(attributes_of(file.as_fd())?.stx_mode) & 0o7777;
             chmod(&path, Mode::from_raw_mode(mode & !SETGID))?;
@@ -287,7 +287,7 @@ impl PassthroughFilesystem {
         let file = self.descriptor(node)?;
         exchange.begin(0);
         let removed = removexattr(proc_path(file.as_fd()), attribute_name(name)?);
-        outcome::forgive(removed, Errno::NODATA, exchange, |_| true)?;
+        outcome::success_if_done(removed, Errno::NODATA, exchange, |_| true)?;
         self.settle(node, file.as_fd());
         Ok(Answer::Done)
     }
@@ -311,7 +311,7 @@ impl PassthroughFilesystem {
         }
         exchange.begin(0);
         let made = acting_for(caller, umask, || make(directory.as_fd()));
-        outcome::forgive(made, Errno::EXIST, exchange, |begun| {
+        outcome::success_if_done(made, Errno::EXIST, exchange, |begun| {
             outcome::made_for(&directory, name, begun, caller).is_some_and(|found| same(directory.as_fd(), &found))
         })?;
         let (node, entry) = self.find(parent, name, true)?;
@@ -334,7 +334,7 @@ impl PassthroughFilesystem {
     pub(super) fn check_room(
         &self,
         exchange: &Exchange<'_>,
-        check: impl Fn(&Account<'_>) -> Result<(), Errno>,
+        check: impl Fn(&QuotaLock<'_>) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         match &self.usage {
             Some(usage) if exchange.earlier().is_none() => self.ask(&mut usage.lock(), check),
@@ -345,8 +345,8 @@ impl PassthroughFilesystem {
     /// Asks the account for room, and once more if the root directory has kept blocks that nothing uses.
     pub(super) fn ask<T>(
         &self,
-        account: &mut Account<'_>,
-        ask: impl Fn(&Account<'_>) -> Result<T, Errno>,
+        account: &mut QuotaLock<'_>,
+        ask: impl Fn(&QuotaLock<'_>) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
         let asked = ask(account);
         let root = if matches!(asked, Err(Errno::NOSPC)) { self.nodes.get(NodeId::ROOT) } else { None };
@@ -363,17 +363,17 @@ impl PassthroughFilesystem {
     }
 
     /// The space that becomes free when `name` is removed, where the server counts.
-    fn going(&self, directory: &OwnedFd, parent: &Arc<Node>, name: &OsStr) -> Option<Going> {
+    fn going(&self, directory: &OwnedFd, parent: &Arc<Node>, name: &OsStr) -> Option<LastNameRemoval> {
         self.usage.as_ref()?;
         let found = self.last_name_of(directory, name)?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(directory, name, flags, Mode::empty()).ok()?;
         let (identity, _) = self.mounts.identify(file.as_fd(), Some(parent)).ok()?;
-        Some(Going { node: self.nodes.find(&identity), bytes: bytes_taken(&found) })
+        Some(LastNameRemoval { node: self.nodes.find(&identity), bytes: bytes_taken(&found) })
     }
 
     /// The name is gone. What was going is not known any more where a dead server has done it; then its note is.
-    fn discharge(&self, going: Option<Going>, exchange: &Exchange<'_>) {
+    fn discharge(&self, going: Option<LastNameRemoval>, exchange: &Exchange<'_>) {
         let Some(usage) = &self.usage else { return };
         let earlier = || {
             let node = self.nodes.get(NodeId(exchange.earlier()?.note))?;
@@ -382,7 +382,7 @@ impl PassthroughFilesystem {
                 Ok(found) => found.stx_nlink == 0,
                 Err(errno) => errno == Errno::STALE,
             };
-            gone.then_some(Going { node: Some(node), bytes: 0 })
+            gone.then_some(LastNameRemoval { node: Some(node), bytes: 0 })
         };
         let Some(going) = going.or_else(earlier) else { return };
         let Some(node) = going.node else { return usage.lock().give_back(going.bytes) };
@@ -406,13 +406,13 @@ pub(super) fn take_privileges(file: BorrowedFd<'_>, caller: Caller) -> Result<()
     if left == mode { Ok(()) } else { chmod(proc_path(file), Mode::from_raw_mode(left)) }
 }
 
-/// A file whose last name goes.
-struct Going {
+/// A file that loses its last name.
+struct LastNameRemoval {
     node: Option<Arc<Node>>,
     bytes: u64,
 }
 
-impl Going {
+impl LastNameRemoval {
     /// The node's number.
     fn note(&self) -> u64 {
         self.node.as_ref().map_or(0, |node| node.id.0)

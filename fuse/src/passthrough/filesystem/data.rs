@@ -16,9 +16,9 @@ use super::super::descriptor::reopen;
 use super::super::node::Node;
 use super::super::open_files::OpenFile;
 use super::super::open_node::{BackingId, OpenNode};
-use super::super::options::Cache;
-use super::super::share::Taken;
-use super::super::usage::{Account, QuotaUsage};
+use super::super::options::CacheMode;
+use super::super::share::SharePlace;
+use super::super::usage::{QuotaLock, QuotaUsage};
 use super::change::take_privileges;
 use super::{PassthroughFilesystem, component, outcome};
 use crate::session::abi::{
@@ -112,7 +112,7 @@ impl PassthroughFilesystem {
         &self,
         parent: &Arc<Node>,
         file: OwnedFd,
-        taken: Taken,
+        taken: SharePlace,
         flags: u32,
         exchange: &Exchange<'_>,
     ) -> Result<(Arc<Node>, Answer), Errno> {
@@ -192,7 +192,7 @@ impl PassthroughFilesystem {
         }
     }
 
-    /// Whether the server need not hear of each close of a file that is opened for this access.
+    /// Whether the kernel need not send each close of a file that is opened for this access.
     fn closes_silently(&self, access: u32, shared: &OpenNode) -> bool {
         if self.kernel_keeps_locks {
             // Before FLUSH the kernel writes back what callers stored through a mapping, and reports errors of that.
@@ -204,7 +204,7 @@ impl PassthroughFilesystem {
 
     /// Returns the `FOPEN_*` flags for a file whose bytes go through the server.
     fn cached_or_direct(&self) -> u32 {
-        if self.options.exclusive || self.options.cache == Cache::Always {
+        if self.options.exclusive || self.options.cache == CacheMode::Always {
             fopen::KEEP_CACHE
         } else {
             // Not cached, so never old. Shared mappings are refused (`ENODEV`): each mount would have pages of its own,
@@ -306,7 +306,7 @@ impl PassthroughFilesystem {
         if let Some(account) = account.as_mut().filter(|_| !flags.intersects(frees)) {
             // All or nothing.
             let (target, offset, length) = (file.as_fd(), arguments.offset, arguments.length);
-            let all = |account: &Account<'_>| match account.room_for(target, offset, length)? {
+            let all = |account: &QuotaLock<'_>| match account.room_for(target, offset, length)? {
                 most if most < length => Err(Errno::NOSPC),
                 most => Ok(most),
             };

@@ -11,12 +11,12 @@ use super::super::attributes::attributes_of;
 use super::super::cached_listings::{CachedListings, Change};
 use super::super::listing::{DirectoryEntry, SourceListing};
 use super::super::node::Node;
-use super::super::options::Cache;
+use super::super::options::CacheMode;
 use super::super::state::recordable;
 use super::super::unopened::UnopenedListing;
 use super::PassthroughFilesystem;
 use crate::session::abi::{Attr, EntryOut, FSYNC_FDATASYNC, FsyncIn, OpenOut, ReadIn, fopen};
-use crate::session::{Answer, Exchange, HandleId, ListedEntry, NodeId};
+use crate::session::{Answer, Exchange, HandleId, NodeId, ReaddirEntry};
 
 impl PassthroughFilesystem {
     pub(super) fn open_directory(&self, node: &Arc<Node>, exchange: &Exchange<'_>) -> Result<Answer, Errno> {
@@ -28,7 +28,7 @@ impl PassthroughFilesystem {
             Some(handle) if self.files.directory(handle).is_ok() => (handle, 0),
             _ => self.new_directory(node, exchange)?,
         };
-        let always = if self.options.cache == Cache::Always { fopen::CACHE_DIR | fopen::KEEP_CACHE } else { 0 };
+        let always = if self.options.cache == CacheMode::Always { fopen::CACHE_DIR | fopen::KEEP_CACHE } else { 0 };
         Ok(Answer::Open(OpenOut { fh, open_flags: always | may_cache, backing_id: 0 }))
     }
 
@@ -141,7 +141,7 @@ impl PassthroughFilesystem {
             let open = self.files.directory(arguments.fh)?;
             return open.read(|listing| {
                 read(listing, open.with_attributes)?;
-                self.economize(listing);
+                self.drop_read_ahead_if_needed(listing);
                 Ok(())
             });
         }
@@ -162,7 +162,7 @@ impl PassthroughFilesystem {
     }
 
     /// Drops the entries read ahead if too many directories are open.
-    fn economize(&self, listing: &mut SourceListing) {
+    fn drop_read_ahead_if_needed(&self, listing: &mut SourceListing) {
         if self.files.has_many_directories() {
             listing.drop_chunk();
         }
@@ -199,7 +199,7 @@ impl PassthroughFilesystem {
         Some(found)
     }
 
-    /// The number that a listed file shows. What is above the source is hidden.
+    /// The inode number of a listed file. The directory above the source is hidden.
     fn shown_ino(&self, node: &Node, directory: BorrowedFd<'_>, entry: DirectoryEntry<'_>) -> u64 {
         let above = node.id == NodeId::ROOT && entry.name == "..";
         let own = if above { rustix::fs::fstat(directory).ok().map(|found| found.st_ino) } else { None };
@@ -211,7 +211,7 @@ fn is_dot(entry: DirectoryEntry<'_>) -> bool {
     entry.name == "." || entry.name == ".."
 }
 
-fn listed(entry: DirectoryEntry<'_>, ino: u64) -> ListedEntry<'_> {
+fn listed(entry: DirectoryEntry<'_>, ino: u64) -> ReaddirEntry<'_> {
     let DirectoryEntry { next, kind, name, .. } = entry;
-    ListedEntry { ino, next, kind, name }
+    ReaddirEntry { ino, next, kind, name }
 }

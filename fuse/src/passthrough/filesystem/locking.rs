@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 
-use super::super::locks::{Holder, Wish, conflict, for_locking};
+use super::super::locks::{Holder, LockRequest, conflict, for_locking};
 use super::super::node::Node;
 use super::super::open_node::OpenNode;
 use super::PassthroughFilesystem;
@@ -18,7 +18,7 @@ impl PassthroughFilesystem {
     pub(super) fn flush(&self, node: &Arc<Node>, arguments: &FlushIn) -> Result<Answer, Errno> {
         let given_up = node.open().as_mut().map_or(Ok(()), |open| open.locks.give_up(arguments.lock_owner));
         if self.options.remote.is_some() {
-            // The next open of the file, on any machine, must find what was written, and the close must return write errors.
+            // The next open of the file, on any machine, must find the written data, and the close must return write errors.
             // Closing another descriptor of the same open file does both.
             let same = rustix::io::dup(&*self.files.get(arguments.fh)?.file()?)?;
             nix::unistd::close(same).map_err(|errno| Errno::from_raw_os_error(errno as i32))?;
@@ -52,7 +52,7 @@ impl PassthroughFilesystem {
         wait: bool,
         exchange: &Exchange<'_>,
     ) -> Result<Answer, Errno> {
-        let wish = Wish::parse(arguments)?;
+        let wish = LockRequest::parse(arguments)?;
         let (region, locked, owner) = (Arc::clone(&self.region), Arc::clone(node), arguments.owner);
         let record = move |wish| {
             let holder = Holder { region: &region, node: locked.id, owner };
@@ -82,14 +82,14 @@ impl PassthroughFilesystem {
             Ok(()) => record(wish).inspect_err(|_| wish.undo_on(&description)).map(|()| Answer::Done),
             Err(Errno::AGAIN | Errno::ACCESS) if wait => {
                 let started = self.waits.start(wish, description, record, exchange.defer());
-                started.inspect_err(|_| self.tell_of_waits())?;
+                started.inspect_err(|_| self.warn_of_lock_waits())?;
                 Ok(Answer::Later)
             }
             Err(errno) => Err(errno),
         }
     }
 
-    fn tell_of_waits(&self) {
+    fn warn_of_lock_waits(&self) {
         if !self.waits_met.swap(true, Ordering::Relaxed) {
             let volume = self.options.name.as_str();
             tracing::warn!(

@@ -13,13 +13,13 @@ use rustix::io::Errno;
 
 use super::super::attributes::{attr, attributes_of, statx_attr};
 use super::super::descriptor::proc_path;
-use super::super::mounts::Mounts;
+use super::super::mounts::SourceMounts;
 use super::super::node::Node;
 use super::super::room::whole;
 use super::{PassthroughFilesystem, component};
 use crate::caller::privileges::administers_system;
 use crate::session::abi::{EntryOut, Kstatfs, XATTR_SIZE_MAX};
-use crate::session::{Answer, Caller, HandleId, NodeId, RootQuestion, Service};
+use crate::session::{Answer, Caller, Filesystem, HandleId, NodeId, RootQuestion};
 
 /// The attribute that gives a program capabilities.
 const CAPABILITY: &CStr = c"security.capability";
@@ -48,7 +48,7 @@ impl PassthroughFilesystem {
         // For a source on another machine, each of these calls may be a message to it.
         if !self.is_remote() {
             let name = CString::new(name.as_bytes()).map_err(|_| Errno::INVAL)?;
-            if let Some((identity, found)) = Mounts::identify_name(parent, directory, &name)? {
+            if let Some((identity, found)) = SourceMounts::identify_name(parent, directory, &name)? {
                 return self.enter_identified(identity, &found, parent, made);
             }
         }

@@ -29,18 +29,18 @@ use rustix::io::{Errno, pread};
 
 use super::super::attributes::attributes_of;
 use super::super::descriptor::reopen;
-use crate::region::Begun;
+use crate::region::BegunRequest;
 use crate::session::{Caller, Exchange};
 
 /// Success where `outcome` fails with `sign` because a dead server has `done` it.
 ///
 /// # Errors
 /// Those of `outcome`.
-pub fn forgive(
+pub fn success_if_done(
     outcome: Result<(), Errno>,
     sign: Errno,
     exchange: &Exchange<'_>,
-    done: impl FnOnce(Begun) -> bool,
+    done: impl FnOnce(BegunRequest) -> bool,
 ) -> Result<(), Errno> {
     match (outcome, exchange.earlier()) {
         (Err(errno), Some(begun)) if errno == sign => {
@@ -55,11 +55,11 @@ pub fn forgive(
 }
 
 /// The file `name`, if it was made for `caller` after the request was begun.
-pub fn made_for(directory: impl AsFd, name: &OsStr, begun: Begun, caller: Caller) -> Option<Statx> {
+pub fn made_for(directory: impl AsFd, name: &OsStr, begun: BegunRequest, caller: Caller) -> Option<Statx> {
     const SETGID: u16 = 0o2000;
     let found = look(directory.as_fd(), name)?;
     let home = attributes_of(directory.as_fd()).ok()?;
-    // In a directory with setgid, what is made has its group.
+    // New files in a setgid directory have its group.
     let group = found.stx_gid == caller.gid || (home.stx_mode & SETGID != 0 && found.stx_gid == home.stx_gid);
     let has_birth = found.stx_mask & StatxFlags::BTIME.bits() != 0;
     let made = if has_birth { found.stx_btime } else { found.stx_ctime };
@@ -93,7 +93,7 @@ pub fn has_value(path: &str, name: &CString, value: &[u8]) -> bool {
 pub fn appended(file: BorrowedFd<'_>, data: &[u8], end: u64) -> Option<usize> {
     let size = attributes_of(file).ok()?.stx_size;
     let more = usize::try_from(size.checked_sub(end)?).unwrap_or(usize::MAX).min(data.len());
-    // The caller may not be able to read what it writes.
+    // The caller may have no right to read the file.
     let readable = reopen(file, OFlags::RDONLY | OFlags::NONBLOCK).ok()?;
     let mut found = vec![0; more];
     let read = pread(&readable, &mut found[..], end).ok()?;

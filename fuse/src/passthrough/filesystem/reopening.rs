@@ -57,7 +57,7 @@ impl PassthroughFilesystem {
         let descriptions = (0..owners).map(|_| for_locking(&*open.file()?));
         let mut descriptions: Vec<_> = descriptions.collect();
         if let Some(shared) = &mut *open.node.open() {
-            // More than there were may be needed by now; another request opens them.
+            // More descriptors may be needed by now; another request opens them.
             self.report(shared.restore_locks(|| descriptions.pop().unwrap_or(Err(Errno::NFILE))));
         }
     }

@@ -16,7 +16,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use super::super::state::{HeldCell, LOCKS_LOST, WHOLE, no_memory};
-use super::Wish;
+use super::LockRequest;
 use crate::region::Region;
 use crate::region::cells::OwnedCell;
 use crate::session::abi::FileLock;
@@ -24,7 +24,7 @@ use crate::session::{LockOwner, NodeId};
 
 /// The locks of one owner on one file.
 #[derive(Debug, Default)]
-pub struct Locked(Vec<OwnedCell<HeldCell>>);
+pub struct FileLocks(Vec<OwnedCell<HeldCell>>);
 
 /// The owner and the file of a set of locks.
 #[derive(Clone, Copy)]
@@ -37,7 +37,7 @@ pub struct Holder<'a> {
     pub owner: LockOwner,
 }
 
-impl Locked {
+impl FileLocks {
     /// A lock that a dead server has recorded.
     pub fn inherit(&mut self, record: OwnedCell<HeldCell>) {
         self.0.push(record);
@@ -63,20 +63,20 @@ impl Locked {
     ///
     /// # Errors
     /// `EAGAIN` if another process holds a conflicting lock, and those of `fcntl(2)`.
-    pub fn take_on(&self, description: &OwnedFd) -> Result<(), Errno> {
-        self.0.iter().try_for_each(|record| wish(record).try_on(description))
+    pub fn apply_to(&self, description: &OwnedFd) -> Result<(), Errno> {
+        self.0.iter().try_for_each(|record| lock_request(record).try_on(description))
     }
 
     /// Records a granted lock, or an unlock.
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn record(&mut self, holder: Holder<'_>, wish: Wish) -> Result<(), Errno> {
-        match wish {
-            Wish::Whole(operation) => self.record_whole(holder, operation),
-            Wish::Range(range) => {
+    pub fn record(&mut self, holder: Holder<'_>, lock_request: LockRequest) -> Result<(), Errno> {
+        match lock_request {
+            LockRequest::Whole(operation) => self.record_whole(holder, operation),
+            LockRequest::Range(range) => {
                 self.clear(holder, range.start, range.end)?;
-                if wish.is_unlock() { Ok(()) } else { self.add(holder, range) }
+                if lock_request.is_unlock() { Ok(()) } else { self.add(holder, range) }
             }
         }
     }
@@ -160,14 +160,14 @@ fn parts(record: &HeldCell) -> (u32, u64, u64) {
 }
 
 /// The lock that is recorded.
-fn wish(record: &HeldCell) -> Wish {
+fn lock_request(record: &HeldCell) -> LockRequest {
     let (form, start, end) = parts(record);
     let typ = form & !WHOLE;
     if form & WHOLE == 0 {
-        return Wish::Range(FileLock { start, end, typ, pid: 0 });
+        return LockRequest::Range(FileLock { start, end, typ, pid: 0 });
     }
     let is_exclusive = typ == libc::F_WRLCK.cast_unsigned();
-    Wish::Whole(if is_exclusive { FlockOperation::LockExclusive } else { FlockOperation::LockShared })
+    LockRequest::Whole(if is_exclusive { FlockOperation::LockExclusive } else { FlockOperation::LockShared })
 }
 
 #[cfg(test)]
@@ -183,9 +183,9 @@ mod tests {
     fn after(granted: &[(u32, u64, u64)]) -> Vec<(u32, u64, u64)> {
         let region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
         let holder = Holder { region: &region, node: NodeId(2), owner: LockOwner(3) };
-        let mut locked = Locked::default();
+        let mut locked = FileLocks::default();
         for (typ, start, end) in granted.iter().copied() {
-            locked.record(holder, Wish::Range(FileLock { start, end, typ, pid: 0 })).expect("recorded");
+            locked.record(holder, LockRequest::Range(FileLock { start, end, typ, pid: 0 })).expect("recorded");
         }
         let mut ranges: Vec<_> = locked.0.iter().map(|record| parts(record)).collect();
         ranges.sort_unstable_by_key(|(_, start, _)| *start);
@@ -208,12 +208,14 @@ mod tests {
     fn a_lock_of_a_whole_file_is_recorded_once_and_changes_its_kind() {
         let region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
         let holder = Holder { region: &region, node: NodeId(2), owner: LockOwner(3) };
-        let mut locked = Locked::default();
+        let mut locked = FileLocks::default();
         for operation in [FlockOperation::LockShared, FlockOperation::LockExclusive] {
-            locked.record(holder, Wish::Whole(operation)).expect("recorded");
-            assert!(matches!(&locked.0[..], [one] if matches!(wish(one), Wish::Whole(is) if is == operation)));
+            locked.record(holder, LockRequest::Whole(operation)).expect("recorded");
+            assert!(
+                matches!(&locked.0[..], [one] if matches!(lock_request(one), LockRequest::Whole(is) if is == operation))
+            );
         }
-        locked.record(holder, Wish::Whole(FlockOperation::Unlock)).expect("recorded");
+        locked.record(holder, LockRequest::Whole(FlockOperation::Unlock)).expect("recorded");
         assert!(locked.is_empty());
     }
 }

@@ -23,13 +23,13 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | [`wish`] | one lock that a caller asks for, and its system calls |
+//! | [`lock_request`] | one lock that a caller asks for, and its system calls |
 //! | [`waits`] | the threads that wait for a lock |
 //! | [`locked`] | the locks of an owner, as the region records them |
 
+mod lock_request;
 mod locked;
 mod waits;
-mod wish;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -41,50 +41,50 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::descriptor::reopen;
-use super::share::Taken;
+use super::share::SharePlace;
 use super::state::{HeldCell, LockCell, no_memory, recordable};
 use crate::region::Region;
 use crate::region::cells::OwnedCell;
 use crate::session::abi::LkIn;
 use crate::session::{HandleId, LockOwner, NodeId};
-use locked::Locked;
+use locked::FileLocks;
 
+pub use lock_request::{LockRequest, conflict};
 pub use locked::Holder;
 pub use waits::{LockWaits, catch_wake_signal};
-pub use wish::{Wish, conflict};
 
 /// The locks of one node.
 #[derive(Debug, Default)]
-pub struct Locks {
+pub struct NodeLocks {
     by_owner: HashMap<LockOwner, OwnerLocks>,
-    /// Some owner's description is to be reopened.
+    /// Some owner's description must be reopened.
     to_be_restored: bool,
 }
 
 /// The locks of one owner.
 #[derive(Debug)]
 struct OwnerLocks {
-    locked: Locked,
+    locked: FileLocks,
     /// The open files it locked through. Dropped before the descriptor that they name is closed.
     handles: HashMap<HandleId, OwnedCell<LockCell>>,
-    description: Description,
-    _taken: Taken,
+    description: OpenDescription,
+    _taken: SharePlace,
     /// The process that locked last.
     pid: u32,
 }
 
 /// The open file description of an owner's locks.
 #[derive(Debug)]
-enum Description {
+enum OpenDescription {
     /// It is open.
     Open(Arc<OwnedFd>),
-    /// No process has it any more; [`Locks::restore`] leads to one of the others.
+    /// No process has it any more; [`NodeLocks::restore`] leads to one of the others.
     Gone,
-    /// Another process has locked what was locked on it.
+    /// Its locks are lost: another process has taken them meanwhile.
     Lost,
 }
 
-impl Description {
+impl OpenDescription {
     fn get(&self) -> Result<Arc<OwnedFd>, Errno> {
         match self {
             Self::Open(description) => Ok(Arc::clone(description)),
@@ -94,7 +94,7 @@ impl Description {
     }
 }
 
-impl Locks {
+impl NodeLocks {
     /// The description that an owner locks on when it asks for a lock of `node`; `open` makes it if there is none.
     ///
     /// # Errors
@@ -104,16 +104,16 @@ impl Locks {
         region: &Arc<Region>,
         node: NodeId,
         asked: &LkIn,
-        open: impl FnOnce() -> Result<(OwnedFd, Taken), Errno>,
+        open: impl FnOnce() -> Result<(OwnedFd, SharePlace), Errno>,
     ) -> Result<Arc<OwnedFd>, Errno> {
         let pid = asked.lk.pid;
         let locks = match self.by_owner.entry(asked.owner) {
             Entry::Occupied(locks) => locks.into_mut(),
             Entry::Vacant(place) => {
                 let (description, taken) = open()?;
-                let description = Description::Open(Arc::new(recordable(description)));
+                let description = OpenDescription::Open(Arc::new(recordable(description)));
                 place.insert(OwnerLocks {
-                    locked: Locked::default(),
+                    locked: FileLocks::default(),
                     handles: HashMap::new(),
                     description,
                     _taken: taken,
@@ -142,15 +142,16 @@ impl Locks {
     }
 
     /// Takes in what a dead server's cell says. Calls `descriptor` once for each owner.
-    pub fn inherit(&mut self, record: OwnedCell<LockCell>, descriptor: impl FnOnce() -> (Option<OwnedFd>, Taken)) {
+    pub fn inherit(&mut self, record: OwnedCell<LockCell>, descriptor: impl FnOnce() -> (Option<OwnedFd>, SharePlace)) {
         let pid = record.pid.load(Relaxed);
         let locks = match self.by_owner.entry(LockOwner(record.owner.load(Relaxed))) {
             Entry::Occupied(locks) => locks.into_mut(),
             Entry::Vacant(place) => {
                 let (description, taken) = descriptor();
                 self.to_be_restored |= description.is_none();
-                let description = description.map_or(Description::Gone, |open| Description::Open(Arc::new(open)));
-                let locked = Locked::default();
+                let description =
+                    description.map_or(OpenDescription::Gone, |open| OpenDescription::Open(Arc::new(open)));
+                let locked = FileLocks::default();
                 place.insert(OwnerLocks { locked, handles: HashMap::new(), description, _taken: taken, pid })
             }
         };
@@ -171,7 +172,7 @@ impl Locks {
 
     /// Returns the number of owners whose description no process has any more.
     pub fn to_be_restored(&self) -> usize {
-        let gone = |locks: &&OwnerLocks| matches!(locks.description, Description::Gone);
+        let gone = |locks: &&OwnerLocks| matches!(locks.description, OpenDescription::Gone);
         if self.to_be_restored { self.by_owner.values().filter(gone).count() } else { 0 }
     }
 
@@ -183,12 +184,12 @@ impl Locks {
             return lost;
         }
         for locks in self.by_owner.values_mut() {
-            if matches!(locks.description, Description::Gone) && !locks.locked.is_lost() {
-                match open().map(recordable).and_then(|open| locks.locked.take_on(&open).map(|()| open)) {
+            if matches!(locks.description, OpenDescription::Gone) && !locks.locked.is_lost() {
+                match open().map(recordable).and_then(|open| locks.locked.apply_to(&open).map(|()| open)) {
                     Ok(open) => {
                         let number = open.as_raw_fd().cast_unsigned();
                         locks.handles.values().for_each(|record| record.descriptor.store(number, Release));
-                        locks.description = Description::Open(Arc::new(open));
+                        locks.description = OpenDescription::Open(Arc::new(open));
                     }
                     // The owner holds no lock, or a later attempt may succeed.
                     Err(errno) if locks.locked.is_empty() || is_passing(errno) => self.to_be_restored = true,
@@ -196,20 +197,20 @@ impl Locks {
                 }
             }
             if locks.locked.is_lost() {
-                locks.description = Description::Lost;
+                locks.description = OpenDescription::Lost;
                 lost.extend(locks.handles.keys());
             }
         }
         lost
     }
 
-    /// Records that `wish` was granted to an owner, or that it unlocks something.
+    /// Records that `lock_request` was granted to an owner, or that it unlocks something.
     ///
     /// # Errors
     /// When there is no memory.
-    pub fn record(&mut self, holder: Holder<'_>, wish: Wish) -> Result<(), Errno> {
+    pub fn record(&mut self, holder: Holder<'_>, lock_request: LockRequest) -> Result<(), Errno> {
         // An owner that has given up its locks meanwhile has no description.
-        self.by_owner.get_mut(&holder.owner).map_or(Ok(()), |locks| locks.locked.record(holder, wish))
+        self.by_owner.get_mut(&holder.owner).map_or(Ok(()), |locks| locks.locked.record(holder, lock_request))
     }
 
     /// The description that `owner` has locked on, if it has.
@@ -231,7 +232,7 @@ impl Locks {
     /// `EIO` when its locks are lost.
     pub fn give_up(&mut self, owner: LockOwner) -> Result<(), Errno> {
         match self.by_owner.remove(&owner) {
-            Some(OwnerLocks { description: Description::Lost, .. }) => Err(Errno::IO),
+            Some(OwnerLocks { description: OpenDescription::Lost, .. }) => Err(Errno::IO),
             _ => Ok(()),
         }
     }

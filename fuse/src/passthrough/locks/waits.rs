@@ -12,9 +12,9 @@ use nix::sys::pthread::{Pthread, pthread_kill, pthread_self};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use rustix::io::Errno;
 
-use super::Wish;
+use super::LockRequest;
 use crate::region::waits::WAITS;
-use crate::session::{Answer, Deferred};
+use crate::session::{Answer, DeferredAnswer};
 
 /// Sent to threads that wait for a lock.
 const WAKE: Signal = Signal::SIGUSR1;
@@ -56,23 +56,24 @@ impl LockWaits {
     /// `ENOLCK` when [`WAITS`] callers wait already, or no thread can be started.
     pub fn start(
         self: &Arc<Self>,
-        wish: Wish,
+        lock_request: LockRequest,
         description: Arc<OwnedFd>,
-        record: impl Fn(Wish) -> Result<(), Errno> + Send + 'static,
-        answer: Deferred,
+        record: impl Fn(LockRequest) -> Result<(), Errno> + Send + 'static,
+        answer: DeferredAnswer,
     ) -> Result<(), Errno> {
         let unique = answer.number();
         let wait = self.register(unique)?;
         let waits = Arc::clone(self);
         let work = move || {
-            let outcome =
-                wait.run(wish, &description).and_then(|()| record(wish).inspect_err(|_| wish.undo_on(&description)));
+            let outcome = wait
+                .run(lock_request, &description)
+                .and_then(|()| record(lock_request).inspect_err(|_| lock_request.undo_on(&description)));
             waits.lock().waits.remove(&unique);
             let locked = outcome.is_ok();
             if answer.send(outcome.map(|()| Answer::Done)).is_err() && locked {
                 // The caller does not know of the lock, so it would never give it up.
-                let _recorded = record(wish.undone());
-                wish.undo_on(&description);
+                let _recorded = record(lock_request.undone());
+                lock_request.undo_on(&description);
             }
         };
         let started = thread::Builder::new().name("lock".to_owned()).stack_size(64 << 10).spawn(work);
@@ -119,13 +120,13 @@ impl LockWaits {
 }
 
 impl Wait {
-    fn run(&self, wish: Wish, description: &OwnedFd) -> Result<(), Errno> {
+    fn run(&self, lock_request: LockRequest, description: &OwnedFd) -> Result<(), Errno> {
         self.progress().thread = Some(pthread_self());
         let outcome = loop {
             if self.progress().interrupted {
                 break Err(Errno::INTR);
             }
-            match wish.wait_on(description) {
+            match lock_request.wait_on(description) {
                 Err(Errno::INTR) => {}
                 outcome => break outcome,
             }

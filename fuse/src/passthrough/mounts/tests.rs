@@ -16,7 +16,7 @@ use crate::session::NodeId;
 
 /// A directory, open, with its node.
 struct Rig {
-    mounts: Mounts,
+    mounts: SourceMounts,
     nodes: Nodes,
     directory: File,
 }
@@ -26,7 +26,7 @@ impl Rig {
     fn new(path: &Path) -> Option<Self> {
         let region = Arc::new(Region::create(VolumeKind::Passthrough).expect("a region"));
         let table = Arc::new(MountTable::open().expect("the mount table"));
-        let mounts = Mounts::new(Arc::clone(&region), table, std::iter::empty());
+        let mounts = SourceMounts::new(Arc::clone(&region), table, std::iter::empty());
         let directory = File::open(path).expect("a directory");
         let (identity, mount) = mounts.identify(directory.as_fd(), None).expect("an identity");
         let kind = kind(&attributes_of(directory.as_fd()).expect("attributes"));
@@ -42,12 +42,12 @@ impl Rig {
         self.nodes.get(NodeId::ROOT).expect("the root")
     }
 
-    fn by_name(&self, name: &CStr, meanwhile: impl FnOnce()) -> Result<Option<(Identity, Statx)>, Errno> {
-        Mounts::identify_name_while(&self.root(), self.directory.as_fd(), name, meanwhile)
+    fn by_name(&self, name: &CStr, meanwhile: impl FnOnce()) -> Result<Option<(FileIdentity, Statx)>, Errno> {
+        SourceMounts::identify_name_while(&self.root(), self.directory.as_fd(), name, meanwhile)
     }
 
     /// The identity that the open file has.
-    fn by_descriptor(&self, name: &CStr) -> Identity {
+    fn by_descriptor(&self, name: &CStr) -> FileIdentity {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(&self.directory, name, flags, Mode::empty()).expect("a file");
         self.mounts.identify(file.as_fd(), Some(&self.root())).expect("an identity").0
@@ -71,14 +71,18 @@ fn a_name_leads_to_the_node_that_its_open_file_has() {
     ] {
         let (identity, found) = rig.by_name(name, || {}).expect("there is one").expect("two calls tell it");
         assert_eq!(identity, rig.by_descriptor(name), "{name:?}");
-        assert_eq!(Mounts::identity_of_name(&rig.root(), rig.directory.as_fd(), name), Some(identity), "{name:?}");
+        assert_eq!(
+            SourceMounts::identity_of_name(&rig.root(), rig.directory.as_fd(), name),
+            Some(identity),
+            "{name:?}"
+        );
         assert_eq!(kind(&found), kind_of_it, "{name:?}");
         let number = fs::symlink_metadata(at(name.to_str().expect("text"))).expect("attributes").ino();
         assert_eq!(found.stx_ino, number, "{name:?}");
     }
     assert_eq!(rig.by_descriptor(c"file"), rig.by_descriptor(c"link"));
     assert_eq!(rig.by_name(c"absent", || {}).err(), Some(Errno::NOENT));
-    assert_eq!(Mounts::identity_of_name(&rig.root(), rig.directory.as_fd(), c"absent"), None);
+    assert_eq!(SourceMounts::identity_of_name(&rig.root(), rig.directory.as_fd(), c"absent"), None);
 }
 
 #[test]
@@ -108,7 +112,7 @@ fn a_new_file_with_the_number_of_the_old_one_is_never_opened_as_the_old_one() {
     };
     // The file system may use the inode number again at once, or not.
     if let Some((identity, _)) = rig.by_name(c"file", make_anew).expect("there is one") {
-        let Identity::Handle { handle, .. } = identity else { panic!("a handle") };
+        let FileIdentity::Handle { handle, .. } = identity else { panic!("a handle") };
         let opened = handle.open(rig.directory.as_fd(), OFlags::PATH);
         assert_eq!(opened.err(), Some(Errno::STALE));
     }
@@ -123,6 +127,6 @@ fn a_name_that_another_mount_covers_is_not_used() {
     let Some(rig) = Rig::new(Path::new("/")) else { return };
     for name in [c"proc", c"dev", c"sys"] {
         assert_eq!(rig.by_name(name, || {}).expect("there is one").map(|(identity, _)| identity), None, "{name:?}");
-        assert_eq!(Mounts::identity_of_name(&rig.root(), rig.directory.as_fd(), name), None, "{name:?}");
+        assert_eq!(SourceMounts::identity_of_name(&rig.root(), rig.directory.as_fd(), name), None, "{name:?}");
     }
 }

@@ -40,7 +40,7 @@ fn load_alone(
     region: &Arc<Region>,
     source: Option<OwnedFd>,
     options: &PassthroughOptions,
-) -> Result<Loaded, TakeoverError> {
+) -> Result<LoadedVolume, TakeoverError> {
     // No descriptor of this process may be taken for one that was inherited.
     forget_descriptors(region, &descriptors(region).expect("read"));
     load(Arc::clone(region), None, source, own_table(), options.clone(), Arc::default())
@@ -51,7 +51,7 @@ fn a_successor_without_descriptors_reports_no_losses() {
     let (rig, region) = left_behind();
     let source = File::open(&rig.source).expect("a directory");
     let loaded = load_alone(&region, Some(source.into()), &rig.options).expect("loaded");
-    assert_eq!(loaded.losses(), inherit::Losses::default());
+    assert_eq!(loaded.losses(), inherit::LostObjects::default());
 }
 
 #[test]

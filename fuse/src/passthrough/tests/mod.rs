@@ -73,12 +73,12 @@ impl Rig {
 
     /// A volume whose data goes through the server, with a limit of `limit` bytes.
     fn limited(limit: u64) -> Self {
-        Self::new(PassthroughOptions { limit: Some(limit), cache: Cache::Always, ..PassthroughOptions::default() })
+        Self::new(PassthroughOptions { limit: Some(limit), cache: CacheMode::Always, ..PassthroughOptions::default() })
     }
 
     /// A volume whose data goes through the kernel, if the kernel can do that.
     fn unlimited() -> Self {
-        Self::new(PassthroughOptions { cache: Cache::Always, ..PassthroughOptions::default() })
+        Self::new(PassthroughOptions { cache: CacheMode::Always, ..PassthroughOptions::default() })
     }
 
     /// The path of `name` in the mounted volume.
@@ -161,7 +161,7 @@ fn serving() {
         keeper = keep();
         let loaded =
             load(Arc::clone(&region), None, Some(source), own_table(), options, Arc::default()).expect("loaded");
-        assert_eq!(loaded.losses(), inherit::Losses::default(), "nothing is lost");
+        assert_eq!(loaded.losses(), inherit::LostObjects::default(), "nothing is lost");
         loaded.start(device, None).expect("serving");
     } else {
         region.take_over();

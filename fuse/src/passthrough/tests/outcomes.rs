@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 
 use super::*;
 use crate::session::abi::OutHeader;
-use crate::session::{Operation, Request};
+use crate::session::{FuseOperation, Request};
 
 /// The interval at which the test checks whether a call has ended without its request.
 const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
@@ -53,13 +53,13 @@ impl<T: Send + 'static> Caught<T> {
             };
             let request = Request::parse(&input.as_bytes()[..length]).expect("a request");
             match request.operation {
-                Operation::Lookup { .. } | Operation::GetXattr { .. } => {
-                    let lookup = matches!(request.operation, Operation::Lookup { .. });
+                FuseOperation::Lookup { .. } | FuseOperation::GetXattr { .. } => {
+                    let lookup = matches!(request.operation, FuseOperation::Lookup { .. });
                     let error = if lookup { -libc::ENOENT } else { -libc::ENODATA };
                     let answer = OutHeader { len: 16, error, unique: request.unique };
                     write(&device, answer.as_bytes()).expect("answered");
                 }
-                Operation::Forget { .. } | Operation::BatchForget { .. } => {}
+                FuseOperation::Forget { .. } | FuseOperation::BatchForget { .. } => {}
                 _ if request.name() == name => return Some(Self { caller, number: request.number() }),
                 operation => panic!("{operation:?} was not expected"),
             }

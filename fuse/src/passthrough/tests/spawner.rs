@@ -79,7 +79,7 @@ impl Drop for Process {
     }
 }
 
-/// This program, started again to do what a test function does that is none.
+/// This program, started again to run a test function that is a helper, not a test.
 fn again(function: &str) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.args(["--exact", function, "--nocapture"]);

@@ -115,7 +115,7 @@ fn file_handles_of_callers_lead_to_forgotten_files_also_in_successors() {
 
 #[test]
 fn a_directory_listing_continues_where_it_was() {
-    let private = PassthroughOptions { exclusive: true, cache: Cache::Always, ..PassthroughOptions::default() };
+    let private = PassthroughOptions { exclusive: true, cache: CacheMode::Always, ..PassthroughOptions::default() };
     // In a private volume, the kernel reads directories without OPENDIR.
     for rig in [Rig::unlimited(), Rig::new(private)] {
         let names = || (0..2000).map(|n| format!("a-rather-long-name-of-a-file-{n}"));

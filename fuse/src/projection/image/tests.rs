@@ -12,14 +12,14 @@ fn image(entries: &[(&str, &[u8])]) -> Image {
     layout(entries).image().expect("an image")
 }
 
-fn layout<'a>(entries: &[(&'a str, &'a [u8])]) -> Layout<'a> {
+fn layout<'a>(entries: &[(&'a str, &'a [u8])]) -> ImageLayout<'a> {
     let entries = entries.iter().map(|(path, content)| entry(path, content));
-    Layout::new(entries, DIRECTORIES).expect("a tree")
+    ImageLayout::new(entries, DIRECTORIES).expect("a tree")
 }
 
 fn refusal(entries: &[(&str, &[u8])]) -> Option<ImageError> {
     let entries = entries.iter().map(|(path, content)| entry(path, content));
-    Layout::new(entries, DIRECTORIES).err()
+    ImageLayout::new(entries, DIRECTORIES).err()
 }
 
 fn find(image: &Image, path: &str) -> Option<Index> {
@@ -82,7 +82,7 @@ fn a_payload_equals_its_own_image_and_no_other() {
     assert!(!layout(&[("a", b"1"), ("b/d", b"2")]).equals(&shown), "name");
     assert!(!layout(&[("a", b"1")]).equals(&shown), "removal");
     let mode = FileEntry { mode: 0o600, ..entry("a", b"1") };
-    let other = Layout::new([mode, entry("b/c", b"2")], DIRECTORIES).expect("a tree");
+    let other = ImageLayout::new([mode, entry("b/c", b"2")], DIRECTORIES).expect("a tree");
     assert!(!other.equals(&shown), "mode");
 }
 

@@ -13,13 +13,13 @@ use serde::{Deserialize, Serialize};
 
 use super::super::generation::GenerationName;
 use super::super::image::{Image, ImageNodeKind, Index};
-use super::{Attributes, FIRST_COOKIE, Listed, NodeId, NodeKind, Staged};
+use super::{FIRST_COOKIE, NodeAttributes, NodeId, NodeKind, StagedGeneration, TreeEntry};
 
 /// A generation whose directory has been made.
 ///
 /// It is first open: the kernel can look up all nodes. Then it is closed: the kernel can look up only the nodes that it knew at the
 /// close. Then it is detached: its directory was removed. It is over when the kernel has forgotten the last node.
-pub(super) struct Attached {
+pub(super) struct AttachedGeneration {
     name: GenerationName,
     image: Arc<Image>,
     base: u64,
@@ -34,7 +34,7 @@ pub(super) struct Attached {
     forgotten: usize,
 }
 
-/// An [`Attached`] without its image, for another process.
+/// An [`AttachedGeneration`] without its image, for another process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct SavedGeneration {
     pub(super) name: GenerationName,
@@ -46,9 +46,9 @@ pub(super) struct SavedGeneration {
     detached: bool,
 }
 
-impl Attached {
-    pub(super) fn new(staged: Staged, base: u64, time: SystemTime) -> Self {
-        let Staged { name, image } = staged;
+impl AttachedGeneration {
+    pub(super) fn new(staged: StagedGeneration, base: u64, time: SystemTime) -> Self {
+        let StagedGeneration { name, image } = staged;
         let (closed, unlinked) = (None, HashSet::new());
         Self { name, image, base, mode: 0o700, time, closed, unlinked, detached: false, forgotten: 0 }
     }
@@ -144,7 +144,7 @@ impl Attached {
         self.image.node(index).map(|node| node.kind)
     }
 
-    pub(super) fn attributes(&self, node: NodeId, index: Index) -> Option<Attributes> {
+    pub(super) fn attributes(&self, node: NodeId, index: Index) -> Option<NodeAttributes> {
         let shown = self.image.node(index)?;
         let (kind, size, links) = match shown.kind {
             ImageNodeKind::File { content } => (NodeKind::File, content.len() as u64, 1),
@@ -152,7 +152,7 @@ impl Attached {
                 (NodeKind::Directory, 0, subdirectories.saturating_add(2))
             }
         };
-        Some(Attributes {
+        Some(NodeAttributes {
             node,
             kind,
             mode: if index == 0 { self.mode } else { shown.mode },
@@ -168,7 +168,7 @@ impl Attached {
         &self,
         directory: Index,
         cookie: u64,
-        mut emit: impl FnMut(Listed<'_>) -> bool,
+        mut emit: impl FnMut(TreeEntry<'_>) -> bool,
     ) -> Result<(), Errno> {
         let Some(ImageNodeKind::Directory { children, .. }) = self.kind(directory) else {
             return Err(Errno::ENOTDIR);

@@ -1,8 +1,8 @@
 //! Changes of a tree: only announced steps, in their order. Every other change fails with `EROFS`.
 //!
-//! The supervisor has a replica of each tree, and [confirms](Tree::confirm) each performed step there. The server's tree
+//! The supervisor has a replica of each tree, and [confirms](ProjectionTree::confirm) each performed step there. The server's tree
 //! is at most one step ahead: the one without an answer yet. So after the server's death, its successor begins with the replica and
-//! the number of steps that the server had applied ([`Tree::catch_up`]).
+//! the number of steps that the server had applied ([`ProjectionTree::catch_up`]).
 
 use std::ffi::OsStr;
 use std::time::SystemTime;
@@ -11,11 +11,14 @@ use nix::errno::Errno;
 
 use super::super::image::Index;
 use super::super::steps::{DATA, DATA_TMP, ProjectionStep};
-use super::{Attached, Attributes, Lookups, NodeId, NodeKind, NodePlace, Staged, Tree, TreeLink};
+use super::{
+    AttachedGeneration, LookupCount, NodeAttributes, NodeId, NodeKind, NodePlace, ProjectionTree, StagedGeneration,
+    TreeLink,
+};
 
-impl Tree {
+impl ProjectionTree {
     /// Accepts these steps, in this order, in place of all earlier ones.
-    pub fn announce(&mut self, steps: Vec<ProjectionStep>, staged: Option<Staged>, time: SystemTime) {
+    pub fn announce(&mut self, steps: Vec<ProjectionStep>, staged: Option<StagedGeneration>, time: SystemTime) {
         if let (Some(before), Some(now)) = (&self.staged, &staged)
             && before.name == now.name
         {
@@ -80,11 +83,11 @@ impl Tree {
     ///
     /// # Errors
     /// `EROFS` when it was not announced.
-    pub fn make_directory(&mut self, parent: NodeId, name: &OsStr) -> Result<Attributes, Errno> {
+    pub fn make_directory(&mut self, parent: NodeId, name: &OsStr) -> Result<NodeAttributes, Errno> {
         let name = announced_name(parent, name)?;
         let again = self.take(&ProjectionStep::MakeGeneration { name: name.to_owned() })?;
         let node = self.child(NodeId::ROOT, name)?;
-        if again == Again::No {
+        if again == Repetition::No {
             self.count(node);
         }
         self.attributes(node)
@@ -94,7 +97,7 @@ impl Tree {
     ///
     /// # Errors
     /// `EROFS` when it was not announced.
-    pub fn set_mode(&mut self, node: NodeId, mode: u16) -> Result<Attributes, Errno> {
+    pub fn set_mode(&mut self, node: NodeId, mode: u16) -> Result<NodeAttributes, Errno> {
         let name = match self.place(node)? {
             NodePlace::Generation(generation, 0) => generation.name().to_string(),
             _ => return Err(Errno::EROFS),
@@ -107,7 +110,7 @@ impl Tree {
     ///
     /// # Errors
     /// `EROFS` when it was not announced.
-    pub fn make_link(&mut self, parent: NodeId, name: &OsStr, target: &OsStr) -> Result<Attributes, Errno> {
+    pub fn make_link(&mut self, parent: NodeId, name: &OsStr, target: &OsStr) -> Result<NodeAttributes, Errno> {
         let name = announced_name(parent, name)?;
         let target = target.to_str().ok_or(Errno::EROFS)?;
         // The request does not have the owner.
@@ -152,13 +155,13 @@ impl Tree {
     }
 
     /// Applies the next step, unless an earlier server has applied it without an answer.
-    fn take(&mut self, step: &ProjectionStep) -> Result<Again, Errno> {
+    fn take(&mut self, step: &ProjectionStep) -> Result<Repetition, Errno> {
         if self.asked_before.take_if(|before| before == step).is_some() {
-            return Ok(Again::Yes);
+            return Ok(Repetition::Yes);
         }
         self.take_step(step)?;
         self.asked_before = None;
-        Ok(Again::No)
+        Ok(Repetition::No)
     }
 
     fn take_step(&mut self, step: &ProjectionStep) -> Result<(), Errno> {
@@ -176,7 +179,7 @@ impl Tree {
             ProjectionStep::MakeGeneration { name } => {
                 let staged = self.staged.take_if(|staged| staged.name.as_str() == name).ok_or(Errno::EROFS)?;
                 let base = self.next;
-                let generation = Attached::new(staged, base, self.time);
+                let generation = AttachedGeneration::new(staged, base, self.time);
                 self.next += u64::from(generation.image().nodes());
                 self.generations.insert(base, generation);
                 self.entries.insert(name, NodeId(base), NodeKind::Directory);
@@ -192,7 +195,7 @@ impl Tree {
                     target,
                     uid: *uid,
                     time: self.time,
-                    lookups: Lookups::Counted(1),
+                    lookups: LookupCount::Counted(1),
                     unlinked: false,
                 };
                 self.links.insert(node, link);
@@ -238,7 +241,7 @@ impl Tree {
 
 /// Whether an earlier server has applied the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Again {
+enum Repetition {
     /// It has not.
     No,
     /// It has, and only the answer is missing.

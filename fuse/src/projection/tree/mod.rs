@@ -4,7 +4,7 @@
 //! the order of their image) and links. So an inode number never means another file later.
 //!
 //! Two rules keep the tree consistent:
-//! 1. It changes only by the steps that were [announced](Tree::announce), in their order; any other
+//! 1. It changes only by the steps that were [announced](ProjectionTree::announce), in their order; any other
 //!    change fails with `EROFS`.
 //! 2. A node exists until it is unlinked *and* the kernel has forgotten it. When this is so for all nodes of a generation, the
 //!    server drops and zeroes its image. So an open file keeps its bytes (AW-13).
@@ -35,7 +35,7 @@ mod changes;
 mod entries;
 pub mod saved;
 
-use attached::Attached;
+use attached::AttachedGeneration;
 use entries::Entries;
 
 /// The constant attributes of a projection's root.
@@ -63,7 +63,7 @@ pub enum NodeKind {
 
 /// The attributes of a node that `stat(2)` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attributes {
+pub struct NodeAttributes {
     /// Inode number.
     pub node: NodeId,
     /// Type.
@@ -83,7 +83,7 @@ pub struct Attributes {
 }
 
 /// A generation before its `mkdir(2)`, which attaches it.
-pub struct Staged {
+pub struct StagedGeneration {
     /// The name of its directory.
     pub name: GenerationName,
     /// Its payload.
@@ -100,16 +100,16 @@ pub struct TreeSize {
 }
 
 /// One directory entry: node, cookie of the next one, type, name.
-pub type Listed<'a> = (NodeId, u64, NodeKind, &'a str);
+pub type TreeEntry<'a> = (NodeId, u64, NodeKind, &'a str);
 
 /// The tree of one projection.
-pub struct Tree {
+pub struct ProjectionTree {
     root: Root,
-    fixed: Vec<Fixed>,
+    fixed: Vec<FixedDirectory>,
     entries: Entries,
     links: HashMap<NodeId, TreeLink>,
-    generations: BTreeMap<u64, Attached>,
-    staged: Option<Staged>,
+    generations: BTreeMap<u64, AttachedGeneration>,
+    staged: Option<StagedGeneration>,
     announced: VecDeque<ProjectionStep>,
     /// The number of applied steps since the projection was mounted.
     applied: u64,
@@ -121,7 +121,7 @@ pub struct Tree {
 }
 
 /// A directory that exists from the start.
-struct Fixed {
+struct FixedDirectory {
     parent: NodeId,
     name: String,
     children: BTreeMap<String, NodeId>,
@@ -132,13 +132,13 @@ struct TreeLink {
     target: String,
     uid: u32,
     time: SystemTime,
-    lookups: Lookups,
+    lookups: LookupCount,
     unlinked: bool,
 }
 
 /// The kernel's lookup count of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lookups {
+enum LookupCount {
     /// The count.
     Counted(u64),
     /// Earlier servers have a part of the count. The kernel forgets the whole count of a link at once.
@@ -151,7 +151,7 @@ pub(crate) const PARENT_COOKIE: u64 = 2;
 /// Every other cookie is this plus the node id.
 pub(crate) const FIRST_COOKIE: u64 = 8;
 
-impl Tree {
+impl ProjectionTree {
     /// An empty projection.
     pub fn new(root: Root, time: SystemTime) -> Self {
         let directories = root.directories.clone();
@@ -179,7 +179,7 @@ impl Tree {
     ///
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, or `ESTALE` for a removed node.
-    pub fn lookup(&mut self, parent: NodeId, name: &OsStr) -> Result<Attributes, Errno> {
+    pub fn lookup(&mut self, parent: NodeId, name: &OsStr) -> Result<NodeAttributes, Errno> {
         let found = self.look(parent, name)?;
         self.count(found.node);
         Ok(found)
@@ -189,7 +189,7 @@ impl Tree {
     ///
     /// # Errors
     /// Those of [`Self::lookup`].
-    pub fn look(&self, parent: NodeId, name: &OsStr) -> Result<Attributes, Errno> {
+    pub fn look(&self, parent: NodeId, name: &OsStr) -> Result<NodeAttributes, Errno> {
         let name = name.to_str().ok_or(Errno::ENOENT)?;
         self.attributes(self.child(parent, name)?)
     }
@@ -198,9 +198,9 @@ impl Tree {
     pub fn forget(&mut self, node: NodeId, count: u64) {
         if let Some(link) = self.links.get_mut(&node) {
             link.lookups = match link.lookups {
-                Lookups::Counted(known) => Lookups::Counted(known.saturating_sub(count)),
-                Lookups::Unknown if link.unlinked => Lookups::Counted(0),
-                Lookups::Unknown => Lookups::Unknown,
+                LookupCount::Counted(known) => LookupCount::Counted(known.saturating_sub(count)),
+                LookupCount::Unknown if link.unlinked => LookupCount::Counted(0),
+                LookupCount::Unknown => LookupCount::Unknown,
             };
             self.sweep_link(node);
         } else if let Some((base, index)) = self.in_generation(node) {
@@ -215,11 +215,11 @@ impl Tree {
     ///
     /// # Errors
     /// `ESTALE` for a removed node.
-    pub fn attributes(&self, node: NodeId) -> Result<Attributes, Errno> {
+    pub fn attributes(&self, node: NodeId) -> Result<NodeAttributes, Errno> {
         match self.place(node)? {
             NodePlace::Root => Ok(self.directory(node, self.root.mode, self.entries.directories(), self.time)),
             NodePlace::Fixed(fixed) => Ok(self.directory(node, 0o755, fixed.children.len() as u32, self.created)),
-            NodePlace::Link(link) => Ok(Attributes {
+            NodePlace::Link(link) => Ok(NodeAttributes {
                 node,
                 kind: NodeKind::Link,
                 mode: 0o777,
@@ -275,7 +275,7 @@ impl Tree {
     ///
     /// # Errors
     /// `ENOTDIR`, or `ESTALE` for a removed node.
-    pub fn list(&self, node: NodeId, cookie: u64, mut emit: impl FnMut(Listed<'_>) -> bool) -> Result<(), Errno> {
+    pub fn list(&self, node: NodeId, cookie: u64, mut emit: impl FnMut(TreeEntry<'_>) -> bool) -> Result<(), Errno> {
         let place = self.place(node)?;
         let parent = self.parent(node);
         for (dot, at, to) in [(".", SELF_COOKIE, node), ("..", PARENT_COOKIE, parent)] {
@@ -314,7 +314,7 @@ impl Tree {
         })
     }
 
-    /// The path of a node, for people: `/..2026_…/app.yaml`.
+    /// The path of a node, for messages: `/..2026_…/app.yaml`.
     pub fn path(&self, node: NodeId) -> String {
         match self.place(node) {
             Ok(NodePlace::Root) => "/".to_owned(),
@@ -328,13 +328,13 @@ impl Tree {
 /// The place of a node in the tree.
 enum NodePlace<'a> {
     Root,
-    Fixed(&'a Fixed),
+    Fixed(&'a FixedDirectory),
     Link(&'a TreeLink),
-    Generation(&'a Attached, Index),
+    Generation(&'a AttachedGeneration, Index),
 }
 
 /// Lookup and lifetime of nodes.
-impl Tree {
+impl ProjectionTree {
     fn place(&self, node: NodeId) -> Result<NodePlace<'_>, Errno> {
         if node == NodeId::ROOT {
             return Ok(NodePlace::Root);
@@ -359,7 +359,7 @@ impl Tree {
         (index < generation.image().nodes()).then_some((*base, index))
     }
 
-    fn generation_mut(&mut self, name: &str) -> Result<&mut Attached, Errno> {
+    fn generation_mut(&mut self, name: &str) -> Result<&mut AttachedGeneration, Errno> {
         let entry = self.entries.find(name).ok_or(Errno::ENOENT)?;
         self.generations.get_mut(&entry.node.0).ok_or(Errno::ENOENT)
     }
@@ -401,7 +401,7 @@ impl Tree {
 
     fn count(&mut self, node: NodeId) {
         if let Some(link) = self.links.get_mut(&node) {
-            if let Lookups::Counted(count) = &mut link.lookups {
+            if let LookupCount::Counted(count) = &mut link.lookups {
                 *count += 1;
             }
         } else if let Some((base, index)) = self.in_generation(node)
@@ -412,13 +412,13 @@ impl Tree {
     }
 
     fn sweep_link(&mut self, node: NodeId) {
-        if self.links.get(&node).is_some_and(|link| link.unlinked && link.lookups == Lookups::Counted(0)) {
+        if self.links.get(&node).is_some_and(|link| link.unlinked && link.lookups == LookupCount::Counted(0)) {
             self.links.remove(&node);
         }
     }
 
     fn sweep_generation(&mut self, base: u64) {
-        if self.generations.get_mut(&base).is_some_and(Attached::is_over) {
+        if self.generations.get_mut(&base).is_some_and(AttachedGeneration::is_over) {
             self.generations.remove(&base);
         }
     }
@@ -436,7 +436,7 @@ impl Tree {
     fn push_fixed(&mut self, parent: NodeId, name: &str) -> NodeId {
         let node = NodeId(self.next);
         self.next += 1;
-        self.fixed.push(Fixed { parent, name: name.to_owned(), children: BTreeMap::new() });
+        self.fixed.push(FixedDirectory { parent, name: name.to_owned(), children: BTreeMap::new() });
         if parent == NodeId::ROOT {
             self.entries.insert(name, node, NodeKind::Directory);
         } else if let Some(above) = self.fixed_index(parent).and_then(|index| self.fixed.get_mut(index)) {
@@ -445,8 +445,8 @@ impl Tree {
         node
     }
 
-    fn directory(&self, node: NodeId, mode: u16, subdirectories: u32, time: SystemTime) -> Attributes {
-        Attributes {
+    fn directory(&self, node: NodeId, mode: u16, subdirectories: u32, time: SystemTime) -> NodeAttributes {
+        NodeAttributes {
             node,
             kind: NodeKind::Directory,
             mode,

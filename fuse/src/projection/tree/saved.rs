@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::super::generation::GenerationName;
 use super::super::image::Image;
 use super::super::steps::{DATA, DATA_TMP, ProjectionStep};
-use super::attached::{Attached, SavedGeneration};
-use super::{Lookups, NodeId, NodeKind, Root, Staged, Tree, TreeLink};
+use super::attached::{AttachedGeneration, SavedGeneration};
+use super::{LookupCount, NodeId, NodeKind, ProjectionTree, Root, StagedGeneration, TreeLink};
 
 /// A tree without its images.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -47,7 +47,7 @@ impl SavedTree {
     }
 }
 
-impl Tree {
+impl ProjectionTree {
     /// The state for another process, and the images, in order.
     pub fn save(&self) -> (SavedTree, Vec<Arc<Image>>) {
         let links = self.links.iter().map(|(node, link)| SavedLink {
@@ -66,20 +66,20 @@ impl Tree {
             next: self.next,
             applied: self.applied,
             links: links.collect(),
-            generations: self.generations.values().map(Attached::save).collect(),
+            generations: self.generations.values().map(AttachedGeneration::save).collect(),
             named: self.generations.keys().filter(named).copied().collect(),
             staged: self.staged.as_ref().map(|staged| staged.name.clone()),
             announced: self.announced.iter().cloned().collect(),
         };
         let staged = self.staged.iter().map(|staged| Arc::clone(&staged.image));
-        (saved, self.generations.values().map(Attached::image).chain(staged).collect())
+        (saved, self.generations.values().map(AttachedGeneration::image).chain(staged).collect())
     }
 
     /// The tree from the state of another process; `None` if it is inconsistent.
-    pub fn restore(saved: SavedTree, images: Vec<Image>) -> Option<Tree> {
+    pub fn restore(saved: SavedTree, images: Vec<Image>) -> Option<ProjectionTree> {
         let count = saved.images();
         let SavedTree { root, created, time, next, applied, links, generations, named, staged, announced } = saved;
-        let mut tree = Tree::new(root, created);
+        let mut tree = ProjectionTree::new(root, created);
         let first = tree.next;
         if images.len() != count || next < first {
             return None;
@@ -88,13 +88,13 @@ impl Tree {
         let mut taken = BTreeMap::new();
         for (generation, image) in generations.into_iter().zip(images.by_ref()) {
             taken.insert(generation.base, u64::from(image.nodes()));
-            tree.generations.insert(generation.base, Attached::restore(generation, image));
+            tree.generations.insert(generation.base, AttachedGeneration::restore(generation, image));
         }
-        tree.staged = staged.zip(images.next()).map(|(name, image)| Staged { name, image });
+        tree.staged = staged.zip(images.next()).map(|(name, image)| StagedGeneration { name, image });
         for link in links {
             let SavedLink { node, name, target, uid, time, unlinked } = link;
             taken.insert(node.0, 1);
-            tree.links.insert(node, TreeLink { name, target, uid, time, lookups: Lookups::Unknown, unlinked });
+            tree.links.insert(node, TreeLink { name, target, uid, time, lookups: LookupCount::Unknown, unlinked });
         }
         if taken.len() != tree.generations.len() + tree.links.len() || !fits(&taken, first, next) {
             return None;

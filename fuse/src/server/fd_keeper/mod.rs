@@ -88,12 +88,12 @@ pub(crate) fn put(descriptor: OwnedFd, number: RawFd) -> io::Result<()> {
 }
 
 /// The server's handle of its keeper.
-pub(crate) struct Keeper {
+pub(crate) struct KeeperHandle {
     pid: libc::pid_t,
     starts_successor: bool,
 }
 
-impl Keeper {
+impl KeeperHandle {
     /// Starts the first keeper of the calling process, which must have no other thread and only reserved descriptors. The far end
     /// of its channel is at [`FAR_END`].
     ///
@@ -102,13 +102,13 @@ impl Keeper {
     ///
     /// # Errors
     /// When the kernel makes no more processes or descriptors.
-    pub(crate) fn start_first() -> io::Result<Keeper> {
+    pub(crate) fn start_first() -> io::Result<KeeperHandle> {
         let starts_successor = successor::is_possible();
         loop {
             prepare()?;
             // SAFETY: there is no other thread.
             if let Some(pid) = unsafe { child::fork() }? {
-                return Ok(Keeper { pid: pid.as_raw_nonzero().get(), starts_successor });
+                return Ok(KeeperHandle { pid: pid.as_raw_nonzero().get(), starts_successor });
             }
             keep(starts_successor);
             successor::become_server()?;
@@ -119,11 +119,11 @@ impl Keeper {
     ///
     /// # Errors
     /// Those of [`Self::start_first`].
-    pub(crate) fn start_another() -> io::Result<Keeper> {
+    pub(crate) fn start_another() -> io::Result<KeeperHandle> {
         prepare()?;
         // SAFETY: a keeper that starts no successor only makes system calls.
         let pid = unsafe { child::start(|| keep(false)) }?;
-        Ok(Keeper { pid: pid.as_raw_nonzero().get(), starts_successor: false })
+        Ok(KeeperHandle { pid: pid.as_raw_nonzero().get(), starts_successor: false })
     }
 
     /// Its process.
@@ -332,8 +332,8 @@ enum KeeperMessage {
 
 /// recvmsg(2) without an allocation. Stores the numbers of a request in `requested`.
 fn receive(requested: &mut [RawFd; BATCH]) -> KeeperMessage {
-    successor::let_go_of_control();
-    let mut space = Space([0; 2048]);
+    successor::close_control_socket();
+    let mut space = AncillaryBuffer([0; 2048]);
     let mut part = libc::iovec { iov_base: requested.as_mut_ptr().cast(), iov_len: size_of_val(requested) };
     // SAFETY: the message points to memory of the given sizes, which outlives the call. The kernel fills in one header with at
     // least one number, or none.
@@ -371,11 +371,11 @@ fn hand_over(requested: &[RawFd]) {
 
 /// The buffer for the descriptors of a message.
 #[repr(align(16))]
-struct Space([u8; 2048]);
+struct AncillaryBuffer([u8; 2048]);
 
 /// sendmsg(2) without an allocation.
 pub(super) fn send_descriptors(bytes: &[u8], numbers: &[RawFd]) {
-    let mut space = Space([0; 2048]);
+    let mut space = AncillaryBuffer([0; 2048]);
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let size = size_of_val(numbers) as u32;
     // SAFETY: the space is zeroed, aligned and larger than the message with its header; all that the message points to

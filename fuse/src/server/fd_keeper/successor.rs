@@ -113,7 +113,7 @@ pub(super) fn start(control: RawFd) -> bool {
 }
 
 /// In the keeper: closes the control socket of the last requested successor, which has it or was given up.
-pub(super) fn let_go_of_control() {
+pub(super) fn close_control_socket() {
     // SAFETY: the reserved number is for this alone.
     unsafe { libc::dup3(CHANNEL, NEXT_CONTROL, libc::O_CLOEXEC) };
 }

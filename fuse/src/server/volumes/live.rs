@@ -5,17 +5,17 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::{Common, ServedKind, ServedVolumes, ServerResources, broken, copies, images};
+use super::{ServedKind, ServedParts, ServedVolumes, ServerResources, broken, copies, images};
 use crate::live::filesystem::{LiveFilesystem, SharedLiveTree, wanted};
-use crate::live::tree::{LiveTree, SavedLiveTree, Update};
+use crate::live::tree::{LiveTree, LiveUpdate, SavedLiveTree};
 use crate::projection::undo::Undo;
-use crate::protocol::{ServerReply, VolumeBody, VolumeId};
+use crate::protocol::{ServerReply, VolumeBody, VolumeNumber};
 use crate::region::VolumeKind;
 use crate::session::{NodeId, Notifier, Session};
 
 /// Live parts of one projection.
 pub(in crate::server) struct LiveParts {
-    of: VolumeId,
+    of: VolumeNumber,
     tree: SharedLiveTree,
     is_traced: bool,
     /// The thread of the session, after its start.
@@ -24,17 +24,17 @@ pub(in crate::server) struct LiveParts {
 
 impl LiveParts {
     /// No parts yet, of the projection `of`.
-    pub(in crate::server) fn new(of: VolumeId, is_traced: bool) -> Self {
+    pub(in crate::server) fn new(of: VolumeNumber, is_traced: bool) -> Self {
         Self { of, tree: SharedLiveTree::new(LiveTree::new(SystemTime::now())), is_traced, notifier: None }
     }
 
-    pub(super) fn restore(of: VolumeId, tree: SavedLiveTree, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
+    pub(super) fn restore(of: VolumeNumber, tree: SavedLiveTree, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
         let tree = LiveTree::restore(tree, images(descriptors)?).ok_or_else(broken)?;
         Ok(Self { of, tree: SharedLiveTree::new(tree), is_traced: false, notifier: None })
     }
 
     /// Starts the session, with one thread, like a projection.
-    fn run(&mut self, session: Session, volume: &Common) -> io::Result<()> {
+    fn run(&mut self, session: Session, volume: &ServedParts) -> io::Result<()> {
         self.tree.lock().own_images();
         let undo = Undo::new(self.notifier.insert(session.notifier()).clone());
         let (region, trace) = (Arc::clone(&volume.region), Arc::clone(&volume.trace));
@@ -51,7 +51,7 @@ impl ServedKind for LiveParts {
         self.is_traced
     }
 
-    fn begin(&mut self, volume: &Common, _: &mut ServerResources) -> io::Result<ServerReply> {
+    fn begin(&mut self, volume: &ServedParts, _: &mut ServerResources) -> io::Result<ServerReply> {
         self.run(
             Session::open(volume.device.try_clone()?, wanted(self.is_traced), Arc::clone(&volume.region))?,
             volume,
@@ -59,11 +59,11 @@ impl ServedKind for LiveParts {
         Ok(ServerReply::Done)
     }
 
-    fn load(&mut self, volume: &Common) -> io::Result<()> {
+    fn load(&mut self, volume: &ServedParts) -> io::Result<()> {
         self.tree.lock().catch_up(volume.region.applied()).map_err(|_| broken())
     }
 
-    fn resume(&mut self, volume: &Common, _: &mut ServerResources) -> io::Result<()> {
+    fn resume(&mut self, volume: &ServedParts, _: &mut ServerResources) -> io::Result<()> {
         self.run(Session::resume(volume.device.try_clone()?, Arc::clone(&volume.region))?, volume)
     }
 
@@ -75,7 +75,7 @@ impl ServedKind for LiveParts {
 
 impl ServedVolumes {
     /// Announces the next steps to the tree of live parts. Returns its unlinked nodes that the kernel knows.
-    pub(in crate::server) fn update(&self, number: VolumeId, update: Update) -> io::Result<Vec<NodeId>> {
+    pub(in crate::server) fn update(&self, number: VolumeNumber, update: LiveUpdate) -> io::Result<Vec<NodeId>> {
         let (_, live) = self.of_kind::<LiveParts>(number)?;
         let mut tree = live.tree.lock();
         tree.announce(update);
@@ -83,14 +83,14 @@ impl ServedVolumes {
     }
 
     /// Zeroes images of live parts that no server needs.
-    pub(in crate::server) fn drop_images(&self, number: VolumeId, but: &[u64]) -> io::Result<()> {
+    pub(in crate::server) fn drop_images(&self, number: VolumeNumber, but: &[u64]) -> io::Result<()> {
         let (_, live) = self.of_kind::<LiveParts>(number)?;
         live.tree.lock().drop_images(but);
         Ok(())
     }
 
     /// Applies a step of live parts for which there is no system call.
-    pub(in crate::server) fn take(&self, number: VolumeId, applied: u64) -> io::Result<()> {
+    pub(in crate::server) fn take(&self, number: VolumeNumber, applied: u64) -> io::Result<()> {
         let (volume, live) = self.of_kind::<LiveParts>(number)?;
         Ok(live.tree.take(applied, &volume.region, live.notifier.as_ref())?)
     }

@@ -30,7 +30,7 @@ pub(super) use projection::ServedProjection;
 use crate::audit::output::AuditOutput;
 use crate::nfs::thread::NfsThread;
 use crate::projection::Image;
-use crate::protocol::{Description, ServerReply, VolumeBody, VolumeId};
+use crate::protocol::{ServerReply, VolumeBody, VolumeDescription, VolumeNumber};
 use crate::region::{Region, VolumeKind};
 use crate::trace::Trace;
 
@@ -49,19 +49,19 @@ pub(super) trait ServedKind: Any {
     ///
     /// # Errors
     /// When the kernel's handshake fails, or the source cannot be read.
-    fn begin(&mut self, volume: &Common, shared: &mut ServerResources) -> io::Result<ServerReply>;
+    fn begin(&mut self, volume: &ServedParts, shared: &mut ServerResources) -> io::Result<ServerReply>;
 
     /// Reads the state of a dead server from the region, without changing it.
     ///
     /// # Errors
     /// When the state is inconsistent.
-    fn load(&mut self, volume: &Common) -> io::Result<()>;
+    fn load(&mut self, volume: &ServedParts) -> io::Result<()>;
 
     /// Serves the loaded volume of a dead server.
     ///
     /// # Errors
     /// When the device is no FUSE device, or the kernel starts no thread.
-    fn resume(&mut self, volume: &Common, shared: &mut ServerResources) -> io::Result<()>;
+    fn resume(&mut self, volume: &ServedParts, shared: &mut ServerResources) -> io::Result<()>;
 
     /// The state with which a supervisor adopts the volume, and its descriptors.
     ///
@@ -90,7 +90,7 @@ pub(super) struct VolumeDescriptors {
 }
 
 /// The parts of a volume of any kind in the server.
-pub(super) struct Common {
+pub(super) struct ServedParts {
     /// The record for the supervisor that adopts the volume.
     about: Value,
     device: OwnedFd,
@@ -99,14 +99,14 @@ pub(super) struct Common {
     trace: Arc<Trace>,
 }
 
-impl Common {
-    fn of(about: Value, held: VolumeDescriptors, kind: &dyn ServedKind) -> io::Result<Common> {
+impl ServedParts {
+    fn of(about: Value, held: VolumeDescriptors, kind: &dyn ServedKind) -> io::Result<ServedParts> {
         let VolumeDescriptors { device, mount, region } = held;
         let region = Arc::new(Region::adopt(region).map_err(io::Error::other)?);
         if region.kind() != kind.region_kind() {
             return Err(broken());
         }
-        Ok(Common { about, device, mount, region, trace: start_trace(kind.is_traced())? })
+        Ok(ServedParts { about, device, mount, region, trace: start_trace(kind.is_traced())? })
     }
 }
 
@@ -120,7 +120,7 @@ pub(super) struct ServerResources {
 
 /// A volume of any kind.
 struct ServedVolume {
-    common: Common,
+    common: ServedParts,
     kind: Box<dyn ServedKind>,
 }
 
@@ -140,9 +140,9 @@ impl ServedVolume {
 
 /// All volumes, by their numbers.
 pub(super) struct ServedVolumes {
-    volumes: BTreeMap<VolumeId, ServedVolume>,
+    volumes: BTreeMap<VolumeNumber, ServedVolume>,
     /// The loaded volumes, until [`Self::start`].
-    loaded: BTreeMap<VolumeId, ServedVolume>,
+    loaded: BTreeMap<VolumeNumber, ServedVolume>,
     shared: ServerResources,
 }
 
@@ -158,7 +158,7 @@ impl ServedVolumes {
     }
 
     /// The numbers of the volumes; for a supervisor of an earlier version, without live parts.
-    pub(super) fn numbers(&self, with_live: bool) -> Vec<VolumeId> {
+    pub(super) fn numbers(&self, with_live: bool) -> Vec<VolumeNumber> {
         let is_listed = |volume: &ServedVolume| with_live || volume.kind::<LiveParts>().is_none();
         self.volumes.iter().filter(|(_, volume)| is_listed(volume)).map(|(number, _)| *number).collect()
     }
@@ -166,12 +166,12 @@ impl ServedVolumes {
     /// Serves a new volume.
     pub(super) fn begin(
         &mut self,
-        number: VolumeId,
+        number: VolumeNumber,
         about: Value,
         held: VolumeDescriptors,
         mut kind: impl ServedKind,
     ) -> io::Result<ServerReply> {
-        let common = Common::of(about, held, &kind)?;
+        let common = ServedParts::of(about, held, &kind)?;
         let reply = kind.begin(&common, &mut self.shared)?;
         self.volumes.insert(number, ServedVolume { common, kind: Box::new(kind) });
         Ok(reply)
@@ -180,13 +180,13 @@ impl ServedVolumes {
     /// Loads a volume of a dead server.
     pub(super) fn load(
         &mut self,
-        description: Description,
+        description: VolumeDescription,
         held: VolumeDescriptors,
         descriptors: Vec<OwnedFd>,
     ) -> io::Result<()> {
-        let Description { volume: number, about, body } = description;
+        let VolumeDescription { volume: number, about, body } = description;
         let mut kind = restore(body, descriptors)?;
-        let common = Common::of(about, held, &*kind)?;
+        let common = ServedParts::of(about, held, &*kind)?;
         kind.load(&common)?;
         self.loaded.insert(number, ServedVolume { common, kind });
         Ok(())
@@ -202,16 +202,16 @@ impl ServedVolumes {
     }
 
     /// Describes a volume to a supervisor that adopts it.
-    pub(super) fn describe(&self, number: VolumeId) -> io::Result<(Description, Vec<OwnedFd>)> {
+    pub(super) fn describe(&self, number: VolumeNumber) -> io::Result<(VolumeDescription, Vec<OwnedFd>)> {
         let ServedVolume { common, kind } = self.volume(number)?;
-        let Common { about, device, mount, region, .. } = common;
+        let ServedParts { about, device, mount, region, .. } = common;
         let (body, of_kind) = kind.describe()?;
         let mut descriptors = vec![device.try_clone()?, mount.try_clone()?, region.as_fd().try_clone_to_owned()?];
         descriptors.extend(of_kind);
-        Ok((Description { volume: number, about: about.clone(), body }, descriptors))
+        Ok((VolumeDescription { volume: number, about: about.clone(), body }, descriptors))
     }
 
-    pub(super) fn remove(&mut self, number: VolumeId) {
+    pub(super) fn remove(&mut self, number: VolumeNumber) {
         if let Some(volume) = self.volumes.remove(&number) {
             // Its session may continue for processes that still use the mount.
             volume.common.trace.detach();
@@ -219,7 +219,7 @@ impl ServedVolumes {
     }
 
     /// Attaches a reader to the trace of the volume; without one, detaches all readers.
-    pub(super) fn trace(&self, number: VolumeId, reader: Option<OwnedFd>) -> io::Result<()> {
+    pub(super) fn trace(&self, number: VolumeNumber, reader: Option<OwnedFd>) -> io::Result<()> {
         let trace = &self.volume(number)?.common.trace;
         match reader {
             Some(pipe) => trace.attach(pipe),
@@ -230,12 +230,12 @@ impl ServedVolumes {
         }
     }
 
-    fn volume(&self, number: VolumeId) -> io::Result<&ServedVolume> {
+    fn volume(&self, number: VolumeNumber) -> io::Result<&ServedVolume> {
         self.volumes.get(&number).ok_or_else(|| io::Error::other(format!("volume {} is not served", number.0)))
     }
 
     /// The volume, which must be of kind `K`.
-    fn of_kind<K: ServedKind>(&self, number: VolumeId) -> io::Result<(&Common, &K)> {
+    fn of_kind<K: ServedKind>(&self, number: VolumeNumber) -> io::Result<(&ServedParts, &K)> {
         let volume = self.volume(number)?;
         let other_kind = || {
             let kind = volume.kind.region_kind();

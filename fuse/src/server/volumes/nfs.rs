@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use podfs_nfs::rpc::dial::inode;
 
-use super::{Common, ServedKind, ServedVolumes, ServerResources, broken};
+use super::{ServedKind, ServedParts, ServedVolumes, ServerResources, broken};
 use crate::nfs;
 use crate::nfs::options::{ExportOptions, NfsAddress};
 use crate::nfs::thread::{NfsThread, ServedExport};
-use crate::protocol::{ServerReply, VolumeBody, VolumeId};
+use crate::protocol::{ServerReply, VolumeBody, VolumeNumber};
 use crate::region::VolumeKind;
 
 /// An export of an NFS server.
@@ -26,7 +26,7 @@ impl NfsExport {
     }
 
     /// The export for the thread of NFS volumes.
-    fn to_serve(&self, volume: &Common) -> io::Result<ServedExport> {
+    fn to_serve(&self, volume: &ServedParts) -> io::Result<ServedExport> {
         let mut own = copies(&self.log_and_sockets)?.into_iter();
         Ok(ServedExport {
             device: volume.device.try_clone()?,
@@ -53,17 +53,17 @@ impl ServedKind for NfsExport {
         self.options.trace
     }
 
-    fn begin(&mut self, volume: &Common, shared: &mut ServerResources) -> io::Result<ServerReply> {
+    fn begin(&mut self, volume: &ServedParts, shared: &mut ServerResources) -> io::Result<ServerReply> {
         let served = self.to_serve(volume)?;
         shared.nfs()?.serve(served)?;
         Ok(ServerReply::Done)
     }
 
-    fn load(&mut self, volume: &Common) -> io::Result<()> {
+    fn load(&mut self, volume: &ServedParts) -> io::Result<()> {
         nfs::thread::can_resume(&volume.region, self.log_and_sockets.first().ok_or_else(broken)?)
     }
 
-    fn resume(&mut self, volume: &Common, shared: &mut ServerResources) -> io::Result<()> {
+    fn resume(&mut self, volume: &ServedParts, shared: &mut ServerResources) -> io::Result<()> {
         let served = self.to_serve(volume)?;
         shared.nfs()?.resume(served)
     }
@@ -86,7 +86,7 @@ impl ServerResources {
 
 impl ServedVolumes {
     /// Uses another address for the NFS server of a volume, and of all volumes that share its sockets.
-    pub(in crate::server) fn move_nfs(&mut self, number: VolumeId, place: NfsAddress) -> io::Result<()> {
+    pub(in crate::server) fn move_nfs(&mut self, number: VolumeNumber, place: NfsAddress) -> io::Result<()> {
         let (_, export) = self.of_kind::<NfsExport>(number)?;
         let first = export.first_socket().ok_or_else(broken)?;
         let exports = self.volumes.values_mut().filter_map(|volume| volume.kind_mut::<NfsExport>());

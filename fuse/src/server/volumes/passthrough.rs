@@ -4,10 +4,10 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use super::{Common, ServedKind, ServerResources, broken};
-use crate::mount::enclosed::Enclosed;
+use super::{ServedKind, ServedParts, ServerResources, broken};
+use crate::mount::enclosed::SourceWithMounts;
 use crate::mount::table::MountTable;
-use crate::passthrough::{self, Loaded, PassthroughOptions};
+use crate::passthrough::{self, LoadedVolume, PassthroughOptions};
 use crate::protocol::{ServerReply, VolumeBody};
 use crate::region::VolumeKind;
 use crate::session::ring_memory::RingMemory;
@@ -21,17 +21,17 @@ pub(in crate::server) struct Passthrough {
     /// The memory of rings, if the volume may use io_uring.
     rings: Option<OwnedFd>,
     /// The state of a dead server, until this server serves the volume.
-    loaded: Option<Loaded>,
+    loaded: Option<LoadedVolume>,
 }
 
 impl Passthrough {
     /// A new volume. `rest` are the descriptors after those of the source.
     pub(in crate::server) fn new(
-        source: Enclosed,
+        source: SourceWithMounts,
         options: PassthroughOptions,
         mut rest: impl Iterator<Item = OwnedFd>,
     ) -> io::Result<Self> {
-        let Enclosed { source, table } = source;
+        let SourceWithMounts { source, table } = source;
         let rings = if options.io_uring { Some(rest.next().ok_or_else(broken)?) } else { None };
         Ok(Self { source, table: Arc::new(table), options, rings, loaded: None })
     }
@@ -40,7 +40,7 @@ impl Passthrough {
         let mut descriptors = descriptors.into_iter();
         let source = descriptors.next().ok_or_else(broken)?;
         let table = MountTable::from(descriptors.next().ok_or_else(broken)?);
-        Self::new(Enclosed { source, table }, options, descriptors)
+        Self::new(SourceWithMounts { source, table }, options, descriptors)
     }
 
     fn rings(&self) -> io::Result<Option<Arc<RingMemory>>> {
@@ -58,7 +58,7 @@ impl ServedKind for Passthrough {
         self.options.trace
     }
 
-    fn begin(&mut self, volume: &Common, _: &mut ServerResources) -> io::Result<ServerReply> {
+    fn begin(&mut self, volume: &ServedParts, _: &mut ServerResources) -> io::Result<ServerReply> {
         let (region, trace) = (Arc::clone(&volume.region), Arc::clone(&volume.trace));
         region.begin();
         let (device, source) = (volume.device.try_clone()?, self.source.try_clone()?);
@@ -74,7 +74,7 @@ impl ServedKind for Passthrough {
             .map(ServerReply::Passing)
     }
 
-    fn load(&mut self, volume: &Common) -> io::Result<()> {
+    fn load(&mut self, volume: &ServedParts) -> io::Result<()> {
         let (region, trace) = (Arc::clone(&volume.region), Arc::clone(&volume.trace));
         let (source, table) = (self.source.try_clone()?, Arc::clone(&self.table));
         let loaded = passthrough::load(region, self.rings()?, Some(source), table, self.options.clone(), trace);
@@ -82,7 +82,7 @@ impl ServedKind for Passthrough {
         Ok(())
     }
 
-    fn resume(&mut self, volume: &Common, _: &mut ServerResources) -> io::Result<()> {
+    fn resume(&mut self, volume: &ServedParts, _: &mut ServerResources) -> io::Result<()> {
         let loaded = self.loaded.take().ok_or_else(broken)?;
         loaded.start(volume.device.try_clone()?, Some(volume.mount.as_fd())).map(drop)
     }

@@ -5,15 +5,15 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::{Common, ServedKind, ServedVolumes, ServerResources, broken, copies, images};
+use super::{ServedKind, ServedParts, ServedVolumes, ServerResources, broken, copies, images};
 use crate::audit::Audit;
 use crate::projection::filesystem::{self, ProjectionFilesystem, SharedTree};
 use crate::projection::steps::ProjectionStep;
 use crate::projection::tree::saved::SavedTree;
-use crate::projection::tree::{Root, Staged, Tree};
+use crate::projection::tree::{ProjectionTree, Root, StagedGeneration};
 use crate::projection::undo::Undo;
 use crate::projection::{GenerationName, Image};
-use crate::protocol::{Reporting, ServerReply, VolumeBody, VolumeId};
+use crate::protocol::{Reporting, ServerReply, VolumeBody, VolumeNumber};
 use crate::region::VolumeKind;
 use crate::session::Session;
 
@@ -26,15 +26,15 @@ pub(in crate::server) struct ServedProjection {
 impl ServedProjection {
     /// An empty projection.
     pub(in crate::server) fn new(root: Root, reporting: Reporting) -> Self {
-        Self { tree: SharedTree::new(Tree::new(root, SystemTime::now())), reporting }
+        Self { tree: SharedTree::new(ProjectionTree::new(root, SystemTime::now())), reporting }
     }
 
     pub(super) fn restore(tree: SavedTree, reporting: Reporting, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
-        let tree = Tree::restore(tree, images(descriptors)?).ok_or_else(broken)?;
+        let tree = ProjectionTree::restore(tree, images(descriptors)?).ok_or_else(broken)?;
         Ok(Self { tree: SharedTree::new(tree), reporting })
     }
 
-    fn run(&self, session: Session, volume: &Common, shared: &ServerResources) -> io::Result<()> {
+    fn run(&self, session: Session, volume: &ServedParts, shared: &ServerResources) -> io::Result<()> {
         self.tree.lock().own_images();
         let (region, trace) = (Arc::clone(&volume.region), Arc::clone(&volume.trace));
         let audit = self.reporting.audit.clone();
@@ -55,18 +55,18 @@ impl ServedKind for ServedProjection {
         self.reporting.trace
     }
 
-    fn begin(&mut self, volume: &Common, shared: &mut ServerResources) -> io::Result<ServerReply> {
+    fn begin(&mut self, volume: &ServedParts, shared: &mut ServerResources) -> io::Result<ServerReply> {
         let wanted = filesystem::wanted(self.reporting.trace);
         let session = Session::open(volume.device.try_clone()?, wanted, Arc::clone(&volume.region))?;
         self.run(session, volume, shared)?;
         Ok(ServerReply::Done)
     }
 
-    fn load(&mut self, volume: &Common) -> io::Result<()> {
+    fn load(&mut self, volume: &ServedParts) -> io::Result<()> {
         self.tree.lock().catch_up(volume.region.applied()).map_err(|_| broken())
     }
 
-    fn resume(&mut self, volume: &Common, shared: &mut ServerResources) -> io::Result<()> {
+    fn resume(&mut self, volume: &ServedParts, shared: &mut ServerResources) -> io::Result<()> {
         self.run(Session::resume(volume.device.try_clone()?, Arc::clone(&volume.region))?, volume, shared)
     }
 
@@ -80,12 +80,12 @@ impl ServedVolumes {
     /// Announces the next steps to a tree. Returns the thread of its session.
     pub(in crate::server) fn announce(
         &self,
-        number: VolumeId,
+        number: VolumeNumber,
         steps: Vec<ProjectionStep>,
         staged: Option<(GenerationName, OwnedFd)>,
         time: SystemTime,
     ) -> io::Result<Option<i32>> {
-        let stage = |(name, image)| io::Result::Ok(Staged { name, image: Arc::new(Image::adopt(image)?) });
+        let stage = |(name, image)| io::Result::Ok(StagedGeneration { name, image: Arc::new(Image::adopt(image)?) });
         let staged = staged.map(stage).transpose()?;
         let (volume, projection) = self.of_kind::<ServedProjection>(number)?;
         projection.tree.lock().announce(steps, staged, time);
@@ -93,7 +93,7 @@ impl ServedVolumes {
     }
 
     /// Closes a generation. Returns the nodes that the kernel knows.
-    pub(in crate::server) fn close(&self, number: VolumeId, generation: &GenerationName) -> io::Result<Vec<u32>> {
+    pub(in crate::server) fn close(&self, number: VolumeNumber, generation: &GenerationName) -> io::Result<Vec<u32>> {
         let (_, projection) = self.of_kind::<ServedProjection>(number)?;
         Ok(projection.tree.lock().close_generation(generation.as_str())?)
     }

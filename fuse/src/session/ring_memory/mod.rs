@@ -37,7 +37,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use zerocopy::IntoBytes;
 
 use crate::label::VolumeLabel;
-use crate::region::Begun;
+use crate::region::BegunRequest;
 use crate::region::in_flight::InFlightSlot;
 use crate::region::shared::shared;
 use crate::session::abi::{InHeader, OutHeader};
@@ -63,7 +63,7 @@ shared! {
     }
     /// The journal of one entry.
     #[repr(align(64))]
-    pub(crate) struct Journal {
+    pub(crate) struct EntryJournal {
         /// The number of its queue, and one more.
         queue: AtomicU32,
         state: AtomicU32,
@@ -99,11 +99,11 @@ pub(super) type EntryId = u32;
 
 /// The state in which a dead server has left an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Left {
+pub(super) enum EntryState {
     /// No request.
     Nothing,
     /// A request, with the record of the thread that had begun to execute it, if any.
-    Request(Option<Begun>),
+    Request(Option<BegunRequest>),
     /// An answer, which the kernel may have already.
     Answer,
 }
@@ -152,7 +152,7 @@ impl RingMemory {
     /// The memory of a volume that a server serves, for the supervisor.
     ///
     /// # Errors
-    /// When it is none that this program can read.
+    /// When this program cannot read it.
     pub fn adopt(file: OwnedFd) -> io::Result<Self> {
         let queues = Self::parse(&file)?;
         Self::map_part(file, queues, None)
@@ -257,14 +257,14 @@ impl RingMemory {
 
     /// The entries that are in use, each with its queue.
     pub(super) fn in_use(&self) -> impl Iterator<Item = (EntryId, usize)> {
-        let queue = |journal: &Journal| (journal.queue.load(Acquire) as usize).checked_sub(1);
+        let queue = |journal: &EntryJournal| (journal.queue.load(Acquire) as usize).checked_sub(1);
         let queues = self.journals().zip(0..).filter_map(move |(journal, entry)| Some((entry, queue(journal)?)));
         queues.filter(|(_, queue)| *queue < self.queues)
     }
 
     /// The requests that a dead server has not answered, of memory that is [mapped](Self::map).
     pub(crate) fn unanswered(&self) -> impl Iterator<Item = u64> {
-        let asked = |entry| !matches!(self.left(entry), Left::Nothing | Left::Answer);
+        let asked = |entry| !matches!(self.left(entry), EntryState::Nothing | EntryState::Answer);
         self.in_use().map(|(entry, _)| entry).filter(move |entry| asked(*entry)).map(|entry| self.commit_id(entry))
     }
 
@@ -273,7 +273,7 @@ impl RingMemory {
     /// # Errors
     /// When there is no memory, or no entry left.
     pub(super) fn add(&self, queue: usize, whole: bool) -> io::Result<EntryId> {
-        let taken = |journal: &Journal| {
+        let taken = |journal: &EntryJournal| {
             journal.queue.compare_exchange(0, queue as u32 + 1, Release, Relaxed).is_ok().then_some(())
         };
         let count = (self.queues + SPARE) as u32;
@@ -319,13 +319,13 @@ impl RingMemory {
     }
 
     /// The state in which a dead server has left an entry.
-    pub(super) fn left(&self, entry: EntryId) -> Left {
+    pub(super) fn left(&self, entry: EntryId) -> EntryState {
         let (journal, commit) = (self.journal(entry), self.commit_id(entry));
         match journal.state.load(Acquire) {
-            _ if commit == 0 => Left::Nothing,
-            TAKEN if journal.unique.load(Relaxed) == commit => Left::Request(journal.slot.begun()),
-            ANSWERED if journal.unique.load(Relaxed) == commit => Left::Answer,
-            _ => Left::Request(None),
+            _ if commit == 0 => EntryState::Nothing,
+            TAKEN if journal.unique.load(Relaxed) == commit => EntryState::Request(journal.slot.begun()),
+            ANSWERED if journal.unique.load(Relaxed) == commit => EntryState::Answer,
+            _ => EntryState::Request(None),
         }
     }
 
@@ -455,15 +455,15 @@ impl RingMemory {
         entries_begin(self.queues) + entry as usize * ENTRY
     }
 
-    fn journals(&self) -> impl Iterator<Item = &Journal> {
+    fn journals(&self) -> impl Iterator<Item = &EntryJournal> {
         let used = (self.header().used.load(Acquire)).min((self.queues + SPARE) as u32);
         (0..used).map(|entry| self.journal(entry))
     }
 
-    fn journal(&self, entry: EntryId) -> &Journal {
+    fn journal(&self, entry: EntryId) -> &EntryJournal {
         assert!((entry as usize) < self.queues + SPARE, "there are no more entries");
         // SAFETY: it is within the mapping, which begins at a page, so it is aligned; any bytes are a value of it.
-        unsafe { &*self.start.add(PAGE).cast::<Journal>().add(entry as usize) }
+        unsafe { &*self.start.add(PAGE).cast::<EntryJournal>().add(entry as usize) }
     }
 
     fn header(&self) -> &RingHeader {
@@ -487,10 +487,10 @@ impl Drop for RingMemory {
 
 /// Returns the offset of the first entry in the file.
 fn entries_begin(queues: usize) -> usize {
-    PAGE + ((queues + SPARE) * size_of::<Journal>()).next_multiple_of(PAGE)
+    PAGE + ((queues + SPARE) * size_of::<EntryJournal>()).next_multiple_of(PAGE)
 }
 
-const _: () = assert!(size_of::<RingHeader>() <= PAGE && size_of::<Journal>() == 128);
+const _: () = assert!(size_of::<RingHeader>() <= PAGE && size_of::<EntryJournal>() == 128);
 const _: () = assert!(KERNELS <= ANSWER && ANSWER + SHORT_ANSWER <= REQUEST);
 const _: () = assert!(REQUEST + SHORT_REQUEST <= PAGE - size_of::<InHeader>() - OPERATION);
 

@@ -31,22 +31,22 @@ impl Remote {
     }
 }
 
-impl Service for Remote {
+impl Filesystem for Remote {
     fn longest_request(&self) -> usize {
         0
     }
 
     fn answer(&self, request: &Request<'_>, _: &mut Exchange<'_>) -> Result<Answer, Errno> {
         let asked = match &request.operation {
-            Operation::Lookup { name } => name.to_string_lossy().into_owned(),
+            FuseOperation::Lookup { name } => name.to_string_lossy().into_owned(),
             _ => request.name().to_owned(),
         };
         // The test may have seen enough.
         let _ = self.asked.lock().expect("no panic").send(asked);
         drop(self.back.wait_while(self.away.lock().expect("no panic"), |away| *away).expect("no panic"));
         match request.operation {
-            Operation::GetAttr { .. } => Ok(Answer::Attributes(root(2))),
-            Operation::StatFs => {
+            FuseOperation::GetAttr { .. } => Ok(Answer::Attributes(root(2))),
+            FuseOperation::StatFs => {
                 Ok(Answer::FileSystem(Kstatfs { blocks: 2, bsize: 1, frsize: 1, ..Default::default() }))
             }
             _ => Err(Errno::NOENT),
@@ -55,7 +55,7 @@ impl Service for Remote {
 
     fn begin_thread(&self) {}
 
-    fn may_wait(&self, _: &Operation<'_>) -> bool {
+    fn may_wait(&self, _: &FuseOperation<'_>) -> bool {
         true
     }
 
@@ -65,7 +65,7 @@ impl Service for Remote {
         true
     }
 
-    fn recall(&self, question: RootQuestion) -> Option<Answer> {
+    fn answer_from_cache(&self, question: RootQuestion) -> Option<Answer> {
         match question {
             RootQuestion::Attributes => Some(Answer::Attributes(root(REMEMBERED as u32))),
             RootQuestion::Statx => None,
@@ -97,7 +97,7 @@ impl Mounted {
                 .expect("the handshake");
         let (sender, asked) = channel();
         let remote = Arc::new(Remote { away: Mutex::default(), back: Condvar::new(), asked: Mutex::new(sender) });
-        session.run(Arc::clone(&remote) as Arc<dyn Service>, 2).expect("threads");
+        session.run(Arc::clone(&remote) as Arc<dyn Filesystem>, 2).expect("threads");
         Self { remote, asked, mount }
     }
 
@@ -105,7 +105,7 @@ impl Mounted {
         PathBuf::from(format!("/proc/{}/fd/{}/{name}", std::process::id(), self.mount.as_fd().as_raw_fd()))
     }
 
-    /// Waits until so many requests are in the hands of the service.
+    /// Waits until the file system has this many requests.
     fn wait_asked(&self, count: usize) -> Vec<String> {
         (0..count).map(|_| self.asked.recv_timeout(Duration::from_secs(20)).expect("a question")).collect()
     }
@@ -113,7 +113,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // No thread waits for ever, whatever a test has found.
+        // No thread waits for ever, also when a test fails.
         self.remote.set_away(false);
     }
 }

@@ -44,11 +44,11 @@ use std::thread;
 use rustix::thread::{CpuSet, sched_getaffinity};
 
 pub use cpus::{are_offered, possible_cpus};
-use serve::{Duty, IdleRing, RingVolume};
+use serve::{IdleRing, RingVolume, ThreadAssignment};
 use wake::Waker;
 use workers::Workers;
 
-use super::Service;
+use super::Filesystem;
 use super::ring_memory::{RingMemory, RingState};
 use crate::region::Region;
 
@@ -67,12 +67,12 @@ impl Rings {
     /// # Errors
     /// When this process may have no rings, or not so many threads.
     pub(super) fn prepare(memory: Arc<RingMemory>) -> io::Result<Self> {
-        let duties = duties(memory.queues(), &sched_getaffinity(None)?);
-        let cpus = duties.iter().filter_map(|duty| duty.cpu).collect();
+        let assignments = assignments(memory.queues(), &sched_getaffinity(None)?);
+        let cpus = assignments.iter().filter_map(|duty| duty.cpu).collect();
         let (ready, started) = channel();
         let (begin, begun) = channel();
         let mut threads = Vec::new();
-        for duty in duties {
+        for duty in assignments {
             let (volume, receiver) = channel();
             let (ready, begin) = (ready.clone(), begin.clone());
             let live = move || match IdleRing::new(duty) {
@@ -99,7 +99,7 @@ impl Rings {
         &self,
         device: &Arc<OwnedFd>,
         region: &Arc<Region>,
-        service: &Arc<dyn Service>,
+        service: &Arc<dyn Filesystem>,
         mount: Option<BorrowedFd<'_>>,
     ) -> io::Result<bool> {
         let waker = mount.map(|mount| mount.try_clone_to_owned().and_then(Waker::new)).transpose()?;
@@ -137,18 +137,19 @@ impl Rings {
 }
 
 /// The duty of each thread: one thread for each CPU that this process may use. The queues of other CPUs are dealt out.
-fn duties(queues: usize, usable: &CpuSet) -> Vec<Duty> {
+fn assignments(queues: usize, usable: &CpuSet) -> Vec<ThreadAssignment> {
     let is_usable = |queue: &usize| *queue < CpuSet::MAX_CPU && usable.is_set(*queue);
     let (own, others): (Vec<_>, Vec<_>) = (0..queues).partition(is_usable);
-    let mut duties: Vec<_> = own.into_iter().map(|cpu| Duty { cpu: Some(cpu), queues: vec![cpu] }).collect();
-    if duties.is_empty() {
-        duties.push(Duty { cpu: None, queues: Vec::new() });
+    let mut assignments: Vec<_> =
+        own.into_iter().map(|cpu| ThreadAssignment { cpu: Some(cpu), queues: vec![cpu] }).collect();
+    if assignments.is_empty() {
+        assignments.push(ThreadAssignment { cpu: None, queues: Vec::new() });
     }
-    let count = duties.len();
+    let count = assignments.len();
     for (place, queue) in others.into_iter().enumerate() {
-        duties[place % count].queues.push(queue);
+        assignments[place % count].queues.push(queue);
     }
-    duties
+    assignments
 }
 
 #[cfg(test)]
@@ -162,12 +163,12 @@ mod tests {
             for cpus in [&[][..], &[0], &[1, 5], &[0, 1, 2, 3]] {
                 usable.clear();
                 cpus.iter().for_each(|cpu| usable.set(*cpu));
-                let duties = duties(queues, &usable);
-                let mut served: Vec<_> = duties.iter().flat_map(|duty| duty.queues.clone()).collect();
+                let assignments = assignments(queues, &usable);
+                let mut served: Vec<_> = assignments.iter().flat_map(|duty| duty.queues.clone()).collect();
                 served.sort_unstable();
                 assert_eq!(served, (0..queues).collect::<Vec<_>>());
-                assert!(duties.len() <= cpus.len().max(1));
-                assert!(duties.iter().all(|duty| duty.cpu.is_none_or(|cpu| duty.queues.contains(&cpu))));
+                assert!(assignments.len() <= cpus.len().max(1));
+                assert!(assignments.iter().all(|duty| duty.cpu.is_none_or(|cpu| duty.queues.contains(&cpu))));
             }
         }
     }

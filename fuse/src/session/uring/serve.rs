@@ -18,13 +18,13 @@ use super::ring::{Completion, FuseCommand, Ring};
 use super::wake::Waker;
 use super::workers::Workers;
 use crate::caller::ending::has_signal;
-use crate::region::{Begun, Region};
+use crate::region::{BegunRequest, Region};
 use crate::session::abi::{UNIQUE_RESEND, URING_COMMIT_AND_FETCH, URING_REGISTER};
 use crate::session::answer::Responder;
-use crate::session::request::{Operation, Request};
-use crate::session::ring_memory::{EntryId, Left, RingMemory};
-use crate::session::ring_reply::{Inbox, RingReply};
-use crate::session::{Answer, Exchange, Service};
+use crate::session::request::{FuseOperation, Request};
+use crate::session::ring_memory::{EntryId, EntryState, RingMemory};
+use crate::session::ring_reply::{AnsweredEntries, RingReply};
+use crate::session::{Answer, Exchange, Filesystem};
 
 /// The user data of polls. Entries have smaller numbers.
 const THREAD_ENDS: u64 = u64::MAX;
@@ -37,7 +37,7 @@ pub(super) struct RingVolume {
     pub(super) memory: Arc<RingMemory>,
     pub(super) device: Arc<OwnedFd>,
     pub(super) region: Arc<Region>,
-    pub(super) service: Arc<dyn Service>,
+    pub(super) service: Arc<dyn Filesystem>,
     pub(super) workers: Workers,
     pub(super) waker: Option<Waker>,
 }
@@ -57,7 +57,7 @@ impl RingVolume {
 }
 
 /// The duty of a thread.
-pub(super) struct Duty {
+pub(super) struct ThreadAssignment {
     /// The CPU that it runs on, if it is one of those that this process may use.
     pub(super) cpu: Option<usize>,
     /// Its queues: that of its CPU, and some of CPUs that this process does not use.
@@ -65,16 +65,16 @@ pub(super) struct Duty {
 }
 
 /// A request that is being executed.
-pub(super) struct Job {
+pub(super) struct ExecutingRequest {
     reply: RingReply,
     /// A predecessor had it.
     is_left: bool,
-    earlier: Option<Begun>,
+    earlier: Option<BegunRequest>,
     may_wait: bool,
 }
 
 /// The first work of a thread.
-struct First {
+struct InitialWork {
     /// Entries in which a dead server has left a request.
     left: Vec<EntryId>,
     /// The completions that the kernel has sent already.
@@ -83,9 +83,9 @@ struct First {
 
 /// A thread with a ring that no volume uses yet.
 pub(super) struct IdleRing {
-    duty: Duty,
+    duty: ThreadAssignment,
     ring: Ring,
-    inbox: Arc<Inbox>,
+    inbox: Arc<AnsweredEntries>,
 }
 
 impl IdleRing {
@@ -93,7 +93,7 @@ impl IdleRing {
     ///
     /// # Errors
     /// When this process may not create a ring.
-    pub(super) fn new(duty: Duty) -> io::Result<Self> {
+    pub(super) fn new(duty: ThreadAssignment) -> io::Result<Self> {
         if let Some(cpu) = duty.cpu {
             let mut own = CpuSet::new();
             own.set(cpu);
@@ -102,7 +102,7 @@ impl IdleRing {
         }
         let mut ring = Ring::new()?;
         ring.end_with_thread(THREAD_ENDS)?;
-        let inbox = Inbox::new()?;
+        let inbox = AnsweredEntries::new()?;
         ring.poll(inbox.event(), ANSWERS)?;
         Ok(Self { duty, ring, inbox })
     }
@@ -139,7 +139,7 @@ struct RingThread {
     thread: i32,
     served: Arc<RingVolume>,
     ring: Ring,
-    inbox: Arc<Inbox>,
+    inbox: Arc<AnsweredEntries>,
     /// For each queue, how many of its entries can take a request.
     armed: Vec<usize>,
     buffer: Vec<u8>,
@@ -148,7 +148,7 @@ struct RingThread {
 
 impl RingThread {
     /// Gives the kernel the entries of the thread's queues, except where a dead server has left a request.
-    fn begin(&mut self, duty: &Duty) -> io::Result<First> {
+    fn begin(&mut self, duty: &ThreadAssignment) -> io::Result<InitialWork> {
         let memory = Arc::clone(&self.served.memory);
         let mut left = Vec::new();
         for queue in &duty.queues {
@@ -165,9 +165,9 @@ impl RingThread {
             for entry in entries {
                 memory.back(entry, std::mem::take(&mut whole))?;
                 match memory.left(entry) {
-                    Left::Nothing => self.register(entry)?,
-                    Left::Answer => self.commit(entry)?,
-                    Left::Request(_) => left.push(entry),
+                    EntryState::Nothing => self.register(entry)?,
+                    EntryState::Answer => self.commit(entry)?,
+                    EntryState::Request(_) => left.push(entry),
                 }
             }
         }
@@ -184,11 +184,11 @@ impl RingThread {
                 _ => completions.push(completion),
             }
         }
-        Ok(First { left, completions })
+        Ok(InitialWork { left, completions })
     }
 
     /// Serves until the volume is unmounted.
-    fn run(&mut self, First { left, completions }: First) {
+    fn run(&mut self, InitialWork { left, completions }: InitialWork) {
         let ended = completions
             .into_iter()
             .try_for_each(|completion| self.completed(completion).and_then(|()| self.ring.submit()))
@@ -253,7 +253,7 @@ impl RingThread {
         let reply = RingReply { memory: Arc::clone(&self.served.memory), inbox: Arc::clone(&self.inbox), entry };
         let memory = &reply.memory;
         let earlier = match memory.left(entry) {
-            Left::Request(earlier) if is_left => earlier,
+            EntryState::Request(earlier) if is_left => earlier,
             _ => None,
         };
         if !memory.take(entry) {
@@ -266,7 +266,7 @@ impl RingThread {
             // SAFETY: the request is not answered yet.
             let request = Request::parse(unsafe { memory.request(entry) });
             let operation = request.as_ref().map(|request| &request.operation);
-            let waits_for_lock = matches!(operation, Some(Operation::SetLock { wait: true, .. }));
+            let waits_for_lock = matches!(operation, Some(FuseOperation::SetLock { wait: true, .. }));
             (waits_for_lock, operation.is_some_and(|operation| self.served.service.may_wait(operation)))
         };
         let hands_over = may_wait && self.served.workers.are_needed();
@@ -276,7 +276,7 @@ impl RingThread {
             reply.write(-libc::ENOLCK, &[], &[])?;
             return self.commit_answered();
         }
-        let mut job = Job { reply, is_left, earlier, may_wait };
+        let mut job = ExecutingRequest { reply, is_left, earlier, may_wait };
         if hands_over {
             match Workers::take(&self.served, job) {
                 Ok(()) => return Ok(()),
@@ -339,7 +339,7 @@ impl RingThread {
     }
 }
 
-impl Job {
+impl ExecutingRequest {
     /// Has the service answer the request.
     pub(super) fn execute(self, served: &RingVolume, buffer: &mut Vec<u8>) {
         let Self { reply, is_left, earlier, .. } = self;

@@ -26,10 +26,10 @@ pub(super) struct Waker {
     mount: OwnedFd,
     /// The number of requests that each child has finished. The children share the page, which is never unmapped.
     answered: &'static [AtomicU32; MOST],
-    children: Mutex<Vec<Child>>,
+    children: Mutex<Vec<WakeProcess>>,
 }
 
-struct Child {
+struct WakeProcess {
     /// The CPU numbers for the child go in here.
     pipe: OwnedFd,
     /// The number of requests that the child has been ordered to make.
@@ -58,19 +58,20 @@ impl Waker {
         let mut children = self.children.lock().expect("a thread that panics ends the process");
         for cpu in cpus {
             let cpu = u32::try_from(*cpu).map_err(io::Error::other)?.to_ne_bytes();
-            let is_idle = |(child, answered): (&Child, &AtomicU32)| child.asked == answered.load(Ordering::Relaxed);
+            let is_idle =
+                |(child, answered): (&WakeProcess, &AtomicU32)| child.asked == answered.load(Ordering::Relaxed);
             let place = children.iter().zip(self.answered).position(is_idle).unwrap_or(children.len());
             if place == MOST {
                 return Err(io::ErrorKind::QuotaExceeded.into());
             }
             if place == children.len() {
-                children.push(Child { pipe: self.start(place)?, asked: 0 });
+                children.push(WakeProcess { pipe: self.start(place)?, asked: 0 });
             }
             children[place].asked += 1;
             if nix::unistd::write(&children[place].pipe, &cpu).is_err() {
                 // It was killed.
                 self.answered[place].store(0, Ordering::Relaxed);
-                children[place] = Child { pipe: self.start(place)?, asked: 1 };
+                children[place] = WakeProcess { pipe: self.start(place)?, asked: 1 };
                 nix::unistd::write(&children[place].pipe, &cpu)?;
             }
         }
@@ -87,7 +88,7 @@ impl Waker {
             // SAFETY: system calls only, with memory that outlives them; this process has its own table of descriptors.
             unsafe {
                 libc::prctl(libc::PR_SET_NAME, c"podfs-wake".as_ptr());
-                // Above all that is put down first, so that neither is in the other's way.
+                // Copies above 0 and 1, so that the dup3 calls below overwrite neither.
                 let (pipe, mount) = (libc::fcntl(pipe, libc::F_DUPFD, 2), libc::fcntl(mount, libc::F_DUPFD, 2));
                 libc::dup3(pipe, PIPE, libc::O_CLOEXEC);
                 libc::dup3(mount, MOUNT, libc::O_CLOEXEC);
@@ -99,7 +100,7 @@ impl Waker {
                     if cpu < libc::CPU_SETSIZE as u32 {
                         libc::CPU_SET(cpu as usize, &mut own);
                     }
-                    // A queue whose CPU is not to be had is woken by the next call there.
+                    // If this process may not use the CPU, the next call on that CPU wakes the queue.
                     if libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const own) == 0 {
                         let mut found: libc::statfs = std::mem::zeroed();
                         libc::fstatfs(MOUNT, &raw mut found);

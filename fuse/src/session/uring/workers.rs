@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::serve::{Job, RingVolume};
+use super::serve::{ExecutingRequest, RingVolume};
 
 /// The most threads.
 const MOST: usize = crate::region::SLOTS - 2;
@@ -31,7 +31,7 @@ pub(super) struct Workers {
 
 #[derive(Default)]
 struct WorkersState {
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<ExecutingRequest>,
     idle: usize,
     running: usize,
     over: bool,
@@ -54,7 +54,7 @@ impl Workers {
     }
 
     /// Hands a request over to a thread. Returns it if all threads are busy and no other can start.
-    pub(super) fn take(served: &Arc<RingVolume>, job: Job) -> Result<(), Job> {
+    pub(super) fn take(served: &Arc<RingVolume>, job: ExecutingRequest) -> Result<(), ExecutingRequest> {
         let mut state = served.workers.lock();
         if state.idle <= state.jobs.len() {
             if state.running == MOST {
@@ -87,7 +87,7 @@ impl Workers {
         }
     }
 
-    fn next(&self) -> Option<Job> {
+    fn next(&self) -> Option<ExecutingRequest> {
         let mut state = self.lock();
         loop {
             if let Some(job) = state.jobs.pop_front() {

@@ -9,7 +9,7 @@ use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{sleep, timeout};
 
 use super::*;
-use crate::kube::settings::Access;
+use crate::kube::settings::SettingsSource;
 
 /// How long a test waits for what comes at once.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -41,7 +41,7 @@ impl Program {
     }
 
     async fn client(&self) -> ApiClient {
-        ApiClient::open(Access::Kubeconfig(self.path("config"))).await.expect("a client")
+        ApiClient::open(SettingsSource::Kubeconfig(self.path("config"))).await.expect("a client")
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -126,7 +126,7 @@ async fn requests_whose_credentials_were_rejected_or_have_expired_wait_for_one_r
         program.set("slow");
         if spoil {
             let connection = client.connection().await;
-            client.doubt_what_was(&connection, Doubt::Identity);
+            client.request_reread(&connection, RereadReason::Identity);
         } else {
             age(&client, Duration::ZERO, Duration::ZERO);
         }
@@ -149,14 +149,14 @@ async fn a_doubt_during_a_renewal_waits_for_it_and_is_over_with_other_credential
     age(&client, FRESH, AHEAD / 2);
     let connection = within(client.connection()).await;
     program.wait_runs(2).await;
-    client.doubt_what_was(&connection, Doubt::Identity);
+    client.request_reread(&connection, RereadReason::Identity);
     let requests = [request(&client), request(&client)];
     yield_now().await;
     program.unset("slow");
     for request in requests {
         assert_eq!(within(request).await.expect("a token"), "t2");
     }
-    assert_eq!((program.runs(), client.current().doubt), (2, Doubt::No));
+    assert_eq!((program.runs(), client.current().doubt), (2, RereadReason::No));
 }
 
 #[tokio::test]
@@ -164,10 +164,10 @@ async fn a_doubt_that_an_opening_did_not_consider_stays_with_the_same_credential
     let program = Program::new();
     let client = program.client().await;
     let before = client.connection().await;
-    let access = Access::Kubeconfig(program.path("config"));
+    let access = SettingsSource::Kubeconfig(program.path("config"));
     let opened = ApiConnection::open(&access, Some((&before, true))).await;
-    client.doubt_what_was(&before, Doubt::Identity);
-    client.current().replace(opened, Doubt::No);
+    client.request_reread(&before, RereadReason::Identity);
+    client.current().replace(opened, RereadReason::No);
     assert_eq!(within(token(&client)).await, "t2");
 }
 
@@ -178,7 +178,7 @@ async fn a_renewal_that_fails_runs_once_for_all_that_wait_and_spoils_nothing() {
     program.set("slow");
     program.set("fails");
     let connection = client.connection().await;
-    client.doubt_what_was(&connection, Doubt::Identity);
+    client.request_reread(&connection, RereadReason::Identity);
     let requests = [request(&client), request(&client)];
     program.wait_runs(2).await;
     program.unset("slow");
@@ -187,7 +187,7 @@ async fn a_renewal_that_fails_runs_once_for_all_that_wait_and_spoils_nothing() {
     }
     assert_eq!(program.runs(), 2);
     program.unset("fails");
-    client.doubt_what_was(&client.connection_now(), Doubt::Identity);
+    client.request_reread(&client.connection_now(), RereadReason::Identity);
     assert_eq!(within(token(&client)).await, "t3");
 }
 
@@ -197,7 +197,7 @@ async fn a_request_that_is_dropped_while_it_waits_leaves_no_other_waiting() {
     let client = program.client().await;
     program.set("slow");
     let connection = client.connection().await;
-    client.doubt_what_was(&connection, Doubt::Identity);
+    client.request_reread(&connection, RereadReason::Identity);
     let dropped = request(&client);
     program.wait_runs(2).await;
     let other = request(&client);
@@ -216,7 +216,7 @@ fn a_runtime_that_ends_during_a_renewal_leaves_no_request_of_another_waiting() {
         let client = program.client().await;
         program.set("slow");
         let connection = client.connection().await;
-        client.doubt_what_was(&connection, Doubt::Identity);
+        client.request_reread(&connection, RereadReason::Identity);
         drop(request(&client));
         program.wait_runs(2).await;
         client

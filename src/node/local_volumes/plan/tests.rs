@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::super::entries::DiskEntry;
-use super::super::identity::Identity;
+use super::super::identity::DiskIdentity;
 use super::*;
 
 const ENTRIES: usize = 3;
@@ -22,17 +22,17 @@ fn name(entry: usize) -> String {
     volume::name("n1", "fast", &path(entry))
 }
 
-fn identity(entry: usize) -> Identity {
+fn identity(entry: usize) -> DiskIdentity {
     let json = format!(r#"{{"boot": "b", "device": "0:{entry}", "root": "/"}}"#);
     serde_json::from_str(&json).expect("an identity")
 }
 
 /// A node and an API server, in which every effect of a step is one change.
 struct Cluster {
-    scan: Scan,
+    scan: DirectoryScan,
     volumes: BTreeMap<String, LocalVolume>,
-    classes: BTreeMap<String, Class>,
-    records: BTreeMap<String, Option<CleaningRecord>>,
+    classes: BTreeMap<String, OfferedClass>,
+    records: BTreeMap<String, Option<ErasureRecord>>,
     /// Whose data each entry has: the uid of a claim.
     data: [Option<String>; ENTRIES],
     /// Where a person has asked to keep the data.
@@ -43,12 +43,12 @@ struct Cluster {
 impl Cluster {
     fn new(reclaim: Reclaim) -> Cluster {
         let entry = DiskEntry { class: "fast".to_owned(), mode: Ok(VolumeMode::Filesystem) };
-        let scan = Scan {
+        let scan = DirectoryScan {
             entries: (0..ENTRIES).map(|index| (path(index), entry.clone())).collect(),
             read: [PathBuf::from("/mnt/fast")].into(),
             unread: Vec::new(),
         };
-        let classes = [("fast".to_owned(), Class { reclaim, mount_options: Vec::new() })].into();
+        let classes = [("fast".to_owned(), OfferedClass { reclaim, mount_options: Vec::new() })].into();
         let (volumes, records) = (BTreeMap::new(), BTreeMap::new());
         Cluster { scan, volumes, classes, records, data: Default::default(), kept: BTreeSet::new(), uids: 0 }
     }

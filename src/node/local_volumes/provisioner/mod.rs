@@ -15,13 +15,13 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
-use super::clean::{Cleaned, CleaningProgress};
-use super::entries::Scan;
+use super::clean::{ErasureOutcome, ErasureProgress};
+use super::entries::DirectoryScan;
 use super::error::InspectionError;
-use super::inspection::Fit;
+use super::inspection::UsableEntry;
 use super::metrics::LocalVolumeCounts;
-use super::plan::{Class, DiskStep, World, plan, remarks};
-use super::record::{CleaningRecord, Records};
+use super::plan::{DiskStep, OfferedClass, World, plan, remarks};
+use super::record::{ErasureRecord, Records};
 use super::volume::{HOSTNAME, LocalVolume, NodeNames, Phase, Reclaim};
 use super::{ClassDirectory, LocalVolumeMetrics, wake};
 use crate::kube::address::{Collection, Resource};
@@ -49,10 +49,10 @@ pub(in crate::node) struct ProvisionerSettings {
 
 /// An event for the task.
 enum ProvisionerEvent {
-    Scan(Scan),
+    Scan(DirectoryScan),
     Volumes(FollowerEvent),
     Class(String, FollowerEvent),
-    Cleaned(String, Box<Cleaned>),
+    Cleaned(String, Box<ErasureOutcome>),
 }
 
 struct Provisioner {
@@ -61,15 +61,15 @@ struct Provisioner {
     inputs: UnboundedReceiver<ProvisionerEvent>,
     input: UnboundedSender<ProvisionerEvent>,
     /// `None` before the first scan; `volumes` is `None` before the first list.
-    scan: Option<Scan>,
+    scan: Option<DirectoryScan>,
     volumes: Option<BTreeMap<String, LocalVolume>>,
-    classes: BTreeMap<String, Class>,
+    classes: BTreeMap<String, OfferedClass>,
     records: Records,
-    cleanings: BTreeMap<String, Arc<CleaningProgress>>,
+    cleanings: BTreeMap<String, Arc<ErasureProgress>>,
     /// Entries that an inspection has found unfit since the last scan.
     unfit: BTreeSet<PathBuf>,
     /// Inspections that do not end.
-    hanging: BTreeMap<PathBuf, JoinHandle<Result<Fit, InspectionError>>>,
+    hanging: BTreeMap<PathBuf, JoinHandle<Result<UsableEntry, InspectionError>>>,
     /// When podfs may try the next step for a PersistentVolume, after failures.
     pauses: BTreeMap<String, (Instant, Backoff)>,
     /// The remarks of the last plan.
@@ -138,7 +138,7 @@ async fn names(client: &ApiClient, node: &str) -> NodeNames {
                 if let Some(hostname) = hostname {
                     return NodeNames { name: node.to_owned(), hostname: hostname.to_owned() };
                 }
-                (format!("Node {node} does not exist, or has no label {HOSTNAME}"), retry.fruitless())
+                (format!("Node {node} does not exist, or has no label {HOSTNAME}"), retry.next_pause())
             }
             Err(error) => (error.to_string(), retry.failed(&error)),
         };
@@ -266,7 +266,7 @@ impl Provisioner {
             ProvisionerEvent::Volumes(event) => self.take_volumes(event),
             ProvisionerEvent::Class(name, event) => self.take_class(name, event),
             ProvisionerEvent::Cleaned(name, cleaned) => {
-                let Cleaned { record, result } = *cleaned;
+                let ErasureOutcome { record, result } = *cleaned;
                 self.cleanings.remove(&name);
                 self.settings.metrics.end(&name);
                 let path = self.path_of(&name, record.as_ref());
@@ -284,7 +284,7 @@ impl Provisioner {
         }
     }
 
-    fn path_of(&self, name: &str, record: Option<&CleaningRecord>) -> String {
+    fn path_of(&self, name: &str, record: Option<&ErasureRecord>) -> String {
         let volume = self.volumes.as_ref().and_then(|volumes| volumes.get(name));
         let path = record.map(|record| &record.path).or_else(|| volume?.path.as_ref());
         path.map_or_else(|| "the entry".to_owned(), |path| path.display().to_string())
@@ -307,7 +307,7 @@ impl Provisioner {
                 }
             }
             FollowerEvent::Alive => {}
-            FollowerEvent::Trouble(error) => self.say("persistentvolumes", &format!("local volumes: {error}")),
+            FollowerEvent::Failure(error) => self.say("persistentvolumes", &format!("local volumes: {error}")),
         }
     }
 
@@ -323,9 +323,9 @@ impl Provisioner {
             FollowerEvent::Put(object) => Some(object),
             FollowerEvent::Deleted(_) => None,
             FollowerEvent::Alive => return,
-            FollowerEvent::Trouble(error) => return self.say(&name, &format!("StorageClass {name}: {error}")),
+            FollowerEvent::Failure(error) => return self.say(&name, &format!("StorageClass {name}: {error}")),
         };
-        let class = object.map(|object| Class {
+        let class = object.map(|object| OfferedClass {
             reclaim: match object["reclaimPolicy"].as_str() {
                 Some("Retain") => Reclaim::Retain,
                 // The API server's default.

@@ -9,11 +9,11 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tracing::info;
 
-use super::super::clean::{Cleaning, CleaningProgress};
+use super::super::clean::{Erasure, ErasureProgress};
 use super::super::error::InspectionError;
-use super::super::inspection::{Fit, inspect};
-use super::super::plan::{Class, DiskStep, is_about, is_to_be_cleaned};
-use super::super::record::CleaningRecord;
+use super::super::inspection::{UsableEntry, inspect};
+use super::super::plan::{DiskStep, OfferedClass, is_about, is_to_be_cleaned};
+use super::super::record::ErasureRecord;
 use super::super::volume::{LocalVolume, Offer};
 use super::{Provisioner, ProvisionerEvent};
 use crate::kube::address::{Collection, Resource};
@@ -84,7 +84,7 @@ impl Provisioner {
     }
 
     async fn offer(&mut self, name: &str, class: &str, path: &Path, mode: VolumeMode) -> Result<(), ApiError> {
-        let Some(Class { reclaim, mount_options }) = self.classes.get(class).cloned() else { return Ok(()) };
+        let Some(OfferedClass { reclaim, mount_options }) = self.classes.get(class).cloned() else { return Ok(()) };
         let fit = match self.inspect(path, mode).await {
             Ok(fit) => fit,
             Err(reason) => {
@@ -110,7 +110,7 @@ impl Provisioner {
         Ok(())
     }
 
-    async fn inspect(&mut self, path: &Path, mode: VolumeMode) -> Result<Fit, InspectionError> {
+    async fn inspect(&mut self, path: &Path, mode: VolumeMode) -> Result<UsableEntry, InspectionError> {
         self.hanging.remove(path);
         let owned = path.to_owned();
         let mut inspection = spawn_blocking(move || inspect(&owned, mode));
@@ -124,7 +124,7 @@ impl Provisioner {
     }
 
     /// Starts an erasure, after a last check of all that could forbid it.
-    async fn clean(&mut self, record: CleaningRecord) -> Result<(), ApiError> {
+    async fn clean(&mut self, record: ErasureRecord) -> Result<(), ApiError> {
         let name = record.volume.clone();
         let unique_name = format!("kubernetes.io/local-volume/{name}");
         if in_use(&self.settings.handle.state()).any(|volume| volume.unique_name == unique_name) {
@@ -151,10 +151,10 @@ impl Provisioner {
                 }
             }
         }
-        let progress = Arc::<CleaningProgress>::default();
+        let progress = Arc::<ErasureProgress>::default();
         let roots = [self.settings.root_directory.clone(), self.settings.kubelet_root.clone()];
         let (file, path) = (self.records.file(&name), record.path.display().to_string());
-        let cleaning = Cleaning { record, file, roots, progress: Arc::clone(&progress) };
+        let cleaning = Erasure { record, file, roots, progress: Arc::clone(&progress) };
         let (input, of) = (self.input.clone(), name.clone());
         let work = move || drop(input.send(ProvisionerEvent::Cleaned(of, Box::new(cleaning.run()))));
         match thread::Builder::new().name("podfs-clean".to_owned()).spawn(work) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tracing::{debug, warn};
 
-use super::super::life::{Calling, Life, Up};
+use super::super::life::{ConnectingSupervisor, RunningSupervisor, SupervisorLife};
 use super::super::{OperationError, blocking, control};
 use super::PodTask;
 use crate::node::checkpoint::Checkpoint;
@@ -14,7 +14,7 @@ impl PodTask {
     /// Makes files again that another process has deleted. A supervisor that is starting, changing or ending makes and
     /// removes its files itself.
     pub(super) async fn restore(&mut self) {
-        if !matches!(self.life, Life::Up(Up { change: None, has_spoken: true, .. })) {
+        if !matches!(self.life, SupervisorLife::Up(RunningSupervisor { change: None, has_spoken: true, .. })) {
             return;
         }
         let (checkpoints, uid, directory) = (self.shared.checkpoints.clone(), self.uid.clone(), self.directory.clone());
@@ -26,14 +26,14 @@ impl PodTask {
                 debug!("{reason}");
             }
         }
-        if is_unreachable && let Life::Up(up) = std::mem::replace(&mut self.life, Life::Absent) {
+        if is_unreachable && let SupervisorLife::Up(up) = std::mem::replace(&mut self.life, SupervisorLife::Absent) {
             warn!(
                 "files of pod {} are gone from {}; its supervisor makes them again",
                 self.uid,
                 self.directory.display()
             );
             // The supervisor looks for its files when the connection is closed.
-            self.life = Life::Calling(Calling::new(Some(up.process), false, None));
+            self.life = SupervisorLife::Calling(ConnectingSupervisor::new(Some(up.process), false, None));
         }
     }
 

@@ -13,7 +13,9 @@ use tracing::{Instrument, debug};
 
 use super::super::FailureKind;
 use super::super::control::{self, StatusWatch};
-use super::super::life::{Calling, Life, PublicationChange, PublicationResult, Up};
+use super::super::life::{
+    ConnectingSupervisor, PublicationChange, PublicationResult, RunningSupervisor, SupervisorLife,
+};
 use super::PodTask;
 use crate::supervisor::control::AskError;
 
@@ -48,7 +50,7 @@ impl PodTask {
             })
         };
         let task = tokio::spawn(publication.in_current_span());
-        if let Life::Up(up) = &mut self.life {
+        if let SupervisorLife::Up(up) = &mut self.life {
             up.change = Some(PublicationChange { wanted, added, task });
         }
     }
@@ -79,11 +81,11 @@ impl PodTask {
 
     /// Follows the pod on this connection from now on, or calls the supervisor again if there is none.
     fn follow_with(&mut self, new: Result<StatusWatch, AskError>) {
-        match (std::mem::replace(&mut self.life, Life::Absent), new) {
-            (Life::Up(up), Ok(watch)) => self.life = Life::Up(Up { watch, ..up }),
-            (Life::Up(up), Err(error)) => {
+        match (std::mem::replace(&mut self.life, SupervisorLife::Absent), new) {
+            (SupervisorLife::Up(up), Ok(watch)) => self.life = SupervisorLife::Up(RunningSupervisor { watch, ..up }),
+            (SupervisorLife::Up(up), Err(error)) => {
                 debug!("the supervisor of pod {} is called again: {error}", self.uid);
-                self.life = Life::Calling(Calling::new(Some(up.process), false, None));
+                self.life = SupervisorLife::Calling(ConnectingSupervisor::new(Some(up.process), false, None));
             }
             (other, _) => self.life = other,
         }

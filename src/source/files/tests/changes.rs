@@ -136,11 +136,11 @@ fn reading_causes_no_further_scan() {
     let home = ManifestHome::with_objects(&[("app", "1")]);
     let mut steps = home.step_by_step(&["objects"]);
     steps.watcher.catch_up();
-    assert!(!steps.watcher.activity.is_stirred());
+    assert!(!steps.watcher.activity.is_scan_due());
     fs::read(home.path("objects/app.yaml")).expect("a file");
     fs::read_dir(home.path("objects")).expect("a directory").count();
     steps.watcher.catch_up();
-    assert!(!steps.watcher.activity.is_stirred());
+    assert!(!steps.watcher.activity.is_scan_due());
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn lost_events_cost_a_scan_and_no_change() {
     let home = ManifestHome::with_objects(&[("app", "1")]);
     let mut steps = home.step_by_step(&["objects"]);
     let overflow = notify::Event::new(notify::EventKind::Other).set_flag(notify::event::Flag::Rescan);
-    steps.signals.send(Signal::Event(Ok(overflow))).expect("a receiver");
+    steps.signals.send(WatchMessage::Event(Ok(overflow))).expect("a receiver");
     assert!(steps.scan().is_none());
     home.replace("objects/app.yaml", &config_map("app", "2"));
     assert!(steps.scan().is_some());

@@ -13,11 +13,11 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use super::documents::DocumentStore;
 use super::find::ConfiguredPath;
-use super::ledger::Ledger;
 use super::pod_and_objects::PodAndObjects;
-use super::watch::{Signal, Watcher};
-use super::{Accepted, FileSource, PodInput, SourceError};
+use super::watch::{WatchMessage, Watcher};
+use super::{AcceptedDocuments, FileSource, PodInput, SourceError};
 use crate::source::Snapshot;
 
 /// A directory for one test.
@@ -82,9 +82,9 @@ impl ManifestHome {
     fn step_by_step(&self, objects: &[&str]) -> Steps {
         let roots = objects.iter().map(|name| ConfiguredPath::objects(self.path(name))).collect();
         let (mut watcher, signals) = Watcher::new().expect("a watcher");
-        let mut ledger = Ledger::new(PodAndObjects::new(Accepted::Pods), None, roots).expect("a ledger");
-        ledger.first_scan(&mut watcher).expect("good manifests");
-        Steps { watcher, ledger, signals }
+        let mut store = DocumentStore::new(PodAndObjects::new(AcceptedDocuments::Pods), None, roots).expect("a store");
+        store.first_scan(&mut watcher).expect("good manifests");
+        Steps { watcher, store, signals }
     }
 }
 
@@ -121,15 +121,15 @@ impl Watched {
 /// A source whose thread is the test.
 struct Steps {
     watcher: Watcher,
-    ledger: Ledger<PodAndObjects>,
-    signals: std::sync::mpsc::Sender<Signal>,
+    store: DocumentStore<PodAndObjects>,
+    signals: std::sync::mpsc::Sender<WatchMessage>,
 }
 
 impl Steps {
     /// Waits for a change and scans.
     fn scan(&mut self) -> Option<Snapshot> {
         assert!(self.watcher.wait());
-        self.ledger.next_scan(&mut self.watcher).whole
+        self.store.next_scan(&mut self.watcher).combined
     }
 }
 

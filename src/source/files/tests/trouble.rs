@@ -23,17 +23,17 @@ fn a_problem_is_reported_once_and_again_when_it_comes_back() {
     let mut steps = home.step_by_step(&["objects"]);
     home.write("objects/app.yaml", "a: [hunter2\n");
     assert!(steps.scan().is_none());
-    let told: Vec<_> = steps.ledger.problems().collect();
+    let told: Vec<_> = steps.store.problems().collect();
     let sentence = "objects/app.yaml:1:4: unclosed bracket '['; until then, podfs uses the earlier content";
     assert!(matches!(told[..], [only] if only.ends_with(sentence)), "{told:?}");
 
     home.write("objects/db.yaml", &config_map("db", "2"));
     assert!(steps.scan().is_some());
-    assert_eq!(steps.ledger.problems().count(), 1, "still the same problem");
+    assert_eq!(steps.store.problems().count(), 1, "still the same problem");
 
     home.write("objects/app.yaml", &config_map("app", "1"));
     assert!(steps.scan().is_none(), "mended to what it was");
-    assert_eq!(steps.ledger.problems().count(), 0);
+    assert_eq!(steps.store.problems().count(), 0);
 }
 
 #[tokio::test]
@@ -75,7 +75,7 @@ fn a_duplicate_is_reported_with_both_places() {
     let mut steps = home.step_by_step(&["objects"]);
     home.write("objects/again.yaml", &config_map("app", "2"));
     assert!(steps.scan().is_none());
-    let told: Vec<_> = steps.ledger.problems().collect();
+    let told: Vec<_> = steps.store.problems().collect();
     assert!(
         matches!(told[..], [only] if only.contains("objects/again.yaml") && only.contains("objects/app.yaml")),
         "{told:?}"

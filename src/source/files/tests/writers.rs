@@ -67,7 +67,7 @@ async fn a_file_rewritten_all_the_time_is_never_seen_half() {
     let path = home.path("objects/app.yaml");
     let writer = std::thread::spawn(move || {
         for round in 1..=2000_u32 {
-            // Two writes: what stands in the file between them is a good manifest with another value.
+            // Two writes: between them, the file is a good manifest with another value.
             let mut file = File::create(&path).expect("a file");
             file.write_all(config_map("app", "half").as_bytes()).expect("a write");
             let rest = format!("---\n{}", config_map("round", &round.to_string()));
@@ -116,10 +116,13 @@ fn a_change_in_place_counts_only_after_its_last_event() {
 fn the_start_waits_for_a_file_that_is_being_written() {
     let home = ManifestHome::with_objects(&[("app", "1")]);
     let (mut watcher, _signals) = Watcher::new().expect("a watcher");
-    let mut ledger =
-        Ledger::new(PodAndObjects::new(Accepted::Pods), None, vec![ConfiguredPath::objects(home.path("objects"))])
-            .expect("a ledger");
+    let mut store = DocumentStore::new(
+        PodAndObjects::new(AcceptedDocuments::Pods),
+        None,
+        vec![ConfiguredPath::objects(home.path("objects"))],
+    )
+    .expect("a store");
     watcher.activity.write(&home.path("objects/app.yaml").canonicalize().expect("a path"));
-    let snapshot = ledger.first_scan(&mut watcher).expect("good manifests");
+    let snapshot = store.first_scan(&mut watcher).expect("good manifests");
     assert_eq!(value(&snapshot, "app"), Some("1"));
 }

@@ -6,14 +6,16 @@ use std::time::Duration;
 use tracing::warn;
 
 use super::host_path::{self, OpenedPath};
-use super::{Access, Common, MountPlan, PassthroughSource, PodEnd, Setting, Trouble, access, nfs};
-use crate::binding::{self, Bound, BoundSource};
+use super::{
+    ContainerAccess, MountPlan, PassthroughParts, PassthroughSource, PodEnd, RefreshFailure, VolumeContext, access, nfs,
+};
+use crate::binding::{self, BoundSource, BoundVolume};
 use crate::host::device::BlockDevice;
 use crate::host::neighbours::{self, NeighbourLock};
 use crate::host::{HostError, HostSource, fs_group};
 use crate::manifest::PodView;
 use crate::supervisor::volume::driver::{self, Republication, expand_csi};
-use crate::supervisor::volume::growth::{Expansion, Growth};
+use crate::supervisor::volume::growth::{Expansion, ExpansionState};
 use crate::supervisor::volume::local;
 use crate::volume::{Claim, Volume};
 
@@ -26,7 +28,7 @@ const EXCLUSIVE: &str = "exclusive.lock";
 pub(in crate::supervisor::volume) struct ClaimSource {
     claim: Claim,
     warned: Vec<String>,
-    growth: Growth,
+    growth: ExpansionState,
     /// The disk that the volume shows, if a hostPath names one. While it is open, the kernel gives its number to no other disk.
     device: Option<BlockDevice>,
     republication: Republication,
@@ -37,14 +39,14 @@ impl ClaimSource {
         Self {
             claim,
             warned: Vec::new(),
-            growth: Growth::default(),
+            growth: ExpansionState::default(),
             device: None,
             republication: Republication::default(),
         }
     }
 
     /// Grows the file system of a block device, or makes a CSI driver do so, when the PersistentVolume has grown.
-    fn follow_capacity(&mut self, setting: &Setting, spec: &Volume, pod: &PodView) -> Result<(), Trouble> {
+    fn follow_capacity(&mut self, setting: &VolumeContext, spec: &Volume, pod: &PodView) -> Result<(), RefreshFailure> {
         let bound = resolve(spec, &self.claim, pod);
         let Some(bound) = bound.ok().filter(|bound| self.growth.is_due(bound)) else { return Ok(()) };
         match &bound.source {
@@ -55,7 +57,7 @@ impl ClaimSource {
         Ok(())
     }
 
-    fn publish_again(&mut self, setting: &Setting, spec: &Volume, pod: &PodView) -> Result<(), Trouble> {
+    fn publish_again(&mut self, setting: &VolumeContext, spec: &Volume, pod: &PodView) -> Result<(), RefreshFailure> {
         // The mounted volume stays as it is.
         let Ok(bound) = resolve(spec, &self.claim, pod) else { return Ok(()) };
         let BoundSource::Csi(csi) = &bound.source else { return Ok(()) };
@@ -64,16 +66,21 @@ impl ClaimSource {
 }
 
 impl PassthroughSource for ClaimSource {
-    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &PodView) -> Result<MountPlan, Trouble> {
+    fn find(
+        &mut self,
+        volume: &mut PassthroughParts,
+        spec: &Volume,
+        pod: &PodView,
+    ) -> Result<MountPlan, RefreshFailure> {
         let name = spec.name.as_str();
         let bound = resolve(spec, &self.claim, pod)?;
         let path = volume.place(&bound.source.directory(), &bound.name);
         volume.group = bound.gid;
         let setting = &volume.setting;
         let turn = turn(setting, &path, bound.exclusive)?;
-        let shared = neighbours::use_volume_of(&path);
+        let shared = neighbours::has_neighbour(&path);
         if bound.exclusive && shared {
-            return Err(Trouble::Passing(IN_USE.to_owned()));
+            return Err(RefreshFailure::Temporary(IN_USE.to_owned()));
         }
         let mut access = access(bound.read_only);
         let mut warnings = bound.warnings.clone();
@@ -100,9 +107,9 @@ impl PassthroughSource for ClaimSource {
                 let source = opened.source;
                 warnings.extend(opened.warnings);
                 if opened.read_only {
-                    access = Access::ReadOnly;
+                    access = ContainerAccess::ReadOnly;
                 }
-                if let (Some(group), Access::ReadWrite) = (pod.facts.fs_group, access) {
+                if let (Some(group), ContainerAccess::ReadWrite) = (pod.facts.fs_group, access) {
                     give(&source, group, shared, &bound, pod)?;
                 }
                 source
@@ -115,11 +122,11 @@ impl PassthroughSource for ClaimSource {
         Ok(MountPlan { turn, ..MountPlan::of_host(spec, path, source, access)? })
     }
 
-    fn complete(&mut self, volume: &Common, spec: &Volume, pod: &PodView) -> Result<(), Trouble> {
+    fn complete(&mut self, volume: &PassthroughParts, spec: &Volume, pod: &PodView) -> Result<(), RefreshFailure> {
         self.follow_capacity(&volume.setting, spec, pod)
     }
 
-    fn follow(&mut self, volume: &Common, spec: &Volume, pod: &PodView) -> Result<(), Trouble> {
+    fn follow(&mut self, volume: &PassthroughParts, spec: &Volume, pod: &PodView) -> Result<(), RefreshFailure> {
         let grown = self.follow_capacity(&volume.setting, spec, pod);
         self.publish_again(&volume.setting, spec, pod)?;
         grown
@@ -133,7 +140,7 @@ impl PassthroughSource for ClaimSource {
         self.republication.next()
     }
 
-    fn take_down(self: Box<Self>, volume: &Common, name: &str, end: PodEnd) {
+    fn take_down(self: Box<Self>, volume: &PassthroughParts, name: &str, end: PodEnd) {
         let left = volume.path.as_deref().map_or(Ok(()), |path| local::leave(&volume.setting, path));
         left.unwrap_or_else(|error| warn!("volume {name:?}: {error}"));
         if self.device.is_some() && end == PodEnd::Clean {
@@ -143,27 +150,31 @@ impl PassthroughSource for ClaimSource {
 }
 
 /// The PersistentVolume that a volume's claim is bound to.
-pub(in crate::supervisor::volume) fn resolve(spec: &Volume, claim: &Claim, pod: &PodView) -> Result<Bound, Trouble> {
+pub(in crate::supervisor::volume) fn resolve(
+    spec: &Volume,
+    claim: &Claim,
+    pod: &PodView,
+) -> Result<BoundVolume, RefreshFailure> {
     let bound = binding::resolve(spec.name.as_str(), claim, &pod.identity, &pod.facts, &pod.known.objects);
-    bound.map_err(|error| Trouble::Manifests(error.to_string()))
+    bound.map_err(|error| RefreshFailure::Manifests(error.to_string()))
 }
 
 /// The lock for mounting a volume that one pod alone may use.
-fn turn(setting: &Setting, path: &Path, is_exclusive: bool) -> Result<Option<NeighbourLock>, Trouble> {
+fn turn(setting: &VolumeContext, path: &Path, is_exclusive: bool) -> Result<Option<NeighbourLock>, RefreshFailure> {
     let run_directory = setting.mount_points().run_directory().and_then(Path::parent).map(Path::to_owned);
     // A volume that is mounted without a pod has no neighbours.
     let Some(run_directory) = run_directory.filter(|_| is_exclusive) else { return Ok(None) };
     let file = run_directory.join(EXCLUSIVE);
     match NeighbourLock::take(&file, path) {
         Ok(Some(turn)) => Ok(Some(turn)),
-        Ok(None) => Err(Trouble::Passing(IN_USE.to_owned())),
-        Err(error) => Err(Trouble::Passing(format!("cannot lock {}: {error}", file.display()))),
+        Ok(None) => Err(RefreshFailure::Temporary(IN_USE.to_owned())),
+        Err(error) => Err(RefreshFailure::Temporary(format!("cannot lock {}: {error}", file.display()))),
     }
 }
 
 /// Gives a PersistentVolume to the group of the first pod on the node that uses it; for the others it stays as it is
 /// (LP-03).
-fn give(source: &HostSource, group: u32, shared: bool, bound: &Bound, pod: &PodView) -> Result<(), HostError> {
+fn give(source: &HostSource, group: u32, shared: bool, bound: &BoundVolume, pod: &PodView) -> Result<(), HostError> {
     let name = &bound.name;
     if !shared {
         return fs_group::give(source, group, pod.facts.fs_group_policy, name);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Common, MountPlan, PassthroughSource, Trouble};
+use super::{MountPlan, PassthroughParts, PassthroughSource, RefreshFailure};
 use crate::manifest::PodView;
 use crate::supervisor::volume::driver::{self, Republication};
 use crate::volume::{Csi, Volume};
@@ -20,14 +20,19 @@ impl CsiSource {
 }
 
 impl PassthroughSource for CsiSource {
-    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &PodView) -> Result<MountPlan, Trouble> {
+    fn find(
+        &mut self,
+        volume: &mut PassthroughParts,
+        spec: &Volume,
+        pod: &PodView,
+    ) -> Result<MountPlan, RefreshFailure> {
         let path = volume.place(Csi::DIRECTORY, spec.name.as_str());
         let (plan, republication) = driver::mount_csi(&volume.setting, spec, path, &self.csi, None, pod)?;
         self.republication = republication;
         Ok(plan)
     }
 
-    fn follow(&mut self, volume: &Common, spec: &Volume, pod: &PodView) -> Result<(), Trouble> {
+    fn follow(&mut self, volume: &PassthroughParts, spec: &Volume, pod: &PodView) -> Result<(), RefreshFailure> {
         self.republication.publish_again(&volume.setting, spec, &self.csi, None, pod)
     }
 

@@ -2,8 +2,8 @@
 
 use tracing::warn;
 
-use super::{Access, Common, MountPlan, PassthroughSource, Planned, PodEnd, Trouble};
-use crate::host::empty_dir::{Backing, EmptyDirContent, EmptyDirPlan};
+use super::{ContainerAccess, MountPlan, PassthroughParts, PassthroughSource, PlannedContent, PodEnd, RefreshFailure};
+use crate::host::empty_dir::{EmptyDirBacking, EmptyDirContent, EmptyDirPlan};
 use crate::manifest::PodView;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::volume::selinux_context;
@@ -16,7 +16,12 @@ pub(in crate::supervisor::volume) struct EmptyDirSource {
 }
 
 impl PassthroughSource for EmptyDirSource {
-    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &PodView) -> Result<MountPlan, Trouble> {
+    fn find(
+        &mut self,
+        volume: &mut PassthroughParts,
+        spec: &Volume,
+        pod: &PodView,
+    ) -> Result<MountPlan, RefreshFailure> {
         let plan = plan(spec, pod)?;
         let path = volume.place(spec.kind.directory.unwrap_or_default(), spec.name.as_str());
         let content = match self.content.take() {
@@ -26,19 +31,19 @@ impl PassthroughSource for EmptyDirSource {
         let opened = content.source().try_clone();
         self.content = Some(content);
         let (served_by, limit) = match plan.backing {
-            Backing::Disk => (ServedBy::Fuse, self.limit(spec)),
+            EmptyDirBacking::Disk => (ServedBy::Fuse, self.limit(spec)),
             // The tmpfs has its own limit.
-            Backing::Memory { .. } => (ServedBy::Fuse, None),
+            EmptyDirBacking::Memory { .. } => (ServedBy::Fuse, None),
             // Huge pages cannot be mapped through another file system.
-            Backing::HugePages { .. } => (ServedBy::Bind, None),
+            EmptyDirBacking::HugePages { .. } => (ServedBy::Bind, None),
         };
         let selinux_context = selinux_context(pod);
-        let content = Planned::Source { source: opened?, served_by, limit, remote: None };
-        Ok(MountPlan { path, content, access: Access::ReadWrite, selinux_context, turn: None })
+        let content = PlannedContent::Source { source: opened?, served_by, limit, remote: None };
+        Ok(MountPlan { path, content, access: ContainerAccess::ReadWrite, selinux_context, turn: None })
     }
 
     /// Adopts content that another supervisor has made, for this one to delete. If it was deleted, makes it anew.
-    fn is_current(&mut self, volume: &Common, spec: &Volume, pod: &PodView) -> Result<bool, Trouble> {
+    fn is_current(&mut self, volume: &PassthroughParts, spec: &Volume, pod: &PodView) -> Result<bool, RefreshFailure> {
         if self.content.is_some() {
             return Ok(true);
         }
@@ -49,7 +54,7 @@ impl PassthroughSource for EmptyDirSource {
     }
 
     /// Changes the limit of a tmpfs, too.
-    fn follow(&mut self, _: &Common, spec: &Volume, pod: &PodView) -> Result<(), Trouble> {
+    fn follow(&mut self, _: &PassthroughParts, spec: &Volume, pod: &PodView) -> Result<(), RefreshFailure> {
         let Some(content) = &self.content else { return Ok(()) };
         Ok(content.resize(&plan(spec, pod)?)?)
     }
@@ -66,7 +71,7 @@ impl PassthroughSource for EmptyDirSource {
         self.content.as_ref().is_some_and(EmptyDirContent::is_new)
     }
 
-    fn take_down(self: Box<Self>, volume: &Common, name: &str, end: PodEnd) {
+    fn take_down(self: Box<Self>, volume: &PassthroughParts, name: &str, end: PodEnd) {
         let setting = &volume.setting;
         // Without a pod, no later podfs would find the content again.
         let goes = end == PodEnd::Clean && !setting.keep_empty_dirs || matches!(setting.site, Site::Exactly(_));
@@ -87,16 +92,16 @@ fn source(spec: &Volume) -> Option<EmptyDir> {
     }
 }
 
-fn plan(spec: &Volume, pod: &PodView) -> Result<EmptyDirPlan, Trouble> {
-    let source = source(spec).ok_or_else(|| Trouble::Manifests("the volume is no emptyDir".to_owned()))?;
+fn plan(spec: &Volume, pod: &PodView) -> Result<EmptyDirPlan, RefreshFailure> {
+    let source = source(spec).ok_or_else(|| RefreshFailure::Manifests("the volume is no emptyDir".to_owned()))?;
     let plan = EmptyDirPlan::new(&source, &pod.facts, pod.allocatable());
-    plan.map_err(|error| Trouble::Manifests(error.to_string()))
+    plan.map_err(|error| RefreshFailure::Manifests(error.to_string()))
 }
 
-fn set_up(volume: &Common, spec: &Volume, plan: &EmptyDirPlan) -> Result<EmptyDirContent, Trouble> {
+fn set_up(volume: &PassthroughParts, spec: &Volume, plan: &EmptyDirPlan) -> Result<EmptyDirContent, RefreshFailure> {
     let setting = &volume.setting;
     let home = setting.mount_points().make_home(setting.site.home(spec.name.as_str()));
-    let content = EmptyDirContent::set_up(&home.map_err(|error| Trouble::Passing(error.to_string()))?, plan)?;
+    let content = EmptyDirContent::set_up(&home.map_err(|error| RefreshFailure::Temporary(error.to_string()))?, plan)?;
     if setting.keep_empty_dirs {
         content.leave_to_agent()?;
     }

@@ -1,6 +1,6 @@
 //! Volumes that FlexVolume drivers mount.
 
-use super::{Common, MountPlan, PassthroughSource, Trouble};
+use super::{MountPlan, PassthroughParts, PassthroughSource, RefreshFailure};
 use crate::manifest::PodView;
 use crate::supervisor::volume::driver;
 use crate::volume::{Flex, Volume};
@@ -9,7 +9,12 @@ use crate::volume::{Flex, Volume};
 pub(in crate::supervisor::volume) struct FlexSource(pub(in crate::supervisor::volume) Box<Flex>);
 
 impl PassthroughSource for FlexSource {
-    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &PodView) -> Result<MountPlan, Trouble> {
+    fn find(
+        &mut self,
+        volume: &mut PassthroughParts,
+        spec: &Volume,
+        pod: &PodView,
+    ) -> Result<MountPlan, RefreshFailure> {
         let Self(flex) = self;
         let name = spec.name.as_str();
         let path = volume.place(&flex.directory(), name);

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use podfs_fuse::mount::private::Access;
+use podfs_fuse::mount::private::ContainerAccess;
 use tracing::warn;
 
-use super::{Common, MountPlan, PassthroughSource, PodEnd, Setting, Trouble};
+use super::{MountPlan, PassthroughParts, PassthroughSource, PodEnd, RefreshFailure, VolumeContext};
 use crate::host::device::BlockDevice;
 use crate::host::disks::PodDisks;
 use crate::host::{FileKind, HostSource, host_path};
@@ -27,14 +27,14 @@ impl HostPathSource {
 }
 
 impl PassthroughSource for HostPathSource {
-    fn find(&mut self, volume: &mut Common, spec: &Volume, _: &PodView) -> Result<MountPlan, Trouble> {
+    fn find(&mut self, volume: &mut PassthroughParts, spec: &Volume, _: &PodView) -> Result<MountPlan, RefreshFailure> {
         let path = volume.place(HostPath::DIRECTORY, spec.name.as_str());
         let OpenedPath { source, device } = open(&volume.setting, spec, &self.source, &path)?;
         self.device = device;
-        MountPlan::of_host(spec, path, source, Access::ReadWrite)
+        MountPlan::of_host(spec, path, source, ContainerAccess::ReadWrite)
     }
 
-    fn take_down(self: Box<Self>, volume: &Common, name: &str, end: PodEnd) {
+    fn take_down(self: Box<Self>, volume: &PassthroughParts, name: &str, end: PodEnd) {
         if self.device.is_some() && end == PodEnd::Clean {
             forget_disk(&volume.setting, name);
         }
@@ -48,7 +48,12 @@ pub(super) struct OpenedPath {
 }
 
 /// Opens a path of the node for a mount at `path`. Refuses a disk in the place of the pod's disk.
-pub(super) fn open(setting: &Setting, spec: &Volume, source: &HostPath, path: &Path) -> Result<OpenedPath, Trouble> {
+pub(super) fn open(
+    setting: &VolumeContext,
+    spec: &Volume,
+    source: &HostPath,
+    path: &Path,
+) -> Result<OpenedPath, RefreshFailure> {
     let source = host_path::open(source)?;
     if source.kind() != FileKind::BlockDevice {
         return Ok(OpenedPath { source, device: None });
@@ -66,13 +71,13 @@ pub(super) fn open(setting: &Setting, spec: &Volume, source: &HostPath, path: &P
 }
 
 /// Forgets the disk of a volume that the pod no longer has: a later volume of that name may have another one.
-pub(super) fn forget_disk(setting: &Setting, volume: &str) {
+pub(super) fn forget_disk(setting: &VolumeContext, volume: &str) {
     if let Some(Err(error)) = disks(setting).map(|disks| disks.forget(volume)) {
         warn!("volume {volume:?}: {error}");
     }
 }
 
 /// The disks of the pod; `None` without a pod.
-fn disks(setting: &Setting) -> Option<PodDisks> {
+fn disks(setting: &VolumeContext) -> Option<PodDisks> {
     setting.mount_points().run_directory().map(|directory| PodDisks::of(directory.join(DISKS)))
 }

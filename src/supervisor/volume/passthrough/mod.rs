@@ -23,18 +23,18 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use podfs_fuse::caller::credentials::ActAs;
-use podfs_fuse::client::{MountedVolume, VolumeIdentity, Watch};
+use podfs_fuse::client::{MountedVolume, VolumeIdentity, VolumeObserver};
 use podfs_fuse::mount::MountError;
 use podfs_fuse::mount::bind::bind;
-use podfs_fuse::mount::private::{Access, MountOptions, Shape};
+use podfs_fuse::mount::private::{ContainerAccess, MountOptions, MountPointType};
 use podfs_fuse::mount::visible::{MountPoint, VisibleMount};
-use podfs_fuse::passthrough::{Cache, DataPath, PassthroughOptions};
+use podfs_fuse::passthrough::{CacheMode, DataPath, PassthroughOptions};
 use podfs_fuse::region::VolumeKind;
 
 use super::growth::Expansion;
 use super::mounter::Mounter;
 use super::nfs::ReachedExport;
-use super::{PodEnd, Setting, Shown, Trouble};
+use super::{PodEnd, RefreshFailure, ShownContent, VolumeContext};
 use crate::host::neighbours::NeighbourLock;
 use crate::host::{HostError, HostSource, serve};
 use crate::manifest::PodView;
@@ -45,20 +45,30 @@ use crate::volume::{ServedBy, Volume};
 /// A kind of volume that shows a source as it is.
 pub(super) trait PassthroughSource: Send {
     /// Finds the source and plans the mount of a volume that is not mounted.
-    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &PodView) -> Result<MountPlan, Trouble>;
+    fn find(
+        &mut self,
+        volume: &mut PassthroughParts,
+        spec: &Volume,
+        pod: &PodView,
+    ) -> Result<MountPlan, RefreshFailure>;
 
     /// Whether the mount still shows the source. If not, podfs finds and mounts the source anew.
-    fn is_current(&mut self, _volume: &Common, _spec: &Volume, _pod: &PodView) -> Result<bool, Trouble> {
+    fn is_current(
+        &mut self,
+        _volume: &PassthroughParts,
+        _spec: &Volume,
+        _pod: &PodView,
+    ) -> Result<bool, RefreshFailure> {
         Ok(true)
     }
 
     /// Called right after the volume was mounted.
-    fn complete(&mut self, _volume: &Common, _spec: &Volume, _pod: &PodView) -> Result<(), Trouble> {
+    fn complete(&mut self, _volume: &PassthroughParts, _spec: &Volume, _pod: &PodView) -> Result<(), RefreshFailure> {
         Ok(())
     }
 
     /// Called at each refresh of a mounted volume, after a change of the pod's objects.
-    fn follow(&mut self, _volume: &Common, _spec: &Volume, _pod: &PodView) -> Result<(), Trouble> {
+    fn follow(&mut self, _volume: &PassthroughParts, _spec: &Volume, _pod: &PodView) -> Result<(), RefreshFailure> {
         Ok(())
     }
 
@@ -88,19 +98,19 @@ pub(super) trait PassthroughSource: Send {
     }
 
     /// Called after the volume was unmounted. Releases what ends with the pod.
-    fn take_down(self: Box<Self>, _volume: &Common, _name: &str, _end: PodEnd) {}
+    fn take_down(self: Box<Self>, _volume: &PassthroughParts, _name: &str, _end: PodEnd) {}
 }
 
 /// What passthrough volumes of all kinds have in common.
-pub(super) struct Common {
-    pub(super) setting: Setting,
+pub(super) struct PassthroughParts {
+    pub(super) setting: VolumeContext,
     /// Where the volume is, once podfs has looked for its source.
     pub(super) path: Option<PathBuf>,
     /// A group that containers need to use the volume.
     pub(super) group: Option<u32>,
 }
 
-impl Common {
+impl PassthroughParts {
     /// Notes and returns the path of the volume, by its kind and name.
     fn place(&mut self, directory: &str, name: &str) -> PathBuf {
         let path = self.setting.site.volume(directory, name);
@@ -111,7 +121,7 @@ impl Common {
 
 /// A passthrough volume, which is mounted once its source is found.
 pub(super) struct PassthroughVolume {
-    common: Common,
+    common: PassthroughParts,
     source: Box<dyn PassthroughSource>,
     mounted: Option<VisibleVolume>,
     /// A mount whose source or server is gone, until a new one covers it.
@@ -121,19 +131,19 @@ pub(super) struct PassthroughVolume {
 /// Fields are dropped in this order, so that the volume is no longer visible when its server is released.
 struct VisibleVolume {
     visible: VisibleMount,
-    access: Access,
+    access: ContainerAccess,
     /// The volume of the pod's server; `None` for a bind mount, which the kernel alone serves.
     served: Option<MountedVolume>,
 }
 
 impl VisibleVolume {
-    fn shown(&self) -> Shown {
-        let Some(volume) = &self.served else { return Shown::Bind };
+    fn shown(&self) -> ShownContent {
+        let Some(volume) = &self.served else { return ShownContent::Bind };
         match (volume.kind(), volume.data_path()) {
-            (VolumeKind::Nfs, _) => Shown::Nfs(Backend::User),
-            _ if volume.is_remote() => Shown::Nfs(Backend::Kernel),
-            (_, DataPath::Kernel) => Shown::Passthrough,
-            (_, DataPath::Server) => Shown::ReadWrite,
+            (VolumeKind::Nfs, _) => ShownContent::Nfs(Backend::User),
+            _ if volume.is_remote() => ShownContent::Nfs(Backend::Kernel),
+            (_, DataPath::Kernel) => ShownContent::Passthrough,
+            (_, DataPath::Server) => ShownContent::ReadWrite,
         }
     }
 
@@ -146,8 +156,8 @@ impl VisibleVolume {
 /// A planned mount.
 pub(super) struct MountPlan {
     pub(super) path: PathBuf,
-    pub(super) content: Planned,
-    pub(super) access: Access,
+    pub(super) content: PlannedContent,
+    pub(super) access: ContainerAccess,
     pub(super) selinux_context: Option<String>,
     /// The lock of a volume that one pod alone may use. Held until the mount is in the mount table.
     pub(super) turn: Option<NeighbourLock>,
@@ -155,15 +165,20 @@ pub(super) struct MountPlan {
 
 impl MountPlan {
     /// A plan for a source of the host, which FUSE or the kernel alone serves.
-    fn of_host(spec: &Volume, path: PathBuf, source: HostSource, access: Access) -> Result<MountPlan, Trouble> {
+    fn of_host(
+        spec: &Volume,
+        path: PathBuf,
+        source: HostSource,
+        access: ContainerAccess,
+    ) -> Result<MountPlan, RefreshFailure> {
         let served_by = serve::choose(&source, spec.preferences.served_by, &path)?;
-        let content = Planned::Source { source, served_by, limit: None, remote: None };
+        let content = PlannedContent::Source { source, served_by, limit: None, remote: None };
         Ok(MountPlan { path, content, access, selinux_context: None, turn: None })
     }
 }
 
 /// The content of a planned mount.
-pub(super) enum Planned {
+pub(super) enum PlannedContent {
     /// A source on this node, or an export that the kernel has mounted; `remote` is the identity of calls to its
     /// server.
     Source { source: HostSource, served_by: ServedBy, limit: Option<u64>, remote: Option<ActAs> },
@@ -171,14 +186,14 @@ pub(super) enum Planned {
     Export(Box<ReachedExport>),
 }
 
-impl From<HostError> for Trouble {
-    fn from(error: HostError) -> Trouble {
-        Trouble::Passing(error.to_string())
+impl From<HostError> for RefreshFailure {
+    fn from(error: HostError) -> RefreshFailure {
+        RefreshFailure::Temporary(error.to_string())
     }
 }
 
 impl Mounter for PassthroughVolume {
-    fn setting(&self) -> &Setting {
+    fn setting(&self) -> &VolumeContext {
         &self.common.setting
     }
 
@@ -192,14 +207,14 @@ impl Mounter for PassthroughVolume {
 
     /// False until it is mounted.
     fn is_read_only(&self) -> bool {
-        self.mounted.as_ref().is_some_and(|mounted| mounted.access == Access::ReadOnly)
+        self.mounted.as_ref().is_some_and(|mounted| mounted.access == ContainerAccess::ReadOnly)
     }
 
-    fn shown(&self) -> Option<Shown> {
+    fn shown(&self) -> Option<ShownContent> {
         self.mounted.as_ref().map(VisibleVolume::shown)
     }
 
-    fn watch(&self) -> Option<Watch> {
+    fn watch(&self) -> Option<VolumeObserver> {
         self.mounted.as_ref()?.served.as_ref().map(MountedVolume::watch)
     }
 
@@ -216,7 +231,7 @@ impl Mounter for PassthroughVolume {
         self.common.group = about.group;
     }
 
-    fn show(&mut self, spec: &Volume, pod: &PodView, _: Option<Instant>) -> Result<Shown, Trouble> {
+    fn show(&mut self, spec: &Volume, pod: &PodView, _: Option<Instant>) -> Result<ShownContent, RefreshFailure> {
         let Self { common, source, .. } = self;
         if let Some(mounted) = self.mounted.take_if(|mounted| mounted.is_given_up()) {
             self.outdated = Some(mounted);
@@ -243,14 +258,14 @@ impl Mounter for PassthroughVolume {
     }
 
     /// A bind mount has no private mount to clone: this drops it, and [`show`](Self::show) mounts it anew.
-    fn show_again(&mut self) -> Result<(), Trouble> {
+    fn show_again(&mut self) -> Result<(), RefreshFailure> {
         if let Some(bind) = self.mounted.take_if(|mounted| mounted.served.is_none()) {
             drop(bind);
         }
         let Some(mounted) = self.mounted.as_mut().filter(|mounted| !mounted.is_given_up()) else { return Ok(()) };
         let Some(volume) = &mounted.served else { return Ok(()) };
         let point = self.common.setting.prepare(mounted.visible.path(), volume.shape())?;
-        mounted.visible.replace(volume.show(&point, mounted.access).map_err(Trouble::of_mount)?);
+        mounted.visible.replace(volume.show(&point, mounted.access).map_err(RefreshFailure::of_mount)?);
         Ok(())
     }
 
@@ -279,15 +294,15 @@ impl Mounter for PassthroughVolume {
 }
 
 impl PassthroughVolume {
-    pub(super) fn new(source: Box<dyn PassthroughSource>, setting: Setting) -> Self {
-        let common = Common { setting, path: None, group: None };
+    pub(super) fn new(source: Box<dyn PassthroughSource>, setting: VolumeContext) -> Self {
+        let common = PassthroughParts { setting, path: None, group: None };
         Self { common, source, mounted: None, outdated: None }
     }
 
-    fn mount(&self, spec: &Volume, mount_plan: MountPlan) -> Result<VisibleVolume, Trouble> {
+    fn mount(&self, spec: &Volume, mount_plan: MountPlan) -> Result<VisibleVolume, RefreshFailure> {
         let MountPlan { path, content, access, selinux_context, turn: _until_it_is_mounted } = mount_plan;
-        let passing = |error: &dyn std::fmt::Display| Trouble::Passing(error.to_string());
-        if let Planned::Source { served_by: ServedBy::Bind, .. } = &content
+        let passing = |error: &dyn std::fmt::Display| RefreshFailure::Temporary(error.to_string());
+        if let PlannedContent::Source { served_by: ServedBy::Bind, .. } = &content
             && let Some((_, visible)) =
                 self.common.setting.mount_points().keep(&path).map_err(|error| passing(&error))?
         {
@@ -295,8 +310,8 @@ impl PassthroughVolume {
             return Ok(VisibleVolume { visible, access, served: None });
         }
         let shape = match &content {
-            Planned::Source { source, .. } => source.shape(),
-            Planned::Export(_) => Shape::Directory,
+            PlannedContent::Source { source, .. } => source.shape(),
+            PlannedContent::Export(_) => MountPointType::Directory,
         };
         let point = match &self.outdated {
             Some(outdated) if !outdated.visible.is_lost() => MountPoint::of_mount(outdated.visible.path()),
@@ -311,31 +326,31 @@ impl PassthroughVolume {
         let point = point.map_err(|error| passing(&error))?;
         let mount = MountOptions { selinux_context, shape };
         match content {
-            Planned::Source { source, served_by: ServedBy::Bind, .. } => {
+            PlannedContent::Source { source, served_by: ServedBy::Bind, .. } => {
                 let attached = bind(source.as_fd(), access).and_then(|clone| point.attach_bind(&clone));
                 Ok(VisibleVolume { visible: attached.map_err(|error| passing(&error))?, access, served: None })
             }
-            Planned::Source { source, served_by: ServedBy::Fuse, limit, remote } => {
+            PlannedContent::Source { source, served_by: ServedBy::Fuse, limit, remote } => {
                 let options = self.passthrough_options(spec, limit, remote);
                 let (server, identity) = (&self.common.setting.server, self.identity(spec, &point, access));
                 let volume = MountedVolume::of_source(server, source.as_fd(), &options, &mount, &identity);
-                let volume = volume.map_err(Trouble::of_mount)?;
-                let visible = volume.show(&point, access).map_err(Trouble::of_mount)?;
+                let volume = volume.map_err(RefreshFailure::of_mount)?;
+                let visible = volume.show(&point, access).map_err(RefreshFailure::of_mount)?;
                 Ok(VisibleVolume { visible, access, served: Some(volume) })
             }
-            Planned::Export(export) => {
+            PlannedContent::Export(export) => {
                 let ReachedExport { options, sockets, attributes, .. } = *export;
                 let (server, identity) = (&self.common.setting.server, self.identity(spec, &point, access));
                 let volume = MountedVolume::of_export(server, sockets, &options, attributes, &mount, &identity);
-                let volume = volume.map_err(Trouble::of_mount)?;
-                let visible = volume.show(&point, access).map_err(Trouble::of_mount)?;
+                let volume = volume.map_err(RefreshFailure::of_mount)?;
+                let visible = volume.show(&point, access).map_err(RefreshFailure::of_mount)?;
                 Ok(VisibleVolume { visible, access, served: Some(volume) })
             }
         }
     }
 
-    fn identity(&self, spec: &Volume, point: &MountPoint, access: Access) -> VolumeIdentity {
-        Setting::identity(spec, point.path(), self.common.group, access)
+    fn identity(&self, spec: &Volume, point: &MountPoint, access: ContainerAccess) -> VolumeIdentity {
+        VolumeContext::identity(spec, point.path(), self.common.group, access)
     }
 
     fn passthrough_options(&self, spec: &Volume, limit: Option<u64>, remote: Option<ActAs>) -> PassthroughOptions {
@@ -347,7 +362,7 @@ impl PassthroughVolume {
         let nothing_else_changes = self.source.is_of_pod() && self.source.is_new() && self.outdated.is_none();
         PassthroughOptions {
             cache: match spec.preferences.cache {
-                Cache::Auto if nothing_else_changes && limit.is_none() => Cache::Always,
+                CacheMode::Auto if nothing_else_changes && limit.is_none() => CacheMode::Always,
                 chosen => chosen,
             },
             exclusive: self.source.is_of_pod(),
@@ -361,6 +376,6 @@ impl PassthroughVolume {
     }
 }
 
-pub(super) fn access(read_only: bool) -> Access {
-    if read_only { Access::ReadOnly } else { Access::ReadWrite }
+pub(super) fn access(read_only: bool) -> ContainerAccess {
+    if read_only { ContainerAccess::ReadOnly } else { ContainerAccess::ReadWrite }
 }

@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use super::{Access, Common, MountPlan, PassthroughSource, Planned, Setting, Trouble, access};
+use super::{
+    ContainerAccess, MountPlan, PassthroughParts, PassthroughSource, PlannedContent, RefreshFailure, VolumeContext,
+    access,
+};
 use crate::manifest::PodView;
 use crate::supervisor::volume::nfs::{self, ReachedExport};
 use crate::volume::nfs_options::Backend;
@@ -15,7 +18,12 @@ pub(in crate::supervisor::volume) struct NfsSource {
 }
 
 impl PassthroughSource for NfsSource {
-    fn find(&mut self, volume: &mut Common, spec: &Volume, pod: &PodView) -> Result<MountPlan, Trouble> {
+    fn find(
+        &mut self,
+        volume: &mut PassthroughParts,
+        spec: &Volume,
+        pod: &PodView,
+    ) -> Result<MountPlan, RefreshFailure> {
         let Self { source, options } = self;
         let path = volume.place(Nfs::DIRECTORY, spec.name.as_str());
         plan(&volume.setting, spec, path, source, options, access(source.read_only || options.read_only), pod)
@@ -24,24 +32,24 @@ impl PassthroughSource for NfsSource {
 
 /// Plans the mount of an export at `path`.
 pub(super) fn plan(
-    setting: &Setting,
+    setting: &VolumeContext,
     spec: &Volume,
     path: PathBuf,
     source: &Nfs,
     options: &NfsOptions,
-    access: Access,
+    access: ContainerAccess,
     pod: &PodView,
-) -> Result<MountPlan, Trouble> {
+) -> Result<MountPlan, RefreshFailure> {
     let selinux_context = options.selinux_context.clone();
     let content = match nfs::backend(spec, source, options)? {
         Backend::User => {
             let export = ReachedExport::find(source, options, access, setting, pod)?;
-            Planned::Export(Box::new(export))
+            PlannedContent::Export(Box::new(export))
         }
         Backend::Kernel => {
             let remote = Some(nfs::callers(Backend::Kernel, options, pod));
             let source = nfs::mount_by_kernel(source, options, access)?;
-            Planned::Source { source, served_by: ServedBy::Fuse, limit: None, remote }
+            PlannedContent::Source { source, served_by: ServedBy::Fuse, limit: None, remote }
         }
     };
     Ok(MountPlan { path, content, access, selinux_context, turn: None })

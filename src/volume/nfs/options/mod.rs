@@ -8,6 +8,8 @@ mod parse;
 
 use std::time::Duration;
 
+pub use podfs_fuse::nfs::options::{LocalLocks, LookupCache, RetryPolicy};
+
 pub use error::{BackendError, NfsOptionsError, OptionProblem};
 
 /// The parsed mount options of a volume, with the defaults of Linux (nfs(5)).
@@ -28,7 +30,7 @@ pub struct NfsOptions {
     /// The host of the MOUNT service, if it is not the server.
     pub mount_host: Option<String>,
     /// The result of a call that the server does not answer.
-    pub recovery: Recovery,
+    pub retry_policy: RetryPolicy,
     /// The time that podfs waits for an answer before it sends a call again.
     pub timeout: Duration,
     /// The number of repetitions after which a call counts as not answered.
@@ -41,13 +43,13 @@ pub struct NfsOptions {
     pub connections: u8,
     /// Whether they come from a port below 1024.
     pub reserved_port: bool,
-    /// The scope of locks.
-    pub locks: Locks,
+    /// Locks that hold on this node only.
+    pub local_locks: LocalLocks,
     /// The cache times of attributes.
     pub attributes: AttributeCache,
     /// The results of lookups that are cached.
     pub lookup_cache: LookupCache,
-    /// Whether a file that is opened shows what others wrote before they closed it.
+    /// Whether an opened file shows the writes of clients that have closed it (close-to-open consistency).
     pub close_to_open: bool,
     /// Whether each write is on the server's disk before it is answered.
     pub sync: bool,
@@ -107,26 +109,6 @@ pub enum TransportSecurity {
     MutualTls,
 }
 
-/// The result of a call that the server does not answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recovery {
-    /// The call waits until the server answers.
-    Hard,
-    /// The call fails with `EIO`.
-    Soft,
-    /// The call fails with `ETIMEDOUT`.
-    SoftError,
-}
-
-/// The scope of locks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Locks {
-    /// `flock(2)` locks hold on this node only.
-    pub local_flock: bool,
-    /// `fcntl(2)` locks hold on this node only.
-    pub local_posix: bool,
-}
-
 /// The shortest and longest time for which attributes are cached (`nfs(5)`, `acregmin` and others).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttributeCache {
@@ -140,17 +122,6 @@ pub struct AttributeCache {
     pub directory_max: Duration,
 }
 
-/// The results of lookups that are cached (`lookupcache`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LookupCache {
-    /// Names that exist, and names that do not (`all`).
-    All,
-    /// Names that exist (`positive`).
-    Positive,
-    /// None.
-    None,
-}
-
 impl Default for NfsOptions {
     fn default() -> Self {
         let seconds = Duration::from_secs;
@@ -162,21 +133,21 @@ impl Default for NfsOptions {
             port: None,
             mount_port: None,
             mount_host: None,
-            recovery: Recovery::Hard,
+            retry_policy: RetryPolicy::default(),
             timeout: seconds(60),
             retransmissions: 2,
             rsize: None,
             wsize: None,
             connections: 1,
             reserved_port: true,
-            locks: Locks { local_flock: false, local_posix: false },
+            local_locks: LocalLocks::default(),
             attributes: AttributeCache {
                 file_min: seconds(3),
                 file_max: seconds(60),
                 directory_min: seconds(30),
                 directory_max: seconds(60),
             },
-            lookup_cache: LookupCache::All,
+            lookup_cache: LookupCache::default(),
             close_to_open: true,
             sync: false,
             readdirplus: true,

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{
-    AttributeCache, Backend, Locks, LookupCache, NfsOptions, NfsOptionsError, NfsVersion, OptionProblem, Recovery,
-    Security, TransportSecurity,
+    AttributeCache, Backend, LocalLocks, LookupCache, NfsOptions, NfsOptionsError, NfsVersion, OptionProblem,
+    RetryPolicy, Security, TransportSecurity,
 };
 
 /// Options of mount(8), and of no NFS client, that change nothing here: what they ask for is so anyway, or there is
@@ -136,9 +136,9 @@ impl Parser {
     fn flag(&mut self, name: &str) -> Result<(), OptionProblem> {
         let options = &mut self.options;
         match name {
-            "hard" => options.recovery = Recovery::Hard,
-            "soft" => options.recovery = Recovery::Soft,
-            "softerr" => options.recovery = Recovery::SoftError,
+            "hard" => options.retry_policy = RetryPolicy::Hard,
+            "soft" => options.retry_policy = RetryPolicy::Soft,
+            "softerr" => options.retry_policy = RetryPolicy::SoftErr,
             "ro" => options.read_only = true,
             "sync" | "dirsync" => options.sync = true,
             "nosuid" => options.no_suid = true,
@@ -146,7 +146,7 @@ impl Parser {
             "noexec" => options.no_exec = true,
             "resvport" => options.reserved_port = true,
             "noresvport" => options.reserved_port = false,
-            "nolock" => options.locks = Locks { local_flock: true, local_posix: true },
+            "nolock" => options.local_locks = LocalLocks { flock: true, posix: true },
             "ac" => {}
             "noac" => (self.no_attributes, options.sync) = (true, true),
             "cto" => {}
@@ -190,7 +190,7 @@ impl Parser {
                     "none" => (false, false),
                     _ => return Err(OptionProblem::Value("all, flock, posix or none")),
                 };
-                options.locks = Locks { local_flock: flock, local_posix: posix };
+                options.local_locks = LocalLocks { flock, posix };
             }
             "actimeo" => {
                 let time = seconds(value)?;

@@ -40,7 +40,7 @@ impl Kubelet {
         self.node.start_command(self.command())
     }
 
-    /// Publishes what has to succeed.
+    /// Publishes a volume, which must succeed.
     #[track_caller]
     pub fn published(&self, volume: &Volume) {
         if let Err(status) = self.publish(volume) {

@@ -1,4 +1,4 @@
-//! Volumes that a kubelet publishes: what they show, restarts of the daemon, and pods that go.
+//! Volumes that a kubelet publishes: their files, restarts of the daemon, and pods that end.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

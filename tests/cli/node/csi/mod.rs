@@ -1,4 +1,4 @@
-//! The CSI driver over its real sockets: what csi-sanity checks of a node plugin, what a kubelet does, and what goes wrong.
+//! The CSI driver over its real sockets: the checks of csi-sanity for node plugins, the calls of a kubelet, and failures.
 
 mod authority;
 mod conformance;

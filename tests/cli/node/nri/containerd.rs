@@ -167,7 +167,7 @@ impl<'a> Containerd<'a> {
         String::from_utf8_lossy(&text).trim_end().to_owned()
     }
 
-    /// The events of a directory of the container, as a process inside hears them.
+    /// The inotify events of a directory that a process in the container gets.
     #[track_caller]
     pub fn watch(&self, container: &Container, label: &'static str, directory: &'static str) -> Watcher {
         let process = self.process(container);

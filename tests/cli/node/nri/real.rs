@@ -30,7 +30,7 @@ pub fn make_kubelets_volumes(machine: &Machine) {
     fs::write(pod.join(PART.1), "of the kubelet").expect("written");
 }
 
-/// A container that has podfs's volumes: podfs may not have heard of the pod when the first is created.
+/// A container that has podfs's volumes: podfs may not know the pod yet when the first is created.
 pub fn run_with_podfs(containerd: &Containerd<'_>, sandbox: &str, mounts: &[Wanted<'_>]) -> Container {
     let (mut attempt, mut running) = (0, None);
     eventually("podfs has the volumes", || {

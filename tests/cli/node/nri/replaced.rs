@@ -59,7 +59,7 @@ fn read(directory: Option<String>, file: &str) -> String {
     fs::read_to_string(Path::new(&directory.expect("it is replaced")).join(file)).expect("a file")
 }
 
-/// Creates containers until podfs's volumes are in them: the runtime may ask before podfs has heard of the pod.
+/// Creates containers until podfs's volumes are in them: the runtime may ask before podfs knows the pod.
 pub fn create_with(plugin: &mut Plugin, pod: &PodSandbox, container: &Container, count: usize) -> Vec<Mount> {
     let mut mounts = Vec::new();
     eventually("podfs has the volumes", || {

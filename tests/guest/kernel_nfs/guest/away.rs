@@ -11,7 +11,7 @@ use rustix::fs::statfs;
 use super::{Away, DIRECTORY, Emptied, How, assert_stops_clean, exported, fixture, shown, version_3};
 use crate::common::*;
 
-/// Far more than a second, which is what is promised, and far less than for ever: the guest is slow.
+/// Far more than a second, which the documentation promises, and far less than for ever: the guest is slow.
 const SOON: Duration = Duration::from_secs(8);
 /// More than a session has threads.
 const READERS: usize = 24;

@@ -56,7 +56,7 @@ fn a_claim_is_served_in_every_version() {
         open.read_to_end(&mut read).expect("read");
         assert!(read == bytes, "{options}");
         drop(open);
-        // The other name that `d/c` was given goes once podfs hears of the end, which is later.
+        // The other name of `d/c` is removed once podfs gets the release, which is later.
         fs::remove_dir(volume.join("d")).expect("removed");
         assert_stops_clean(running, &fixture);
     }

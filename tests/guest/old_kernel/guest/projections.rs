@@ -55,7 +55,7 @@ fn a_change_is_switched_to_and_raises_the_events_of_a_switch() {
     let running = fixture.run();
     let volume = running.volume("config");
     let (before, watcher) = (generation(&volume), Watcher::on("config", &volume));
-    // The kernel caches what was read, also that a name is absent.
+    // The kernel caches read files, and absent names.
     assert_files(&volume, &[("a", "1"), ("gone", "x")]);
     assert!(!volume.join("new").exists());
     fixture.write("objects/config.json", &config_map("app", &[("a", "2"), ("new", "y")]));

@@ -11,7 +11,7 @@ use nfs3_types::xdr_codec::{List, Opaque};
 use proptest::prelude::*;
 
 use super::*;
-use crate::rpc::message::{Received, receive};
+use crate::rpc::message::{RecordKind, receive};
 use crate::rpc::{Credential, Denial, Procedure, RpcCall, RpcError, Slice};
 use crate::xdr::{Malformed, XdrReader, XdrWriter};
 use values::*;
@@ -136,10 +136,10 @@ proptest! {
             spec: theirs::specdata3 { specdata1: major, specdata2: minor },
         };
         for (node, what) in [
-            (Device::Block(major, minor), theirs::mknoddata3::NF3BLK(device())),
-            (Device::Character(major, minor), theirs::mknoddata3::NF3CHR(device())),
-            (Device::Socket, theirs::mknoddata3::NF3SOCK(their_changes())),
-            (Device::Pipe, theirs::mknoddata3::NF3FIFO(their_changes())),
+            (SpecialFile::Block(major, minor), theirs::mknoddata3::NF3BLK(device())),
+            (SpecialFile::Character(major, minor), theirs::mknoddata3::NF3CHR(device())),
+            (SpecialFile::Socket, theirs::mknoddata3::NF3SOCK(their_changes())),
+            (SpecialFile::Pipe, theirs::mknoddata3::NF3FIFO(their_changes())),
         ] {
             prop_assert_eq!(
                 ours(|to| a::mknod(to, &file, &name, node, &changes)),
@@ -176,7 +176,7 @@ proptest! {
         let bytes = packed(&their_attributes(&known));
         prop_assert_eq!(Attributes::read(&mut XdrReader::new(&bytes)), Ok(known));
         let bytes = packed(&their_around(&known_around));
-        prop_assert_eq!(Around::read(&mut XdrReader::new(&bytes)), Ok(known_around));
+        prop_assert_eq!(WccData::read(&mut XdrReader::new(&bytes)), Ok(known_around));
     }
 
     #[test]
@@ -365,7 +365,7 @@ proptest! {
     }
 }
 
-/// Reads bytes as all that they could be taken for.
+/// Decodes bytes as every type.
 fn read_as_everything(bytes: &[u8]) {
     fn read<T>(bytes: &[u8], as_what: impl FnOnce(&mut XdrReader<'_>) -> Result<T, Malformed>) {
         let mut reader = XdrReader::new(bytes);
@@ -374,7 +374,7 @@ fn read_as_everything(bytes: &[u8]) {
     }
     let _either = receive(bytes);
     read(bytes, Attributes::read);
-    read(bytes, Around::read);
+    read(bytes, WccData::read);
     read(bytes, results::lookup);
     read(bytes, results::access);
     read(bytes, |from| results::readlink(from, cutting(bytes)));
@@ -450,7 +450,7 @@ fn every_refusal_of_rpc_has_its_own_error() {
     let reply = |body| {
         let record = packed(&rpc::rpc_msg { xid: 7, body: rpc::msg_body::REPLY(body) });
         match receive(&record).expect("well-formed") {
-            Received::Reply { xid: 7, results } => results,
+            RecordKind::Reply { xid: 7, results } => results,
             other => panic!("{other:?}"),
         }
     };

@@ -21,11 +21,11 @@ pub(super) fn packed(message: &impl Pack) -> Vec<u8> {
     bytes
 }
 
-pub(super) fn their_handle(handle: &FileHandle) -> nfs_fh3 {
+pub(super) fn their_handle(handle: &NfsFileHandle) -> nfs_fh3 {
     nfs_fh3 { data: Opaque::owned(handle.as_bytes().to_vec()) }
 }
 
-pub(super) fn their_name<'a>(directory: &FileHandle, name: &'a [u8]) -> diropargs3<'a> {
+pub(super) fn their_name<'a>(directory: &NfsFileHandle, name: &'a [u8]) -> diropargs3<'a> {
     diropargs3 { dir: their_handle(directory), name: name.into() }
 }
 
@@ -37,7 +37,7 @@ pub(super) fn their_time(time: Time) -> nfstime3 {
     nfstime3 { seconds: time.seconds, nseconds: time.nanoseconds }
 }
 
-pub(super) fn their_changes(changes: &Changes) -> sattr3 {
+pub(super) fn their_changes(changes: &AttributeChanges) -> sattr3 {
     sattr3 {
         mode: their_option(changes.mode),
         uid: their_option(changes.uid),
@@ -82,7 +82,7 @@ pub(super) fn their_attributes(attributes: &Attributes) -> theirs::fattr3 {
     }
 }
 
-pub(super) fn their_around(around: &Around) -> theirs::wcc_data {
+pub(super) fn their_around(around: &WccData) -> theirs::wcc_data {
     let before = around.before.map(|before| theirs::wcc_attr {
         size: before.size,
         mtime: their_time(before.mtime),
@@ -95,8 +95,8 @@ pub(super) fn bytes(most: usize) -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(any::<u8>(), 0..=most)
 }
 
-pub(super) fn handle() -> impl Strategy<Value = FileHandle> {
-    bytes(64).prop_map(|bytes| FileHandle::new(&bytes).expect("short enough"))
+pub(super) fn handle() -> impl Strategy<Value = NfsFileHandle> {
+    bytes(64).prop_map(|bytes| NfsFileHandle::new(&bytes).expect("short enough"))
 }
 
 pub(super) fn time() -> impl Strategy<Value = Time> {
@@ -107,9 +107,9 @@ pub(super) fn time_change() -> impl Strategy<Value = TimeChange> {
     prop_oneof![Just(TimeChange::Keep), Just(TimeChange::ServerTime), time().prop_map(TimeChange::To)]
 }
 
-pub(super) fn changes() -> impl Strategy<Value = Changes> {
+pub(super) fn changes() -> impl Strategy<Value = AttributeChanges> {
     let numbers = (any::<Option<u32>>(), any::<Option<u32>>(), any::<Option<u32>>(), any::<Option<u64>>());
-    (numbers, time_change(), time_change()).prop_map(|((mode, uid, gid, size), atime, mtime)| Changes {
+    (numbers, time_change(), time_change()).prop_map(|((mode, uid, gid, size), atime, mtime)| AttributeChanges {
         mode,
         uid,
         gid,
@@ -145,9 +145,9 @@ pub(super) fn attributes() -> impl Strategy<Value = Attributes> {
     )
 }
 
-pub(super) fn around() -> impl Strategy<Value = Around> {
-    let before = (any::<u64>(), time(), time()).prop_map(|(size, mtime, ctime)| Before { size, mtime, ctime });
-    (prop::option::of(before), prop::option::of(attributes())).prop_map(|(before, after)| Around { before, after })
+pub(super) fn around() -> impl Strategy<Value = WccData> {
+    let before = (any::<u64>(), time(), time()).prop_map(|(size, mtime, ctime)| WccAttributes { size, mtime, ctime });
+    (prop::option::of(before), prop::option::of(attributes())).prop_map(|(before, after)| WccData { before, after })
 }
 
 pub(super) fn credential() -> impl Strategy<Value = Credential> {

@@ -1,4 +1,4 @@
-//! Writeback against a server in memory that forgets what is not committed when it is started anew.
+//! Writeback against a server in memory that loses uncommitted data when it restarts.
 
 mod server;
 
@@ -12,23 +12,23 @@ use tokio::runtime::Builder;
 use tokio::task::{LocalSet, spawn_local, yield_now};
 
 use super::log::Log;
-use super::{FileKey, Manner, Store, Writeback};
+use super::{FileKey, Store, WriteParameters, Writeback};
 use crate::session::{HandleId, NodeId};
 use server::{TestClient, put};
 
 const FILE: FileKey = FileKey { node: NodeId(7), open: HandleId(1) };
-const MANNER: Manner = Manner { wsize: 1 << 20, stable: false };
+const MANNER: WriteParameters = WriteParameters { wsize: 1 << 20, stable: false };
 
 fn log() -> Log {
     Log::create(4).expect("a log")
 }
 
-fn start(client: &TestClient, log: Log, manner: Manner) -> Writeback<TestClient> {
+fn start(client: &TestClient, log: Log, manner: WriteParameters) -> Writeback<TestClient> {
     Writeback::new(log, Vec::new(), client.clone(), manner)
 }
 
 /// Ends a server's tasks where they are, and goes on with its log.
-fn follow(client: &TestClient, log: std::os::fd::OwnedFd, manner: Manner) -> Writeback<TestClient> {
+fn follow(client: &TestClient, log: std::os::fd::OwnedFd, manner: WriteParameters) -> Writeback<TestClient> {
     let (log, inherited) = Log::adopt(log).expect("a log");
     Writeback::new(log, inherited, client.clone(), manner)
 }
@@ -118,7 +118,7 @@ fn after_repeated_losses_the_client_asks_for_stable_writes() {
     run(async {
         let client = TestClient::default();
         client.0.restless.set(true);
-        let manner = Manner { wsize: 5, ..MANNER };
+        let manner = WriteParameters { wsize: 5, ..MANNER };
         let writeback = start(&client, log(), manner);
         writeback.write(FILE, 0, &[1; 100]).await.expect("accepted");
         writeback.write(FILE, 3, &[2; 50]).await.expect("accepted");
@@ -289,7 +289,7 @@ fn a_file_with_much_data_is_committed_before_a_flush() {
 fn stable_writes_are_on_disk_when_they_are_answered() {
     run(async {
         let client = TestClient::default();
-        let writeback = start(&client, log(), Manner { stable: true, ..MANNER });
+        let writeback = start(&client, log(), WriteParameters { stable: true, ..MANNER });
         writeback.write(FILE, 0, b"data").await.expect("written");
         assert_eq!((client.0.on_disk(NodeId(7)), client.0.commits.get()), (b"data".to_vec(), 0));
         client.0.error.set(Some(Errno::NOSPC));
@@ -344,7 +344,7 @@ enum Event {
     Flush(NodeId),
     /// Time goes by.
     Time(usize),
-    /// The server is killed and started anew.
+    /// The server is killed and restarted.
     Restart,
     /// The process is killed, another goes on.
     Takeover,
@@ -369,12 +369,12 @@ proptest! {
     fn the_disk_has_the_last_written_data_after_any_faults(events in events(), chance: u64, wsize in 50..1500usize) {
         let client = TestClient::default();
         client.0.chance.set(chance);
-        let manner = Manner { wsize, stable: false };
+        let manner = WriteParameters { wsize, stable: false };
         let mut model: HashMap<NodeId, Vec<u8>> = HashMap::new();
         let mut events = events.into_iter().enumerate();
         let mut log = None;
         loop {
-            // Until a takeover; what is on its way then is given up.
+            // Until a takeover, which drops calls in flight.
             let (done, file) = run(async {
                 let writeback = match log.take() {
                     None => start(&client, self::log(), manner),

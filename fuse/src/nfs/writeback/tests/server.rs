@@ -9,10 +9,10 @@ use rustix::io::Errno;
 use tokio::task::yield_now;
 
 use super::super::log::Piece;
-use super::super::{FileKey, Store, Verifier, Written};
+use super::super::{FileKey, Store, Verifier, WriteResult};
 use crate::session::NodeId;
 
-/// A server. What was written is in memory until it is committed.
+/// A server. Written data is in memory until it is committed.
 #[derive(Default)]
 pub(super) struct TestServer {
     pub(super) memory: RefCell<HashMap<NodeId, Vec<u8>>>,
@@ -78,7 +78,7 @@ impl Store for TestClient {
         offset: u64,
         data: Piece,
         stable: bool,
-    ) -> impl Future<Output = Result<Written, Errno>> + 'static {
+    ) -> impl Future<Output = Result<WriteResult, Errno>> + 'static {
         let server = Rc::clone(&self.0);
         async move {
             server.asked.set(server.asked.get() + 1);
@@ -95,7 +95,7 @@ impl Store for TestClient {
             if stable {
                 put(&mut server.disk.borrow_mut(), file.node, offset as usize, data);
             }
-            let answer = Written { count: data.len() as u32, stable, verifier: server.verifier() };
+            let answer = WriteResult { count: data.len() as u32, stable, verifier: server.verifier() };
             server.take_time().await;
             Ok(answer)
         }

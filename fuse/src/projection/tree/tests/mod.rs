@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::projection::generation::is_generation;
-use crate::projection::image::{DirectoryAttributes, FileEntry, Layout};
+use crate::projection::image::{DirectoryAttributes, FileEntry, ImageLayout};
 use crate::projection::steps::{DATA, DATA_TMP, ShownGeneration, removal, repair, switch};
 use crate::session::NodeId;
 
@@ -12,7 +12,7 @@ const DIRECTORIES: DirectoryAttributes = DirectoryAttributes { mode: 0o755, gid:
 
 /// A tree with calls like those of the supervisor and the kernel.
 struct Rig {
-    tree: Tree,
+    tree: ProjectionTree,
     current: Option<(GenerationName, Image)>,
     made: u64,
 }
@@ -20,7 +20,7 @@ struct Rig {
 impl Rig {
     fn new() -> Self {
         let root = Root { mode: 0o777, gid: 7, directories: BTreeSet::from(["nested/deep".to_owned()]) };
-        Self { tree: Tree::new(root, SystemTime::UNIX_EPOCH), current: None, made: 0 }
+        Self { tree: ProjectionTree::new(root, SystemTime::UNIX_EPOCH), current: None, made: 0 }
     }
 
     fn hidden() -> BTreeSet<String> {
@@ -35,7 +35,7 @@ impl Rig {
         let (image, staged) = (image(payload), image(payload));
         let previous = self.current.as_ref().map(|(name, image)| ShownGeneration { name, image });
         let steps = switch(previous, ShownGeneration { name: &name, image: &image }, 0o755, &Self::hidden());
-        self.tree.announce(steps.clone(), Some(Staged { name: name.clone(), image: staged.into() }), time);
+        self.tree.announce(steps.clone(), Some(StagedGeneration { name: name.clone(), image: staged.into() }), time);
         (name, image, steps)
     }
 
@@ -85,7 +85,7 @@ impl Rig {
     }
 
     /// Looks a path up as the kernel does, through links.
-    fn look_up(&mut self, path: &str) -> Option<Attributes> {
+    fn look_up(&mut self, path: &str) -> Option<NodeAttributes> {
         let mut node = NodeId::ROOT;
         let mut found = self.tree.attributes(node).ok()?;
         for name in path.split('/') {
@@ -112,7 +112,7 @@ impl Rig {
     /// At most `room` names after the cookie `after`, and the next cookie.
     fn names_after(&self, node: NodeId, after: u64, room: usize) -> (Vec<String>, u64) {
         let (mut names, mut cookie) = (Vec::new(), after);
-        let emit = |(_, next, _, name): Listed<'_>| {
+        let emit = |(_, next, _, name): TreeEntry<'_>| {
             if names.len() == room {
                 return true;
             }
@@ -133,7 +133,7 @@ fn image(payload: &[(&str, &str)]) -> Image {
         uid: 5,
         gid: 7,
     });
-    Layout::new(entries, DIRECTORIES).expect("a tree").image().expect("an image")
+    ImageLayout::new(entries, DIRECTORIES).expect("a tree").image().expect("an image")
 }
 
 #[test]

@@ -4,8 +4,8 @@ use super::*;
 
 /// A server, and the supervisor's replica of its tree, for one commit after the other.
 struct Pair {
-    served: Tree,
-    replica: Tree,
+    served: ProjectionTree,
+    replica: ProjectionTree,
     images: Vec<Arc<Image>>,
     made: u64,
 }
@@ -13,7 +13,7 @@ struct Pair {
 impl Pair {
     fn new() -> Self {
         let root = Root { mode: 0o755, gid: 7, directories: BTreeSet::new() };
-        let tree = || Tree::new(root.clone(), SystemTime::UNIX_EPOCH);
+        let tree = || ProjectionTree::new(root.clone(), SystemTime::UNIX_EPOCH);
         Self { served: tree(), replica: tree(), images: Vec::new(), made: 0 }
     }
 
@@ -29,7 +29,11 @@ impl Pair {
             steps.extend(removal(previous, &[]));
         }
         for tree in [&mut self.replica, &mut self.served] {
-            tree.announce(steps.clone(), Some(Staged { name: name.clone(), image: Arc::clone(&image) }), time);
+            tree.announce(
+                steps.clone(),
+                Some(StagedGeneration { name: name.clone(), image: Arc::clone(&image) }),
+                time,
+            );
         }
         self.images.push(image);
         steps
@@ -58,14 +62,15 @@ impl Pair {
         let applied = self.served.applied();
         let (saved, images) = self.replica.save();
         let saved = serde_json::from_str(&serde_json::to_string(&saved).expect("JSON")).expect("a tree");
-        self.served = Tree::restore(saved, images.iter().map(|image| adopt(image)).collect()).expect("it fits");
+        self.served =
+            ProjectionTree::restore(saved, images.iter().map(|image| adopt(image)).collect()).expect("it fits");
         self.served.catch_up(applied).expect("it fits");
     }
 
     /// Every name of the root with its node.
-    fn listing(&self, tree: &Tree) -> Vec<(u64, String)> {
+    fn listing(&self, tree: &ProjectionTree) -> Vec<(u64, String)> {
         let mut names = Vec::new();
-        let emit = |(node, _, _, name): Listed<'_>| {
+        let emit = |(node, _, _, name): TreeEntry<'_>| {
             names.push((node.0, name.to_owned()));
             false
         };
@@ -166,7 +171,7 @@ fn an_inconsistent_saved_tree_is_refused() {
         let mut text = text.clone();
         change(&mut text);
         let saved = serde_json::from_value(text).expect("a tree");
-        Tree::restore(saved, images.iter().map(|image| adopt(image)).collect())
+        ProjectionTree::restore(saved, images.iter().map(|image| adopt(image)).collect())
     };
     assert!(restore(&|_| {}).is_some());
     let broken: [&dyn Fn(&mut serde_json::Value); 6] = [

@@ -1,4 +1,4 @@
-//! Lanes: the HTTP/2 connections to one server with one identity. A server limits the concurrent requests of a connection (100
+//! The HTTP/2 connections to one server with one identity. A server limits the concurrent requests of a connection (100
 //! by default), and a watch lasts for minutes, so a pod with more objects needs another connection. Any other pod has one.
 
 use std::net::SocketAddr;
@@ -12,9 +12,9 @@ use reqwest::{Proxy, Url};
 use secrecy::ExposeSecret;
 
 use crate::kube::error::ConnectionError;
-use crate::kube::settings::Settings;
+use crate::kube::settings::ClientSettings;
 use crate::kube::tls;
-use crate::kube::tls::{Authority, Certificate};
+use crate::kube::tls::{Authority, ClientCertificate};
 
 /// The name of podfs in the server's logs.
 const USER_AGENT: &str = concat!("podfs/", env!("CARGO_PKG_VERSION"));
@@ -26,21 +26,21 @@ const PONG: Duration = Duration::from_secs(10);
 const WATCHES: usize = 80;
 
 /// The connections. The first is for all requests, the others only for watches.
-pub(super) struct Lanes {
-    party: Party,
-    lanes: Mutex<Vec<Lane>>,
+pub(super) struct ConnectionPool {
+    identity: ConnectionIdentity,
+    connections: Mutex<Vec<PooledConnection>>,
 }
 
 #[derive(Clone)]
-struct Lane {
+struct PooledConnection {
     http: reqwest::Client,
     watches: Arc<AtomicUsize>,
 }
 
 /// The place of a watch on a connection, until it is dropped.
-pub(super) struct Room(Arc<AtomicUsize>);
+pub(super) struct WatchSlot(Arc<AtomicUsize>);
 
-impl Drop for Room {
+impl Drop for WatchSlot {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -48,18 +48,18 @@ impl Drop for Room {
 
 /// The server and the identity of a connection: if they differ, it is another connection.
 #[derive(Clone)]
-pub(super) struct Party {
+pub(super) struct ConnectionIdentity {
     pub(super) server: Url,
     server_name: Option<String>,
     authority: Authority,
     proxy: Option<Url>,
-    certificate: Option<Certificate>,
+    certificate: Option<ClientCertificate>,
 }
 
-impl Party {
-    pub(super) fn new(settings: Settings, certificate: Option<Certificate>) -> Party {
-        let Settings { server, server_name, authority, proxy, .. } = settings;
-        Party { server, server_name, authority, proxy, certificate }
+impl ConnectionIdentity {
+    pub(super) fn new(settings: ClientSettings, certificate: Option<ClientCertificate>) -> ConnectionIdentity {
+        let ClientSettings { server, server_name, authority, proxy, .. } = settings;
+        ConnectionIdentity { server, server_name, authority, proxy, certificate }
     }
 
     /// The URL of requests has the name in the server's certificate; connections go to the address in the settings.
@@ -93,16 +93,16 @@ impl Party {
         }
         if self.server_name.is_some() {
             let host = self.server.host_str().unwrap_or_default();
-            builder = builder.dns_resolver(Arc::new(InItsPlace(host.trim_matches(['[', ']']).to_owned())));
+            builder = builder.dns_resolver(Arc::new(FixedHostResolver(host.trim_matches(['[', ']']).to_owned())));
         }
         builder.build().map_err(ConnectionError::Http)
     }
 }
 
-impl PartialEq for Party {
-    fn eq(&self, other: &Party) -> bool {
-        let certificate = |party: &Party| {
-            let certificate = party.certificate.as_ref();
+impl PartialEq for ConnectionIdentity {
+    fn eq(&self, other: &ConnectionIdentity) -> bool {
+        let certificate = |identity: &ConnectionIdentity| {
+            let certificate = identity.certificate.as_ref();
             certificate.map(|it| (it.chain.clone(), it.key.expose_secret().to_owned()))
         };
         (&self.server, &self.server_name, &self.authority, &self.proxy)
@@ -111,18 +111,18 @@ impl PartialEq for Party {
     }
 }
 
-impl Lanes {
+impl ConnectionPool {
     /// Without any connection yet.
     ///
     /// # Errors
     /// When the certificates cannot be used.
-    pub(super) fn new(party: Party) -> Result<Lanes, ConnectionError> {
-        let first = Lane { http: party.http()?, watches: Arc::default() };
-        Ok(Lanes { party, lanes: Mutex::new(vec![first]) })
+    pub(super) fn new(identity: ConnectionIdentity) -> Result<ConnectionPool, ConnectionError> {
+        let first = PooledConnection { http: identity.http()?, watches: Arc::default() };
+        Ok(ConnectionPool { identity, connections: Mutex::new(vec![first]) })
     }
 
-    pub(super) fn are_of(&self, party: &Party) -> bool {
-        self.party == *party
+    pub(super) fn are_of(&self, identity: &ConnectionIdentity) -> bool {
+        self.identity == *identity
     }
 
     /// The connection for a request that ends soon.
@@ -131,29 +131,29 @@ impl Lanes {
     }
 
     /// A connection for a watch, with a place on it.
-    pub(super) fn for_watch(&self) -> (reqwest::Client, Room) {
-        let mut lanes = self.lock();
-        let free = lanes.iter().find(|lane| lane.watches.load(Ordering::Relaxed) < WATCHES).cloned();
-        let lane = free.unwrap_or_else(|| {
+    pub(super) fn for_watch(&self) -> (reqwest::Client, WatchSlot) {
+        let mut connections = self.lock();
+        let free = connections.iter().find(|connection| connection.watches.load(Ordering::Relaxed) < WATCHES).cloned();
+        let connection = free.unwrap_or_else(|| {
             // The settings worked for the first connection.
-            let http = self.party.http().unwrap_or_else(|_| lanes[0].http.clone());
-            let lane = Lane { http, watches: Arc::default() };
-            lanes.push(lane.clone());
-            lane
+            let http = self.identity.http().unwrap_or_else(|_| connections[0].http.clone());
+            let connection = PooledConnection { http, watches: Arc::default() };
+            connections.push(connection.clone());
+            connection
         });
-        lane.watches.fetch_add(1, Ordering::Relaxed);
-        (lane.http, Room(lane.watches))
+        connection.watches.fetch_add(1, Ordering::Relaxed);
+        (connection.http, WatchSlot(connection.watches))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Lane>> {
-        self.lanes.lock().expect("no code panics while lanes are locked")
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<PooledConnection>> {
+        self.connections.lock().expect("no code panics while the connections are locked")
     }
 }
 
 /// Resolves every name to this host.
-struct InItsPlace(String);
+struct FixedHostResolver(String);
 
-impl Resolve for InItsPlace {
+impl Resolve for FixedHostResolver {
     fn resolve(&self, _: Name) -> Resolving {
         let host = self.0.clone();
         Box::pin(async move {

@@ -1,8 +1,8 @@
-//! The content of the files: the last good documents of each, and their sum.
+//! The last good documents of each file, and their combination.
 //!
 //! One scan finds the files, reads those that have changed, waits for the events that were queued meanwhile, and takes
-//! over every file that was at rest. A file that cannot be read or parsed keeps its last good documents. A [`Sum`]
-//! defines documents, and the whole that the documents of all files form.
+//! over every settled file. A file that cannot be read or parsed keeps its last good documents. A [`FileCombiner`] parses the
+//! documents, and combines those of all files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
@@ -10,21 +10,21 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::SourceError;
-use super::find::{ConfiguredPath, FileToRead, FoundFiles, Role};
-use super::judge::{Judge, Verdict};
+use super::find::{ConfiguredPath, FileToRead, FoundFiles, PathRole};
 use super::read::{Stamp, read};
+use super::read_check::{DocumentUpdate, ReadCheck};
 use super::watch::Watcher;
 use crate::manifest::ManifestError;
 
-/// How long the files may take to come to rest when podfs starts.
+/// How long podfs waits at its start for files that are being written.
 const START_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How the bytes of one file become contents, and the contents of all files become a whole.
-pub(crate) trait Sum: Send + 'static {
+/// Parses the bytes of a file, and combines the documents of all files.
+pub(crate) trait FileCombiner: Send + 'static {
     /// The good documents of one file.
     type Contents: Send;
-    /// The whole that all of them form.
-    type Whole: Send;
+    /// The documents of all files, combined.
+    type Combined: Send;
     /// Whether the file of a document matters.
     const NAMES_COUNT: bool;
 
@@ -32,15 +32,15 @@ pub(crate) trait Sum: Send + 'static {
     ///
     /// # Errors
     /// When the file is invalid; then its contents stay as they were.
-    fn parse(&self, role: Role, file: &Path, bytes: &[u8]) -> Result<Self::Contents, ManifestError>;
+    fn parse(&self, role: PathRole, file: &Path, bytes: &[u8]) -> Result<Self::Contents, ManifestError>;
 
-    /// Adds up all files, in the order of their paths.
+    /// Combines all files, in the order of their paths.
     ///
     /// # Errors
-    /// When files contradict each other; then the last whole stays.
-    fn add_up(&mut self, files: Files<'_, Self::Contents>) -> Result<Self::Whole, ManifestError>;
+    /// When files contradict each other; then the last combination stays.
+    fn combine(&mut self, files: Files<'_, Self::Contents>) -> Result<Self::Combined, ManifestError>;
 
-    /// The problems of the files in the last whole.
+    /// The problems of the files in the last combination.
     fn problems(&self) -> Vec<ManifestError>;
 }
 
@@ -48,10 +48,10 @@ pub(crate) trait Sum: Send + 'static {
 pub(crate) type Files<'a, C> = &'a [(&'a Path, &'a C)];
 
 /// The configured paths and their contents.
-pub(super) struct Ledger<S: Sum> {
-    sum: S,
+pub(super) struct DocumentStore<S: FileCombiner> {
+    combiner: S,
     roots: Vec<ConfiguredPath>,
-    files: BTreeMap<PathBuf, LedgerEntry<S::Contents>>,
+    files: BTreeMap<PathBuf, StoredFile<S::Contents>>,
     /// The name and contents of bytes that are read only once, before the scans.
     fixed: Option<(PathBuf, Fingerprinted<S::Contents>)>,
     hasher: RandomState,
@@ -61,7 +61,7 @@ pub(super) struct Ledger<S: Sum> {
 }
 
 /// A file that was read at least once.
-struct LedgerEntry<C> {
+struct StoredFile<C> {
     /// Index of the configured path that it belongs to.
     root: usize,
     stamp: Stamp,
@@ -79,7 +79,7 @@ struct Fingerprinted<C> {
 /// Identifies contents: whether they describe the pod, their length and a hash with a key of this process.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Fingerprint {
-    role: Role,
+    role: PathRole,
     len: usize,
     hash: u64,
 }
@@ -87,20 +87,20 @@ struct Fingerprint {
 /// The name of standard input.
 pub(super) const STDIN: &str = "standard input";
 
-impl<S: Sum> Ledger<S> {
-    /// A ledger of the configured paths, of which nothing is read yet. `fixed` is the name and the bytes of a manifest
+impl<S: FileCombiner> DocumentStore<S> {
+    /// The store of the configured paths, before the first scan. `fixed` is the name and the bytes of a manifest
     /// that is read only once.
     ///
     /// # Errors
     ///
     /// When these bytes are a malformed manifest.
     pub(super) fn new(
-        sum: S,
+        combiner: S,
         fixed: Option<(PathBuf, Vec<u8>)>,
         roots: Vec<ConfiguredPath>,
     ) -> Result<Self, ManifestError> {
-        let mut ledger = Self {
-            sum,
+        let mut store = Self {
+            combiner,
             roots,
             files: BTreeMap::new(),
             fixed: None,
@@ -110,21 +110,21 @@ impl<S: Sum> Ledger<S> {
             problems_before: BTreeSet::new(),
         };
         if let Some((name, bytes)) = fixed {
-            let fingerprint = ledger.fingerprint(Role::Pod, &bytes);
-            let documents = ledger.sum.parse(Role::Pod, &name, &bytes)?;
-            ledger.fixed = Some((name, Fingerprinted { fingerprint, documents }));
+            let fingerprint = store.fingerprint(PathRole::Pod, &bytes);
+            let documents = store.combiner.parse(PathRole::Pod, &name, &bytes)?;
+            store.fixed = Some((name, Fingerprinted { fingerprint, documents }));
         }
-        Ok(ledger)
+        Ok(store)
     }
 
-    /// The whole of the bytes that are read only once, if no path is configured.
+    /// Combines the bytes that are read only once, if no path is configured.
     ///
     /// # Errors
-    /// When they form no whole.
-    pub(super) fn fixed_whole(&mut self) -> Result<S::Whole, ManifestError> {
+    /// When they cannot be combined.
+    pub(super) fn combine_fixed(&mut self) -> Result<S::Combined, ManifestError> {
         let documents: Vec<_> =
             self.fixed.iter().map(|(name, contents)| (name.as_path(), &contents.documents)).collect();
-        self.sum.add_up(&documents)
+        self.combiner.combine(&documents)
     }
 
     /// Reads everything, and waits for files that are being written.
@@ -132,7 +132,7 @@ impl<S: Sum> Ledger<S> {
     /// # Errors
     ///
     /// The first problem with any file, also a file that is written to all the time.
-    pub(super) fn first_scan(&mut self, watcher: &mut Watcher) -> Result<S::Whole, SourceError> {
+    pub(super) fn first_scan(&mut self, watcher: &mut Watcher) -> Result<S::Combined, SourceError> {
         let deadline = Instant::now() + START_TIMEOUT;
         let mut latest = None;
         loop {
@@ -140,10 +140,10 @@ impl<S: Sum> Ledger<S> {
             if let Some(problem) = scan.problems.into_iter().next() {
                 return Err(problem);
             }
-            latest = scan.whole.or(latest);
-            match (scan.restless, latest.take()) {
-                (None, Some(whole)) => return Ok(whole),
-                (Some(path), _) if Instant::now() > deadline => return Err(SourceError::Restless(path)),
+            latest = scan.combined.or(latest);
+            match (scan.being_written, latest.take()) {
+                (None, Some(combined)) => return Ok(combined),
+                (Some(path), _) if Instant::now() > deadline => return Err(SourceError::BeingWritten(path)),
                 (_, before) => latest = before,
             }
             watcher.wait();
@@ -151,24 +151,24 @@ impl<S: Sum> Ledger<S> {
     }
 
     /// Reads everything that can be read, and waits for a while for files that are being written.
-    pub(super) fn first_scan_of_what_is_good(&mut self, watcher: &mut Watcher) -> Scan<S::Whole> {
+    pub(super) fn first_scan_of_good_files(&mut self, watcher: &mut Watcher) -> ScanResult<S::Combined> {
         let deadline = Instant::now() + START_TIMEOUT;
         let mut latest = None;
         loop {
             let mut scan = self.scan(watcher);
-            latest = scan.whole.take().or(latest);
-            match &scan.restless {
+            latest = scan.combined.take().or(latest);
+            match &scan.being_written {
                 Some(_) if Instant::now() <= deadline && watcher.wait() => continue,
-                Some(path) => scan.problems.push(SourceError::Restless(path.clone())),
+                Some(path) => scan.problems.push(SourceError::BeingWritten(path.clone())),
                 None => {}
             }
             self.report(&scan.problems);
-            return Scan { whole: latest, ..scan };
+            return ScanResult { combined: latest, ..scan };
         }
     }
 
     /// Reads what changed.
-    pub(super) fn next_scan(&mut self, watcher: &mut Watcher) -> Scan<S::Whole> {
+    pub(super) fn next_scan(&mut self, watcher: &mut Watcher) -> ScanResult<S::Combined> {
         let scan = self.scan(watcher);
         self.report(&scan.problems);
         scan
@@ -194,35 +194,35 @@ impl<S: Sum> Ledger<S> {
         self.roots.iter().all(|root| root.was_listed() || self.files.contains_key(root.path()))
     }
 
-    fn scan(&mut self, watcher: &mut Watcher) -> Scan<S::Whole> {
+    fn scan(&mut self, watcher: &mut Watcher) -> ScanResult<S::Combined> {
         let reread = watcher.has_lost_track();
-        let rested = watcher.activity.begin_scan();
+        let settled = watcher.activity.begin_scan();
         let FoundFiles { targets, kept, mut problems } = FoundFiles::look(&mut self.roots, watcher);
         let readings: Vec<_> = targets
             .into_iter()
             .map(|target| {
                 let known = self.files.get(&target.path).filter(|entry| entry.current);
-                let known = known.filter(|_| !reread && !rested.contains_key(&target.real));
+                let known = known.filter(|_| !reread && !settled.contains_key(&target.real));
                 let reading = read(&target.path, known.map(|entry| entry.stamp));
                 (target, reading)
             })
             .collect();
         watcher.catch_up();
 
-        let mut judge = Judge::new(rested, &mut watcher.activity);
+        let mut check = ReadCheck::new(settled, &mut watcher.activity);
         let mut before = std::mem::take(&mut self.files);
         let mut unread = BTreeSet::new();
         for (target, reading) in readings {
             let old = before.remove(&target.path);
-            let verdict = judge.judge(&target, reading, old.as_ref().map(|entry| entry.stamp));
-            let is_there = !matches!(verdict, Ok(Verdict::Drop));
-            let entry = match verdict {
-                Ok(Verdict::Keep) => old,
-                Ok(Verdict::Drop) => None,
-                Ok(Verdict::Take(stamp, bytes)) => Some(self.entry(&target, stamp, &bytes, old, &mut problems)),
-                Err(trouble) => {
-                    problems.push(trouble.problem);
-                    old.filter(|_| trouble.keeps)
+            let update = check.update(&target, reading, old.as_ref().map(|entry| entry.stamp));
+            let is_there = !matches!(update, Ok(DocumentUpdate::Drop));
+            let entry = match update {
+                Ok(DocumentUpdate::Keep) => old,
+                Ok(DocumentUpdate::Drop) => None,
+                Ok(DocumentUpdate::Take(stamp, bytes)) => Some(self.entry(&target, stamp, &bytes, old, &mut problems)),
+                Err(unreadable) => {
+                    problems.push(unreadable.problem);
+                    old.filter(|_| unreadable.keeps)
                 }
             };
             if is_there && entry.as_ref().is_none_or(|entry| entry.contents.is_none()) {
@@ -232,14 +232,14 @@ impl<S: Sum> Ledger<S> {
                 self.files.insert(target.path, entry);
             }
         }
-        let restless = judge.restless();
+        let being_written = check.being_written();
         self.files.extend(before.into_iter().filter(|(_, entry)| kept.contains(&entry.root)));
-        let whole = self.whole().unwrap_or_else(|problem| {
+        let combined = self.combine_changed().unwrap_or_else(|problem| {
             problems.push(problem.into());
             None
         });
-        problems.extend(self.sum.problems().into_iter().map(SourceError::from));
-        Scan { problems, restless, unread, whole }
+        problems.extend(self.combiner.problems().into_iter().map(SourceError::from));
+        ScanResult { problems, being_written, unread, combined }
     }
 
     /// The entry of a file that was just read. Invalid bytes leave the old contents in place.
@@ -248,14 +248,14 @@ impl<S: Sum> Ledger<S> {
         target: &FileToRead,
         stamp: Stamp,
         bytes: &[u8],
-        old: Option<LedgerEntry<S::Contents>>,
+        old: Option<StoredFile<S::Contents>>,
         problems: &mut Vec<SourceError>,
-    ) -> LedgerEntry<S::Contents> {
+    ) -> StoredFile<S::Contents> {
         let fingerprint = self.fingerprint(target.role, bytes);
         let old = old.and_then(|entry| entry.contents);
         let (current, contents) = match old {
             Some(old) if old.fingerprint == fingerprint => (true, Some(old)),
-            old => match self.sum.parse(target.role, &target.path, bytes) {
+            old => match self.combiner.parse(target.role, &target.path, bytes) {
                 Ok(documents) => (true, Some(Fingerprinted { fingerprint, documents })),
                 Err(problem) => {
                     problems.push(problem.into());
@@ -263,15 +263,15 @@ impl<S: Sum> Ledger<S> {
                 }
             },
         };
-        LedgerEntry { root: target.root, stamp, current, contents }
+        StoredFile { root: target.root, stamp, current, contents }
     }
 
-    /// The whole of all contents. `None` if they have not changed.
+    /// Combines all files. `None` if they have not changed.
     ///
     /// # Errors
     ///
-    /// When files contradict each other; then the last whole stays in use.
-    fn whole(&mut self) -> Result<Option<S::Whole>, ManifestError> {
+    /// When files contradict each other; then the last combination stays in use.
+    fn combine_changed(&mut self) -> Result<Option<S::Combined>, ManifestError> {
         let of_files = self.files.iter().filter_map(|(path, entry)| Some((path.as_path(), entry.contents.as_ref()?)));
         let all: Vec<_> =
             self.fixed.iter().map(|(name, contents)| (name.as_path(), contents)).chain(of_files).collect();
@@ -282,23 +282,23 @@ impl<S: Sum> Ledger<S> {
             return Ok(None);
         }
         let documents: Vec<_> = all.iter().map(|(path, contents)| (*path, &contents.documents)).collect();
-        let whole = self.sum.add_up(&documents)?;
+        let combined = self.combiner.combine(&documents)?;
         self.published = Some(fingerprints);
-        Ok(Some(whole))
+        Ok(Some(combined))
     }
 
-    fn fingerprint(&self, role: Role, bytes: &[u8]) -> Fingerprint {
+    fn fingerprint(&self, role: PathRole, bytes: &[u8]) -> Fingerprint {
         Fingerprint { role, len: bytes.len(), hash: self.hasher.hash_one(bytes) }
     }
 }
 
 /// The result of a scan.
-pub(super) struct Scan<W> {
+pub(super) struct ScanResult<W> {
     problems: Vec<SourceError>,
     /// A file that was left out because a process is writing it.
-    restless: Option<PathBuf>,
+    being_written: Option<PathBuf>,
     /// Files that exist, and that podfs has never read.
     pub(super) unread: BTreeSet<PathBuf>,
-    /// The whole of all files, if it differs from the last time.
-    pub(super) whole: Option<W>,
+    /// The documents of all files, combined, if they differ from those of the last scan.
+    pub(super) combined: Option<W>,
 }

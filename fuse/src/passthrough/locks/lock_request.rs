@@ -13,28 +13,28 @@ const TO_THE_END: u64 = i64::MAX as u64;
 
 /// A lock that a caller asks for.
 #[derive(Clone, Copy, Debug)]
-pub enum Wish {
+pub enum LockRequest {
     /// `flock(2)`: `LOCK_SH`, `LOCK_EX` or `LOCK_UN`, which may block.
     Whole(FlockOperation),
     /// `fcntl(2)`: a kind and a range.
     Range(FileLock),
 }
 
-impl Wish {
+impl LockRequest {
     /// The lock that the request asks for.
     ///
     /// # Errors
     /// `EINVAL` for a kind of lock that there is not.
-    pub fn parse(arguments: &LkIn) -> Result<Wish, Errno> {
+    pub fn parse(arguments: &LkIn) -> Result<LockRequest, Errno> {
         let kind = arguments.lk.typ.cast_signed();
         if arguments.lk_flags & LK_FLOCK == 0 {
             let known = [libc::F_RDLCK, libc::F_WRLCK, libc::F_UNLCK].contains(&kind);
-            return if known { Ok(Wish::Range(arguments.lk)) } else { Err(Errno::INVAL) };
+            return if known { Ok(LockRequest::Range(arguments.lk)) } else { Err(Errno::INVAL) };
         }
         match kind {
-            libc::F_RDLCK => Ok(Wish::Whole(FlockOperation::LockShared)),
-            libc::F_WRLCK => Ok(Wish::Whole(FlockOperation::LockExclusive)),
-            libc::F_UNLCK => Ok(Wish::Whole(FlockOperation::Unlock)),
+            libc::F_RDLCK => Ok(LockRequest::Whole(FlockOperation::LockShared)),
+            libc::F_WRLCK => Ok(LockRequest::Whole(FlockOperation::LockExclusive)),
+            libc::F_UNLCK => Ok(LockRequest::Whole(FlockOperation::Unlock)),
             _ => Err(Errno::INVAL),
         }
     }
@@ -42,16 +42,16 @@ impl Wish {
     /// Whether this releases a lock, which never waits.
     pub fn is_unlock(self) -> bool {
         match self {
-            Wish::Whole(operation) => operation == FlockOperation::Unlock,
-            Wish::Range(range) => range.typ.cast_signed() == libc::F_UNLCK,
+            LockRequest::Whole(operation) => operation == FlockOperation::Unlock,
+            LockRequest::Range(range) => range.typ.cast_signed() == libc::F_UNLCK,
         }
     }
 
     /// The lock call that releases it.
     pub(super) fn undone(self) -> Self {
         match self {
-            Wish::Whole(_) => Wish::Whole(FlockOperation::Unlock),
-            Wish::Range(range) => Wish::Range(FileLock { typ: libc::F_UNLCK.cast_unsigned(), ..range }),
+            LockRequest::Whole(_) => LockRequest::Whole(FlockOperation::Unlock),
+            LockRequest::Range(range) => LockRequest::Range(FileLock { typ: libc::F_UNLCK.cast_unsigned(), ..range }),
         }
     }
 
@@ -64,16 +64,16 @@ impl Wish {
     /// Locks or unlocks, or fails at once with `EAGAIN`.
     pub fn try_on(self, description: &OwnedFd) -> Result<(), Errno> {
         match self {
-            Wish::Whole(operation) => flock(description, at_once(operation)),
-            Wish::Range(range) => fcntl(description, FcntlArg::F_OFD_SETLK(&fcntl_lock(range)?)),
+            LockRequest::Whole(operation) => flock(description, at_once(operation)),
+            LockRequest::Range(range) => fcntl(description, FcntlArg::F_OFD_SETLK(&fcntl_lock(range)?)),
         }
     }
 
     /// Locks, and waits for it as long as it takes; `EINTR` when a signal came.
     pub(super) fn wait_on(self, description: &OwnedFd) -> Result<(), Errno> {
         match self {
-            Wish::Whole(operation) => flock(description, operation),
-            Wish::Range(range) => fcntl(description, FcntlArg::F_OFD_SETLKW(&fcntl_lock(range)?)),
+            LockRequest::Whole(operation) => flock(description, operation),
+            LockRequest::Range(range) => fcntl(description, FcntlArg::F_OFD_SETLKW(&fcntl_lock(range)?)),
         }
     }
 }
