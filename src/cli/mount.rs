@@ -3,10 +3,11 @@
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use clap::{Args, ValueEnum, ValueHint};
 use k8s_openapi::api::core::v1 as core;
 use podfs_fuse::passthrough;
+use serde_json::Value;
 
 use super::block_on;
 use super::exit::Failure;
@@ -214,10 +215,14 @@ fn read_volume(path: &Path) -> Result<Volume, Failure> {
     } else {
         std::fs::read(path)
     };
-    let bytes = bytes.with_context(|| format!("{}: cannot be read", path.display())).map_err(Failure::input)?;
-    let fields = Fields::of(&parse_bare(path, &bytes)?);
+    let bytes = bytes.map_err(|error| Failure::input(anyhow!("{}: cannot be read: {error}", path.display())))?;
+    let found = parse_bare(path, &bytes)?;
+    let fields = Fields::of(&found);
     let volume: core::Volume = parse_bare(path, &bytes)?;
     let invalid = |sentence: String| Failure::input(anyhow!("{}: {sentence}", path.display()));
+    if let Some(kind) = found.get("kind").and_then(Value::as_str) {
+        return Err(invalid(format!("is an object of kind {kind:?}; give one entry of a pod's spec.volumes")));
+    }
     let volume = Volume::parse(&volume, &fields, &VolumeUses::default()).map_err(|error| invalid(error.to_string()))?;
     // There is no other volume to serve.
     why_unsupported(path, &volume).map_or(Ok(volume), Err)
