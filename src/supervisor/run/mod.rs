@@ -59,6 +59,7 @@ use containers::ContainerErrands;
 use heartbeat::Heartbeat;
 use orders::{Orders, SupervisorOrder};
 use publishing::{Departures, TakenAway};
+use run_directory::RunDirectoryTimer;
 use sharing::Sharing;
 use start::{Prepared, StartedSupervisor};
 use unmount_watch::UnmountWatch;
@@ -138,6 +139,7 @@ impl Supervisor {
         self.report.started();
         self.allow_all_volumes().await;
         let mut heartbeat = Heartbeat::of_unit();
+        let mut run_directory_timer = RunDirectoryTimer::new(self.watches_run_directory());
         let mut tidy_at = Some(Instant::now() + TIDY);
         loop {
             self.start_errands();
@@ -168,6 +170,7 @@ impl Supervisor {
                 () = heartbeat.beat() => self.look_at_run_directory(),
                 // podfs node disconnects when the pod's files are gone.
                 () = run_directory::look_is_due(self.control.as_ref()) => self.look_at_run_directory(),
+                () = run_directory_timer.look_is_due() => self.look_at_run_directory_if_free(),
                 () = sleep_until(tidy_at.unwrap_or_else(Instant::now)), if tidy_at.is_some() => {
                     memory_lock::return_unused_memory();
                     tidy_at = None;
