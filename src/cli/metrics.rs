@@ -76,7 +76,7 @@ pub(super) fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), F
 
 fn serve(address: SocketAddr, run_directory: PathBuf) -> Result<(), Failure> {
     let (listener, address) = listen(address)?;
-    let cannot = |error: io::Error| Failure::general(anyhow::Error::new(error).context("cannot serve metrics"));
+    let cannot = |error: io::Error| Failure::general(anyhow!("cannot serve metrics: {error}"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build();
     let runtime = runtime.map_err(cannot)?;
     let readings = Readings::default();

@@ -7,6 +7,7 @@ use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum, ValueHint};
 use k8s_openapi::api::core::v1 as core;
 use podfs_fuse::passthrough;
+use serde_json::Value;
 
 use super::block_on;
 use super::exit::Failure;
@@ -215,9 +216,13 @@ fn read_volume(path: &Path) -> Result<Volume, Failure> {
         std::fs::read(path)
     };
     let bytes = bytes.with_context(|| format!("{}: cannot be read", path.display())).map_err(Failure::input)?;
-    let fields = VolumeFields::of(&parse_bare(path, &bytes)?);
+    let found = parse_bare(path, &bytes)?;
+    let fields = VolumeFields::of(&found);
     let volume: core::Volume = parse_bare(path, &bytes)?;
     let invalid = |sentence: String| Failure::input(anyhow!("{}: {sentence}", path.display()));
+    if let Some(kind) = found.get("kind").and_then(Value::as_str) {
+        return Err(invalid(format!("is an object of kind {kind:?}; give one entry of a pod's spec.volumes")));
+    }
     let volume = Volume::parse(&volume, &fields, &VolumeUses::default()).map_err(|error| invalid(error.to_string()))?;
     // There is no other volume to serve.
     why_unsupported(path, &volume).map_or(Ok(volume), Err)

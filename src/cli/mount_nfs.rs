@@ -1,6 +1,6 @@
 //! `podfs mount-nfs`: mounts an NFS export. Supervisors start it; it is not for people.
 
-use anyhow::Context;
+use anyhow::anyhow;
 use clap::Args;
 
 use super::exit::Failure;
@@ -14,6 +14,6 @@ impl MountNfs {
     pub(super) fn execute(self) -> Result<(), Failure> {
         let socket = rustix::io::dup(rustix::stdio::stdin()).map_err(anyhow::Error::new);
         let answered = socket.and_then(|socket| mounter::answer(socket).map_err(anyhow::Error::new));
-        answered.context("cannot report the outcome of the mount").map_err(Failure::general)
+        answered.map_err(|error| Failure::general(anyhow!("cannot report the outcome of the mount: {error}")))
     }
 }

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use clap::{Args, ValueEnum, ValueHint};
 
 use super::exit::Failure;
@@ -180,7 +180,7 @@ fn variables(path: &Path) -> anyhow::Result<BTreeMap<String, String>> {
     } else {
         (path, std::fs::read(path))
     };
-    let bytes = bytes.with_context(|| format!("{}: cannot be read", name.display()))?;
+    let bytes = bytes.map_err(|error| anyhow!("{}: cannot be read: {error}", name.display()))?;
     let separator = if bytes.contains(&0) { 0 } else { b'\n' };
     let mut variables = BTreeMap::new();
     for (index, entry) in bytes.split(|byte| *byte == separator).enumerate() {

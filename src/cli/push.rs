@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use clap::{Args, ValueHint};
 
 use super::exit::Failure;
@@ -99,8 +99,8 @@ fn read(path: &Path) -> Result<Vec<Document>, Failure> {
     } else {
         (path, std::fs::read(path))
     };
-    let bytes = bytes.with_context(|| format!("{}: cannot be read", name.display()));
-    Ok(parse_documents(name, &bytes.map_err(|error| Failure::input(anyhow!("{error:#}")))?)?)
+    let bytes = bytes.map_err(|error| Failure::input(anyhow!("{}: cannot be read: {error}", name.display())))?;
+    Ok(parse_documents(name, &bytes)?)
 }
 
 /// Refuses a push that is too long. The supervisor would close the connection without an answer.

@@ -5,7 +5,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use clap::{Args, ValueHint};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use tracing::{info, warn};
@@ -162,6 +162,6 @@ fn take_descriptor(number: RawFd) -> Result<OwnedFd, Failure> {
     // SAFETY: the descriptor is open, and the caller gave it to this process for this purpose alone.
     let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
     let only_here = fcntl(&descriptor, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
-    only_here.context("--ready-fd cannot be used").map_err(Failure::input)?;
+    only_here.map_err(|errno| Failure::input(anyhow!("--ready-fd {number} cannot be used: {errno}")))?;
     Ok(descriptor)
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use clap::{Args, ValueHint};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::stdio::dup2_stdin;
@@ -113,9 +113,11 @@ fn pod_input(path: &Path) -> Result<PodInput, Failure> {
         return Ok(PodInput::File(path.to_owned()));
     }
     let mut bytes = Vec::new();
-    io::stdin().read_to_end(&mut bytes).context("cannot read the pod from standard input").map_err(Failure::input)?;
+    let read = io::stdin().read_to_end(&mut bytes);
+    read.map_err(|error| Failure::input(anyhow!("cannot read the pod from standard input: {error}")))?;
     // After an upgrade, this process executes another version of podfs, which reads standard input again.
-    keep_for_later(&bytes).context("cannot keep the pod from standard input").map_err(Failure::general)?;
+    let kept = keep_for_later(&bytes);
+    kept.map_err(|error| Failure::general(anyhow!("cannot keep the pod from standard input: {error}")))?;
     Ok(PodInput::Stdin(bytes))
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use clap::{Args, ValueEnum, ValueHint};
 use podfs_fuse::printable::printable;
 use serde::Serialize;
@@ -77,7 +77,9 @@ impl Status {
 /// # Errors
 /// When the uid is invalid, or the run directory does not have the pod.
 pub(super) fn pod_directory(run_directory: &Path, uid: &str) -> Result<PathBuf, Failure> {
-    let uid = PodUid::parse(uid).map_err(|_| Failure::input(anyhow!("--pod {uid:?}: not the uid of a pod")))?;
+    let uid = PodUid::parse(uid).map_err(|_| {
+        Failure::input(anyhow!("--pod {uid:?}: not the uid of a pod; podfs status lists all pods with their uids"))
+    })?;
     let directory = run_directory.join(uid.as_str());
     if pods(run_directory)?.contains(&directory) {
         return Ok(directory);
@@ -93,8 +95,8 @@ pub(super) fn pods(run_directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::machine(anyhow!("podfs answers only root; run this as root")));
     }
-    let pods = survey::pods(run_directory).with_context(|| format!("cannot read {}", run_directory.display()));
-    pods.map_err(|error| Failure::general(anyhow!("{error:#}")))
+    let pods = survey::pods(run_directory);
+    pods.map_err(|error| Failure::general(anyhow!("cannot read {}: {error}", run_directory.display())))
 }
 
 fn json(pods: &[PodStatus]) -> Result<String, Failure> {
@@ -121,7 +123,7 @@ fn print_exactly(text: &str) -> Result<(), Failure> {
     use std::io::{ErrorKind, Write};
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(Failure::general(anyhow::Error::new(error).context("cannot write to standard output")))
+            Err(Failure::general(anyhow!("cannot write to standard output: {error}")))
         }
         _ => Ok(()),
     }

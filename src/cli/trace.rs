@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind, PipeReader, Read, Write, pipe};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use clap::{Args, ValueHint};
 use podfs_fuse::printable::Printer;
 
@@ -72,7 +72,7 @@ impl Trace {
 
 /// Makes the server write the volume's requests to a new pipe.
 fn attach(directory: &Path, volume: &str) -> anyhow::Result<PipeReader> {
-    let (reader, writer) = pipe().context("cannot make a pipe")?;
+    let (reader, writer) = pipe().map_err(|error| anyhow!("cannot make a pipe: {error}"))?;
     let question = ControlQuestion::Trace { volume: volume.to_owned() };
     for _ in 0..TRIES {
         match ask(directory, &question, Some(writer.as_fd()))? {

@@ -3,12 +3,14 @@
 use clap::Args;
 
 use super::exit::Failure;
+use super::status::print;
 
 /// Print the version.
 #[derive(Args)]
 #[command(after_help = "\
 EXIT STATUS:
   0  it is printed
+  1  it cannot be printed
   2  bad arguments
 
 EXAMPLES:
@@ -17,7 +19,6 @@ pub(super) struct Version {}
 
 impl Version {
     pub(super) fn execute(self) -> Result<(), Failure> {
-        println!("podfs {}", env!("CARGO_PKG_VERSION"));
-        Ok(())
+        print(&format!("podfs {}\n", env!("CARGO_PKG_VERSION")))
     }
 }

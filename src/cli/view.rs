@@ -6,7 +6,7 @@ use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use clap::{Args, ValueHint};
 use podfs_fuse::memory_lock;
 use tokio::time::{Instant, sleep_until};
@@ -76,7 +76,8 @@ impl View {
     }
 
     async fn run(&self, mut source: Source, snapshot: Snapshot) -> Result<(), Failure> {
-        let mut signals = StopSignals::listen().context("cannot listen to signals").map_err(Failure::general)?;
+        let mut signals =
+            StopSignals::listen().map_err(|error| Failure::general(anyhow!("cannot listen to signals: {error}")))?;
         let reader = Reader::new(self.reveal);
         let mut reports = ViewReports::default();
         let volumes = reports.take(&reader, &snapshot, &ViewVolumes::default())?;

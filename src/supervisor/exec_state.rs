@@ -4,7 +4,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -12,6 +12,8 @@ use std::process::Command;
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use serde::{Deserialize, Serialize};
+
+use super::signal_record;
 
 /// The variable that holds the state.
 const VARIABLE: &str = "PODFS_UPGRADE";
@@ -32,6 +34,9 @@ pub(super) struct ExecState {
     /// Why the program after this one has become this one again.
     #[serde(default)]
     pub(super) rolled_back: Option<String>,
+    /// The signals to the program before.
+    #[serde(default)]
+    pub(super) signals: Option<RawFd>,
 }
 
 impl ExecState {
@@ -54,6 +59,13 @@ pub(super) fn server_program_left() -> Option<OwnedFd> {
     unsafe { inherited(number) }.ok()
 }
 
+/// The record of signals to the program before, which that program has left open.
+pub(super) fn record_left() -> Option<OwnedFd> {
+    let number = ExecState::of_before()?.signals?;
+    // SAFETY: the program before has left the descriptor for this one, and this is called once.
+    unsafe { inherited(number) }.ok()
+}
+
 /// Takes a descriptor that the program before has left open, and sets its close-on-exec flag.
 ///
 /// # Errors
@@ -69,21 +81,29 @@ pub(super) unsafe fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Executes the program at `path` with this state and these descriptors. Returns only if that fails.
-pub(super) fn become_program(path: &Path, state: &ExecState, left_open: &[BorrowedFd<'_>]) -> io::Error {
+/// Executes the program at `path` with this state and these descriptors. The program gets the signals that this one has not
+/// obeyed, too. Returns only if that fails.
+pub(super) fn become_program(path: &Path, mut state: ExecState, left_open: &[BorrowedFd<'_>]) -> io::Error {
+    let record = signal_record::record();
+    state.signals = record.as_ref().map(AsRawFd::as_raw_fd);
     let set = |flags: FdFlag| {
-        left_open.iter().try_for_each(|descriptor| fcntl(descriptor, FcntlArg::F_SETFD(flags)).map(drop))
+        let mut all = left_open.iter().chain(&record);
+        all.try_for_each(|descriptor| fcntl(descriptor, FcntlArg::F_SETFD(flags)).map(drop))
     };
     if let Err(errno) = set(FdFlag::empty()) {
         return errno.into();
     }
-    let state = match serde_json::to_string(state) {
+    let state = match serde_json::to_string(&state) {
         Ok(state) => state,
         Err(error) => return error.into(),
     };
     let name = env::args_os().next().unwrap_or_else(|| "podfs".into());
-    let cause = Command::new(path).arg0(name).args(arguments(env::args_os())).env(VARIABLE, state).exec();
+    let mut command = Command::new(path);
+    command.arg0(name).args(arguments(env::args_os())).env(VARIABLE, state);
+    // SAFETY: there is no new process, so any call is allowed. The standard library unblocks all signals before it.
+    let cause = unsafe { command.pre_exec(signal_record::hold) }.exec();
     // The process goes on after all: later children must not inherit them.
+    signal_record::release();
     let _ = set(FdFlag::FD_CLOEXEC);
     cause
 }

@@ -14,6 +14,8 @@
 //! | `exec_state` | the state that a program passes to the one that it executes in an upgrade |
 //! | `installed` | where the programs of podfs are on disk |
 //! | [`log_format`] | the format of lines on standard error |
+//! | `signal_record` | the signals that the next program has to obey |
+//! | `long_step` | a line in the log when a step waits for a disk |
 //!
 //! One task runs the pod. It never blocks: whatever makes system calls on a mount (bringing a volume
 //! up, committing) runs on a blocking thread, one per volume at a time, and takes the volume with it.
@@ -23,10 +25,12 @@ pub mod control;
 pub(crate) mod exec_state;
 pub(crate) mod installed;
 pub mod log_format;
+mod long_step;
 pub mod program;
 pub mod run;
 pub mod run_dir;
 pub(crate) mod server;
+mod signal_record;
 pub mod status;
 pub mod volume;
 

@@ -271,3 +271,19 @@ fn one_place_that_is_taken_leaves_nothing_of_the_other_volumes() {
     let siblings = fs::read_dir(taken.parent().expect("a parent")).expect("a listing");
     assert_eq!(siblings.count(), 1, "what was made beside it is taken back");
 }
+
+#[test]
+fn a_full_standard_output_is_reported_with_the_cause() {
+    for arguments in [&["version"][..], &["config"], &["status", "--output", "json", "--run-dir", "/nowhere"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("a device");
+        let mut command = std::process::Command::new(PODFS);
+        let output =
+            command.args(arguments).stdout(full).stderr(std::process::Stdio::piped()).output().expect("podfs runs");
+        let said = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(
+            said, "podfs: cannot write to standard output: No space left on device (os error 28)\n",
+            "{arguments:?}"
+        );
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+    }
+}

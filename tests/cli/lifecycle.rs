@@ -364,3 +364,21 @@ fn replace_argument(command: &mut Command, old: &Path, new: impl AsRef<std::ffi:
     other.args(arguments.into_iter().map(place));
     *command = other;
 }
+
+#[test]
+fn a_run_directory_that_another_process_deletes_is_made_again_and_the_next_podfs_adopts_the_server() {
+    let fixture = small_fixture();
+    let mut running = fixture.run();
+    let server = running.server();
+    fs::remove_dir_all(fixture.path("run")).expect("the run directory is lost");
+    eventually("podfs status knows the pod again", || {
+        let pods = fixture.pods();
+        pods.len() == 1 && pods[0]["state"] == "running"
+    });
+    running.wait_log("the server can be found at");
+    fixture.kill_supervisor(&mut running);
+    let mut next = fixture.run();
+    assert_eq!(next.server(), server);
+    assert!(next.stop().success(), "{}", next.log());
+    fixture.assert_nothing_left();
+}

@@ -8,6 +8,7 @@ mod cleanup;
 #[path = "../common/mod.rs"]
 mod common;
 mod config;
+mod frozen;
 mod lifecycle;
 mod manual;
 mod mount;

@@ -316,3 +316,18 @@ fn a_server_and_its_keeper_that_are_killed_at_once_are_replaced() {
     }
     interrupt(running, &fixture);
 }
+
+#[test]
+fn a_file_that_is_no_volume_is_refused_with_the_cause() {
+    let fixture = fixture(CONFIG);
+    let refused = |file: &str| {
+        let mut command = Command::new(PODFS);
+        fixture.refused(command.arg("mount").arg("--volume").arg(fixture.path(file)).arg(at(&fixture)))
+    };
+    refused("missing.yaml").says(2, &["/missing.yaml: cannot be read: No such file or directory"]);
+    refused("objects").says(2, &["/objects: cannot be read: Is a directory"]);
+    fixture.write("whole.yaml", &config_pod());
+    refused("whole.yaml")
+        .says(2, &["/whole.yaml: is an object of kind \"Pod\"; give one entry of a pod's spec.volumes"]);
+    fixture.assert_nothing_left();
+}

@@ -9,6 +9,7 @@ pub mod chart;
 pub mod control;
 pub mod file_handle;
 pub mod forgetting;
+pub mod frozen;
 pub mod fuse_user;
 pub mod identity;
 pub mod idmap;

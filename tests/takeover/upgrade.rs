@@ -1,9 +1,10 @@
 //! `podfs upgrade`: a pod switches to the podfs on disk, or keeps the one it had.
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -241,4 +242,30 @@ fn a_traced_volume_is_traced_on_by_the_next_server() {
 
 fn is_mounted(at: &Path) -> bool {
     podfs_fuse::mount::table::mounts().expect("a table").iter().any(|mounted| mounted.at == at)
+}
+
+#[test]
+fn a_signal_to_stop_that_arrives_during_an_upgrade_stops_the_pod() {
+    // Before the new program starts, while it starts, and while it adopts the server.
+    for pause in [0, 20, 40, 60, 80, 120].map(Duration::from_millis) {
+        let Pod { fixture, mut builds, mut running, _source } = Pod::new();
+        builds.put_other();
+        let mut upgrading = Command::new(builds.program());
+        upgrading.args(["upgrade", "--all", "--run-dir"]).arg(fixture.path("run"));
+        let mut upgrading = upgrading.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("podfs");
+        let mut output = upgrading.stdout.take().expect("a pipe");
+        let mut read = String::new();
+        while !read.contains("started") {
+            let mut byte = [0];
+            output.read_exact(&mut byte).expect("the supervisor has begun with the upgrade");
+            read.push(byte[0].into());
+        }
+        thread::sleep(pause);
+        running.signal(Signal::SIGTERM);
+        let status = running.wait();
+        assert!(status.success(), "after {pause:?}: {status}\n{}", running.log());
+        upgrading.wait().expect("it ends");
+        eventually("no process is left", || fixture.processes().is_empty());
+        fixture.assert_nothing_left();
+    }
 }

@@ -80,13 +80,32 @@ pub enum SourceError {
 }
 
 impl SourceError {
-    /// The sentence for a problem that comes up while the pod runs: it adds which content podfs uses.
+    /// The sentence for a problem that comes up while the pod runs: it adds which content podfs uses, unless the problem
+    /// says so itself.
     pub(super) fn while_running(&self) -> String {
         match self {
+            Self::Manifest(error) if error.to_string().contains("; until then, ") => self.to_string(),
             Self::Unreadable { .. } | Self::WrongType { .. } | Self::TooLarge { .. } | Self::Manifest(_) => {
                 format!("{self}; until then, podfs uses the earlier content")
             }
             _ => self.to_string(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::Origin;
+
+    #[test]
+    fn a_problem_says_once_which_content_podfs_uses() {
+        let said = |sentence: &str| {
+            let origin = Origin::file("web.yaml".as_ref());
+            SourceError::Manifest(ManifestError::invalid(&origin, "metadata.name", sentence)).while_running()
+        };
+        assert_eq!(said("is bad"), "web.yaml: metadata.name: is bad; until then, podfs uses the earlier content");
+        let first = "is there twice; until then, podfs goes by the first one";
+        assert_eq!(said(first), format!("web.yaml: metadata.name: {first}"));
     }
 }

@@ -46,7 +46,7 @@ pub(crate) fn block_on<T>(volumes: &[Volume], future: impl Future<Output = Resul
         .max_blocking_threads(BLOCKING_THREADS + of_host)
         .on_thread_stop(memory_lock::return_own_stack)
         .build()
-        .map_err(|error| Failure::general(anyhow::Error::new(error).context("cannot start")))?;
+        .map_err(|error| Failure::general(anyhow!("cannot start: {error}")))?;
     let outcome = runtime.block_on(future);
     // The process does not wait for threads that are blocked on a source which does not answer.
     runtime.shutdown_background();

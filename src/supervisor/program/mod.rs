@@ -96,7 +96,7 @@ pub(crate) fn become_server(arguments: impl Iterator<Item = OsString>) -> Failur
     };
     let mut command = Command::new(program.executable());
     command.arg0(SERVER).arg("server").args(arguments).arg(this_podfs().argument());
-    Failure::machine(anyhow!(command.exec()).context(format!("{SERVER} cannot be executed")))
+    Failure::machine(anyhow!("{SERVER} cannot be executed: {}", command.exec()))
 }
 
 /// Executes podfs-supervisor if these are the arguments of a supervisor that an earlier `podfs node` started as `podfs

@@ -11,6 +11,7 @@ use super::options::{DriverOptions, GenerationOptions, MemoryOptions, SubPathOpt
 use crate::manifest::pod::Pod;
 use crate::source::{Snapshot, Source};
 use crate::supervisor::log_format::LogFormat;
+use crate::supervisor::long_step::report_if_long;
 use crate::supervisor::run_dir::claim::PodLock;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::run_dir::trust;
@@ -46,7 +47,9 @@ impl PodService {
     /// Serves the pod until a signal, or the source, ends it.
     pub(crate) fn run(self, pod: &Arc<Pod>, source: Source, snapshot: Snapshot) -> Result<(), Failure> {
         trust::check(&self.root_dir).map_err(Failure::input)?;
-        let (claim, inheritance) = PodLock::take(&self.run_dir, &self.root_dir, &pod.identity)?;
+        let step = format!("lock the pod below {}", self.run_dir.display());
+        let locked = || PodLock::take(&self.run_dir, &self.root_dir, &pod.identity);
+        let (claim, inheritance) = report_if_long(&step, locked)?;
         let report = Report::new(ReportScope::Pod, pod.identity.clone(), &pod.volumes, self.log_format, self.ready_fd);
         let assignment = Assignment {
             identity: pod.identity.clone(),

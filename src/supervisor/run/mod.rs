@@ -59,6 +59,7 @@ use containers::ContainerErrands;
 use heartbeat::Heartbeat;
 use orders::{OrderSignals, SupervisorOrder};
 use publishing::{PendingUnmounts, UnmountedVolume};
+use run_directory::RunDirectoryTimer;
 use sharing::Sharing;
 use start::{PreparedSupervisor, StartedSupervisor};
 use unmount_watch::UnmountWatch;
@@ -84,6 +85,7 @@ pub async fn run(
     let mut orders = OrderSignals::listen().map_err(SupervisorError::Signals)?;
     let prepared = PreparedSupervisor::of(assignment, source, snapshot, report);
     let StartedSupervisor { mut supervisor, mount_points, is_claimed } = prepared.adopt_or_start()?;
+    let removal = supervisor.removal();
     let outcome = match supervisor.serve(&mut orders).await {
         // Without a claim, no other podfs would find the volumes.
         Ok(SupervisorOrder::Leave) if is_claimed => supervisor.leave().await,
@@ -91,12 +93,9 @@ pub async fn run(
         Err(error) => Err(error),
     };
     let control = supervisor.control.take();
-    supervisor.shut_down(if outcome.is_ok() { PodEnd::Clean } else { PodEnd::Failed }).await;
+    let unmounted = supervisor.shut_down(if outcome.is_ok() { PodEnd::Clean } else { PodEnd::Failed }).await;
     drop(control);
-    // All volumes are gone, and with them the other references to the mount points.
-    if let Some(mount_points) = Arc::into_inner(mount_points).and_then(|mount_points| mount_points.into_inner().ok()) {
-        mount_points.take_back();
-    }
+    shutdown::remove_mount_points(&mount_points, &removal, unmounted);
     outcome
 }
 
@@ -138,6 +137,7 @@ impl Supervisor {
         self.report.started();
         self.allow_all_volumes().await;
         let mut heartbeat = Heartbeat::of_unit();
+        let mut run_directory_timer = RunDirectoryTimer::new(self.watches_run_directory());
         let mut tidy_at = Some(Instant::now() + TIDY);
         loop {
             self.start_errands();
@@ -168,6 +168,7 @@ impl Supervisor {
                 () = heartbeat.beat() => self.look_at_run_directory(),
                 // podfs node disconnects when the pod's files are gone.
                 () = run_directory::look_is_due(self.control.as_ref()) => self.look_at_run_directory(),
+                () = run_directory_timer.look_is_due() => self.look_at_run_directory_if_free(),
                 () = sleep_until(tidy_at.unwrap_or_else(Instant::now)), if tidy_at.is_some() => {
                     memory_lock::return_unused_memory();
                     tidy_at = None;
@@ -181,6 +182,13 @@ impl Supervisor {
                 () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
             }
         }
+    }
+
+    /// What podfs does at the end with its files, for the log.
+    fn removal(&self) -> String {
+        let directories = format!("remove the pod's directories in {}", self.setting.site.path().display());
+        let run = self.setting.mount_points().run_directory().map(|run| format!(" and its files in {}", run.display()));
+        directories + &run.unwrap_or_default()
     }
 
     fn report_server(&mut self) {

@@ -4,12 +4,17 @@
 //! |---|---|
 //! | SIGTERM, SIGINT, SIGHUP | unmount and end |
 //! | SIGUSR1 | end, and leave the volumes to the next supervisor, as a crash would; a restart of the unit sends it |
+//!
+//! An upgrade loses no order: the next program gets those that this one has not obeyed ([`signal_record`]).
 
 use std::io;
 
+use nix::sys::signal::Signal as SignalNumber;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::signals::StopSignals;
+use crate::supervisor::exec_state::record_left;
+use crate::supervisor::signal_record;
 
 /// An order to a supervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +27,8 @@ pub(in crate::supervisor) enum SupervisorOrder {
 
 /// The signals that carry orders.
 pub(in crate::supervisor) struct OrderSignals {
+    /// A signal to the program before this one.
+    earlier: Option<SignalNumber>,
     stop: StopSignals,
     leave: Signal,
 }
@@ -29,11 +36,17 @@ pub(in crate::supervisor) struct OrderSignals {
 impl OrderSignals {
     /// Starts to listen. From now on, none of these signals ends the process by default.
     pub(in crate::supervisor) fn listen() -> io::Result<Self> {
-        Ok(Self { stop: StopSignals::listen()?, leave: signal(SignalKind::user_defined1())? })
+        let (stop, leave) = (StopSignals::listen()?, signal(SignalKind::user_defined1())?);
+        Ok(Self { earlier: signal_record::start(record_left())?, stop, leave })
     }
 
     /// Waits for the next order. Returns it with the signal's name.
     pub(in crate::supervisor) async fn received(&mut self) -> (&'static str, SupervisorOrder) {
+        match self.earlier.take() {
+            Some(SignalNumber::SIGUSR1) => return (SignalNumber::SIGUSR1.as_str(), SupervisorOrder::Leave),
+            Some(signal) => return (signal.as_str(), SupervisorOrder::Stop),
+            None => {}
+        }
         tokio::select! {
             signal = self.stop.received() => (signal, SupervisorOrder::Stop),
             _ = self.leave.recv() => ("SIGUSR1", SupervisorOrder::Leave),

@@ -7,18 +7,24 @@
 //! 1. The claim comes first. If another podfs has claimed the pod meanwhile, this one makes nothing more.
 //! 2. Then the sockets: the control socket, and the one on which the next supervisor finds the server.
 //! 3. The supervisor looks when a program that followed the pod disconnects, as `podfs node` does when it misses a
-//!    file, and at each heartbeat of its unit.
+//!    file, and at each heartbeat of its unit. A supervisor without a daemon looks every five seconds, but not while a
+//!    thread has the mount points locked, whose disk may not answer.
 
 use std::future::pending;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tokio::task::spawn_blocking;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use tracing::{error, info, warn};
 
 use super::Supervisor;
 use crate::supervisor::control::Control;
 use crate::supervisor::run_dir::claim::{CONTROL, SERVER};
 use crate::supervisor::run_dir::socket;
+
+/// How often a supervisor without a daemon looks.
+const PERIOD: Duration = Duration::from_secs(5);
 
 /// Waits until a look is due. Cancel-safe.
 pub(super) async fn look_is_due(control: Option<&Control>) {
@@ -28,7 +34,42 @@ pub(super) async fn look_is_due(control: Option<&Control>) {
     }
 }
 
+/// The timer of a supervisor that no daemon watches.
+pub(super) struct RunDirectoryTimer(Option<Interval>);
+
+impl RunDirectoryTimer {
+    /// A timer, if `is_alone`.
+    pub(super) fn new(is_alone: bool) -> Self {
+        Self(is_alone.then(|| {
+            let mut looks = interval_at(Instant::now() + PERIOD, PERIOD);
+            looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            looks
+        }))
+    }
+
+    /// Waits until a look is due. Cancel-safe.
+    pub(super) async fn look_is_due(&mut self) {
+        match &mut self.0 {
+            Some(looks) => drop(looks.tick().await),
+            None => pending().await,
+        }
+    }
+}
+
 impl Supervisor {
+    /// Whether the pod has a run directory that no daemon watches.
+    pub(super) fn watches_run_directory(&self) -> bool {
+        !self.setting.keep_empty_dirs && self.setting.mount_points().run_directory().is_some()
+    }
+
+    /// Looks, unless a thread has the mount points locked.
+    pub(super) fn look_at_run_directory_if_free(&mut self) {
+        let is_free = self.setting.mount_points.try_lock().is_ok();
+        if is_free {
+            self.look_at_run_directory();
+        }
+    }
+
     /// Makes again what another process has deleted from the pod's run directory.
     pub(super) fn look_at_run_directory(&mut self) {
         let restored = self.setting.mount_points().restore_claim();

@@ -2,8 +2,9 @@
 //!
 //! Shutdown loses nothing and leaves nothing:
 //! 1. The supervisor starts no new work, and waits two seconds for work under way. Then it kills the server, which ends
-//!    every call that waits for the server. A call that waits for a source of the host stays behind; its volume is not
-//!    mounted yet.
+//!    every call that waits for the server. A call that waits for a source of the host stays behind with its volume. If the
+//!    source answers again while the other volumes are unmounted, this volume follows them; otherwise podfs unmounts what
+//!    is recorded, and its thread ends with the process: it cannot make anything after step 5.
 //! 2. It unmounts the volumes while the server still answers, a few at the same time: in each umount(2), the kernel
 //!    waits until no CPU uses the mount any more. It kills a server that ends or hangs meanwhile, so that no unmount
 //!    waits for it. After an order to stop, podfs deletes the content of emptyDirs; after a failure the next podfs
@@ -14,9 +15,13 @@
 //!    socket closes.
 //! 5. The supervisor removes the server's cgroup and the directories made for the volumes, and then gives up the claim.
 //!
+//! A system call on a disk that is frozen or fails blocks the supervisor in steps 2 and 5; the log names the path. The supervisor
+//! ends when the disk answers again.
+//!
 //! On the order to leave the volumes (SIGUSR1), a supervisor finishes the work under way and ends without any of these
 //! steps. The volumes stay as after a crash, so the next supervisor adopts them.
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use podfs_fuse::mount::MountError;
@@ -27,8 +32,11 @@ use tracing::{info, warn};
 use super::{Supervisor, TIMEOUT};
 use crate::driver::DriverHome;
 use crate::host::{block, local};
+use crate::supervisor::long_step::{LONG, report_end, report_if_long, report_long};
+use crate::supervisor::run_dir::mount_points::MountPoints;
 use crate::supervisor::volume::driver::{homes, undo_home};
 use crate::supervisor::volume::{PodEnd, PodVolume, VolumeContext, VolumeLife};
+use crate::volume::{Volume, VolumeSource};
 
 /// How long drivers may take to unmount the volumes of a pod that ends, with all retries.
 const DRIVERS: Duration = Duration::from_secs(123);
@@ -47,19 +55,27 @@ impl Supervisor {
         std::process::exit(0)
     }
 
-    /// Unmounts the volumes, and ends the server.
-    pub(in crate::supervisor) async fn shut_down(mut self, end: PodEnd) {
+    /// Unmounts the volumes, and ends the server. Returns whether all are unmounted; a volume whose source does not answer
+    /// may not be.
+    pub(in crate::supervisor) async fn shut_down(mut self, end: PodEnd) -> bool {
         info!("unmounting");
         self.report.stopping();
-        if timeout(TIMEOUT, self.finish_all()).await.is_err() {
-            warn!("a commit does not end; podfs kills the server");
+        let mut has_finished = timeout(TIMEOUT, self.finish_all()).await.is_ok();
+        if !has_finished {
+            warn!("work on {} does not end; podfs kills the server", self.at_work());
             self.server.kill().await;
             // This does not end calls that wait for a source of the host.
-            if timeout(TIMEOUT, self.finish_all()).await.is_err() {
-                warn!("a source does not answer; podfs leaves its volume as it is");
-            }
+            has_finished = timeout(TIMEOUT, self.finish_all()).await.is_ok();
         }
+        let at_work = self.at_work();
         self.unmount_all(end).await;
+        if !has_finished {
+            has_finished = timeout(TIMEOUT, self.finish_all()).await.is_ok();
+            if !has_finished {
+                warn!("podfs ends without waiting for {at_work}: a source or a disk of the node does not answer");
+            }
+            self.unmount_all(end).await;
+        }
         if end == PodEnd::Clean {
             self.leave_devices().await;
         }
@@ -69,6 +85,38 @@ impl Supervisor {
         }
         // The run directory is removed next.
         self.report.store().counters().finish().await;
+        has_finished
+    }
+
+    /// What threads work on, for the log: `volume "data" (/srv/data)`.
+    fn at_work(&self) -> String {
+        let of_threads =
+            self.volumes.iter().filter(|(place, _)| !self.idle.contains_key(&self.sharing.leader(**place)));
+        let names: Vec<_> = of_threads.map(|(_, volume)| self.name_with_source(volume)).collect();
+        if names.is_empty() { "the mounts of a container".to_owned() } else { names.join(", ") }
+    }
+
+    /// What podfs does with a volume that is unmounted, for the log. `None` if that needs no disk: only a server that hangs
+    /// delays it, until podfs kills the server.
+    fn step(&self, volume: &Volume) -> Option<String> {
+        let name = volume.name.as_str();
+        match (&volume.source, self.setting.site.home(name)) {
+            (VolumeSource::Projection(_), _) => None,
+            (VolumeSource::EmptyDir(_), Some(home)) => {
+                Some(format!("unmount volume {name:?} and to delete its content in {}", home.display()))
+            }
+            _ => Some(format!("unmount {}", self.name_with_source(volume))),
+        }
+    }
+
+    fn name_with_source(&self, volume: &Volume) -> String {
+        let source = match &volume.source {
+            VolumeSource::HostPath(source) => Some(source.path.clone()),
+            VolumeSource::EmptyDir(_) => self.setting.site.home(volume.name.as_str()),
+            _ => None,
+        };
+        let name = volume.name.as_str();
+        source.map_or(format!("volume {name:?}"), |source| format!("volume {name:?} ({})", source.display()))
     }
 
     /// Releases devices that an earlier podfs of the pod has mounted or linked, and that the pod's manifest no longer
@@ -93,7 +141,8 @@ impl Supervisor {
         let mut unmounting = JoinSet::new();
         loop {
             for volume in waiting.by_ref().take(AT_ONCE - unmounting.len()) {
-                unmounting.spawn_blocking(move || UnmountOutcome::of(volume, end));
+                let step = self.step(volume.spec());
+                unmounting.spawn(unmount(step, volume, end));
             }
             match waiting.len() + unmounting.len() {
                 0 => return,
@@ -101,7 +150,7 @@ impl Supervisor {
             }
             tokio::select! {
                 Some(unmounted) = unmounting.join_next() => {
-                    self.note_unmounted(unmounted.expect("a blocking thread that panics ends the process"));
+                    self.note_unmounted(unmounted.expect("no task panics or is cancelled"));
                 }
                 () = self.server.lost() => {
                     warn!("the server ended while podfs unmounts the volumes");
@@ -120,6 +169,29 @@ impl Supervisor {
             warn!(volume = name, "volume {name:?}: {error}");
         }
     }
+}
+
+/// Removes the mount points, and gives up the claim. `unmounted` says whether all volumes are unmounted.
+/// `step` says that in the log.
+pub(super) fn remove_mount_points(mount_points: &Mutex<MountPoints>, step: &str, unmounted: bool) {
+    // A thread that waits for the disk of a mount point holds the lock.
+    let remove = || mount_points.lock().map(|mut mount_points| mount_points.take_back(unmounted));
+    let _poisoned = report_if_long(step, remove);
+}
+
+/// Unmounts a volume on a blocking thread.
+async fn unmount(step: Option<String>, volume: PodVolume, end: PodEnd) -> UnmountOutcome {
+    let mut unmounting = spawn_blocking(move || UnmountOutcome::of(volume, end));
+    let unmounted = match timeout(LONG, &mut unmounting).await {
+        Ok(unmounted) => unmounted,
+        Err(_) => {
+            step.iter().for_each(|step| report_long(step));
+            let unmounted = unmounting.await;
+            step.iter().for_each(|step| report_end(step));
+            unmounted
+        }
+    };
+    unmounted.expect("a blocking thread that panics ends the process")
 }
 
 /// The outcome of an unmount.

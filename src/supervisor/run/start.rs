@@ -31,6 +31,7 @@ use crate::manifest::pod::{Pod, PodIdentity};
 use crate::metrics::{Exposition, exporter};
 use crate::source::{PushReceiver, Snapshot, Source};
 use crate::supervisor::control::{Control, Errand, PendingClient, RequestedChange, TaskQueues};
+use crate::supervisor::long_step::report_if_long;
 use crate::supervisor::run_dir::cgroup::{self, Cgroup};
 use crate::supervisor::run_dir::claim::{self, PodLeftovers, PodLock};
 use crate::supervisor::run_dir::mount_points::{MountPoints, MountPointsError};
@@ -179,7 +180,8 @@ impl PreparedSupervisor {
         let mut mount_points = MountPoints::new(claim, inheritance);
         let kept = adoption.map_or(Ok(HashMap::new()), |adoption| adoption.keep(&mounted, &site, &mut mount_points));
         let mut kept = kept.map_err(MountPointsError::Mount)?;
-        let points = prepare_mount_points(&mounted, &kept, &site, &mut mount_points)?;
+        let step = format!("make the mount points in {}", site.path().display());
+        let points = report_if_long(&step, || prepare_mount_points(&mounted, &kept, &site, &mut mount_points))?;
         let server = match server {
             Some(server) => server.with_cgroup(cgroup),
             None => PodServer::start(&server_program, &identity, profile, report.log_format(), cgroup)

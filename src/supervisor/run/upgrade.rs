@@ -9,6 +9,7 @@
 //! 3. The new program answers the client that asked for the upgrade, on the connection that `execve` left open.
 //! 4. If it cannot adopt the server, it executes the previous program again, whose file is open too, and that program answers the
 //!    client. The previous podfs-fuse is open as well: the one on disk is of the other version.
+//! 5. A signal that arrives meanwhile, such as SIGTERM, is an order to the program that goes on (`signal_record`).
 
 use std::fs::File;
 use std::io;
@@ -96,9 +97,9 @@ impl UpgradeHandover {
         let connection = self.upgrading.as_fd().as_raw_fd();
         let server = self.before_server.as_ref().map(AsRawFd::as_raw_fd);
         let rolled_back = Some(reason.to_owned());
-        let state = ExecState { connection, before: None, before_server: None, server, rolled_back };
+        let state = ExecState { connection, before: None, before_server: None, server, rolled_back, signals: None };
         let left_open: Vec<_> = self.before_server.iter().map(AsFd::as_fd).chain([self.upgrading.as_fd()]).collect();
-        let cause = become_program(&path, &state, &left_open);
+        let cause = become_program(&path, state, &left_open);
         error!("the podfs before the upgrade cannot continue either: {cause}");
     }
 
@@ -127,6 +128,7 @@ pub(in crate::supervisor) fn become_new(
     let connection = upgrading.as_fd().as_raw_fd();
     let before_server = Some(server_program.as_fd().as_raw_fd());
     let before_program = Some(before.as_raw_fd());
-    let state = ExecState { connection, before: before_program, before_server, server: None, rolled_back: None };
-    become_program(path, &state, &[upgrading.as_fd(), before.as_fd(), server_program.as_fd()])
+    let state =
+        ExecState { connection, before: before_program, before_server, server: None, rolled_back: None, signals: None };
+    become_program(path, state, &[upgrading.as_fd(), before.as_fd(), server_program.as_fd()])
 }

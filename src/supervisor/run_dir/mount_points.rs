@@ -20,6 +20,9 @@ pub enum MountPointsError {
     /// The mount point is in use, or cannot be made.
     #[error(transparent)]
     Mount(#[from] MountError),
+    /// The supervisor ends.
+    #[error("podfs ends")]
+    Ended,
     /// The record cannot be written.
     #[error("cannot write the run directory: {0}")]
     Record(#[source] io::Error),
@@ -59,6 +62,8 @@ pub struct MountPoints {
     written: Vec<PathBuf>,
     homes: Vec<PathBuf>,
     claim: Option<PodLock>,
+    /// Whether the supervisor has removed everything, because it ends.
+    has_ended: bool,
 }
 
 impl MountPoints {
@@ -66,7 +71,16 @@ impl MountPoints {
     pub fn new(claim: Option<PodLock>, inheritance: PodLeftovers) -> MountPoints {
         let PodLeftovers { directories, mounts, written } = inheritance;
         let (targets, left) = mounts.into_iter().partition(|path| is_target(path));
-        MountPoints { directories, left, mounts: Vec::new(), targets, written, homes: Vec::new(), claim }
+        MountPoints {
+            directories,
+            left,
+            mounts: Vec::new(),
+            targets,
+            written,
+            homes: Vec::new(),
+            claim,
+            has_ended: false,
+        }
     }
 
     /// Adopts the mount of an earlier podfs at `path`, if there is one and its server lives.
@@ -192,6 +206,7 @@ impl MountPoints {
     /// # Errors
     /// When it is in use, cannot be made, or cannot be recorded.
     pub fn prepare_target(&mut self, path: &Path, shape: MountPointType) -> Result<MountPoint, MountPointsError> {
+        check(self.has_ended)?;
         if !self.has_target(path) {
             self.targets.push(path.to_owned());
         }
@@ -238,6 +253,7 @@ impl MountPoints {
     /// # Errors
     /// When the directory cannot be made, or the record cannot be written.
     pub fn prepare_written(&mut self, file: &Path) -> Result<(), MountPointsError> {
+        check(self.has_ended)?;
         if let Some(parent) = file.parent() {
             self.directories.make(parent)?;
         }
@@ -273,7 +289,8 @@ impl MountPoints {
     /// # Errors
     /// When the run directory cannot be written.
     pub fn record(&mut self) -> Result<(), MountPointsError> {
-        let MountPoints { directories, left, mounts, targets, written, claim, .. } = self;
+        let MountPoints { directories, left, mounts, targets, written, claim, has_ended, .. } = self;
+        check(*has_ended)?;
         // podfs unmounts in reverse order: parts of a volume before the volume.
         let mounts = [&left[..], mounts, targets].concat();
         let recorded = claim.as_mut().map_or(Ok(()), |claim| claim.record(directories, &mounts, written));
@@ -297,21 +314,31 @@ impl MountPoints {
         Ok(true)
     }
 
-    /// Unmounts and removes the mount points. Leaves the record if the content of an emptyDir stays for the next podfs.
-    pub fn take_back(self) {
-        let MountPoints { directories, left, targets, written, homes, claim, .. } = self;
+    /// Unmounts and removes what was made, and gives up the claim. Leaves the record if the content of an emptyDir, or a mount,
+    /// stays for the next podfs. Nothing can be made afterwards: a thread that waits for a source may still have a reference.
+    /// `unmounted` says whether the volumes of this supervisor are all unmounted already.
+    pub fn take_back(&mut self, unmounted: bool) {
+        let ended = MountPoints { has_ended: true, ..MountPoints::new(None, PodLeftovers::default()) };
+        let MountPoints { directories, left, mounts, targets, written, homes, claim, .. } =
+            std::mem::replace(self, ended);
         let parts = targets.iter().map(|target| take_away_part(target));
-        for error in parts.chain(left.iter().map(|path| take_away(path))).filter_map(Result::err) {
-            warn!("podfs cannot remove a mount of an earlier podfs: {error}");
-        }
+        let mounts: &[PathBuf] = if unmounted { &[] } else { &mounts };
+        let volumes = left.iter().chain(mounts).map(|path| take_away(path));
+        let errors: Vec<_> = parts.chain(volumes).filter_map(Result::err).collect();
+        errors.iter().for_each(|error| warn!("podfs cannot remove a mount: {error}"));
         written.iter().for_each(|file| drop(std::fs::remove_file(file)));
         drop(directories);
         if let Some(claim) = claim
-            && homes.iter().any(|home| home.exists())
+            && (!errors.is_empty() || homes.iter().any(|home| home.exists()))
         {
             claim.leave_record();
         }
     }
+}
+
+/// Refuses to make anything for a supervisor that has removed everything.
+fn check(has_ended: bool) -> Result<(), MountPointsError> {
+    if has_ended { Err(MountPointsError::Ended) } else { Ok(()) }
 }
 
 /// Whether a recorded mount is a part of a volume: `volume-subpaths/VOLUME/CONTAINER/INDEX`.

@@ -1,64 +1,19 @@
 //! Metrics and status of a pod while the disk of its run directory takes no write.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 
+use crate::common::frozen::FreezableDisk;
 use crate::common::loop_device::LoopDevice;
 use crate::common::*;
 use crate::metrics::pods::{config, of_config, volume};
 use crate::metrics::scrape::Scrape;
 
-/// The file system of a disk. Dropping it unmounts it.
-struct Disk {
-    at: PathBuf,
-}
-
-/// A file system that takes no write: each process that writes waits. Dropping it thaws the file system.
-struct Frozen<'a>(&'a Disk);
-
-impl Disk {
-    /// An empty file system.
-    fn mount(device: &LoopDevice, at: &Path) -> Disk {
-        device.run("mkfs.ext4", &["-q"]);
-        fs::create_dir(at).expect("a directory");
-        mount(Some(device.path()), at, Some("ext4"), MsFlags::empty(), None::<&str>).expect("a file system");
-        let disk = Disk { at: at.to_owned() };
-        fs::remove_dir(at.join("lost+found")).expect("removed");
-        disk
-    }
-
-    fn freeze(&self) -> Frozen<'_> {
-        self.fsfreeze("--freeze");
-        Frozen(self)
-    }
-
-    #[track_caller]
-    fn fsfreeze(&self, action: &str) {
-        let done = Command::new("/usr/sbin/fsfreeze").arg(action).arg(&self.at).output().expect("a program");
-        assert!(done.status.success(), "{action}: {}", String::from_utf8_lossy(&done.stderr));
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let _ = umount2(&self.at, MntFlags::MNT_DETACH);
-    }
-}
-
-impl Drop for Frozen<'_> {
-    fn drop(&mut self) {
-        self.0.fsfreeze("--unfreeze");
-    }
-}
-
 /// The counters that the next supervisor of the pod begins with.
-fn kept(disk: &Disk) -> Value {
-    let pods = fs::read_dir(&disk.at).expect("the run directory").flatten();
+fn kept(disk: &FreezableDisk) -> Value {
+    let pods = fs::read_dir(disk.at()).expect("the run directory").flatten();
     let files = pods.filter_map(|pod| fs::read(pod.path().join("counts.json")).ok());
     files.map(|text| serde_json::from_slice(&text).expect("JSON")).next().unwrap_or_default()
 }
@@ -67,7 +22,7 @@ fn kept(disk: &Disk) -> Value {
 fn a_scrape_and_a_status_are_answered_while_the_disk_of_the_counters_does_not_answer() {
     let device = LoopDevice::new(16);
     let fixture = of_config();
-    let disk = Disk::mount(&device, &fixture.path("run"));
+    let disk = FreezableDisk::mount(&device, &fixture.path("run"));
     let mut running = fixture.run();
     let (errors, restarts) = ("podfs_volume_refresh_errors_total", "podfs_server_restarts_total");
     let before = fixture.scrape();
@@ -100,7 +55,7 @@ fn a_scrape_and_a_status_are_answered_while_the_disk_of_the_counters_does_not_an
     let next = all(&fixture.scrape());
     assert!(next[0] == 1.0 && next[1] >= all(&counted)[1] && next[2] == all(&counted)[2], "{next:?}");
     assert!(running.stop().success());
-    assert_eq!(fs::read_dir(&disk.at).expect("the run directory").count(), 0);
+    assert_eq!(fs::read_dir(disk.at()).expect("the run directory").count(), 0);
     drop(disk);
     fs::remove_dir(fixture.path("run")).expect("the mount point");
     fixture.assert_nothing_left();

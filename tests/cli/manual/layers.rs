@@ -62,6 +62,7 @@ const NODE: Layers = &[
 
 /// `src/supervisor`.
 const SUPERVISOR: Layers = &[
+    &["long_step", "signal_record"],
     &["exec_state", "installed", "log_format", "run_dir"],
     &["server"],
     &["volume"],
