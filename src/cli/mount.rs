@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use clap::{Args, ValueEnum, ValueHint};
 use k8s_openapi::api::core::v1 as core;
 use podfs_fuse::passthrough;
@@ -215,7 +215,7 @@ fn read_volume(path: &Path) -> Result<Volume, Failure> {
     } else {
         std::fs::read(path)
     };
-    let bytes = bytes.with_context(|| format!("{}: cannot be read", path.display())).map_err(Failure::input)?;
+    let bytes = bytes.map_err(|error| Failure::input(anyhow!("{}: cannot be read: {error}", path.display())))?;
     let found = parse_bare(path, &bytes)?;
     let fields = VolumeFields::of(&found);
     let volume: core::Volume = parse_bare(path, &bytes)?;
