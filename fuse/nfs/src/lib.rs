@@ -22,7 +22,7 @@
 //! ```no_run
 //! use std::time::Duration;
 //!
-//! use podfs_nfs::export::How;
+//! use podfs_nfs::export::CallOptions;
 //! use podfs_nfs::ExportAddress;
 //! use podfs_nfs::mount::{MountRequest, mount};
 //! use podfs_nfs::rpc::Credential;
@@ -37,8 +37,8 @@
 //!     let export = mount(&servers, &request).await?;
 //!
 //!     let alice = Credential::User { uid: 1000, gid: 1000, groups: vec![27] };
-//!     let file = export.lookup(How::new(&alice), &export.root(), b"hello").await?;
-//!     let read = export.read(How::new(&alice), &file.handle, 0, export.limits().read).await?;
+//!     let file = export.lookup(CallOptions::new(&alice), &export.root(), b"hello").await?;
+//!     let read = export.read(CallOptions::new(&alice), &file.handle, 0, export.limits().read).await?;
 //!     println!("{} bytes", read.data.len());
 //!     Ok::<(), Box<dyn std::error::Error>>(())
 //! })?;

@@ -93,9 +93,10 @@ pub async fn run(
         Err(error) => Err(error),
     };
     let control = supervisor.control.take();
+    let counters = supervisor.report.store().counters().clone();
     let unmounted = supervisor.shut_down(if outcome.is_ok() { PodEnd::Clean } else { PodEnd::Failed }).await;
     drop(control);
-    shutdown::remove_mount_points(&mount_points, &removal, unmounted);
+    shutdown::remove_files(&mount_points, &counters, &removal, unmounted);
     outcome
 }
 

@@ -34,6 +34,7 @@ use crate::driver::DriverHome;
 use crate::host::{block, local};
 use crate::supervisor::long_step::{LONG, report_end, report_if_long, report_long};
 use crate::supervisor::run_dir::mount_points::MountPoints;
+use crate::supervisor::status::CounterStore;
 use crate::supervisor::volume::driver::{homes, undo_home};
 use crate::supervisor::volume::{PodEnd, PodVolume, VolumeContext, VolumeLife};
 use crate::volume::{Volume, VolumeSource};
@@ -171,11 +172,14 @@ impl Supervisor {
     }
 }
 
-/// Removes the mount points, and gives up the claim. `unmounted` says whether all volumes are unmounted.
+/// Removes the mount points and the pod's files, and gives up the claim. `unmounted` says whether all volumes are unmounted.
 /// `step` says that in the log.
-pub(super) fn remove_mount_points(mount_points: &Mutex<MountPoints>, step: &str, unmounted: bool) {
-    // A thread that waits for the disk of a mount point holds the lock.
-    let remove = || mount_points.lock().map(|mut mount_points| mount_points.take_back(unmounted));
+pub(super) fn remove_files(mount_points: &Mutex<MountPoints>, counters: &CounterStore, step: &str, unmounted: bool) {
+    let remove = || {
+        counters.wait_for_disk();
+        // A thread that waits for the disk of a mount point holds the lock.
+        mount_points.lock().map(|mut mount_points| mount_points.take_back(unmounted))
+    };
     let _poisoned = report_if_long(step, remove);
 }
 

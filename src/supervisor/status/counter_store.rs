@@ -8,7 +8,8 @@
 //! 4. A scrape waits until the counts that it shows are in the file ([`CounterStore::wait_until_written`]), so that
 //!    none goes back when the supervisor is killed after the scrape. It waits at most for [`SCRAPE_TIMEOUT`]; if the
 //!    disk is slower, the scrape gets its answer all the same.
-//! 5. A supervisor that ends, leaves or is upgraded waits at most for [`END_TIMEOUT`].
+//! 5. A supervisor that ends, leaves or is upgraded waits at most for [`END_TIMEOUT`]. Before a supervisor removes the file, it
+//!    waits for a write that has begun, which would make the file again.
 
 use std::fs::{OpenOptions, rename};
 use std::io::{self, Read, Write};
@@ -50,7 +51,10 @@ struct State {
     changes: u64,
     /// How many of the changes are in the file.
     written: u64,
+    /// Whether a thread is to write changes.
     is_writing: bool,
+    /// Whether that thread waits for the disk.
+    is_at_disk: bool,
 }
 
 impl Default for CounterStore {
@@ -129,6 +133,12 @@ impl CounterStore {
         self.0.lock().file = None;
     }
 
+    /// Blocks until the disk has answered a write that has begun. After [`CounterStore::finish`], none begins.
+    pub(in crate::supervisor) fn wait_for_disk(&self) {
+        let waited = self.0.written.wait_while(self.0.lock(), |state| state.is_at_disk);
+        drop(waited.expect("no thread panics while it counts"));
+    }
+
     fn change(&self, change: impl FnOnce(&mut PodCounters)) {
         let mut state = self.0.lock();
         change(&mut state.counters);
@@ -160,11 +170,13 @@ impl SharedCounters {
                 return;
             };
             let text = serde_json::to_vec(&state.counters);
+            state.is_at_disk = true;
             drop(state);
             if let Err(error) = text.map_err(Into::into).and_then(|text| (self.write)(&file, &text)) {
                 debug!("{} cannot be written: {error}; the next supervisor of the pod counts anew", file.display());
             }
-            self.lock().written = changes;
+            let mut state = self.lock();
+            (state.written, state.is_at_disk) = (changes, false);
             self.written.notify_all();
         }
     }
@@ -192,6 +204,8 @@ fn write(file: &Path, text: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::sync::mpsc::channel;
+    use std::thread;
 
     use super::*;
 
@@ -258,6 +272,36 @@ mod tests {
         drop(stopped);
         store.finish().await;
         assert_eq!(kept_restarts(directory.path()), 100);
+    }
+
+    #[tokio::test]
+    async fn a_supervisor_removes_the_file_only_after_a_write_that_has_begun() {
+        static LATE_DISK: Mutex<()> = Mutex::new(());
+        let directory = tempfile::tempdir().expect("a directory");
+        let store = CounterStore::with(|file, text| {
+            let _turn = LATE_DISK.lock().expect("no panic");
+            write(file, text)
+        });
+        store.keep_in(directory.path());
+        let (answers, answered) = channel::<()>();
+        let (stops, stopped) = channel();
+        thread::spawn(move || {
+            let _stopped = LATE_DISK.lock().expect("no panic");
+            stops.send(()).expect("the test waits");
+            let _answers = answered.recv();
+        });
+        stopped.recv().expect("the disk has stopped");
+        store.restarted(1);
+        store.finish().await;
+        let (removes, removed) = channel();
+        let path = directory.path().to_owned();
+        thread::spawn(move || {
+            store.wait_for_disk();
+            let _test_is_over = removes.send(kept_restarts(&path));
+        });
+        assert!(removed.recv_timeout(Duration::from_millis(50)).is_err(), "the write has not ended");
+        drop(answers);
+        assert_eq!(removed.recv(), Ok(1));
     }
 
     #[tokio::test]

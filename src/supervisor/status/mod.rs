@@ -22,6 +22,7 @@ pub(crate) mod progress;
 pub mod report;
 pub(in crate::supervisor) mod store;
 
+pub(in crate::supervisor) use counter_store::CounterStore;
 pub use counter_store::kept_restarts;
 pub use counters::OPERATION_BOUNDS;
 pub use pod_status::{
