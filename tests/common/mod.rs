@@ -172,7 +172,7 @@ impl Fixture {
         let log = self.path("log");
         let append = |path: &Path| File::options().create(true).append(true).open(path).expect("a file");
         let command = self.mark(command).stdout(append(&self.path("out"))).stderr(append(&log));
-        let child = command.spawn().expect("podfs starts");
+        let child = outcome::start(command);
         let directory = self.directory.path().to_owned();
         Running { child, is_reaped: false, ready: None, json: Value::Null, log, directory }
     }

@@ -1,9 +1,9 @@
 //! Commands that end by themselves, and the processes and mounts that remain.
 
 use std::fs::{self, File};
-use std::io::{Read, Seek};
+use std::io::{ErrorKind, Read, Seek};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::{Fixture, TIMEOUT};
@@ -13,6 +13,21 @@ pub struct Outcome {
     pub code: Option<i32>,
     pub stdout: String,
     pub stderr: String,
+}
+
+/// Starts a command, whose program the test may have just copied: a process that another test forks meanwhile has the copy open for
+/// writing until it executes a program of its own.
+#[track_caller]
+pub fn start(command: &mut Command) -> Child {
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        match command.spawn() {
+            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            started => return started.expect("the command starts"),
+        }
+    }
 }
 
 /// Runs a command to its end.
@@ -26,7 +41,7 @@ pub fn finish(command: &mut Command) -> Outcome {
 pub fn finish_within(command: &mut Command, patience: Duration) -> Outcome {
     let (mut out, mut err) = (tempfile::tempfile().expect("a file"), tempfile::tempfile().expect("a file"));
     let same = |file: &File| Stdio::from(file.try_clone().expect("a descriptor"));
-    let mut child = command.stdout(same(&out)).stderr(same(&err)).spawn().expect("the command starts");
+    let mut child = start(command.stdout(same(&out)).stderr(same(&err)));
     let deadline = Instant::now() + patience;
     let status = loop {
         match child.try_wait().expect("a child") {
