@@ -1,19 +1,21 @@
 //! An export of a server, and the calls that can be made on it.
 
+mod call;
+
 use std::rc::Rc;
-use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use tokio::time::sleep;
 
-use crate::backoff::Backoff;
+pub use call::CallOptions;
+use call::RepeatableCall;
+
 use crate::error::Error;
-use crate::rpc::{Credential, Persistence, Policy, Procedure, RETRY, Reply, RpcCall, RpcConnection, RpcError, Slice};
+use crate::rpc::{Policy, Reply, RpcConnection, Slice};
 use crate::server::NfsServer;
 use crate::v3::{
     self, AccessReply, AttributeChanges, Attributes, CommitReply, CreateReply, Creation, DirectoryPage, FsInfo, FsStat,
-    LinkReply, LinkTarget, LookupReply, MAX_NAME, NfsFileHandle, NfsStatus, PathConf, ProcedureNumber, ReadReply,
-    SpecialFile, Stability, Time, WccData, WriteReply, arguments, results,
+    LinkReply, LinkTarget, LookupReply, MAX_NAME, NfsFileHandle, PathConf, ProcedureNumber, ReadReply, SpecialFile,
+    Stability, Time, WccData, WriteReply, arguments, results,
 };
 use crate::xdr::{Malformed, XdrReader, XdrWriter};
 
@@ -67,26 +69,6 @@ impl Limits {
             listing: clamp(None, info.read_max).clamp(MIN_LISTING, MAX_LISTING),
             file: info.file_max,
         }
-    }
-}
-
-/// The options of a call.
-#[derive(Clone, Copy)]
-pub struct CallOptions<'a> {
-    /// The user and groups of the call.
-    pub credential: &'a Credential,
-    /// The timeout and retries of the call; `None` means the mount's options.
-    pub policy: Option<Policy>,
-    /// Called with the xid before the call is sent, each time that the call gets another one.
-    pub announce: Option<&'a dyn Fn(u32)>,
-    /// The xid with which the process before this may have sent the call.
-    pub again: Option<u32>,
-}
-
-impl<'a> CallOptions<'a> {
-    /// As `credential`, and as the mount's options say.
-    pub fn new(credential: &'a Credential) -> Self {
-        Self { credential, policy: None, announce: None, again: None }
     }
 }
 
@@ -228,7 +210,7 @@ impl Export {
         let count = u32::try_from(data.len()).expect("a WRITE is at most of a megabyte");
         let arguments = |to: &mut XdrWriter| arguments::write(to, file, offset, count, stability);
         let call = RepeatableCall { how, number: ProcedureNumber::Write, arguments, payload: Some(data) };
-        self.outcome(file, call, |from, _| results::write(from)).await
+        call.complete(&self.connection(file), self.policy, |from, _| results::write(from)).await
     }
 
     /// CREATE
@@ -374,7 +356,7 @@ impl Export {
     /// READDIRPLUS: as [`Self::readdir`], with attributes and handles.
     ///
     /// # Errors
-    /// [`Error`]; [`NfsStatus::NOTSUPP`] from servers that have only READDIR.
+    /// [`Error`]; [`NfsStatus::NOTSUPP`](v3::NfsStatus::NOTSUPP) from servers that have only READDIR.
     pub async fn readdirplus(
         &self,
         how: CallOptions<'_>,
@@ -453,61 +435,8 @@ impl Export {
         arguments: impl Fn(&mut XdrWriter),
         results: impl FnOnce(&mut XdrReader<'_>, &Reply) -> Result<T, Malformed>,
     ) -> Result<T, Error> {
-        self.outcome(about, RepeatableCall { how, number, arguments, payload: None }, results).await
-    }
-
-    /// Makes a call until the server does not ask to come again.
-    async fn outcome<T, A: Fn(&mut XdrWriter)>(
-        &self,
-        about: &NfsFileHandle,
-        call: RepeatableCall<'_, A>,
-        results: impl FnOnce(&mut XdrReader<'_>, &Reply) -> Result<T, Malformed>,
-    ) -> Result<T, Error> {
-        let connection = self.connection(about);
-        let policy = call.how.policy.unwrap_or(self.policy);
-        let mut again = call.how.again;
-        let mut delay: Option<(Instant, Backoff)> = None;
-        loop {
-            let reply = call.send(&connection, policy, again.take()).await?;
-            let mut reader = reply.reader();
-            match NfsStatus(reader.u32().map_err(RpcError::from)?) {
-                NfsStatus::OK => return Ok(results(&mut reader, &reply).map_err(RpcError::from)?),
-                NfsStatus::JUKEBOX => {
-                    let (since, backoff) = delay.get_or_insert_with(|| (Instant::now(), RETRY.backoff()));
-                    let pause = backoff.fail();
-                    match policy.persistence {
-                        Persistence::Hard => {}
-                        _ if since.elapsed() + pause <= policy.budget() => {}
-                        Persistence::Soft => return Err(RpcError::NoAnswer.into()),
-                        Persistence::SoftErr => return Err(RpcError::NoAnswerInTime.into()),
-                    }
-                    sleep(pause).await;
-                }
-                status => return Err(Error::Refused { status, retransmitted: reply.retransmitted }),
-            }
-        }
-    }
-}
-
-/// A call that may have to be made more than once.
-struct RepeatableCall<'a, A> {
-    how: CallOptions<'a>,
-    number: ProcedureNumber,
-    arguments: A,
-    payload: Option<&'a Slice>,
-}
-
-impl<A: Fn(&mut XdrWriter)> RepeatableCall<'_, A> {
-    async fn send(&self, connection: &RpcConnection, policy: Policy, again: Option<u32>) -> Result<Reply, RpcError> {
-        // Hardly ever has another call got the same number.
-        let xid = again.filter(|xid| !connection.is_in_use(*xid)).unwrap_or_else(|| connection.next_xid());
-        if let Some(announce) = self.how.announce {
-            announce(xid);
-        }
-        let procedure = Procedure { program: v3::PROGRAM, version: v3::VERSION, number: self.number as u32 };
-        let payload = self.payload.cloned();
-        let message = RpcCall::call_with(xid, procedure, self.how.credential, &self.arguments, payload);
-        connection.call(xid, message, policy, again.is_some()).await
+        let call = RepeatableCall { how, number, arguments, payload: None };
+        call.complete(&self.connection(about), self.policy, results).await
     }
 }
 
