@@ -40,7 +40,7 @@ pub(crate) trait FileCombiner: Send + 'static {
     /// When files contradict each other; then the last combination stays.
     fn combine(&mut self, files: Files<'_, Self::Contents>) -> Result<Self::Combined, ManifestError>;
 
-    /// The problems of the files in the last combination.
+    /// The problems of the files in the last combination. Each sentence says which content podfs uses.
     fn problems(&self) -> Vec<ManifestError>;
 }
 
@@ -238,7 +238,7 @@ impl<S: FileCombiner> DocumentStore<S> {
             problems.push(problem.into());
             None
         });
-        problems.extend(self.combiner.problems().into_iter().map(SourceError::from));
+        problems.extend(self.combiner.problems().into_iter().map(SourceError::Combined));
         ScanResult { problems, being_written, unread, combined }
     }
 

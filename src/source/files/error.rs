@@ -60,6 +60,10 @@ pub enum SourceError {
     #[error(transparent)]
     Manifest(#[from] ManifestError),
 
+    /// Files whose documents do not go together. The sentence says which of the documents podfs uses.
+    #[error(transparent)]
+    Combined(ManifestError),
+
     /// The kernel grants no more watches.
     #[error("{}: cannot be watched: the limit on inotify watches is reached; raise the sysctl fs.inotify.max_user_watches", .0.display())]
     WatchLimit(PathBuf),
@@ -80,11 +84,9 @@ pub enum SourceError {
 }
 
 impl SourceError {
-    /// The sentence for a problem that comes up while the pod runs: it adds which content podfs uses, unless the problem
-    /// says so itself.
+    /// The sentence for a problem that comes up while the pod runs: it adds which content podfs uses.
     pub(super) fn while_running(&self) -> String {
         match self {
-            Self::Manifest(error) if error.to_string().contains("; until then, ") => self.to_string(),
             Self::Unreadable { .. } | Self::WrongType { .. } | Self::TooLarge { .. } | Self::Manifest(_) => {
                 format!("{self}; until then, podfs uses the earlier content")
             }
@@ -100,12 +102,11 @@ mod tests {
 
     #[test]
     fn a_problem_says_once_which_content_podfs_uses() {
-        let said = |sentence: &str| {
-            let origin = Origin::file("web.yaml".as_ref());
-            SourceError::Manifest(ManifestError::invalid(&origin, "metadata.name", sentence)).while_running()
-        };
-        assert_eq!(said("is bad"), "web.yaml: metadata.name: is bad; until then, podfs uses the earlier content");
+        let origin = Origin::file("web.yaml".as_ref());
+        let problem = |sentence: &str| ManifestError::invalid(&origin, "metadata.name", sentence);
+        let invalid = SourceError::Manifest(problem("is bad")).while_running();
+        assert_eq!(invalid, "web.yaml: metadata.name: is bad; until then, podfs uses the earlier content");
         let first = "is there twice; until then, podfs goes by the first one";
-        assert_eq!(said(first), format!("web.yaml: metadata.name: {first}"));
+        assert_eq!(SourceError::Combined(problem(first)).while_running(), format!("web.yaml: metadata.name: {first}"));
     }
 }

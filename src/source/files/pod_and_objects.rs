@@ -12,7 +12,8 @@ use crate::manifest::{KnownObjects, ManifestError, Origin, parse_documents};
 use crate::source::Snapshot;
 
 /// The API server's error for new content of an immutable object, and the advice.
-pub(crate) const IMMUTABLE: &str = "field is immutable when `immutable` is set; delete the object and create it again";
+pub(crate) const IMMUTABLE: &str = "field is immutable when `immutable` is set; delete the object and create it again; until then, \
+    podfs uses the earlier content";
 
 /// Combines the files into one pod and its objects.
 pub(super) struct PodAndObjects {
