@@ -21,6 +21,7 @@ use tracing::{error, info, warn};
 use super::Supervisor;
 use crate::supervisor::control::Control;
 use crate::supervisor::run_dir::claim::{CONTROL, SERVER};
+use crate::supervisor::run_dir::mount_points::{MountPoints, RestoreError};
 use crate::supervisor::run_dir::socket;
 
 /// How often a supervisor without a daemon looks.
@@ -64,16 +65,21 @@ impl Supervisor {
 
     /// Looks, unless a thread has the mount points locked.
     pub(super) fn look_at_run_directory_if_free(&mut self) {
-        let is_free = self.setting.mount_points.try_lock().is_ok();
-        if is_free {
-            self.look_at_run_directory();
+        let free = self.setting.mount_points.try_lock().ok();
+        if let Some((directory, restored)) = free.and_then(|mut mount_points| restore_claim(&mut mount_points)) {
+            self.restore_sockets(directory, restored);
         }
     }
 
     /// Makes again what another process has deleted from the pod's run directory.
     pub(super) fn look_at_run_directory(&mut self) {
-        let restored = self.setting.mount_points().restore_claim();
-        let Some(directory) = self.setting.mount_points().run_directory().map(Path::to_owned) else { return };
+        let looked = restore_claim(&mut self.setting.mount_points());
+        if let Some((directory, restored)) = looked {
+            self.restore_sockets(directory, restored);
+        }
+    }
+
+    fn restore_sockets(&mut self, directory: PathBuf, restored: Result<bool, RestoreError>) {
         match restored {
             Ok(true) => warn!("another process has deleted {}; podfs makes it again", directory.display()),
             Ok(false) => {}
@@ -114,6 +120,13 @@ impl Supervisor {
             }
         });
     }
+}
+
+/// Makes the claim again if another process has deleted it. Returns the run directory, and whether there was need to; `None`
+/// if the pod has no run directory.
+fn restore_claim(mount_points: &mut MountPoints) -> Option<(PathBuf, Result<bool, RestoreError>)> {
+    let directory = mount_points.run_directory()?.to_owned();
+    Some((directory, mount_points.restore_claim()))
 }
 
 fn is_missing(path: &Path) -> bool {

@@ -206,7 +206,7 @@ impl MountPoints {
     /// # Errors
     /// When it is in use, cannot be made, or cannot be recorded.
     pub fn prepare_target(&mut self, path: &Path, shape: MountPointType) -> Result<MountPoint, MountPointsError> {
-        check(self.has_ended)?;
+        refuse_if(self.has_ended)?;
         if !self.has_target(path) {
             self.targets.push(path.to_owned());
         }
@@ -253,7 +253,7 @@ impl MountPoints {
     /// # Errors
     /// When the directory cannot be made, or the record cannot be written.
     pub fn prepare_written(&mut self, file: &Path) -> Result<(), MountPointsError> {
-        check(self.has_ended)?;
+        refuse_if(self.has_ended)?;
         if let Some(parent) = file.parent() {
             self.directories.make(parent)?;
         }
@@ -290,7 +290,7 @@ impl MountPoints {
     /// When the run directory cannot be written.
     pub fn record(&mut self) -> Result<(), MountPointsError> {
         let MountPoints { directories, left, mounts, targets, written, claim, has_ended, .. } = self;
-        check(*has_ended)?;
+        refuse_if(*has_ended)?;
         // podfs unmounts in reverse order: parts of a volume before the volume.
         let mounts = [&left[..], mounts, targets].concat();
         let recorded = claim.as_mut().map_or(Ok(()), |claim| claim.record(directories, &mounts, written));
@@ -337,7 +337,7 @@ impl MountPoints {
 }
 
 /// Refuses to make anything for a supervisor that has removed everything.
-fn check(has_ended: bool) -> Result<(), MountPointsError> {
+fn refuse_if(has_ended: bool) -> Result<(), MountPointsError> {
     if has_ended { Err(MountPointsError::Ended) } else { Ok(()) }
 }
 
