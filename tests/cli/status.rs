@@ -105,7 +105,7 @@ fn a_pod_that_is_not_there_is_named_and_a_uid_that_is_none_is_refused() {
     let _running = fixture.run();
     fixture.status(&["--pod", "nobody"]).says(1, &["pod nobody is not served here", "podfs status lists all"]);
     fixture
-        .status(&["--pod", "../nobody"])
+        .status(&["--pod", "../other"])
         .says(2, &["not the uid of a pod; podfs status lists all pods with their uids"]);
 }
 

@@ -126,5 +126,5 @@ fn without_pods_there_are_no_metrics_and_a_missing_pod_is_named() {
     let fixture = of_config();
     assert_eq!(fixture.scrape().0, "# EOF\n");
     fixture.metrics(&["--pod", "nobody"]).says(1, &["pod nobody is not served here"]);
-    fixture.metrics(&["--pod", "../nobody"]).says(2, &["not the uid of a pod"]);
+    fixture.metrics(&["--pod", "../other"]).says(2, &["not the uid of a pod"]);
 }
