@@ -120,7 +120,7 @@ impl Export {
     }
 
     /// SETATTR. With `guard` it is done only if the file's ctime is that; otherwise the answer is
-    /// [`NfsStatus::NOT_SYNC`].
+    /// [`NfsStatus::NOT_SYNC`](v3::NfsStatus::NOT_SYNC).
     ///
     /// # Errors
     /// [`Error`]
