@@ -43,7 +43,10 @@ fn follow(running: &Running, signal: Signal) -> (Pid, Start) {
     let before = running.server();
     let stack = start_of_stack(before);
     kill(before, signal).expect("it is there");
-    next(running, before, stack)
+    let (server, start) = next(running, before, stack);
+    // A server answers requests before the supervisor knows that it is ready. If it died until then, the program would be executed.
+    running.wait_log(&format!("another one (pid {server}) goes on"));
+    (server, start)
 }
 
 /// Kills the server, and returns the next one, which is a clone of the keeper. If podfs has logged that the keeper was late, as on a

@@ -146,7 +146,7 @@ impl Drop for RunningDriver {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::io::Write;
     use std::path::PathBuf;
 
     use super::*;
@@ -154,8 +154,13 @@ mod tests {
     fn driver(script: &str) -> (tempfile::TempDir, PathBuf) {
         let base = tempfile::tempdir().expect("a directory");
         let path = base.path().join("driver");
-        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("written");
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("executable");
+        // Another process writes the file. If this one did, a process that another test forks meanwhile would have the file open for
+        // writing, too, and the kernel would refuse to execute it.
+        let mut install = Command::new("install");
+        let mut install =
+            install.args(["-m", "755", "/dev/stdin"]).arg(&path).stdin(Stdio::piped()).spawn().expect("started");
+        write!(install.stdin.take().expect("a pipe"), "#!/bin/sh\n{script}\n").expect("written");
+        assert!(install.wait().expect("it ends").success());
         (base, path)
     }
 
