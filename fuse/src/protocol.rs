@@ -88,7 +88,8 @@ pub enum VolumeBody {
         #[serde(flatten)]
         reporting: Reporting,
     },
-    /// A source of the host. The last two descriptors of the message are the source and the mount table of its namespace.
+    /// A source of the host. The last descriptors of the message are the source, the mount table of its namespace, and the
+    /// memory of its rings if the volume may use io_uring.
     Passthrough {
         /// The options of the mount.
         options: PassthroughOptions,
@@ -126,7 +127,8 @@ pub enum ServerRequest {
         #[serde(flatten)]
         reporting: Reporting,
     },
-    /// Serve a passthrough volume. The message has its device, mount, region, source and mount table.
+    /// Serve a passthrough volume. The message has its device, mount, region, source and mount table, and the memory of its
+    /// rings if the volume may use io_uring.
     Pass {
         /// Its number.
         volume: VolumeNumber,
@@ -268,7 +270,7 @@ pub enum ServerReply {
         /// Its process id.
         keeper: i32,
     },
-    /// The server accepts the steps. These are its threads for them.
+    /// The server accepts the steps. These threads of the server take part in them.
     Announced {
         /// The volume's session thread, once it has served a request.
         session: Option<i32>,

@@ -122,7 +122,7 @@ end_pod() {
   podfs node wait "$pod" --unmounted --timeout $seconds || fail "pod $pod: $(cat "$work/trouble")"
 }
 
-# shellcheck disable=SC2317 # it is called: when this process ends, however that comes
+# shellcheck disable=SC2317 # the trap below calls it when this process ends
 leave() {
   trap '' INT TERM
   [ -z "$waiting" ] || kill "$waiting" 2>/dev/null || true

@@ -6,7 +6,7 @@
 //! | [`readings`] | the metrics of all pods, for each scrape |
 //! | [`table`] | the status as a table |
 //! | [`cleanup`] | removing the remains of killed podfs processes |
-//! | `leftovers` | removing recorded directories and files of a pod, and the reasons why others stay |
+//! | `leftovers` | removing recorded directories and files of a pod, and the reasons why some stay |
 //! | `probe` | whether the server of a mount answers, without blocking on it |
 
 pub mod cleanup;

@@ -19,7 +19,7 @@ use crate::supervisor::program::options::{ROOT_DIRECTORY, RUN_DIRECTORY};
 /// podfs leaves served pods alone, also those whose supervisor is gone while their server still serves. It keeps the content of
 /// emptyDirs, too: the next podfs run of the pod finds it.
 ///
-/// podfs run needs no cleanup before it: it continues with what is left. It mounts over a dead mount, and running containers
+/// podfs run needs no cleanup before it: it continues with these leftovers. It mounts over a dead mount, and running containers
 /// see the new mount; after a cleanup of the dead mount, they do not. So use this for pods that do not come back.
 ///
 /// podfs prints one line for each path: "unmounted PATH", "removed PATH", "left PATH: reason". A second cleanup does nothing
@@ -56,8 +56,7 @@ impl Cleaning {
         // The cleanup continues after the reader closed standard output.
         let mut report = |step: &CleanupStep| drop(writeln!(std::io::stdout(), "{}", CleanupLine(step, dry_run)));
         let cleaned = Cleanup::new(dry_run, &mut report).clean(&run_dir, &root_dir);
-        cleaned.map_err(|error| {
-            Failure::general(anyhow!("cannot look for what is left in {}: {error}", run_dir.display()))
-        })
+        cleaned
+            .map_err(|error| Failure::general(anyhow!("cannot look for leftovers in {}: {error}", run_dir.display())))
     }
 }

@@ -87,7 +87,7 @@ fn command_line_for(words: &[OsString]) -> clap::Command {
     GlobalOptions::augment_args(podfs).subcommand(command)
 }
 
-/// The description of a command for people.
+/// The description of the command with this name; `None` if the help does not show it.
 fn described(name: &str) -> Option<clap::Command> {
     fn of<A: Args>(name: &'static str) -> Option<clap::Command> {
         Some(A::augment_args(clap::Command::new(name)))
@@ -161,11 +161,11 @@ mod tests {
             let mut alone = command_line_for(&["podfs".into(), name.into()]);
             alone.build();
             assert_eq!(visible(&alone).count(), 2, "{name} and help");
-            let told = |podfs: &clap::Command| {
+            let description = |podfs: &clap::Command| {
                 let mut command = podfs.find_subcommand(name).expect(name).clone();
                 (command.render_long_help().to_string(), format!("{:?}", command.get_arguments().collect::<Vec<_>>()))
             };
-            assert_eq!(told(&alone), told(&all), "{name}");
+            assert_eq!(description(&alone), description(&all), "{name}");
         }
         let misspelt = command_line_for(&["podfs".into(), "rum".into()]);
         assert!(visible(&misspelt).count() > 10, "all commands, for a suggestion");

@@ -31,7 +31,7 @@ use crate::volume::{Claim, ClaimReference, Projection, SubPathMode, Volume, Volu
 #[derive(Args)]
 #[command(after_help = "\
 EXIT STATUS:
-  0  stopped as asked
+  0  stopped by a signal
   1  failed
   2  bad arguments, settings or manifests
   3  a privilege, a kernel feature or the program podfs-fuse is missing
@@ -216,15 +216,15 @@ fn read_volume(path: &Path) -> Result<Volume, Failure> {
         std::fs::read(path)
     };
     let bytes = bytes.map_err(|error| Failure::input(anyhow!("{}: cannot be read: {error}", path.display())))?;
-    let found = parse_bare(path, &bytes)?;
-    let fields = VolumeFields::of(&found);
+    let document = parse_bare(path, &bytes)?;
+    let fields = VolumeFields::of(&document);
     let volume: core::Volume = parse_bare(path, &bytes)?;
     let invalid = |sentence: String| Failure::input(anyhow!("{}: {sentence}", path.display()));
-    if let Some(kind) = found.get("kind").and_then(Value::as_str) {
+    if let Some(kind) = document.get("kind").and_then(Value::as_str) {
         return Err(invalid(format!("is an object of kind {kind:?}; give one entry of a pod's spec.volumes")));
     }
     let volume = Volume::parse(&volume, &fields, &VolumeUses::default()).map_err(|error| invalid(error.to_string()))?;
-    // There is no other volume to serve.
+    // podfs run would serve the other volumes of the pod. Here, there is no other volume.
     why_unsupported(path, &volume).map_or(Ok(volume), Err)
 }
 

@@ -68,7 +68,7 @@ pub(super) struct Mounts {
     /// node, and how many. May be given several times. Needed with cri; the other runtimes map the ids of the container.
     #[arg(long = "uid-map", value_name = "IDS", requires = "gid_maps")]
     uid_maps: Vec<IdMapping>,
-    /// Groups of the pod's user namespace, likewise.
+    /// Groups of the pod's user namespace, in the same form.
     #[arg(long = "gid-map", value_name = "IDS", requires = "uid_maps")]
     gid_maps: Vec<IdMapping>,
     /// The runtime cannot make a mount and the mounts below it read-only. Always so with docker and podman.

@@ -39,7 +39,7 @@ use crate::types::PodName;
 #[derive(Args)]
 #[command(after_help = "\
 EXIT STATUS:
-  0  stopped as asked
+  0  stopped by a signal
   1  failed; the last line on standard error says what, where and what to do
   2  bad arguments, settings or manifests
   3  a privilege, a kernel feature or the program podfs-fuse is missing
@@ -146,7 +146,7 @@ fn listen_for_scrapers(address: SocketAddr) -> Result<Option<TcpListener>, Failu
             Ok(Some(listener))
         }
         Err(failure) if exec_state::upgrade_is_under_way() => {
-            warn!("{failure}; podfs serves the pod without it");
+            warn!("{failure}; podfs serves the pod without metrics");
             Ok(None)
         }
         Err(failure) => Err(failure),
@@ -155,13 +155,13 @@ fn listen_for_scrapers(address: SocketAddr) -> Result<Option<TcpListener>, Failu
 
 fn take_descriptor(number: RawFd) -> Result<OwnedFd, Failure> {
     // SAFETY: fcntl(2) returns an error for a number that is not an open descriptor.
-    let known = unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
-    if !known {
+    let is_open = unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
+    if !is_open {
         return Err(Failure::input(anyhow!("--ready-fd {number}: there is no such open descriptor")));
     }
     // SAFETY: the descriptor is open, and the caller gave it to this process for this purpose alone.
     let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
-    let only_here = fcntl(&descriptor, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
-    only_here.map_err(|errno| Failure::input(anyhow!("--ready-fd {number} cannot be used: {errno}")))?;
+    let close_on_exec = fcntl(&descriptor, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
+    close_on_exec.map_err(|errno| Failure::input(anyhow!("--ready-fd {number} cannot be used: {errno}")))?;
     Ok(descriptor)
 }

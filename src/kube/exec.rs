@@ -1,6 +1,6 @@
-//! Credentials from a program that the kubeconfig names (`users[].user.exec`): podfs describes the cluster in an environment
-//! variable, and the program writes an ExecCredential on its standard output. If podfs runs in the foreground of a terminal, the
-//! program may ask the user there.
+//! Credentials from a program that the kubeconfig names (`users[].user.exec`): podfs passes an ExecCredential without a status in
+//! the environment variable `KUBERNETES_EXEC_INFO`, and the program writes one with a status on its standard output. If podfs runs
+//! in the foreground of a terminal, the program may ask the user there.
 
 use std::io;
 use std::process::{ExitStatus, Stdio};
@@ -22,7 +22,7 @@ use super::tls::ClientCertificate;
 /// How long the program may take, and how long if it may ask the user.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const TIMEOUT_OF_PERSON: Duration = Duration::from_secs(300);
-/// Most bytes it may write.
+/// Most bytes that the program may write.
 const MAX_OUTPUT: u64 = 1 << 20;
 
 /// The program's credential.
@@ -63,7 +63,7 @@ pub enum ExecError {
     },
 }
 
-/// What a program did wrong. The text quotes nothing of its output, because that may still be a credential.
+/// What a program did wrong. The text quotes nothing of its output, which may have a credential.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecProblem {
     #[error("asks for input, and podfs has no terminal; log in with that program first")]
@@ -72,7 +72,7 @@ pub enum ExecProblem {
     Start {
         #[source]
         cause: io::Error,
-        /// How to install it, as the kubeconfig says.
+        /// How to install the program, as the kubeconfig says.
         hint: Option<String>,
     },
     #[error("did not end within {} s", .0.as_secs())]

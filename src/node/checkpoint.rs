@@ -198,7 +198,7 @@ impl Checkpoints {
     }
 }
 
-/// Writes a file of a pod. Only the daemon writes there, so the temporary name is free, or left by a daemon that was
+/// Writes a file of a pod. Only the daemon writes there: a file with the temporary name can only come from a daemon that was
 /// killed.
 fn replace(directory: &Path, name: &str, content: &[u8]) -> io::Result<()> {
     let new = directory.join(format!(".{name}"));

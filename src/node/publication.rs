@@ -32,7 +32,7 @@ pub struct Publication {
     version: u32,
     /// The kubelet's name of the volume.
     pub volume_id: String,
-    /// Where it has to appear, below the kubelet's directory.
+    /// The path at which it has to appear, below the kubelet's directory.
     pub target: PathBuf,
     /// The pod of the volume.
     pub pod: PublishedPod,
@@ -95,7 +95,7 @@ impl Publication {
         spans::of_volume(&self.uid(), Some(&self.identity()), &self.name)
     }
 
-    /// Adds its volume to the log lines of the current call.
+    /// Adds its pod and its volume to the log lines of the current call.
     pub(super) fn name_in_span(&self) {
         spans::set_volume(&self.identity(), &self.name);
     }
@@ -133,7 +133,7 @@ impl Publications {
         Publications { directory: run_directory.join(DIRECTORY) }
     }
 
-    /// Writes the record of a publication. Replaces an earlier one of its target.
+    /// Writes the record of a publication. Replaces an earlier record of its target.
     ///
     /// # Errors
     /// When the file cannot be written, or users other than root can change the directory.
@@ -177,7 +177,7 @@ impl Publications {
             entries => entries?,
         };
         for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-            if path.extension().is_none_or(|ending| ending != "json") || is_hidden(&path) {
+            if path.extension().is_none_or(|ending| ending != "json") || is_temporary(&path) {
                 continue;
             }
             match read(&path) {
@@ -193,8 +193,8 @@ impl Publications {
     }
 }
 
-/// Whether a daemon that was killed left the file incomplete.
-fn is_hidden(path: &Path) -> bool {
+/// Whether the file is a temporary one. A daemon that was killed while it wrote a record leaves one.
+fn is_temporary(path: &Path) -> bool {
     path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."))
 }
 

@@ -111,7 +111,7 @@ impl VolumeObserver {
     /// # Errors
     /// When there is no server any more, or the server refuses the pipe.
     pub fn trace(&self, pipe: BorrowedFd<'_>) -> io::Result<()> {
-        self.server.done(&ServerRequest::Trace { volume: self.volume }, &[pipe])
+        self.server.expect_done(&ServerRequest::Trace { volume: self.volume }, &[pipe])
     }
 }
 
@@ -184,7 +184,7 @@ impl ServerClient {
     /// # Errors
     /// When the server cannot listen there.
     pub fn listen(&self, socket: OwnedFd) -> io::Result<()> {
-        self.done(&ServerRequest::Listen, &[socket.as_fd()])?;
+        self.expect_done(&ServerRequest::Listen, &[socket.as_fd()])?;
         *self.listener.lock().expect("a thread that panics ends the process") = Some(socket);
         Ok(())
     }
@@ -212,15 +212,15 @@ impl ServerClient {
     /// # Errors
     /// When the pod no longer needs a server.
     pub(crate) fn drop_images(&self, volume: VolumeNumber, but: Vec<u64>) -> io::Result<()> {
-        self.done(&ServerRequest::DropImages { volume, but }, &[])
+        self.expect_done(&ServerRequest::DropImages { volume, but }, &[])
     }
 
-    /// Makes the server apply step number `applied` of the live parts, for which there is no system call. Idempotent.
+    /// Makes the server apply the step after `applied` steps of the live parts, for which there is no system call. Idempotent.
     ///
     /// # Errors
     /// When the pod no longer needs a server, or another step is the next one.
     pub(crate) fn take(&self, volume: VolumeNumber, applied: u64) -> io::Result<()> {
-        self.done(&ServerRequest::Take { volume, applied }, &[])
+        self.expect_done(&ServerRequest::Take { volume, applied }, &[])
     }
 
     /// Whether the server knows of live parts of projections.
@@ -322,7 +322,7 @@ impl ServerClient {
 
     /// The activity of each volume at this moment.
     pub fn activities(&self) -> Vec<VolumeActivity> {
-        let doing = |held: &Arc<HeldVolume>| VolumeActivity {
+        let activity = |held: &Arc<HeldVolume>| VolumeActivity {
             volume: name_in(&held.about).unwrap_or_default().to_owned(),
             requests: held.region.requests(),
             busy: held.busy(),
@@ -330,7 +330,7 @@ impl ServerClient {
             silent_since: held.region.silent_since(),
             connection: held.mount.connection(),
         };
-        self.volumes().values().map(doing).collect()
+        self.volumes().values().map(activity).collect()
     }
 
     /// Whether the server answers a request within `limit`. While another request waits for its answer, returns `true`.
@@ -362,7 +362,7 @@ impl ServerClient {
         }
     }
 
-    /// Makes this the present server.
+    /// Makes the server of `connection` the present server.
     pub(super) fn join_link(&self, connection: ServerConnection) {
         let mut link = self.link();
         if !matches!(*link, ServerLink::Over) {
@@ -390,7 +390,8 @@ impl ServerClient {
         }
     }
 
-    pub(super) fn done(&self, request: &ServerRequest, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    /// Sends a request whose answer is [`ServerReply::Done`].
+    pub(super) fn expect_done(&self, request: &ServerRequest, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         match self.ask(request, descriptors)? {
             ServerReply::Done => Ok(()),
             other => Err(unexpected(&other)),
@@ -402,16 +403,16 @@ impl ServerClient {
         loop {
             let connection = self.connection()?;
             match connection.ask(request, descriptors) {
-                Err(error) if connection.is_broken(&error) => self.wait_for_other(&connection),
+                Err(error) if connection.is_broken(&error) => self.wait_for_end_of(&connection),
                 answered => return answered.map(|(reply, _)| reply),
             }
         }
     }
 
-    /// Waits until `than` is not the present server.
-    fn wait_for_other(&self, than: &Arc<ServerConnection>) {
+    /// Waits until the server of the connection `broken` is not the present server any more.
+    fn wait_for_end_of(&self, broken: &Arc<ServerConnection>) {
         let mut link = self.link();
-        while matches!(&*link, ServerLink::Up(connection) if Arc::ptr_eq(connection, than)) {
+        while matches!(&*link, ServerLink::Up(connection) if Arc::ptr_eq(connection, broken)) {
             link = self.changed.wait(link).expect("a thread that panics ends the process");
         }
     }

@@ -1,4 +1,4 @@
-//! The mounts of the source that have been met, and which file on which of them a descriptor or a name leads to.
+//! The mounts of the source that requests have reached, and which file on which of them a descriptor or a name leads to.
 
 use std::collections::HashMap;
 use std::ffi::CStr;
@@ -19,7 +19,7 @@ use crate::mount::table::{FS_TYPE, MountTable, MountTableEntry, Restrictions, mo
 use crate::region::Region;
 use crate::region::cells::OwnedCell;
 
-/// The mounts that have been met.
+/// The mounts of the source that requests have reached.
 pub struct SourceMounts {
     region: Arc<Region>,
     table: Arc<MountTable>,
@@ -85,7 +85,7 @@ impl SourceMounts {
         Self::identify_name_while(parent, directory, name, || {})
     }
 
-    /// As [`Self::identify_name`]; `meanwhile` happens between the two calls.
+    /// As [`Self::identify_name`]. `meanwhile` runs between the two system calls: a test changes the name there.
     fn identify_name_while(
         parent: &Node,
         directory: BorrowedFd<'_>,

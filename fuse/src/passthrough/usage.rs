@@ -15,9 +15,9 @@
 //! 3. So that these blocks do not add up, the root may grow by no more than the limit. The volume takes twice its limit
 //!    at most.
 //!
-//! The account and what each node is charged with are in the region. A charge changes both: it is written down as a whole before,
-//! and a successor that finds it so makes it once more. A charge is always set, never added to, so repeating it for a request
-//! that the kernel sends again changes nothing.
+//! The region has the *account*, which is the sum of all charges, and the charge of each node. A new charge changes both: the
+//! server first records the whole change in the region, and a successor that finds this record makes the change once more. The
+//! server sets a charge, and never adds to it, so a request that the kernel sends again changes nothing.
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -45,23 +45,24 @@ pub struct QuotaUsage {
     /// The limit that the volume was mounted with. The supervisor may have set another one in the region.
     first_limit: u64,
     region: Arc<Region>,
-    right: Mutex<()>,
+    /// The lock on the account.
+    account: Mutex<()>,
     /// Bytes of the root directory that are free of charge.
     root_free: AtomicU64,
     /// Whether a request has removed names since the last scan of the root.
     names_removed: AtomicBool,
 }
 
-/// The sole right to change what is taken: held from looking for room until it is taken, and from looking at a file
-/// until it is charged with what it takes.
+/// The lock on the account. A thread holds it from the check for room until it has charged the space, and from the look at a
+/// file's attributes until it has charged the file.
 pub struct QuotaLock<'a> {
     usage: &'a QuotaUsage,
     counters: &'a PassthroughCounters,
-    _right: MutexGuard<'a, ()>,
+    _guard: MutexGuard<'a, ()>,
 }
 
 impl QuotaUsage {
-    /// Counts what is in `source` already; the first block of the directory itself is free.
+    /// Counts the space that the files in `source` take already. The first block of the directory itself is free.
     ///
     /// # Errors
     /// When the source cannot be read.
@@ -70,12 +71,12 @@ impl QuotaUsage {
         Ok(Self::inherit(limit, region))
     }
 
-    /// As a dead server left it.
+    /// The account that a dead server left in `region`.
     pub fn inherit(limit: u64, region: Arc<Region>) -> QuotaUsage {
         QuotaUsage {
             first_limit: limit,
             region,
-            right: Mutex::new(()),
+            account: Mutex::new(()),
             root_free: AtomicU64::new(BLOCK),
             names_removed: AtomicBool::new(true),
         }
@@ -89,10 +90,10 @@ impl QuotaUsage {
         }
     }
 
-    /// Keeps other threads from the account until it is dropped.
+    /// Locks the account until the returned guard is dropped.
     pub fn lock(&self) -> QuotaLock<'_> {
-        let right = self.right.lock().expect("a thread that panics ends the process");
-        QuotaLock { usage: self, counters: &self.region.header().counters, _right: right }
+        let guard = self.account.lock().expect("a thread that panics ends the process");
+        QuotaLock { usage: self, counters: &self.region.header().counters, _guard: guard }
     }
 
     /// A name was removed somewhere.
@@ -100,7 +101,7 @@ impl QuotaUsage {
         self.names_removed.store(true, Release);
     }
 
-    /// The file system as a whole, as far as the limit lets it be used.
+    /// The figures of the source's file system, reduced to what the limit allows.
     pub fn narrow(&self, whole: Kstatfs) -> Kstatfs {
         let unit = u64::from(whole.frsize.max(1));
         let room = self.lock().room() / unit;
@@ -126,7 +127,7 @@ impl QuotaLock<'_> {
         let end = offset.saturating_add(length).next_multiple_of(BLOCK);
         let mut position = offset - offset % BLOCK;
         while position < end {
-            // Blocks that are there already cost nothing, a hole costs its own.
+            // Blocks that the file has already cost nothing. A hole costs its whole length.
             let there = extents::first_in(file, position..end)?.unwrap_or(end..end);
             let hole = there.start - position;
             if hole > room {
@@ -142,7 +143,7 @@ impl QuotaLock<'_> {
     /// Checks for room for one more name in `parent`, open as `directory`, and for a file of `blocks` blocks.
     ///
     /// # Errors
-    /// `ENOSPC` when there is not.
+    /// `ENOSPC` when there is no room.
     pub fn check_room_for_name(&self, parent: &Node, directory: BorrowedFd<'_>, blocks: u64) -> Result<(), Errno> {
         let root_is_full = || {
             let grown = attributes_of(directory).map_or(0, |found| bytes_taken(&found).saturating_sub(BLOCK));
@@ -154,22 +155,22 @@ impl QuotaLock<'_> {
     /// Checks for room for an extended attribute of `length` bytes.
     ///
     /// # Errors
-    /// `ENOSPC` when it does not.
+    /// `ENOSPC` when there is no room.
     pub fn check_room_for_attribute(&self, length: usize) -> Result<(), Errno> {
         if self.room() >= (length.max(1) as u64).next_multiple_of(BLOCK) { Ok(()) } else { Err(Errno::NOSPC) }
     }
 
-    /// A name that moves to another directory may make that one grow by a block, also in a full volume: programs that
-    /// make room move files about. A volume that takes more than its limit allows it no more.
+    /// Checks whether a name may move to another directory, which may grow by a block. It may in a full volume, because
+    /// programs that make room move files. It may not in a volume that takes more than its limit.
     ///
     /// # Errors
-    /// `ENOSPC` when more is taken than the limit.
+    /// `ENOSPC` when the volume takes more than its limit.
     pub fn check_not_exceeded(&self) -> Result<(), Errno> {
         if self.used() <= self.usage.limit() { Ok(()) } else { Err(Errno::NOSPC) }
     }
 
-    /// Frees the blocks that the root, open as `directory`, has kept of names which are gone. Returns whether this made
-    /// room.
+    /// Makes the blocks free of charge that the root, open as `directory`, keeps although their names are gone. Returns whether
+    /// there were such blocks.
     pub fn free_blocks_of_root(&mut self, root: &Node, directory: BorrowedFd<'_>) -> bool {
         if root.kind != FileType::Directory || !self.usage.names_removed.swap(false, Relaxed) {
             return false;
@@ -184,7 +185,7 @@ impl QuotaLock<'_> {
         true
     }
 
-    /// Charges `node`, open as `file`, with its present size.
+    /// Charges `node`, open as `file`, with the bytes that it takes now.
     pub fn settle(&mut self, node: &Node, file: BorrowedFd<'_>) {
         // Without the file's attributes the charge stays as it was.
         if let Ok(found) = attributes_of(file) {
@@ -198,7 +199,7 @@ impl QuotaLock<'_> {
         if root.kind == FileType::Directory { self.usage.root_free.load(Relaxed) } else { 0 }
     }
 
-    /// `node` takes nothing any more.
+    /// Removes the charge of `node`, which takes no space any more.
     pub fn discharge(&mut self, node: &Node) {
         self.charge(node, 0);
     }
@@ -208,7 +209,7 @@ impl QuotaLock<'_> {
         self.counters.used.store(self.used().saturating_sub(bytes), Release);
     }
 
-    /// `node` takes `bytes` now.
+    /// Sets the charge of `node`, which takes `bytes` now.
     pub fn charge(&mut self, node: &Node, bytes: u64) {
         let before = node.record.charged.load(Relaxed);
         if before == bytes {

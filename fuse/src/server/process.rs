@@ -27,10 +27,10 @@ use crate::region::Region;
 
 /// The socket to the supervisor: standard input.
 const CONTROL: RawFd = 0;
-/// Longest time for the rest of a caller's greeting after its first byte, in seconds.
+/// Longest time from the first byte of a new supervisor's greeting to its last byte, in seconds.
 const TIMEOUT: i64 = 2;
-/// Most callers without a greeting. For another one, the server closes the oldest connection.
-const MAX_CALLERS: usize = 8;
+/// Most connections without a greeting. For another connection, the server closes the oldest one.
+const MAX_CONNECTIONS: usize = 8;
 
 /// Serves until the supervisor sends [`ServerRequest::End`], or has ended and no other supervisor can connect.
 ///
@@ -94,7 +94,7 @@ impl RunningServer {
                 return;
             }
             let (request, descriptors) = message;
-            // False for `Start`: callers wait for the volumes of a killed server, so it must not take longer.
+            // Not for `Start`: containers wait for the volumes of a killed server, and to return memory takes time.
             let begins_volume = request.begins_volume();
             let answered = self.answer(request, descriptors);
             let (reply, descriptors) =
@@ -217,11 +217,12 @@ impl RunningServer {
         })
     }
 
-    /// Waits until a caller sends a byte, and makes its connection the new standard input. Silent callers do not delay others.
+    /// Waits until a process connects and sends a byte, and makes its connection the new standard input. A process that sends
+    /// nothing does not delay others.
     fn wait_for_supervisor(&mut self) -> io::Result<()> {
-        let mut callers: VecDeque<OwnedFd> = VecDeque::new();
+        let mut connections: VecDeque<OwnedFd> = VecDeque::new();
         loop {
-            let sockets = std::iter::once(fd_keeper::reserved(LISTENER)).chain(callers.iter().map(AsFd::as_fd));
+            let sockets = std::iter::once(fd_keeper::reserved(LISTENER)).chain(connections.iter().map(AsFd::as_fd));
             let mut state: Vec<_> = sockets.map(|one| PollFd::from_borrowed_fd(one, PollFlags::IN)).collect();
             match poll(&mut state, None) {
                 Err(rustix::io::Errno::INTR) => continue,
@@ -229,15 +230,15 @@ impl RunningServer {
             };
             let ready: Vec<_> = state.iter().map(|one| !one.revents().is_empty()).collect();
             if let Some(readable) = ready[1..].iter().position(|ready| *ready) {
-                let Some(caller) = callers.remove(readable) else { continue };
-                if has_sent(&caller) {
-                    setsockopt(&caller, sockopt::ReceiveTimeout, &TimeVal::seconds(TIMEOUT))?;
-                    return fd_keeper::put(caller, CONTROL);
+                let Some(connection) = connections.remove(readable) else { continue };
+                if has_sent(&connection) {
+                    setsockopt(&connection, sockopt::ReceiveTimeout, &TimeVal::seconds(TIMEOUT))?;
+                    return fd_keeper::put(connection, CONTROL);
                 }
             } else if ready[0] {
-                callers.extend(accept()?);
-                if callers.len() > MAX_CALLERS {
-                    callers.pop_front();
+                connections.extend(accept()?);
+                if connections.len() > MAX_CONNECTIONS {
+                    connections.pop_front();
                 }
             }
         }
@@ -251,14 +252,14 @@ fn accept() -> io::Result<Option<OwnedFd>> {
         accepted => accepted?,
     };
     // SAFETY: accept4(2) has returned this descriptor, and no other code owns it.
-    let caller = unsafe { OwnedFd::from_raw_fd(accepted) };
-    Ok(getsockopt(&caller, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == 0).then_some(caller))
+    let connection = unsafe { OwnedFd::from_raw_fd(accepted) };
+    Ok(getsockopt(&connection, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == 0).then_some(connection))
 }
 
-/// Whether a caller whose connection is readable has sent a byte, and has not closed it.
-fn has_sent(caller: &OwnedFd) -> bool {
+/// Whether the other process has sent a byte. A readable connection without a byte is closed.
+fn has_sent(connection: &OwnedFd) -> bool {
     let mut byte = [0; 1];
-    recv(caller, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT).is_ok_and(|(_, length)| length > 0)
+    recv(connection, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT).is_ok_and(|(_, length)| length > 0)
 }
 
 /// Inherits the descriptors to which the regions refer. Before, this process has only the reserved numbers and the regions'
@@ -311,7 +312,7 @@ fn adopt_above(files: Vec<OwnedFd>, highest: Option<RawFd>) -> io::Result<Vec<Re
 fn check_limit(number: RawFd) -> io::Result<()> {
     match getrlimit(Resource::Nofile).current {
         Some(limit) if limit <= u64::from(number.cast_unsigned()) => Err(io::Error::other(format!(
-            "the server before had a file open as descriptor {number}, and this one may have no more than {limit} \
+            "the last server had a file open as descriptor {number}, and this one may have no more than {limit} \
              (RLIMIT_NOFILE); raise the limit of the podfs that starts it, with prlimit(1)"
         ))),
         _ => Ok(()),

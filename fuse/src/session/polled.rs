@@ -37,7 +37,7 @@ impl Session {
 }
 
 impl PolledSession {
-    /// Reads the next request into `input`; gives its length in bytes.
+    /// Reads the next request into `input`; returns its length in bytes.
     ///
     /// # Errors
     /// `WouldBlock` when no request is pending; any other error when the connection has ended.
@@ -59,7 +59,7 @@ impl PolledSession {
 
     /// The answer to `request`, which the server owes the kernel from now on.
     pub fn owe(&self, request: &Request<'_>) -> DeferredAnswer {
-        // Its number is known until it stands among the waits, also where there is no room.
+        // The slot has the number until the waits have it. It keeps the number as its last one if the waits have no room.
         let slot = self.region.in_flight().slot(0);
         slot.take(request.number());
         let place = self.region.waits().add(request.number());

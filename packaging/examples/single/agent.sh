@@ -118,7 +118,7 @@ stop() {
   fi
 }
 
-# shellcheck disable=SC2317 # it is called: when this process ends, however that comes
+# shellcheck disable=SC2317 # the trap below calls it when this process ends
 leave() {
   trap '' INT TERM
   for uid in "${uids[@]}"; do stop "$uid"; done

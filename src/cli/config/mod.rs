@@ -101,7 +101,7 @@ fn with_settings(words: &[OsString]) -> Result<Command, ConfigError> {
     if KEYS.iter().all(|key| key.of(command).is_none()) {
         return Ok(podfs);
     }
-    let (path, named) = place(given.try_get_one("config").ok().flatten().cloned());
+    let (path, named) = path_of_settings(given.try_get_one("config").ok().flatten().cloned());
     let from_file = file::read(&path, named, Cli::command)?;
     let from_environment = environment(command)?;
     let is_given = |option: &&Arg| given.value_source(option.get_id().as_str()) == Some(ValueSource::CommandLine);
@@ -122,7 +122,7 @@ fn called<'a>(given: &'a ArgMatches, podfs: &'a Command) -> Option<(&'a str, &'a
 }
 
 /// The path of the file of settings, and whether the flag or the variable names it.
-fn place(flag: Option<PathBuf>) -> (PathBuf, bool) {
+fn path_of_settings(flag: Option<PathBuf>) -> (PathBuf, bool) {
     match flag.or_else(|| variable(VARIABLE).map(PathBuf::from)) {
         Some(path) => (path, true),
         None => (PathBuf::from(FILE), false),
@@ -166,8 +166,8 @@ fn applicable<'a>(
             continue;
         }
         if let Some((rival, _)) = applied.iter().find(|(_, other)| excludes(other)) {
-            let (key, rival, there) = (setting.key.name, rival.key.name, rival.origin.clone());
-            return Err(ConfigError::Conflict { origin: setting.origin, key, rival, there });
+            let (key, rival, rival_origin) = (setting.key.name, rival.key.name, rival.origin.clone());
+            return Err(ConfigError::Conflict { origin: setting.origin, key, rival, rival_origin });
         }
         applied.push((setting, decision));
     }

@@ -6,7 +6,7 @@ use clap::{Args, Command, CommandFactory};
 
 use super::error::ConfigError;
 use super::keys::{KEYS, Key, visible};
-use super::{Setting, environment, example, file, place};
+use super::{Setting, environment, example, file, path_of_settings};
 use crate::cli::Cli;
 use crate::cli::exit::Failure;
 use crate::cli::status::print;
@@ -40,7 +40,7 @@ impl Show {
 }
 
 fn in_effect(config: Option<PathBuf>, podfs: &Command) -> Result<String, ConfigError> {
-    let (path, named) = place(config);
+    let (path, named) = path_of_settings(config);
     let mut settings: Vec<Setting> = Vec::new();
     for command in visible(podfs) {
         settings.extend(environment(command)?);

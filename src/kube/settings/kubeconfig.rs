@@ -59,7 +59,7 @@ fn current_context<'a>(path: &Path, file: &'a Kubeconfig) -> Result<(&'a str, &'
     Ok((current, context))
 }
 
-/// The texts of kubeconfig errors may quote what they could not parse, which may be a credential.
+/// The error of a kubeconfig that podfs cannot read. It does not have the parser's text, which may quote a credential.
 fn unreadable(path: &Path, error: KubeconfigError) -> SettingsError {
     match error {
         KubeconfigError::ReadConfig(reason, path) => SettingsError::Unreadable { path, what: "the kubeconfig", reason },
@@ -163,7 +163,7 @@ impl KubeconfigReader<'_> {
         }
     }
 
-    /// As in client-go, a file wins over a token beside it: it is the one that is kept up to date.
+    /// As in client-go, a token file takes precedence over a token in the kubeconfig: other programs keep the file up to date.
     fn bearer(&self, user: &AuthInfo) -> Result<Option<Bearer>, SettingsError> {
         let file = user.token_file.as_deref().filter(|file| !file.is_empty());
         let text = user.token.as_ref().filter(|token| !token.expose_secret().is_empty());
@@ -182,7 +182,7 @@ impl KubeconfigReader<'_> {
         }
     }
 
-    /// What is given as a file or in base64, but not both.
+    /// The content of a setting that the kubeconfig gives as a file or in base64, but not both.
     fn one_of(
         &self,
         field: &'static str,

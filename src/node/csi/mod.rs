@@ -7,16 +7,16 @@
 //! | [`target`] | the directories of the kubelet at which volumes appear |
 //! | `service` | the services Identity and Node |
 //! | `operations` | publish, unpublish and the state of a volume |
-//! | [`sockets`] | the sockets for the kubelet, and registration |
+//! | [`sockets`] | the sockets for the kubelet, and the registration of the driver |
 //!
 //! **Why this is safe to kill.**
 //!
 //! 1. The service writes the record of a publication before it reports it to the manager, and removes the record after the
 //!    target. So the next daemon knows at least every mounted volume.
 //! 2. A target is a second mount of the volume's file system. The pod's supervisor and server do not know it and may be
-//!    replaced; it shows the same files as the volume.
-//! 3. One call for a target runs at a time; the service refuses another with ABORTED. A call runs to its end even if its client
-//!    disconnects.
+//!    replaced; the target shows the same files as the volume.
+//! 3. One call for a target runs at a time; the service refuses a second one with ABORTED. A call runs to its end even if the
+//!    client disconnects.
 
 pub mod attributes;
 mod operations;
@@ -33,7 +33,7 @@ pub use sockets::{CsiError, CsiSockets};
 /// The settings of the driver.
 #[derive(Clone, Debug)]
 pub struct CsiSettings {
-    /// The socket that the kubelet calls.
+    /// The socket on which the driver takes the kubelet's calls.
     pub socket: PathBuf,
     /// The directory of the kubelet: `/var/lib/kubelet`.
     pub kubelet_root: PathBuf,

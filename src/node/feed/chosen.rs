@@ -1,10 +1,12 @@
-//! The pods whose volumes podfs serves beside the kubelet's own, and until when. Plain data.
+//! The pods whose volumes podfs serves in the place of the kubelet's, and until when. Plain data.
 //!
-//! 1. A pod is chosen by its label or annotation, by its namespace, or because all are. A pod with the value `"false"` never is.
+//! 1. A pod is chosen by its label or annotation, by its namespace, or because all pods are. A pod whose label or
+//!    annotation is `"false"` is never chosen.
 //! 2. Only volumes of the four payload kinds are chosen: configMap, secret, downwardAPI and projected.
 //! 3. A chosen pod stays chosen while a sandbox of it may have containers: until its source no longer has it and the runtime
 //!    has removed its sandboxes. If the pod's phase is Succeeded or Failed, stopped sandboxes suffice.
-//! 4. While the runtime is not connected, the kubelet's directory of the pod shows whether there are containers.
+//! 4. While the runtime is not connected, podfs assumes that a pod has containers as long as the kubelet's directory of the pod
+//!    exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,10 +23,10 @@ const KINDS: [&str; 4] = ["configMap", "secret", "downwardAPI", "projected"];
 /// The rule that chooses pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// Those with the label or annotation, and those of namespaces with the label.
+    /// Pods with the label or annotation, and pods of namespaces with the label.
     #[default]
     Labeled,
-    /// All but those whose label or annotation is `"false"`.
+    /// All pods but those whose label or annotation is `"false"`.
     All,
 }
 
@@ -43,9 +45,9 @@ pub enum RuntimeChange {
     Lost,
     /// The kubelet no longer has a directory of the pod.
     NoDirectory(PodUid),
-    /// These are all containers of the pod whose volumes the runtime has asked for.
+    /// These are now all containers of the pod with a volume of podfs, or with a volume of the kubelet that podfs could serve.
     Containers(PodIdentity, Vec<ContainerEntry>),
-    /// These are the problems of the connection now.
+    /// These are now all problems of the connection.
     Failure(Vec<String>),
 }
 
@@ -67,9 +69,9 @@ pub struct Chosen {
     sandboxes: BTreeMap<String, Sandbox>,
     /// Whether these are all sandboxes of the node.
     is_synchronized: bool,
-    /// The pods that were chosen and have not been given up.
+    /// The pods that podfs serves now.
     served: BTreeSet<PodUid>,
-    /// Those of them that an earlier daemon served, and that no source has listed yet.
+    /// The pods of `served` that an earlier daemon served, and that no source has listed yet.
     unconfirmed: BTreeSet<PodUid>,
     /// The pods that no source has any more.
     gone: BTreeSet<PodUid>,
@@ -93,7 +95,7 @@ impl Chosen {
     pub fn matches(&self, pod: &NodePod) -> bool {
         let facts = &pod.pod.facts;
         let mark = facts.labels.get(MARK).or_else(|| facts.annotations.get(MARK)).map(String::as_str);
-        // The runtime's mounts map ids, and a plugin does not get the mapping.
+        // In a pod with a user namespace, the runtime maps the ids of mounts, and a plugin does not get this mapping.
         let is_possible = !facts.user_namespace && payload_volumes(&pod.manifest).next().is_some();
         let is_marked = match mark {
             Some(mark) => mark == "true",
@@ -117,7 +119,7 @@ impl Chosen {
         }
     }
 
-    /// Notes that a source has listed all of its pods. Returns those of an earlier daemon that no source has.
+    /// Notes that a source has listed all of its pods. Returns the pods of an earlier daemon that no source has listed.
     pub fn note_list(&mut self) -> BTreeSet<PodUid> {
         let unconfirmed = std::mem::take(&mut self.unconfirmed);
         self.gone.extend(unconfirmed.iter().cloned());
@@ -172,12 +174,12 @@ impl Chosen {
             }
             false => !self.without_directory.contains(uid),
         };
-        let goes_on = self.served.contains(uid) && (may_run || (!has_ended && pod.stage == PodStage::Terminating));
-        match starts || goes_on {
+        let may_continue = self.served.contains(uid) && (may_run || (!has_ended && pod.stage == PodStage::Terminating));
+        match starts || may_continue {
             true => drop(self.served.insert(uid.clone())),
             false => drop(self.served.remove(uid)),
         }
-        starts || goes_on
+        starts || may_continue
     }
 
     /// Forgets the pod.
@@ -204,7 +206,7 @@ fn payload_volumes(manifest: &Value) -> impl Iterator<Item = &Value> {
     volumes.filter(|volume| KINDS.iter().any(|kind| volume.get(kind).is_some_and(|source| !source.is_null())))
 }
 
-/// The manifest with only its payload volumes, and only the containers' mounts of these. The rest is the kubelet's.
+/// The manifest with only its payload volumes, and only the containers' mounts of these. The kubelet serves all other volumes.
 pub fn with_payload_volumes(manifest: &Value) -> Value {
     let volumes: Vec<Value> = payload_volumes(manifest).cloned().collect();
     let names: BTreeSet<String> =
@@ -310,12 +312,12 @@ mod tests {
             "containers": [{"name": "c", "volumeDevices": [{"name": "g", "devicePath": "/dev/g"}],
                 "volumeMounts": [{"name": "b", "mountPath": "/b"}, {"name": "a", "mountPath": "/a"}]}],
         }});
-        let left = with_payload_volumes(&manifest);
+        let reduced = with_payload_volumes(&manifest);
         let names =
             |list: &Value| list.as_array().into_iter().flatten().map(|one| one["name"].clone()).collect::<Vec<_>>();
-        assert_eq!(names(&left["spec"]["volumes"]), ["a", "d", "e", "f"]);
-        assert_eq!(names(&left["spec"]["containers"][0]["volumeMounts"]), ["a"]);
-        assert!(names(&left["spec"]["initContainers"][0]["volumeMounts"]).is_empty());
-        assert!(left["spec"]["containers"][0].get("volumeDevices").is_none());
+        assert_eq!(names(&reduced["spec"]["volumes"]), ["a", "d", "e", "f"]);
+        assert_eq!(names(&reduced["spec"]["containers"][0]["volumeMounts"]), ["a"]);
+        assert!(names(&reduced["spec"]["initContainers"][0]["volumeMounts"]).is_empty());
+        assert!(reduced["spec"]["containers"][0].get("volumeDevices").is_none());
     }
 }

@@ -1,7 +1,7 @@
 //! The manifest directory: static pods and objects of all its files.
 //!
 //! Each file may have any number of documents. If two documents describe one pod or one object, podfs uses the first
-//! one, in the order of the files' names, and reports the other one in the node's status.
+//! document, in the order of the files' names, and reports the second one in the node's status.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,7 +21,7 @@ pub(super) type FileObjects = BTreeMap<ObjectKey, Arc<WholeObject>>;
 
 /// The content of the directory.
 pub(super) struct DirectoryContent {
-    /// The pods, no uid and no name twice.
+    /// The pods. No two of them have the same uid or name.
     pub(super) pods: Vec<NodePod>,
     /// The objects.
     pub(super) objects: Arc<FileObjects>,
@@ -29,9 +29,9 @@ pub(super) struct DirectoryContent {
 
 /// Combines the files of the directory.
 pub(super) struct DirectoryCombiner {
-    /// The node of its pods, if known.
+    /// The name of the node, which podfs writes into its pods, if it is known.
     node: Option<String>,
-    /// The objects of the last reading.
+    /// The objects when the files were read last.
     objects: Arc<FileObjects>,
     problems: Vec<(Origin, &'static str, String)>,
 }
@@ -104,7 +104,7 @@ impl DirectoryCombiner {
                 continue;
             }
             let old = self.objects.get(key);
-            let stays = match old {
+            let kept = match old {
                 Some(old) if object.parsed.is_refused_after(&old.parsed) => {
                     self.problems.push((origin.clone(), "data", IMMUTABLE.to_owned()));
                     Some(old)
@@ -112,7 +112,7 @@ impl DirectoryCombiner {
                 Some(old) if object.parsed.has_same_content(&old.parsed) => Some(old),
                 _ => None,
             };
-            objects.insert(key.clone(), Arc::clone(stays.unwrap_or(object)));
+            objects.insert(key.clone(), Arc::clone(kept.unwrap_or(object)));
         }
         objects
     }

@@ -1,6 +1,6 @@
 //! Follows all objects that the volumes of one pod refer to, and makes the pushes for its supervisor.
 //!
-//! A follower sleeps until one of its pod's own objects changes. It never polls, and a change of an object
+//! A follower sleeps until an object of its pod changes. It never polls, and a change of an object
 //! costs nothing for pods that do not refer to it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,7 +36,7 @@ pub struct ObjectFollower {
     pod: NodePod,
     references: References,
     wants: BTreeSet<WantedObject>,
-    /// The tokens that its volumes and their drivers ask for.
+    /// The tokens that its volumes and their drivers need.
     wanted_tokens: BTreeSet<CredentialKey>,
     /// Its tokens, if there is a server that issues them.
     tokens: Option<IssuedCredentials>,
@@ -71,14 +71,14 @@ impl ObjectFollower {
         self.changed.notify_one();
     }
 
-    /// Makes the next push a complete one: the supervisor is another one, or has missed a push.
+    /// Makes the next push complete: another supervisor serves the pod now, or the supervisor has missed a push.
     pub fn restart(&mut self) {
         self.sent = None;
         self.changed.notify_one();
     }
 
-    /// What is behind the volumes of the pod, and the claims whose volumes are about to grow, according to the objects
-    /// that were pushed.
+    /// The backings of the pod's volumes by name, and the claims whose volumes are about to grow, according to the
+    /// objects of the last push.
     pub(in crate::node) fn backings_and_growing(&self) -> (BTreeMap<String, Backing>, BTreeSet<PendingExpansion>) {
         let leads_further = |volume: &Volume| matches!(volume.source, VolumeSource::Claim(_) | VolumeSource::Csi(_));
         let pod = &self.pod.pod;
@@ -91,10 +91,10 @@ impl ObjectFollower {
         }
     }
 
-    /// The next push: at first all objects, then the changes. Cancel-safe.
+    /// Waits for the next push: at first of all objects, then of the changes. Cancel-safe.
     pub async fn next(&mut self) -> Push {
         loop {
-            let (mut now, mut waits) = self.look();
+            let (mut now, mut deadlines) = self.current_references();
             if let Some(before) = &self.sent {
                 now.keep_missing_objects(before);
                 now.limit(Some(before));
@@ -102,13 +102,13 @@ impl ObjectFollower {
                     self.sent = Some(now);
                     return push;
                 }
-            } else if waits.first.is_none_or(|until| until <= Instant::now()) {
+            } else if deadlines.first.is_none_or(|until| until <= Instant::now()) {
                 now.limit(None);
                 let push = now.whole();
                 self.sent = Some(now);
                 return push;
             } else {
-                waits.settles = waits.first;
+                deadlines.settles = deadlines.first;
             }
             let token = async {
                 match &mut self.tokens {
@@ -119,15 +119,15 @@ impl ObjectFollower {
             tokio::select! {
                 () = self.changed.notified() => {}
                 (key, update) = token => self.take_token(&key, update),
-                () = until(waits.settles) => {}
+                () = until(deadlines.settles) => {}
             }
         }
     }
 
     /// The references and their objects at this moment.
-    fn look(&mut self) -> (PodReferences, FollowerDeadlines) {
+    fn current_references(&mut self) -> (PodReferences, FollowerDeadlines) {
         self.subscribe();
-        let (mut waits, mut is_answered) = (FollowerDeadlines { first: None, settles: None }, true);
+        let (mut deadlines, mut is_answered) = (FollowerDeadlines { first: None, settles: None }, true);
         let mut view = PodReferences {
             pod: Arc::clone(&self.pod.manifest),
             objects: BTreeMap::new(),
@@ -141,13 +141,13 @@ impl ObjectFollower {
             view.objects.extend(answer.objects.into_iter().map(|object| (object.key().clone(), object)));
             is_answered &= answer.is_answered;
             let Some(absence) = answer.absence else { continue };
-            waits.settles = waits.settles.max(absence.settles);
+            deadlines.settles = deadlines.settles.max(absence.settles);
             view.missing.extend(want.missing().map(|missing| (missing, absence.reason)));
         }
         match &self.tokens {
             Some(tokens) => {
                 is_answered &= tokens.are_answered();
-                waits.settles = waits.settles.max(tokens.unanswered().filter_map(ObjectRequest::settles).max());
+                deadlines.settles = deadlines.settles.max(tokens.unanswered().filter_map(ObjectRequest::settles).max());
                 for (key, token) in tokens.each() {
                     match token {
                         Ok(token) => drop(view.tokens.insert(key.clone(), Arc::clone(token))),
@@ -160,10 +160,10 @@ impl ObjectFollower {
                 view.missing_tokens.extend(self.wanted_tokens.iter().map(reason));
             }
         }
-        waits.settles = waits.settles.filter(|settles| *settles > Instant::now());
-        waits.first = (!is_answered).then_some(self.began + GRACE);
-        view.settling = waits.settles.is_some();
-        (view, waits)
+        deadlines.settles = deadlines.settles.filter(|settles| *settles > Instant::now());
+        deadlines.first = (!is_answered).then_some(self.began + GRACE);
+        view.settling = deadlines.settles.is_some();
+        (view, deadlines)
     }
 
     fn want_tokens(&mut self, further: BTreeSet<CredentialKey>) {
@@ -183,7 +183,7 @@ impl ObjectFollower {
     /// Subscribes to the objects to which the pod refers, and to no others. A claim leads to its PersistentVolume.
     fn subscribe(&mut self) {
         let named = wants(&self.pod, &self.references, self.registry.readers().is_some());
-        // A known object leads to more at once.
+        // An object that podfs knows already may refer to more objects.
         loop {
             let ExtraReferences { objects, tokens } = self.further(&named);
             self.want_tokens(tokens);
@@ -202,7 +202,7 @@ impl ObjectFollower {
         }
     }
 
-    /// The references of the volumes through known objects.
+    /// The references that known objects add to those of the volumes.
     fn further(&self, named: &BTreeSet<WantedObject>) -> ExtraReferences {
         let answers = named.union(&self.wants).map(|want| self.registry.answer(want));
         let parsed = answers.flat_map(|answer| answer.objects).map(|object| Arc::clone(&object.parsed));
@@ -223,9 +223,9 @@ impl Drop for ObjectFollower {
 
 /// How long to wait without a change.
 struct FollowerDeadlines {
-    /// The end of the wait for sources that have not answered, before the first push.
+    /// When the first push no longer waits for sources that have not answered.
     first: Option<Instant>,
-    /// When unknown objects become a problem.
+    /// When podfs reports unknown objects as a problem.
     settles: Option<Instant>,
 }
 
@@ -238,13 +238,13 @@ fn references_of(pod: &NodePod) -> References {
     references(&pod.pod.volumes, &pod.pod.identity, &pod.pod.facts)
 }
 
-/// The references of the pod by name. Objects of another namespace are never among them (SE-03). If only a kubelet has
-/// published volumes of the pod, podfs may have to read their content as the pod.
+/// The references of the pod by name. Objects of another namespace are never among them (SE-03). If podfs serves only
+/// volumes that the kubelet has published, and `reads_as_pods`, it reads ConfigMaps and Secrets with the pod's token.
 fn wants(pod: &NodePod, references: &References, reads_as_pods: bool) -> BTreeSet<WantedObject> {
     let identity = &pod.pod.identity;
-    let reads_itself = reads_as_pods && pod.origin == PodOrigin::Kubelet;
+    let is_read_as_pod = reads_as_pods && pod.origin == PodOrigin::Kubelet;
     let want = |key: ObjectKey| match key.kind {
-        ObjectKind::ConfigMap | ObjectKind::Secret if reads_itself => WantedObject::AsPod(identity.uid.clone(), key),
+        ObjectKind::ConfigMap | ObjectKind::Secret if is_read_as_pod => WantedObject::AsPod(identity.uid.clone(), key),
         _ => WantedObject::Object(key),
     };
     let of = |kind: ObjectKind, names: &BTreeSet<String>| {

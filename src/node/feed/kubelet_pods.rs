@@ -3,7 +3,7 @@
 //! ([`chosen`](super::chosen)) decide which of their volumes podfs serves. Plain data.
 //!
 //! 1. podfs mounts volumes of a pod only while the pod has a publication or is chosen.
-//! 2. A volume with fields of the pod waits until a source describes the pod; others need not wait.
+//! 2. A volume with fields of the pod waits until a source describes the pod. Other volumes do not wait.
 //! 3. A pod that its source no longer has keeps its last description: its containers may still run.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,7 +29,7 @@ pub struct KubeletPods {
     described: BTreeMap<PodUid, NodePod>,
     /// The publications, by target.
     publications: BTreeMap<PathBuf, Publication>,
-    /// The pods that are chosen, where podfs serves the containers of the runtime.
+    /// The pods that are chosen, if podfs is a plugin of a container runtime.
     chosen: Option<Chosen>,
     /// The chosen pods that the manager has.
     reported: BTreeSet<PodUid>,
@@ -57,15 +57,16 @@ impl KubeletPods {
         FeedEvent::Pods(PodSource::Kubelet, uids.iter().filter_map(|uid| self.pod(uid)).collect())
     }
 
-    /// Starts with the pods that an earlier daemon served for the runtime. Their checkpoints have the publications,
-    /// too.
+    /// Starts with the pods that an earlier daemon served for the runtime. Their checkpoints also have the volumes of
+    /// publications, which do not belong to the descriptions of the pods.
     pub fn choose(&mut self, chosen: Chosen, earlier: &[NodePod]) -> FeedEvent {
         self.chosen = Some(chosen);
         let mut pods = Vec::new();
         for pod in earlier {
             let uid = pod.pod.identity.uid.clone();
-            let published: BTreeSet<&str> = self.of(&uid).map(|publication| publication.name.as_str()).collect();
-            let manifest = Arc::new(without(Value::clone(&pod.manifest), &published));
+            let published: BTreeSet<&str> =
+                self.publications_of(&uid).map(|publication| publication.name.as_str()).collect();
+            let manifest = Arc::new(without_named_volumes(Value::clone(&pod.manifest), &published));
             self.described.insert(uid.clone(), NodePod { manifest, ..pod.clone() });
             self.reported.insert(uid.clone());
             if self.is_served(&uid) {
@@ -92,7 +93,7 @@ impl KubeletPods {
             }
             FeedEvent::Put(pod) => self.describe(pod).into_iter().collect(),
             FeedEvent::Gone(_, uid) => {
-                self.note(&uid, false);
+                self.note_source(&uid, false);
                 let event = if self.is_chosen(&uid) { self.change_of(&uid) } else { None };
                 self.forget_gone(&uid);
                 event.into_iter().collect()
@@ -120,13 +121,13 @@ impl KubeletPods {
     /// Takes a change of the runtime. Returns the changes for the manager.
     pub fn change_runtime(&mut self, change: RuntimeChange) -> Vec<FeedEvent> {
         let Some(chosen) = &mut self.chosen else { return Vec::new() };
-        let concerned = chosen.change(&change);
+        let affected = chosen.change(&change);
         match change {
             RuntimeChange::Containers(pod, containers) => vec![FeedEvent::Containers(pod, containers)],
             RuntimeChange::Failure(trouble) => vec![FeedEvent::Failure(PodSource::Runtime, trouble)],
             _ => {
-                let events = concerned.iter().filter_map(|uid| self.end_of(uid)).collect();
-                concerned.iter().for_each(|uid| self.forget_gone(uid));
+                let events = affected.iter().filter_map(|uid| self.end_of(uid)).collect();
+                affected.iter().for_each(|uid| self.forget_gone(uid));
                 events
             }
         }
@@ -144,11 +145,12 @@ impl KubeletPods {
     fn describe(&mut self, pod: NodePod) -> Option<FeedEvent> {
         let uid = self.uid_for(&pod);
         self.described.insert(uid.clone(), pod);
-        self.note(&uid, true);
+        self.note_source(&uid, true);
         self.change_of(&uid)
     }
 
-    fn note(&mut self, uid: &PodUid, has_it: bool) {
+    /// Notes whether a source has the pod.
+    fn note_source(&mut self, uid: &PodUid, has_it: bool) {
         if let Some(chosen) = &mut self.chosen {
             chosen.note_pod(uid, has_it);
         }
@@ -165,7 +167,7 @@ impl KubeletPods {
         }
     }
 
-    /// The change for the manager after a sandbox of a pod has ended: the pod is gone, or nothing.
+    /// The change for the manager after a sandbox of the pod has ended. There is none while podfs still serves the pod.
     fn end_of(&mut self, uid: &PodUid) -> Option<FeedEvent> {
         match self.is_served(uid) {
             true => None,
@@ -173,7 +175,7 @@ impl KubeletPods {
         }
     }
 
-    /// Forgets a pod that no source has and podfs no longer serves.
+    /// Forgets the pod if no source has it, and podfs serves none of its volumes.
     fn forget_gone(&mut self, uid: &PodUid) {
         let is_gone = self.chosen.as_ref().is_none_or(|chosen| chosen.is_gone(uid));
         if is_gone && !self.is_published(uid) && !self.is_served(uid) {
@@ -194,7 +196,8 @@ impl KubeletPods {
         self.reported.contains(uid)
     }
 
-    /// The kubelet's uid of a static pod may differ from podfs's: then the name decides.
+    /// The uid by which the kubelet knows the pod. For a static pod, it may differ from the uid of podfs; then the name
+    /// decides.
     fn uid_for(&self, pod: &NodePod) -> PodUid {
         let identity = &pod.pod.identity;
         let is_static = matches!(pod.origin, PodOrigin::File(_)) && !self.is_published(&identity.uid);
@@ -206,10 +209,10 @@ impl KubeletPods {
     }
 
     fn is_published(&self, uid: &PodUid) -> bool {
-        self.of(uid).next().is_some()
+        self.publications_of(uid).next().is_some()
     }
 
-    fn of(&self, uid: &PodUid) -> impl Iterator<Item = &Publication> {
+    fn publications_of(&self, uid: &PodUid) -> impl Iterator<Item = &Publication> {
         self.publications.values().filter(move |publication| publication.pod.uid == uid.as_str())
     }
 
@@ -225,7 +228,7 @@ impl KubeletPods {
 
     /// The pod with the volumes that podfs serves now, if it is known.
     fn pod(&self, uid: &PodUid) -> Option<NodePod> {
-        let first = self.of(uid).next();
+        let first = self.publications_of(uid).next();
         let described = first.map_or_else(|| self.described.get(uid), |first| self.description(uid, first));
         let is_chosen = self.reported.contains(uid);
         let manifest = match (described, first) {
@@ -234,7 +237,7 @@ impl KubeletPods {
             (None, Some(first)) => minimal_manifest(first),
             (None, None) => return None,
         };
-        let volumes = self.of(uid).filter(|publication| described.is_some() || !publication.needs_pod);
+        let volumes = self.publications_of(uid).filter(|publication| described.is_some() || !publication.needs_pod);
         let manifest = with_volumes(manifest, uid, &volumes.collect::<Vec<_>>());
         let document = Document::of_server(Origin::file(Path::new("pod of the kubelet")), manifest.clone());
         match document.and_then(Pod::parse) {
@@ -253,7 +256,7 @@ impl KubeletPods {
     }
 }
 
-/// A manifest with what the publication has about the pod.
+/// A manifest with the fields of the pod that the publication has.
 fn minimal_manifest(publication: &Publication) -> Value {
     let pod = &publication.pod;
     let mut spec = json!({"containers": []});
@@ -268,7 +271,7 @@ fn minimal_manifest(publication: &Publication) -> Value {
 }
 
 /// The manifest without the volumes of these names.
-fn without(mut manifest: Value, names: &BTreeSet<&str>) -> Value {
+fn without_named_volumes(mut manifest: Value, names: &BTreeSet<&str>) -> Value {
     if let Some(volumes) = manifest["spec"]["volumes"].as_array_mut() {
         volumes.retain(|volume| volume["name"].as_str().is_none_or(|name| !names.contains(name)));
     }

@@ -18,9 +18,9 @@ use crate::manifest::{Document, ManifestError};
 use crate::node::pod::{NodePod, PodOrigin, PodStage};
 use crate::source::{Contacts, SETTLE, origin};
 
-/// A change of the pods of the server.
+/// A change of the pods that the API server has put on the node.
 pub(super) enum PodChange {
-    /// These are all pods.
+    /// These are now all pods.
     All(Vec<NodePod>),
     /// A pod is new, or different.
     Put(NodePod),
@@ -54,7 +54,7 @@ struct ServerPods {
     pods: BTreeMap<PodUid, NodePod>,
     /// The problems of pods that podfs cannot serve, by their names.
     bad: BTreeMap<String, String>,
-    /// The problem of the watch, and since when.
+    /// The problem of the watch, and since when there is one.
     trouble: Option<(Instant, String)>,
     /// The problems that were reported last.
     reported: Vec<String>,
@@ -68,7 +68,7 @@ impl ServerPods {
     /// Takes an event of the watch. Returns the change for the manager, if there is one.
     fn take(&mut self, event: FollowerEvent, now: Instant) -> Option<PodChange> {
         if let FollowerEvent::Failure(error) = &event {
-            self.note(error, now);
+            self.note_failure(error, now);
             return None;
         }
         self.trouble = None;
@@ -105,16 +105,16 @@ impl ServerPods {
         })
     }
 
-    /// Stores the pod; if it cannot be parsed, keeps the version before. Returns the pod if it has changed.
+    /// Stores the pod. If podfs cannot parse it, keeps the version before. Returns the pod if it has changed.
     fn put(&mut self, object: Value, known: Option<NodePod>) -> Option<NodePod> {
         let (name, stage) = (name_of(&object), stage_of(&object));
         let manifest = manifest_of(object);
         let is_same = known.as_ref().is_some_and(|known| *known.manifest == manifest && known.stage == stage);
-        let read = match &known {
+        let parsed = match &known {
             Some(known) if is_same => Ok(known.clone()),
             _ => parse(&name, manifest, stage),
         };
-        match read {
+        match parsed {
             Ok(pod) => {
                 self.bad.remove(&name);
                 self.pods.insert(pod.pod.identity.uid.clone(), pod.clone());
@@ -128,7 +128,7 @@ impl ServerPods {
         }
     }
 
-    fn note(&mut self, error: &ApiError, now: Instant) {
+    fn note_failure(&mut self, error: &ApiError, now: Instant) {
         let since = self.trouble.as_ref().map_or(now, |(since, _)| *since);
         let may_pass = error.class.passes() && !error.is_outage();
         let sentence = match error.class {
@@ -150,7 +150,7 @@ fn parse(name: &str, manifest: Value, stage: PodStage) -> Result<NodePod, Manife
     Ok(NodePod { pod, manifest: Arc::new(manifest), origin: PodOrigin::Api, stage })
 }
 
-/// The part of a pod that decides about its volumes. Its status changes all the time, and with it the version.
+/// The part of a pod that decides about its volumes. Without its status and its version: both change all the time.
 fn manifest_of(mut pod: Value) -> Value {
     strip(&mut pod);
     if let Some(fields) = pod.as_object_mut() {

@@ -20,7 +20,7 @@ impl TestNode {
         TestNode { base, orphans }
     }
 
-    /// A node with these below `root/pods`. What ends with a slash is a directory.
+    /// A node with these entries below `root/pods`. An entry that ends with a slash is a directory.
     fn with(entries: &[&str]) -> TestNode {
         let node = TestNode::new();
         for entry in entries {
@@ -93,7 +93,7 @@ fn or_01_nothing_is_done_where_there_is_nothing_to_do() {
     let pass = node.pass();
     assert!(pass.removed.is_empty() && pass.report.is_none());
     assert!(node.path("known/volumes/plugin/name").is_dir() && node.path("a.file").exists());
-    // Its supervisor has gone, and what it wrote down leads to what it has left.
+    // The supervisor of this pod is gone, and its records show what it has left.
     let mut served = TestNode::with(&["a/volumes/plugin/name/"]);
     fs::create_dir_all(served.base.path().join("run/a")).expect("directories");
     fs::write(served.base.path().join("run/a").join(LOCK), "").expect("written");

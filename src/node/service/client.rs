@@ -17,10 +17,10 @@ use super::socket::{SOCKET, is_absent};
 use crate::node::NodeState;
 use crate::supervisor::control::{call, peer_user};
 
-/// More bytes than the state of any node takes.
+/// How many bytes an answer may have: more than the state of any node takes.
 const LONGEST_ANSWER: usize = 256 << 20;
-/// How long a daemon may take beyond the time limit of a request.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the connection to a daemon may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why a request to the daemon failed.
 #[derive(Debug, thiserror::Error)]
@@ -51,7 +51,7 @@ pub enum DaemonClientError {
         #[source]
         cause: AskFailure,
     },
-    /// The argument cannot be the name of a pod.
+    /// The text in the request cannot be the name of a pod.
     #[error("{0}")]
     NoPod(String),
     /// The daemon refuses the request.
@@ -109,7 +109,7 @@ impl DaemonClient {
             let stream = stream.take().map(TokioIo::new);
             async move { stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
         });
-        let endpoint = Endpoint::from_static("http://podfs.node").connect_timeout(ANSWER_TIMEOUT);
+        let endpoint = Endpoint::from_static("http://podfs.node").connect_timeout(CONNECT_TIMEOUT);
         let connected = endpoint.connect_with_connector(connector).await;
         let channel = connected.map_err(|error| failed(error.into()))?;
         let service = VolumeManagerClient::new(channel).max_decoding_message_size(LONGEST_ANSWER);
@@ -173,7 +173,7 @@ impl DaemonClient {
         Ok(self.received(answer)?.mounts)
     }
 
-    /// Removes what was made for a container of the pod; for all of them without one.
+    /// Removes what was made for a container of the pod, or, if `container` is `None`, for all of its containers.
     ///
     /// # Errors
     /// When something is still in use.

@@ -1,7 +1,7 @@
 //! The actual state of the world: the volumes that are mounted, or may be.
 //!
 //! Invariants:
-//! 1. A volume that may need an unmount is here, as mounted or uncertain, until an unmount has succeeded.
+//! 1. A volume that may need an unmount is in this world, as mounted or uncertain, until an unmount has succeeded.
 //! 2. Only a mounted volume can have a remount required.
 //! 3. A volume that an earlier daemon left is uncertain until its supervisor has reported its state, or until it was mounted again.
 
@@ -18,7 +18,7 @@ pub struct ActualWorld {
     volumes: BTreeMap<VolumeId, ActualVolume>,
 }
 
-/// A volume that is mounted, may be, or was tried to be.
+/// A volume that is mounted, that may be mounted, or that podfs has tried to mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActualVolume {
     /// Its mount.
@@ -38,7 +38,7 @@ pub struct ActualVolume {
 pub struct ObservedVolume {
     /// Where it is mounted, or is going to be.
     pub path: Option<PathBuf>,
-    /// The plugin that serves it, if the PersistentVolume decides.
+    /// The plugin that serves it, according to its path.
     pub plugin: Option<String>,
     /// A supplemental group that containers need.
     pub group: Option<u32>,
@@ -143,12 +143,12 @@ impl ActualWorld {
                 volume.mount = MountState::Mounted;
                 volume.reconstructed = false;
             }
-            // Its supervisor has no mount of it any more.
+            // Its supervisor no longer has a mount of it.
             (false, MountState::Mounted) => {
                 volume.mount = MountState::NotMounted;
                 volume.remount_required = false;
             }
-            // It may be half mounted, and its supervisor continues with it: it is no leftover of an earlier daemon.
+            // It may be partly mounted, and its supervisor continues to mount it: it is no leftover of an earlier daemon.
             (false, _) => volume.reconstructed = false,
         }
     }
@@ -172,9 +172,9 @@ impl ActualWorld {
     /// Forgets volumes that are not mounted and that `is_wanted` does not name. Returns them.
     pub fn forget_unmounted(&mut self, is_wanted: impl Fn(&VolumeId) -> bool) -> Vec<VolumeId> {
         let unmounted = self.volumes.iter().filter(|(_, volume)| volume.mount == MountState::NotMounted);
-        let over: Vec<_> = unmounted.map(|(id, _)| id).filter(|id| !is_wanted(id)).cloned().collect();
-        over.iter().for_each(|id| drop(self.volumes.remove(id)));
-        over
+        let forgotten: Vec<_> = unmounted.map(|(id, _)| id).filter(|id| !is_wanted(id)).cloned().collect();
+        forgotten.iter().for_each(|id| drop(self.volumes.remove(id)));
+        forgotten
     }
 }
 

@@ -1,9 +1,11 @@
 //! The desired state of the world: the pods of the node and the volumes that their containers use.
 //!
 //! Invariants:
-//! 1. A pod is here while its containers run or may run: from the moment its source describes it until it is released.
-//! 2. A volume is here only if a container of its pod uses it (VM-03) and a plugin serves it.
-//! 3. A pod is processed when all its volumes are here or are used by no container; otherwise its errors say why not.
+//! 1. A pod is in this world while its containers run or may run: from the moment its source describes it until it is
+//!    released.
+//! 2. A volume is in this world only if a container of its pod uses it (VM-03) and a plugin serves it.
+//! 3. A pod is processed when each of its volumes is in this world or is used by no container; otherwise its errors say
+//!    why not.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +29,7 @@ pub struct DesiredPod {
     pub pod: NodePod,
     /// The volumes that its containers use, by their names.
     pub volumes: BTreeMap<String, DesiredVolume>,
-    /// Why volumes that containers use are not among them.
+    /// Why podfs does not serve volumes that containers use, or not as the pod describes them now.
     pub errors: DistinctErrors,
 }
 
@@ -43,9 +45,9 @@ pub struct DesiredVolume {
 }
 
 impl DesiredPod {
-    /// The volumes that this pod wants. A volume that podfs cannot serve does not affect the others (VM-10). A volume
-    /// whose definition differs from `before` stays as it was: containers of the pod use it. Only an emptyDir gets a
-    /// new size limit.
+    /// The volumes that this pod wants. A volume that podfs cannot serve does not affect the other volumes (VM-10). A
+    /// volume whose definition differs from `before` stays as it was: containers of the pod use it. Only an emptyDir
+    /// gets a new size limit.
     fn of(pod: NodePod, plugins: &PluginRegistry, before: Option<DesiredPod>) -> DesiredPod {
         let before = before.map(|before| before.volumes).unwrap_or_default();
         let (mut volumes, mut errors) = (BTreeMap::new(), DistinctErrors::default());

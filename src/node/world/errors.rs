@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// The most errors that are kept.
+/// How many errors are kept.
 const MOST: usize = 10;
 
 /// Distinct errors, the oldest first.
@@ -21,7 +21,7 @@ impl DistinctErrors {
         }
     }
 
-    /// Forgets all of them.
+    /// Forgets all errors.
     pub fn clear(&mut self) {
         self.0.clear();
     }

@@ -1,10 +1,10 @@
 //! Events of the pod about its volumes, in the kubelet's form (ME-02), so that `kubectl describe pod` shows them.
 //!
-//! An event is a series: a repetition increments the `count` of the same object. Its name follows from the pod, the
-//! volume's message and the reason, so a podfs that was started again continues the series of the last one. The server
-//! deletes events after a time of its own, an hour usually; then podfs begins a new series.
+//! An event is a series: a repetition increments the `count` of the same object. The object's name follows from the
+//! pod, the volume's message and the reason, so a restarted podfs continues the series of the process before it. The
+//! server deletes events after a configured time, an hour usually; then podfs begins a new series.
 //!
-//! Nothing else depends on events. If the server is unreachable or busy, podfs posts an event later; if the server
+//! No volume depends on events. If the server is unreachable or busy, podfs posts an event later; if the server
 //! refuses it, podfs tries again with the next repetition.
 
 use std::collections::{BTreeMap, HashMap};
@@ -54,7 +54,7 @@ impl Conditions {
     }
 }
 
-/// Posts events about the conditions of a pod's volumes, which the caller sets in the first result.
+/// The conditions of a pod's volumes, which the caller sets, and a future that posts events about them.
 pub(crate) fn post(
     client: ApiClient,
     pod: PodIdentity,
@@ -96,7 +96,7 @@ impl EventPoster {
                 pause = self.post(&volume, &condition).await;
             }
             let due = self.notices.next_due(Instant::now());
-            let go_on = async {
+            let next_attempt = async {
                 match (&pause, due) {
                     (Some(pause), _) => self.retry.wait(pause).await,
                     (None, Some(due)) => sleep_until(due).await,
@@ -105,12 +105,12 @@ impl EventPoster {
             };
             tokio::select! {
                 () = conditions.0.changed.notified() => {}
-                () = go_on => pause = None,
+                () = next_attempt => pause = None,
             }
         }
     }
 
-    /// Posts the due event of a volume. If that has to be repeated, returns the pause before.
+    /// Posts the due event of a volume. If podfs has to try again, returns the pause before that.
     async fn post(&mut self, volume: &str, condition: &Condition) -> Option<Pause> {
         let event = KubeletEvent::of(volume, condition);
         let was_posted = match self.count(&event).await {
@@ -122,11 +122,11 @@ impl EventPoster {
             }
         };
         self.retry.reset();
-        self.notices.done(volume, was_posted, Instant::now());
+        self.notices.note_posted(volume, was_posted, Instant::now());
         None
     }
 
-    /// Begins the series of an event, or counts one more in it.
+    /// Begins the series of an event, or increments its count.
     async fn count(&mut self, event: &KubeletEvent) -> Result<(), ApiError> {
         if self.counts.len() > MAX_COUNTS {
             self.counts.clear();
@@ -136,7 +136,7 @@ impl EventPoster {
             match self.patch(&name, json!({"count": count + 1, "lastTimestamp": now()})).await {
                 // The server has deleted the event: another series begins.
                 Err(error) if error.class == ErrorClass::NotFound => drop(self.counts.remove(&name)),
-                // Without the right to patch, each event is an object of its own.
+                // Without the right to patch, podfs creates a separate object for each event.
                 Err(error) if error.class == ErrorClass::Forbidden => name = nth_name(&self.pod, fastrand::u64(..)),
                 outcome => return outcome.map(drop),
             }
@@ -237,7 +237,7 @@ impl KubeletEvent {
     }
 }
 
-/// Posts once that the volume of a claim has grown. `volume` is its name in a pod.
+/// Posts once that the volume of a claim has grown. `volume` is the name of the volume in a pod.
 ///
 /// # Errors
 /// When the server refuses the event.
@@ -282,7 +282,7 @@ pub(crate) fn grown(volume: &str) -> String {
     format!("MountVolume.NodeExpandVolume succeeded for volume {volume:?}")
 }
 
-/// A name from that of the pod, cut if necessary, and a number.
+/// The name of an event: the pod's name, cut if necessary, and a number.
 fn nth_name(pod: &PodIdentity, number: u64) -> String {
     let start = pod.name[..pod.name.len().min(236)].trim_end_matches(['.', '-']);
     format!("{start}.{number:016x}")

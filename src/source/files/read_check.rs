@@ -34,7 +34,7 @@ pub(super) struct ReadCheck<'a> {
 }
 
 impl<'a> ReadCheck<'a> {
-    /// For a watcher that has received the events of the time in which the files were read.
+    /// A check with the activity of a watcher that has received all events until the end of the reading.
     pub(super) fn new(settled: SettledFiles, activity: &'a mut Activity) -> Self {
         Self { settled, activity, seen: HashSet::new(), being_written: None }
     }
@@ -73,8 +73,9 @@ impl<'a> ReadCheck<'a> {
         self.being_written
     }
 
-    /// The event of a write comes after the write. So a file changed in place is settled only after an event or a time that
-    /// shows it; and one that has become empty is about to be filled, unless it stays so for a while.
+    /// The kernel queues the event of a write after the write. So a file that changed in place is settled only after the event of
+    /// its writer's close, or after a time without a write. A file that has become empty is about to be filled, unless it stays
+    /// empty for that time.
     fn is_settled(&self, target: &FileToRead, stamp: Stamp, before: Option<Stamp>) -> bool {
         let settled_by = self.settled.get(&target.real);
         let Some(before) = before else { return true };
@@ -96,7 +97,7 @@ fn check_failure(target: &FileToRead, problem: SourceError, known: bool) -> Resu
         SourceError::Missing(_) | SourceError::Dangling(_) if known && target.role == PathRole::Pod => {
             Err(UnreadableFile { problem: SourceError::PodGone(path()), keeps: true })
         }
-        // The file was not deleted: its directory has gone, perhaps with a file system.
+        // The file was not deleted: its directory is gone, perhaps because a file system was unmounted.
         SourceError::Missing(_) if known && !target.directory().exists() => {
             Err(UnreadableFile { problem: SourceError::DirectoryGone(target.directory().to_owned()), keeps: true })
         }

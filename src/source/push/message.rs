@@ -29,8 +29,8 @@ pub struct Push {
     /// Whether podfs forgets everything that was pushed before.
     #[serde(default)]
     pub replace: bool,
-    /// All references of volumes that the agent does not know at present. A pushed object stays; podfs no longer uses a
-    /// token. Everything else that was not pushed does not exist.
+    /// All references of volumes whose objects the agent does not know at present. podfs keeps such an object if the
+    /// agent has pushed it before, and drops such a token. All other objects that were not pushed do not exist.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unknown: Vec<UnknownObject>,
     /// Whether the agent requested the object only seconds ago, so that its absence is no problem yet.
@@ -38,7 +38,7 @@ pub struct Push {
     pub settling: bool,
 }
 
-/// Shows only how much it is; the objects may be secret.
+/// Shows only the number of objects, because they may be secret.
 impl fmt::Debug for Push {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Push { objects, delete, replace, unknown, settling } = self;

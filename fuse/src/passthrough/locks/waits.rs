@@ -1,5 +1,5 @@
 //! Callers that wait for a lock: one thread each, which waits in the kernel. The wait ends with the lock, or when the kernel
-//! interrupts the caller: [`LockWaits::interrupt`] sends the thread signals until it has noticed.
+//! interrupts the caller: [`LockWaits::interrupt`] sends the thread signals until the wait has ended.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -18,7 +18,7 @@ use crate::session::{Answer, DeferredAnswer};
 
 /// Sent to threads that wait for a lock.
 const WAKE: Signal = Signal::SIGUSR1;
-/// Interrupts that came before the wait they are for.
+/// The most interrupts to remember that came before their waits.
 const REMEMBERED: usize = 64;
 
 /// The waits of a volume.
@@ -90,7 +90,7 @@ impl LockWaits {
             match table.waits.get(&unique) {
                 Some(wait) => Arc::clone(wait),
                 None => {
-                    // The wait may be about to begin; or the request is of another kind, and was not to be interrupted.
+                    // The wait may be about to begin. Or the request is of another kind, which no interrupt ends.
                     if table.early.len() == REMEMBERED {
                         table.early.pop_front();
                     }

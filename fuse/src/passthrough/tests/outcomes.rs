@@ -31,10 +31,10 @@ impl<T: Send + 'static> Caught<T> {
         Self::try_to_catch(rig, name, call).expect("the call makes its request")
     }
 
-    /// As [`Self::catch`]. Nothing if the kernel had forgotten a name that the call needs, so that it ended with the answer about
+    /// As [`Self::catch`]. `None` if the kernel had forgotten a name that the call needs, so that it ended with the answer about
     /// that name: another process may drop the kernel's caches at any moment.
     fn try_to_catch(rig: &Rig, name: &str, call: impl FnOnce() -> T + Send + 'static) -> Option<Self> {
-        // The kernel asks for no attributes then.
+        // With these attributes cached, the kernel does not ask for them during the call.
         fs::metadata(rig.at("")).expect("attributes");
         rig.kill();
         let device = rig.device();
@@ -82,7 +82,7 @@ impl<T: Send + 'static> Caught<T> {
     }
 }
 
-/// Tries a call whose request was begun, once executed and once not.
+/// Tries a call whose request a dead server had begun: once executed, and once not.
 fn executed_or_not(
     name: &str,
     prepare: impl Fn(&Rig),
@@ -199,7 +199,7 @@ fn a_file_is_removed_once_and_its_space_is_free() {
         fs::write(rig.at("old"), vec![1; 100_000]).expect("written");
         fs::metadata(rig.at("old")).expect("the kernel knows it");
     };
-    // The file has the last number that was given.
+    // The file's node has the last number that the server gave.
     let number = |rig: &Rig| rig.region.header().counters.next_node.load(std::sync::atomic::Ordering::Relaxed) - 1;
     let execute = |rig: &Rig| fs::remove_file(rig.source.join("old")).expect("removed");
     executed_or_not("UNLINK", prepare, number, execute, call, |rig| {
@@ -256,8 +256,8 @@ fn rename_with(flags: rustix::fs::RenameFlags) {
     };
     executed_or_not("RENAME", prepare, number, execute, call, |rig| {
         assert_eq!(text(rig, "new"), "first");
-        let left = fs::read_to_string(rig.source.join("old")).ok();
-        assert_eq!(left.as_deref(), exchange.then_some("second"));
+        let old = fs::read_to_string(rig.source.join("old")).ok();
+        assert_eq!(old.as_deref(), exchange.then_some("second"));
     });
 }
 

@@ -161,7 +161,7 @@ fn a_wait_for_a_lock_continues_and_ends_with_the_lock() {
     let (ours, theirs) = (open(), open());
     let ours = Flock::lock(ours, FlockArg::LockExclusive).map_err(|(_, errno)| errno).expect("locked");
     let waiter = std::thread::spawn(move || Flock::lock(theirs, FlockArg::LockExclusive).map(drop).map_err(|_| ()));
-    // It waits as soon as the region says so.
+    // When the region has the wait, the caller waits.
     while rig.region.waits().all().next().is_none() {
         std::thread::yield_now();
     }
