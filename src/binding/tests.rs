@@ -1,4 +1,4 @@
-//! Claims as manifests have them, and the outcome for each.
+//! Claims as manifests have them, and what `resolve` returns for each.
 
 use std::path::Path;
 use std::sync::Arc;

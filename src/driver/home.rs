@@ -1,4 +1,4 @@
-//! The home of a volume: a directory of the pod in which a driver mounts the volume, with a record of the driver's calls.
+//! The home of a volume: a directory of the pod in which a driver mounts the volume, with a record of podfs's calls to the driver.
 //!
 //! The driver mounts at `<root>/pods/UID/plugins/KIND/NAME/mount`. The record beside it is `vol_data.json`, in the kubelet's format
 //! with additional fields. NAME is the name of the PersistentVolume, or of the volume in the pod.
@@ -18,7 +18,8 @@ use crate::volume::csi::sha256;
 const PLUGINS: &str = "plugins";
 const RECORD: &str = "vol_data.json";
 const TARGET: &str = "mount";
-/// Most bytes of the name of a user. The kernel allows 255, and the temporary file of [`replace`] has a longer name.
+/// Most bytes of the file name of a home among the users of a node mount. The kernel allows 255, and the temporary file of
+/// [`replace`] has a longer name.
 const LONGEST_NAME: usize = 240;
 /// The extension of the temporary file of [`replace`].
 const NEXT: &str = "next";
@@ -50,18 +51,18 @@ pub struct DriverRecord {
     /// The program of a FlexVolume driver.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub executable: Option<PathBuf>,
-    /// The directory in which the driver mounts it for the node, if it does.
+    /// The directory in which the driver mounts the volume for the node, if the driver does so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_mount: Option<PathBuf>,
     /// The capacity of the PersistentVolume at the last call to grow the volume, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity: Option<u64>,
-    /// The size to which the driver has grown it on this node, in bytes.
+    /// The size to which the driver has grown the volume on this node, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expanded: Option<u64>,
-    /// Whether podfs has called the driver to attach it.
+    /// Whether podfs has called the driver to attach the volume.
     pub attached: bool,
-    /// Whether podfs has called the driver to mount it at the home.
+    /// Whether podfs has called the driver to mount the volume at the home.
     pub published: bool,
 }
 
@@ -76,15 +77,15 @@ impl DriverHome {
         DriverHome(path)
     }
 
-    /// All homes of a pod with their records. A record is empty if its process was killed while it wrote the first one.
+    /// All homes of a pod with their records. The record is empty if podfs was killed while it wrote the home's first record.
     pub fn all(pod: &Path) -> Vec<(DriverHome, DriverRecord)> {
         let entries = |directory: &Path| {
             let entries = directory.read_dir().into_iter().flatten().flatten();
             entries.map(|entry| entry.path()).filter(|path| path.is_dir() && !path.is_symlink()).collect::<Vec<_>>()
         };
         let homes = entries(&pod.join(PLUGINS)).into_iter().flat_map(|kind| entries(&kind)).map(DriverHome);
-        let begun = |home: &DriverHome| home.0.join(RECORD).with_extension(NEXT).exists().then(DriverRecord::default);
-        homes.filter_map(|home| home.read().or_else(|| begun(&home)).map(|record| (home, record))).collect()
+        let first = |home: &DriverHome| home.0.join(RECORD).with_extension(NEXT).exists().then(DriverRecord::default);
+        homes.filter_map(|home| home.read().or_else(|| first(&home)).map(|record| (home, record))).collect()
     }
 
     /// The home of the CSI volume at this path of a pod:
@@ -108,7 +109,7 @@ impl DriverHome {
         self.0.join(TARGET)
     }
 
-    /// Whether a file system is mounted there.
+    /// Whether a file system is mounted at the target.
     ///
     /// # Errors
     /// When the mount table cannot be read.
@@ -126,12 +127,12 @@ impl DriverHome {
         Ok(target)
     }
 
-    /// The record of the driver's calls; `None` if there were none, or all are undone.
+    /// The record of the calls to the driver; `None` if there were none, or all are undone.
     pub fn read(&self) -> Option<DriverRecord> {
         serde_json::from_slice(&fs::read(self.0.join(RECORD)).ok()?).ok()
     }
 
-    /// Writes the record before a call of the driver.
+    /// Writes the record before a call to the driver.
     ///
     /// # Errors
     /// The kernel's error.
@@ -144,7 +145,7 @@ impl DriverHome {
         self.0.join(RECORD)
     }
 
-    /// Removes the home, when there is no call to undo.
+    /// Removes the home, if there is no call to undo.
     ///
     /// # Errors
     /// When it has files of other programs, or a mount.
@@ -162,7 +163,7 @@ impl DriverHome {
         self.0.ancestors().nth(5).map(Path::to_owned)
     }
 
-    /// A unique file name for it among all homes of the node.
+    /// A file name for the home that is unique among all homes of the node.
     pub(super) fn user_name(&self) -> String {
         let last: Vec<_> = self.0.iter().rev().take(4).map(|part| part.to_string_lossy().into_owned()).collect();
         let name = match last.as_slice() {

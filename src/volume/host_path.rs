@@ -46,13 +46,13 @@ pub enum HostPathType {
 }
 
 impl HostPath {
-    /// The directory the kubelet would keep such volumes in.
+    /// The directory in which the kubelet would keep such volumes.
     pub const DIRECTORY: &str = "kubernetes.io~host-path";
 
     /// Parses the source of a volume or of a PersistentVolume. Errors are relative to it.
     ///
     /// # Errors
-    /// No path, one that is not absolute or goes up (HP-06), an unknown type.
+    /// A path that is missing, not absolute, or has a part `..` (HP-06); an unknown type.
     pub fn parse(source: &HostPathVolumeSource) -> Result<HostPath, InvalidField> {
         let path = required("path", Some(&source.path))?;
         if Path::new(path).components().any(|part| part == std::path::Component::ParentDir) {

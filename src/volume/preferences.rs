@@ -1,6 +1,6 @@
 //! Annotations of the pod about single volumes: `podfs.io/host-path.<volume>`, `podfs.io/cache.<volume>`,
 //! `podfs.io/nfs-backend.<volume>`, `podfs.io/mount-options.<volume>`, `podfs.io/audit.<volume>` and
-//! `podfs.io/sub-path.<volume>`; and of all of them, `podfs.io/volumes`.
+//! `podfs.io/sub-path.<volume>`; and the annotation about all volumes, `podfs.io/volumes`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -21,32 +21,32 @@ const MOUNT_OPTIONS: &str = "podfs.io/mount-options.";
 /// The prefixes of annotations about single volumes.
 const ABOUT_VOLUMES: [&str; 6] = [SERVED_BY, CACHE, AUDIT, SUB_PATH, NFS_BACKEND, MOUNT_OPTIONS];
 
-/// The label or annotation of a pod, and the label of a namespace, whose containers have volumes of podfs in the place of the
-/// kubelet's (`podfs node --nri`): `"true"` or `"false"`.
+/// The label or annotation of a pod, and the label of a namespace, that says whether containers get podfs's volumes instead of
+/// the kubelet's (`podfs node --nri`): `"true"` or `"false"`.
 pub const MARK: &str = "podfs.io/volumes";
 
 /// The user's choices for a volume, from the pod's annotations or the command line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Preferences {
-    /// FUSE or a bind mount; without it, podfs chooses.
+    /// FUSE or a bind mount; without this choice, podfs chooses.
     pub served_by: Option<ServedBy>,
     /// The caching of names and attributes of a host path by the kernel.
     pub cache: CacheMode,
     /// Whether podfs logs each open of a file of a projection.
     pub audit: bool,
-    /// The NFS client; without it, the mount options choose.
+    /// The NFS client; without this choice, the mount options decide.
     pub nfs_backend: Option<Backend>,
-    /// Whether a container that mounts a part of it sees later changes; without it, the node decides.
+    /// Whether a container that mounts a part of the volume sees later changes; without this choice, the node decides.
     pub sub_path: Option<SubPathMode>,
 }
 
 /// Whether a container that mounts a part of a projection sees later changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SubPathMode {
-    /// The generation that was current when it started, as with the kubelet (SP-05).
+    /// The container sees the generation that was current when the container started, as with the kubelet (SP-05).
     #[default]
     Pinned,
-    /// The current content at each moment.
+    /// The container always sees the current content.
     Live,
 }
 
@@ -60,7 +60,7 @@ pub enum ServedBy {
 }
 
 impl Preferences {
-    /// Takes what a pod's annotations say into its volumes.
+    /// Sets the preferences of a pod's volumes from the pod's annotations.
     ///
     /// # Errors
     /// An invalid value, a volume that the pod does not have, or one of a kind without this choice. Annotations for a volume
@@ -147,7 +147,7 @@ impl Preferences {
                     )));
                 }
                 let mode = sub_path(value).map_err(|error| invalid(&error))?;
-                // Annotations are sorted, and "audit" comes before "sub-path".
+                // The map is sorted, so this loop has applied `podfs.io/audit.` before `podfs.io/sub-path.`.
                 if mode == SubPathMode::Live && volume.preferences.audit {
                     return Err(invalid(&format!(
                         "cannot be live, because opens of {name:?} are logged; remove podfs.io/audit.{name}"

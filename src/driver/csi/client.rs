@@ -1,7 +1,7 @@
 //! Calls the node service of a CSI driver, one call at a time, with a time limit.
 //!
-//! The thread of a volume makes the call, and waits for it. The driver's answer is final, unless its code says that the
-//! driver may still work or that a retry may succeed. Such an answer, and a missing one, are
+//! The thread of a volume makes the call and waits for the answer. The answer is final, unless its code says that the
+//! driver may still execute the call or that a retry may succeed. Such an answer, and a missing answer, are
 //! [uncertain](DriverError::is_uncertain).
 
 use std::error::Error;
@@ -154,12 +154,12 @@ impl CsiClient {
     }
 }
 
-/// Whether the driver may have executed the call, or may still do so. If a driver ends before its answer,
-/// tonic makes the status, which has a source.
+/// Whether the driver may have executed the call, or may still do so. If the driver ends before it answers, tonic makes
+/// the status, and only a status of tonic has a source.
 fn is_uncertain(status: &Status) -> bool {
-    let is_the_drivers = status.source().is_none();
+    let is_from_driver = status.source().is_none();
     let code = status.code();
-    !is_the_drivers
+    !is_from_driver
         || matches!(
             code,
             Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::ResourceExhausted | Code::Aborted

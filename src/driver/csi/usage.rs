@@ -12,8 +12,8 @@ pub struct DriverUsage {
     pub bytes: Option<Amounts>,
     /// Files.
     pub inodes: Option<Amounts>,
-    /// The abnormal condition of the volume, in the driver's words; empty if the volume is healthy. Missing if the driver does
-    /// not check that.
+    /// The abnormal condition of the volume, in the driver's words; empty if the volume is healthy. `None` if the driver does not
+    /// report conditions.
     pub condition: Option<String>,
 }
 
@@ -34,7 +34,7 @@ pub struct Amounts {
 /// # Errors
 /// The driver's error.
 pub fn usage(home: &DriverHome) -> Result<Option<DriverUsage>, DriverError> {
-    // The canonical path, as in NodePublishVolume.
+    // podfs sent the canonical path in NodePublishVolume, too.
     let home = &DriverHome::at(home.path().canonicalize().unwrap_or_else(|_| home.path().to_owned()));
     let Some(record) = home.read().filter(|record| record.published && record.executable.is_none()) else {
         return Ok(None);
@@ -60,9 +60,9 @@ impl From<NodeGetVolumeStatsResponse> for DriverUsage {
         DriverUsage {
             bytes: of(Unit::Bytes),
             inodes: of(Unit::Inodes),
-            condition: condition.map(|found| match (found.abnormal, found.message.as_str()) {
+            condition: condition.map(|condition| match (condition.abnormal, condition.message.as_str()) {
                 (false, _) => String::new(),
-                (true, "") => "it does not say what".to_owned(),
+                (true, "") => "the driver gives no reason".to_owned(),
                 (true, message) => words(message),
             }),
         }

@@ -57,40 +57,40 @@ impl FlexMount<'_> {
         let capabilities = init(&program)?;
         let node_name = self.node_name();
         let node_mount = capabilities.attach.then(|| self.node_mount());
-        let before = home.read().unwrap_or_default();
+        let earlier = home.read().unwrap_or_default();
         let mut record = DriverRecord {
             driver_name: self.flex.driver.clone(),
             spec_vol_id: self.name.to_owned(),
-            volume_handle: before.volume_handle.clone(),
+            volume_handle: earlier.volume_handle.clone(),
             node_name: node_name.clone(),
             volume: self.volume.to_owned(),
             executable: Some(program.clone()),
             node_mount: node_mount.as_ref().map(|mount| mount.directory().to_owned()),
-            attached: before.attached,
-            published: before.published,
+            attached: earlier.attached,
+            published: earlier.published,
             ..DriverRecord::default()
         };
         let write = |record: &DriverRecord| {
             home.write(record).map_err(|error| DriverError::of_node("write the record in", home.path(), error))
         };
         write(&record)?;
-        let mut shown = None;
+        let mut node_path = None;
         if let Some(node_mount) = &node_mount {
             record.attached = true;
             record.volume_handle = self.volume_name(&program)?;
             write(&record)?;
             node_mount.enter(home, |path| self.mount_device(&program, path, &node_name))?;
-            shown = Some(node_mount.path());
+            node_path = Some(node_mount.path());
         }
         let target = home.make_target().map_err(|error| DriverError::of_node("make", &home.target(), error))?;
-        let is_mounted = |error: io::Error| DriverError::of_node("look at", &target, error);
-        if !home.is_mounted().map_err(is_mounted)? {
+        let failed = |error: io::Error| DriverError::of_node("look at", &target, error);
+        if !home.is_mounted().map_err(failed)? {
             record.published = true;
             write(&record)?;
             match self.mount(&program, &target, capabilities) {
                 Ok(Some(_)) => {}
-                // The driver has mounted it for the node, and supports no `mount` for pods.
-                Ok(None) if shown.is_some() => {
+                // The driver has mounted the volume for the node, and supports no `mount` for pods.
+                Ok(None) if node_path.is_some() => {
                     record.published = false;
                     write(&record)?;
                 }
@@ -109,7 +109,7 @@ impl FlexMount<'_> {
                 }
             }
         }
-        let path = if record.published { target } else { shown.unwrap_or(target) };
+        let path = if record.published { target } else { node_path.unwrap_or(target) };
         let source = HostSource::of_driver(&path)?;
         if let (Some(group), true, false) = (self.facts.fs_group, capabilities.fs_group, self.read_only) {
             fs_group::give(&source, group, self.facts.fs_group_policy, self.volume)?;
@@ -148,7 +148,7 @@ impl FlexMount<'_> {
         Ok(named.unwrap_or_else(|| self.name.to_owned()))
     }
 
-    /// Attaches the volume to the node, and mounts it there.
+    /// Has the driver attach the volume to the node, and mount it at `path` for the node.
     fn mount_device(&self, program: &Path, path: &Path, node: &str) -> Result<(), DriverError> {
         let options = self.options(false, false);
         let attached = call::call(program, &["attach", &options, node], DEADLINE)?;
@@ -156,8 +156,8 @@ impl FlexMount<'_> {
         if let Some(waited) = call::call(program, &["waitforattach", &device, &options], DEADLINE)? {
             device = if waited.device.is_empty() { device } else { waited.device };
         }
-        let known = call::call(program, &["isattached", &options, node], DEADLINE)?;
-        if known.is_some_and(|answer| !answer.attached) {
+        let attachment = call::call(program, &["isattached", &options, node], DEADLINE)?;
+        if attachment.is_some_and(|answer| !answer.attached) {
             return Err(DriverError::uncertain(format!(
                 "FlexVolume driver {}: volume {:?} is not attached to node {node:?} yet",
                 program.display(),
@@ -187,7 +187,7 @@ impl FlexMount<'_> {
         call::call(program, &["mount", text(target)?, &self.options(true, capabilities.fs_group)], DEADLINE)
     }
 
-    /// The options of a call: those of Kubernetes, overridden by the volume's own.
+    /// The options of a call: those of Kubernetes, overridden by those of the volume.
     fn options(&self, of_pod: bool, group: bool) -> String {
         let mut options = Map::new();
         let mut set = |key: &str, value: &str| drop(options.insert(format!("kubernetes.io/{key}"), Value::from(value)));
@@ -238,15 +238,15 @@ pub(super) fn undo(home: &DriverHome, record: &DriverRecord) -> Result<(), Leave
             true => call(&["unmount", path]).map(|answer| answer.is_some()),
             false => Ok(false),
         };
-        let is_known = match unmounted {
-            // An earlier podfs may have unmounted it before it was killed.
+        let is_supported = match unmounted {
+            // An earlier podfs may have had the driver unmount the volume before it was killed itself.
             Err(error) if !home.is_mounted().map_err(|error| failed(error.into()))? => {
                 info!("{error}; nothing is mounted at {} any more", target.display());
                 true
             }
             outcome => outcome?,
         };
-        if !is_known && home.is_mounted().map_err(|error| failed(error.into()))? {
+        if !is_supported && home.is_mounted().map_err(|error| failed(error.into()))? {
             take_away(&target).map_err(|error| failed(error.into()))?;
         }
         if home.is_mounted().map_err(|error| failed(error.into()))? {
@@ -256,10 +256,10 @@ pub(super) fn undo(home: &DriverHome, record: &DriverRecord) -> Result<(), Leave
     let Some(directory) = &record.node_mount else { return Ok(()) };
     let node_mount = NodeMount::at(directory.clone());
     node_mount.leave(home, |path| {
-        let shown = text(path)?;
+        let path_text = text(path)?;
         let is_mounted = || node_mount.is_mounted().map_err(|error| failed(error.into()));
         // Like the kubelet, podfs does not call the driver for a directory without a mount.
-        if is_mounted()? && call(&["unmountdevice", shown])?.is_none() && is_mounted()? {
+        if is_mounted()? && call(&["unmountdevice", path_text])?.is_none() && is_mounted()? {
             take_away(path)?;
         }
         if record.attached {

@@ -1,4 +1,4 @@
-//! Arguments of `docker run`, one a line: `--volume=SOURCE:TARGET:OPTIONS`, whose value is a binding of Docker's API, too.
+//! Arguments of `docker run`, one for each line: `--volume=SOURCE:TARGET:OPTIONS`. The value is also a binding of Docker's API.
 
 use super::{FormatError, text};
 use crate::mounts::{ContainerMount, DeviceNode, MountSource, Propagation};

@@ -23,7 +23,7 @@ fn mount(name: &str, target: &str) -> ContainerMount {
     }
 }
 
-/// A mount with everything.
+/// A mount with all properties.
 fn full() -> ContainerMount {
     ContainerMount {
         read_only: true,

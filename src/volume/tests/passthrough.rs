@@ -15,7 +15,7 @@ fn source(yaml: &str) -> VolumeSource {
     parse(&format!("{{name: v, {yaml}}}")).expect(yaml).source
 }
 
-/// The sentence alone.
+/// Checks the field and the beginning of the sentence.
 #[track_caller]
 fn assert_error(yaml: &str, field: &str, sentence: &str) {
     let expected = format!("{field}: volume \"v\": {sentence}");
@@ -182,8 +182,8 @@ fn annotations_choose_for_single_volumes() {
         of("{podfs.io/sub-path.config: pinned, podfs.io/audit.config: open}")[0].sub_path,
         Some(SubPathMode::Pinned)
     );
-    let both = pod("{podfs.io/sub-path.config: live, podfs.io/audit.config: open}").expect_err("one of the two");
-    assert!(both.contains("opens of \"config\" are logged; remove podfs.io/audit.config"), "{both}");
+    let error = pod("{podfs.io/sub-path.config: live, podfs.io/audit.config: open}").expect_err("one of the two");
+    assert!(error.contains("opens of \"config\" are logged; remove podfs.io/audit.config"), "{error}");
 }
 
 #[test]
