@@ -1,7 +1,9 @@
-//! Host paths: opened, checked against their type, and made where the type says so.
+//! The paths of hostPath volumes. podfs opens a path, checks the type of the volume, and makes a missing file or directory if the
+//! type says so.
 //!
-//! Unlike the kubelet, which takes every error of stat(2) for absence (HP-08), podfs makes a file or directory only if the path
-//! is absent. A path without a type has to exist; with a kubelet, the container runtime would make it later.
+//! The kubelet takes every error of stat(2) as a missing path (HP-08). podfs makes a file or directory only if the path does not
+//! exist. For podfs, the path of a volume without a type has to exist. With a kubelet, the container runtime makes a missing path
+//! later.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::ErrorKind;
@@ -12,14 +14,14 @@ use super::error::OpenFailure;
 use super::{FileKind, HostError, HostSource};
 use crate::volume::{HostPath, HostPathType};
 
-/// Modes of new files and directories, before the umask.
+/// The modes of new directories and files, before the umask.
 const DIRECTORY: u32 = 0o755;
 const FILE: u32 = 0o644;
 
-/// Opens a host path, and makes it first if its type says so (HP-02, HP-03).
+/// Opens the path of a hostPath volume. Makes a missing file or directory first if the type says so (HP-02, HP-03).
 ///
 /// # Errors
-/// When it is not there, is something else, or cannot be made.
+/// When the path does not exist, leads to a file of another type, or cannot be made.
 pub fn open(host_path: &HostPath) -> Result<HostSource, HostError> {
     let HostPath { path, kind } = host_path;
     match (HostSource::open(path), kind) {
@@ -35,6 +37,7 @@ pub fn open(host_path: &HostPath) -> Result<HostSource, HostError> {
     }
 }
 
+/// Checks an opened path against the type of the volume, and explains why a path could not be opened.
 fn check(path: &Path, kind: HostPathType, opened: Result<HostSource, OpenFailure>) -> Result<HostSource, HostError> {
     let path = path.to_owned();
     let Some((expected, allowed)) = expectation(kind) else {
@@ -70,9 +73,9 @@ fn make_directory(path: &Path) -> Result<(), HostError> {
     made.map_err(|cause| HostError::Make { what: "directory", path: path.to_owned(), cause })
 }
 
-/// The directory of the file has to be there.
+/// Makes an empty file. The directory of the file has to exist.
 fn make_file(path: &Path) -> Result<(), HostError> {
-    // O_EXCL, so that the kernel does not follow a link that appears just now.
+    // With O_EXCL (`create_new`), the kernel follows no symbolic link that another process makes at this moment.
     match OpenOptions::new().write(true).create_new(true).mode(FILE).open(path) {
         Ok(_) => Ok(()),
         Err(cause) if cause.kind() == ErrorKind::AlreadyExists => Ok(()),

@@ -1,5 +1,5 @@
-//! Opening a source. Everything later, checks included, goes through the descriptor, so a process that replaces the path
-//! afterwards changes nothing.
+//! Opening a source. podfs does everything later, checks included, through the descriptor. So a process that replaces the file at
+//! the path afterwards changes nothing.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,7 +11,7 @@ use rustix::fs::{FileType, Mode, OFlags, fstat, fstatfs, open};
 use super::HostError;
 use super::error::OpenFailure;
 
-/// A file or directory of the host, opened for its identity only (`O_PATH`).
+/// A file or directory of the node, opened with `O_PATH`: the descriptor identifies it, and cannot read or write it.
 #[derive(Debug)]
 pub struct HostSource {
     descriptor: OwnedFd,
@@ -45,10 +45,10 @@ impl HostSource {
         HostSource::of(descriptor).map_err(|errno| OpenFailure::of(path, errno))
     }
 
-    /// The volume that a driver has mounted for podfs at a path of its own.
+    /// The volume that a driver has mounted for podfs at `path`.
     ///
     /// # Errors
-    /// When it is not there, or its file system does not answer.
+    /// When the path does not exist, or its file system does not answer.
     pub fn of_driver(path: &Path) -> Result<HostSource, HostError> {
         HostSource::open(path).map_err(|obstacle| HostError::Open {
             what: "driver's mount",
@@ -57,15 +57,15 @@ impl HostSource {
         })
     }
 
-    /// A mount that is attached nowhere.
+    /// The root of a mount that is attached nowhere.
     ///
     /// # Errors
-    /// When its file system does not answer.
+    /// When the file system does not answer.
     pub fn of_clone(mount: OwnedFd) -> Result<HostSource, HostError> {
         HostSource::of(mount).map_err(|errno| HostError::failed("cannot read the attributes of the mount", errno))
     }
 
-    /// The source that is open already.
+    /// The source on which `descriptor` is open.
     pub(super) fn of(descriptor: OwnedFd) -> rustix::io::Result<HostSource> {
         let kind = match FileType::from_raw_mode(fstat(&descriptor)?.st_mode) {
             FileType::Directory => FileKind::Directory,
@@ -78,7 +78,7 @@ impl HostSource {
         Ok(HostSource { descriptor, kind })
     }
 
-    /// The same, open once more.
+    /// The same source, with another descriptor.
     ///
     /// # Errors
     /// When this process has too many open files.
@@ -88,12 +88,12 @@ impl HostSource {
         Ok(HostSource { descriptor, kind: self.kind })
     }
 
-    /// Its type.
+    /// The type of the source.
     pub fn kind(&self) -> FileKind {
         self.kind
     }
 
-    /// The type of mount point that it needs.
+    /// The type of mount point for the source.
     pub fn shape(&self) -> MountPointType {
         match self.kind {
             FileKind::Directory => MountPointType::Directory,
@@ -101,7 +101,7 @@ impl HostSource {
         }
     }
 
-    /// Its path without symbolic links, as the kernel gives it in `/proc/self/fd`.
+    /// The path of the source without symbolic links, according to `/proc/self/fd`.
     pub(super) fn real_path(&self) -> io::Result<PathBuf> {
         std::fs::read_link(format!("/proc/self/fd/{}", self.descriptor.as_raw_fd()))
     }

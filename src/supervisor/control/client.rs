@@ -35,7 +35,7 @@ pub enum AskError {
     InvalidAnswer {
         /// The process that listens.
         pid: u32,
-        /// The problem.
+        /// The problem with the answer.
         reason: String,
     },
     /// The listening process belongs to another user.
@@ -80,8 +80,8 @@ pub fn ask(
     SupervisorConnection::ask(directory, question, pipe)?.answer(TIMEOUT)
 }
 
-/// Asks the supervisor of the pod with this run directory, with a limit of the caller's: to unpublish a large emptyDir,
-/// for example, takes long.
+/// Asks the supervisor of the pod with this run directory, and waits at most `limit`. Some answers take long, for
+/// example when the supervisor has to delete the content of a large emptyDir.
 ///
 /// # Errors
 /// When there is no answer within `limit`.
@@ -115,6 +115,8 @@ pub(super) struct SupervisorConnection {
 }
 
 impl SupervisorConnection {
+    /// Connects to the supervisor of the pod with this run directory, and sends it a question, with `pipe` if there is
+    /// one.
     pub(super) fn ask(
         directory: &Path,
         question: &ControlQuestion,
@@ -142,10 +144,10 @@ impl SupervisorConnection {
         Ok(SupervisorConnection { pid: peer(&stream).unwrap_or_default(), stream })
     }
 
-    /// The next answer.
+    /// Waits at most `limit` for the next answer.
     fn answer(&self, limit: Duration) -> Result<ControlAnswer, AskError> {
         let silent = |cause| self.silent(&cause, limit);
-        // No time at all would mean that there is no limit.
+        // The kernel takes a timeout of zero as no timeout at all (`SO_RCVTIMEO`).
         self.stream.set_read_timeout(Some(limit.max(Duration::from_millis(1)))).map_err(silent)?;
         let answer = receive_at_most::<Envelope<Value>>(&self.stream, LONGEST_ANSWER).map_err(silent)?;
         let Some((Envelope { version, message, .. }, _)) = answer else {
@@ -155,6 +157,7 @@ impl SupervisorConnection {
         understand(self.pid, version, message)
     }
 
+    /// The error about an answer that did not come.
     fn silent(&self, cause: &io::Error, limit: Duration) -> AskError {
         let pid = self.pid;
         match cause.kind() {
@@ -183,13 +186,14 @@ pub(super) fn understand(pid: u32, version: u32, message: Value) -> Result<Contr
     serde_json::from_value(message).map_err(|error| AskError::InvalidAnswer { pid, reason: error.to_string() })
 }
 
-/// Connects to a socket in this directory. Calls on the connection fail after two seconds.
+/// Connects to a socket in this directory. System calls on the connection fail after two seconds ([`TIMEOUT`]).
 ///
 /// # Errors
 /// When no process listens, or the socket cannot be used.
 pub fn call(directory: &Path, name: &str) -> io::Result<UnixStream> {
     let stream = socket::stream()?;
-    // Connecting waits for room in the queue of a listener that does not accept.
+    // If the listening process does not accept, connect(2) waits for room in the listener's queue. This limits the
+    // wait.
     let limit = TimeVal::new(TIMEOUT.as_secs() as i64, 0);
     setsockopt(&stream, SendTimeout, &limit)?;
     setsockopt(&stream, ReceiveTimeout, &limit)?;
@@ -197,7 +201,8 @@ pub fn call(directory: &Path, name: &str) -> io::Result<UnixStream> {
     Ok(UnixStream::from(stream))
 }
 
-/// The pid of the process that called listen(2) at the other end (`SO_PEERCRED`), independent of the socket's file.
+/// The pid of the process that called listen(2) at the other end (`SO_PEERCRED`), whichever process has made the
+/// socket's file.
 pub fn peer(stream: &UnixStream) -> Option<u32> {
     getsockopt(stream, PeerCredentials).ok().and_then(|peer| u32::try_from(peer.pid()).ok())
 }

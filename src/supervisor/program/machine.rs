@@ -1,4 +1,4 @@
-//! Checks of the machine, and the runtime of a supervisor.
+//! Checks of the machine, and the tokio runtime of a supervisor.
 
 use anyhow::anyhow;
 use podfs_fuse::memory_lock;
@@ -9,7 +9,8 @@ use super::failure::Failure;
 use crate::supervisor::server::program::ServerProgram;
 use crate::volume::{Volume, VolumeSource};
 
-/// Checks what every command that mounts needs, before it makes anything. Returns the program of its servers.
+/// Checks the machine for a command that mounts, before the command changes anything: the user is root, `/dev/fuse` can
+/// be opened, and podfs-fuse is installed. Returns podfs-fuse.
 pub(crate) fn check_machine() -> Result<ServerProgram, Failure> {
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::machine(anyhow!("podfs mounts file systems, so it must run as root")));
@@ -25,7 +26,8 @@ pub(crate) fn check_machine() -> Result<ServerProgram, Failure> {
     Ok(server_program)
 }
 
-/// Each volume takes a few descriptors; the soft limit is often 1024.
+/// Raises the soft limit of open files to the hard limit. Each volume takes a few descriptors, and the soft limit is
+/// often 1024.
 fn raise_descriptor_limit() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
@@ -33,8 +35,9 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// Runs `future` on one thread. Threads for system calls that may block are apart: a few dozen, and one for each volume
-/// that shows something of the host, because its source may not answer. More volumes may be published later.
+/// Runs `future` on one thread. System calls that may block have blocking threads: a few dozen, and one more for each
+/// volume that shows a source of the node, because that source may not answer. The few dozen are also for volumes that
+/// are published later.
 pub(crate) fn block_on<T>(volumes: &[Volume], future: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     const BLOCKING_THREADS: usize = 64;
     let of_host =

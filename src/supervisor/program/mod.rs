@@ -4,14 +4,14 @@
 //! |---|---|
 //! | `arguments` | the command line of the program |
 //! | `options` | options that `podfs run` and `podfs node` have, too |
-//! | `service` | how both programs serve a pod, once they know it |
+//! | `service` | how `podfs run` and podfs-supervisor serve a pod, once they have read its manifest |
 //! | `machine` | what the machine has to have; the runtime of a supervisor |
 //! | `failure` | exit codes, and the sentence of a failure |
 //! | `log` | logging, to standard error |
 //!
-//! A node has one supervisor for each pod, and what a program relocates at its start is memory that no two processes share. So
-//! this program has only what such a supervisor needs: no client of the Kubernetes API, no commands, no server of gRPC. `podfs node`
-//! follows the objects, and pushes them.
+//! A node has one supervisor for each pod. The dynamic linker relocates parts of a program at its start, and processes do not
+//! share the memory of these parts. So this program has only what such a supervisor needs: no client of the Kubernetes API, no
+//! commands, no server of gRPC. `podfs node` watches the objects, and pushes them to the supervisors.
 
 mod arguments;
 pub(crate) mod failure;
@@ -54,11 +54,11 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Serves the pod until a signal or `podfs node` ends the supervisor.
+/// Serves the pod until a signal ends the supervisor.
 fn serve(arguments: Arguments) -> Result<(), Failure> {
     arguments.log.start(arguments.log_format);
     let server_program = check_machine()?;
-    // Later versions of the pod are published.
+    // podfs node publishes later versions of the pod on the control socket.
     let input = PodInput::Once(arguments.pod);
     let (files, snapshot) = FileSource::open_accepting(AcceptedDocuments::Pods, Some(input), &[])?;
     let pod = snapshot.pod.clone().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
@@ -84,8 +84,8 @@ fn serve(arguments: Arguments) -> Result<(), Failure> {
     service.run(&pod, Source::Push(source), snapshot)
 }
 
-/// Executes podfs-fuse. In an upgrade, a supervisor of another version starts the server of this version through this
-/// program, which knows the path of its podfs-fuse.
+/// Executes podfs-fuse. In an upgrade, a supervisor of another version starts a server of this version through this program,
+/// which finds the podfs-fuse of its own version. Returns only if that fails.
 pub(crate) fn become_server(arguments: impl Iterator<Item = OsString>) -> Failure {
     let program = match ServerProgram::find() {
         Ok(program) => program,
@@ -99,9 +99,9 @@ pub(crate) fn become_server(arguments: impl Iterator<Item = OsString>) -> Failur
     Failure::machine(anyhow!("{SERVER} cannot be executed: {}", command.exec()))
 }
 
-/// Executes podfs-supervisor if these are the arguments of a supervisor that an earlier `podfs node` started as `podfs
-/// run`. The arguments stay as they are: if the upgrade fails, the earlier podfs gets them back. Returns `None` if they
-/// are not, and a failure if podfs-supervisor cannot be executed.
+/// Executes podfs-supervisor if these are the arguments of a supervisor that an earlier `podfs node` has started as `podfs
+/// run`. Does not change the arguments: if the upgrade fails, podfs-supervisor executes the earlier podfs with them. Returns
+/// `None` if they are other arguments, and a failure if podfs-supervisor cannot be executed.
 pub(crate) fn become_supervisor(arguments: impl Iterator<Item = OsString>) -> Option<Failure> {
     let words: Vec<OsString> = arguments.collect();
     let is_of_daemon = words.get(1).is_some_and(|word| word == "run") && words.iter().any(|word| word == "--pod-once");
@@ -116,7 +116,7 @@ pub(crate) fn become_supervisor(arguments: impl Iterator<Item = OsString>) -> Op
     Some(Failure::machine(anyhow!("{} cannot be executed: {cause}", path.display())))
 }
 
-/// Whether these words are the command line of a supervisor that a daemon has started with this manifest.
+/// Whether these words are the command line of a supervisor that `podfs node` has started with this manifest.
 pub(crate) fn is_started_with(words: &[&OsStr], manifest: &OsStr) -> bool {
     words.windows(2).any(|pair| pair[0] == "--pod" && pair[1] == manifest)
 }

@@ -1,4 +1,5 @@
-//! Taking over from a supervisor that was killed: its server still serves, and nothing is unmounted.
+//! Adoption: taking over from an earlier supervisor that was killed, or that left its volumes. Its server still serves, and
+//! nothing was unmounted.
 
 use std::collections::HashMap;
 use std::io;
@@ -30,8 +31,8 @@ use crate::volume::{Volume, VolumeSource};
 pub(in crate::supervisor) struct Adoption(HashMap<String, (VolumeRecord, AdoptedVolume)>);
 
 impl Adoption {
-    /// Gives the served volumes that are in `volumes`, with the same kind and below `site`, by their places in the
-    /// manifest. Unmounts the others.
+    /// Returns the served volumes that the pod still has, by place: those that are in `volumes`, of the same kind, and mounted
+    /// below `site`. Unmounts the other served volumes.
     ///
     /// # Errors
     /// When the mount table cannot be read.
@@ -45,12 +46,12 @@ impl Adoption {
         let site = MountPoint::of_mount(site.path())?;
         let mut kept = HashMap::new();
         for (place, volume) in volumes {
-            let Some((about, served)) = served.remove(volume.name.as_str()) else { continue };
+            let Some((record, served)) = served.remove(volume.name.as_str()) else { continue };
             let same_kind =
                 matches!(volume.source, VolumeSource::Projection(_)) == (served.kind() == VolumeKind::Projection);
-            let there = about.path.starts_with(site.path()) && same_kind;
+            let is_same = record.path.starts_with(site.path()) && same_kind;
             let audited = served.is_audited();
-            if there && audited != volume.preferences.audit {
+            if is_same && audited != volume.preferences.audit {
                 warn!(
                     volume = volume.name.as_str(),
                     "volume {:?} is {} audited, as it was mounted; its annotation takes effect when the pod is started anew",
@@ -58,37 +59,38 @@ impl Adoption {
                     if audited { "still" } else { "not" }
                 );
             }
-            let place_of = |device: String| mount_points.keep_served(&about.path, &device).transpose();
-            match served.device().filter(|_| there).and_then(place_of).transpose()? {
-                Some((point, visible)) => drop(kept.insert(*place, KeptVolume { about, served, point, visible })),
-                None => discard(volume.name.as_str(), &about, served, &site),
+            let mount_of = |device: String| mount_points.keep_served(&record.path, &device).transpose();
+            match served.device().filter(|_| is_same).and_then(mount_of).transpose()? {
+                Some((point, visible)) => drop(kept.insert(*place, KeptVolume { record, served, point, visible })),
+                None => discard(volume.name.as_str(), &record, served, &site),
             }
         }
-        for (name, (about, served)) in served {
-            discard(&name, &about, served, &site);
-            if about.path.starts_with(site.path()) {
-                mount_points.forget(&about.path, None, site.path()).unwrap_or_else(|error| warn!("{error}"));
+        for (name, (record, served)) in served {
+            discard(&name, &record, served, &site);
+            if record.path.starts_with(site.path()) {
+                mount_points.forget(&record.path, None, site.path()).unwrap_or_else(|error| warn!("{error}"));
             }
         }
         Ok(kept)
     }
 }
 
-/// Unmounts a volume, but only below the pod's directory: the server chose the path.
-fn discard(volume: &str, about: &VolumeRecord, served: AdoptedVolume, site: &MountPoint) {
+/// Unmounts a volume, but only below the pod's directory: the record comes from the server, which a container may control.
+fn discard(volume: &str, record: &VolumeRecord, served: AdoptedVolume, site: &MountPoint) {
     warn!(volume, "the pod no longer has volume {volume:?} of the podfs before; podfs unmounts it");
-    let taken_away = match about.path.starts_with(site.path()) {
-        true => take_away(&about.path).map_err(|error| error.to_string()),
-        false => Err(format!("{} is not below {}", about.path.display(), site.path().display())),
+    let unmounted = match record.path.starts_with(site.path()) {
+        true => take_away(&record.path).map_err(|error| error.to_string()),
+        false => Err(format!("{} is not below {}", record.path.display(), site.path().display())),
     };
-    if let Err(reason) = taken_away {
+    if let Err(reason) = unmounted {
         warn!(volume, "podfs cannot remove a mount of an earlier podfs: {reason}");
     }
     drop(served);
 }
 
-/// Looks for a server in the pod's run directory, and takes it over with its volumes. If that fails, calls `refused` with the
-/// reason and kills the server: its volumes are mounted anew.
+/// Connects to the server that listens in the pod's run directory, and adopts it with its volumes. `None` if no server listens.
+/// If podfs cannot adopt the server, calls `refused` with the reason, kills the server, and returns `None`: podfs mounts the
+/// volumes anew.
 pub(in crate::supervisor) fn find(
     directory: &Path,
     program: &Arc<ServerProgram>,
@@ -126,9 +128,9 @@ fn adopt(
     let (server, volumes) = PodServer::adopt(control, pid, program, pod, profile, log_format)?;
     let mut adoption = HashMap::new();
     for served in volumes {
-        let about = VolumeRecord::deserialize(served.about())?;
+        let record = VolumeRecord::deserialize(served.about())?;
         let name = served.name().ok_or_else(|| io::Error::other("the server has a volume without a name"))?.to_owned();
-        adoption.insert(name, (about, served));
+        adoption.insert(name, (record, served));
     }
     Ok((server, Adoption(adoption)))
 }

@@ -1,14 +1,15 @@
 //! Makes the pod's run directory or its files again when another process has deleted them while the pod runs.
 //!
-//! Nothing of a volume depends on these files while supervisor and server live, so no call of a container fails meanwhile. Without
-//! them, agents cannot reach the supervisor, another supervisor could begin to serve the pod, and the next one would not find the
-//! server.
+//! While supervisor and server live, no volume depends on these files, so no call of a container fails meanwhile. Without the
+//! files, agents cannot reach the supervisor, another supervisor could begin to serve the pod, and the next supervisor would not
+//! find the server.
 //!
-//! 1. The claim comes first. If another podfs has claimed the pod meanwhile, this one makes nothing more.
-//! 2. Then the sockets: the control socket, and the one on which the next supervisor finds the server.
-//! 3. The supervisor looks when a program that followed the pod disconnects, as `podfs node` does when it misses a
-//!    file, and at each heartbeat of its unit. A supervisor without a daemon looks every five seconds, but not while a
-//!    thread has the mount points locked, whose disk may not answer.
+//! 1. The supervisor makes the lock file, its claim on the pod, first. If another podfs has claimed the pod meanwhile, the
+//!    supervisor makes nothing more.
+//! 2. Then it makes the control socket, and the socket on which the next supervisor finds the server.
+//! 3. The supervisor looks for the files when a program that followed the pod disconnects, as `podfs node` does when it misses a
+//!    file, and at each heartbeat of its unit. A supervisor without a daemon also looks every five seconds, but not while a
+//!    thread has the mount points locked, because the disk that this thread waits for may not answer.
 
 use std::future::pending;
 use std::path::{Path, PathBuf};
@@ -24,10 +25,10 @@ use crate::supervisor::run_dir::claim::{CONTROL, SERVER};
 use crate::supervisor::run_dir::mount_points::{MountPoints, RestoreError};
 use crate::supervisor::run_dir::socket;
 
-/// How often a supervisor without a daemon looks.
+/// The time between two looks of a supervisor without a daemon.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// Waits until a look is due. Cancel-safe.
+/// Waits until a look is due, because a program that followed the pod has disconnected. Cancel-safe.
 pub(super) async fn look_is_due(control: Option<&Control>) {
     match control {
         Some(control) => control.follower_gone().await,
@@ -39,7 +40,7 @@ pub(super) async fn look_is_due(control: Option<&Control>) {
 pub(super) struct RunDirectoryTimer(Option<Interval>);
 
 impl RunDirectoryTimer {
-    /// A timer, if `is_alone`.
+    /// A timer if no daemon watches the supervisor (`is_alone`).
     pub(super) fn new(is_alone: bool) -> Self {
         Self(is_alone.then(|| {
             let mut looks = interval_at(Instant::now() + PERIOD, PERIOD);
@@ -63,22 +64,23 @@ impl Supervisor {
         !self.setting.keep_empty_dirs && self.setting.mount_points().run_directory().is_some()
     }
 
-    /// Looks, unless a thread has the mount points locked.
+    /// Makes again what another process has deleted from the pod's run directory, unless a thread has the mount points locked.
     pub(super) fn look_at_run_directory_if_free(&mut self) {
-        let free = self.setting.mount_points.try_lock().ok();
-        if let Some((directory, restored)) = free.and_then(|mut mount_points| restore_claim(&mut mount_points)) {
+        let locked = self.setting.mount_points.try_lock().ok();
+        if let Some((directory, restored)) = locked.and_then(|mut mount_points| restore_claim(&mut mount_points)) {
             self.restore_sockets(directory, restored);
         }
     }
 
     /// Makes again what another process has deleted from the pod's run directory.
     pub(super) fn look_at_run_directory(&mut self) {
-        let looked = restore_claim(&mut self.setting.mount_points());
-        if let Some((directory, restored)) = looked {
+        let restored = restore_claim(&mut self.setting.mount_points());
+        if let Some((directory, restored)) = restored {
             self.restore_sockets(directory, restored);
         }
     }
 
+    /// Makes the sockets again that are missing, unless podfs could not restore its claim.
     fn restore_sockets(&mut self, directory: PathBuf, restored: Result<bool, RestoreError>) {
         match restored {
             Ok(true) => warn!("another process has deleted {}; podfs makes it again", directory.display()),
@@ -102,7 +104,7 @@ impl Supervisor {
         }
     }
 
-    /// Makes the server listen at a new socket. The server may take its time to answer.
+    /// Makes the server listen at a new socket. A blocking thread asks the server, which may answer late.
     fn let_server_listen(&self, directory: PathBuf) {
         let server = self.server.client();
         spawn_blocking(move || {
@@ -110,7 +112,7 @@ impl Supervisor {
             match socket::make(&directory, SERVER).and_then(|socket| server.listen(socket)) {
                 Ok(()) => info!("the server can be found at {} again", path.display()),
                 Err(error) => {
-                    // The next look finds that it is missing.
+                    // The next look finds that the socket is missing, and tries again.
                     let _ = std::fs::remove_file(&path);
                     warn!(
                         "podfs cannot listen at {}, where the next podfs of the pod looks for the server: {error}",
@@ -122,8 +124,8 @@ impl Supervisor {
     }
 }
 
-/// Makes the claim again if another process has deleted it. Returns the run directory, and whether there was need to; `None`
-/// if the pod has no run directory.
+/// Makes the claim again if another process has deleted the lock file. Returns the run directory, and whether the lock file was
+/// deleted; `None` if the pod has no run directory.
 fn restore_claim(mount_points: &mut MountPoints) -> Option<(PathBuf, Result<bool, RestoreError>)> {
     let directory = mount_points.run_directory()?.to_owned();
     Some((directory, mount_points.restore_claim()))
