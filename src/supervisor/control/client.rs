@@ -186,7 +186,7 @@ pub(super) fn understand(pid: u32, version: u32, message: Value) -> Result<Contr
     serde_json::from_value(message).map_err(|error| AskError::InvalidAnswer { pid, reason: error.to_string() })
 }
 
-/// Connects to a socket in this directory. System calls on the connection fail after two seconds ([`TIMEOUT`]).
+/// Connects to a socket in this directory. System calls on the connection fail after two seconds (`TIMEOUT`).
 ///
 /// # Errors
 /// When no process listens, or the socket cannot be used.
