@@ -9,7 +9,8 @@ use std::path::PathBuf;
 use crate::common::outcome::Outcome;
 use crate::common::*;
 
-/// Runs podfs on this pod and these files of objects; it refuses, saying `parts` in one sentence.
+/// Runs podfs on this pod and these files of objects. Checks that podfs refuses with one sentence that has all of
+/// `parts`.
 #[track_caller]
 fn assert_refused(pod: &str, objects: &[(&str, &str)], parts: &[&str]) -> Outcome {
     let fixture = Fixture::new(pod);
@@ -19,7 +20,7 @@ fn assert_refused(pod: &str, objects: &[(&str, &str)], parts: &[&str]) -> Outcom
     assert_refuses(&fixture, &[], parts)
 }
 
-/// Runs podfs with more arguments; it refuses, saying `parts` in one sentence.
+/// Runs podfs with these further arguments. Checks that podfs refuses with one sentence that has all of `parts`.
 #[track_caller]
 fn assert_refuses(fixture: &Fixture, arguments: &[&OsStr], parts: &[&str]) -> Outcome {
     let outcome = fixture.refused(fixture.command().args(arguments));
@@ -54,8 +55,8 @@ fn text_that_is_not_utf_8_is_refused_with_line_and_column() {
 fn a_pod_with_another_uid_than_the_option_is_refused() {
     let given = config_pod().replace("name: web, labels", "name: web, uid: 0f-given, labels");
     let fixture = Fixture::new(&given);
-    let told = ["pod default/web has the uid 0f-given, and not 1e-other as asked for", "correct its metadata.uid"];
-    assert_refuses(&fixture, &["--uid", "1e-other"].map(OsStr::new), &told);
+    let parts = ["pod default/web has the uid 0f-given, and not 1e-other as asked for", "correct its metadata.uid"];
+    assert_refuses(&fixture, &["--uid", "1e-other"].map(OsStr::new), &parts);
     let mut command = fixture.command();
     command.args(["--uid", "0f-given"]);
     let mut running = fixture.start_command(command);
@@ -204,15 +205,15 @@ fn bad_base64_is_refused_with_the_key_and_without_the_value() {
 #[test]
 fn objects_that_the_api_would_refuse_are_refused() {
     // CM-09
-    let object = |rest: &str| format!("{{apiVersion: v1, kind: ConfigMap, {rest}}}");
-    for (rest, parts) in [
+    let object = |fields: &str| format!("{{apiVersion: v1, kind: ConfigMap, {fields}}}");
+    for (fields, parts) in [
         ("metadata: {name: app}, data: {k: v}, binaryData: {k: dg==}", ["binaryData.k: ", "the key is in data, too"]),
         ("metadata: {name: app}, data: {..k: v}", ["data[..k]: ", "a key must not start with '..'"]),
         ("metadata: {name: app}, data: {k: 1}", ["data.k: ", "string"]),
         ("metadata: {}, data: {k: v}", ["metadata.name: ", "a ConfigMap needs a name"]),
     ] {
         let parts = [&["/objects/app.yaml: "], &parts[..]].concat();
-        assert_refused(&config_pod(), &[("app.yaml", &object(rest))], &parts);
+        assert_refused(&config_pod(), &[("app.yaml", &object(fields))], &parts);
     }
     let large = config_map("app", &[("a", &"x".repeat((1 << 20) + 1))]);
     assert_refused(&config_pod(), &[("app.json", &large)], &["/objects/app.json: ", "at most 1048576"]);

@@ -10,7 +10,7 @@ use crate::common::*;
 use nix::mount::{MntFlags, umount2};
 use tempfile::TempDir;
 
-/// A pod with a volume of each sort that leaves something.
+/// A pod with a volume of each sort that leaves a mount when podfs is killed: a FUSE mount and a bind mount.
 fn fixture() -> Fixture {
     let fixture =
         Fixture::new(&pod("[{name: config, configMap: {name: app}}, {name: device, hostPath: {path: /dev/null}}]"));
@@ -22,19 +22,19 @@ fn empty_dir_fixture() -> Fixture {
     Fixture::new(&pod("[{name: scratch, emptyDir: {}}]"))
 }
 
-/// All paths of the fixture that are not inside a mount, and the mount points.
+/// All paths of podfs's directories that are not inside a mount, and the mount points.
 fn everything(fixture: &Fixture) -> (Vec<String>, Vec<std::path::PathBuf>) {
     let mounts = fixture.mounts();
-    let mut found = Vec::new();
+    let mut paths = Vec::new();
     let mut directories = vec![fixture.path("root"), fixture.path("run")];
     while let Some(directory) = directories.pop() {
-        found.push(directory.display().to_string());
+        paths.push(directory.display().to_string());
         if !mounts.contains(&directory) {
             directories.extend(fs::read_dir(&directory).into_iter().flatten().flatten().map(|entry| entry.path()));
         }
     }
-    found.sort();
-    (found, mounts)
+    paths.sort();
+    (paths, mounts)
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn a_mount_that_does_not_answer_delays_nothing_and_stays() {
     let left = format!("left {}: it does not answer, but its server may still be there", hung.display());
     assert!(outcome.stdout.contains(&left), "{}", outcome.stdout);
     assert_eq!(fs::read_to_string(served.path().join("a")).expect("it is there"), "1");
-    assert!(fixture.path("run/hung/lock").exists(), "who comes next has to know of it");
+    assert!(fixture.path("run/hung/lock").exists(), "the next podfs or cleanup has to know of the mount");
 }
 
 /// Directories elsewhere, with what a lock file could name: a mount, an empty directory, an empty file, and a directory with
@@ -278,7 +278,7 @@ fn cleanup_touches_nothing_elsewhere_that_a_lock_file_names() {
     }
     assert_eq!(fixture.mounts(), Vec::<std::path::PathBuf>::new());
     assert!(lock.exists(), "a cleanup with another root directory can go on with it");
-    // Nor does the next podfs of the pod.
+    // The next podfs of the pod does not touch these paths either.
     let mut next = fixture.run();
     for path in elsewhere.paths() {
         next.wait_log(&format!("names {}, which is neither below", path.display()));
@@ -315,7 +315,7 @@ fn a_dead_mount_without_a_record_is_removed_only_below_the_root_directory() {
     assert!(!fixture.mounts().contains(&volume));
 }
 
-/// A cleanup with another root directory.
+/// The output of a cleanup with another root directory.
 fn finish_elsewhere(fixture: &Fixture) -> String {
     let mut command = fixture.operator("cleanup");
     outcome::finish(command.arg("--root-dir").arg(fixture.path("elsewhere"))).stdout

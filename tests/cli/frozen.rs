@@ -25,12 +25,12 @@ fn pod_and_disk(fixture: &Fixture, device: &LoopDevice, at: &str) -> FreezableDi
     FreezableDisk::mount(device, &fixture.path(at))
 }
 
-/// Nothing of podfs is left in the directories, which were there before it.
+/// Checks that podfs has removed everything from its directories, which the test has made, and has ended.
 #[track_caller]
 fn assert_empty(fixture: &Fixture, disk: FreezableDisk) {
     for directory in ["root", "run"] {
-        let left: Vec<_> = fs::read_dir(fixture.path(directory)).expect("a directory").flatten().collect();
-        assert!(left.is_empty(), "{left:?}");
+        let entries: Vec<_> = fs::read_dir(fixture.path(directory)).expect("a directory").flatten().collect();
+        assert!(entries.is_empty(), "{entries:?}");
     }
     drop(disk);
     assert_eq!(fixture.mounts(), [] as [&std::path::Path; 0]);
@@ -110,14 +110,15 @@ fn a_pod_that_ends_while_a_source_is_on_a_frozen_disk_leaves_nothing() {
     let source = disk.at().join("data");
     running.wait_log(&format!("podfs ends without waiting for volume \"host\" ({})", source.display()));
     eventually("podfs has removed its files", || is_empty(&fixture));
-    // The kernel ends the process when its thread has made the directory.
+    // The kernel cannot end the process before its thread has made the directory of the source.
     drop(frozen);
     assert!(running.wait().success(), "{}", running.log());
     assert_empty(&fixture, disk);
 }
 
 fn is_empty(fixture: &Fixture) -> bool {
-    ["root", "run"].iter().all(|name| fs::read_dir(fixture.path(name)).is_ok_and(|mut left| left.next().is_none()))
+    let is_empty = |name| fs::read_dir(fixture.path(name)).is_ok_and(|mut entries| entries.next().is_none());
+    ["root", "run"].into_iter().all(is_empty)
 }
 
 #[test]

@@ -13,7 +13,7 @@ pub struct FreezableDisk {
     at: PathBuf,
 }
 
-/// A file system that takes no write: each process that writes waits. Dropping it thaws the file system.
+/// A frozen file system: each process that writes to it waits. Dropping this thaws the file system.
 pub struct Frozen<'a>(&'a FreezableDisk);
 
 impl FreezableDisk {
@@ -27,21 +27,21 @@ impl FreezableDisk {
         disk
     }
 
-    /// Freezes it.
+    /// Freezes the file system.
     pub fn freeze(&self) -> Frozen<'_> {
         self.fsfreeze("--freeze");
         Frozen(self)
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn at(&self) -> &Path {
         &self.at
     }
 
     #[track_caller]
     fn fsfreeze(&self, action: &str) {
-        let done = Command::new("/usr/sbin/fsfreeze").arg(action).arg(&self.at).output().expect("a program");
-        assert!(done.status.success(), "{action}: {}", String::from_utf8_lossy(&done.stderr));
+        let output = Command::new("/usr/sbin/fsfreeze").arg(action).arg(&self.at).output().expect("a program");
+        assert!(output.status.success(), "{action}: {}", String::from_utf8_lossy(&output.stderr));
     }
 }
 

@@ -78,14 +78,14 @@ fn pc_03_another_certificate_for_another_key_comes_when_the_signer_says() {
     let (rig, signer) = (rig("ED25519"), Signer::new());
     let mut running = rig.start();
     running.wait_log("credential bundle is not issued yet");
-    // A request that is gone is made anew.
+    // podfs makes a deleted request again.
     let first = signer.next(&rig.server);
     rig.server.delete(REQUEST, "default", first["metadata"]["name"].as_str().expect("a name"));
-    eventually("it is made anew", || {
+    eventually("the request is made again", || {
         rig.server.count("create", REQUESTS) == 2 && !rig.server.objects(REQUEST).is_empty()
     });
     let request = rig.server.objects(REQUEST).remove(0);
-    // Half of a short life has to pass.
+    // The renewal is due when half of a short lifetime is over.
     signer.issue(&rig.server, request, 1, 4);
     running.wait_ready();
     let both = running.volume("identity").join("both.pem");

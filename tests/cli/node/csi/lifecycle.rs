@@ -125,7 +125,7 @@ fn publications_are_written_down_again_when_another_process_has_deleted_them() {
     let files = || fs::read_dir(&written).map_or(0, |files| files.count());
     assert_eq!(files(), 1);
     fs::remove_dir_all(kubelet.node.fixture.path("run/node")).expect("removed");
-    // A file that is not whole yet has another name; the log says when it is whole.
+    // The log line says that the file is complete. Before that, podfs writes it under another name.
     daemon.wait_log("another process has deleted the record of a CSI volume; podfs writes it again");
     assert_eq!(files(), 1);
     daemon.signal(Signal::SIGKILL);
@@ -199,7 +199,7 @@ fn calls_are_counted_by_method_and_status() {
     let volume = kubelet.volume("web", "config", &[("kind", "configMap"), ("name", "app")]);
     kubelet.published(&volume);
     let log = kubelet.node.log();
-    let address = log.split("metrics are served at http://").nth(1).and_then(|rest| rest.split('/').next());
+    let address = log.split("metrics are served at http://").nth(1).and_then(|url| url.split('/').next());
     let mut stream = std::net::TcpStream::connect(address.expect("an address")).expect("it listens");
     std::io::Write::write_all(&mut stream, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         .expect("sent");
