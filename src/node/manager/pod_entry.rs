@@ -82,6 +82,7 @@ fn entry(
         (None, Some(wanted)) => wanted.unique_name.clone(),
         (None, None) => format!("{}-{}", id.pod, id.volume),
     };
+    let reason = in_actual.reason().map(str::to_owned);
     let label = known.and_then(|known| known.pod.pod.facts.selinux_label.clone());
     VolumeEntry {
         unique_name,
@@ -106,6 +107,6 @@ fn entry(
             (backing, _) => backing.and_then(|backing| backing.size),
         },
         remount_required: in_actual.remount_required,
-        reason: in_actual.reason,
+        reason,
     }
 }

@@ -29,8 +29,10 @@ pub struct ActualVolume {
     pub reconstructed: bool,
     /// The last report of its supervisor.
     pub seen: ObservedVolume,
-    /// Why it is not mounted, or not current.
-    pub reason: Option<String>,
+    /// Why it is not mounted, or not current, according to its supervisor.
+    reported_reason: Option<String>,
+    /// Why the last operation on it failed, unless its supervisor has reported since.
+    failure: Option<String>,
 }
 
 /// A supervisor's report of a volume.
@@ -66,8 +68,16 @@ impl Default for ActualVolume {
             remount_required: false,
             reconstructed: false,
             seen: ObservedVolume::default(),
-            reason: None,
+            reported_reason: None,
+            failure: None,
         }
+    }
+}
+
+impl ActualVolume {
+    /// Why it is not mounted, or not current.
+    pub fn reason(&self) -> Option<&str> {
+        self.failure.as_deref().or(self.reported_reason.as_deref())
     }
 }
 
@@ -99,16 +109,17 @@ impl ActualWorld {
         self.volumes.entry(id).or_insert(found);
     }
 
-    /// Takes the end of a mount or a remount. On errors see the table of 5.4 (VM-04).
-    pub fn mounted(&mut self, id: &VolumeId, outcome: OperationOutcome, reason: Option<String>) {
+    /// Takes the end of a mount or a remount. On errors see the table of 5.4 (VM-04). The supervisor may have reported during the
+    /// operation; its report stays.
+    pub fn mounted(&mut self, id: &VolumeId, outcome: OperationOutcome, failure: Option<String>) {
         let volume = self.volumes.entry(id.clone()).or_default();
-        volume.reason = reason;
+        volume.failure = failure;
         match (outcome, volume.mount) {
             (OperationOutcome::Done, _) => {
                 volume.mount = MountState::Mounted;
                 volume.remount_required = false;
                 volume.reconstructed = false;
-                volume.reason = None;
+                volume.failure = None;
             }
             // A refresh that fails leaves the volume as it is; the reconciler tries again (VM-08).
             (_, MountState::Mounted) | (OperationOutcome::Transient, _) => {}
@@ -120,14 +131,14 @@ impl ActualWorld {
     }
 
     /// Takes the end of an unmount.
-    pub fn unmounted(&mut self, id: &VolumeId, outcome: OperationOutcome, reason: Option<String>) {
+    pub fn unmounted(&mut self, id: &VolumeId, outcome: OperationOutcome, failure: Option<String>) {
         match (outcome, self.volumes.get_mut(id)) {
             (OperationOutcome::Done, _) => drop(self.volumes.remove(id)),
-            (OperationOutcome::Transient, Some(volume)) => volume.reason = reason,
+            (OperationOutcome::Transient, Some(volume)) => volume.failure = failure,
             (_, Some(volume)) => {
                 volume.mount = MountState::Uncertain;
                 volume.remount_required = false;
-                volume.reason = reason;
+                volume.failure = failure;
             }
             (_, None) => {}
         }
@@ -137,7 +148,8 @@ impl ActualWorld {
     pub fn report(&mut self, id: &VolumeId, is_mounted: bool, seen: ObservedVolume, reason: Option<String>) {
         let volume = self.volumes.entry(id.clone()).or_default();
         volume.seen = seen;
-        volume.reason = reason;
+        volume.reported_reason = reason;
+        volume.failure = None;
         match (is_mounted, volume.mount) {
             (true, _) => {
                 volume.mount = MountState::Mounted;
