@@ -90,8 +90,10 @@ fn a_pod_whose_run_directory_is_on_a_frozen_disk_ends_when_the_disk_answers() {
 fn a_pod_whose_mount_points_are_on_a_frozen_disk_starts_and_ends_when_the_disk_answers() {
     let (device, fixture) = (LoopDevice::new(16), Fixture::new(""));
     let disk = pod_and_disk(&fixture, &device, "root");
+    // Dropped in the other order: podfs cannot end while the disk is frozen.
+    let mut running;
     let frozen = disk.freeze();
-    let mut running = fixture.start();
+    running = fixture.start();
     running.wait_log(&format!("podfs still waits to make the mount points in {}/pods/", disk.at().display()));
     running.signal(Signal::SIGTERM);
     drop(frozen);
@@ -103,8 +105,10 @@ fn a_pod_whose_mount_points_are_on_a_frozen_disk_starts_and_ends_when_the_disk_a
 fn a_pod_that_ends_while_a_source_is_on_a_frozen_disk_leaves_nothing() {
     let (device, fixture) = (LoopDevice::new(16), Fixture::new(""));
     let disk = pod_and_disk(&fixture, &device, "host");
+    // Dropped in the other order: podfs cannot end while the disk is frozen.
+    let mut running;
     let frozen = disk.freeze();
-    let mut running = fixture.start();
+    running = fixture.start();
     running.wait_log("volume is mounted volume=\"scratch\"");
     running.signal(Signal::SIGTERM);
     let source = disk.at().join("data");

@@ -9,6 +9,7 @@ use std::thread;
 
 use crate::common::namespace::mount_tmpfs;
 use crate::common::passthrough::disk_directory;
+use crate::common::set_on_drop::SetOnDrop;
 use crate::common::*;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
@@ -156,6 +157,7 @@ fn an_unmount_while_the_volume_is_used_fails_no_call_on_open_files() {
     let file = File::options().read(true).write(true).create_new(true).open(scratch.join("busy")).expect("opened");
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
+        let set_over = SetOnDrop(&over);
         let load = scope.spawn(|| {
             let mut calls = 0_u64;
             while !over.load(Ordering::Relaxed) {
@@ -172,7 +174,7 @@ fn an_unmount_while_the_volume_is_used_fails_no_call_on_open_files() {
             unmount(&scratch, MntFlags::MNT_DETACH);
             wait_mounted(&scratch);
         }
-        over.store(true, Ordering::Relaxed);
+        drop(set_over);
         assert!(load.join().expect("no call failed") > 0);
     });
     assert!(scratch.join("busy").exists());

@@ -29,6 +29,7 @@ pub mod running;
 pub mod runtime;
 pub mod scratch;
 pub mod served;
+pub mod set_on_drop;
 pub mod stoppable;
 pub mod stopped;
 pub mod terminal;

@@ -21,12 +21,26 @@ pub fn killed_at<T>(server: Pid, stop: usize, act: impl FnOnce() -> T) -> (T, bo
         let tracer = scope.spawn(|| Tracer::new(server, stop, ready).run(&done));
         // A tracer that fails drops its sender, which ends the wait.
         let _ = is_ready.recv();
-        let result = act();
-        done.store(true, Ordering::Release);
-        // The signal ends the tracer's wait for the next stop. The server ignores it.
-        let _ = kill(server, Signal::SIGURG);
+        let result = {
+            let _done = EndTracer { done: &done, server };
+            act()
+        };
         (result, tracer.join().expect("the server can be traced"))
     })
+}
+
+/// Ends the tracer when it is dropped, also if `act` has panicked.
+struct EndTracer<'a> {
+    done: &'a AtomicBool,
+    server: Pid,
+}
+
+impl Drop for EndTracer<'_> {
+    fn drop(&mut self) {
+        self.done.store(true, Ordering::Release);
+        // The signal ends the tracer's wait for the next stop. The server ignores it.
+        let _ = kill(self.server, Signal::SIGURG);
+    }
 }
 
 /// The tracer must be one thread; the kernel detaches its tracees when it ends.

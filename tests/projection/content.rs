@@ -14,6 +14,7 @@ use podfs_fuse::projection::{FileEntry, ImageLayout};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 
+use crate::common::set_on_drop::SetOnDrop;
 use crate::common::tree::names;
 use crate::common::{DIRECTORIES, Served, plain_root};
 
@@ -182,6 +183,7 @@ fn a_listing_that_crosses_switches_shows_each_name_once() {
     commit(0);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let set_done = SetOnDrop(&done);
         let lister = scope.spawn(|| {
             let mut listings = 0;
             while !done.load(Ordering::Relaxed) || listings == 0 {
@@ -196,7 +198,7 @@ fn a_listing_that_crosses_switches_shows_each_name_once() {
             }
         });
         (1..200).for_each(&mut commit);
-        done.store(true, Ordering::Relaxed);
+        drop(set_done);
         lister.join().expect("every listing is correct");
     });
     assert_eq!(names(&path).len(), 200 + 10 + 2);

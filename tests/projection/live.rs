@@ -18,6 +18,7 @@ use podfs_fuse::mount::visible::{MountPoint, OldMountPolicy};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
+use crate::common::set_on_drop::SetOnDrop;
 use crate::common::stopped::Stopped;
 use crate::common::tree::{Files, files, parse};
 use crate::common::undisturbed::undisturbed;
@@ -226,6 +227,7 @@ fn no_read_of_a_small_file_mixes_two_payloads() {
     let file = bound.bind("app");
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
+        let set_done = SetOnDrop(&done);
         let reader = || {
             let open = File::open(&file).expect("a file");
             let mut last = 0;
@@ -249,7 +251,7 @@ fn no_read_of_a_small_file_mixes_two_payloads() {
             bound.commit(&format!("app={}", content(round)));
             assert_eq!(read(&file), content(round));
         }
-        done.store(true, Ordering::Relaxed);
+        drop(set_done);
         readers.into_iter().for_each(|reader| reader.join().expect("each read returned one payload"));
     });
 }

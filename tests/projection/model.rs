@@ -15,6 +15,7 @@ use proptest::prelude::*;
 use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, openat};
 use rustix::io::Errno;
 
+use crate::common::set_on_drop::SetOnDrop;
 use crate::common::tree::{Files, files, names};
 use crate::common::{Served, plain_root};
 
@@ -161,16 +162,6 @@ fn keep_files(volume: &Path, progress: &Progress) {
     }
 }
 
-/// Sets [`Progress::done`] when it is dropped: the reading threads end also if a check fails, and the test does not
-/// hang.
-struct DoneOnDrop<'a>(&'a Progress);
-
-impl Drop for DoneOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.done.store(true, Ordering::SeqCst);
-    }
-}
-
 /// Commits the payloads, and checks the volume after each. Returns the number of files that [`read_generations`] read
 /// meanwhile.
 fn check(drafts: &[Draft]) -> usize {
@@ -179,7 +170,7 @@ fn check(drafts: &[Draft]) -> usize {
     let progress = Progress::default();
     let mut shown: Option<Files> = None;
     thread::scope(|scope| {
-        let done_on_drop = DoneOnDrop(&progress);
+        let set_done = SetOnDrop(&progress.done);
         let readers = [(); 2].map(|()| scope.spawn(|| read_generations(&volume, &progress)));
         scope.spawn(|| keep_files(&volume, &progress));
         for (draft, number) in drafts.iter().zip(1..) {
@@ -193,7 +184,7 @@ fn check(drafts: &[Draft]) -> usize {
             assert_root(&served, &next);
             shown = Some(next);
         }
-        drop(done_on_drop);
+        drop(set_done);
         readers.into_iter().map(|reader| reader.join().expect("each descriptor showed one payload")).sum()
     })
 }

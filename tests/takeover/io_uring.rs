@@ -13,14 +13,20 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 
 /// The filters of the tests that run over both transports.
-const FILTERS: &[&str] = &["held::", "isolation::so_many_callers", "soak::whatever_is_killed"];
+const FILTERS: &[&str] =
+    &["held::", "isolation::so_many_callers", "soak::no_call_fails_when_processes_are_killed_at_random"];
 
 #[test]
 fn no_caller_notices_kills_over_io_uring_either() {
     if io_uring::is_chosen() || !io_uring::is_offered() {
         return;
     }
-    let mut again = Command::new(std::env::current_exe().expect("this program"));
+    let this_program = std::env::current_exe().expect("this program");
+    for filter in FILTERS {
+        let tests = outcome::finish(Command::new(&this_program).args(["--list", filter])).stdout;
+        assert!(tests.contains(": test"), "no test is called {filter}");
+    }
+    let mut again = Command::new(this_program);
     again.args(FILTERS).env(io_uring::VARIABLE, "on");
     assert!(again.status().expect("this program starts").success());
 }

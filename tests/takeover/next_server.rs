@@ -229,6 +229,7 @@ fn a_pod_whose_first_volume_of_the_node_comes_late_gets_clones_with_the_rights_f
         running.freed(statvfs);
         eventually("another server serves", || running.servers() != [before] && running.servers().len() == 1);
         let successor = running.server();
+        running.wait_log(&format!("another one (pid {successor}) goes on"));
         assert_eq!(start_of_stack(successor), stack, "the successor is a clone");
         successor
     };

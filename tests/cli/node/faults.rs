@@ -57,9 +57,9 @@ fn a_deleted_run_directory_is_made_again_and_volumes_follow_their_objects() {
     // The new files replace the deleted ones: by them, the next supervisor finds the server, and the next daemon finds the pod.
     let of_pod = |name: &str| node.fixture.path("run/uid-web").join(name).exists();
     eventually("its files are there", || ["lock", "control.sock", "server.sock"].into_iter().all(of_pod));
+    let log = node.log();
     kill(supervisor, Signal::SIGKILL).expect("killed");
     open.write_all(b"data").expect("the server goes on");
-    let log = node.log();
     eventually("another supervisor takes the server over", || {
         node.pod("web")
             .is_some_and(|pod| pod["supervisor"].as_i64().is_some_and(|pid| pid != i64::from(supervisor.as_raw())))

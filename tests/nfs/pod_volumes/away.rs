@@ -90,7 +90,7 @@ fn nf_06_reading_continues_when_the_server_is_back() {
 fn status_says_that_a_server_is_silent_until_it_answers() {
     let ganesha = Ganesha::start();
     fs::write(ganesha.exported().join("there"), "content").expect("written");
-    let fixture = fixture("nfs-status", &ganesha, "");
+    let fixture = fixture("nfs-status-away", &ganesha, "");
     let mut running = fixture.run();
     let path = volume_path(&running).join("there");
     let the_pod = || fixture.pods().swap_remove(0);

@@ -73,7 +73,7 @@ impl Proxy {
 
     /// Changes the faults of this direction, from now on.
     pub fn disturb(&self, direction: Direction, change: impl FnOnce(&mut Disturbance) + Send + 'static) {
-        self.ask(move |pump| change(pump.disturbance(direction)));
+        self.order(move |pump| change(pump.disturbance(direction)));
     }
 
     /// Delays all bytes, in each direction.
@@ -85,7 +85,7 @@ impl Proxy {
 
     /// Ends all connections, on both sides. Bytes in flight are lost. The proxy still accepts new connections.
     pub fn cut(&self, end: End) {
-        self.ask(move |pump| pump.cut(end));
+        self.order(move |pump| pump.cut(end));
     }
 
     /// Stops all bytes: the kernel still accepts connections, but their bytes wait until [`Self::thaw`].
