@@ -11,7 +11,7 @@ use rustix::io::Errno;
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// A host path is not of the required type (HP-04).
-    #[error("hostPath type check failed: {} is not {expected}{}", path.display(), because(*found))]
+    #[error("hostPath type check failed: {} is not {expected}{}", path.display(), because(found.as_ref()))]
     WrongType {
         /// The path.
         path: PathBuf,
@@ -88,7 +88,7 @@ impl HostError {
 }
 
 /// Why a path cannot be opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OpenFailure {
     /// There is nothing.
     Missing,
@@ -96,6 +96,8 @@ pub enum OpenFailure {
     Dangling,
     /// Symbolic links in a circle.
     Loop,
+    /// A symbolic link below the directory that no link may lead out of.
+    Link(PathBuf),
     /// A file where a directory would be needed.
     NotADirectory,
     /// The file system is gone, or its server.
@@ -128,6 +130,11 @@ impl fmt::Display for OpenFailure {
                 f.write_str("it is a symbolic link that leads to nothing; repair or remove the link")
             }
             OpenFailure::Loop => f.write_str("its symbolic links lead in a circle; repair or remove them"),
+            OpenFailure::Link(within) => write!(
+                f,
+                "a symbolic link is on the path, and podfs follows none below {}; put a directory in the place of the link",
+                within.display()
+            ),
             OpenFailure::NotADirectory => f.write_str("a part of the path is not a directory"),
             OpenFailure::Dead(errno) => write!(f, "its file system does not answer ({errno})"),
             OpenFailure::Other(errno) => errno.fmt(f),
@@ -164,6 +171,6 @@ pub enum KernelNfsError {
     NoAnswer(#[source] io::Error),
 }
 
-fn because(found: Option<OpenFailure>) -> String {
+fn because(found: Option<&OpenFailure>) -> String {
     found.map_or(String::new(), |obstacle| format!(": {obstacle}"))
 }

@@ -40,6 +40,9 @@ pub struct Publication {
     pub name: String,
     /// The entry of `spec.volumes` without its name.
     pub volume: Value,
+    /// The directory that the node allowed, if the volume shows it or a directory below it. Records of earlier versions have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within: Option<PathBuf>,
     /// Whether its files come from fields of the pod.
     pub needs_pod: bool,
     /// Whether the target is read-only.
@@ -83,6 +86,7 @@ impl Publication {
             pod,
             name,
             volume,
+            within: None,
             needs_pod: false,
             read_only: false,
             group: None,
@@ -108,6 +112,11 @@ impl Publication {
     /// The uid of its pod, which is valid.
     pub fn uid(&self) -> PodUid {
         PodUid::parse(&self.pod.uid).expect("it was parsed when the publication was made or read")
+    }
+
+    /// Whether both publish the same volume in the same way at the same target. The node may allow another directory meanwhile.
+    pub fn is_repeat_of(&self, earlier: &Publication) -> bool {
+        *earlier == Publication { within: earlier.within.clone(), ..self.clone() }
     }
 
     /// Whether both publish the same volume, perhaps at different targets.

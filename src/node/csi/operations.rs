@@ -224,7 +224,7 @@ impl CsiOperations {
 impl SharedOperations {
     async fn publish(self: Arc<Self>, publication: Publication) -> Result<(), Status> {
         self.check_known(&publication)?;
-        let is_known = self.known().get(&publication.target) == Some(&publication);
+        let is_known = self.known().get(&publication.target).is_some_and(|known| publication.is_repeat_of(known));
         if !is_known {
             self.record(&publication).await?;
         }
@@ -260,7 +260,7 @@ impl SharedOperations {
     /// Refuses a publication that contradicts an earlier publication.
     fn check_known(&self, publication: &Publication) -> Result<(), Status> {
         let known = self.known();
-        let at_target = known.get(&publication.target).filter(|known| *known != publication);
+        let at_target = known.get(&publication.target).filter(|known| !publication.is_repeat_of(known));
         let of_volume = || {
             let mut same_id = known.values().filter(|known| known.volume_id == publication.volume_id);
             same_id.find(|known| !known.is_same_volume(publication))

@@ -20,7 +20,7 @@ use crate::manifest::{Document, Origin};
 use crate::node::pod::{NodePod, PodOrigin, PodStage};
 use crate::node::publication::Publication;
 use crate::node::spans;
-use crate::volume::{forget_other_volumes, set_mount_options};
+use crate::volume::{forget_other_volumes, set_mount_options, set_within};
 
 /// The pods of a node with a kubelet.
 #[derive(Debug, Default)]
@@ -297,6 +297,7 @@ fn with_volumes(mut manifest: Value, uid: &PodUid, publications: &[&Publication]
     }
     for publication in publications {
         set_mount_options(&mut manifest, &publication.name, &publication.mount_options);
+        set_within(&mut manifest, &publication.name, publication.within.as_deref());
     }
     forget_other_volumes(&mut manifest);
     let spec = &mut manifest["spec"];
@@ -336,6 +337,7 @@ mod tests {
     use crate::node::feed::chosen::Choice;
     use crate::node::publication::PublishedPod;
     use crate::node::sample;
+    use crate::volume::{Volume, VolumeSource};
 
     fn publication(volume: &str, needs_pod: bool) -> Publication {
         let pod = PublishedPod {
@@ -385,6 +387,7 @@ mod tests {
         assert_eq!(names(pods.change(KubeletChange::Unpublished(publication("d", false).target))), ["gone u"]);
         assert!(pods.change(KubeletChange::Unpublished("/k/pods/u/a/mount".into())).is_none());
     }
+
     #[test]
     fn annotations_are_those_of_the_volumes_that_the_kubelet_wants() {
         let mut pods = KubeletPods::default();
@@ -405,6 +408,30 @@ mod tests {
             json!({"podfs.io/sub-path.a": "live", "podfs.io/mount-options.share": "nolock,ro", "x": "y"}),
         );
         assert_eq!(pod.pod.volumes.len(), 2);
+    }
+
+    #[test]
+    fn a_directory_of_the_node_has_the_directory_that_the_node_allows() {
+        let mut pods = KubeletPods::default();
+        pods.publish(BTreeMap::new());
+        let mut described = sample::pod("u", &["{name: other, emptyDir: {}}"], &["other"]);
+        Arc::make_mut(&mut described.manifest)["metadata"]["annotations"] = json!({"podfs.io/within.earlier": "/"});
+        pods.change_source(FeedEvent::Put(described));
+        let at = |name: &str, within: Option<&str>| {
+            let mut publication = publication(name, false);
+            publication.volume = json!({"hostPath": {"path": "/srv/shared/x", "type": "Directory"}});
+            publication.within = within.map(PathBuf::from);
+            publication
+        };
+        pods.change(KubeletChange::Published(Box::new(at("earlier", None))));
+        let event = pods.change(KubeletChange::Published(Box::new(at("new", Some("/srv/shared")))));
+        let Some(FeedEvent::Put(pod)) = event else { panic!("{event:?}") };
+        let within = |volume: &Volume| match &volume.source {
+            VolumeSource::HostPath(source) => source.within.clone(),
+            other => panic!("{other:?}"),
+        };
+        let within: Vec<_> = pod.pod.volumes.iter().map(within).collect();
+        assert_eq!(within, [None, Some(PathBuf::from("/srv/shared"))], "the pod's user decides nothing");
     }
 
     #[test]
