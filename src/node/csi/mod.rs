@@ -6,6 +6,7 @@
 //! | [`request`] | from a NodePublishVolume request to a publication |
 //! | [`target`] | the directories of the kubelet at which volumes appear |
 //! | `service` | the services Identity and Node |
+//! | `busy` | which targets have a call that has not ended |
 //! | `operations` | publish, unpublish and the state of a volume |
 //! | [`sockets`] | the sockets for the kubelet, and the registration of the driver |
 //!
@@ -19,6 +20,7 @@
 //!    client disconnects.
 
 pub mod attributes;
+mod busy;
 mod operations;
 pub mod request;
 mod service;
