@@ -80,6 +80,11 @@ impl Checkpoint {
         Checkpoint { version: VERSION, origin, released, volumes, without_volumes: false, manifest }
     }
 
+    /// Takes the description of a pod that needs volumes. A released pod does so if it has come back.
+    pub(in crate::node) fn describe(&mut self, origin: PodOrigin, manifest: Arc<Value>) {
+        (self.origin, self.manifest, self.released) = (origin, manifest, false);
+    }
+
     /// The namespace and the name of the pod, if the manifest has them.
     pub(in crate::node) fn pod_name(&self) -> Option<(&str, &str)> {
         let metadata = &self.manifest["metadata"];
@@ -258,6 +263,14 @@ mod tests {
         checkpoints.remove(&uid()).expect("removed");
         checkpoints.remove(&uid()).expect("it is gone");
         assert!(checkpoints.pods().expect("none").is_empty());
+    }
+
+    #[test]
+    fn a_pod_that_needs_volumes_again_is_not_released() {
+        let mut released = Checkpoint { released: true, ..checkpoint(&["a"]) };
+        let file = PodOrigin::File("web.yaml".into());
+        released.describe(file.clone(), Arc::new(Value::Null));
+        assert_eq!((released.released, released.origin, released.volumes.len()), (false, file, 1));
     }
 
     #[test]
