@@ -43,8 +43,8 @@ pub enum RuntimeChange {
     Removed(String),
     /// The connection is lost: podfs may miss sandboxes.
     Lost,
-    /// The kubelet no longer has a directory of the pod.
-    NoDirectory(PodUid),
+    /// Of these pods, and of no others, the kubelet has no directory.
+    NoDirectory(BTreeSet<PodUid>),
     /// These are now all containers of the pod with a volume of podfs, or with a volume of the kubelet that podfs could serve.
     Containers(PodIdentity, Vec<ContainerEntry>),
     /// These are now all problems of the connection.
@@ -75,7 +75,8 @@ pub struct Chosen {
     unconfirmed: BTreeSet<PodUid>,
     /// The pods that no source has any more.
     gone: BTreeSet<PodUid>,
-    /// The pods of which the kubelet has no directory.
+    /// The pods of which the kubelet had no directory when podfs last looked, without a connection to the runtime. A pod that
+    /// has not started has none.
     without_directory: BTreeSet<PodUid>,
 }
 
@@ -133,10 +134,12 @@ impl Chosen {
                 let of = |pod: &PodUid| Sandbox { pod: pod.clone(), is_stopped: false };
                 self.sandboxes = sandboxes.iter().map(|(id, pod)| (id.clone(), of(pod))).collect();
                 self.is_synchronized = true;
+                self.without_directory.clear();
                 self.served.iter().cloned().collect()
             }
             RuntimeChange::Started(sandbox, uid) => {
                 self.sandboxes.insert(sandbox.clone(), Sandbox { pod: uid.clone(), is_stopped: false });
+                self.without_directory.remove(uid);
                 vec![uid.clone()]
             }
             RuntimeChange::Stopped(sandbox) => {
@@ -149,9 +152,9 @@ impl Chosen {
             RuntimeChange::Removed(sandbox) => {
                 self.sandboxes.remove(sandbox).map(|sandbox| sandbox.pod).into_iter().collect()
             }
-            RuntimeChange::NoDirectory(uid) => {
-                self.without_directory.insert(uid.clone());
-                vec![uid.clone()]
+            RuntimeChange::NoDirectory(uids) => {
+                self.without_directory.clone_from(uids);
+                uids.iter().cloned().collect()
             }
             RuntimeChange::Lost => {
                 self.is_synchronized = false;
@@ -296,8 +299,29 @@ mod tests {
         assert!(!chosen.is_served(&uid, Some(&ended)));
         let mut chosen = earlier();
         assert_eq!(chosen.note_list(), [uid.clone()].into());
-        chosen.change(&RuntimeChange::NoDirectory(uid.clone()));
+        chosen.change(&RuntimeChange::NoDirectory([uid.clone()].into()));
         assert!(!chosen.is_served(&uid, Some(&ended)));
+    }
+
+    #[test]
+    fn a_pod_without_a_directory_may_start_while_the_runtime_is_not_connected() {
+        let (uid, mut chosen) = (sample::uid("u"), Chosen::default());
+        let (runs, ends) = (pod(Some("true"), PodStage::Desired), pod(Some("true"), PodStage::Terminating));
+        let no_directory = || RuntimeChange::NoDirectory([uid.clone()].into());
+        let starts = || RuntimeChange::Started("s".into(), uid.clone());
+        for found in [RuntimeChange::NoDirectory(BTreeSet::new()), starts(), sandboxes(&["s"])] {
+            chosen.change(&RuntimeChange::Lost);
+            assert!(chosen.is_served(&uid, Some(&runs)), "it is going to start");
+            chosen.change(&no_directory());
+            chosen.change(&found);
+            chosen.change(&RuntimeChange::Lost);
+            assert!(chosen.is_served(&uid, Some(&runs)));
+            chosen.note_pod(&uid, false);
+            assert!(chosen.is_served(&uid, Some(&ends)), "it may run: {found:?}");
+            chosen.change(&no_directory());
+            assert!(!chosen.is_served(&uid, Some(&ends)));
+            chosen.forget(&uid);
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A request of the runtime and its answer.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -120,8 +120,8 @@ impl NriAnswers {
         let _ = (self.changes)(change);
     }
 
-    /// The pods that podfs serves for the runtime and of which the kubelet no longer has a directory.
-    pub(super) fn without_directory(&self) -> Vec<PodUid> {
+    /// The pods that podfs serves for the runtime and of which the kubelet has no directory.
+    pub(super) fn without_directory(&self) -> BTreeSet<PodUid> {
         let state = self.node.state();
         let ours =
             state.pods.iter().filter(|(_, pod)| pod.origin == Some(PodOrigin::Runtime)).map(|(uid, _)| uid.clone());
