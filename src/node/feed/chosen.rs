@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
+use super::PodSource;
 use crate::manifest::pod::{PodIdentity, PodUid};
 use crate::node::pod::{NodePod, PodStage};
 use crate::node::state::ContainerEntry;
@@ -73,6 +74,8 @@ pub struct Chosen {
     served: BTreeSet<PodUid>,
     /// The pods of `served` that an earlier daemon served, and that no source has listed yet.
     unconfirmed: BTreeSet<PodUid>,
+    /// The sources that have not listed their pods yet. Each of them may have the unconfirmed pods.
+    awaited: BTreeSet<PodSource>,
     /// The pods that no source has any more.
     gone: BTreeSet<PodUid>,
     /// The pods of which the kubelet had no directory when podfs last looked, without a connection to the runtime. A pod that
@@ -85,6 +88,11 @@ impl Chosen {
     pub fn new(choice: Choice, earlier: impl IntoIterator<Item = PodUid>) -> Chosen {
         let served: BTreeSet<PodUid> = earlier.into_iter().collect();
         Chosen { choice, unconfirmed: served.clone(), served, ..Chosen::default() }
+    }
+
+    /// Waits for the lists of these sources before it counts a pod of an earlier daemon as gone.
+    pub fn await_sources(&mut self, sources: impl IntoIterator<Item = PodSource>) {
+        self.awaited.extend(sources);
     }
 
     /// Whether the rule needs the labels of namespaces.
@@ -120,8 +128,13 @@ impl Chosen {
         }
     }
 
-    /// Notes that a source has listed all of its pods. Returns the pods of an earlier daemon that no source has listed.
-    pub fn note_list(&mut self) -> BTreeSet<PodUid> {
+    /// Notes that the source has listed all of its pods. After the list of the last source, returns the pods of an earlier daemon
+    /// that no source has listed.
+    pub fn note_list(&mut self, source: PodSource) -> BTreeSet<PodUid> {
+        self.awaited.remove(&source);
+        if !self.awaited.is_empty() {
+            return BTreeSet::new();
+        }
         let unconfirmed = std::mem::take(&mut self.unconfirmed);
         self.gone.extend(unconfirmed.iter().cloned());
         unconfirmed
@@ -298,7 +311,7 @@ mod tests {
         chosen.change(&sandboxes(&[]));
         assert!(!chosen.is_served(&uid, Some(&ended)));
         let mut chosen = earlier();
-        assert_eq!(chosen.note_list(), [uid.clone()].into());
+        assert_eq!(chosen.note_list(PodSource::Api), [uid.clone()].into());
         chosen.change(&RuntimeChange::NoDirectory([uid.clone()].into()));
         assert!(!chosen.is_served(&uid, Some(&ended)));
     }

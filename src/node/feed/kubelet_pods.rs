@@ -82,7 +82,7 @@ impl KubeletPods {
             FeedEvent::Pods(source, pods) => {
                 let mut events: Vec<_> = pods.into_iter().filter_map(|pod| self.describe(pod)).collect();
                 if let Some(chosen) = &mut self.chosen {
-                    for uid in chosen.note_list() {
+                    for uid in chosen.note_list(source) {
                         events.extend(self.change_of(&uid));
                         self.forget_gone(&uid);
                     }
@@ -432,6 +432,27 @@ mod tests {
         };
         let within: Vec<_> = pod.pod.volumes.iter().map(within).collect();
         assert_eq!(within, [None, Some(PathBuf::from("/srv/shared"))], "the pod's user decides nothing");
+    }
+
+    #[test]
+    fn a_pod_of_an_earlier_daemon_waits_for_the_lists_of_all_sources() {
+        let uid = sample::uid("u");
+        let mut chosen = Chosen::new(Choice::All, [uid.clone()]);
+        chosen.await_sources([PodSource::Files, PodSource::Api]);
+        chosen.change(&RuntimeChange::Synchronized(BTreeMap::new()));
+        let described = || sample::pod("u", &["{name: app, configMap: {name: app}}"], &["app"]);
+        let mut pods = KubeletPods::default();
+        pods.choose(chosen, &[described()]);
+        let events = pods.change_source(FeedEvent::Pods(PodSource::Files, Vec::new()));
+        let [FeedEvent::Pods(PodSource::Files, none)] = &events[..] else {
+            panic!("it is no pod of a file: {events:?}")
+        };
+        assert!(none.is_empty());
+        let events = pods.change_source(FeedEvent::Pods(PodSource::Api, Vec::new()));
+        let [FeedEvent::Gone(PodSource::Runtime, gone), FeedEvent::Pods(PodSource::Api, _)] = &events[..] else {
+            panic!("no source has it: {events:?}")
+        };
+        assert_eq!(*gone, uid);
     }
 
     #[test]
