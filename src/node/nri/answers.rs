@@ -93,11 +93,13 @@ impl NriAnswers {
     /// Answers a request. A request that podfs cannot parse gets an empty answer: an error would fail a container.
     pub(super) async fn answer(&mut self, method: &str, payload: &[u8]) -> Answered {
         let started = Instant::now();
+        let mut is_last = false;
         let answer = match method {
             "Configure" => self.configure(decode(method, payload)).encode_to_vec(),
             "Synchronize" => {
-                let (answer, is_last) = self.synchronize(decode(method, payload));
-                return Answered::Message(answer.encode_to_vec(), is_last);
+                let (answer, is_whole) = self.synchronize(decode(method, payload));
+                is_last = is_whole;
+                answer.encode_to_vec()
             }
             "CreateContainer" => self.create_container(decode(method, payload), started).await.encode_to_vec(),
             "StateChange" => {
@@ -111,7 +113,7 @@ impl NriAnswers {
             }
         };
         self.recorder.nri(method, started);
-        Answered::Message(answer, false)
+        Answered::Message(answer, is_last)
     }
 
     /// Sends a change to the manager.
