@@ -114,9 +114,11 @@ impl Publication {
         PodUid::parse(&self.pod.uid).expect("it was parsed when the publication was made or read")
     }
 
-    /// Whether both publish the same volume in the same way at the same target. The node may allow another directory meanwhile.
+    /// Whether both publish the same volume in the same way at the same target. Ignores what podfs derives from the volume: an
+    /// earlier podfs, or one with another list of allowed directories, may have derived something else.
     pub fn is_repeat_of(&self, earlier: &Publication) -> bool {
-        *earlier == Publication { within: earlier.within.clone(), ..self.clone() }
+        let Publication { within, needs_pod, .. } = earlier.clone();
+        *earlier == Publication { within, needs_pod, ..self.clone() }
     }
 
     /// Whether both publish the same volume, perhaps at different targets.

@@ -150,8 +150,14 @@ pub fn describe(attributes: &BTreeMap<String, String>, allow: &AllowList) -> Res
         (Some(kind), None) => volume_of_kind(kind, &own)?,
     };
     let (body, within) = check_allowed(&kind, body, allow)?;
-    let needs_pod = body.to_string().contains("\"downwardAPI\"") || kind == "downwardAPI";
+    let needs_pod = needs_pod(&kind, &body);
     Ok(DescribedVolume { volume: json!({ (kind): body }), needs_pod, within })
+}
+
+/// Whether files of the volume come from fields of the pod.
+fn needs_pod(kind: &str, body: &Value) -> bool {
+    let mut sources = body["sources"].as_array().into_iter().flatten();
+    kind == "downwardAPI" || (kind == "projected" && sources.any(|source| source["downwardAPI"].is_object()))
 }
 
 fn no_description(own: &BTreeMap<&str, &str>) -> AttributesError {
@@ -349,6 +355,20 @@ mod tests {
         }
         let nfs = json!({"nfs": {"server": "nfs.example", "path": "/x"}});
         assert_eq!(described(&[("kind", "nfs"), ("server", "nfs.example"), ("path", "/x")]), Ok(nfs));
+    }
+
+    #[test]
+    fn a_volume_needs_the_pod_for_fields_of_the_pod_only() {
+        for (volume, expected) in [
+            ("{downwardAPI: {items: [{path: a, fieldRef: {fieldPath: metadata.name}}]}}", true),
+            ("{projected: {sources: [{configMap: {name: a}}, {downwardAPI: {items: []}}]}}", true),
+            ("{projected: {sources: [{configMap: {name: a, items: [{key: downwardAPI, path: a}]}}]}}", false),
+            ("{configMap: {name: a, items: [{key: a, path: downwardAPI}]}}", false),
+        ] {
+            let attributes = BTreeMap::from([("volume".to_owned(), volume.to_owned())]);
+            let described = describe(&attributes, &AllowList::default()).expect("a volume");
+            assert_eq!(described.needs_pod, expected, "{volume}");
+        }
     }
 
     #[test]
