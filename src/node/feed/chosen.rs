@@ -205,11 +205,6 @@ impl Chosen {
         self.without_directory.remove(uid);
     }
 
-    /// Whether no source has the pod any more.
-    pub fn is_gone(&self, uid: &PodUid) -> bool {
-        self.gone.contains(uid)
-    }
-
     /// The pods that podfs serves.
     pub fn served(&self) -> Vec<PodUid> {
         self.served.iter().cloned().collect()

@@ -27,6 +27,8 @@ use crate::volume::{forget_other_volumes, set_mount_options, set_within};
 pub struct KubeletPods {
     /// The pods as the sources describe them, by uid.
     described: BTreeMap<PodUid, NodePod>,
+    /// The pods of `described` that no source has any more.
+    gone: BTreeSet<PodUid>,
     /// The publications, by target.
     publications: BTreeMap<PathBuf, Publication>,
     /// The pods that are chosen, if podfs is a plugin of a container runtime.
@@ -83,6 +85,7 @@ impl KubeletPods {
                 let mut events: Vec<_> = pods.into_iter().filter_map(|pod| self.describe(pod)).collect();
                 if let Some(chosen) = &mut self.chosen {
                     for uid in chosen.note_list(source) {
+                        self.gone.insert(uid.clone());
                         events.extend(self.change_of(&uid));
                         self.forget_gone(&uid);
                     }
@@ -114,7 +117,10 @@ impl KubeletPods {
         };
         match self.is_published(&uid) || self.is_served(&uid) {
             true => self.pod(&uid).map(FeedEvent::Put),
-            false => Some(FeedEvent::Gone(PodSource::Kubelet, uid)),
+            false => {
+                self.forget_gone(&uid);
+                Some(FeedEvent::Gone(PodSource::Kubelet, uid))
+            }
         }
     }
 
@@ -151,6 +157,10 @@ impl KubeletPods {
 
     /// Notes whether a source has the pod.
     fn note_source(&mut self, uid: &PodUid, has_it: bool) {
+        match has_it {
+            true => drop(self.gone.remove(uid)),
+            false => drop(self.gone.insert(uid.clone())),
+        }
         if let Some(chosen) = &mut self.chosen {
             chosen.note_pod(uid, has_it);
         }
@@ -177,9 +187,9 @@ impl KubeletPods {
 
     /// Forgets the pod if no source has it, and podfs serves none of its volumes.
     fn forget_gone(&mut self, uid: &PodUid) {
-        let is_gone = self.chosen.as_ref().is_none_or(|chosen| chosen.is_gone(uid));
-        if is_gone && !self.is_published(uid) && !self.is_served(uid) {
+        if self.gone.contains(uid) && !self.is_published(uid) && !self.is_served(uid) {
             self.described.remove(uid);
+            self.gone.remove(uid);
             if let Some(chosen) = &mut self.chosen {
                 chosen.forget(uid);
             }
@@ -386,6 +396,12 @@ mod tests {
         assert_eq!(names(pods.change(KubeletChange::Unpublished(publication("a", false).target))), ["d"]);
         assert_eq!(names(pods.change(KubeletChange::Unpublished(publication("d", false).target))), ["gone u"]);
         assert!(pods.change(KubeletChange::Unpublished("/k/pods/u/a/mount".into())).is_none());
+        let known: Vec<_> = pods.described.keys().cloned().collect();
+        assert_eq!(
+            (known, pods.gone.len()),
+            (vec![sample::uid("v")], 0),
+            "no source has u, and the kubelet has unpublished it"
+        );
     }
 
     #[test]
