@@ -41,7 +41,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::pod::NodePod;
+use super::pod::{NodePod, PodOrigin};
 use super::publication::Publication;
 use super::state::ContainerEntry;
 use crate::kube::client::ApiClient;
@@ -87,6 +87,18 @@ pub enum PodSource {
     Kubelet,
     /// `podfs node --nri`: the pods whose containers have volumes of podfs in the place of the kubelet's.
     Runtime,
+}
+
+impl PodSource {
+    /// The source that described a pod of this origin.
+    pub fn of(origin: &PodOrigin) -> PodSource {
+        match origin {
+            PodOrigin::File(_) => PodSource::Files,
+            PodOrigin::Api => PodSource::Api,
+            PodOrigin::Kubelet => PodSource::Kubelet,
+            PodOrigin::Runtime => PodSource::Runtime,
+        }
+    }
 }
 
 /// A change of the node's pods, for the manager.
