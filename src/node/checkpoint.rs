@@ -13,9 +13,9 @@
 //! 3. Only root can read them: a pod's environment may hold secrets.
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::manifest::pod::{DEFAULT_NAMESPACE, PodUid};
+use crate::node::files::replace;
 use crate::node::pod::PodOrigin;
 use crate::supervisor::run_dir::trust;
 use crate::volume::forget_other_volumes;
@@ -201,20 +202,6 @@ impl Checkpoints {
     fn pod(&self, uid: &PodUid) -> PathBuf {
         self.directory.join(uid.as_str())
     }
-}
-
-/// Writes a file of a pod. Only the daemon writes there: a file with the temporary name can only come from a daemon that was
-/// killed.
-fn replace(directory: &Path, name: &str, content: &[u8]) -> io::Result<()> {
-    let new = directory.join(format!(".{name}"));
-    let written = options().open(&new).and_then(|mut file: File| file.write_all(content));
-    written.and_then(|()| fs::rename(&new, directory.join(name))).inspect_err(|_| drop(fs::remove_file(&new)))
-}
-
-fn options() -> OpenOptions {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    options
 }
 
 #[cfg(test)]
