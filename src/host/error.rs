@@ -12,7 +12,7 @@ use rustix::io::Errno;
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// A host path is not of the required type (HP-04).
-    #[error("hostPath type check failed: {} is not {expected}{}", path.display(), because(*found))]
+    #[error("hostPath type check failed: {} is not {expected}{}", path.display(), because(found.as_ref()))]
     WrongType {
         /// The path.
         path: PathBuf,
@@ -89,7 +89,7 @@ impl HostError {
 }
 
 /// Why a path cannot be opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OpenFailure {
     /// The path does not exist.
     Missing,
@@ -97,6 +97,8 @@ pub enum OpenFailure {
     Dangling,
     /// Symbolic links lead in a circle.
     Loop,
+    /// A part of the path below a directory, out of which no link may lead, is a symbolic link.
+    Link(PathBuf),
     /// A part of the path is no directory.
     NotADirectory,
     /// The file system, or its server, is gone or does not answer.
@@ -129,6 +131,11 @@ impl fmt::Display for OpenFailure {
                 f.write_str("it is a symbolic link that leads to nothing; repair or remove the link")
             }
             OpenFailure::Loop => f.write_str("its symbolic links lead in a circle; repair or remove them"),
+            OpenFailure::Link(within) => write!(
+                f,
+                "a symbolic link is on the path, and podfs follows none below {}; put a directory in the place of the link",
+                within.display()
+            ),
             OpenFailure::NotADirectory => f.write_str("a part of the path is not a directory"),
             OpenFailure::Dead(errno) => write!(f, "its file system does not answer ({errno})"),
             OpenFailure::Other(errno) => errno.fmt(f),
@@ -165,6 +172,6 @@ pub enum KernelNfsError {
     NoAnswer(#[source] io::Error),
 }
 
-fn because(found: Option<OpenFailure>) -> String {
+fn because(found: Option<&OpenFailure>) -> String {
     found.map_or(String::new(), |obstacle| format!(": {obstacle}"))
 }

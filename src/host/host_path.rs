@@ -18,12 +18,16 @@ use crate::volume::{HostPath, HostPathType};
 const DIRECTORY: u32 = 0o755;
 const FILE: u32 = 0o644;
 
-/// Opens the path of a hostPath volume. Makes a missing file or directory first if the type says so (HP-02, HP-03).
+/// Opens the path of a hostPath volume. Makes a missing file or directory first if the type says so (HP-02, HP-03), except below a
+/// directory from which podfs follows no symbolic link.
 ///
 /// # Errors
 /// When the path does not exist, leads to a file of another type, or cannot be made.
 pub fn open(host_path: &HostPath) -> Result<HostSource, HostError> {
-    let HostPath { path, kind } = host_path;
+    let HostPath { path, kind, within } = host_path;
+    if let Some(within) = within {
+        return check(path, *kind, HostSource::open_within(within, path));
+    }
     match (HostSource::open(path), kind) {
         (Err(OpenFailure::Missing), HostPathType::DirectoryOrCreate) => {
             make_directory(path)?;
@@ -99,7 +103,7 @@ mod tests {
     use super::*;
 
     fn open_as(path: &Path, kind: HostPathType) -> Result<FileKind, String> {
-        let opened = open(&HostPath { path: path.to_owned(), kind });
+        let opened = open(&HostPath { path: path.to_owned(), kind, within: None });
         opened.map(|source| source.kind()).map_err(|error| error.to_string())
     }
 
@@ -203,10 +207,34 @@ mod tests {
     fn a_source_stays_what_it_was_when_its_path_becomes_a_link() {
         let (_guard, base) = host();
         let path = base.join("dir");
-        let source = open(&HostPath { path: path.clone(), kind: Directory }).expect("a directory");
+        let source = open(&HostPath { path: path.clone(), kind: Directory, within: None }).expect("a directory");
         fs::rename(&path, base.join("moved")).expect("renamed");
         symlink("/etc", &path).expect("a link");
         assert_eq!(source.real_path().expect("a path"), base.join("moved").canonicalize().expect("a path"));
+    }
+
+    #[test]
+    fn no_link_leads_out_of_the_directory_that_holds_the_path() {
+        let (_guard, base) = host();
+        let shared = base.join("dir");
+        fs::create_dir(shared.join("sub")).expect("a directory");
+        symlink("../..", shared.join("out")).expect("a link");
+        symlink("sub", shared.join("in")).expect("a link");
+        symlink("dir", base.join("shared")).expect("a link");
+        let open_within = |within: &str, path: &str| {
+            let within = base.join(within);
+            let opened = open(&HostPath { path: within.join(path), kind: Directory, within: Some(within) });
+            opened.map(|source| source.kind()).map_err(|error| error.to_string())
+        };
+        for within in ["dir", "shared"] {
+            assert_eq!(open_within(within, ""), Ok(FileKind::Directory));
+            assert_eq!(open_within(within, "sub"), Ok(FileKind::Directory));
+            for link in ["out", "out/dir", "in"] {
+                let error = open_within(within, link).expect_err("a link");
+                assert!(error.contains("a symbolic link is on the path, and podfs follows none below"), "{error}");
+            }
+            assert!(open_within(within, "missing").expect_err("missing").ends_with("it does not exist"));
+        }
     }
 
     fn umask() -> u32 {

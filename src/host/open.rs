@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use podfs_fuse::mount::private::MountPointType;
-use rustix::fs::{FileType, Mode, OFlags, fstat, fstatfs, open};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, fstatfs, open, openat2};
+use rustix::io::Errno;
 
 use super::HostError;
 use super::error::OpenFailure;
@@ -39,7 +40,27 @@ impl HostSource {
     /// Opens the file or directory at `path`, and follows symbolic links (HP-05).
     pub(super) fn open(path: &Path) -> Result<HostSource, OpenFailure> {
         let opened = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-        let descriptor = opened.map_err(|errno| OpenFailure::of(path, errno))?;
+        HostSource::answering(opened.map_err(|errno| OpenFailure::of(path, errno))?, path)
+    }
+
+    /// Opens the file or directory at `path`, which is at or below the directory `within`, and follows no symbolic link below
+    /// that directory. So no process that can write there leads podfs out of it.
+    pub(super) fn open_within(within: &Path, path: &Path) -> Result<HostSource, OpenFailure> {
+        let below = path.strip_prefix(within).map_err(|_| OpenFailure::Other(Errno::XDEV))?;
+        let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let directory = open(within, flags | OFlags::DIRECTORY, Mode::empty());
+        let directory = directory.map_err(|errno| OpenFailure::of(within, errno))?;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let opened = openat2(&directory, below, flags, Mode::empty(), resolve).map_err(|errno| match errno {
+            Errno::LOOP => OpenFailure::Link(within.to_owned()),
+            errno => OpenFailure::of(path, errno),
+        });
+        HostSource::answering(opened?, path)
+    }
+
+    /// The source that is open at `path`, if its file system answers.
+    fn answering(descriptor: OwnedFd, path: &Path) -> Result<HostSource, OpenFailure> {
         // The kernel may answer stat(2) from its cache; statfs(2) shows whether the file system still answers.
         fstatfs(&descriptor).map_err(|errno| OpenFailure::of(path, errno))?;
         HostSource::of(descriptor).map_err(|errno| OpenFailure::of(path, errno))

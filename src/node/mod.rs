@@ -11,6 +11,7 @@
 //! | [`state`] | the published state of the node, for commands and agents |
 //! | [`publication`] | the records of the volumes that a kubelet publishes, for the next daemon |
 //! | [`checkpoint`] | the checkpoint of a pod, for the next daemon |
+//! | `files` | files that only root can read, replaced as a whole |
 //! | `backing` | the PersistentVolumes behind the claims of a pod: names on the node, sizes, whether a controller attaches them |
 //! | [`plugin`] | volume plugins: the properties of a kind of volume that the manager needs |
 //! | [`world`] | the desired and the actual state of the world |
@@ -38,6 +39,7 @@ pub mod csi;
 pub mod daemon;
 mod error;
 pub mod feed;
+mod files;
 pub mod handle;
 mod in_use;
 pub mod local_volumes;

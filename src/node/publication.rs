@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,7 @@ use tracing::Span;
 use uuid::Uuid;
 
 use crate::manifest::pod::{PodIdentity, PodUid};
+use crate::node::files::replace;
 use crate::node::spans;
 use crate::supervisor::run_dir::trust;
 
@@ -40,6 +41,9 @@ pub struct Publication {
     pub name: String,
     /// The entry of `spec.volumes` without its name.
     pub volume: Value,
+    /// The directory that the node allowed, if the volume shows it or a directory below it. Records of earlier versions have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within: Option<PathBuf>,
     /// Whether its files come from fields of the pod.
     pub needs_pod: bool,
     /// Whether the target is read-only.
@@ -83,6 +87,7 @@ impl Publication {
             pod,
             name,
             volume,
+            within: None,
             needs_pod: false,
             read_only: false,
             group: None,
@@ -108,6 +113,13 @@ impl Publication {
     /// The uid of its pod, which is valid.
     pub fn uid(&self) -> PodUid {
         PodUid::parse(&self.pod.uid).expect("it was parsed when the publication was made or read")
+    }
+
+    /// Whether both publish the same volume in the same way at the same target. Ignores what podfs derives from the volume: an
+    /// earlier podfs, or one with another list of allowed directories, may have derived something else.
+    pub fn is_repeat_of(&self, earlier: &Publication) -> bool {
+        let Publication { within, needs_pod, .. } = earlier.clone();
+        *earlier == Publication { within, needs_pod, ..self.clone() }
     }
 
     /// Whether both publish the same volume, perhaps at different targets.
@@ -140,13 +152,7 @@ impl Publications {
     pub fn write(&self, publication: &Publication) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
         trust::check(&self.directory)?;
-        let (path, new) = (self.path(&publication.target), self.directory.join(".new"));
-        let new = new.with_extension(path.file_name().unwrap_or_default());
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-        let bytes = serde_json::to_vec(publication)?;
-        let written = options.open(&new).and_then(|mut file| file.write_all(&bytes));
-        written.and_then(|()| fs::rename(&new, path)).inspect_err(|_| drop(fs::remove_file(&new)))
+        replace(&self.directory, &file_name(&publication.target), &serde_json::to_vec(publication)?)
     }
 
     /// Whether there is a record of a target.
@@ -189,8 +195,13 @@ impl Publications {
     }
 
     fn path(&self, target: &Path) -> PathBuf {
-        self.directory.join(name_of_target(target)).with_extension("json")
+        self.directory.join(file_name(target))
     }
+}
+
+/// The name of the record of a target.
+fn file_name(target: &Path) -> String {
+    format!("{}.json", name_of_target(target))
 }
 
 /// Whether the file is a temporary one. A daemon that was killed while it wrote a record leaves one.

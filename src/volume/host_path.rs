@@ -22,6 +22,8 @@ pub struct HostPath {
     pub path: PathBuf,
     /// The required type.
     pub kind: HostPathType,
+    /// A directory above the path, below which podfs follows no symbolic link. Users may write there.
+    pub within: Option<PathBuf>,
 }
 
 /// The required type of a host path, and whether podfs makes a missing one.
@@ -63,7 +65,7 @@ impl HostPath {
             return Err(InvalidField::new("path", sentence));
         }
         let kind = HostPathType::parse(source.type_.as_deref().unwrap_or_default())?;
-        Ok(HostPath { path: PathBuf::from(path), kind })
+        Ok(HostPath { path: PathBuf::from(path), kind, within: None })
     }
 }
 

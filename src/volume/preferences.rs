@@ -1,9 +1,10 @@
 //! Annotations of the pod about single volumes: `podfs.io/host-path.<volume>`, `podfs.io/cache.<volume>`,
-//! `podfs.io/nfs-backend.<volume>`, `podfs.io/mount-options.<volume>`, `podfs.io/audit.<volume>` and
-//! `podfs.io/sub-path.<volume>`; and the annotation about all volumes, `podfs.io/volumes`.
+//! `podfs.io/nfs-backend.<volume>`, `podfs.io/mount-options.<volume>`, `podfs.io/audit.<volume>`, `podfs.io/sub-path.<volume>`
+//! and `podfs.io/within.<volume>`; and the annotation about all volumes, `podfs.io/volumes`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
+use std::path::{Path, PathBuf};
 
 use podfs_fuse::passthrough::CacheMode;
 use serde_json::{Value, json};
@@ -18,8 +19,9 @@ const AUDIT: &str = "podfs.io/audit.";
 const SUB_PATH: &str = "podfs.io/sub-path.";
 const NFS_BACKEND: &str = "podfs.io/nfs-backend.";
 const MOUNT_OPTIONS: &str = "podfs.io/mount-options.";
+const WITHIN: &str = "podfs.io/within.";
 /// The prefixes of annotations about single volumes.
-const ABOUT_VOLUMES: [&str; 6] = [SERVED_BY, CACHE, AUDIT, SUB_PATH, NFS_BACKEND, MOUNT_OPTIONS];
+const ABOUT_VOLUMES: [&str; 7] = [SERVED_BY, CACHE, AUDIT, SUB_PATH, NFS_BACKEND, MOUNT_OPTIONS, WITHIN];
 
 /// The label or annotation of a pod, and the label of a namespace, that says whether containers get podfs's volumes instead of
 /// the kubelet's (`podfs node --nri`): `"true"` or `"false"`.
@@ -134,6 +136,20 @@ impl Preferences {
                     )));
                 };
                 **options = NfsOptions::parse([value.as_str()]).map_err(|error| invalid(&error))?;
+            } else if let Some(name) = key.strip_prefix(WITHIN) {
+                let volume = volume(volumes, name).map_err(|error| invalid(&error))?;
+                if volume.unsupported_reason().is_some() {
+                    continue;
+                }
+                let VolumeSource::HostPath(source) = &mut volume.source else {
+                    let kind = volume.kind.word;
+                    return Err(invalid(&format!("is for hostPath volumes, and {name:?} is of kind {kind}")));
+                };
+                if !value.starts_with('/') || !source.path.starts_with(value) {
+                    let path = source.path.display();
+                    return Err(invalid(&format!("must be the directory {path} or one above it")));
+                }
+                source.within = Some(PathBuf::from(value));
             } else if let Some(name) = key.strip_prefix(SUB_PATH) {
                 let volume = volume(volumes, name).map_err(|error| invalid(&error))?;
                 if volume.unsupported_reason().is_some() {
@@ -162,13 +178,37 @@ impl Preferences {
 
 /// Sets the mount options of the nfs volume `name` in a pod's manifest, by its annotation.
 pub(crate) fn set_mount_options(manifest: &mut Value, name: &str, options: &[String]) {
-    let key = format!("{MOUNT_OPTIONS}{name}");
+    let value = (!options.is_empty()).then(|| options.join(","));
+    set_annotation(manifest, format!("{MOUNT_OPTIONS}{name}"), value);
+}
+
+/// Sets the directory out of which no symbolic link leads the hostPath volume `name` in a pod's manifest, by its annotation.
+pub(crate) fn set_within(manifest: &mut Value, name: &str, within: Option<&Path>) {
+    let value = within.map(|within| within.to_string_lossy().into_owned());
+    set_annotation(manifest, format!("{WITHIN}{name}"), value);
+}
+
+/// Gives a volume in a pod's manifest the definition that it has in another manifest of the pod, and the annotations about it.
+pub(crate) fn keep_volume(manifest: &mut Value, earlier: &Value, name: &str) {
+    let is_named = |volume: &&Value| volume["name"] == name;
+    let Some(definition) = earlier["spec"]["volumes"].as_array().into_iter().flatten().find(is_named) else { return };
+    let volumes = manifest["spec"]["volumes"].as_array_mut().into_iter().flatten();
+    volumes.filter(|volume| volume["name"] == name).for_each(|volume| volume.clone_from(definition));
+    for prefix in ABOUT_VOLUMES {
+        let key = format!("{prefix}{name}");
+        let value = earlier["metadata"]["annotations"][&key].as_str().map(str::to_owned);
+        set_annotation(manifest, key, value);
+    }
+}
+
+/// Sets an annotation in a pod's manifest, or removes it.
+fn set_annotation(manifest: &mut Value, key: String, value: Option<String>) {
     let annotations = &mut manifest["metadata"]["annotations"];
-    match (annotations.as_object_mut(), options.is_empty()) {
-        (Some(all), true) => drop(all.remove(&key)),
-        (Some(all), false) => drop(all.insert(key, json!(options.join(",")))),
-        (None, true) => {}
-        (None, false) => *annotations = json!({ key: options.join(",") }),
+    match (annotations.as_object_mut(), value) {
+        (Some(all), None) => drop(all.remove(&key)),
+        (Some(all), Some(value)) => drop(all.insert(key, json!(value))),
+        (None, None) => {}
+        (None, Some(value)) => *annotations = json!({ key: value }),
     }
 }
 

@@ -5,7 +5,7 @@
 //! Volumes that show a directory of the node or an NFS export are allowed only if the node's list (`csi-allow`) has it.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::ParseBoolError;
 
 use serde_json::{Map, Value, json};
@@ -37,6 +37,8 @@ pub struct DescribedVolume {
     pub volume: Value,
     /// Whether its files come from fields of the pod.
     pub needs_pod: bool,
+    /// The directory that the node allows, if the volume shows it or a directory below it.
+    pub within: Option<PathBuf>,
 }
 
 /// Which attribute is wrong, and what to write instead.
@@ -147,9 +149,15 @@ pub fn describe(attributes: &BTreeMap<String, String>, allow: &AllowList) -> Res
         }
         (Some(kind), None) => volume_of_kind(kind, &own)?,
     };
-    let body = check_allowed(&kind, body, allow)?;
-    let needs_pod = body.to_string().contains("\"downwardAPI\"") || kind == "downwardAPI";
-    Ok(DescribedVolume { volume: json!({ (kind): body }), needs_pod })
+    let (body, within) = check_allowed(&kind, body, allow)?;
+    let needs_pod = needs_pod(&kind, &body);
+    Ok(DescribedVolume { volume: json!({ (kind): body }), needs_pod, within })
+}
+
+/// Whether files of the volume come from fields of the pod.
+fn needs_pod(kind: &str, body: &Value) -> bool {
+    let mut sources = body["sources"].as_array().into_iter().flatten();
+    kind == "downwardAPI" || (kind == "projected" && sources.any(|source| source["downwardAPI"].is_object()))
 }
 
 fn no_description(own: &BTreeMap<&str, &str>) -> AttributesError {
@@ -279,16 +287,18 @@ fn parse_volume(text: &str) -> Result<(String, Value), AttributesError> {
     }
 }
 
-/// The volume, if podfs may show its source. A directory of the node is replaced by its real path.
-fn check_allowed(kind: &str, mut body: Value, allow: &AllowList) -> Result<Value, AttributesError> {
+/// The volume, if podfs may show its source, and the directory of the list that has it. A directory of the node is replaced by its
+/// real path.
+fn check_allowed(kind: &str, mut body: Value, allow: &AllowList) -> Result<(Value, Option<PathBuf>), AttributesError> {
     let text = |body: &Value, field: &str| body.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
     match kind {
         "hostPath" => {
             let path = text(&body, "path");
-            let Some(real) = allow.directory(&path).filter(|real| real.is_dir()) else {
+            let Some(allowed) = allow.directory(&path).filter(|allowed| allowed.real.is_dir()) else {
                 return Err(AttributesError::Directory(path));
             };
-            body = json!({"path": real.to_string_lossy(), "type": "Directory"});
+            body = json!({"path": allowed.real.to_string_lossy(), "type": "Directory"});
+            return Ok((body, Some(allowed.within)));
         }
         "nfs" => {
             let server = text(&body, "server");
@@ -298,7 +308,7 @@ fn check_allowed(kind: &str, mut body: Value, allow: &AllowList) -> Result<Value
         }
         _ => {}
     }
-    Ok(body)
+    Ok((body, None))
 }
 
 #[cfg(test)]
@@ -348,6 +358,20 @@ mod tests {
     }
 
     #[test]
+    fn a_volume_needs_the_pod_for_fields_of_the_pod_only() {
+        for (volume, expected) in [
+            ("{downwardAPI: {items: [{path: a, fieldRef: {fieldPath: metadata.name}}]}}", true),
+            ("{projected: {sources: [{configMap: {name: a}}, {downwardAPI: {items: []}}]}}", true),
+            ("{projected: {sources: [{configMap: {name: a, items: [{key: downwardAPI, path: a}]}}]}}", false),
+            ("{configMap: {name: a, items: [{key: a, path: downwardAPI}]}}", false),
+        ] {
+            let attributes = BTreeMap::from([("volume".to_owned(), volume.to_owned())]);
+            let described = describe(&attributes, &AllowList::default()).expect("a volume");
+            assert_eq!(described.needs_pod, expected, "{volume}");
+        }
+    }
+
+    #[test]
     fn an_error_names_the_attribute_and_a_correction() {
         for (attributes, sentence) in [
             (&[("kind", "configMap"), ("nmae", "a")][..], "unknown attribute \"nmae\"; did you mean \"name\"?"),
@@ -386,5 +410,8 @@ mod tests {
         let directory = |path: &str| allow.directory(path).is_some();
         assert!(directory(&at("shared")) && directory(&at("shared/a")));
         assert!(!directory(&at("private")) && !directory(&at("shared/link")) && !directory(&at("shared/../private")));
+        let both = AllowList::new([at("shared/a").as_str(), at("shared").as_str()]);
+        let within = both.directory(&at("shared/a")).expect("it is allowed").within;
+        assert_eq!(within, node.path().join("shared").canonicalize().expect("a path"), "a user may replace shared/a");
     }
 }

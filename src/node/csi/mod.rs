@@ -6,6 +6,7 @@
 //! | [`request`] | from a NodePublishVolume request to a publication |
 //! | [`target`] | the directories of the kubelet at which volumes appear |
 //! | `service` | the services Identity and Node |
+//! | `busy` | which targets have a call that has not ended |
 //! | `operations` | publish, unpublish and the state of a volume |
 //! | [`sockets`] | the sockets for the kubelet, and the registration of the driver |
 //!
@@ -19,6 +20,7 @@
 //!    client disconnects.
 
 pub mod attributes;
+mod busy;
 mod operations;
 pub mod request;
 mod service;
@@ -50,6 +52,13 @@ pub struct AllowList {
     servers: Vec<String>,
 }
 
+/// A directory of the node that volumes may show. Both paths are without symbolic links.
+struct AllowedDirectory {
+    real: PathBuf,
+    /// The directory of the list that has it.
+    within: PathBuf,
+}
+
 impl AllowList {
     /// The list of these entries: absolute paths, and names or addresses of servers.
     pub fn new<'a>(entries: impl IntoIterator<Item = &'a str>) -> AllowList {
@@ -63,11 +72,13 @@ impl AllowList {
         list
     }
 
-    /// The real path of a directory of the node, without symbolic links, if it may be shown.
-    fn directory(&self, path: &str) -> Option<PathBuf> {
+    /// The directory of the node at this path, if it may be shown.
+    fn directory(&self, path: &str) -> Option<AllowedDirectory> {
         let real = std::fs::canonicalize(path).ok()?;
-        let allowed = |directory: &PathBuf| directory.canonicalize().is_ok_and(|directory| real.starts_with(directory));
-        self.directories.iter().any(allowed).then_some(real)
+        let allowed = self.directories.iter().filter_map(|directory| directory.canonicalize().ok());
+        // Users may write in the outermost one, also where it has another one in it.
+        let within = allowed.filter(|within| real.starts_with(within)).min_by_key(|within| within.iter().count())?;
+        Some(AllowedDirectory { real, within })
     }
 
     fn has_server(&self, server: &str) -> bool {

@@ -1,6 +1,6 @@
 //! Publishing a volume, unpublishing it, and its state: what the services do with the manager and the targets.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tonic::Status;
 use tracing::{Instrument, info, warn};
 
+use super::busy::{BusyTargets, TargetLock};
 use super::target::{KubeletRoot, TargetError, TargetUsage};
 use crate::manifest::pod::PodUid;
 use crate::node::NodeHandle;
@@ -46,20 +47,8 @@ struct SharedOperations {
     readers: Option<PodReaders>,
     /// The publications by their targets. The lock is held for moments, and never over a call that may block.
     known: Mutex<BTreeMap<PathBuf, Publication>>,
-    /// The targets with a call that has not ended. The lock is held in the same way.
-    busy: Mutex<HashSet<PathBuf>>,
-}
-
-/// The right of one call to work on a target. While it exists, podfs refuses other calls for the target.
-struct TargetLock {
-    shared: Arc<SharedOperations>,
-    target: PathBuf,
-}
-
-impl Drop for TargetLock {
-    fn drop(&mut self) {
-        self.shared.busy().remove(&self.target);
-    }
+    /// The targets with a call that has not ended.
+    busy: BusyTargets,
 }
 
 /// The state of a volume.
@@ -78,7 +67,7 @@ impl CsiOperations {
         changes: UnboundedSender<KubeletChange>,
         readers: Option<PodReaders>,
     ) -> CsiOperations {
-        let (known, busy) = (Mutex::new(known), Mutex::default());
+        let (known, busy) = (Mutex::new(known), BusyTargets::default());
         CsiOperations { shared: Arc::new(SharedOperations { root, records, node, changes, readers, known, busy }) }
     }
 
@@ -90,19 +79,14 @@ impl CsiOperations {
     /// service account.
     pub(super) async fn publish(&self, publication: Publication, token: Option<SecretString>) -> Result<(), Status> {
         publication.name_in_span();
-        let lock = self.lock_target(&publication.target)?;
-        self.shared.take_token(&publication, token)?;
-        let shared = Arc::clone(&self.shared);
-        let published = tokio::spawn(async move {
-            let _lock = lock;
-            shared.publish(publication).await
-        });
+        let lock = self.shared.busy.lock(&publication.target, Some(publication.uid()))?;
+        let published = tokio::spawn(Arc::clone(&self.shared).publish(publication, token, lock));
         published.await.unwrap_or_else(|error| Err(Status::internal(error.to_string())))
     }
 
     /// Unmounts the volume from the target. A target that does not exist is no error.
     pub(super) async fn unpublish(&self, volume_id: &str, target: PathBuf) -> Result<(), Status> {
-        let lock = self.lock_target(&target)?;
+        let lock = self.shared.busy.lock(&target, None)?;
         let known = self.shared.known().get(&target).cloned();
         known.iter().for_each(Publication::name_in_span);
         if let Some(known) = known.filter(|known| known.volume_id != volume_id) {
@@ -112,11 +96,7 @@ impl CsiOperations {
                 known.volume_id
             )));
         }
-        let shared = Arc::clone(&self.shared);
-        let unpublished = tokio::spawn(async move {
-            let _lock = lock;
-            shared.unpublish(target).await
-        });
+        let unpublished = tokio::spawn(Arc::clone(&self.shared).unpublish(target, lock));
         unpublished.await.unwrap_or_else(|error| Err(Status::internal(error.to_string())))
     }
 
@@ -128,7 +108,7 @@ impl CsiOperations {
             return Err(Status::not_found(sentence));
         };
         publication.name_in_span();
-        let lock = self.lock_target(path)?;
+        let lock = self.shared.busy.lock(path, None)?;
         let (shared, target) = (Arc::clone(&self.shared), path.to_owned());
         // The blocking thread holds the lock, so a volume that hangs occupies one thread, not one for each call.
         let measured = spawn_blocking(move || {
@@ -194,7 +174,7 @@ impl CsiOperations {
         });
         for publication in missing.await.unwrap_or_default() {
             // A call for the target is running: it writes or removes the record itself.
-            let Ok(lock) = self.lock_target(&publication.target) else { continue };
+            let Ok(lock) = self.shared.busy.lock(&publication.target, None) else { continue };
             if !self.shared.known().contains_key(&publication.target) {
                 continue;
             }
@@ -212,19 +192,18 @@ impl CsiOperations {
             }
         }
     }
-
-    fn lock_target(&self, target: &Path) -> Result<TargetLock, Status> {
-        match self.shared.busy().insert(target.to_owned()) {
-            true => Ok(TargetLock { shared: Arc::clone(&self.shared), target: target.to_owned() }),
-            false => Err(Status::aborted(format!("another call for {} has not ended; call again", target.display()))),
-        }
-    }
 }
 
 impl SharedOperations {
-    async fn publish(self: Arc<Self>, publication: Publication) -> Result<(), Status> {
+    async fn publish(
+        self: Arc<Self>,
+        publication: Publication,
+        token: Option<SecretString>,
+        lock: TargetLock,
+    ) -> Result<(), Status> {
         self.check_known(&publication)?;
-        let is_known = self.known().get(&publication.target) == Some(&publication);
+        self.take_token(&publication, token)?;
+        let is_known = self.known().get(&publication.target).is_some_and(|known| publication.is_repeat_of(known));
         if !is_known {
             self.record(&publication).await?;
         }
@@ -237,12 +216,8 @@ impl SharedOperations {
         };
         let (shared, target) = (Arc::clone(&self), publication.target.clone());
         let access = if publication.read_only { ContainerAccess::ReadOnly } else { ContainerAccess::ReadWrite };
-        let mounted = spawn_blocking(move || shared.root.mount(&source, &target, access));
-        match timeout(FILE_SYSTEM, mounted).await {
-            Ok(Ok(mounted)) => mounted.map_err(|error| status_of(&error)),
-            Ok(Err(error)) => Err(Status::internal(error.to_string())),
-            Err(_) => Err(Status::deadline_exceeded("the directory of the kubelet does not answer")),
-        }
+        let mount = move || shared.root.mount(&source, &target, access).map_err(|error| status_of(&error));
+        lock.run(FILE_SYSTEM, mount).await.map(drop)
     }
 
     /// Makes podfs read the pod's objects with this token from now on.
@@ -260,7 +235,7 @@ impl SharedOperations {
     /// Refuses a publication that contradicts an earlier publication.
     fn check_known(&self, publication: &Publication) -> Result<(), Status> {
         let known = self.known();
-        let at_target = known.get(&publication.target).filter(|known| *known != publication);
+        let at_target = known.get(&publication.target).filter(|known| !publication.is_repeat_of(known));
         let of_volume = || {
             let mut same_id = known.values().filter(|known| known.volume_id == publication.volume_id);
             same_id.find(|known| !known.is_same_volume(publication))
@@ -329,21 +304,17 @@ impl SharedOperations {
         is_mounted.await.unwrap_or(false)
     }
 
-    async fn unpublish(self: Arc<Self>, target: PathBuf) -> Result<(), Status> {
+    async fn unpublish(self: Arc<Self>, target: PathBuf, lock: TargetLock) -> Result<(), Status> {
         let (shared, path) = (Arc::clone(&self), target.clone());
         let is_known = self.known().contains_key(&target);
-        let removed = spawn_blocking(move || {
+        let remove = move || {
             shared.root.unmount(&path, is_known).map_err(|error| status_of(&error))?;
             shared
                 .records
                 .remove(&path)
                 .map_err(|error| Status::internal(format!("cannot remove the record of the volume: {error}")))
-        });
-        match timeout(FILE_SYSTEM, removed).await {
-            Ok(Ok(removed)) => removed?,
-            Ok(Err(error)) => return Err(Status::internal(error.to_string())),
-            Err(_) => return Err(Status::deadline_exceeded("the directory of the kubelet does not answer")),
-        }
+        };
+        let (_lock, ()) = lock.run(FILE_SYSTEM, remove).await?;
         let publication = self.known().remove(&target);
         if let Some(publication) = publication {
             // Fails only while the daemon ends. The next daemon does not find a record of the publication.
@@ -351,8 +322,9 @@ impl SharedOperations {
             self.wait_until_forgotten(&publication).await;
         }
         if let Some(readers) = &self.readers {
-            let published: HashSet<PodUid> = self.known().values().map(Publication::uid).collect();
-            readers.keep(|uid| published.contains(uid));
+            // A call that publishes takes the token of its pod before its publication is known, and is busy until after that.
+            let is_published = |uid: &PodUid| self.known().values().any(|known| known.pod.uid == uid.as_str());
+            readers.keep(|uid| self.busy.has_publish_of(uid) || is_published(uid));
         }
         Ok(())
     }
@@ -368,10 +340,6 @@ impl SharedOperations {
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<PathBuf, Publication>> {
         self.known.lock().expect("a thread that panics ends the process")
-    }
-
-    fn busy(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
-        self.busy.lock().expect("a thread that panics ends the process")
     }
 }
 

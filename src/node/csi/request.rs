@@ -51,6 +51,7 @@ pub fn parse(
     check(&name, &described.volume).map_err(|error| Status::invalid_argument(error.to_string()))?;
     let mut publication = Publication::new(request.volume_id.clone(), target, pod, name, described.volume);
     publication.needs_pod = described.needs_pod;
+    publication.within = described.within;
     let (mount_options, is_read_only) = options(mount, &publication.volume)?;
     publication.mount_options = mount_options;
     publication.read_only = request.readonly || is_read_only || is_read_only_mode(capability);

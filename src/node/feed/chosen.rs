@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
+use super::PodSource;
 use crate::manifest::pod::{PodIdentity, PodUid};
 use crate::node::pod::{NodePod, PodStage};
 use crate::node::state::ContainerEntry;
@@ -43,8 +44,8 @@ pub enum RuntimeChange {
     Removed(String),
     /// The connection is lost: podfs may miss sandboxes.
     Lost,
-    /// The kubelet no longer has a directory of the pod.
-    NoDirectory(PodUid),
+    /// Of these pods, and of no others, the kubelet has no directory.
+    NoDirectory(BTreeSet<PodUid>),
     /// These are now all containers of the pod with a volume of podfs, or with a volume of the kubelet that podfs could serve.
     Containers(PodIdentity, Vec<ContainerEntry>),
     /// These are now all problems of the connection.
@@ -73,9 +74,12 @@ pub struct Chosen {
     served: BTreeSet<PodUid>,
     /// The pods of `served` that an earlier daemon served, and that no source has listed yet.
     unconfirmed: BTreeSet<PodUid>,
+    /// The sources that have not listed their pods yet. Each of them may have the unconfirmed pods.
+    awaited: BTreeSet<PodSource>,
     /// The pods that no source has any more.
     gone: BTreeSet<PodUid>,
-    /// The pods of which the kubelet has no directory.
+    /// The pods of which the kubelet had no directory when podfs last looked, without a connection to the runtime. A pod that
+    /// has not started has none.
     without_directory: BTreeSet<PodUid>,
 }
 
@@ -84,6 +88,11 @@ impl Chosen {
     pub fn new(choice: Choice, earlier: impl IntoIterator<Item = PodUid>) -> Chosen {
         let served: BTreeSet<PodUid> = earlier.into_iter().collect();
         Chosen { choice, unconfirmed: served.clone(), served, ..Chosen::default() }
+    }
+
+    /// Waits for the lists of these sources before it counts a pod of an earlier daemon as gone.
+    pub fn await_sources(&mut self, sources: impl IntoIterator<Item = PodSource>) {
+        self.awaited.extend(sources);
     }
 
     /// Whether the rule needs the labels of namespaces.
@@ -119,8 +128,13 @@ impl Chosen {
         }
     }
 
-    /// Notes that a source has listed all of its pods. Returns the pods of an earlier daemon that no source has listed.
-    pub fn note_list(&mut self) -> BTreeSet<PodUid> {
+    /// Notes that the source has listed all of its pods. After the list of the last source, returns the pods of an earlier daemon
+    /// that no source has listed.
+    pub fn note_list(&mut self, source: PodSource) -> BTreeSet<PodUid> {
+        self.awaited.remove(&source);
+        if !self.awaited.is_empty() {
+            return BTreeSet::new();
+        }
         let unconfirmed = std::mem::take(&mut self.unconfirmed);
         self.gone.extend(unconfirmed.iter().cloned());
         unconfirmed
@@ -133,10 +147,12 @@ impl Chosen {
                 let of = |pod: &PodUid| Sandbox { pod: pod.clone(), is_stopped: false };
                 self.sandboxes = sandboxes.iter().map(|(id, pod)| (id.clone(), of(pod))).collect();
                 self.is_synchronized = true;
+                self.without_directory.clear();
                 self.served.iter().cloned().collect()
             }
             RuntimeChange::Started(sandbox, uid) => {
                 self.sandboxes.insert(sandbox.clone(), Sandbox { pod: uid.clone(), is_stopped: false });
+                self.without_directory.remove(uid);
                 vec![uid.clone()]
             }
             RuntimeChange::Stopped(sandbox) => {
@@ -149,9 +165,9 @@ impl Chosen {
             RuntimeChange::Removed(sandbox) => {
                 self.sandboxes.remove(sandbox).map(|sandbox| sandbox.pod).into_iter().collect()
             }
-            RuntimeChange::NoDirectory(uid) => {
-                self.without_directory.insert(uid.clone());
-                vec![uid.clone()]
+            RuntimeChange::NoDirectory(uids) => {
+                self.without_directory.clone_from(uids);
+                uids.iter().cloned().collect()
             }
             RuntimeChange::Lost => {
                 self.is_synchronized = false;
@@ -187,11 +203,6 @@ impl Chosen {
         self.served.remove(uid);
         self.gone.remove(uid);
         self.without_directory.remove(uid);
-    }
-
-    /// Whether no source has the pod any more.
-    pub fn is_gone(&self, uid: &PodUid) -> bool {
-        self.gone.contains(uid)
     }
 
     /// The pods that podfs serves.
@@ -295,9 +306,30 @@ mod tests {
         chosen.change(&sandboxes(&[]));
         assert!(!chosen.is_served(&uid, Some(&ended)));
         let mut chosen = earlier();
-        assert_eq!(chosen.note_list(), [uid.clone()].into());
-        chosen.change(&RuntimeChange::NoDirectory(uid.clone()));
+        assert_eq!(chosen.note_list(PodSource::Api), [uid.clone()].into());
+        chosen.change(&RuntimeChange::NoDirectory([uid.clone()].into()));
         assert!(!chosen.is_served(&uid, Some(&ended)));
+    }
+
+    #[test]
+    fn a_pod_without_a_directory_may_start_while_the_runtime_is_not_connected() {
+        let (uid, mut chosen) = (sample::uid("u"), Chosen::default());
+        let (runs, ends) = (pod(Some("true"), PodStage::Desired), pod(Some("true"), PodStage::Terminating));
+        let no_directory = || RuntimeChange::NoDirectory([uid.clone()].into());
+        let starts = || RuntimeChange::Started("s".into(), uid.clone());
+        for found in [RuntimeChange::NoDirectory(BTreeSet::new()), starts(), sandboxes(&["s"])] {
+            chosen.change(&RuntimeChange::Lost);
+            assert!(chosen.is_served(&uid, Some(&runs)), "it is going to start");
+            chosen.change(&no_directory());
+            chosen.change(&found);
+            chosen.change(&RuntimeChange::Lost);
+            assert!(chosen.is_served(&uid, Some(&runs)));
+            chosen.note_pod(&uid, false);
+            assert!(chosen.is_served(&uid, Some(&ends)), "it may run: {found:?}");
+            chosen.change(&no_directory());
+            assert!(!chosen.is_served(&uid, Some(&ends)));
+            chosen.forget(&uid);
+        }
     }
 
     #[test]

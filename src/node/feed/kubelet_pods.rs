@@ -20,13 +20,15 @@ use crate::manifest::{Document, Origin};
 use crate::node::pod::{NodePod, PodOrigin, PodStage};
 use crate::node::publication::Publication;
 use crate::node::spans;
-use crate::volume::{forget_other_volumes, set_mount_options};
+use crate::volume::{forget_other_volumes, set_mount_options, set_within};
 
 /// The pods of a node with a kubelet.
 #[derive(Debug, Default)]
 pub struct KubeletPods {
     /// The pods as the sources describe them, by uid.
     described: BTreeMap<PodUid, NodePod>,
+    /// The pods of `described` that no source has any more.
+    gone: BTreeSet<PodUid>,
     /// The publications, by target.
     publications: BTreeMap<PathBuf, Publication>,
     /// The pods that are chosen, if podfs is a plugin of a container runtime.
@@ -82,7 +84,8 @@ impl KubeletPods {
             FeedEvent::Pods(source, pods) => {
                 let mut events: Vec<_> = pods.into_iter().filter_map(|pod| self.describe(pod)).collect();
                 if let Some(chosen) = &mut self.chosen {
-                    for uid in chosen.note_list() {
+                    for uid in chosen.note_list(source) {
+                        self.gone.insert(uid.clone());
                         events.extend(self.change_of(&uid));
                         self.forget_gone(&uid);
                     }
@@ -114,7 +117,10 @@ impl KubeletPods {
         };
         match self.is_published(&uid) || self.is_served(&uid) {
             true => self.pod(&uid).map(FeedEvent::Put),
-            false => Some(FeedEvent::Gone(PodSource::Kubelet, uid)),
+            false => {
+                self.forget_gone(&uid);
+                Some(FeedEvent::Gone(PodSource::Kubelet, uid))
+            }
         }
     }
 
@@ -151,6 +157,10 @@ impl KubeletPods {
 
     /// Notes whether a source has the pod.
     fn note_source(&mut self, uid: &PodUid, has_it: bool) {
+        match has_it {
+            true => drop(self.gone.remove(uid)),
+            false => drop(self.gone.insert(uid.clone())),
+        }
         if let Some(chosen) = &mut self.chosen {
             chosen.note_pod(uid, has_it);
         }
@@ -177,9 +187,9 @@ impl KubeletPods {
 
     /// Forgets the pod if no source has it, and podfs serves none of its volumes.
     fn forget_gone(&mut self, uid: &PodUid) {
-        let is_gone = self.chosen.as_ref().is_none_or(|chosen| chosen.is_gone(uid));
-        if is_gone && !self.is_published(uid) && !self.is_served(uid) {
+        if self.gone.contains(uid) && !self.is_published(uid) && !self.is_served(uid) {
             self.described.remove(uid);
+            self.gone.remove(uid);
             if let Some(chosen) = &mut self.chosen {
                 chosen.forget(uid);
             }
@@ -297,6 +307,7 @@ fn with_volumes(mut manifest: Value, uid: &PodUid, publications: &[&Publication]
     }
     for publication in publications {
         set_mount_options(&mut manifest, &publication.name, &publication.mount_options);
+        set_within(&mut manifest, &publication.name, publication.within.as_deref());
     }
     forget_other_volumes(&mut manifest);
     let spec = &mut manifest["spec"];
@@ -331,124 +342,4 @@ fn with_volumes(mut manifest: Value, uid: &PodUid, publications: &[&Publication]
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::node::feed::chosen::Choice;
-    use crate::node::publication::PublishedPod;
-    use crate::node::sample;
-
-    fn publication(volume: &str, needs_pod: bool) -> Publication {
-        let pod = PublishedPod {
-            uid: "u".to_owned(),
-            namespace: "default".to_owned(),
-            name: "p-u".to_owned(),
-            service_account: String::new(),
-        };
-        let kind = json!({"configMap": {"name": volume}});
-        let target = PathBuf::from(format!("/k/pods/u/{volume}/mount"));
-        let mut publication = Publication::new(volume.to_owned(), target, pod, volume.to_owned(), kind);
-        publication.needs_pod = needs_pod;
-        publication.group = Some(7);
-        publication
-    }
-
-    fn names(event: Option<FeedEvent>) -> Vec<String> {
-        match event {
-            Some(FeedEvent::Put(pod)) => {
-                assert_eq!((pod.origin, pod.pod.facts.fs_group), (PodOrigin::Kubelet, Some(7)));
-                pod.pod.volumes.iter().map(|volume| volume.name.to_string()).collect()
-            }
-            Some(FeedEvent::Gone(PodSource::Kubelet, uid)) => vec![format!("gone {uid}")],
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn a_pod_has_the_volumes_that_the_kubelet_wants_and_goes_with_the_last() {
-        let mut pods = KubeletPods::default();
-        let published = |publication: Publication| KubeletChange::Published(Box::new(publication));
-        let FeedEvent::Pods(PodSource::Kubelet, none) = pods.publish(BTreeMap::new()) else {
-            panic!("all pods come first")
-        };
-        assert!(none.is_empty());
-        assert_eq!(names(pods.change(published(publication("a", false)))), ["a"]);
-        assert_eq!(names(pods.change(published(publication("d", true)))), ["a"], "its pod is not known yet");
-        let described = sample::pod("u", &["{name: other, emptyDir: {}}"], &["other"]);
-        assert_eq!(names(pods.change_source(FeedEvent::Put(described)).pop()), ["a", "d"]);
-        let neighbour = sample::pod("v", &["{name: other, emptyDir: {}}"], &["other"]);
-        assert!(pods.change_source(FeedEvent::Put(neighbour)).is_empty(), "it has no publication");
-        assert!(
-            pods.change_source(FeedEvent::Gone(PodSource::Api, sample::uid("u"))).is_empty(),
-            "its containers may run"
-        );
-        assert_eq!(names(pods.change(KubeletChange::Unpublished(publication("a", false).target))), ["d"]);
-        assert_eq!(names(pods.change(KubeletChange::Unpublished(publication("d", false).target))), ["gone u"]);
-        assert!(pods.change(KubeletChange::Unpublished("/k/pods/u/a/mount".into())).is_none());
-    }
-    #[test]
-    fn annotations_are_those_of_the_volumes_that_the_kubelet_wants() {
-        let mut pods = KubeletPods::default();
-        pods.publish(BTreeMap::new());
-        let mut described = sample::pod("u", &["{name: other, emptyDir: {}}"], &["other"]);
-        Arc::make_mut(&mut described.manifest)["metadata"]["annotations"] = json!({
-            "podfs.io/cache.other": "none", "podfs.io/sub-path.a": "live", "podfs.io/mount-options.share": "soft", "x": "y",
-        });
-        pods.change_source(FeedEvent::Put(described));
-        let mut share = publication("share", false);
-        share.volume = json!({"nfs": {"server": "nfs.example", "path": "/"}});
-        share.mount_options = vec!["nolock".to_owned(), "ro".to_owned()];
-        pods.change(KubeletChange::Published(Box::new(share)));
-        let event = pods.change(KubeletChange::Published(Box::new(publication("a", false))));
-        let Some(FeedEvent::Put(pod)) = event else { panic!("no annotation keeps a volume back: {event:?}") };
-        assert_eq!(
-            pod.manifest["metadata"]["annotations"],
-            json!({"podfs.io/sub-path.a": "live", "podfs.io/mount-options.share": "nolock,ro", "x": "y"}),
-        );
-        assert_eq!(pod.pod.volumes.len(), 2);
-    }
-
-    #[test]
-    fn a_chosen_pod_has_its_payload_volumes_and_those_of_the_kubelet_and_goes_with_its_sandbox() {
-        let mut pods = KubeletPods::default();
-        let FeedEvent::Pods(PodSource::Runtime, none) = pods.choose(Chosen::new(Choice::All, []), &[]) else {
-            panic!("all pods come first")
-        };
-        assert!(none.is_empty());
-        pods.change_runtime(RuntimeChange::Synchronized(BTreeMap::new()));
-        let volumes = ["{name: app, configMap: {name: app}}", "{name: data, emptyDir: {}}"];
-        let described = sample::pod("u", &volumes, &["app", "data"]);
-        let volumes_of = |event: Option<&FeedEvent>| match event {
-            Some(FeedEvent::Put(pod)) => {
-                let names = pod.pod.volumes.iter().map(|volume| volume.name.to_string()).collect::<Vec<_>>();
-                (pod.origin.clone(), names)
-            }
-            other => panic!("{other:?}"),
-        };
-        let of_runtime = (PodOrigin::Runtime, vec!["app".to_owned()]);
-        assert_eq!(volumes_of(pods.change_source(FeedEvent::Put(described)).first()), of_runtime);
-        let published = pods.change(KubeletChange::Published(Box::new(publication("a", false))));
-        let both = (PodOrigin::Runtime, vec!["app".to_owned(), "a".to_owned()]);
-        assert_eq!(volumes_of(published.as_ref()), both);
-        let unpublished = pods.change(KubeletChange::Unpublished(publication("a", false).target));
-        assert_eq!(volumes_of(unpublished.as_ref()), of_runtime);
-        let uid = sample::uid("u");
-        pods.change_runtime(RuntimeChange::Started("s".to_owned(), uid.clone()));
-        let Some(FeedEvent::Put(written_down)) = published else { panic!("it is there") };
-        let mut next = KubeletPods::default();
-        next.publish(BTreeMap::from([("/k/pods/u/a/mount".into(), publication("a", false))]));
-        next.choose(Chosen::new(Choice::All, [uid.clone()]), &[written_down]);
-        let FeedEvent::Pods(_, first) = next.published() else { panic!("all pods come first") };
-        assert_eq!(volumes_of(first.into_iter().map(FeedEvent::Put).next().as_ref()), both, "another daemon goes on");
-        let terminating = NodePod { stage: PodStage::Terminating, ..sample::pod("u", &volumes, &["app", "data"]) };
-        assert_eq!(
-            volumes_of(next.change_source(FeedEvent::Put(terminating)).first()),
-            both,
-            "it ends, and has not ended"
-        );
-        let gone = pods.change_source(FeedEvent::Gone(PodSource::Api, uid.clone()));
-        assert_eq!(volumes_of(gone.first()), of_runtime, "its sandbox runs");
-        let ended = pods.change_runtime(RuntimeChange::Removed("s".to_owned()));
-        assert!(matches!(&ended[..], [FeedEvent::Gone(PodSource::Runtime, gone)] if *gone == uid), "{ended:?}");
-        assert!(pods.change_runtime(RuntimeChange::Removed("s".to_owned())).is_empty());
-    }
-}
+mod tests;

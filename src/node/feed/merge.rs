@@ -81,10 +81,11 @@ impl MergedPods {
     fn changes(&mut self, first: Option<PodSource>) -> Vec<FeedEvent> {
         let now = self.wanted();
         let gone = self.reported.iter().filter(|(uid, _)| !now.contains_key(uid));
-        let mut events: Vec<_> = gone.map(|(uid, pod)| FeedEvent::Gone(source(pod), uid.clone())).collect();
+        let mut events: Vec<_> =
+            gone.map(|(uid, pod)| FeedEvent::Gone(PodSource::of(&pod.origin), uid.clone())).collect();
         let differs =
             |uid: &PodUid, pod: &NodePod| self.reported.get(uid).is_none_or(|reported| !is_same(reported, pod));
-        let is_listed = |pod: &NodePod| first == Some(source(pod));
+        let is_listed = |pod: &NodePod| first == Some(PodSource::of(&pod.origin));
         let put = now.iter().filter(|(uid, pod)| differs(uid, pod) && !is_listed(pod));
         events.extend(put.map(|(_, pod)| FeedEvent::Put(pod.clone())));
         if let Some(first) = first {
@@ -113,15 +114,6 @@ impl MergedPods {
                 let has_name = (&file.namespace, &file.name) == (&identity.namespace, &identity.name);
                 annotation(HASH) == Some(file.uid.as_str()) || has_name && annotation(SOURCE) == Some("file")
             })
-    }
-}
-
-fn source(pod: &NodePod) -> PodSource {
-    match pod.origin {
-        PodOrigin::File(_) => PodSource::Files,
-        PodOrigin::Api => PodSource::Api,
-        PodOrigin::Kubelet => PodSource::Kubelet,
-        PodOrigin::Runtime => PodSource::Runtime,
     }
 }
 
@@ -157,7 +149,7 @@ mod tests {
     }
 
     fn shown(events: Vec<FeedEvent>) -> Vec<String> {
-        let name = |pod: &NodePod| format!("{} {:?}", pod.pod.identity.uid, source(pod));
+        let name = |pod: &NodePod| format!("{} {:?}", pod.pod.identity.uid, PodSource::of(&pod.origin));
         let show = |event: FeedEvent| match event {
             FeedEvent::Pods(source, pods) => {
                 format!("{source:?}: {}", pods.iter().map(name).collect::<Vec<_>>().join(", "))

@@ -41,7 +41,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::pod::NodePod;
+use super::pod::{NodePod, PodOrigin};
 use super::publication::Publication;
 use super::state::ContainerEntry;
 use crate::kube::client::ApiClient;
@@ -87,6 +87,18 @@ pub enum PodSource {
     Kubelet,
     /// `podfs node --nri`: the pods whose containers have volumes of podfs in the place of the kubelet's.
     Runtime,
+}
+
+impl PodSource {
+    /// The source that described a pod of this origin.
+    pub fn of(origin: &PodOrigin) -> PodSource {
+        match origin {
+            PodOrigin::File(_) => PodSource::Files,
+            PodOrigin::Api => PodSource::Api,
+            PodOrigin::Kubelet => PodSource::Kubelet,
+            PodOrigin::Runtime => PodSource::Runtime,
+        }
+    }
 }
 
 /// A change of the node's pods, for the manager.
@@ -233,12 +245,14 @@ impl Feed {
     /// takes the runtime's changes, and returns false once the feed is dropped.
     pub fn follow_runtime(
         &mut self,
-        chosen: Chosen,
+        mut chosen: Chosen,
         earlier: &[NodePod],
     ) -> impl Fn(RuntimeChange) -> bool + Send + Sync + 'static {
         if let Some(client) = self.client.clone().filter(|_| chosen.wants_namespaces()) {
             self._namespaces = Some(AbortOnDrop::spawn(namespaces::follow(client, self.input.clone())));
         }
+        let sources = [(PodSource::Files, self._files.is_some()), (PodSource::Api, self._pods.is_some())];
+        chosen.await_sources(sources.into_iter().filter_map(|(source, is_there)| is_there.then_some(source)));
         let kubelet = self.kubelet.get_or_insert_default();
         let pods = kubelet.choose(chosen, earlier);
         // The first list of the kubelet's pods has the chosen pods with the volumes that they have for the runtime.

@@ -105,7 +105,7 @@ impl ServerPods {
         })
     }
 
-    /// Stores the pod. If podfs cannot parse it, keeps the version before. Returns the pod if it has changed.
+    /// Stores the pod. If podfs cannot parse it, keeps the version before with the new stage. Returns the pod if it has changed.
     fn put(&mut self, object: Value, known: Option<NodePod>) -> Option<NodePod> {
         let (name, stage) = (name_of(&object), stage_of(&object));
         let manifest = manifest_of(object);
@@ -122,8 +122,11 @@ impl ServerPods {
             }
             Err(error) => {
                 self.bad.insert(name, format!("{error}; podfs cannot serve the pod as it is now"));
-                self.pods.extend(known.map(|known| (known.pod.identity.uid.clone(), known)));
-                None
+                let known = known?;
+                let has_changed = known.stage != stage;
+                let pod = NodePod { stage, ..known };
+                self.pods.insert(pod.pod.identity.uid.clone(), pod.clone());
+                has_changed.then_some(pod)
             }
         }
     }
@@ -251,6 +254,21 @@ mod tests {
             "put u1 Desired"
         );
         assert_eq!(pods.take_trouble(), Some(Vec::new()));
+    }
+
+    #[test]
+    fn a_pod_that_cannot_be_parsed_ends_all_the_same() {
+        let (mut pods, now) = server();
+        pods.take(FollowerEvent::Listed(vec![plain("a", "u1")]), now);
+        let mut bad = plain("a", "u1");
+        bad["metadata"]["annotations"] = json!({"podfs.io/cache.none": "auto"});
+        assert_eq!(shown(pods.take(FollowerEvent::Put(bad.clone()), now)), "nothing");
+        bad["metadata"]["deletionTimestamp"] = "2030-01-01T00:00:00Z".into();
+        assert_eq!(shown(pods.take(FollowerEvent::Put(bad.clone()), now)), "put u1 Terminating");
+        assert_eq!(shown(pods.take(FollowerEvent::Put(bad.clone()), now)), "nothing");
+        bad["status"]["phase"] = "Succeeded".into();
+        assert_eq!(shown(pods.take(FollowerEvent::Listed(vec![bad.clone()]), now)), "u1 Terminal");
+        assert_eq!(shown(pods.take(FollowerEvent::Deleted(bad), now)), "gone u1");
     }
 
     #[test]

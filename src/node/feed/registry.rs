@@ -128,13 +128,12 @@ impl ObjectRegistry {
 
     /// Takes a message of the task with this number.
     pub(super) fn take(&self, want: &WantedObject, id: u64, message: TaskMessage) {
+        let Some(mut entry) = self.entries.get_mut(want) else { return };
+        let Some(followed) = entry.followed.as_mut().filter(|followed| followed.has_id(id)) else { return };
         if let (Some(server), TaskMessage::Update(update)) = (&self.server, &message) {
             server.note(&want.title(), update);
         }
-        if let Some(mut entry) = self.entries.get_mut(want)
-            && let Some(followed) = entry.followed.as_mut().filter(|followed| followed.has_id(id))
-            && followed.take(message)
-        {
+        if followed.take(message) {
             entry.notify();
         }
     }

@@ -432,7 +432,10 @@ impl Manager {
         let forgotten = self.actual.forget_unmounted(|id| self.desired.volume(id).is_some());
         forgotten.iter().for_each(|id| self.touch(&id.pod));
         let (desired, actual) = (&self.desired, &self.actual);
-        self.backings.retain(|id, _| desired.volume(id).is_some() || actual.volume(id).is_some());
+        let is_known = |id: &VolumeId| desired.volume(id).is_some() || actual.volume(id).is_some();
+        self.backings.retain(|id, _| is_known(id));
+        // No unmount ends the time of a volume that was never mounted.
+        self.wanted_since.retain(|id, _| is_known(id));
     }
 
     /// The span of log lines about a pod.

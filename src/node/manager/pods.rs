@@ -14,17 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::manifest::pod::PodUid;
 use crate::node::feed::PodSource;
 use crate::node::handle::CommandError;
-use crate::node::pod::{NodePod, PodOrigin, PodStage};
-
-/// The source that described a pod.
-fn source_of(origin: &PodOrigin) -> PodSource {
-    match origin {
-        PodOrigin::File(_) => PodSource::Files,
-        PodOrigin::Api => PodSource::Api,
-        PodOrigin::Kubelet => PodSource::Kubelet,
-        PodOrigin::Runtime => PodSource::Runtime,
-    }
-}
+use crate::node::pod::{NodePod, PodStage};
 
 /// The pods of the node.
 #[derive(Debug)]
@@ -94,7 +84,7 @@ impl Pods {
         self.awaited.remove(&source);
         // An earlier daemon served these pods, and their source no longer has them.
         let gone = self.pods.iter().filter(|(uid, known)| {
-            !known.described && source_of(&known.pod.origin) == source && !changed.contains(uid)
+            !known.described && PodSource::of(&known.pod.origin) == source && !changed.contains(uid)
         });
         let gone: Vec<_> = gone.map(|(uid, _)| uid.clone()).collect();
         gone.iter().for_each(|uid| self.gone(uid));

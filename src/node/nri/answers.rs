@@ -1,6 +1,6 @@
 //! A request of the runtime and its answer.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -93,11 +93,13 @@ impl NriAnswers {
     /// Answers a request. A request that podfs cannot parse gets an empty answer: an error would fail a container.
     pub(super) async fn answer(&mut self, method: &str, payload: &[u8]) -> Answered {
         let started = Instant::now();
+        let mut is_last = false;
         let answer = match method {
             "Configure" => self.configure(decode(method, payload)).encode_to_vec(),
             "Synchronize" => {
-                let (answer, is_last) = self.synchronize(decode(method, payload));
-                return Answered::Message(answer.encode_to_vec(), is_last);
+                let (answer, is_whole) = self.synchronize(decode(method, payload));
+                is_last = is_whole;
+                answer.encode_to_vec()
             }
             "CreateContainer" => self.create_container(decode(method, payload), started).await.encode_to_vec(),
             "StateChange" => {
@@ -111,7 +113,7 @@ impl NriAnswers {
             }
         };
         self.recorder.nri(method, started);
-        Answered::Message(answer, false)
+        Answered::Message(answer, is_last)
     }
 
     /// Sends a change to the manager.
@@ -120,8 +122,8 @@ impl NriAnswers {
         let _ = (self.changes)(change);
     }
 
-    /// The pods that podfs serves for the runtime and of which the kubelet no longer has a directory.
-    pub(super) fn without_directory(&self) -> Vec<PodUid> {
+    /// The pods that podfs serves for the runtime and of which the kubelet has no directory.
+    pub(super) fn without_directory(&self) -> BTreeSet<PodUid> {
         let state = self.node.state();
         let ours =
             state.pods.iter().filter(|(_, pod)| pod.origin == Some(PodOrigin::Runtime)).map(|(uid, _)| uid.clone());

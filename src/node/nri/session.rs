@@ -153,7 +153,7 @@ pub async fn serve(
             last_trouble = Some(trouble);
         }
         if Instant::now() > next_check {
-            answers.without_directory().into_iter().for_each(|uid| answers.report(RuntimeChange::NoDirectory(uid)));
+            answers.report(RuntimeChange::NoDirectory(answers.without_directory()));
             next_check = Instant::now() + CHECK_INTERVAL;
         }
         sleep(backoff.fail()).await;

@@ -185,7 +185,9 @@ fn remove(pods: &Path, directory: BorrowedFd<'_>, uid: &PodUid, mounted: &[PathB
     };
     delete_kept_content(&path);
     let mut removal = DirectoryRemoval { pod: &path, stays: Vec::new(), count: 0 };
-    walk(pod, MountPointPolicy::Stop, &mut removal)?;
+    if let Err(error) = walk(pod, MountPointPolicy::Stop, &mut removal) {
+        return Ok(Some(format!("cannot read {}: {error}", path.display())));
+    }
     if removal.count > 0 {
         return Ok(Some(removal.sentence()));
     }

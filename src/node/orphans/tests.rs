@@ -185,3 +185,21 @@ fn or_03_a_directory_that_stays_is_reported_once_until_it_changes() {
     assert!(pass.removed.len() == 1 && pass.report.is_some_and(|report| report.to_string().starts_with("1 orphaned")));
     assert_eq!(node.pass().report, None);
 }
+
+#[test]
+fn a_directory_that_cannot_be_read_stays_and_delays_no_other() {
+    let mut node = TestNode::new();
+    // The kernel opens some directories of a process that has ended, but cannot read them.
+    let mut ended = std::process::Command::new("true").spawn().expect("it starts");
+    let pid = rustix::process::Pid::from_child(&ended);
+    let is_over = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
+    rustix::process::waitid(rustix::process::WaitId::Pid(pid), is_over).expect("it ends");
+    fs::create_dir(node.base.path().join("root")).expect("a directory");
+    let process = format!("/proc/{}", pid.as_raw_nonzero());
+    std::os::unix::fs::symlink(&process, node.base.path().join("root/pods")).expect("a link");
+    let pass = node.orphans.pass(|uid| !matches!(uid.as_str(), "net" | "task"));
+    ended.wait().expect("it has ended");
+    let report = pass.expect("the directory of all pods can be read").report.expect("they stay").to_string();
+    let unreadable = format!("orphaned pod \"net\" found, but cannot read {process}/net: Invalid argument");
+    assert!(report.contains(&unreadable) && report.contains("orphaned pod \"task\" found"), "{report}");
+}

@@ -130,6 +130,15 @@ async fn an_error_is_one_sentence() {
     assert!(absent.starts_with("podfs node does not run here: ") && absent.contains("none/node.sock"), "{absent}");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_client_does_not_wait_for_ever_for_a_daemon_that_is_stopped() {
+    let run = tempfile::tempdir().expect("a directory");
+    let _listener = std::os::unix::net::UnixListener::bind(run.path().join(socket::SOCKET)).expect("it listens");
+    let mut client = DaemonClient::connect(run.path()).await.expect("the kernel connects it");
+    let silent = client.state().await.expect_err("nothing answers").to_string();
+    assert!(silent.contains("has not answered for 10 s: it hangs, or its process is stopped"), "{silent}");
+}
+
 #[tokio::test]
 async fn a_client_that_watches_gets_all_pods_and_then_changes() {
     let other = || {

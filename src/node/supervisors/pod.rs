@@ -194,7 +194,7 @@ impl PodTask {
             }
             PodOperation::Update(pod) => {
                 if let Some(wanted) = &mut self.wanted {
-                    (wanted.origin, wanted.manifest) = (pod.origin, pod.manifest);
+                    wanted.describe(pod.origin, pod.manifest);
                 }
             }
             PodOperation::Released(released, answer) => {
@@ -216,7 +216,7 @@ impl PodTask {
         }
         let new = Checkpoint::new(origin.clone(), Arc::clone(&manifest), BTreeSet::new(), false);
         let wanted = self.wanted.get_or_insert(new);
-        (wanted.origin, wanted.manifest) = (origin, manifest);
+        wanted.describe(origin, manifest);
         wanted
     }
 

@@ -21,11 +21,6 @@ impl DistinctErrors {
         }
     }
 
-    /// Forgets all errors.
-    pub fn clear(&mut self) {
-        self.0.clear();
-    }
-
     /// Whether there are no errors.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

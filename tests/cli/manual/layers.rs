@@ -46,7 +46,7 @@ const PODFS_NFS: Layers = &[
 
 /// `src/node`.
 const NODE: Layers = &[
-    &["spans"],
+    &["files", "spans"],
     &["backing", "on_host", "orphans", "pod", "publication"],
     &["checkpoint", "sample", "state"],
     &["feed", "handle", "plugin", "reconstruct"],

@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use super::clean::{ErasureOutcome, ErasureProgress};
 use super::entries::DirectoryScan;
-use super::error::InspectionError;
+use super::error::{ErasureError, InspectionError};
 use super::inspection::UsableEntry;
 use super::metrics::LocalVolumeCounts;
 use super::plan::{DiskStep, OfferedClass, World, plan, remarks};
@@ -278,6 +278,11 @@ impl Provisioner {
                         self.pauses.remove(&name);
                         info!("podfs has erased {path} of PersistentVolume {name}");
                     }
+                    // The plan decides what comes next.
+                    Err(reason @ ErasureError::Stopped) => {
+                        self.delay(&name);
+                        self.log_once(&format!("step {name}"), &format!("{path} of PersistentVolume {name} {reason}"));
+                    }
                     Err(reason) => self.pause(&name, &format!("{path} of PersistentVolume {name} {reason}")),
                 }
             }
@@ -339,12 +344,17 @@ impl Provisioner {
         }
     }
 
-    /// Delays the next step for this PersistentVolume, after a failure.
+    /// Delays the next step for this PersistentVolume, after a failure, and logs the failure.
     fn pause(&mut self, name: &str, sentence: &str) {
+        self.delay(name);
+        self.log_once(&format!("step {name}"), &format!("{sentence}; podfs tries again"));
+    }
+
+    /// Delays the next step for this PersistentVolume.
+    fn delay(&mut self, name: &str) {
         let mut backoff = self.pauses.get(name).map_or(PAUSE.backoff(), |(_, backoff)| *backoff);
         let until = Instant::now() + backoff.fail();
         self.pauses.insert(name.to_owned(), (until, backoff));
-        self.log_once(&format!("step {name}"), &format!("{sentence}; podfs tries again"));
     }
 
     /// Logs a sentence, unless it was the last one about the same step, entry or object.

@@ -191,6 +191,36 @@ fn a_volume_of_a_node_directory_needs_the_nodes_allow_list() {
 }
 
 #[test]
+fn a_link_that_replaces_a_published_directory_is_not_followed_when_the_volume_is_mounted_again() {
+    let kubelet = kubelet();
+    // A bind mount has no server that keeps the source open.
+    let bound = WEB.replace("labels", "annotations: {podfs.io/host-path.x: bind}, labels");
+    kubelet.node.put("web.yaml", &format!("{bound}  volumes:\n  - {{name: x, csi: {{driver: podfs.io}}}}\n"));
+    let at = |name: &str| kubelet.node.fixture.path(name);
+    fs::create_dir_all(at("shared/x")).expect("a directory");
+    fs::create_dir(at("private")).expect("a directory");
+    fs::write(at("shared/x/file"), "of the volume").expect("written");
+    fs::write(at("private/file"), "of the node").expect("written");
+    let mut command = kubelet.command();
+    command.arg("--csi-allow").arg(at("shared"));
+    let _daemon = kubelet.node.start_command(command);
+    let x = at("shared/x");
+    let volume = kubelet.volume("web", "x", &[("kind", "hostPath"), ("path", x.to_str().expect("text"))]);
+    kubelet.published(&volume);
+    fs::rename(&x, at("shared/y")).expect("renamed");
+    std::os::unix::fs::symlink("../private", &x).expect("a link");
+    let own = at("root/pods/uid-web/volumes/kubernetes.io~host-path/x");
+    nix::mount::umount2(&own, nix::mount::MntFlags::MNT_DETACH).expect("another process unmounts it");
+    eventually("podfs refuses the link", || {
+        assert!(!own.join("file").exists() || read(own.join("file")) != "of the node", "podfs has followed the link");
+        let stats = kubelet.stats(&volume.id, &volume.target).expect("stats");
+        stats.volume_condition.is_some_and(|condition| condition.message.contains("podfs follows none below"))
+    });
+    assert_eq!(read(volume.target.join("file")), "of the volume");
+    kubelet.end_pod("web", &[volume]);
+}
+
+#[test]
 fn calls_are_counted_by_method_and_status() {
     let kubelet = kubelet();
     let mut command = kubelet.command();
