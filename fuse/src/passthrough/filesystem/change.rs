@@ -167,6 +167,8 @@ impl PassthroughFilesystem {
             self.reopen_before_removal(&to, new_parent, new_name);
         }
         let removal = if replaces { self.last_name_removal(&to, new_parent, new_name) } else { None };
+        // If a dead server has executed the request, the new name leads to the moved file, which keeps its name.
+        let removal = removal.filter(|found| exchange.earlier().is_none_or(|begun| begun.note == found.note()));
         if removal.is_none() && parent.id != new_parent.id {
             self.check_room(exchange, |account| account.check_not_exceeded())?;
         }
