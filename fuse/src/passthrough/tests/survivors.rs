@@ -171,6 +171,48 @@ fn a_wait_for_a_lock_continues_and_ends_with_the_lock() {
     waiter.join().expect("no panic").expect("locked");
 }
 
+/// Tries to lock `file`, which another owner than that of the process's `fcntl` locks.
+fn lock_apart(file: &File, kind: libc::c_int) -> nix::Result<()> {
+    use nix::fcntl::{FcntlArg, fcntl};
+    // SAFETY: zeroes are a lock on the whole file.
+    let lock = libc::flock { l_type: kind as libc::c_short, ..unsafe { std::mem::zeroed() } };
+    fcntl(file, FcntlArg::F_OFD_SETLK(&lock)).map(drop)
+}
+
+#[test]
+fn a_thread_keeps_the_lock_for_which_it_waited_while_its_process_closed_the_file_elsewhere() {
+    use nix::fcntl::{FcntlArg, fcntl};
+    for takeover in [false, true] {
+        let rig = Rig::unlimited();
+        fs::write(rig.source.join("file"), "").expect("written");
+        let open = || OpenOptions::new().read(true).write(true).open(rig.at("file")).expect("a file");
+        let (theirs, ours, elsewhere) = (open(), open(), open());
+        lock_apart(&theirs, libc::F_WRLCK).expect("it is free");
+        let waiter = std::thread::spawn(move || {
+            // SAFETY: as above.
+            let lock = libc::flock { l_type: libc::F_WRLCK as libc::c_short, ..unsafe { std::mem::zeroed() } };
+            fcntl(&ours, FcntlArg::F_SETLKW(&lock)).map(|_| ours)
+        });
+        while rig.region.waits().all().next().is_none() {
+            std::thread::yield_now();
+        }
+        drop(elsewhere);
+        if takeover {
+            rig.kill_and_succeed();
+        }
+        lock_apart(&theirs, libc::F_UNLCK).expect("unlocked");
+        let ours = waiter.join().expect("no panic").expect("locked");
+        assert_eq!(lock_apart(&theirs, libc::F_WRLCK), Err(nix::errno::Errno::EAGAIN), "takeover: {takeover}");
+        if takeover {
+            rig.kill_and_succeed();
+            assert_eq!(lock_apart(&theirs, libc::F_WRLCK), Err(nix::errno::Errno::EAGAIN), "its successor has it, too");
+        }
+        drop(open());
+        lock_apart(&theirs, libc::F_WRLCK).expect("the process has closed a descriptor of the file");
+        drop(ours);
+    }
+}
+
 #[test]
 fn a_removed_directory_stays_for_processes_inside_it() {
     let rig = Rig::unlimited();
