@@ -284,6 +284,11 @@ pub enum ServerReply {
         /// The thread that wrote this answer.
         control: i32,
     },
+    /// The server serves the loaded volumes, except these, with the reasons.
+    Started {
+        /// The volumes that it cannot serve.
+        failed: Vec<(VolumeNumber, String)>,
+    },
     /// The server serves the volume, with this data path.
     Passing(DataPath),
     /// The volumes of the server.

@@ -153,10 +153,10 @@ impl RunningServer {
                 volumes.load(description, held, descriptors.0.collect())?;
                 ServerReply::Done
             }
-            ServerRequest::Start => {
-                volumes.start()?;
-                ServerReply::Done
-            }
+            ServerRequest::Start => match volumes.start() {
+                failed if failed.is_empty() => ServerReply::Done,
+                failed => ServerReply::Started { failed },
+            },
             ServerRequest::Volumes => ServerReply::Volumes(volumes.numbers(self.supervisor_knows_live)),
             ServerRequest::Describe { volume } => {
                 let (description, descriptors) = volumes.describe(volume)?;

@@ -1,0 +1,68 @@
+//! Takeovers, with servers that the tests play.
+
+use std::collections::BTreeSet;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use serde_json::Value;
+
+use super::held::HeldProjection;
+use super::*;
+use crate::mount::private::{MountOptions, PrivateMount, open_device};
+use crate::projection::tree::Root;
+use crate::protocol::{Greeting, Reporting, ServerReply, ServerRequest, receive, send};
+
+fn greeting() -> Greeting {
+    Greeting::new("1.2.3", "pod")
+}
+
+/// Plays a server, which answers as `answer` says, until the connection ends. Returns its thread and the supervisor's end of the
+/// connection.
+fn play(mut answer: impl FnMut(&ServerRequest) -> ServerReply + Send + 'static) -> (JoinHandle<()>, UnixStream) {
+    let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+    let server = thread::spawn(move || {
+        while let Ok(Some((request, _))) = receive::<ServerRequest>(&theirs) {
+            let reply = match &request {
+                ServerRequest::Hello(_) => {
+                    ServerReply::Hello { greeting: greeting(), keeper: 0, keeper_starts_successor: false }
+                }
+                request => answer(request),
+            };
+            if send(&theirs, &reply, &[]).is_err() {
+                return;
+            }
+        }
+    });
+    (server, ours)
+}
+
+/// A supervisor with one projection, whose server is dead.
+fn bereaved() -> (Arc<ServerClient>, MountedVolume, LastKeeper) {
+    let (server, socket) = play(|_| ServerReply::Done);
+    let client = Arc::new(ServerClient::new(socket, greeting()).expect("a server"));
+    let root = Root { mode: 0o755, gid: 0, directories: BTreeSet::new() };
+    let device = open_device().expect("/dev/fuse");
+    let mount = PrivateMount::new(device.as_fd(), &MountOptions::default()).expect("a mount");
+    let kind = HeldProjection::new(root.clone(), Reporting::default());
+    let request = |volume, about| ServerRequest::Serve { volume, about, root, reporting: Reporting::default() };
+    let (mounted, _) = MountedVolume::begin(&client, device, mount, Value::Null, kind, request).expect("a volume");
+    let keeper = client.mark_dead();
+    server.join().expect("no panic");
+    (client, mounted, keeper)
+}
+
+#[test]
+fn a_volume_that_a_successor_cannot_serve_is_given_up() {
+    let (client, mounted, mut keeper) = bereaved();
+    let number = mounted.volume;
+    let (_server, socket) = play(move |request| match request {
+        ServerRequest::Start => ServerReply::Started { failed: vec![(number, "no rings".to_owned())] },
+        _ => ServerReply::Done,
+    });
+    let successor = client.greet(socket).expect("a server");
+    let outcome = client.succeed(successor, &mut keeper).expect("a successor");
+    assert_eq!(outcome.given_up, [(number, "no rings".to_owned())]);
+    assert!(mounted.is_given_up());
+}
