@@ -279,7 +279,7 @@ impl ServerClient {
         let held = self.volumes().remove(&volume);
         let connection = match &*self.link() {
             ServerLink::Up(connection) => Some(Arc::clone(connection)),
-            // The volume is not in `volumes` any more, so no successor gets it.
+            // The volume is not in `volumes` any more. A successor that has got it already is told to remove it when it serves.
             ServerLink::Down | ServerLink::Over => None,
         };
         let request = ServerRequest::Remove { volume };
@@ -363,10 +363,10 @@ impl ServerClient {
     }
 
     /// Makes the server of `connection` the present server.
-    pub(super) fn join_link(&self, connection: ServerConnection) {
+    pub(super) fn join_link(&self, connection: Arc<ServerConnection>) {
         let mut link = self.link();
         if !matches!(*link, ServerLink::Over) {
-            *link = ServerLink::Up(Arc::new(connection));
+            *link = ServerLink::Up(connection);
         }
         self.changed.notify_all();
     }

@@ -192,7 +192,14 @@ impl ServerClient {
         succession.given_up.extend(failed.into_iter().filter_map(|(volume, reason)| self.give_up(volume, reason)));
         connection.trust()?;
         connection.set_keeper(std::mem::take(&mut keeper.0));
-        self.join_link(connection);
+        let connection = Arc::new(connection);
+        self.join_link(Arc::clone(&connection));
+        // Volumes that were removed while there was no server. From here on, the thread that removes a volume asks the successor.
+        let has_left = |volume: &VolumeNumber| !self.volumes().contains_key(volume);
+        for volume in volumes.iter().map(|(volume, _)| *volume).filter(has_left) {
+            // An error means that the successor is dead, and with it its state of the volume.
+            let _ = connection.ask(&ServerRequest::Remove { volume }, &[]);
+        }
         Ok(succession)
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use serde_json::Value;
@@ -51,6 +51,28 @@ fn bereaved() -> (Arc<ServerClient>, MountedVolume, LastKeeper) {
     let keeper = client.mark_dead();
     server.join().expect("no panic");
     (client, mounted, keeper)
+}
+
+#[test]
+fn a_volume_that_is_removed_during_a_takeover_is_removed_from_the_successor() {
+    let (client, mounted, mut keeper) = bereaved();
+    let (number, mut mounted) = (mounted.volume, Some(mounted));
+    let removed = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&removed);
+    let (server, socket) = play(move |request| {
+        match request {
+            ServerRequest::Resume(_) => drop(mounted.take()),
+            ServerRequest::Remove { volume } => seen.lock().expect("no panic").push(*volume),
+            _ => {}
+        }
+        ServerReply::Done
+    });
+    let successor = client.greet(socket).expect("a server");
+    let outcome = client.succeed(successor, &mut keeper).expect("a successor");
+    assert!(outcome.given_up.is_empty());
+    client.end();
+    server.join().expect("no panic");
+    assert_eq!(*removed.lock().expect("no panic"), [number]);
 }
 
 #[test]
