@@ -335,8 +335,11 @@ impl ServerClient {
 
     /// Whether the server answers a request within `limit`. While another request waits for its answer, returns `true`.
     pub fn is_responsive(&self, limit: Duration) -> bool {
-        let ServerLink::Up(connection) = &*self.link() else { return true };
-        let connection = Arc::clone(connection);
+        // The lock on the link is free while the server answers: a server that is found dead meanwhile has to be replaced at once.
+        let connection = match &*self.link() {
+            ServerLink::Up(connection) => Arc::clone(connection),
+            ServerLink::Down | ServerLink::Over => return true,
+        };
         connection.is_responsive(limit)
     }
 

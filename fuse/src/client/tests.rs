@@ -3,8 +3,10 @@
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -13,6 +15,9 @@ use super::*;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
 use crate::projection::tree::Root;
 use crate::protocol::{Greeting, Reporting, ServerReply, ServerRequest, receive, send};
+
+/// Longer than any answer takes.
+const LIMIT: Duration = Duration::from_secs(10);
 
 fn greeting() -> Greeting {
     Greeting::new("1.2.3", "pod")
@@ -51,6 +56,19 @@ fn bereaved() -> (Arc<ServerClient>, MountedVolume, LastKeeper) {
     let keeper = client.mark_dead();
     server.join().expect("no panic");
     (client, mounted, keeper)
+}
+
+#[test]
+fn a_server_that_owes_an_answer_can_be_replaced() {
+    let (give, client) = channel::<Arc<ServerClient>>();
+    let (_server, socket) = play(move |_| {
+        // A takeover begins with this lock.
+        drop(client.recv().expect("a supervisor").facts());
+        ServerReply::Volumes(Vec::new())
+    });
+    let client = Arc::new(ServerClient::new(socket, greeting()).expect("a server"));
+    give.send(Arc::clone(&client)).expect("the server runs");
+    assert!(client.is_responsive(LIMIT));
 }
 
 #[test]
