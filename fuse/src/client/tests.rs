@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ use super::held::HeldProjection;
 use super::*;
 use crate::mount::private::{MountOptions, PrivateMount, open_device};
 use crate::projection::tree::Root;
-use crate::protocol::{Greeting, Reporting, ServerReply, ServerRequest, receive, send};
+use crate::protocol::{Greeting, Reporting, ServerReply, ServerRequest, VolumeNumber, receive, send};
 
 /// Longer than any answer takes.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -105,4 +105,31 @@ fn a_volume_that_a_successor_cannot_serve_is_given_up() {
     let outcome = client.succeed(successor, &mut keeper).expect("a successor");
     assert_eq!(outcome.given_up, [(number, "no rings".to_owned())]);
     assert!(mounted.is_given_up());
+}
+
+#[test]
+fn a_commit_after_a_takeover_does_not_touch_processes_with_the_numbers_of_dead_threads() {
+    use rustix::thread::{Pid, gettid, sched_getaffinity};
+    let (give, number) = channel::<Pid>();
+    let (end, ended) = channel::<()>();
+    // It has got the number of a dead thread.
+    let other = thread::spawn(move || {
+        give.send(gettid()).expect("the test runs");
+        let _ = ended.recv();
+    });
+    let other_number = number.recv().expect("it runs");
+    let (server, socket) =
+        play(move |_| ServerReply::Announced { session: None, control: other_number.as_raw_nonzero().get() });
+    let client = ServerClient::new(socket, greeting()).expect("a server");
+    let answering = client.announce(VolumeNumber(0), &[], None, SystemTime::now()).expect("announced");
+    let before = sched_getaffinity(Some(other_number)).expect("its CPUs");
+    let mut keeper = client.mark_dead();
+    server.join().expect("no panic");
+    let (_server, socket) = play(|_| ServerReply::Done);
+    let successor = client.greet(socket).expect("a server");
+    client.succeed(successor, &mut keeper).expect("a successor");
+    let together = client.together(answering);
+    assert_eq!(sched_getaffinity(Some(other_number)).expect("its CPUs"), before);
+    drop((together, end));
+    other.join().expect("no panic");
 }
