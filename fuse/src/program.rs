@@ -42,10 +42,10 @@ pub fn main() -> ExitCode {
     memory_lock::tune_allocator();
     let words = env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
     match ProgramCommand::parse(words) {
-        Ok(ProgramCommand::Version) => {
-            println!("{NAME} {VERSION}");
-            ExitCode::SUCCESS
-        }
+        Ok(ProgramCommand::Version) => match writeln!(io::stdout(), "{NAME} {VERSION}") {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(FAILED, &format!("cannot write to standard output: {error}")),
+        },
         Ok(ProgramCommand::Serve(server)) => match server.serve() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => fail(FAILED, &error.to_string()),

@@ -4,7 +4,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::symlink;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -384,6 +384,25 @@ fn a_server_that_cannot_be_followed_for_a_while_takes_no_mount_with_it() {
     assert_eq!(identity(&config), before.0);
     assert_eq!(identity(&host).mount, before.1.mount, "the mount is still the same");
     assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_server_that_has_no_descriptor_left_waits_for_the_next_supervisor() {
+    let pod = Orphaned::new();
+    let mut running = pod.fixture.run();
+    let server = running.server();
+    kill_supervisor(&mut running);
+    running.wait_log("the supervisor is gone");
+    let is_free = |number: &u64| fs::symlink_metadata(format!("/proc/{server}/fd/{number}")).is_err();
+    let all = limit_files(server, (0..).find(is_free).expect("a number"));
+    let refused = UnixStream::connect(pod.socket()).expect("the server listens");
+    running.wait_log("cannot accept the connection of a supervisor");
+    limit_files(server, all);
+    drop(refused);
+    let mut next = pod.fixture.run();
+    assert_eq!(next.server(), server, "it is adopted");
+    assert!(next.stop().success());
     pod.fixture.assert_nothing_left();
 }
 

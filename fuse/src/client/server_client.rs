@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, SystemTime};
 
@@ -37,6 +37,8 @@ pub struct ServerClient {
     /// The bound socket at which the next supervisor finds the server.
     pub(super) listener: Mutex<Option<OwnedFd>>,
     affinity: Affinity,
+    /// The number of servers that have died.
+    deaths: AtomicU64,
     /// The sockets of the volumes' connections to NFS servers.
     nfs_sockets: SocketSets,
 }
@@ -145,6 +147,8 @@ pub struct VolumeActivity {
 /// The known threads of the server that take part in a commit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AnsweringThreads {
+    /// The number of servers that had died before.
+    deaths: u64,
     session: Option<Pid>,
     control: Option<Pid>,
 }
@@ -170,6 +174,7 @@ impl ServerClient {
             next: AtomicU32::new(0),
             listener: Mutex::default(),
             affinity: Affinity::current(),
+            deaths: AtomicU64::new(0),
             nfs_sockets,
         }
     }
@@ -233,7 +238,10 @@ impl ServerClient {
 
     /// Moves the server's threads to the calling thread's CPU, until the guard is dropped.
     pub(crate) fn together(&self, answering: AnsweringThreads) -> SharedCpuGuard<'_> {
-        self.affinity.together([answering.session, answering.control].into_iter().flatten())
+        // The numbers of a dead server's threads may be those of other processes.
+        let is_present = answering.deaths == self.deaths.load(Ordering::Relaxed);
+        let threads = [answering.session, answering.control].into_iter().flatten();
+        self.affinity.together(threads.filter(|_| is_present))
     }
 
     /// Announces the next steps of a projection, and sends their new generation.
@@ -248,13 +256,15 @@ impl ServerClient {
         time: SystemTime,
     ) -> io::Result<AnsweringThreads> {
         let (name, image) = staged.unzip();
+        let deaths = self.deaths.load(Ordering::Relaxed);
         let request = ServerRequest::Announce { volume, steps: steps.to_vec(), staged: name.cloned(), time };
         match self.ask(&request, image.map(Image::as_fd).as_slice())? {
             ServerReply::Announced { session, control } => {
                 if let Some(image) = image {
                     image.disown();
                 }
-                Ok(AnsweringThreads { session: session.and_then(Pid::from_raw), control: Pid::from_raw(control) })
+                let (session, control) = (session.and_then(Pid::from_raw), Pid::from_raw(control));
+                Ok(AnsweringThreads { deaths, session, control })
             }
             other => Err(unexpected(&other)),
         }
@@ -279,7 +289,7 @@ impl ServerClient {
         let held = self.volumes().remove(&volume);
         let connection = match &*self.link() {
             ServerLink::Up(connection) => Some(Arc::clone(connection)),
-            // The volume is not in `volumes` any more, so no successor gets it.
+            // The volume is not in `volumes` any more. A successor that has got it already is told to remove it when it serves.
             ServerLink::Down | ServerLink::Over => None,
         };
         let request = ServerRequest::Remove { volume };
@@ -335,8 +345,11 @@ impl ServerClient {
 
     /// Whether the server answers a request within `limit`. While another request waits for its answer, returns `true`.
     pub fn is_responsive(&self, limit: Duration) -> bool {
-        let ServerLink::Up(connection) = &*self.link() else { return true };
-        let connection = Arc::clone(connection);
+        // The lock on the link is free while the server answers: a server that is found dead meanwhile has to be replaced at once.
+        let connection = match &*self.link() {
+            ServerLink::Up(connection) => Arc::clone(connection),
+            ServerLink::Down | ServerLink::Over => return true,
+        };
         connection.is_responsive(limit)
     }
 
@@ -350,6 +363,7 @@ impl ServerClient {
         let mut link = self.link();
         match std::mem::replace(&mut *link, ServerLink::Down) {
             ServerLink::Up(connection) => {
+                self.deaths.fetch_add(1, Ordering::Relaxed);
                 // The keeper has the other end, too, so only a shutdown ends the calls that wait for an answer.
                 connection.shut_down();
                 Some(connection)
@@ -363,10 +377,10 @@ impl ServerClient {
     }
 
     /// Makes the server of `connection` the present server.
-    pub(super) fn join_link(&self, connection: ServerConnection) {
+    pub(super) fn join_link(&self, connection: Arc<ServerConnection>) {
         let mut link = self.link();
         if !matches!(*link, ServerLink::Over) {
-            *link = ServerLink::Up(Arc::new(connection));
+            *link = ServerLink::Up(connection);
         }
         self.changed.notify_all();
     }

@@ -174,11 +174,7 @@ impl ServerClient {
             match resume(&connection, *volume, held) {
                 Ok(()) => {}
                 Err(error) if connection.is_broken(&error) => return Err(error),
-                Err(error) => {
-                    self.volumes().remove(volume);
-                    held.give_up();
-                    succession.given_up.push((*volume, error.to_string()));
-                }
+                Err(error) => succession.given_up.extend(self.give_up(*volume, error.to_string())),
             }
         }
         // The successor's keeper has all descriptors now, so the last keeper can end.
@@ -188,11 +184,30 @@ impl ServerClient {
         if let Some(socket) = &*self.listener.lock().expect("a thread that panics ends the process") {
             expect_done(&connection, &ServerRequest::Listen, &[socket.as_fd()])?;
         }
-        expect_done(&connection, &ServerRequest::Start, &[])?;
+        let failed = match connection.ask(&ServerRequest::Start, &[])? {
+            (ServerReply::Done, _) => Vec::new(),
+            (ServerReply::Started { failed }, _) => failed,
+            (other, _) => return Err(unexpected(&other)),
+        };
+        succession.given_up.extend(failed.into_iter().filter_map(|(volume, reason)| self.give_up(volume, reason)));
         connection.trust()?;
         connection.set_keeper(std::mem::take(&mut keeper.0));
-        self.join_link(connection);
+        let connection = Arc::new(connection);
+        self.join_link(Arc::clone(&connection));
+        // Volumes that were removed while there was no server. From here on, the thread that removes a volume asks the successor.
+        let has_left = |volume: &VolumeNumber| !self.volumes().contains_key(volume);
+        for volume in volumes.iter().map(|(volume, _)| *volume).filter(has_left) {
+            // An error means that the successor is dead, and with it its state of the volume.
+            let _ = connection.ask(&ServerRequest::Remove { volume }, &[]);
+        }
         Ok(succession)
+    }
+
+    /// Gives up a volume with which no server can continue. Returns its number and `reason`; `None` if it was removed meanwhile.
+    fn give_up(&self, volume: VolumeNumber, reason: String) -> Option<(VolumeNumber, String)> {
+        let held = self.volumes().remove(&volume)?;
+        held.give_up();
+        Some((volume, reason))
     }
 
     /// Takes over the volumes of a server whose supervisor has ended, each with that supervisor's record.

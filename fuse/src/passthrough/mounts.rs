@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::CStr;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -144,7 +144,21 @@ impl SourceMounts {
         };
         // Done without the lock, so that a file system that hangs delays no other request.
         let anchor = handle.and_then(|handle| anchor(file, handle));
+        self.add(id, anchor, restrictions, parent)
+    }
+
+    /// Adds a mount, unless another request has added it meanwhile. Returns the mount.
+    fn add(
+        &self,
+        id: u64,
+        anchor: Option<OwnedFd>,
+        restrictions: Restrictions,
+        parent: Option<&Node>,
+    ) -> Result<Arc<SourceMount>, Errno> {
         let mut known = self.lock();
+        if let Some(mount) = known.get(&id).and_then(Weak::upgrade) {
+            return Ok(mount);
+        }
         known.retain(|_, mount| mount.strong_count() > 0);
         let next = &self.region.header().counters.next_mount;
         let index = next.load(Relaxed);

@@ -98,7 +98,8 @@ impl Node {
         self.record.lookups.load(Relaxed) == 1
     }
 
-    /// The descriptor that the server keeps for the node: for the root, a node without a handle, and a removed directory.
+    /// The descriptor that the server keeps for the node: for the root, a node without a handle, a removed directory, and
+    /// a removed special file.
     pub fn held(&self) -> Option<Arc<OwnedFd>> {
         self.lock_held().as_ref().map(|held| Arc::clone(&held.file))
     }
@@ -192,6 +193,11 @@ impl Node {
     pub fn open(&self) -> MutexGuard<'_, Option<Box<OpenNode>>> {
         self.open.lock().expect("a thread that panics ends the process")
     }
+}
+
+/// Whether files of this type are FIFOs, sockets or devices, which the kernel opens without the server.
+pub fn is_special(kind: FileType) -> bool {
+    matches!(kind, FileType::Fifo | FileType::Socket | FileType::CharacterDevice | FileType::BlockDevice)
 }
 
 impl Drop for Node {

@@ -22,6 +22,7 @@ use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::os::fd::OwnedFd;
 use std::ptr;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -31,7 +32,7 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::hashing::{HashKey, random};
-use super::node::{FileIdentity, Node};
+use super::node::{FileIdentity, Node, is_special};
 use super::share::Share;
 use super::source_mount::SourceMount;
 use super::state::{MAPPABLE, NodeCell, no_memory};
@@ -54,6 +55,8 @@ pub struct SharedNodes {
     region: Arc<Region>,
     key: HashKey,
     tables: Mutex<NodeTables>,
+    /// Whether a FIFO, a socket or a device was among the nodes.
+    has_special_files: AtomicBool,
 }
 
 struct NodeTables {
@@ -93,7 +96,12 @@ pub struct NewNode {
 impl Nodes {
     /// A table without nodes.
     pub fn empty(region: Arc<Region>) -> Self {
-        Self(Arc::new(SharedNodes { region, key: HashKey::default(), tables: Mutex::default() }))
+        Self(Arc::new(SharedNodes {
+            region,
+            key: HashKey::default(),
+            tables: Mutex::default(),
+            has_special_files: AtomicBool::new(false),
+        }))
     }
 
     /// Reserves room for so many more nodes, so that the tables need not grow step by step.
@@ -132,6 +140,7 @@ impl Nodes {
         let id = NodeId(shared.cell(cell).id.load(Relaxed));
         let is_forgotten = id != NodeId::ROOT && shared.cell(cell).lookups.load(Relaxed) == 0;
         let (id_hash, identity_hash) = (shared.key.hash_one(id), shared.key.hash_one(identity));
+        shared.note_kind(shared.cell(cell).kind());
         let mut tables = shared.lock();
         let is_id = |cell: &CellId| NodeId(shared.cell(*cell).id.load(Relaxed)) == id;
         if tables.by_id.find(id_hash, is_id).is_some() || (is_forgotten && tables.forgotten.len() == FORGOTTEN) {
@@ -229,6 +238,11 @@ impl Nodes {
         true
     }
 
+    /// Whether the kernel has got a FIFO, a socket or a device from this server or its predecessor.
+    pub fn has_special_files(&self) -> bool {
+        self.0.has_special_files.load(Relaxed)
+    }
+
     /// Returns the nodes that have a backing id.
     pub fn with_backing(&self) -> Vec<Arc<Node>> {
         let mut tables = self.0.lock();
@@ -287,6 +301,12 @@ impl SharedNodes {
         FileIdentity::read(self.cell(cell)).unwrap_or(FileIdentity::Number { mount: 0, device: 0, ino: 0 })
     }
 
+    fn note_kind(&self, kind: FileType) {
+        if is_special(kind) {
+            self.has_special_files.store(true, Relaxed);
+        }
+    }
+
     fn find_id(&self, tables: &NodeTables, id: NodeId) -> Option<CellId> {
         tables.by_id.find(self.key.hash_one(id), |cell| NodeId(self.cell(*cell).id.load(Relaxed)) == id).copied()
     }
@@ -327,6 +347,7 @@ impl SharedNodes {
 
     fn insert(&self, tables: &mut NodeTables, found: &NewNode) -> Result<CellId, Errno> {
         let NewNode { identity, mount, kind, charge } = found;
+        self.note_kind(*kind);
         let next = &self.region.header().counters.next_node;
         let id = NodeId(next.load(Acquire));
         // The counter grows first: if this server dies now, no server uses the number again.
@@ -437,8 +458,12 @@ impl SharedNodes {
 }
 
 impl NodeCell {
+    fn kind(&self) -> FileType {
+        FileType::from_raw_mode(self.form.load(Relaxed) & libc::S_IFMT)
+    }
+
     fn is_of(&self, kind: FileType) -> bool {
-        FileType::from_raw_mode(self.form.load(Relaxed) & libc::S_IFMT) == kind
+        self.kind() == kind
     }
 }
 

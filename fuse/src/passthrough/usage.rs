@@ -20,12 +20,13 @@
 //! server sets a charge, and never adds to it, so a request that the kernel sends again changes nothing.
 
 use std::collections::HashSet;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rustix::fs::{FileType, Mode, OFlags, openat};
+use rustix::fs::{FileType, Mode, OFlags, Statx, openat};
 use rustix::io::Errno;
 
 use super::attributes::{attributes_of, bytes_taken, kind};
@@ -254,31 +255,121 @@ fn names_take_at_most(directory: BorrowedFd<'_>, most: u64) -> Result<bool, Errn
     Ok(taken <= most)
 }
 
-/// The space of the files below a directory, without other mounts, and without following links.
+/// The space of the files below a directory, without other mounts, and without following links. One directory is open at a time,
+/// so any number of them can be measured.
 fn taken_below(source: BorrowedFd<'_>) -> Result<u64, Errno> {
-    let device = |found: &rustix::fs::Statx| (found.stx_dev_major, found.stx_dev_minor);
-    let home = device(&attributes_of(source)?);
-    let mut counted = HashSet::new();
-    let mut total = 0;
-    let directory = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mut pending = vec![openat(source, c".", directory, Mode::empty())?];
-    while let Some(next) = pending.pop() {
-        SourceListing::new(next).read(0, |at, entry| {
+    fn open(at: BorrowedFd<'_>, name: &OsStr) -> Result<SourceListing, Errno> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        openat(at, name, flags, Mode::empty()).map(SourceListing::new)
+    }
+    let mut measured = MeasuredTree { device: device(&attributes_of(source)?), counted: HashSet::new(), total: 0 };
+    let mut current = open(source, OsStr::new("."))?;
+    let mut levels = vec![measured.read(&mut current)?];
+    while let Some(level) = levels.last_mut() {
+        if let Some(name) = level.directories.pop() {
+            current = open(current.directory(), &name)?;
+            levels.push(measured.read(&mut current)?);
+            continue;
+        }
+        levels.pop();
+        let Some(above) = levels.last() else { break };
+        current = open(current.directory(), OsStr::new(".."))?;
+        if attributes_of(current.directory())?.stx_ino != above.ino {
+            // Another process has moved a directory.
+            return Err(Errno::STALE);
+        }
+    }
+    Ok(measured.total)
+}
+
+/// A tree that is being measured.
+struct MeasuredTree {
+    device: (u32, u32),
+    /// The inode numbers of the files that are in `total`: a file may have several names.
+    counted: HashSet<u64>,
+    total: u64,
+}
+
+/// A directory on the way from the source to the directory that is read.
+struct MeasuredDirectory {
+    ino: u64,
+    /// The names of its directories that are not measured yet.
+    directories: Vec<OsString>,
+}
+
+impl MeasuredTree {
+    /// Counts the files in a directory.
+    fn read(&mut self, directory: &mut SourceListing) -> Result<MeasuredDirectory, Errno> {
+        let mut directories = Vec::new();
+        directory.read(0, |at, entry| {
             if entry.name == "." || entry.name == ".." {
                 return Ok(true);
             }
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let file = openat(at, entry.name, flags, Mode::empty())?;
             let found = attributes_of(file.as_fd())?;
-            if device(&found) != home || !counted.insert(found.stx_ino) {
+            if device(&found) != self.device || !self.counted.insert(found.stx_ino) {
                 return Ok(true);
             }
-            total += bytes_taken(&found);
+            self.total += bytes_taken(&found);
             if kind(&found) == FileType::Directory {
-                pending.push(openat(&file, c".", directory, Mode::empty())?);
+                directories.push(entry.name.to_owned());
             }
             Ok(true)
         })?;
+        Ok(MeasuredDirectory { ino: attributes_of(directory.directory())?.stx_ino, directories })
     }
-    Ok(total)
+}
+
+fn device(found: &Statx) -> (u32, u32) {
+    (found.stx_dev_major, found.stx_dev_minor)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::os::unix::fs::MetadataExt;
+
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    use super::*;
+
+    /// Set in the process that may have few descriptors.
+    const TREE: &str = "PODFS_TEST_MEASURED_TREE";
+
+    #[test]
+    fn a_tree_with_more_directories_than_descriptors_is_measured() {
+        if let Some(tree) = std::env::var_os(TREE) {
+            setrlimit(Resource::Nofile, Rlimit { current: Some(64), ..getrlimit(Resource::Nofile) }).expect("a limit");
+            let source = File::open(tree).expect("a directory");
+            println!("taken: {}.", taken_below(source.as_fd()).expect("measured"));
+            return;
+        }
+        let base = tempfile::tempdir().expect("a directory");
+        let mut deep = base.path().to_owned();
+        let mut directories: Vec<_> = (0..100).map(|number| base.path().join(format!("beside{number}"))).collect();
+        directories.extend((0..100).map(|_| {
+            deep.push("below");
+            deep.clone()
+        }));
+        let mut expected = 0;
+        for directory in &directories {
+            fs::create_dir(directory).expect("a directory");
+            fs::write(directory.join("file"), "content").expect("written");
+            fs::hard_link(directory.join("file"), directory.join("link")).expect("linked");
+        }
+        rustix::fs::syncfs(File::open(base.path()).expect("a directory")).expect("the blocks are there");
+        for directory in &directories {
+            expected += [directory.clone(), directory.join("file")]
+                .map(|path| fs::symlink_metadata(path).expect("attributes").blocks() * 512)
+                .iter()
+                .sum::<u64>();
+        }
+        let own = std::env::current_exe().expect("this program");
+        let name = "passthrough::usage::tests::a_tree_with_more_directories_than_descriptors_is_measured";
+        let mut measuring = std::process::Command::new(own);
+        let output = measuring.args([name, "--exact", "--nocapture"]).env(TREE, base.path()).output().expect("started");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(text.contains(&format!("taken: {expected}.")), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    }
 }

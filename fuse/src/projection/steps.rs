@@ -76,10 +76,10 @@ impl ProjectionStep {
         }
     }
 
-    /// The owner of the new link, if the step makes one.
-    pub fn link_owner(&self) -> Option<u32> {
+    /// The owner of the new link, if the step makes the link `name`.
+    pub fn link_owner(&self, name: &str) -> Option<u32> {
         match self {
-            Self::MakeLink { uid, .. } => Some(*uid),
+            Self::MakeLink { name: own, uid, .. } if own == name => Some(*uid),
             _ => None,
         }
     }

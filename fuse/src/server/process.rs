@@ -7,6 +7,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use nix::sys::socket::{Backlog, SockFlag, accept4, getsockopt, listen, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
@@ -29,6 +31,8 @@ use crate::region::Region;
 const CONTROL: RawFd = 0;
 /// Longest time from the first byte of a new supervisor's greeting to its last byte, in seconds.
 const TIMEOUT: i64 = 2;
+/// The pause before another attempt to accept a connection, when there are no descriptors or no memory.
+const SHORTAGE_PAUSE: Duration = Duration::from_secs(1);
 /// Most connections without a greeting. For another connection, the server closes the oldest one.
 const MAX_CONNECTIONS: usize = 8;
 
@@ -153,10 +157,10 @@ impl RunningServer {
                 volumes.load(description, held, descriptors.0.collect())?;
                 ServerReply::Done
             }
-            ServerRequest::Start => {
-                volumes.start()?;
-                ServerReply::Done
-            }
+            ServerRequest::Start => match volumes.start() {
+                failed if failed.is_empty() => ServerReply::Done,
+                failed => ServerReply::Started { failed },
+            },
             ServerRequest::Volumes => ServerReply::Volumes(volumes.numbers(self.supervisor_knows_live)),
             ServerRequest::Describe { volume } => {
                 let (description, descriptors) = volumes.describe(volume)?;
@@ -245,15 +249,27 @@ impl RunningServer {
     }
 }
 
-/// Accepts a connection; `None` if it is not of a process of root.
+/// Accepts a connection; `None` if it is not of a process of root, or if the node lacks a resource for it at this moment: then the
+/// connection waits.
 fn accept() -> io::Result<Option<OwnedFd>> {
     let accepted = match accept4(LISTENER, SockFlag::SOCK_CLOEXEC) {
         Err(nix::errno::Errno::EINTR | nix::errno::Errno::ECONNABORTED) => return Ok(None),
+        Err(errno) if is_shortage(errno) => {
+            tracing::warn!("cannot accept the connection of a supervisor: {errno}; podfs tries again");
+            thread::sleep(SHORTAGE_PAUSE);
+            return Ok(None);
+        }
         accepted => accepted?,
     };
     // SAFETY: accept4(2) has returned this descriptor, and no other code owns it.
     let connection = unsafe { OwnedFd::from_raw_fd(accepted) };
     Ok(getsockopt(&connection, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == 0).then_some(connection))
+}
+
+/// Whether the call may succeed later, when this process or the node has more descriptors or memory.
+fn is_shortage(errno: nix::errno::Errno) -> bool {
+    use nix::errno::Errno::{EMFILE, ENFILE, ENOBUFS, ENOMEM};
+    matches!(errno, EMFILE | ENFILE | ENOBUFS | ENOMEM)
 }
 
 /// Whether the other process has sent a byte. A readable connection without a byte is closed.

@@ -40,7 +40,7 @@ mod stall_guard;
 pub mod uring;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -319,12 +319,6 @@ impl Session {
             SessionStart::Resumed(unanswered) => unanswered.settle(&self.device, &self.region),
             SessionStart::Handshake => Ok(()),
         }
-    }
-}
-
-impl AsFd for Session {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.device.as_fd()
     }
 }
 

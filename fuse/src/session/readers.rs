@@ -205,7 +205,16 @@ impl Readers {
         }
         let length = read(&self.device, input);
         self.idle.fetch_sub(1, Ordering::Relaxed);
-        length.ok()
+        match length {
+            Ok(length) => Some(length),
+            // The file system is unmounted, or its connection was aborted.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ECONNABORTED)) => None,
+            Err(error) => {
+                // Callers would wait for ever. When this server ends, the supervisor starts another one.
+                tracing::error!("cannot read requests: {error}");
+                std::process::abort()
+            }
+        }
     }
 }
 

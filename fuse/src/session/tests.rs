@@ -1,6 +1,6 @@
 //! Sessions that are resumed, on real mounts. The dead server is a device that was read from and not answered.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;

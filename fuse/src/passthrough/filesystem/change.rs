@@ -17,7 +17,7 @@ use super::super::acting::acting_for;
 use super::super::attributes::{attr, attributes_of, bytes_taken, kind};
 use super::super::descriptor::{proc_path, reopen};
 use super::super::mounts::SourceMounts;
-use super::super::node::Node;
+use super::super::node::{Node, is_special};
 use super::super::usage::{QuotaLock, QuotaUsage};
 use super::look::attribute_name;
 use super::{PassthroughFilesystem, component, outcome, silly};
@@ -99,9 +99,13 @@ impl PassthroughFilesystem {
         let name = component(name)?;
         self.reopen_before_removal(&directory, parent, name);
         let removal = self.last_name_removal(&directory, parent, name);
+        // Volumes without special files are spared a system call for each file.
+        let has_special = self.nodes.has_special_files();
+        let held = has_special.then(|| self.hold_before_removal(&directory, parent, name)).flatten();
         exchange.begin(removal.as_ref().map_or(0, LastNameRemoval::note));
         let unlinked = unlinkat(&*directory, name, AtFlags::empty());
-        outcome::success_if_done(unlinked, Errno::NOENT, exchange, |_| true)?;
+        outcome::success_if_done(unlinked, Errno::NOENT, exchange, |_| true)
+            .inspect_err(|_| held.iter().for_each(|node| node.let_go()))?;
         self.discharge(removal, exchange);
         self.name_removed();
         Ok(Answer::Done)
@@ -117,7 +121,7 @@ impl PassthroughFilesystem {
         let name = component(name)?;
         let removal = self.last_name_removal(&directory, parent, name);
         // The directory may be the working directory of a process, which still gets its attributes, also from a successor.
-        let held = self.hold_directory(&directory, parent, name);
+        let held = self.hold_before_removal(&directory, parent, name);
         exchange.begin(removal.as_ref().map_or(0, LastNameRemoval::note));
         let removed = match self.options.remote {
             Some(_) => silly::remove_directory(&*directory, name, sleep),
@@ -130,22 +134,33 @@ impl PassthroughFilesystem {
         Ok(Answer::Done)
     }
 
-    /// Keeps a descriptor of the directory `name`, which is about to be removed, until the kernel forgets it. Returns its node.
-    fn hold_directory(&self, directory: &OwnedFd, parent: &Arc<Node>, name: &OsStr) -> Option<Arc<Node>> {
+    /// Keeps a descriptor of the file or directory `name`, which is about to be removed, until the kernel forgets it. Returns its
+    /// node.
+    ///
+    /// Does so for directories, and for special files that lose their last name: the kernel opens these without the server, and
+    /// asks for their attributes while a process has them open.
+    fn hold_before_removal(&self, directory: &OwnedFd, parent: &Arc<Node>, name: &OsStr) -> Option<Arc<Node>> {
+        let needs_descriptor = |node: &Arc<Node>| node.kind == FileType::Directory || is_special(node.kind);
         let known = || {
             let name = CString::new(name.as_bytes()).ok()?;
             let node = self.nodes.find(&SourceMounts::identity_of_name(parent, directory.as_fd(), &name)?)?;
-            let opened = self.open_directories().pop(&node.id)?;
-            Some((node, Arc::into_inner(opened.file)?))
+            needs_descriptor(&node).then_some(node)
         };
         let named = || {
-            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let removed = openat(directory, name, flags, Mode::empty()).ok()?;
             let (identity, _) = self.mounts.identify(removed.as_fd(), Some(parent)).ok()?;
             Some((self.nodes.find(&identity)?, removed))
         };
-        let (node, removed) = if self.is_remote() { named() } else { known().or_else(named) }?;
-        if node.kind != FileType::Directory || node.held().is_some() {
+        let opened = |node: Arc<Node>| {
+            let opened = self.open_directories().pop(&node.id)?;
+            Some((node, Arc::into_inner(opened.file)?))
+        };
+        let is_identified = !self.is_remote() && parent.handle().is_some();
+        let (node, removed) = if is_identified { opened(known()?).or_else(named) } else { named() }?;
+        let has_other_name =
+            || is_special(node.kind) && attributes_of(removed.as_fd()).is_ok_and(|found| found.stx_nlink > 1);
+        if !needs_descriptor(&node) || node.held().is_some() || has_other_name() {
             return None;
         }
         node.hold(removed, self.descriptors.take().ok()?);
@@ -167,9 +182,14 @@ impl PassthroughFilesystem {
             self.reopen_before_removal(&to, new_parent, new_name);
         }
         let removal = if replaces { self.last_name_removal(&to, new_parent, new_name) } else { None };
+        // If a dead server has executed the request, the new name leads to the moved file, which keeps its name.
+        let removal = removal.filter(|found| exchange.earlier().is_none_or(|begun| begun.note == found.note()));
         if removal.is_none() && parent.id != new_parent.id {
             self.check_room(exchange, |account| account.check_not_exceeded())?;
         }
+        // The dead server of a request that was begun has kept the descriptor already.
+        let may_hold = replaces && !self.is_remote() && exchange.earlier().is_none();
+        let held = may_hold.then(|| self.hold_before_removal(&to, new_parent, new_name)).flatten();
         // With these flags there is a file under the old name afterwards, too. Its inode number shows whether a dead server has
         // executed the request.
         if flags.intersects(RenameFlags::EXCHANGE | RenameFlags::WHITEOUT) {
@@ -184,7 +204,8 @@ impl PassthroughFilesystem {
         let renamed = renameat_with(&*from, name, &*to, new_name, flags);
         let is_moved = |_| outcome::number_of(&from, name).is_none() && outcome::number_of(&to, new_name).is_some();
         let renamed = outcome::success_if_done(renamed, Errno::NOENT, exchange, is_moved);
-        outcome::success_if_done(renamed, Errno::EXIST, exchange, is_moved)?;
+        outcome::success_if_done(renamed, Errno::EXIST, exchange, is_moved)
+            .inspect_err(|_| held.iter().for_each(|node| node.let_go()))?;
         self.discharge(removal, exchange);
         self.name_removed();
         self.settle(new_parent, to.as_fd());

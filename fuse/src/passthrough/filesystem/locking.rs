@@ -76,10 +76,10 @@ impl PassthroughFilesystem {
         };
         if lock_request.is_unlock() {
             record(lock_request)?;
+            return lock_request.try_on(&description).map(|()| Answer::Done);
         }
-        match lock_request.try_on(&description) {
-            Ok(()) if lock_request.is_unlock() => Ok(Answer::Done),
-            Ok(()) => record(lock_request).inspect_err(|_| lock_request.undo_on(&description)).map(|()| Answer::Done),
+        match lock_request.try_on(&description).and_then(|()| record(lock_request)) {
+            Ok(()) => Ok(Answer::Done),
             Err(Errno::AGAIN | Errno::ACCESS) if wait => {
                 let started = self.waits.start(lock_request, description, record, exchange.defer());
                 started.inspect_err(|_| self.warn_of_lock_waits())?;

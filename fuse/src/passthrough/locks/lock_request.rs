@@ -55,6 +55,11 @@ impl LockRequest {
         }
     }
 
+    /// The request that releases all locks of a range.
+    pub(super) fn unlock_all() -> Self {
+        LockRequest::Range(FileLock { start: 0, end: TO_THE_END, typ: libc::F_UNLCK.cast_unsigned(), pid: 0 })
+    }
+
     /// Releases a lock that was granted, but could not be recorded or reported to the kernel.
     pub fn undo_on(self, description: &OwnedFd) {
         // Unlocking fails only where locking would.

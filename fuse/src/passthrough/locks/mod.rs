@@ -7,8 +7,10 @@
 //!
 //! 1. Two owners have two descriptions, so they exclude each other; one owner has one, so it never excludes itself.
 //! 2. A process gives up its `fcntl` locks when it closes any descriptor of the file. The kernel reports that with FLUSH, which
-//!    names the owner: the server closes the owner's description. A descriptor that only reads, and was opened when the file had
-//!    no lock, is closed without FLUSH, which makes reading a file cheap. Locks taken through it alone end with its RELEASE.
+//!    names the owner: the server closes the owner's description. If another thread of the process waits for a lock on it, the
+//!    server unlocks the description instead, so the thread keeps the lock that it gets later. A descriptor that only reads, and
+//!    was opened when the file had no lock, is closed without FLUSH, which makes reading a file cheap. Locks taken through it
+//!    alone end with its RELEASE.
 //! 3. Locks that belong to an open file end with it. The kernel reports that with RELEASE: the server closes the descriptions on
 //!    which only callers of this open file have locked.
 //!
@@ -71,6 +73,8 @@ struct OwnerLocks {
     _taken: SharePlace,
     /// The process that locked last.
     pid: u32,
+    /// Whether the owner has given up its locks while a request used the description.
+    has_given_up: bool,
 }
 
 /// The open file description of an owner's locks.
@@ -118,6 +122,7 @@ impl NodeLocks {
                     description,
                     _taken: taken,
                     pid,
+                    has_given_up: false,
                 })
             }
         };
@@ -151,8 +156,14 @@ impl NodeLocks {
                 self.to_be_restored |= description.is_none();
                 let description =
                     description.map_or(OpenDescription::Gone, |open| OpenDescription::Open(Arc::new(open)));
-                let locked = FileLocks::default();
-                place.insert(OwnerLocks { locked, handles: HashMap::new(), description, _taken: taken, pid })
+                place.insert(OwnerLocks {
+                    locked: FileLocks::default(),
+                    handles: HashMap::new(),
+                    description,
+                    _taken: taken,
+                    pid,
+                    has_given_up: false,
+                })
             }
         };
         if pid != 0 {
@@ -204,13 +215,22 @@ impl NodeLocks {
         lost
     }
 
-    /// Records that `lock_request` was granted to an owner, or that it unlocks something.
+    /// Records that `lock_request` was granted to an owner, or that it unlocks something. If this fails, the owner has no such
+    /// lock.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// When there is no memory. `EAGAIN` if the owner has given up the lock meanwhile, and another process has it now.
     pub fn record(&mut self, holder: Holder<'_>, lock_request: LockRequest) -> Result<(), Errno> {
-        // An owner that has given up its locks meanwhile has no description.
-        self.by_owner.get_mut(&holder.owner).map_or(Ok(()), |locks| locks.locked.record(holder, lock_request))
+        let Some(locks) = self.by_owner.get_mut(&holder.owner) else { return Ok(()) };
+        if lock_request.is_unlock() {
+            return locks.locked.record(holder, lock_request);
+        }
+        let description = locks.description.get()?;
+        if locks.has_given_up {
+            // The owner may have given up its locks after this one was granted.
+            lock_request.try_on(&description)?;
+        }
+        locks.locked.record(holder, lock_request).inspect_err(|_| lock_request.undo_on(&description))
     }
 
     /// The description that `owner` has locked on, if it has.
@@ -226,14 +246,28 @@ impl NodeLocks {
         self.by_owner.is_empty()
     }
 
-    /// `owner` gives up all its locks.
+    /// `owner` gives up all its `fcntl` locks.
     ///
     /// # Errors
     /// `EIO` when its locks are lost.
     pub fn give_up(&mut self, owner: LockOwner) -> Result<(), Errno> {
-        match self.by_owner.remove(&owner) {
-            Some(OwnerLocks { description: OpenDescription::Lost, .. }) => Err(Errno::IO),
-            _ => Ok(()),
+        let Entry::Occupied(mut entry) = self.by_owner.entry(owner) else { return Ok(()) };
+        let locks = entry.get_mut();
+        match &locks.description {
+            // A request gets the description under the lock on this table, so no other request begins to use it now.
+            OpenDescription::Open(description) if Arc::strong_count(description) > 1 => {
+                locks.locked = FileLocks::default();
+                locks.has_given_up = true;
+                LockRequest::unlock_all().try_on(description)
+            }
+            OpenDescription::Lost => {
+                entry.remove();
+                Err(Errno::IO)
+            }
+            _ => {
+                entry.remove();
+                Ok(())
+            }
         }
     }
 
@@ -244,7 +278,8 @@ impl NodeLocks {
 
     /// The process that holds a lock on this node, if only one owner beside `asking` has locks.
     pub fn holder(&self, asking: LockOwner) -> Option<u32> {
-        let mut others = self.by_owner.iter().filter(|(owner, _)| **owner != asking);
+        let has_lock = |(owner, locks): &(&LockOwner, &OwnerLocks)| **owner != asking && !locks.locked.is_empty();
+        let mut others = self.by_owner.iter().filter(has_lock);
         let (_, only) = others.next()?;
         others.next().is_none().then_some(only.pid)
     }

@@ -50,7 +50,8 @@ struct WaitProgress {
 }
 
 impl LockWaits {
-    /// Waits for a lock on a thread of its own, has `record` record it, and answers from there.
+    /// Waits for a lock on a thread of its own, has `record` record it, and answers from there. Waits again if `record` fails with
+    /// `EAGAIN`.
     ///
     /// # Errors
     /// `ENOLCK` when [`WAITS`] callers wait already, or no thread can be started.
@@ -65,9 +66,7 @@ impl LockWaits {
         let wait = self.register(unique)?;
         let waits = Arc::clone(self);
         let work = move || {
-            let outcome = wait
-                .run(lock_request, &description)
-                .and_then(|()| record(lock_request).inspect_err(|_| lock_request.undo_on(&description)));
+            let outcome = wait.run(lock_request, &description, &record);
             waits.lock().waits.remove(&unique);
             let locked = outcome.is_ok();
             if answer.send(outcome.map(|()| Answer::Done)).is_err() && locked {
@@ -120,15 +119,25 @@ impl LockWaits {
 }
 
 impl Wait {
-    fn run(&self, lock_request: LockRequest, description: &OwnedFd) -> Result<(), Errno> {
+    fn run(
+        &self,
+        lock_request: LockRequest,
+        description: &OwnedFd,
+        record: impl Fn(LockRequest) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
         self.progress().thread = Some(pthread_self());
         let outcome = loop {
             if self.progress().interrupted {
                 break Err(Errno::INTR);
             }
             match lock_request.wait_on(description) {
-                Err(Errno::INTR) => {}
-                outcome => break outcome,
+                Err(Errno::INTR) => continue,
+                Err(errno) => break Err(errno),
+                Ok(()) => {}
+            }
+            match record(lock_request) {
+                Err(Errno::AGAIN) => {}
+                recorded => break recorded,
             }
         };
         let mut progress = self.progress();

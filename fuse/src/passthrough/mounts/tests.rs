@@ -130,3 +130,13 @@ fn a_name_that_another_mount_covers_is_not_used() {
         assert_eq!(SourceMounts::identity_of_name(&rig.root(), rig.directory.as_fd(), name), None, "{name:?}");
     }
 }
+
+#[test]
+fn a_mount_that_two_requests_reach_at_once_is_one_mount() {
+    let base = tempfile::tempdir().expect("a directory");
+    let Some(rig) = Rig::new(base.path()) else { return };
+    let root = rig.root();
+    let added = || rig.mounts.add(12345, None, Restrictions::default(), Some(&root)).expect("a mount");
+    let (first, second) = (added(), added());
+    assert!(Arc::ptr_eq(&first, &second));
+}

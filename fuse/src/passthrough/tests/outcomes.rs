@@ -225,14 +225,24 @@ fn a_file_is_renamed_once() {
         let (old, new) = (rig.at("old"), rig.at("new"));
         Box::new(move || fs::rename(old, new)) as Box<_>
     };
+    // Both files take whole blocks, so that a wrong charge shows.
     let prepare = |rig: &Rig| {
-        put(rig, "old", "text");
-        put(rig, "new", "replaced");
+        fs::write(rig.at("old"), vec![1; 8 << 10]).expect("written");
+        fs::write(rig.at("new"), vec![2; 100 << 10]).expect("written");
+        File::open(rig.at("old")).and_then(|file| file.sync_all()).expect("its blocks are there");
+        for name in ["old", "new"] {
+            fs::metadata(rig.at(name)).expect("the kernel knows it");
+        }
     };
+    // The node of the file that is replaced has the last number that the server gave.
+    let number = |rig: &Rig| rig.region.header().counters.next_node.load(std::sync::atomic::Ordering::Relaxed) - 1;
     let execute = |rig: &Rig| fs::rename(rig.source.join("old"), rig.source.join("new")).expect("renamed");
-    executed_or_not("RENAME", prepare, zero, execute, call, |rig| {
-        assert_eq!(text(rig, "new"), "text");
+    executed_or_not("RENAME", prepare, number, execute, call, |rig| {
+        let found = fs::metadata(rig.source.join("new")).expect("attributes");
+        assert_eq!(found.len(), 8 << 10);
         assert!(!rig.source.join("old").exists());
+        let used = rig.region.header().counters.used.load(std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(used, found.blocks() * 512, "the volume is charged with the file that has the name");
     });
 }
 

@@ -115,8 +115,8 @@ impl ProjectionTree {
         let name = announced_name(parent, name)?;
         let target = target.to_str().ok_or(Errno::EROFS)?;
         // The request does not have the owner.
-        let mut steps = self.announced.front().into_iter().chain(&self.unanswered_step);
-        let uid = steps.find_map(ProjectionStep::link_owner).ok_or(Errno::EROFS)?;
+        let mut steps = self.unanswered_step.iter().chain(self.announced.front());
+        let uid = steps.find_map(|step| step.link_owner(name)).ok_or(Errno::EROFS)?;
         self.take(&ProjectionStep::MakeLink { name: name.to_owned(), target: target.to_owned(), uid })?;
         let node = self.child(NodeId::ROOT, name)?;
         self.attributes(node)

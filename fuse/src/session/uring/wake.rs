@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 use crate::child;
@@ -34,6 +35,15 @@ struct WakeProcess {
     pipe: OwnedFd,
     /// The number of requests that the child has been ordered to make.
     ordered: u32,
+}
+
+impl WakeProcess {
+    /// Whether it was killed, perhaps while it made a request.
+    fn is_dead(&self) -> bool {
+        let mut state = [PollFd::new(&self.pipe, PollFlags::empty())];
+        let polled = poll(&mut state, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        polled.is_ok() && state[0].revents().contains(PollFlags::ERR)
+    }
 }
 
 impl Waker {
@@ -60,7 +70,8 @@ impl Waker {
             let cpu = u32::try_from(*cpu).map_err(io::Error::other)?.to_ne_bytes();
             let is_idle =
                 |(child, finished): (&WakeProcess, &AtomicU32)| child.ordered == finished.load(Ordering::Relaxed);
-            let place = children.iter().zip(self.finished).position(is_idle).unwrap_or(children.len());
+            let idle = children.iter().zip(self.finished).position(is_idle);
+            let place = idle.or_else(|| children.iter().position(WakeProcess::is_dead)).unwrap_or(children.len());
             if place == MOST {
                 return Err(io::ErrorKind::QuotaExceeded.into());
             }
@@ -112,5 +123,28 @@ impl Waker {
         // SAFETY: the child makes system calls only.
         unsafe { child::start_alone(life) }?;
         Ok(ours)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn a_child_that_was_killed_while_it_worked_is_replaced() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let waker = Waker::new(File::open(directory.path()).expect("a directory").into()).expect("memory");
+        {
+            let (reader, pipe) = pipe2(OFlag::O_CLOEXEC).expect("a pipe");
+            drop(reader);
+            waker.children.lock().expect("no panic").push(WakeProcess { pipe, ordered: 1 });
+        }
+        waker.wake(&[0]).expect("a child");
+        assert_eq!(waker.children.lock().expect("no panic").len(), 1);
+        while waker.finished[0].load(Ordering::Relaxed) == 0 {
+            std::thread::yield_now();
+        }
     }
 }
