@@ -316,8 +316,17 @@ impl CredentialLifetime {
 
     /// Waits until the credential has to be replaced (TK-05).
     pub(super) async fn until_due(&self) {
+        self.until(self.due).await;
+    }
+
+    /// Waits until the credential has ended.
+    pub(super) async fn until_over(&self) {
+        self.until(self.end).await;
+    }
+
+    async fn until(&self, age: Duration) {
         loop {
-            let left = self.due.saturating_sub(self.passed());
+            let left = age.saturating_sub(self.passed());
             if left.is_zero() {
                 return;
             }
