@@ -10,6 +10,11 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, |sign| matches!(sign, '\n' | '\t'))
 }
 
+/// Like [`printable`], but escapes line ends and tabs, too, for a text that is one line.
+pub fn printable_line(text: &str) -> Cow<'_, str> {
+    escaped(text, |_| false)
+}
+
 /// Like [`printable`], but keeps ESC, for coloured text.
 pub fn printable_with_colours(text: &str) -> Cow<'_, str> {
     escaped(text, |sign| matches!(sign, '\n' | '\t' | '\r' | '\x1b'))
@@ -67,6 +72,7 @@ mod tests {
         assert_eq!(printable("plain ü\n\tline"), "plain ü\n\tline");
         assert_eq!(printable("\x1b[2J\r\u{7f}\u{9b}31m"), "\\u001b[2J\\u000d\\u007f\\u009b31m");
         assert_eq!(printable("\u{202e}gpj.exe\u{2066}\u{2028}"), "\\u202egpj.exe\\u2066\\u2028");
+        assert_eq!(printable_line("a\n\tb\x1b"), "a\\u000a\\u0009b\\u001b");
         assert_eq!(printable_with_colours("\x1b[32m\u{9b}"), "\x1b[32m\\u009b");
     }
 

@@ -378,7 +378,7 @@ impl<'a> Cleanup<'a> {
             match (server_state(path), is_below) {
                 (ServerState::Dead, true) => all &= self.unmount(mounted, &table),
                 (ServerState::Dead, false) => {
-                    self.leave(path, &format!("no process answers for it; umount -l {} removes it", path.display()));
+                    self.leave(path, &format!("no process answers for it; umount -l {} removes it", in_shell(path)));
                 }
                 (_, true) if self.retired.is_some() => {
                     self.leave(
@@ -415,6 +415,11 @@ impl<'a> Cleanup<'a> {
     fn leave(&mut self, path: &Path, reason: &str) {
         (self.report)(&CleanupStep::Left(path.to_owned(), reason.to_owned()));
     }
+}
+
+/// A path as an argument in a shell.
+fn in_shell(path: &Path) -> String {
+    format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
 }
 
 /// Whether none of the recorded mounts of the pod is in the mount table.

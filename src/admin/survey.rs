@@ -47,11 +47,12 @@ pub fn statuses_of(pods: &[PathBuf]) -> Vec<PodStatus> {
 /// The metrics of the pods of these directories, in their order, without those that have ended meanwhile. If a supervisor does
 /// not send metrics, its entry is the status of the pod.
 pub fn metrics_of(pods: &[PathBuf]) -> Vec<Result<PodReading, Box<PodStatus>>> {
-    each(pods, reading_of, |directory| Err(Box::new(silent(directory))))
+    each(pods, reading_of, |directory, limit| Err(Box::new(silent(directory, limit))))
 }
 
-/// Calls `look` for each pod, on at most [`MOST_THREADS`] threads. If it takes too long, `silent` makes the result.
-fn each<T: Send + 'static>(pods: &[PathBuf], look: fn(&Path) -> Option<T>, silent: fn(&Path) -> T) -> Vec<T> {
+/// Calls `look` for each pod, on at most [`MOST_THREADS`] threads. If it takes too long, `silent` makes the result, with the time
+/// that it took.
+fn each<T: Send + 'static>(pods: &[PathBuf], look: fn(&Path) -> Option<T>, silent: fn(&Path, Duration) -> T) -> Vec<T> {
     let (sender, results) = channel();
     let (all_pods, next): (Arc<[PathBuf]>, _) = (pods.into(), Arc::new(AtomicUsize::new(0)));
     for _ in 0..pods.len().min(MOST_THREADS) {
@@ -70,11 +71,16 @@ fn each<T: Send + 'static>(pods: &[PathBuf], look: fn(&Path) -> Option<T>, silen
     let mut all: Vec<_> = pods.iter().map(|_| None).collect();
     // Even if no pod answers, the last ones have as much time as the first.
     let rounds = u32::try_from(pods.len().div_ceil(MOST_THREADS)).unwrap_or(u32::MAX);
-    let deadline = Instant::now() + TIMEOUT * rounds;
+    let limit = TIMEOUT * rounds;
+    let deadline = Instant::now() + limit;
     while let Ok((place, result)) = results.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
         all[place] = Some(result);
     }
-    pods.iter().zip(all).filter_map(|(directory, result)| result.unwrap_or_else(|| Some(silent(directory)))).collect()
+    let result = |(directory, result): (&PathBuf, Option<Option<T>>)| match result {
+        Some(result) => result,
+        None => Some(silent(directory, limit)),
+    };
+    pods.iter().zip(all).filter_map(result).collect()
 }
 
 fn pick<'a>(pods: &'a [PathBuf], next: &AtomicUsize) -> Option<(usize, &'a Path)> {
@@ -182,8 +188,8 @@ fn not_answering(directory: &Path, pid: Option<u32>, reason: String) -> PodStatu
     PodStatus { supervisor, ..PodStatus::without_answer(uid(directory), PodState::NotAnswering, reason) }
 }
 
-fn silent(directory: &Path) -> PodStatus {
-    let reason = format!("it did not answer within {} ms", TIMEOUT.as_millis());
+fn silent(directory: &Path, limit: Duration) -> PodStatus {
+    let reason = format!("it did not answer within {} ms", limit.as_millis());
     named(not_answering(directory, None, reason), PodLockRecord::read(directory).unwrap_or_default())
 }
 
@@ -207,7 +213,7 @@ mod tests {
             THREADS.lock().expect("no panic").insert(format!("{:?}", thread::current().id()));
             (!directory.ends_with("7")).then(|| directory.to_owned())
         };
-        let looked = each(&pods, look, |_| panic!("none takes long"));
+        let looked = each(&pods, look, |_, _| panic!("none takes long"));
         let expected: Vec<_> = pods.iter().filter(|pod| !pod.ends_with("7")).cloned().collect();
         assert_eq!(looked, expected);
         assert!(THREADS.lock().expect("no panic").len() <= MOST_THREADS);

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::anyhow;
 use clap::{Args, ValueHint};
+use podfs_fuse::printable::printable_line;
 
 use super::exit::Failure;
 use crate::admin::cleanup::{Cleanup, CleanupLine, CleanupStep};
@@ -53,8 +54,11 @@ impl Cleaning {
         if !rustix::process::geteuid().is_root() {
             return Err(Failure::machine(anyhow!("podfs unmounts file systems, so it must run as root")));
         }
-        // The cleanup continues after the reader closed standard output.
-        let mut report = |step: &CleanupStep| drop(writeln!(std::io::stdout(), "{}", CleanupLine(step, dry_run)));
+        let mut report = |step: &CleanupStep| {
+            let line = CleanupLine(step, dry_run).to_string();
+            // The cleanup continues after the reader closed standard output.
+            let _ = writeln!(std::io::stdout(), "{}", printable_line(&line));
+        };
         let cleaned = Cleanup::new(dry_run, &mut report).clean(&run_dir, &root_dir);
         cleaned
             .map_err(|error| Failure::general(anyhow!("cannot look for leftovers in {}: {error}", run_dir.display())))

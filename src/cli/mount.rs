@@ -1,6 +1,5 @@
 //! `podfs mount`: one volume in the foreground, for debugging.
 
-use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
@@ -12,7 +11,7 @@ use serde_json::Value;
 use super::block_on;
 use super::exit::Failure;
 use super::log::{LogFormat, LogOptions};
-use super::source::SourceOptions;
+use super::source::{SourceOptions, read_input};
 use crate::manifest::parse_bare;
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::supervisor::program::machine::check_machine;
@@ -209,13 +208,7 @@ impl Mount {
 }
 
 fn read_volume(path: &Path) -> Result<Volume, Failure> {
-    let bytes = if path == Path::new("-") {
-        let mut bytes = Vec::new();
-        io::stdin().read_to_end(&mut bytes).map(|_| bytes)
-    } else {
-        std::fs::read(path)
-    };
-    let bytes = bytes.map_err(|error| Failure::input(anyhow!("{}: cannot be read: {error}", path.display())))?;
+    let (path, bytes) = read_input(path)?;
     let document = parse_bare(path, &bytes)?;
     let fields = VolumeFields::of(&document);
     let volume: core::Volume = parse_bare(path, &bytes)?;

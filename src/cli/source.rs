@@ -107,6 +107,18 @@ impl SourceOptions {
     }
 }
 
+/// Reads an input whole: the file, or standard input if the path is `-`. Returns its name for messages, too.
+pub(super) fn read_input(path: &Path) -> Result<(&Path, Vec<u8>), Failure> {
+    let (name, bytes) = if path == Path::new("-") {
+        let mut bytes = Vec::new();
+        (Path::new("standard input"), io::stdin().read_to_end(&mut bytes).map(|_| bytes))
+    } else {
+        (path, std::fs::read(path))
+    };
+    let bytes = bytes.map_err(|error| Failure::input(anyhow!("{}: cannot be read: {error}", name.display())))?;
+    Ok((name, bytes))
+}
+
 /// The file with the pod, or the content of standard input if the path is `-`.
 fn pod_input(path: &Path) -> Result<PodInput, Failure> {
     if path != Path::new("-") {

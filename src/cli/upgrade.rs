@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use clap::{Args, ValueHint};
+use podfs_fuse::printable::printable;
 
 use super::exit::Failure;
 use super::status::{pod_directory, pods};
@@ -93,8 +94,9 @@ fn title(directory: &Path) -> String {
     named.map_or_else(uid, |pod| format!("{}/{}", pod.namespace, pod.name))
 }
 
-/// Prints a part of a line. Ignores errors: the upgrade continues after the reader closed standard output.
+/// Prints a part of a line, with control characters escaped. Ignores errors: the upgrade continues after the reader closed
+/// standard output.
 fn print(text: &str) {
     let mut out = std::io::stdout();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    let _ = out.write_all(printable(text).as_bytes()).and_then(|()| out.flush());
 }

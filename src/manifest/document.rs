@@ -153,7 +153,8 @@ fn flatten(mut list: Document, documents: &mut Vec<Document>) -> Result<(), Mani
 /// The kind of a list's items: empty for a plain `List`, whose items each have a kind.
 fn list_of(document: &Document) -> Option<String> {
     let item_kind = document.kind.strip_suffix("List")?;
-    let is_list = document.api_version == "v1" || document.api_version.starts_with("certificates.k8s.io/");
+    let is_of = |group: &&str| document.api_version.starts_with(*group);
+    let is_list = document.api_version == "v1" || ["certificates.k8s.io/", "storage.k8s.io/"].iter().any(is_of);
     is_list.then(|| item_kind.to_owned())
 }
 

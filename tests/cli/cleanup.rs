@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use crate::common::namespace::{bind, mount_tmpfs};
 use crate::common::stopped::Stopped;
@@ -307,12 +307,25 @@ fn a_dead_mount_without_a_record_is_removed_only_below_the_root_directory() {
     fixture.kill_both(&mut running);
     fs::remove_dir_all(fixture.path("run")).expect("the run directory is lost");
     let elsewhere = finish_elsewhere(&fixture);
-    let named = format!("left {0}: no process answers for it; umount -l {0} removes it", volume.display());
+    let named = format!("left {0}: no process answers for it; umount -l '{0}' removes it", volume.display());
     assert!(elsewhere.contains(&named), "{elsewhere}");
     assert!(fixture.mounts().contains(&volume));
     let outcome = fixture.cleanup(&[]);
     assert!(outcome.stdout.contains(&format!("unmounted {}", volume.display())), "{}", outcome.stdout);
     assert!(!fixture.mounts().contains(&volume));
+}
+
+#[test]
+fn control_characters_in_a_path_are_escaped() {
+    let fixture = fixture();
+    let uid = "c15b9f1e-0a47-5d0c-9b6c-3f1f5f1d7a10";
+    let run = fixture.path("run\n\x1b[31m");
+    fs::create_dir_all(run.join(uid)).expect("a directory");
+    let mut command = Command::new(PODFS);
+    command.args(["cleanup", "--run-dir"]).arg(&run).arg("--root-dir").arg(fixture.path("root"));
+    let outcome = outcome::finish(&mut command).stdout;
+    assert!(outcome.lines().any(|line| line.ends_with(&format!("run\\u000a\\u001b[31m/{uid}"))), "{outcome:?}");
+    assert!(!outcome.contains('\x1b'), "{outcome:?}");
 }
 
 /// The output of a cleanup with another root directory.

@@ -111,6 +111,23 @@ fn the_settings_in_effect_are_shown_with_their_origin() {
 }
 
 #[test]
+fn a_setting_that_another_one_excludes_is_not_shown_as_one_in_effect() {
+    let settings = Settings::new("in-cluster = true\n");
+    let shown = config(settings.podfs(&["config"]).env("PODFS_KUBECONFIG", "/etc/podfs/kubeconfig"));
+    for line in [
+        "kubeconfig = \"/etc/podfs/kubeconfig\" # PODFS_KUBECONFIG",
+        "# in-cluster is excluded by a setting of higher precedence",
+    ] {
+        assert!(shown.lines().any(|shown| shown == line), "{line:?} is not in:\n{shown}");
+    }
+    let again = config(&mut Settings::new(&shown).podfs(&["config"]));
+    assert!(again.contains("kubeconfig = \"/etc/podfs/kubeconfig\" # "), "{again}");
+    // podfs refuses a file with both.
+    let both = Settings::new("kubeconfig = '/etc/podfs/kubeconfig'\nin-cluster = true\n");
+    finish(&mut both.podfs(&["config"])).says(2, &["in-cluster", "kubeconfig"]);
+}
+
+#[test]
 fn the_installed_file_describes_every_setting_and_sets_none() {
     let installed = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/podfs.toml")).expect("a file");
     let example = config(&mut podfs(&["config", "--example"]));

@@ -326,6 +326,9 @@ fn a_file_that_is_no_volume_is_refused_with_the_cause() {
     };
     refused("missing.yaml").says(2, &["/missing.yaml: cannot be read: No such file or directory"]);
     refused("objects").says(2, &["/objects: cannot be read: Is a directory"]);
+    let mut command = Command::new(PODFS);
+    command.args(["mount", "--volume", "-"]).arg(at(&fixture)).stdin(Stdio::null());
+    fixture.refused(&mut command).says(2, &["standard input: the file is empty"]);
     fixture.write("whole.yaml", &config_pod());
     refused("whole.yaml")
         .says(2, &["/whole.yaml: is an object of kind \"Pod\"; give one entry of a pod's spec.volumes"]);

@@ -9,6 +9,7 @@ use crate::common::outcome::finish;
 use crate::common::*;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::json;
 use tempfile::TempDir;
 
 /// A pod with a volume that has many requests, one that has few, one that podfs does not serve, and one that waits.
@@ -158,6 +159,27 @@ fn a_trace_ends_with_its_volume() {
     assert_eq!(tracing.wait().code(), Some(0));
     assert!(tracing.messages().ends_with("podfs: volume \"config\" has ended\n"), "{}", tracing.messages());
     fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_trace_says_that_the_supervisor_is_gone() {
+    let (fixture, _source) = fixture();
+    let mut running = fixture.run();
+    let mut tracing = Tracing::start(&fixture, &running, "config");
+    fixture.kill_both(&mut running);
+    assert_eq!(tracing.wait().code(), Some(1));
+    assert!(tracing.said().contains("no supervisor listens on"), "{}", tracing.said());
+}
+
+#[test]
+fn a_trace_ends_with_a_volume_that_is_unmounted_alone() {
+    let (fixture, _source) = fixture();
+    let running = fixture.run();
+    let mut tracing = Tracing::start(&fixture, &running, "config");
+    let unpublish = json!({"unpublish": {"volumes": ["config"]}});
+    assert!(control::ask(&fixture.run_files(), &unpublish).is_object());
+    assert_eq!(tracing.wait().code(), Some(0));
+    assert!(tracing.said().ends_with("podfs: volume \"config\" has ended\n"), "{}", tracing.said());
 }
 
 #[test]

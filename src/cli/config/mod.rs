@@ -38,6 +38,7 @@ pub(super) const VARIABLE: &str = "PODFS_CONFIG";
 const NOTHING: &str = "/dev/null";
 
 /// A setting of the environment or the file.
+#[derive(Clone)]
 struct Setting {
     key: &'static Key,
     /// The value in the form that it has on the command line; for a flag, `true` or `false`.

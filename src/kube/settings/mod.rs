@@ -14,11 +14,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use kube_client::config::ExecConfig;
 use reqwest::Url;
 use secrecy::SecretString;
 
 use super::error::ConnectionError;
+use super::exec::CredentialProgram;
 use super::tls::{Authority, ClientCertificate};
 use in_cluster::{HOST, PORT};
 
@@ -79,7 +79,7 @@ pub(super) enum Bearer {
     /// A name and its password.
     Password(String, SecretString),
     /// The output of this program.
-    Program(Box<ExecConfig>),
+    Program(Box<CredentialProgram>),
 }
 
 impl ClientSettings {

@@ -21,9 +21,6 @@ const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
 /// The annotation with a group that containers need to use the volume.
 const GID: &str = "pv.beta.kubernetes.io/gid";
 
-/// Fields of a PersistentVolume that are objects and no source.
-const NO_SOURCES: [&str; 1] = ["capacity"];
-
 /// Storage of the cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PersistentVolume {
@@ -138,6 +135,7 @@ struct PersistentVolumeSpec {
     capacity: Option<BTreeMap<String, Value>>,
     node_affinity: Option<core::VolumeNodeAffinity>,
     mount_options: Option<Vec<String>>,
+    /// The other fields. Those that are objects are volume sources.
     #[serde(flatten)]
     others: Map<String, Value>,
 }
@@ -145,8 +143,7 @@ struct PersistentVolumeSpec {
 pub(super) fn persistent_volume(object: PersistentVolumeObject, origin: &Origin) -> Result<Parsed, ManifestError> {
     let PersistentVolumeObject { metadata, spec } = object;
     let claim = spec.claim_ref.map(claim_key);
-    let mut others =
-        spec.others.iter().filter(|(word, value)| value.is_object() && !NO_SOURCES.contains(&word.as_str()));
+    let mut others = spec.others.iter().filter(|(_, value)| value.is_object());
     let other = others.next();
     let source = match (spec.host_path, spec.local, spec.nfs, other) {
         (Some(source), None, None, None) => PersistentSource::HostPath(HostPath::parse(&source)),

@@ -169,13 +169,16 @@ impl ObjectFollower {
     fn want_tokens(&mut self, further: BTreeSet<CredentialKey>) {
         self.wanted_tokens = self.references.tokens.iter().cloned().chain(further).collect();
         if let Some(tokens) = &mut self.tokens {
-            tokens.want(&self.wanted_tokens, &self.pod.pod.identity, &self.pod.pod.facts);
+            let forgotten = tokens.want(&self.wanted_tokens, &self.pod.pod.identity, &self.pod.pod.facts);
+            forgotten.iter().for_each(|token| self.registry.forget_token(&of_pod(token, &self.pod)));
         }
     }
 
     fn take_token(&mut self, key: &CredentialKey, update: ObjectUpdate<Token>) {
         if let Some(tokens) = &mut self.tokens {
-            self.registry.note_token(&title(tokens, key, &self.pod), &update);
+            if tokens.is_wanted(key) {
+                self.registry.note_token(&of_pod(&tokens.title(key), &self.pod), &update);
+            }
             tokens.take(key, update);
         }
     }
@@ -215,7 +218,7 @@ impl ObjectFollower {
 impl Drop for ObjectFollower {
     fn drop(&mut self) {
         if let Some(tokens) = &self.tokens {
-            tokens.each().for_each(|(key, _)| self.registry.forget_token(&title(tokens, key, &self.pod)));
+            tokens.each().for_each(|(key, _)| self.registry.forget_token(&of_pod(&tokens.title(key), &self.pod)));
         }
         self.wants.iter().for_each(|want| self.registry.unsubscribe(want, &self.changed));
     }
@@ -230,8 +233,8 @@ struct FollowerDeadlines {
 }
 
 /// The title of a token of the pod in the log.
-fn title(tokens: &IssuedCredentials, key: &CredentialKey, pod: &NodePod) -> String {
-    format!("{} of pod {}", tokens.title(key), pod.pod.identity)
+fn of_pod(token: &str, pod: &NodePod) -> String {
+    format!("{token} of pod {}", pod.pod.identity)
 }
 
 fn references_of(pod: &NodePod) -> References {

@@ -44,9 +44,13 @@ impl Signers {
         Signers { client, contacts, signers: BTreeMap::new(), sender, updates }
     }
 
-    /// Follows the bundles of these signers, and of no others.
-    pub(super) fn want(&mut self, signers: &BTreeSet<&str>) {
-        self.signers.retain(|signer, _| signers.contains(signer.as_str()));
+    /// Follows the bundles of these signers, and of no others. Returns the titles of signers that it followed until now.
+    pub(super) fn want(&mut self, signers: &BTreeSet<&str>) -> Vec<String> {
+        let is_unwanted = |signer: &&String| !signers.contains(signer.as_str());
+        let forgotten: Vec<String> =
+            self.signers.keys().filter(is_unwanted).map(|name| title_of_signer(name)).collect();
+        self.signers.retain(|signer, _| !is_unwanted(&signer));
+        forgotten.iter().for_each(|title| self.contacts.forget(title));
         for signer in signers {
             if self.signers.contains_key(*signer) {
                 continue;
@@ -55,6 +59,12 @@ impl Signers {
             let followed = Signer { bundles: None, request: ObjectRequest::new(), _task: AbortOnDrop::spawn(task) };
             self.signers.insert((*signer).to_owned(), followed);
         }
+        forgotten
+    }
+
+    /// Whether podfs follows the bundles of this signer. A task that has ended may have sent an update before.
+    pub(super) fn is_wanted(&self, signer: &str) -> bool {
+        self.signers.contains_key(signer)
     }
 
     /// Waits for the next update. Cancel-safe.

@@ -5,7 +5,7 @@
 //!    another certificate.
 //! 2. The task sends key and chain together, so a volume never shows one without the other (PC-01).
 //! 3. After a signer has denied or failed a request, podfs does not ask it again for this pod (PC-02). An earlier certificate stays
-//!    until it ends.
+//!    until it ends, also while a signer does not answer. Then the task withdraws it.
 //! 4. The task asks for the next certificate at the signer's `beginRefreshAt`, or up to five minutes later, so that not all pods
 //!    ask at once (PC-03). If a request was deleted without an answer, the task makes another one.
 
@@ -58,7 +58,11 @@ pub(super) async fn keep_certified(
     let mut retry = Retry::new(client);
     let mut life: Option<CredentialLifetime> = None;
     loop {
-        match request.certificate(&reporter).await {
+        let answer = tokio::select! {
+            answer = request.certificate(&reporter) => answer,
+            () = reporter.withdraw(life.as_ref()) => return,
+        };
+        match answer {
             Ok(IssuedCertificate { token, life: granted }) => {
                 retry.reset();
                 if !reporter.issued(token).await {
@@ -69,10 +73,10 @@ pub(super) async fn keep_certified(
             }
             Err(MissingCertificate::Unneeded) => return,
             Err(MissingCertificate::Refused(sentence)) => {
-                if !reporter.waits(ApiError::new(ErrorClass::Refused, sentence)).await {
-                    return;
+                if reporter.waits(ApiError::new(ErrorClass::Refused, sentence)).await {
+                    reporter.withdraw(life.as_ref()).await;
                 }
-                return pending().await;
+                return;
             }
             Err(MissingCertificate::Failed(mut error)) => {
                 let pause = retry.failed(&error);
@@ -107,6 +111,17 @@ impl CertificateReporter {
     async fn waits(&self, error: ApiError) -> bool {
         self.contacts.trouble(&self.title, "waiting", &error);
         self.send(ObjectUpdate::Failure(error)).await
+    }
+
+    /// Withdraws the certificate when it ends. Returns if there is no receiver then.
+    async fn withdraw(&self, life: Option<&CredentialLifetime>) {
+        if let Some(life) = life {
+            life.until_over().await;
+            if !self.send(ObjectUpdate::Absent).await {
+                return;
+            }
+        }
+        pending().await
     }
 
     async fn send(&self, update: ObjectUpdate<Token>) -> bool {

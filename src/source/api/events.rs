@@ -137,24 +137,34 @@ impl EventPoster {
                 // The server has deleted the event: another series begins.
                 Err(error) if error.class == ErrorClass::NotFound => drop(self.counts.remove(&name)),
                 // Without the right to patch, podfs creates a separate object for each event.
-                Err(error) if error.class == ErrorClass::Forbidden => name = nth_name(&self.pod, fastrand::u64(..)),
+                Err(error) if error.class == ErrorClass::Forbidden => {
+                    name = nth_name(&self.pod.name, fastrand::u64(..))
+                }
                 outcome => return outcome.map(drop),
             }
         }
-        let object = event.object(&self.pod, &self.node, &name);
-        match self.client.create(Resource::EVENT, Some(&self.pod.namespace), &[], &object).await {
+        match self.create(event, &name).await {
             // An earlier podfs has begun the series.
             Err(error) if error.class == ErrorClass::Conflict => {
-                let known = self.patch(&name, json!({"lastTimestamp": now()})).await?;
+                let known = match self.patch(&name, json!({"lastTimestamp": now()})).await {
+                    Err(error) if error.class == ErrorClass::Forbidden => {
+                        return self.create(event, &nth_name(&self.pod.name, fastrand::u64(..))).await;
+                    }
+                    patched => patched?,
+                };
                 let count = known["count"].as_u64().unwrap_or(1) + 1;
                 self.patch(&name, json!({"count": count})).await.map(drop)
             }
-            Err(error) => Err(error),
-            Ok(_) => {
-                self.counts.insert(name, 1);
-                Ok(())
-            }
+            created => created,
         }
+    }
+
+    /// Begins a series.
+    async fn create(&mut self, event: &KubeletEvent, name: &str) -> Result<(), ApiError> {
+        let object = event.object(&self.pod, &self.node, name);
+        self.client.create(Resource::EVENT, Some(&self.pod.namespace), &[], &object).await?;
+        self.counts.insert(name.to_owned(), 1);
+        Ok(())
     }
 
     async fn patch(&mut self, name: &str, change: Value) -> Result<Value, ApiError> {
@@ -194,7 +204,7 @@ impl KubeletEvent {
     fn name(&self, pod: &PodIdentity) -> String {
         let text = format!("{}\0{}\0{}", pod.uid.as_str(), self.reason, self.message);
         let (number, _) = Uuid::new_v5(&Uuid::NAMESPACE_OID, text.as_bytes()).as_u64_pair();
-        nth_name(pod, number)
+        nth_name(&pod.name, number)
     }
 
     fn object(&self, pod: &PodIdentity, node: &str, name: &str) -> Value {
@@ -213,7 +223,7 @@ impl KubeletEvent {
             "apiVersion": "v1", "kind": "PersistentVolumeClaim",
             "namespace": field("namespace"), "name": name, "uid": field("uid"),
         });
-        self.about(&involved, node, &format!("{}.{number:016x}", &name[..name.len().min(236)]))
+        self.about(&involved, node, &nth_name(name, number))
     }
 
     /// The event about this object.
@@ -265,7 +275,7 @@ pub(crate) async fn post_read_only(
     // The name is the same after a restart.
     let text = format!("{}\0{}\0{bytes}", pod.uid.as_str(), event.message);
     let (number, _) = Uuid::new_v5(&Uuid::NAMESPACE_OID, text.as_bytes()).as_u64_pair();
-    let of_pod = event.object(pod, node, &nth_name(pod, number));
+    let of_pod = event.object(pod, node, &nth_name(&pod.name, number));
     // The pod may have the name of the claim.
     let of_claim = event.about_claim(claim, node, number.wrapping_add(1));
     for object in [of_pod, of_claim] {
@@ -282,9 +292,9 @@ pub(crate) fn grown(volume: &str) -> String {
     format!("MountVolume.NodeExpandVolume succeeded for volume {volume:?}")
 }
 
-/// The name of an event: the pod's name, cut if necessary, and a number.
-fn nth_name(pod: &PodIdentity, number: u64) -> String {
-    let start = pod.name[..pod.name.len().min(236)].trim_end_matches(['.', '-']);
+/// The name of an event: the name of its object, cut if necessary, and a number.
+fn nth_name(object: &str, number: u64) -> String {
+    let start = object[..object.len().min(236)].trim_end_matches(['.', '-']);
     format!("{start}.{number:016x}")
 }
 
@@ -320,6 +330,14 @@ mod tests {
         assert!(name.starts_with("podfs.") && name.len() == 22, "{name}");
         assert_eq!(failing("a").name(&pod), name);
         assert_ne!(failing("b").name(&pod), name);
+    }
+
+    #[test]
+    fn an_event_about_a_claim_with_a_long_name_has_a_name_that_the_server_accepts() {
+        let claim = json!({"metadata": {"name": format!("{}-.{}", "a".repeat(234), "b".repeat(10)), "namespace": "n"}});
+        let object = failing("a").about_claim(&claim, "n1", 1);
+        let expected = format!("{}.0000000000000001", "a".repeat(234));
+        assert_eq!(object["metadata"]["name"].as_str(), Some(expected.as_str()));
     }
 
     #[test]

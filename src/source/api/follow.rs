@@ -211,11 +211,15 @@ impl Follow {
             FollowInput::Pod(update) => self.take_pod(update),
             FollowInput::Object(key, update) => self.take_object(&key, update),
             FollowInput::Signer(signer, update) => {
-                self.problem_log.note(&title_of_signer(&signer), &update);
+                if self.signers.is_wanted(&signer) {
+                    self.problem_log.note(&title_of_signer(&signer), &update);
+                }
                 self.signers.take(&signer, update)
             }
             FollowInput::Token(key, update) => {
-                self.problem_log.note_token(&self.tokens.title(&key), &update);
+                if self.tokens.is_wanted(&key) {
+                    self.problem_log.note_token(&self.tokens.title(&key), &update);
+                }
                 self.tokens.take(&key, update)
             }
             FollowInput::Settled => true,
@@ -326,13 +330,14 @@ impl Follow {
         let of_pod = || self.pod.as_ref().map_or(&[][..], |pod| &pod.volumes);
         let volumes = self.volumes.as_deref().unwrap_or_else(of_pod);
         let references = references(volumes, &identity, &facts);
-        self.signers.want(&signers(&references));
+        let mut forgotten = self.signers.want(&signers(&references));
         let ExtraReferences { objects, tokens } = further(volumes, &identity, &facts, &self.known());
         let tokens: BTreeSet<CredentialKey> = references.tokens.iter().cloned().chain(tokens).collect();
         match self.token_policy {
-            TokenPolicy::Issued => self.tokens.want(&tokens, &identity, &facts),
+            TokenPolicy::Issued => forgotten.extend(self.tokens.want(&tokens, &identity, &facts)),
             TokenPolicy::Empty => self.unissued = tokens,
         }
+        forgotten.iter().for_each(|title| self.problem_log.forget(title));
         let mut wanted = keys(&references, &identity.namespace);
         wanted.extend(objects);
         if references.node {

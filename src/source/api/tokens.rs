@@ -73,14 +73,19 @@ impl IssuedCredentials {
         IssuedCredentials { client, contacts, owner: None, tokens: BTreeMap::new(), sender, updates }
     }
 
-    /// Requests these tokens for this pod from the server, and forgets all others.
-    pub(crate) fn want(&mut self, keys: &BTreeSet<CredentialKey>, pod: &PodIdentity, facts: &PodFacts) {
+    /// Requests these tokens for this pod from the server, and forgets all others. Returns the titles of the others.
+    pub(crate) fn want(&mut self, keys: &BTreeSet<CredentialKey>, pod: &PodIdentity, facts: &PodFacts) -> Vec<String> {
         let (service_account, node) = (facts.service_account.clone(), facts.node_name.clone());
         let owner = TokenOwner { pod: pod.clone(), service_account, node };
-        if self.owner.as_ref() != Some(&owner) {
-            self.tokens.clear();
+        let is_same_owner = self.owner.as_ref() == Some(&owner);
+        let is_unwanted = |key: &&CredentialKey| !is_same_owner || !keys.contains(*key);
+        let forgotten: Vec<String> = self.tokens.keys().filter(is_unwanted).map(|key| self.title(key)).collect();
+        self.tokens.retain(|key, _| !is_unwanted(&key));
+        forgotten.iter().for_each(|title| self.contacts.forget(title));
+        if !is_same_owner {
+            // The channel may have tokens of the other owner.
+            (self.sender, self.updates) = channel(QUEUE);
         }
-        self.tokens.retain(|key, _| keys.contains(key));
         for key in keys {
             if self.tokens.contains_key(key) {
                 continue;
@@ -99,6 +104,12 @@ impl IssuedCredentials {
             self.tokens.insert(key.clone(), WantedCredentials { token: None, request, _task: task });
         }
         self.owner = Some(owner);
+        forgotten
+    }
+
+    /// Whether podfs requests this token. A task that has ended may have sent an update of another one before.
+    pub(crate) fn is_wanted(&self, key: &CredentialKey) -> bool {
+        self.tokens.contains_key(key)
     }
 
     /// Waits for the next update. Cancel-safe.
@@ -316,8 +327,17 @@ impl CredentialLifetime {
 
     /// Waits until the credential has to be replaced (TK-05).
     pub(super) async fn until_due(&self) {
+        self.until(self.due).await;
+    }
+
+    /// Waits until the credential has ended.
+    pub(super) async fn until_over(&self) {
+        self.until(self.end).await;
+    }
+
+    async fn until(&self, age: Duration) {
         loop {
-            let left = self.due.saturating_sub(self.passed());
+            let left = age.saturating_sub(self.passed());
             if left.is_zero() {
                 return;
             }
@@ -337,9 +357,12 @@ impl CredentialLifetime {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use k8s_openapi::jiff::Timestamp;
 
     use super::*;
+    use crate::kube::settings::SettingsSource;
 
     const MINUTE: u64 = 60;
     const HOUR: u64 = 60 * MINUTE;
@@ -392,6 +415,37 @@ mod tests {
         assert_eq!(grant(101), (HOUR, false));
         assert_eq!(grant(77), (HOUR, true), "the clock of the node is a day ahead");
         assert_eq!(grant(125), (HOUR, true), "the clock of the node is a day behind");
+    }
+
+    #[tokio::test]
+    async fn a_token_that_no_volume_wants_any_more_is_forgotten() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let kubeconfig = directory.path().join("config");
+        // No server listens there.
+        let text = "{current-context: c, contexts: [{name: c, context: {cluster: k}}], \
+            clusters: [{name: k, cluster: {server: 'http://127.0.0.1:1'}}]}";
+        fs::write(&kubeconfig, text).expect("written");
+        let client = ApiClient::open(SettingsSource::Kubeconfig(kubeconfig)).await.expect("settings");
+        let contacts = Contacts::default();
+        let mut tokens = IssuedCredentials::new(client, contacts.clone());
+        let (pod, facts) = (PodIdentity::placeholder(), PodFacts::placeholder());
+        let key = |audience: &str| CredentialKey::Token(TokenKey::new(Some(audience.to_owned()), None));
+        let (first, other) = (key("first"), key("other"));
+        let objects = || contacts.all().into_iter().map(|(object, _)| object).collect::<Vec<_>>();
+        assert!(tokens.want(&BTreeSet::from([first.clone()]), &pod, &facts).is_empty());
+        let (failed, update) = tokens.next().await;
+        tokens.take(&failed, update);
+        let title = tokens.title(&first);
+        assert_eq!(objects(), std::slice::from_ref(&title));
+        assert_eq!(tokens.want(&BTreeSet::from([other.clone()]), &pod, &facts), [title]);
+        assert!(objects().is_empty() && !tokens.is_wanted(&first));
+        // Another service account needs another token.
+        let (_, update) = tokens.next().await;
+        tokens.take(&other, update);
+        let title = tokens.title(&other);
+        let facts = PodFacts { service_account: "other".to_owned(), ..facts };
+        assert_eq!(tokens.want(&BTreeSet::from([other.clone()]), &pod, &facts), [title]);
+        assert!(objects().is_empty() && tokens.is_wanted(&other));
     }
 
     #[test]

@@ -207,9 +207,9 @@ impl<S: FileCombiner> DocumentStore<S> {
                 (target, reading)
             })
             .collect();
-        watcher.catch_up();
+        let is_certain = watcher.catch_up();
 
-        let mut check = ReadCheck::new(settled, &mut watcher.activity);
+        let mut check = ReadCheck::new(settled, &mut watcher.activity, is_certain);
         let mut before = std::mem::take(&mut self.files);
         let mut unread = BTreeSet::new();
         for (target, reading) in readings {

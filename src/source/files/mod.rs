@@ -10,7 +10,8 @@
 //! 1. The thread watches every directory of a configured path before it reads a file ([`route`]), so a change after the reading
 //!    raises an event that causes another scan.
 //! 2. The kernel queues events in order. After reading, the scan waits until it has received all events queued
-//!    meanwhile ([`watch::Watcher::catch_up`]), and leaves out every file that was written to ([`settle`], [`read_check`]).
+//!    meanwhile ([`watch::Watcher::catch_up`]), and leaves out every file that was written to ([`settle`], [`read_check`]). If the
+//!    events do not come in time, or are lost, it leaves out every file that it has read anew.
 //! 3. podfs uses a file that changed in place only after its writer has closed it, or after a second without a write.
 //! 4. A file that a scan leaves out keeps its last good documents. The thread reads it again at its next event (1), or after that
 //!    second.

@@ -29,14 +29,17 @@ pub(super) struct UnreadableFile {
 pub(super) struct ReadCheck<'a> {
     settled: SettledFiles,
     activity: &'a mut Activity,
+    /// Whether the watcher has received all events until the end of the reading.
+    is_certain: bool,
     seen: HashSet<FileId>,
     being_written: Option<PathBuf>,
 }
 
 impl<'a> ReadCheck<'a> {
-    /// A check with the activity of a watcher that has received all events until the end of the reading.
-    pub(super) fn new(settled: SettledFiles, activity: &'a mut Activity) -> Self {
-        Self { settled, activity, seen: HashSet::new(), being_written: None }
+    /// A check with the activity of a watcher. `is_certain` is whether the watcher has received all events until the end of the
+    /// reading. If not, any file may be half written.
+    pub(super) fn new(settled: SettledFiles, activity: &'a mut Activity, is_certain: bool) -> Self {
+        Self { settled, activity, is_certain, seen: HashSet::new(), being_written: None }
     }
 
     /// Checks one file. `before` is the stamp of the last reading.
@@ -60,7 +63,9 @@ impl<'a> ReadCheck<'a> {
         match reading {
             _ if self.activity.is_being_written(&target.real, &self.settled) => {}
             FileReading::Same(_) => return Ok(DocumentUpdate::Keep),
-            FileReading::Bytes(..) if !self.is_settled(target, stamp, before) => self.activity.write(&target.real),
+            FileReading::Bytes(..) if !self.is_certain || !self.is_settled(target, stamp, before) => {
+                self.activity.write(&target.real)
+            }
             FileReading::Torn(_) => self.activity.write(&target.real),
             FileReading::Bytes(stamp, bytes) => return Ok(DocumentUpdate::Take(stamp, bytes)),
         }

@@ -28,6 +28,9 @@ const TIMEOUT: Duration = Duration::from_millis(20);
 /// How long the kernel may take to report the marker. It takes microseconds.
 const MARKER_TIMEOUT: Duration = Duration::from_millis(100);
 
+/// Most markers whose events are late: each has two descriptors.
+const MOST_LATE_MARKERS: usize = 16;
+
 /// A message for the watching thread.
 pub(super) enum WatchMessage {
     /// Something happened to a file.
@@ -41,6 +44,10 @@ pub(super) struct Watcher {
     inotify: INotifyWatcher,
     messages: Receiver<WatchMessage>,
     marker: MarkerPipe,
+    /// Markers whose events came too late. They stay open, so that no other marker gets their paths while their events may come.
+    late_markers: Vec<MarkerPipe>,
+    /// How long the kernel may take to report a marker.
+    pub(super) marker_timeout: Duration,
     route: Route,
     /// Directories with a watch, or without permission for one.
     watched: BTreeSet<PathBuf>,
@@ -69,6 +76,8 @@ impl Watcher {
             inotify,
             messages,
             marker,
+            late_markers: Vec::new(),
+            marker_timeout: MARKER_TIMEOUT,
             route: Route::default(),
             watched: BTreeSet::new(),
             lost_track: false,
@@ -134,12 +143,45 @@ impl Watcher {
         self.noticed_at
     }
 
-    /// Receives every event that the kernel has queued so far.
-    pub(super) fn catch_up(&mut self) {
-        let deadline = Instant::now() + MARKER_TIMEOUT;
+    /// Receives every event that the kernel has queued so far. Returns whether there is none that was lost or is late.
+    pub(super) fn catch_up(&mut self) -> bool {
+        let deadline = Instant::now() + self.marker_timeout;
         self.marker.put();
-        while let WatchEvent::Event = self.receive(Some(deadline)) {}
+        let last = loop {
+            match self.receive(Some(deadline)) {
+                WatchEvent::Event => {}
+                last => break last,
+            }
+        };
         self.marker.take();
+        match last {
+            // The events of earlier markers came before.
+            WatchEvent::Marker => self.drop_late_markers(),
+            WatchEvent::Nothing => {
+                self.lose_track();
+                self.renew_marker();
+            }
+            WatchEvent::Event | WatchEvent::Stop => {}
+        }
+        !self.lost_track
+    }
+
+    /// Takes another marker in place of one whose event is late: that event must not end the next [catch-up](Self::catch_up).
+    fn renew_marker(&mut self) {
+        if self.late_markers.len() >= MOST_LATE_MARKERS {
+            return;
+        }
+        // Without another marker, the late event may end the next catch-up, and the one after that loses track.
+        if let Ok(marker) = MarkerPipe::new(&mut self.inotify) {
+            self.late_markers.push(std::mem::replace(&mut self.marker, marker));
+        }
+    }
+
+    fn drop_late_markers(&mut self) {
+        for marker in self.late_markers.drain(..) {
+            // Fails only if the kernel has removed the watch.
+            let _ = self.inotify.unwatch(&marker.path);
+        }
     }
 
     /// Whether events were lost since the last call.

@@ -194,6 +194,29 @@ fn a_volume_that_fails_again_and_again_has_one_event_that_counts() {
 }
 
 #[test]
+fn without_the_right_to_patch_each_failure_has_an_event_of_its_own() {
+    let rig = Rig::of_config("1");
+    rig.server.fail_always("patch", "events", Answer::Error(403));
+    let mut running = rig.run();
+    rig.wait_watched("ConfigMap", "app");
+    let events = |reason: &str| rig.server.objects("Event").iter().filter(|event| event["reason"] == reason).count();
+    let fail = |number: usize| {
+        rig.server.delete("ConfigMap", "default", "app");
+        eventually("the failure has an event", || events("FailedMount") == number);
+        rig.put_config(&number.to_string());
+        eventually("the success has an event", || events("SuccessfulMountVolume") == number);
+    };
+    fail(1);
+    fail(2);
+    // The next podfs finds the first event of the podfs before it.
+    running.signal(Signal::SIGKILL);
+    running.wait();
+    let _running = rig.run();
+    rig.wait_watched("ConfigMap", "app");
+    fail(3);
+}
+
+#[test]
 fn an_event_that_cannot_be_posted_is_posted_later() {
     let rig = Rig::new("[{name: config, configMap: {name: app}}]");
     for answer in [Answer::Error(500), Answer::TooMany(1), Answer::Error(503)] {

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
+use podfs::supervisor::status::PodState;
+
 use crate::installed::install;
 use crate::installed::load::Load;
 use crate::installed::machine::{Init, Machine};
@@ -57,6 +59,18 @@ fn scripts_of_dpkg_and_rpm_are_plain_shell() {
     let paths: Vec<_> = scripts.read_dir().expect("scripts").flatten().map(|entry| entry.path()).collect();
     let output = Command::new("shellcheck").args(["--shell", "sh"]).args(&paths).output().expect("shellcheck runs");
     assert!(paths.len() == 6 && output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[test]
+fn a_removal_counts_the_pods_of_every_state_in_which_a_process_serves_them() {
+    let prerm = include_str!("../../../packaging/scripts/prerm");
+    let pattern = prerm.split("grep -cE '").nth(1).and_then(|rest| rest.split('\'').next()).expect("a pattern");
+    for state in PodState::ALL {
+        let line = format!("default/web  {}", state.word());
+        let grep = r#"printf '%s\n' "$1" | grep -qE "$2""#;
+        let counts = Command::new("sh").args(["-c", grep, "sh", &line, pattern]).status().expect("grep runs").success();
+        assert_eq!(counts, state != PodState::Dead, "{line}");
+    }
 }
 
 #[test]
