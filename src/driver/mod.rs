@@ -35,6 +35,9 @@ use podfs_fuse::mount::MountError;
 
 use crate::host::HostError;
 
+/// Most characters of a driver's message in an error.
+const MOST_CHARACTERS: usize = 300;
+
 /// The directories of the node's drivers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drivers {
@@ -182,6 +185,11 @@ pub enum UnmountError {
     /// The mount stays.
     #[error(transparent)]
     Mount(#[from] MountError),
+}
+
+/// The message of a driver, for an error: without control characters, and at most [`MOST_CHARACTERS`].
+fn quoted(message: &str) -> String {
+    message.chars().filter(|c| !c.is_control()).take(MOST_CHARACTERS).collect()
 }
 
 /// Undoes the calls to a driver for a volume of a pod, and removes the volume's home. Blocks until the driver answers.
