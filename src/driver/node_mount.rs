@@ -16,6 +16,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use tracing::warn;
+
 use super::home::{absent_is_fine, is_mount, remove_replaced, replace};
 use super::{DriverError, DriverHome, LeaveError};
 use crate::host::global_mount::{GlobalMount, GlobalMountUser, LockedGlobalMount, boot_id};
@@ -82,8 +84,9 @@ impl NodeMount {
             Ok(()) => self.set_state(NodeMountState::Mounted).map_err(failed),
             Err(error) => {
                 if !error.is_uncertain {
-                    self.set_state(NodeMountState::Unmounted).map_err(failed)?;
-                    self.remove_user(home, &held).map_err(failed)?;
+                    let removed =
+                        self.set_state(NodeMountState::Unmounted).and_then(|()| self.remove_user(home, &held));
+                    removed.unwrap_or_else(|error| warn!("cannot remove the records in {}: {error}", self.0.display()));
                 }
                 Err(error)
             }
@@ -209,6 +212,18 @@ mod tests {
         };
         mount.leave(&a, unstage).expect("left");
         assert_eq!(undone, 1, "timeout: it has to be undone");
+    }
+
+    #[test]
+    fn the_error_of_a_driver_is_reported_although_its_mount_directory_cannot_be_removed() {
+        let node = node();
+        let (mount, a) = (node.mount(), node.home("a"));
+        let stage = |path: &Path| {
+            make_directory(path).and_then(|()| fs::write(path.join("file"), "")).expect("written");
+            Err(DriverError::refused("no such disk"))
+        };
+        let error = mount.enter(&a, stage).expect_err("refused");
+        assert_eq!(error.to_string(), "no such disk");
     }
 
     #[test]
