@@ -28,7 +28,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use home::{DriverHome, DriverRecord};
+pub use home::{DriverHome, DriverRecord, DriverRecordError};
 pub use node_mount::NodeMount;
 
 use podfs_fuse::mount::MountError;
@@ -101,6 +101,12 @@ impl From<HostError> for DriverError {
     }
 }
 
+impl From<DriverRecordError> for DriverError {
+    fn from(error: DriverRecordError) -> DriverError {
+        DriverError::because(error.to_string(), error)
+    }
+}
+
 /// Why podfs cannot undo its calls to a driver.
 #[derive(Debug, thiserror::Error)]
 pub enum UndoError {
@@ -113,6 +119,9 @@ pub enum UndoError {
         #[source]
         cause: io::Error,
     },
+    /// podfs does not know the calls.
+    #[error(transparent)]
+    Record(#[from] DriverRecordError),
     /// The driver failed.
     #[error("volume {volume:?}: {cause}")]
     Volume {
@@ -198,7 +207,7 @@ fn quoted(message: &str) -> String {
 /// The reason why podfs could not undo a call, or could not remove the home. The caller may try again.
 pub fn undo(home: &DriverHome) -> Result<(), UndoError> {
     let remove = || home.remove().map_err(|cause| UndoError::Home { home: home.path().to_owned(), cause });
-    let Some(record) = home.read() else {
+    let Some(record) = home.read()? else {
         return remove();
     };
     let undone = match &record.executable {

@@ -18,9 +18,9 @@ use std::path::{Path, PathBuf};
 
 use tracing::warn;
 
-use super::home::{absent_is_fine, is_mount, remove_replaced, replace};
+use super::home::{absent_is_fine, is_mount, remove_record};
 use super::{DriverError, DriverHome, LeaveError};
-use crate::host::global_mount::{GlobalMount, GlobalMountUser, LockedGlobalMount, boot_id};
+use crate::host::global_mount::{GlobalMount, GlobalMountUser, LockedGlobalMount, boot_id, write_whole};
 
 const MOUNT: &str = "globalmount";
 const STAGED: &str = "staged";
@@ -128,8 +128,8 @@ impl NodeMount {
             return Ok(());
         }
         absent_is_fine(fs::remove_dir(self.path()))?;
-        remove_replaced(&self.0.join("vol_data.json"))?;
-        remove_replaced(&self.0.join(STAGED))?;
+        remove_record(&self.0.join("vol_data.json"))?;
+        remove_record(&self.0.join(STAGED))?;
         held.remove_records();
         Ok(())
     }
@@ -148,11 +148,12 @@ impl NodeMount {
     fn set_state(&self, state: NodeMountState) -> io::Result<()> {
         let path = self.0.join(STAGED);
         let word = match state {
-            NodeMountState::Unmounted => return remove_replaced(&path),
+            NodeMountState::Unmounted => return remove_record(&path),
             NodeMountState::Uncertain => "begun",
             NodeMountState::Mounted => "done",
         };
-        replace(&path, format!("{word} {}", boot_id()?).as_bytes())
+        // No mount outlives the machine, so the file need not reach the disk.
+        write_whole(&path, format!("{word} {}", boot_id()?).as_bytes())
     }
 }
 
@@ -231,7 +232,9 @@ mod tests {
         let node = node();
         let (mount, a) = (node.mount(), node.home("a"));
         mount.enter(&a, |_| Ok(())).expect("staged");
-        fs::write(mount.directory().join("staged.next"), "be").expect("written");
+        for unfinished in [".staged.new", "staged.next"] {
+            fs::write(mount.directory().join(unfinished), "be").expect("written");
+        }
         mount.leave(&a, |_| Ok(())).expect("left");
         assert!(!mount.directory().exists());
     }

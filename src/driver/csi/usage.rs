@@ -36,7 +36,7 @@ pub struct Amounts {
 pub fn usage(home: &DriverHome) -> Result<Option<DriverUsage>, DriverError> {
     // podfs sent the canonical path in NodePublishVolume, too.
     let home = &DriverHome::at(home.path().canonicalize().unwrap_or_else(|_| home.path().to_owned()));
-    let Some(record) = home.read().filter(|record| record.published && record.executable.is_none()) else {
+    let Some(record) = home.read()?.filter(|record| record.published && record.executable.is_none()) else {
         return Ok(None);
     };
     let client = client_of(home, &record)?;

@@ -57,7 +57,7 @@ impl FlexMount<'_> {
         let capabilities = init(&program)?;
         let node_name = self.node_name();
         let node_mount = capabilities.attach.then(|| self.node_mount());
-        let earlier = home.read().unwrap_or_default();
+        let earlier = home.read_or_begin();
         let mut record = DriverRecord {
             driver_name: self.flex.driver.clone(),
             spec_vol_id: self.name.to_owned(),

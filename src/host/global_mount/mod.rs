@@ -320,7 +320,10 @@ fn remove_upwards(directory: &Path, count: usize) {
 }
 
 /// Writes a file beside its place, and renames it. It is whole, however this process ends.
-pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace(path, bytes, false)
 }
 
@@ -359,8 +362,8 @@ fn replace(path: &Path, bytes: &[u8], is_synced: bool) -> io::Result<()> {
     if is_synced { File::open(parent)?.sync_all() } else { Ok(()) }
 }
 
-/// The file that [`replace`] writes, and renames to `path`.
-fn unfinished(path: &Path) -> PathBuf {
+/// The file that [`write_whole`] and [`write_synced`] write, and rename to `path`.
+pub fn unfinished(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{}.new", path.file_name().unwrap_or_default().to_string_lossy()))
 }
 

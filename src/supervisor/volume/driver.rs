@@ -134,7 +134,7 @@ pub(super) fn expand_csi(
     growth: &mut ExpansionState,
 ) -> Result<(), RefreshFailure> {
     let (drivers, home) = home(setting, Csi::DIRECTORY, &bound.name)?;
-    let record = home.read().unwrap_or_default();
+    let record = home.read().map_err(DriverError::from)?.unwrap_or_default();
     if bound.read_only || !record.published || record.capacity >= bound.capacity {
         // Another supervisor of the pod may have grown it.
         growth.succeed(bound, record.expanded.is_some_and(|_| record.expanded >= bound.capacity));
