@@ -163,6 +163,16 @@ fn fx_01_a_volume_that_is_attached_is_mounted_once_for_the_node() {
 }
 
 #[test]
+fn fx_02_a_volume_that_a_driver_has_mounted_before_it_failed_is_unmounted() {
+    let rig = Rig::new(r#"{"attach": false}"#);
+    rig.put("mount.do", r#"mount --bind "$(source_of "$2")" "$1"; failure late"#);
+    let running = rig.start();
+    running.wait_log("reason: late");
+    rig.assert_stops_clean(running);
+    assert_eq!(rig.commands().last().map(String::as_str), Some("unmount"));
+}
+
+#[test]
 fn fx_03_a_driver_may_be_installed_later_and_the_volume_waits_by_its_name() {
     let rig = Rig::new(r#"{"attach": false}"#);
     fs::remove_file(rig.driver().join("disk")).expect("removed");

@@ -101,7 +101,8 @@ impl FlexMount<'_> {
                     )));
                 }
                 Err(error) => {
-                    if !error.is_uncertain {
+                    // A driver that fails may have mounted all the same.
+                    if !error.is_uncertain && !home.is_mounted().unwrap_or(true) {
                         record.published = false;
                         write(&record)?;
                     }
