@@ -173,6 +173,19 @@ fn fx_02_a_volume_that_a_driver_has_mounted_before_it_failed_is_unmounted() {
 }
 
 #[test]
+fn fx_03_podfs_unmounts_the_volumes_of_a_driver_that_is_not_installed_any_more() {
+    for capabilities in [r#"{"attach": false}"#, "{}"] {
+        let rig = Rig::new(capabilities);
+        let mut running = rig.run();
+        fs::remove_file(rig.driver().join("disk")).expect("removed");
+        assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+        let is_attached = running.log().contains("may still be attached to node");
+        assert_eq!(is_attached, capabilities == "{}", "{}", running.log());
+        rig.assert_only_the_drivers_directory_is_left();
+    }
+}
+
+#[test]
 fn fx_03_a_driver_may_be_installed_later_and_the_volume_waits_by_its_name() {
     let rig = Rig::new(r#"{"attach": false}"#);
     fs::remove_file(rig.driver().join("disk")).expect("removed");

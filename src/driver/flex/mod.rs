@@ -14,7 +14,7 @@ use std::time::Duration;
 use k8s_openapi::ByteString;
 use podfs_fuse::mount::visible::take_away;
 use serde_json::{Map, Value};
-use tracing::info;
+use tracing::{info, warn};
 
 use super::home::make_directory;
 use super::{DriverError, DriverHome, DriverRecord, Drivers, LeaveError, NodeMount, UnmountError};
@@ -260,11 +260,20 @@ pub(super) fn undo(home: &DriverHome, record: &DriverRecord) -> Result<(), Leave
         let path_text = text(path)?;
         let is_mounted = || node_mount.is_mounted().map_err(|error| failed(error.into()));
         // Like the kubelet, podfs does not call the driver for a directory without a mount.
-        if is_mounted()? && call(&["unmountdevice", path_text])?.is_none() && is_mounted()? {
+        // Without the driver's program, podfs unmounts the volume itself.
+        let is_installed = program.is_file();
+        let is_left = is_mounted()? && !(is_installed && call(&["unmountdevice", path_text])?.is_some());
+        if is_left && is_mounted()? {
             take_away(path)?;
         }
-        if record.attached {
+        if record.attached && is_installed {
             call(&["detach", &record.volume_handle, &record.node_name])?;
+        } else if record.attached {
+            warn!(
+                "FlexVolume driver {} is not installed on this node any more: volume {:?} is unmounted, and may still be attached \
+                 to node {:?}; detach it with the driver's tools",
+                record.driver_name, record.volume_handle, record.node_name
+            );
         }
         match fs::remove_dir(path) {
             Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
