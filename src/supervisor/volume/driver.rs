@@ -45,15 +45,16 @@ pub(super) fn mount_flex(
     spec: &Volume,
     path: PathBuf,
     flex: &Flex,
-    name: &str,
-    read_only: bool,
+    bound: Option<&BoundVolume>,
     pod: &PodView,
 ) -> Result<MountPlan, RefreshFailure> {
+    let (name, read_only) = (name(spec, bound), bound.map_or(flex.read_only, |bound| bound.read_only));
     let (drivers, home) = home(setting, &flex.directory(), name)?;
     let mount = FlexMount {
         flex,
         volume: spec.name.as_str(),
         name,
+        is_persistent: bound.is_some(),
         pod: &pod.identity,
         facts: &pod.facts,
         secret: flex.secret.as_ref().map(|reference| secret(reference, pod)).transpose()?,
