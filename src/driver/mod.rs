@@ -28,12 +28,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-pub use home::{DriverHome, DriverRecord};
+pub use home::{DriverHome, DriverRecord, DriverRecordError};
 pub use node_mount::NodeMount;
 
 use podfs_fuse::mount::MountError;
 
 use crate::host::HostError;
+
+/// Most characters of a driver's message in an error.
+const MOST_CHARACTERS: usize = 300;
 
 /// The directories of the node's drivers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,6 +101,12 @@ impl From<HostError> for DriverError {
     }
 }
 
+impl From<DriverRecordError> for DriverError {
+    fn from(error: DriverRecordError) -> DriverError {
+        DriverError::because(error.to_string(), error)
+    }
+}
+
 /// Why podfs cannot undo its calls to a driver.
 #[derive(Debug, thiserror::Error)]
 pub enum UndoError {
@@ -110,6 +119,9 @@ pub enum UndoError {
         #[source]
         cause: io::Error,
     },
+    /// podfs does not know the calls.
+    #[error(transparent)]
+    Record(#[from] DriverRecordError),
     /// The driver failed.
     #[error("volume {volume:?}: {cause}")]
     Volume {
@@ -184,13 +196,18 @@ pub enum UnmountError {
     Mount(#[from] MountError),
 }
 
+/// The message of a driver, for an error: without control characters, and at most [`MOST_CHARACTERS`].
+fn quoted(message: &str) -> String {
+    message.chars().filter(|c| !c.is_control()).take(MOST_CHARACTERS).collect()
+}
+
 /// Undoes the calls to a driver for a volume of a pod, and removes the volume's home. Blocks until the driver answers.
 ///
 /// # Errors
 /// The reason why podfs could not undo a call, or could not remove the home. The caller may try again.
 pub fn undo(home: &DriverHome) -> Result<(), UndoError> {
     let remove = || home.remove().map_err(|cause| UndoError::Home { home: home.path().to_owned(), cause });
-    let Some(record) = home.read() else {
+    let Some(record) = home.read()? else {
         return remove();
     };
     let undone = match &record.executable {

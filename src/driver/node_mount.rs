@@ -16,9 +16,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::home::{absent_is_fine, is_mount, remove_replaced, replace};
+use tracing::warn;
+
+use super::home::{absent_is_fine, is_mount, remove_record};
 use super::{DriverError, DriverHome, LeaveError};
-use crate::host::global_mount::{GlobalMount, GlobalMountUser, LockedGlobalMount, boot_id};
+use crate::host::global_mount::{GlobalMount, GlobalMountUser, LockedGlobalMount, boot_id, write_whole};
 
 const MOUNT: &str = "globalmount";
 const STAGED: &str = "staged";
@@ -82,8 +84,9 @@ impl NodeMount {
             Ok(()) => self.set_state(NodeMountState::Mounted).map_err(failed),
             Err(error) => {
                 if !error.is_uncertain {
-                    self.set_state(NodeMountState::Unmounted).map_err(failed)?;
-                    self.remove_user(home, &held).map_err(failed)?;
+                    let removed =
+                        self.set_state(NodeMountState::Unmounted).and_then(|()| self.remove_user(home, &held));
+                    removed.unwrap_or_else(|error| warn!("cannot remove the records in {}: {error}", self.0.display()));
                 }
                 Err(error)
             }
@@ -125,8 +128,8 @@ impl NodeMount {
             return Ok(());
         }
         absent_is_fine(fs::remove_dir(self.path()))?;
-        remove_replaced(&self.0.join("vol_data.json"))?;
-        remove_replaced(&self.0.join(STAGED))?;
+        remove_record(&self.0.join("vol_data.json"))?;
+        remove_record(&self.0.join(STAGED))?;
         held.remove_records();
         Ok(())
     }
@@ -145,11 +148,12 @@ impl NodeMount {
     fn set_state(&self, state: NodeMountState) -> io::Result<()> {
         let path = self.0.join(STAGED);
         let word = match state {
-            NodeMountState::Unmounted => return remove_replaced(&path),
+            NodeMountState::Unmounted => return remove_record(&path),
             NodeMountState::Uncertain => "begun",
             NodeMountState::Mounted => "done",
         };
-        replace(&path, format!("{word} {}", boot_id()?).as_bytes())
+        // No mount outlives the machine, so the file need not reach the disk.
+        write_whole(&path, format!("{word} {}", boot_id()?).as_bytes())
     }
 }
 
@@ -212,11 +216,25 @@ mod tests {
     }
 
     #[test]
+    fn the_error_of_a_driver_is_reported_although_its_mount_directory_cannot_be_removed() {
+        let node = node();
+        let (mount, a) = (node.mount(), node.home("a"));
+        let stage = |path: &Path| {
+            make_directory(path).and_then(|()| fs::write(path.join("file"), "")).expect("written");
+            Err(DriverError::refused("no such disk"))
+        };
+        let error = mount.enter(&a, stage).expect_err("refused");
+        assert_eq!(error.to_string(), "no such disk");
+    }
+
+    #[test]
     fn files_of_a_process_that_was_killed_while_it_wrote_go_with_the_last_user() {
         let node = node();
         let (mount, a) = (node.mount(), node.home("a"));
         mount.enter(&a, |_| Ok(())).expect("staged");
-        fs::write(mount.directory().join("staged.next"), "be").expect("written");
+        for unfinished in [".staged.new", "staged.next"] {
+            fs::write(mount.directory().join(unfinished), "be").expect("written");
+        }
         mount.leave(&a, |_| Ok(())).expect("left");
         assert!(!mount.directory().exists());
     }

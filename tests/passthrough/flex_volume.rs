@@ -166,6 +166,54 @@ fn fx_01_a_volume_that_is_attached_is_mounted_once_for_the_node() {
 }
 
 #[test]
+fn fx_01_volumes_of_the_same_name_in_two_pods_are_two_volumes() {
+    for getvolumename in
+        [r#"success ", \"volumeName\": \"$(source_of "$1")\""; "#, r#"echo '{"status": "Not supported"}'; exit 1"#]
+    {
+        let rig = Rig::new("{}");
+        rig.put("getvolumename.do", getvolumename);
+        let other = rig.fixture.path("other");
+        fs::create_dir(&other).expect("a directory");
+        fs::write(other.join("file"), "2").expect("written");
+        let running = rig.run();
+        let manifest = pod(&VOLUMES.replace("SOURCE", &other.display().to_string()));
+        rig.fixture.write("pod.yaml", &manifest.replacen("name: web", "name: other", 1));
+        let running_other = rig.run();
+        assert_eq!(fs::read_to_string(running_other.volume("data").join("file")).expect("shown"), "2");
+        assert_eq!(fs::read_to_string(running.volume("data").join("file")).expect("shown"), "1");
+        // The first pod has made the directories of all pods, and removes them at its end.
+        let mut second = running_other;
+        assert_eq!(second.stop().code(), Some(0), "{}", second.log());
+        assert_eq!(fs::read_to_string(running.volume("data").join("file")).expect("shown"), "1");
+        rig.assert_stops_clean(running);
+        assert_eq!(rig.commands().iter().filter(|command| *command == "detach").count(), 2);
+    }
+}
+
+#[test]
+fn fx_02_a_volume_that_a_driver_has_mounted_before_it_failed_is_unmounted() {
+    let rig = Rig::new(r#"{"attach": false}"#);
+    rig.put("mount.do", r#"mount --bind "$(source_of "$2")" "$1"; failure late"#);
+    let running = rig.start();
+    running.wait_log("reason: late");
+    rig.assert_stops_clean(running);
+    assert_eq!(rig.commands().last().map(String::as_str), Some("unmount"));
+}
+
+#[test]
+fn fx_03_podfs_unmounts_the_volumes_of_a_driver_that_is_not_installed_any_more() {
+    for capabilities in [r#"{"attach": false}"#, "{}"] {
+        let rig = Rig::new(capabilities);
+        let mut running = rig.run();
+        fs::remove_file(rig.driver().join("disk")).expect("removed");
+        assert_eq!(running.stop().code(), Some(0), "{}", running.log());
+        let is_attached = running.log().contains("may still be attached to node");
+        assert_eq!(is_attached, capabilities == "{}", "{}", running.log());
+        rig.assert_only_the_drivers_directory_is_left();
+    }
+}
+
+#[test]
 fn fx_03_a_driver_may_be_installed_later_and_the_volume_waits_by_its_name() {
     let rig = Rig::new(r#"{"attach": false}"#);
     fs::remove_file(rig.driver().join("disk")).expect("removed");

@@ -67,7 +67,8 @@ impl Limits {
             read: clamp(rsize, info.read_max),
             write: clamp(wsize, info.write_max),
             listing: clamp(None, info.read_max).clamp(MIN_LISTING, MAX_LISTING),
-            file: info.file_max,
+            // As Linux does, podfs takes 0 as a server without a limit.
+            file: if info.file_max == 0 { u64::MAX } else { info.file_max },
         }
     }
 }
@@ -476,4 +477,24 @@ impl Export {
 
 fn check(name: &[u8]) -> Result<(), Error> {
     if name.len() > MAX_NAME { Err(Error::NameTooLong) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_names_no_largest_file_has_no_limit() {
+        let info = |file_max| FsInfo {
+            read_max: MAX_TRANSFER,
+            write_max: MAX_TRANSFER,
+            file_max,
+            time_step: Time::default(),
+            properties: 0,
+            attributes: None,
+        };
+        for (file_max, expected) in [(0, u64::MAX), (1 << 40, 1 << 40)] {
+            assert_eq!(Limits::new(&info(file_max), None, None).file, expected);
+        }
+    }
 }

@@ -23,14 +23,12 @@ use crate::csi::v1::{
     NodeExpandVolumeRequest, NodeGetCapabilitiesRequest, NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse,
     NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
 };
-use crate::driver::DriverError;
+use crate::driver::{DriverError, quoted};
 
 /// Longest duration of a call, as in the kubelet.
 const DEADLINE: Duration = Duration::from_secs(120);
 /// Longest wait for a connection to a driver.
 const CONNECT: Duration = Duration::from_secs(10);
-/// Most characters of a driver's message in an error.
-const MOST_WORDS: usize = 300;
 
 /// A connection to a CSI driver.
 pub(super) struct CsiClient {
@@ -141,8 +139,7 @@ impl CsiClient {
         match self.runtime.block_on(async { timeout(DEADLINE, answer).await }) {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
             Ok(Err(status)) => {
-                let words: String = status.message().chars().filter(|c| !c.is_control()).take(MOST_WORDS).collect();
-                let sentence = at(&format!("failed ({:?}): {words}", status.code()));
+                let sentence = at(&format!("failed ({:?}): {}", status.code(), quoted(status.message())));
                 let (is_uncertain, is_infeasible) = (is_uncertain(&status), is_infeasible(status.code()));
                 Err(DriverError { is_uncertain, is_infeasible, ..DriverError::because(sentence, status) })
             }

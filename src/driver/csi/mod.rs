@@ -25,9 +25,10 @@ use std::path::Path;
 
 use tracing::info;
 
-use super::home::{make_directory, replace};
+use super::home::make_directory;
 use super::{DriverError, DriverHome, DriverRecord, LeaveError, NodeMount};
 use crate::host::device::BlockDevice;
+use crate::host::global_mount::write_whole;
 use crate::host::{HostSource, fs_group};
 use crate::manifest::objects::{CsiDriver, DriverFsGroupPolicy, Secret};
 use crate::manifest::pod::{PodFacts, PodIdentity};
@@ -106,7 +107,7 @@ impl CsiMount<'_> {
         let (client, can) = self.connect()?;
         let write = |record: &DriverRecord| write(home, record);
         let node_mount = self.node_mount(can);
-        let earlier = home.read().unwrap_or_default();
+        let earlier = home.read_or_begin();
         let mut record = DriverRecord {
             node_mount: node_mount.as_ref().map(|mount| mount.directory().to_owned()),
             published: earlier.published,
@@ -140,7 +141,7 @@ impl CsiMount<'_> {
     /// # Errors
     /// The driver's error. The volume keeps its size.
     pub fn expand(&self, home: &DriverHome) -> Result<bool, DriverError> {
-        let (Some(wanted), Some(record)) = (self.capacity, home.read()) else { return Ok(false) };
+        let (Some(wanted), Some(record)) = (self.capacity, home.read()?) else { return Ok(false) };
         let (client, can) = self.connect()?;
         if can.expand {
             let node_mount = self.node_mount(can);
@@ -209,7 +210,7 @@ impl CsiMount<'_> {
         let failed = |error: std::io::Error| DriverError::of_node("use", path, error);
         make_directory(path).map_err(failed)?;
         let data = serde_json::json!({"driverName": self.csi.driver, "volumeHandle": self.handle()});
-        replace(&node_mount.directory().join("vol_data.json"), data.to_string().as_bytes()).map_err(failed)?;
+        write_whole(&node_mount.directory().join("vol_data.json"), data.to_string().as_bytes()).map_err(failed)?;
         client.stage(self.stage_request(can, path)?)
     }
 

@@ -11,7 +11,7 @@ use crate::csi::registration::registration_client::RegistrationClient;
 use crate::csi::registration::{InfoRequest, PluginInfo, RegistrationStatus};
 use crate::csi::v1::node_client::NodeClient;
 use crate::csi::v1::{NodeGetInfoRequest, NodeGetInfoResponse};
-use crate::driver::DriverError;
+use crate::driver::{DriverError, quoted};
 
 /// The type under which a CSI driver registers.
 const CSI_PLUGIN: &str = "CSIPlugin";
@@ -19,8 +19,6 @@ const CSI_PLUGIN: &str = "CSIPlugin";
 const ANSWER: Duration = Duration::from_secs(2);
 /// Longest duration of NodeGetInfo, for which a driver may have to call its cloud.
 const NODE_INFO: Duration = Duration::from_secs(120);
-/// Most characters of a driver's message in an error.
-const MOST_WORDS: usize = 300;
 
 /// A CSI driver of the node, with its fields in the CSINode object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +61,7 @@ pub async fn node_driver(socket: &Path) -> Result<Option<NodeDriver>, DriverErro
         let node = node
             .map_err(|error| DriverError::because(format!("CSI driver {name}: NodeGetInfo failed: {error}"), error))?;
         let answer = NodeClient::new(node).node_get_info(NodeGetInfoRequest {}).await;
-        answer.map_err(|status| failed(format!("failed ({:?}): {}", status.code(), words(status.message()))))
+        answer.map_err(|status| failed(format!("failed ({:?}): {}", status.code(), quoted(status.message()))))
     };
     let late = || failed(format!("has not answered for {} s; see the driver's log", NODE_INFO.as_secs()));
     let info = timeout(NODE_INFO, call).await.map_err(|_| late())??.into_inner();
@@ -87,7 +85,7 @@ pub(super) async fn registered(socket: &Path) -> Result<Option<RegisteredPlugin>
     let call = async {
         let channel = channel(socket).await.map_err(|_| failed("accepts no connection"))?;
         let answer = RegistrationClient::new(channel).get_info(InfoRequest {}).await;
-        answer.map_err(|status| failed(&format!("failed ({:?}): {}", status.code(), words(status.message()))))
+        answer.map_err(|status| failed(&format!("failed ({:?}): {}", status.code(), quoted(status.message()))))
     };
     let info = timeout(ANSWER, call).await.map_err(|_| failed("does not answer"))??.into_inner();
     let PluginInfo { r#type, name, endpoint, supported_versions: versions } = info;
@@ -111,10 +109,6 @@ impl NodeDriver {
             most_volumes: (max_volumes_per_node > 0).then(|| i32::try_from(max_volumes_per_node).unwrap_or(i32::MAX)),
         })
     }
-}
-
-fn words(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(MOST_WORDS).collect()
 }
 
 #[cfg(test)]

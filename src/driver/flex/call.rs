@@ -15,12 +15,10 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use serde::Deserialize;
 
-use crate::driver::DriverError;
+use crate::driver::{DriverError, quoted};
 
 /// Most bytes of output to read.
 const MOST_OUTPUT: u64 = 1 << 20;
-/// Most characters of a driver's message in an error.
-const MOST_WORDS: usize = 300;
 
 /// Environment variables with which the service manager addresses podfs. Drivers do not get them.
 const OF_PODFS: [&str; 7] =
@@ -97,8 +95,8 @@ pub(super) fn call(
         }
         (status, _) => {
             let status = if status.is_empty() { "no status" } else { status };
-            let words: String = answer.message.chars().filter(|c| !c.is_control()).take(MOST_WORDS).collect();
-            Err(DriverError::refused(at(&format!("failed, status: {status:?}, reason: {words}"))))
+            let reason = quoted(&answer.message);
+            Err(DriverError::refused(at(&format!("failed, status: {status:?}, reason: {reason}"))))
         }
     }
 }

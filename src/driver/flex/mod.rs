@@ -14,7 +14,7 @@ use std::time::Duration;
 use k8s_openapi::ByteString;
 use podfs_fuse::mount::visible::take_away;
 use serde_json::{Map, Value};
-use tracing::info;
+use tracing::{info, warn};
 
 use super::home::make_directory;
 use super::{DriverError, DriverHome, DriverRecord, Drivers, LeaveError, NodeMount, UnmountError};
@@ -22,10 +22,13 @@ use crate::host::{HostSource, fs_group};
 use crate::manifest::objects::{Secret, Values};
 use crate::manifest::pod::{PodFacts, PodIdentity};
 use crate::volume::Flex;
+use crate::volume::csi::sha256;
 use call::{DriverAnswer, FlexCapabilities};
 
 /// Longest duration of a call.
 const DEADLINE: Duration = Duration::from_secs(120);
+/// Most bytes of the name of a file (`NAME_MAX`).
+const LONGEST_FILE_NAME: usize = 255;
 
 /// A volume of a pod, for a FlexVolume driver to mount.
 pub struct FlexMount<'a> {
@@ -35,6 +38,8 @@ pub struct FlexMount<'a> {
     pub volume: &'a str,
     /// The name of the PersistentVolume, or of the volume in the pod.
     pub name: &'a str,
+    /// Whether it is the volume of a PersistentVolume.
+    pub is_persistent: bool,
     /// The pod.
     pub pod: &'a PodIdentity,
     /// Further facts of the pod.
@@ -56,17 +61,23 @@ impl FlexMount<'_> {
         let program = self.program()?;
         let capabilities = init(&program)?;
         let node_name = self.node_name();
-        let node_mount = capabilities.attach.then(|| self.node_mount());
-        let earlier = home.read().unwrap_or_default();
+        let earlier = home.read_or_begin();
+        let named = if capabilities.attach { self.volume_name(&program)? } else { None };
+        // The node's mount may be one that an older podfs has made, at another path.
+        let node_mount = || earlier.node_mount.clone().map_or_else(|| self.node_mount(named.as_deref()), NodeMount::at);
+        let node_mount = capabilities.attach.then(node_mount);
         let mut record = DriverRecord {
             driver_name: self.flex.driver.clone(),
             spec_vol_id: self.name.to_owned(),
-            volume_handle: earlier.volume_handle.clone(),
+            volume_handle: match capabilities.attach {
+                true => named.unwrap_or_else(|| self.name.to_owned()),
+                false => earlier.volume_handle.clone(),
+            },
             node_name: node_name.clone(),
             volume: self.volume.to_owned(),
             executable: Some(program.clone()),
             node_mount: node_mount.as_ref().map(|mount| mount.directory().to_owned()),
-            attached: earlier.attached,
+            attached: earlier.attached || node_mount.is_some(),
             published: earlier.published,
             ..DriverRecord::default()
         };
@@ -76,9 +87,6 @@ impl FlexMount<'_> {
         write(&record)?;
         let mut node_path = None;
         if let Some(node_mount) = &node_mount {
-            record.attached = true;
-            record.volume_handle = self.volume_name(&program)?;
-            write(&record)?;
             node_mount.enter(home, |path| self.mount_device(&program, path, &node_name))?;
             node_path = Some(node_mount.path());
         }
@@ -101,7 +109,8 @@ impl FlexMount<'_> {
                     )));
                 }
                 Err(error) => {
-                    if !error.is_uncertain {
+                    // A driver that fails may have mounted all the same.
+                    if !error.is_uncertain && !home.is_mounted().unwrap_or(true) {
                         record.published = false;
                         write(&record)?;
                     }
@@ -131,9 +140,24 @@ impl FlexMount<'_> {
         }
     }
 
-    fn node_mount(&self) -> NodeMount {
+    /// The node's mount of the volume. All volumes that are the same for the driver have the same: those to which it has given the
+    /// name `named`, or else those with the same name and options.
+    fn node_mount(&self, named: Option<&str>) -> NodeMount {
         let mounts = self.drivers.root.join("plugins/kubernetes.io/flexvolume").join(&self.flex.driver).join("mounts");
-        NodeMount::at(mounts.join(self.name))
+        let directory = match named {
+            Some(named) if is_file_name(named) => named.to_owned(),
+            Some(named) => sha256(&[named]),
+            None if self.is_persistent => self.name.to_owned(),
+            None => self.digest(),
+        };
+        NodeMount::at(mounts.join(directory))
+    }
+
+    /// A digest of the fields of an inline volume, whose name is unique in its pod only.
+    fn digest(&self) -> String {
+        let Flex { fs_type, options, secret, .. } = self.flex;
+        let secret = secret.as_ref().map(|secret| (&self.pod.namespace, &secret.name));
+        sha256(&[&serde_json::json!([self.name, fs_type, options, secret]).to_string()])
     }
 
     fn node_name(&self) -> String {
@@ -141,11 +165,10 @@ impl FlexMount<'_> {
         self.facts.node_name.clone().unwrap_or_else(of_machine)
     }
 
-    /// The driver's name of the volume.
-    fn volume_name(&self, program: &Path) -> Result<String, DriverError> {
+    /// The driver's name of the volume, if the driver names its volumes.
+    fn volume_name(&self, program: &Path) -> Result<Option<String>, DriverError> {
         let answer = call::call(program, &["getvolumename", &self.options(false, false)], DEADLINE)?;
-        let named = answer.map(|answer| answer.volume_name).filter(|name| !name.is_empty());
-        Ok(named.unwrap_or_else(|| self.name.to_owned()))
+        Ok(answer.map(|answer| answer.volume_name).filter(|name| !name.is_empty()))
     }
 
     /// Has the driver attach the volume to the node, and mount it at `path` for the node.
@@ -213,6 +236,11 @@ impl FlexMount<'_> {
     }
 }
 
+/// Whether a name is that of a file in its directory.
+fn is_file_name(name: &str) -> bool {
+    name.len() <= LONGEST_FILE_NAME && !name.starts_with('.') && !name.contains(['/', '\0'])
+}
+
 fn init(program: &Path) -> Result<FlexCapabilities, DriverError> {
     let answer = call::call(program, &["init"], DEADLINE)?;
     Ok(answer.map(|answer| answer.capabilities).unwrap_or_default())
@@ -259,11 +287,20 @@ pub(super) fn undo(home: &DriverHome, record: &DriverRecord) -> Result<(), Leave
         let path_text = text(path)?;
         let is_mounted = || node_mount.is_mounted().map_err(|error| failed(error.into()));
         // Like the kubelet, podfs does not call the driver for a directory without a mount.
-        if is_mounted()? && call(&["unmountdevice", path_text])?.is_none() && is_mounted()? {
+        // Without the driver's program, podfs unmounts the volume itself.
+        let is_installed = program.is_file();
+        let is_left = is_mounted()? && !(is_installed && call(&["unmountdevice", path_text])?.is_some());
+        if is_left && is_mounted()? {
             take_away(path)?;
         }
-        if record.attached {
+        if record.attached && is_installed {
             call(&["detach", &record.volume_handle, &record.node_name])?;
+        } else if record.attached {
+            warn!(
+                "FlexVolume driver {} is not installed on this node any more: volume {:?} is unmounted, and may still be attached \
+                 to node {:?}; detach it with the driver's tools",
+                record.driver_name, record.volume_handle, record.node_name
+            );
         }
         match fs::remove_dir(path) {
             Err(cause) if cause.kind() != io::ErrorKind::NotFound => {

@@ -323,7 +323,10 @@ fn remove_upwards(directory: &Path, count: usize) {
 }
 
 /// Writes a file under another name, and renames it to `path`. So the file at `path` is complete, however this process ends.
-pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace(path, bytes, false)
 }
 
@@ -363,8 +366,8 @@ fn replace(path: &Path, bytes: &[u8], is_synced: bool) -> io::Result<()> {
     if is_synced { File::open(parent)?.sync_all() } else { Ok(()) }
 }
 
-/// The path of the file that [`replace`] writes, and then renames to `path`.
-fn unfinished(path: &Path) -> PathBuf {
+/// The path of the file that [`write_whole`] and [`write_synced`] write, and then rename to `path`.
+pub fn unfinished(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{}.new", path.file_name().unwrap_or_default().to_string_lossy()))
 }
 

@@ -46,15 +46,16 @@ pub(super) fn mount_flex(
     spec: &Volume,
     path: PathBuf,
     flex: &Flex,
-    name: &str,
-    read_only: bool,
+    bound: Option<&BoundVolume>,
     pod: &PodView,
 ) -> Result<MountPlan, RefreshFailure> {
+    let (name, read_only) = (name(spec, bound), bound.map_or(flex.read_only, |bound| bound.read_only));
     let (drivers, home) = home(setting, &flex.directory(), name)?;
     let mount = FlexMount {
         flex,
         volume: spec.name.as_str(),
         name,
+        is_persistent: bound.is_some(),
         pod: &pod.identity,
         facts: &pod.facts,
         secret: flex.secret.as_ref().map(|reference| secret(reference, pod)).transpose()?,
@@ -137,7 +138,7 @@ pub(super) fn expand_csi(
     growth: &mut ExpansionState,
 ) -> Result<(), RefreshFailure> {
     let (drivers, home) = home(setting, Csi::DIRECTORY, &bound.name)?;
-    let record = home.read().unwrap_or_default();
+    let record = home.read().map_err(DriverError::from)?.unwrap_or_default();
     if bound.read_only || !record.published || record.capacity >= bound.capacity {
         // An earlier supervisor of the pod may have grown the volume.
         growth.succeed(bound, record.expanded.is_some_and(|_| record.expanded >= bound.capacity));

@@ -102,7 +102,7 @@ impl PassthroughSource for ClaimSource {
                 return Ok(MountPlan { turn, ..plan });
             }
             BoundSource::Flex(flex) => {
-                let plan = driver::mount_flex(setting, spec, path, flex, &bound.name, bound.read_only, pod)?;
+                let plan = driver::mount_flex(setting, spec, path, flex, Some(&bound), pod)?;
                 return Ok(MountPlan { turn, ..plan });
             }
             BoundSource::Local(local) => {

@@ -58,8 +58,7 @@ const OF_KERNEL: [&str; 22] = [
 ];
 
 /// Options with a value that only the kernel's client knows.
-const VALUES_OF_KERNEL: [&str; 8] =
-    ["namlen", "bsize", "fsc", "max_connect", "retry", "clientaddr", "mountvers", "minorversion"];
+const VALUES_OF_KERNEL: [&str; 7] = ["namlen", "bsize", "fsc", "max_connect", "retry", "clientaddr", "mountvers"];
 
 /// The topic of an option. Options that set one topic differently contradict each other.
 fn topic(name: &str) -> &str {
