@@ -38,6 +38,7 @@ use self::machine::check_machine;
 use self::service::PodService;
 use super::installed::{SUPERVISOR, supervisor_program};
 use super::server::program::{ServerProgram, this_podfs};
+use crate::host::kernel_nfs::{self, mounter};
 use crate::source::{AcceptedDocuments, FileSource, PodInput, PushSource, Source};
 
 /// Runs the program with the arguments of this process.
@@ -46,6 +47,7 @@ pub fn main() -> ExitCode {
     let mut words = env::args_os().skip(1);
     let outcome = match words.next() {
         Some(first) if first == "server" => Err(become_server(words)),
+        Some(first) if first == kernel_nfs::SUBCOMMAND => mount_nfs(),
         _ => serve(Arguments::parse_from(of_this_program(env::args_os()))),
     };
     match outcome {
@@ -97,6 +99,14 @@ pub(crate) fn become_server(arguments: impl Iterator<Item = OsString>) -> Failur
     let mut command = Command::new(program.executable());
     command.arg0(SERVER).arg("server").args(arguments).arg(this_podfs().argument());
     Failure::machine(anyhow!("{SERVER} cannot be executed: {}", command.exec()))
+}
+
+/// Mounts the NFS export that a supervisor, at the other end of standard input, asks for. A supervisor executes its own program
+/// for this.
+pub(crate) fn mount_nfs() -> Result<(), Failure> {
+    let socket = rustix::io::dup(rustix::stdio::stdin()).map_err(anyhow::Error::new);
+    let answered = socket.and_then(|socket| mounter::answer(socket).map_err(anyhow::Error::new));
+    answered.map_err(|error| Failure::general(anyhow!("cannot report the outcome of the mount: {error}")))
 }
 
 /// Executes podfs-supervisor if these are the arguments of a supervisor that an earlier `podfs node` has started as `podfs
