@@ -5,6 +5,7 @@
 //!    starts a new server. It makes the mount points of projections. The main loop mounts the volumes.
 
 use std::collections::HashMap;
+use std::mem::ManuallyDrop;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -178,8 +179,10 @@ impl PreparedSupervisor {
         });
         let (server, adoption) = adopted.unzip();
         let mut mount_points = MountPoints::new(claim, inheritance);
-        let kept = adoption.map_or(Ok(HashMap::new()), |adoption| adoption.keep(&mounted, &site, &mut mount_points));
-        let mut kept = kept.map_err(MountPointsError::Mount)?;
+        let kept = adoption
+            .map_or(Ok(HashMap::new()), |adoption| adoption.keep(&mounted, &identity, &site, &mut mount_points));
+        // An error in the next steps must not drop the volumes, because that unmounts them.
+        let kept = ManuallyDrop::new(kept.map_err(MountPointsError::Mount)?);
         let step = format!("make the mount points in {}", site.path().display());
         let points = report_if_long(&step, || prepare_mount_points(&mounted, &kept, &site, &mut mount_points))?;
         let server = match server {
@@ -191,6 +194,7 @@ impl PreparedSupervisor {
             let listening = socket::make(directory, claim::SERVER).and_then(|socket| server.listen(socket));
             listening.map_err(|cause| SupervisorError::Socket { path: directory.join(claim::SERVER), cause })?;
         }
+        let mut kept = ManuallyDrop::into_inner(kept);
         let (unmount_watch, containers_site) = (UnmountWatch::of(&site, agent_watches_mounts), site.clone());
         let mount_points = Arc::new(Mutex::new(mount_points));
         let setting = VolumeContext {
