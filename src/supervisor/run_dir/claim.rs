@@ -81,7 +81,8 @@ pub enum PodLockError {
     },
 }
 
-/// The right to serve a pod. Dropping it removes the lock file.
+/// The right to serve a pod. Dropping it removes the lock file, unless that has the record of an earlier podfs: only
+/// [`PodLock::remove_record`] removes such a record.
 #[derive(Debug)]
 pub struct PodLock {
     pod: PodName,
@@ -95,7 +96,7 @@ pub struct PodLock {
     inherited_run: Directories,
     /// The cgroup of the pod's server, to record.
     cgroup: Option<PathBuf>,
-    /// Whether the drop leaves the lock file, with the record.
+    /// Whether the drop leaves the lock file, with the record. It does from the start if an earlier podfs has left a record.
     leaves_record: bool,
 }
 
@@ -211,9 +212,10 @@ impl PodLock {
                 let directories = Directories::inherit(record.directories, record.files);
                 let inherited_run = Directories::inherit(record.run, Vec::new());
                 let pod = PodName { namespace: namespace.clone(), name: name.clone() };
+                // Until the caller has removed what the record names, only the record leads to it.
+                let leaves_record = record.pid != 0;
                 let cgroup = record.cgroup;
-                let mut claim =
-                    Self { pod, path: path.clone(), lock, run, inherited_run, cgroup, leaves_record: false };
+                let mut claim = Self { pod, path: path.clone(), lock, run, inherited_run, cgroup, leaves_record };
                 claim.record(&directories, &record.mounts, &record.written).map_err(failed)?;
                 let PodLockRecord { mounts, written, .. } = record;
                 return Ok((claim, PodLeftovers { directories, mounts, written }));
@@ -316,6 +318,11 @@ impl PodLock {
         self.cgroup = cgroup.map(Path::to_owned);
     }
 
+    /// Gives the claim up, and removes the record.
+    pub fn remove_record(mut self) {
+        self.leaves_record = false;
+    }
+
     /// Gives the claim up, and leaves the record.
     pub fn leave_record(mut self) {
         self.leaves_record = true;
@@ -361,6 +368,7 @@ fn is_still_at(file: &File, path: &Path) -> bool {
 mod tests {
     use super::*;
     use crate::manifest::pod::PodIdentity;
+    use crate::supervisor::run_dir::mount_points::MountPoints;
 
     /// A root directory without volumes.
     const ROOT: &str = "/nonexistent";
@@ -392,9 +400,27 @@ mod tests {
             ..PodLockRecord::default()
         };
         std::fs::write(directory.join("lock"), serde_json::to_vec(&record).expect("JSON")).expect("written");
-        drop(PodLock::take(run.path(), root.path(), &pod).expect("no process holds the lock"));
+        let (claim, leftovers) = PodLock::take(run.path(), root.path(), &pod).expect("no process holds the lock");
+        MountPoints::new(Some(claim), leftovers).take_back(true);
         for directory in [&run, &root] {
             assert_eq!(std::fs::read_dir(directory.path()).expect("a listing").count(), 0);
+        }
+    }
+
+    #[test]
+    fn a_supervisor_that_fails_before_it_serves_leaves_the_record_of_the_one_before() {
+        let (run, root) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+        let pod = PodIdentity::placeholder();
+        let directory = run.path().join(pod.uid.as_str());
+        let (mut claim, _) = PodLock::take(run.path(), root.path(), &pod).expect("the pod is free");
+        let mounts = [root.path().join("pods/u/volumes/p/v")];
+        claim.record(&Directories::default(), &mounts, &[]).expect("written");
+        claim.leave_record();
+        for _ in 0..2 {
+            let (claim, leftovers) = PodLock::take(run.path(), root.path(), &pod).expect("no process holds the lock");
+            assert_eq!(leftovers.mounts, mounts);
+            drop(MountPoints::new(Some(claim), leftovers));
+            assert_eq!(PodLockRecord::read(&directory).expect("a record").mounts, mounts);
         }
     }
 
