@@ -37,6 +37,9 @@ pub const NEXT_COUNTS: &str = "counts.json.new";
 /// The record of the disks of the pod's hostPath volumes for the next supervisor, in the pod's run directory.
 pub const DISKS: &str = "disks.json";
 
+/// The content of a lock file that podfs could not read, in the pod's run directory.
+pub const UNREADABLE: &str = "lock.unreadable";
+
 /// Most bytes of a path.
 const LONGEST_PATH: usize = libc::PATH_MAX as usize - 1;
 
@@ -142,8 +145,15 @@ impl PodLockRecord {
     pub fn read(directory: &Path) -> Option<PodLockRecord> {
         let mut bytes = Vec::new();
         trust::open(OpenOptions::new().read(true), &directory.join(LOCK)).ok()?.read_to_end(&mut bytes).ok()?;
-        // The file is empty while a process writes it, and after a write that failed.
-        if bytes.is_empty() { Some(PodLockRecord::default()) } else { serde_json::from_slice(&bytes).ok() }
+        Self::parse(&bytes).ok()
+    }
+
+    /// The record in the content of a lock file; an empty record if there is no content.
+    fn parse(bytes: &[u8]) -> serde_json::Result<PodLockRecord> {
+        // A process that was killed while it wrote a shorter record over a longer one has left the end of the longer one.
+        let mut values = serde_json::Deserializer::from_slice(bytes).into_iter();
+        // The file is empty while a process writes the first record, and after a write that failed.
+        values.next().unwrap_or_else(|| Ok(PodLockRecord::default()))
     }
 }
 
@@ -200,7 +210,7 @@ impl PodLock {
             };
             // If a supervisor ended between the open and the lock, it has removed this file. Then podfs tries again.
             if is_still_at(&lock, &path) {
-                let mut record = read(&mut lock);
+                let mut record = read_or_keep(&mut lock, &directory).map_err(failed)?;
                 let bounds = Bounds::new(&directory, root_directory).map_err(failed)?;
                 for outside in bounds.apply(&mut record).iter().filter(|outside| is_there(outside)) {
                     warn!("{} names {}, which {OUTSIDE}; podfs leaves it alone", path.display(), outside.display());
@@ -346,8 +356,26 @@ impl Drop for PodLock {
 
 /// The record in the file; an empty record while another process writes the file, and if the file has no valid record.
 fn read(file: &mut File) -> PodLockRecord {
-    let mut text = String::new();
-    file.read_to_string(&mut text).ok().and_then(|_| serde_json::from_str(&text).ok()).unwrap_or_default()
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).ok().and_then(|_| PodLockRecord::parse(&bytes).ok()).unwrap_or_default()
+}
+
+/// The record in the locked file of this directory. If the file has no valid record, keeps its content as [`UNREADABLE`], and
+/// returns an empty record: the caller writes its own record next.
+fn read_or_keep(file: &mut File, directory: &Path) -> io::Result<PodLockRecord> {
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    PodLockRecord::parse(&bytes).or_else(|error| {
+        let copy = directory.join(UNREADABLE);
+        std::fs::write(&copy, &bytes)?;
+        warn!(
+            "podfs cannot read the record of an earlier podfs in {} ({error}), and keeps it as {}; unmount and remove the paths \
+             in it that the pod does not use, then remove it",
+            directory.join(LOCK).display(),
+            copy.display()
+        );
+        Ok(PodLockRecord::default())
+    })
 }
 
 /// Whether no process has this id.
@@ -422,6 +450,31 @@ mod tests {
             drop(MountPoints::new(Some(claim), leftovers));
             assert_eq!(PodLockRecord::read(&directory).expect("a record").mounts, mounts);
         }
+    }
+
+    #[test]
+    fn a_record_that_was_partly_written_over_is_read_or_kept() {
+        let run = tempfile::tempdir().expect("a directory");
+        let pod = PodIdentity::placeholder();
+        let directory = run.path().join(pod.uid.as_str());
+        std::fs::create_dir(&directory).expect("a directory");
+        let record = |mounts: &[&str]| {
+            let mounts = mounts.iter().map(PathBuf::from).collect();
+            serde_json::to_vec(&PodLockRecord { pid: 1, mounts, ..PodLockRecord::default() }).expect("JSON")
+        };
+        let (short, long) = (record(&["/nonexistent/a"]), record(&["/nonexistent/a", "/nonexistent/b"]));
+        // A podfs was killed before it cut the file to the length of the record.
+        std::fs::write(directory.join(LOCK), [&short, &long[short.len()..]].concat()).expect("written");
+        assert_eq!(PodLockRecord::read(&directory).expect("a record").mounts, [Path::new("/nonexistent/a")]);
+        let (claim, leftovers) = PodLock::take(run.path(), ROOT.as_ref(), &pod).expect("no process holds the lock");
+        assert_eq!(leftovers.mounts, [Path::new("/nonexistent/a")]);
+        claim.remove_record();
+        // A podfs was killed within a record.
+        std::fs::create_dir_all(&directory).expect("a directory");
+        std::fs::write(directory.join(LOCK), &long[..long.len() - 9]).expect("written");
+        assert!(PodLockRecord::read(&directory).is_none());
+        drop(PodLock::take(run.path(), ROOT.as_ref(), &pod).expect("no process holds the lock"));
+        assert_eq!(std::fs::read(directory.join(UNREADABLE)).expect("it is kept"), long[..long.len() - 9]);
     }
 
     #[test]
