@@ -4,11 +4,12 @@
 use std::env;
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use serde::{Deserialize, Serialize};
@@ -59,10 +60,14 @@ pub(super) fn server_program_left() -> Option<OwnedFd> {
     unsafe { inherited(number) }.ok()
 }
 
-/// The record of signals that the program which executed this one has left open.
+/// The record of signals that the program which executed this one has left open. `None` after the first call.
 pub(super) fn record_left() -> Option<OwnedFd> {
+    static IS_TAKEN: AtomicBool = AtomicBool::new(false);
     let number = ExecState::of_before()?.signals?;
-    // SAFETY: the program that executed this one has left the descriptor for it, and this is called once.
+    if IS_TAKEN.swap(true, Ordering::Relaxed) {
+        return None;
+    }
+    // SAFETY: the program that executed this one has left the descriptor for it, and this is reached once.
     unsafe { inherited(number) }.ok()
 }
 
@@ -84,7 +89,9 @@ pub(super) unsafe fn inherited(number: RawFd) -> io::Result<OwnedFd> {
 /// Executes the program at `path` in this process, with this state, and with the descriptors `left_open`. The program also
 /// gets the record of the signals that this one has not obeyed. Returns only if that fails.
 pub(super) fn become_program(path: &Path, mut state: ExecState, left_open: &[BorrowedFd<'_>]) -> io::Error {
-    let record = signal_record::record();
+    // A program that fails before it records signals passes on the record that it has inherited.
+    let inherited = signal_record::record().is_none().then(record_left).flatten();
+    let record = signal_record::record().or(inherited.as_ref().map(AsFd::as_fd));
     state.signals = record.as_ref().map(AsRawFd::as_raw_fd);
     let set_flags = |flags: FdFlag| {
         let mut all = left_open.iter().chain(&record);

@@ -215,6 +215,26 @@ fn a_supervisor_that_cannot_adopt_becomes_the_program_before_again() {
 }
 
 #[test]
+fn a_supervisor_that_refuses_its_arguments_becomes_the_program_before_again() {
+    // The program before does not get these options.
+    for (option, reason) in [
+        ("--ready-fd=none", "invalid value 'none' for '--ready-fd"),
+        ("--ready-fd=77", "--ready-fd 77: there is no such open descriptor"),
+        ("--config=/none", "/none"),
+    ] {
+        let pod = Pod::new();
+        let (before, supervisor) = (pod.identity(), pod.running.pid());
+        let real = pod.builds.last();
+        let real = real.display();
+        pod.builds.put_script(&format!("[ \"$1\" = run ] && exec {real} \"$@\" {option}\nexec {real} \"$@\""));
+        let outcome = upgrade(&pod.fixture);
+        pod.is_not_upgraded(&outcome, &["default/web: started, rolled back: ", reason]);
+        assert_eq!((pod.identity(), pod.running.pid()), (before, supervisor));
+        pod.ends_well();
+    }
+}
+
+#[test]
 fn a_traced_volume_is_traced_on_by_the_next_server() {
     let source = disk_directory();
     let fixture = Fixture::new("");

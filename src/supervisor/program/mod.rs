@@ -37,6 +37,7 @@ use self::failure::Failure;
 use self::machine::check_machine;
 use self::service::PodService;
 use super::installed::{SUPERVISOR, supervisor_program};
+use super::run::upgrade::roll_back;
 use super::server::program::{ServerProgram, this_podfs};
 use crate::host::kernel_nfs::{self, mounter};
 use crate::source::{AcceptedDocuments, FileSource, PodInput, PushSource, Source};
@@ -48,7 +49,7 @@ pub fn main() -> ExitCode {
     let outcome = match words.next() {
         Some(first) if first == "server" => Err(become_server(words)),
         Some(first) if first == kernel_nfs::SUBCOMMAND => mount_nfs(),
-        _ => serve(Arguments::parse_from(of_this_program(env::args_os()))),
+        _ => Arguments::try_parse_from(of_this_program(env::args_os())).map_or_else(refuse, serve),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -56,8 +57,19 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Serves the pod until a signal ends the supervisor.
+/// Prints why the arguments are refused, and ends the process. In an upgrade, the program before the upgrade goes on.
+fn refuse(error: clap::Error) -> Result<(), Failure> {
+    roll_back(&error.to_string());
+    error.exit()
+}
+
+/// Serves the pod until a signal ends the supervisor. In an upgrade, the program before the upgrade goes on if this one fails
+/// before it serves the pod.
 fn serve(arguments: Arguments) -> Result<(), Failure> {
+    serve_pod(arguments).inspect_err(|failure| roll_back(&failure.to_string()))
+}
+
+fn serve_pod(arguments: Arguments) -> Result<(), Failure> {
     arguments.log.start(arguments.log_format);
     let server_program = check_machine()?;
     // podfs node publishes later versions of the pod on the control socket.

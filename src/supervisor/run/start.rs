@@ -149,11 +149,23 @@ impl PreparedSupervisor {
         }
     }
 
-    /// Adopts the server of an earlier podfs, or starts a new server.
+    /// Adopts the server of an earlier podfs, or starts a new server. If that fails, leaves the volumes of an earlier podfs as they
+    /// are, for the next podfs; in an upgrade, that is the program before the upgrade.
     ///
     /// # Errors
     /// When no server can be started, or mount points cannot be made.
     pub(super) fn adopt_or_start(self) -> Result<StartedSupervisor, SupervisorError> {
+        let handover = UpgradeHandover::find();
+        let give_back = |reason: &str| handover.iter().for_each(|handover| handover.give_back(reason));
+        let started = self.adopt_or_start_for(give_back).inspect_err(|error| give_back(&error.to_string()))?;
+        if let Some(handover) = handover {
+            handover.complete();
+        }
+        Ok(started)
+    }
+
+    /// As [`Self::adopt_or_start`]. Calls `refused` with the reason if the server of an earlier podfs cannot be adopted.
+    fn adopt_or_start_for(self, refused: impl FnOnce(&str)) -> Result<StartedSupervisor, SupervisorError> {
         let PreparedSupervisor { identity, volumes, site, claim, inheritance, server_program, cgroup, .. } = self;
         let PreparedSupervisor {
             trace, keep_old_generations, agent_watches_mounts, view, source, report, control, ..
@@ -172,9 +184,7 @@ impl PreparedSupervisor {
         let (sharing, mounted) = Sharing::of(&volumes, &identity);
         let directory = claim.as_ref().map(|claim| claim.directory().to_owned());
         let profile = profile(&volumes, io_uring);
-        let handover = UpgradeHandover::find();
         let adopted = directory.as_deref().and_then(|directory| {
-            let refused = |reason: &str| handover.iter().for_each(|handover| handover.give_back(reason));
             adoption::find(directory, &server_program, &identity, profile, report.log_format(), refused)
         });
         let (server, adoption) = adopted.unzip();
@@ -246,9 +256,6 @@ impl PreparedSupervisor {
         supervisor.remove_leftovers();
         supervisor.report_server();
         supervisor.report_volumes();
-        if let Some(handover) = handover {
-            handover.complete();
-        }
         Ok(StartedSupervisor { supervisor, mount_points, is_claimed: directory.is_some() })
     }
 }
