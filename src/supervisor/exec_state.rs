@@ -12,6 +12,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::sys::signal::{SigHandler, Signal, signal};
 use serde::{Deserialize, Serialize};
 
 use super::signal_record;
@@ -109,10 +110,19 @@ pub(super) fn become_program(path: &Path, mut state: ExecState, left_open: &[Bor
     command.arg0(name).args(arguments(env::args_os())).env(VARIABLE, state);
     // SAFETY: `exec` does not fork, so any call is allowed. The standard library unblocks all signals before this call.
     let cause = unsafe { command.pre_exec(signal_record::block) }.exec();
-    // The kernel did not execute the program, and this one goes on: its later children must not inherit the descriptors.
+    // The kernel did not execute the program, and this one goes on. `exec` has set the default action of SIGPIPE, which ends a
+    // process that writes to a pipe without a reader.
+    ignore_sigpipe();
     signal_record::unblock();
+    // The later children of this program must not inherit the descriptors.
     let _ = set_flags(FdFlag::FD_CLOEXEC);
     cause
+}
+
+/// Makes a write(2) to a pipe without a reader fail, as the standard library does at the start of a program.
+fn ignore_sigpipe() {
+    // SAFETY: no handler is set.
+    let _it_cannot_fail = unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) };
 }
 
 /// The arguments for the next program: those of this one without `--ready-fd` and `--config`. This process has written to
