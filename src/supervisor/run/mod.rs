@@ -134,6 +134,8 @@ struct Supervisor {
     /// The searches for NFS servers that do not answer.
     searches: Searches,
     unmount_watch: Option<UnmountWatch>,
+    /// Why the supervisor cannot make its run directory again, if it cannot. The log has this already.
+    run_directory_trouble: Option<String>,
     containers: ContainerErrands,
 }
 

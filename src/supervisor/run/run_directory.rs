@@ -98,9 +98,13 @@ impl Supervisor {
 
     /// Makes the sockets again that are missing, unless podfs could not restore its claim.
     fn restore_sockets(&mut self, directory: PathBuf, restored: Result<bool, RestoreError>) {
+        let trouble = restored.as_ref().err().map(ToString::to_string);
+        let is_known = trouble.is_some() && trouble == self.run_directory_trouble;
+        self.run_directory_trouble = trouble;
         match restored {
             Ok(true) => warn!("another process has deleted {}; podfs makes it again", directory.display()),
             Ok(false) => {}
+            Err(_) if is_known => return,
             Err(reason) => {
                 return error!(
                     "another process has deleted {}, and podfs cannot make it again: {reason}; the volumes are served on, and \

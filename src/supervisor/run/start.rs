@@ -251,6 +251,7 @@ impl PreparedSupervisor {
             control,
             searches: Searches::default(),
             unmount_watch,
+            run_directory_trouble: None,
             containers,
         };
         supervisor.remove_leftovers();

@@ -341,7 +341,9 @@ impl PodLock {
 
 impl Drop for PodLock {
     fn drop(&mut self) {
-        if self.leaves_record {
+        // Another podfs may have claimed the pod after the run directory was deleted. These are its files then.
+        let is_of_other = !self.is_in_place() && is_there(&self.path);
+        if self.leaves_record || is_of_other {
             return;
         }
         let _ = std::fs::remove_file(self.directory().join(SERVER));
@@ -512,8 +514,10 @@ mod tests {
         let (other, _) = PodLock::take(run.path(), ROOT.as_ref(), &pod).expect("the lock file is another one");
         let refused = claim.take_again().expect_err("the other one has it").to_string();
         assert!(refused.contains("is already served by podfs"), "{refused}");
-        drop(other);
+        std::fs::write(directory.join(CONTROL), "").expect("a file of the other one");
         drop(claim);
+        assert!(other.is_in_place() && directory.join(CONTROL).exists());
+        drop(other);
         assert_eq!(std::fs::read_dir(run.path()).expect("a listing").count(), 0);
     }
 
