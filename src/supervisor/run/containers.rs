@@ -162,9 +162,12 @@ impl ContainerErrands {
         }
     }
 
-    /// Waits for the end of last steps. Does not answer their clients.
+    /// Waits for the end of last steps, and answers their clients.
     pub(super) async fn finish(&mut self) {
-        while self.last_steps.join_next().await.is_some() {}
+        while let Some(finished) = self.last_steps.join_next().await {
+            let FinishedErrand { errand, answer } = finished.expect("a blocking thread that panics ends the process");
+            errand.answer(answer);
+        }
     }
 
     /// Records the outcome of a volume's part.
