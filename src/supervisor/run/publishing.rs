@@ -91,10 +91,10 @@ impl Supervisor {
             )));
         }
         let added = self.new_volumes(&pod.volumes)?;
-        self.source.publish(pod).map_err(|error| ControlAnswer::Refused(error.to_string()))?;
         let wider = profile(self.volumes.values().chain(&added), self.setting.io_uring);
         self.server.widen(wider).await.map_err(|error| ControlAnswer::Busy(error.to_string()))?;
         self.report_server();
+        self.source.publish(pod).map_err(|error| ControlAnswer::Refused(error.to_string()))?;
         let volumes: Vec<_> = added.iter().map(|volume| volume.name.to_string()).collect();
         self.view = Arc::new(PodView { facts: pod.facts.clone(), ..(*self.view).clone() });
         self.containers.pod = Some(Arc::clone(pod));
