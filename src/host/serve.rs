@@ -38,8 +38,8 @@ pub fn choose(source: &HostSource, wish: Option<ServedBy>, mount_point: &Path) -
     let special = !matches!(source.kind(), FileKind::Directory | FileKind::File);
     match wish {
         Some(ServedBy::Fuse) if special => Err(HostError::Refused(
-            "a socket, FIFO or device cannot be served through FUSE; set the annotation podfs.io/host-path to bind, \
-             or remove it"
+            "a socket, FIFO or device cannot be served through FUSE; set the annotation podfs.io/host-path.VOLUME of this \
+             volume to bind, or remove it"
                 .to_owned(),
         )),
         Some(wish) => Ok(wish),
