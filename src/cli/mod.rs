@@ -32,6 +32,7 @@ use podfs_fuse::memory_lock;
 
 use crate::supervisor::program::machine::block_on;
 use crate::supervisor::program::{become_supervisor, log};
+use crate::supervisor::run::upgrade::roll_back;
 use exit::Failure;
 
 /// Kubernetes pod volumes as FUSE mounts, switched atomically.
@@ -116,6 +117,7 @@ fn described(name: &str) -> Option<clap::Command> {
 pub fn main() -> ExitCode {
     memory_lock::tune_allocator();
     if let Some(failure) = become_supervisor(std::env::args_os()) {
+        roll_back(&failure.to_string());
         return failure.report();
     }
     match config::arguments().and_then(execute) {

@@ -22,6 +22,7 @@ use crate::supervisor::program::options::{
     DriverOptions, GenerationOptions, MemoryOptions, ROOT_DIRECTORY, RUN_DIRECTORY, SubPathOptions, TransportOptions,
 };
 use crate::supervisor::program::service::PodService;
+use crate::supervisor::run::upgrade::roll_back;
 use crate::types::PodName;
 
 /// Mount the volumes of a pod, and keep them up to date until SIGTERM or SIGINT.
@@ -95,6 +96,11 @@ pub(super) struct Run {
 
 impl Run {
     pub(super) fn execute(self) -> Result<(), Failure> {
+        // In an upgrade, the program before the upgrade goes on if this one fails before it serves the pod.
+        self.serve().inspect_err(|failure| roll_back(&failure.to_string()))
+    }
+
+    fn serve(self) -> Result<(), Failure> {
         self.log.start(self.log_format);
         let ready_fd = self.ready_fd.map(take_descriptor).transpose()?;
         let server_program = check_machine()?;

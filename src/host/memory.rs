@@ -14,7 +14,7 @@ use rustix::mount::{
 use super::HostError;
 
 const TMPFS: u32 = 0x0102_1994;
-const HUGETLBFS: u32 = 0x9584_58f6;
+pub(super) const HUGETLBFS: u32 = 0x9584_58f6;
 
 /// Mounts a tmpfs of `bytes` bytes, without swap if the kernel supports that (ED-03).
 ///

@@ -3,7 +3,8 @@
 //!
 //! Two pods that start at the same moment do not find each other in the mount table. So if only one pod may use a volume, podfs
 //! takes a [`NeighbourLock`] before it reads the table, and keeps the lock until its mount is in the table. The kernel releases the
-//! lock of a podfs that has ended.
+//! lock of a podfs that has ended. For a block device, podfs looks for the links of other pods, and keeps the lock until it has made
+//! its own link.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -35,8 +36,8 @@ pub struct NeighbourLock {
 }
 
 impl NeighbourLock {
-    /// Takes the lock for the volume that this pod will mount at `path`: a lock on one byte of `file`. Makes the file if it is
-    /// missing; it stays. Returns `None` if another podfs has the lock.
+    /// Takes the lock for the volume that this pod will mount at `path`, or to whose device it will make a link there: a lock on one
+    /// byte of `file`. Makes the file if it is missing; it stays. Returns `None` if another podfs has the lock.
     ///
     /// # Errors
     /// When the file cannot be made, or the kernel does not lock it.
@@ -70,7 +71,8 @@ pub fn have_device_of(link: &Path) -> bool {
     entries.filter(|entry| entry.file_name() != own).any(|entry| entry.path().join(&device).is_symlink())
 }
 
-/// The parts of the path of a volume, `<root>/pods/<uid>/volumes/<kind>/<name>`.
+/// The parts of the path of a volume, `<root>/pods/<uid>/volumes/<kind>/<name>`, or of the link to its device, which is in
+/// `volumeDevices`.
 struct VolumePlace {
     root: PathBuf,
     uid: Box<OsStr>,
@@ -86,7 +88,8 @@ impl VolumePlace {
         let volumes = kind.parent()?;
         let pod = volumes.parent()?;
         let pods = pod.parent()?;
-        let fits = volumes.file_name()? == "volumes" && pods.file_name()? == "pods";
+        let is_of_volumes = ["volumes", "volumeDevices"].iter().any(|name| volumes.ends_with(name));
+        let fits = is_of_volumes && pods.file_name()? == "pods";
         let volume = Path::new(kind.file_name()?).join(path.file_name()?);
         fits.then(|| Some(VolumePlace { root: pods.to_owned(), uid: pod.file_name()?.into(), volume })).flatten()
     }
@@ -121,6 +124,13 @@ mod tests {
         assert!(take("b", "pv-2").is_some(), "that is another volume");
         drop(first);
         assert!(take("b", "pv-1").is_some());
+
+        let link =
+            |pod: &str, volume: &str| PathBuf::from(format!("/k/pods/{pod}/volumeDevices/kubernetes.io~csi/{volume}"));
+        let take = |pod: &str, volume: &str| NeighbourLock::take(&file, &link(pod, volume)).expect("it can be locked");
+        let _first = take("a", "pv-1").expect("it is free");
+        assert!(take("b", "pv-1").is_none(), "another pod makes its link");
+        assert!(take("b", "pv-2").is_some(), "that is another device");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{fstat, fstatfs, stat};
 
+use super::memory::HUGETLBFS;
 use super::{FileKind, HostError, HostSource};
 use crate::volume::ServedBy;
 
@@ -27,7 +28,7 @@ const KERNEL: [u32; 11] = [
     0x7363_6673,
     0xcafe_4a11,
     0x1980_0202,
-    0x9584_58f6,
+    HUGETLBFS,
 ];
 
 /// Chooses between FUSE and a bind mount for `source` at `mount_point`. `wish` is the choice of the pod's annotation.
@@ -38,8 +39,8 @@ pub fn choose(source: &HostSource, wish: Option<ServedBy>, mount_point: &Path) -
     let special = !matches!(source.kind(), FileKind::Directory | FileKind::File);
     match wish {
         Some(ServedBy::Fuse) if special => Err(HostError::Refused(
-            "a socket, FIFO or device cannot be served through FUSE; set the annotation podfs.io/host-path to bind, \
-             or remove it"
+            "a socket, FIFO or device cannot be served through FUSE; set the annotation podfs.io/host-path.VOLUME of this \
+             volume to bind, or remove it"
                 .to_owned(),
         )),
         Some(wish) => Ok(wish),

@@ -4,13 +4,15 @@
 use std::env;
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::sys::signal::{SigHandler, Signal, signal};
 use serde::{Deserialize, Serialize};
 
 use super::signal_record;
@@ -59,10 +61,14 @@ pub(super) fn server_program_left() -> Option<OwnedFd> {
     unsafe { inherited(number) }.ok()
 }
 
-/// The record of signals that the program which executed this one has left open.
+/// The record of signals that the program which executed this one has left open. `None` after the first call.
 pub(super) fn record_left() -> Option<OwnedFd> {
+    static IS_TAKEN: AtomicBool = AtomicBool::new(false);
     let number = ExecState::of_before()?.signals?;
-    // SAFETY: the program that executed this one has left the descriptor for it, and this is called once.
+    if IS_TAKEN.swap(true, Ordering::Relaxed) {
+        return None;
+    }
+    // SAFETY: the program that executed this one has left the descriptor for it, and this is reached once.
     unsafe { inherited(number) }.ok()
 }
 
@@ -84,7 +90,9 @@ pub(super) unsafe fn inherited(number: RawFd) -> io::Result<OwnedFd> {
 /// Executes the program at `path` in this process, with this state, and with the descriptors `left_open`. The program also
 /// gets the record of the signals that this one has not obeyed. Returns only if that fails.
 pub(super) fn become_program(path: &Path, mut state: ExecState, left_open: &[BorrowedFd<'_>]) -> io::Error {
-    let record = signal_record::record();
+    // A program that fails before it records signals passes on the record that it has inherited.
+    let inherited = signal_record::record().is_none().then(record_left).flatten();
+    let record = signal_record::record().or(inherited.as_ref().map(AsFd::as_fd));
     state.signals = record.as_ref().map(AsRawFd::as_raw_fd);
     let set_flags = |flags: FdFlag| {
         let mut all = left_open.iter().chain(&record);
@@ -102,10 +110,19 @@ pub(super) fn become_program(path: &Path, mut state: ExecState, left_open: &[Bor
     command.arg0(name).args(arguments(env::args_os())).env(VARIABLE, state);
     // SAFETY: `exec` does not fork, so any call is allowed. The standard library unblocks all signals before this call.
     let cause = unsafe { command.pre_exec(signal_record::block) }.exec();
-    // The kernel did not execute the program, and this one goes on: its later children must not inherit the descriptors.
+    // The kernel did not execute the program, and this one goes on. `exec` has set the default action of SIGPIPE, which ends a
+    // process that writes to a pipe without a reader.
+    ignore_sigpipe();
     signal_record::unblock();
+    // The later children of this program must not inherit the descriptors.
     let _ = set_flags(FdFlag::FD_CLOEXEC);
     cause
+}
+
+/// Makes a write(2) to a pipe without a reader fail, as the standard library does at the start of a program.
+fn ignore_sigpipe() {
+    // SAFETY: no handler is set.
+    let _it_cannot_fail = unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) };
 }
 
 /// The arguments for the next program: those of this one without `--ready-fd` and `--config`. This process has written to

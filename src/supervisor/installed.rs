@@ -112,7 +112,7 @@ pub(in crate::supervisor) enum NoProgram {
 /// When there is no file at that path.
 pub(in crate::supervisor) fn program_on_disk() -> Result<PathBuf, NoProgram> {
     const DELETED: &[u8] = b" (deleted)";
-    let path = std::fs::read_link("/proc/self/exe")?;
+    let path = own_path()?;
     let bytes = path.as_os_str().as_bytes();
     let path = PathBuf::from(OsStr::from_bytes(bytes.strip_suffix(DELETED).unwrap_or(bytes)));
     let name = path.file_name().unwrap_or_default().to_owned();

@@ -2,6 +2,7 @@
 //! answers.
 
 use std::fs;
+use std::os::unix::net::UnixDatagram;
 
 use nix::sys::signal::{Signal, kill};
 
@@ -171,4 +172,33 @@ fn a_pod_of_a_node_is_unmounted_when_its_frozen_disk_answers() {
     node.expect(&["wait", "default/web", "--unmounted"]);
     eventually("nothing is left", || node.is_clean(&uid));
     kill(daemon.pid(), Signal::SIGTERM).expect("the daemon is there");
+}
+
+#[test]
+fn a_supervisor_notifies_systemd_while_a_thread_waits_for_a_frozen_disk() {
+    let (device, fixture) = (LoopDevice::new(16), Fixture::new(""));
+    let disk = pod_and_disk(&fixture, &device, "root");
+    // A projection is left out, because the supervisor makes its mount point before it serves.
+    let source = fixture.path("host/data");
+    let host = format!("[{{name: host, hostPath: {{path: {}, type: DirectoryOrCreate}}}}]", source.display());
+    fixture.write("pod.yaml", &pod(&host));
+    let socket = UnixDatagram::bind(fixture.path("notify")).expect("a socket");
+    socket.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
+    let mut command = fixture.command();
+    command.env("NOTIFY_SOCKET", fixture.path("notify")).env("WATCHDOG_USEC", "20000");
+
+    let frozen = disk.freeze();
+    let mut running = fixture.start_command(command);
+    eventually("a thread waits to make the mount point", || source.exists());
+    let (mut message, mut beats) = ([0; 4096], 0);
+    while beats < 200
+        && let Ok(length) = socket.recv(&mut message)
+    {
+        beats += usize::from(message[..length].starts_with(b"WATCHDOG=1"));
+    }
+    drop((frozen, socket));
+    assert_eq!(beats, 200, "the supervisor makes no progress");
+    running.wait_ready();
+    assert!(running.stop().success(), "{}", running.log());
+    assert_empty(&fixture, disk);
 }

@@ -112,6 +112,56 @@ fn the_next_supervisor_adopts_the_volumes_as_they_are_and_commits() {
     pod.fixture.assert_nothing_left();
 }
 
+/// Gives the pod a further volume, whose mount point is in use: the next supervisor fails. Returns the mount point.
+fn occupy_a_mount_point(fixture: &Fixture, config: &Path) -> PathBuf {
+    let manifest = fs::read_to_string(fixture.pod()).expect("a manifest");
+    let more = manifest.replace("[{name: config,", "[{name: more, configMap: {name: app}}, {name: config,");
+    fixture.write("pod.yaml", &more);
+    let point = config.with_file_name("more");
+    fs::create_dir(&point).expect("a directory");
+    fs::write(point.join("f"), "").expect("written");
+    point
+}
+
+#[test]
+fn a_supervisor_that_fails_after_the_adoption_leaves_the_volumes_as_they_are() {
+    let pod = Orphaned::new();
+    let mut running = pod.fixture.run();
+    let (config, host, server) = (running.volume("config"), running.volume("host"), running.server());
+    let before = (identity(&config), identity(&host));
+    kill_supervisor(&mut running);
+    let occupied = occupy_a_mount_point(&pod.fixture, &config);
+    for _ in 0..2 {
+        let mut failing = pod.fixture.start();
+        assert_eq!(failing.wait().code(), Some(1), "{}", failing.log());
+        assert!(failing.log().contains("more is not empty"), "{}", failing.log());
+        assert_eq!((identity(&config), identity(&host)), before);
+    }
+    fs::remove_dir_all(occupied).expect("removed");
+    let mut running = pod.fixture.run();
+    assert_eq!((identity(&config), identity(&host), running.server()), (before.0, before.1, server));
+    assert!(running.stop().success());
+    pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_supervisor_that_fails_leaves_the_leftovers_of_a_dead_one_to_the_next() {
+    let fixture = Fixture::new(&pod("[{name: config, configMap: {name: app}}, {name: scratch, emptyDir: {}}]"));
+    fixture.write("objects/app.json", &config_map("app", &[("a", "1")]));
+    let mut running = fixture.run();
+    let (config, file) = (running.volume("config"), running.volume("scratch").join("f"));
+    fs::write(&file, "1").expect("written");
+    kill_both(&fixture, &mut running);
+    let occupied = occupy_a_mount_point(&fixture, &config);
+    let mut failing = fixture.start();
+    assert_eq!(failing.wait().code(), Some(1), "{}", failing.log());
+    fs::remove_dir_all(&occupied).expect("removed");
+    let mut running = fixture.run();
+    assert_eq!(fs::read_to_string(&file).expect("a file"), "1");
+    assert!(running.stop().success());
+    fixture.assert_nothing_left();
+}
+
 #[test]
 fn aw_16_the_next_supervisor_makes_the_links_that_a_killed_one_did_not_make() {
     const KEYS: usize = 4000;

@@ -16,6 +16,8 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::common::control::{Connection, ask};
+use crate::common::identity::identity;
+use crate::common::outcome::finish;
 use crate::common::passthrough::disk_directory;
 use crate::common::*;
 
@@ -474,4 +476,62 @@ fn a_follower_of_a_pod_gets_every_change_until_its_end() {
     });
     assert!(not_reading.next().is_some(), "this follower got messages, too");
     pod.fixture.assert_nothing_left();
+}
+
+#[test]
+fn the_mount_of_a_claim_outlives_the_volume_that_it_was_made_for() {
+    let source = disk_directory();
+    fs::create_dir(source.path().join("part")).expect("a directory");
+    let fixture = Fixture::new("");
+    let reference = json!({"namespace": "default", "name": "data", "uid": "c-1"});
+    let claim = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data", "uid": "c-1"},
+        "spec": {"volumeName": "pv-1"}, "status": {"phase": "Bound"},
+    });
+    let volume = json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "pv-1"},
+        "spec": {"claimRef": reference, "local": {"path": source.path()}},
+    });
+    fixture.write("objects/claim.json", &claim.to_string());
+    fixture.write("objects/volume.json", &volume.to_string());
+    let write = |names: &[&str]| {
+        let mounts = names.iter().map(|name| json!({"name": name, "mountPath": format!("/{name}"), "subPath": "part"}));
+        let volumes = names.iter().map(|name| json!({"name": name, "persistentVolumeClaim": {"claimName": "data"}}));
+        let manifest = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "namespace": "default", "uid": UID},
+            "spec": {
+                "containers": [{"name": "c", "volumeMounts": mounts.collect::<Vec<_>>()}],
+                "volumes": volumes.collect::<Vec<_>>(),
+            },
+        });
+        fixture.write("pod.yaml", &manifest.to_string());
+    };
+    let parts = || fixture.mounts().iter().filter(|at| at.iter().any(|name| name == "volume-subpaths")).count();
+    write(&["a", "b"]);
+    let mut running = fixture.run();
+    let volume = running.volume("b");
+    let before = identity(&volume);
+    let operate = |words: &[&str]| {
+        let outcome = finish(fixture.operator("mounts").args(words));
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
+    };
+    operate(&["prepare", "--pod", UID, "--container", "c"]);
+    assert_eq!(parts(), 2);
+    let run_directory = fixture.path(&format!("run/{UID}"));
+    let unpublished = json!({"volumes": ["a"]});
+    assert_eq!(ask(&run_directory, &json!({"unpublish": unpublished})), json!({"unpublished": unpublished}));
+    assert_eq!(identity(&volume), before, "volume b shows the mount");
+    assert_eq!(parts(), 2);
+    operate(&["release", "--pod", UID]);
+    assert_eq!(parts(), 0);
+    // The next supervisors know the claim by other volumes than the one for which podfs has mounted it.
+    for names in [&["b"][..], &["c", "b"]] {
+        write(names);
+        running.signal(Signal::SIGKILL);
+        running.wait();
+        running = fixture.run();
+        assert_eq!(identity(&volume), before, "{}", running.log());
+    }
+    assert!(running.stop().success());
+    fixture.assert_nothing_left();
 }

@@ -27,6 +27,7 @@ use super::Cli;
 use super::command_line_for;
 use super::exit::Failure;
 use super::kubectl;
+use crate::supervisor::run::upgrade;
 use error::ConfigError;
 use keys::{KEYS, Key};
 
@@ -53,6 +54,12 @@ struct Setting {
 /// A setting that cannot be used. Bad arguments and `--help` end the process.
 pub(super) fn arguments() -> Result<Cli, Failure> {
     let words = kubectl::words();
+    // In an upgrade, the program before the upgrade goes on if this one refuses its arguments.
+    let roll_back = |reason: &str| {
+        if words.get(1).is_some_and(|word| word == "run") {
+            upgrade::roll_back(reason);
+        }
+    };
     let parse = |podfs: Command| podfs.try_get_matches_from(&words);
     let podfs = match with_settings(&words) {
         Ok(podfs) => podfs,
@@ -60,6 +67,7 @@ pub(super) fn arguments() -> Result<Cli, Failure> {
             // `--help` works in spite of a mistake in the settings.
             let podfs = command_line_for(&words);
             if !parse(podfs.clone()).is_err_and(|error| is_help(&error)) {
+                roll_back(&error.to_string());
                 return Err(Failure::input(error));
             }
             podfs
@@ -69,7 +77,10 @@ pub(super) fn arguments() -> Result<Cli, Failure> {
         Err(error) if is_help(&error) => parse(with_variables(podfs)),
         other => other,
     };
-    Ok(matches.and_then(|matches| Cli::from_arg_matches(&matches)).unwrap_or_else(|error| error.exit()))
+    Ok(matches.and_then(|matches| Cli::from_arg_matches(&matches)).unwrap_or_else(|error| {
+        roll_back(&error.to_string());
+        error.exit()
+    }))
 }
 
 /// The command line with the environment variables, for help texts.

@@ -39,8 +39,7 @@ pub(super) fn run(
     arguments: &[&OsStr],
     held: Option<&LockedGlobalMount<'_>>,
 ) -> Result<ProgramOutput, NoOutcome> {
-    let mut path = std::env::var_os("PATH").unwrap_or_default();
-    path.push(OsString::from(format!(":{SYSTEM}")));
+    let path = search_path(std::env::var_os("PATH"));
     let input = match held {
         Some(held) => held.program_input().map_err(NoOutcome::Failed)?.into(),
         None => Stdio::null(),
@@ -59,6 +58,14 @@ pub(super) fn run(
     let lines = both.lines().map(str::trim).filter(|line| !line.is_empty());
     let words = lines.collect::<Vec<_>>().join("; ");
     Ok(ProgramOutput { code: status.code(), output, words })
+}
+
+/// The `PATH` of the program: that of podfs, and [`SYSTEM`]. An empty element would be the working directory.
+fn search_path(own: Option<OsString>) -> OsString {
+    let mut path = own.filter(|own| !own.is_empty()).unwrap_or_else(|| "/usr/bin:/bin".into());
+    path.push(":");
+    path.push(SYSTEM);
+    path
 }
 
 /// A file in memory for the output of a program. If it were a pipe and podfs were killed, the kernel would end the
@@ -91,5 +98,17 @@ impl NoOutcome {
             }
             NoOutcome::Failed(error) => error,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_working_directory_is_not_searched_if_podfs_has_no_path() {
+        let with = |own: &str| search_path(Some(own.into()));
+        assert_eq!(with("/opt/bin"), "/opt/bin:/usr/sbin:/sbin");
+        assert_eq!((search_path(None), with("")), ("/usr/bin:/bin:/usr/sbin:/sbin".into(), with("/usr/bin:/bin")));
     }
 }

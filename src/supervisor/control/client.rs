@@ -98,7 +98,7 @@ pub fn ask_for_upgrade(directory: &Path, limit: Duration, mut started: impl FnMu
     let until = Instant::now() + limit;
     let connection = SupervisorConnection::ask(directory, &ControlQuestion::Upgrade, None)?;
     loop {
-        match connection.answer(until.saturating_duration_since(Instant::now()))? {
+        match connection.answer_until(until, limit)? {
             ControlAnswer::Upgrade(Upgrade::Started) => started(),
             ControlAnswer::Upgrade(outcome) => return Ok(outcome),
             ControlAnswer::Refused(reason) | ControlAnswer::Busy(reason) => return Ok(Upgrade::Refused { reason }),
@@ -146,9 +146,15 @@ impl SupervisorConnection {
 
     /// Waits at most `limit` for the next answer.
     fn answer(&self, limit: Duration) -> Result<ControlAnswer, AskError> {
+        self.answer_until(Instant::now() + limit, limit)
+    }
+
+    /// Waits for the next answer until `until`, which is `limit` after the question.
+    fn answer_until(&self, until: Instant, limit: Duration) -> Result<ControlAnswer, AskError> {
         let silent = |cause| self.silent(&cause, limit);
+        let remaining = until.saturating_duration_since(Instant::now());
         // The kernel takes a timeout of zero as no timeout at all (`SO_RCVTIMEO`).
-        self.stream.set_read_timeout(Some(limit.max(Duration::from_millis(1)))).map_err(silent)?;
+        self.stream.set_read_timeout(Some(remaining.max(Duration::from_millis(1)))).map_err(silent)?;
         let answer = receive_at_most::<Envelope<Value>>(&self.stream, LONGEST_ANSWER).map_err(silent)?;
         let Some((Envelope { version, message, .. }, _)) = answer else {
             let reason = "it closed the connection; it may be busy, try again".to_owned();

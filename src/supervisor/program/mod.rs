@@ -37,7 +37,9 @@ use self::failure::Failure;
 use self::machine::check_machine;
 use self::service::PodService;
 use super::installed::{SUPERVISOR, supervisor_program};
+use super::run::upgrade::roll_back;
 use super::server::program::{ServerProgram, this_podfs};
+use crate::host::kernel_nfs::{self, mounter};
 use crate::source::{AcceptedDocuments, FileSource, PodInput, PushSource, Source};
 
 /// Runs the program with the arguments of this process.
@@ -46,7 +48,8 @@ pub fn main() -> ExitCode {
     let mut words = env::args_os().skip(1);
     let outcome = match words.next() {
         Some(first) if first == "server" => Err(become_server(words)),
-        _ => serve(Arguments::parse_from(of_this_program(env::args_os()))),
+        Some(first) if first == kernel_nfs::SUBCOMMAND => mount_nfs(),
+        _ => Arguments::try_parse_from(of_this_program(env::args_os())).map_or_else(refuse, serve),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -54,8 +57,19 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Serves the pod until a signal ends the supervisor.
+/// Prints why the arguments are refused, and ends the process. In an upgrade, the program before the upgrade goes on.
+fn refuse(error: clap::Error) -> Result<(), Failure> {
+    roll_back(&error.to_string());
+    error.exit()
+}
+
+/// Serves the pod until a signal ends the supervisor. In an upgrade, the program before the upgrade goes on if this one fails
+/// before it serves the pod.
 fn serve(arguments: Arguments) -> Result<(), Failure> {
+    serve_pod(arguments).inspect_err(|failure| roll_back(&failure.to_string()))
+}
+
+fn serve_pod(arguments: Arguments) -> Result<(), Failure> {
     arguments.log.start(arguments.log_format);
     let server_program = check_machine()?;
     // podfs node publishes later versions of the pod on the control socket.
@@ -97,6 +111,14 @@ pub(crate) fn become_server(arguments: impl Iterator<Item = OsString>) -> Failur
     let mut command = Command::new(program.executable());
     command.arg0(SERVER).arg("server").args(arguments).arg(this_podfs().argument());
     Failure::machine(anyhow!("{SERVER} cannot be executed: {}", command.exec()))
+}
+
+/// Mounts the NFS export that a supervisor, at the other end of standard input, asks for. A supervisor executes its own program
+/// for this.
+pub(crate) fn mount_nfs() -> Result<(), Failure> {
+    let socket = rustix::io::dup(rustix::stdio::stdin()).map_err(anyhow::Error::new);
+    let answered = socket.and_then(|socket| mounter::answer(socket).map_err(anyhow::Error::new));
+    answered.map_err(|error| Failure::general(anyhow!("cannot report the outcome of the mount: {error}")))
 }
 
 /// Executes podfs-supervisor if these are the arguments of a supervisor that an earlier `podfs node` has started as `podfs

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -32,26 +33,30 @@ pub(in crate::supervisor) struct Adoption(HashMap<String, (VolumeRecord, Adopted
 
 impl Adoption {
     /// Returns the served volumes that the pod still has, by place: those that are in `volumes`, of the same kind, and mounted
-    /// below `site`. Unmounts the other served volumes.
+    /// below `site`. Unmounts the other served volumes. If it fails, all volumes stay mounted.
     ///
     /// # Errors
     /// When the mount table cannot be read.
     pub(in crate::supervisor) fn keep(
         self,
         volumes: &[(usize, Volume)],
+        pod: &PodIdentity,
         site: &Site,
         mount_points: &mut MountPoints,
     ) -> Result<HashMap<usize, KeptVolume>, MountError> {
-        let Adoption(mut served) = self;
+        // To drop a volume unmounts it, also on an error.
+        let (mut adoption, mut kept) = (ManuallyDrop::new(self), ManuallyDrop::new(HashMap::new()));
         let site = MountPoint::of_mount(site.path())?;
-        let mut kept = HashMap::new();
         for (place, volume) in volumes {
-            let Some((record, served)) = served.remove(volume.name.as_str()) else { continue };
+            let Some(name) = adoption.name_of(volume, pod) else { continue };
+            let Some((record, served)) = adoption.0.get(&name) else { continue };
             let same_kind =
                 matches!(volume.source, VolumeSource::Projection(_)) == (served.kind() == VolumeKind::Projection);
-            let is_same = record.path.starts_with(site.path()) && same_kind;
+            if !record.path.starts_with(site.path()) || !same_kind {
+                continue;
+            }
             let audited = served.is_audited();
-            if is_same && audited != volume.preferences.audit {
+            if audited != volume.preferences.audit {
                 warn!(
                     volume = volume.name.as_str(),
                     "volume {:?} is {} audited, as it was mounted; its annotation takes effect when the pod is started anew",
@@ -59,19 +64,33 @@ impl Adoption {
                     if audited { "still" } else { "not" }
                 );
             }
-            let mount_of = |device: String| mount_points.keep_served(&record.path, &device).transpose();
-            match served.device().filter(|_| is_same).and_then(mount_of).transpose()? {
-                Some((point, visible)) => drop(kept.insert(*place, KeptVolume { record, served, point, visible })),
-                None => discard(volume.name.as_str(), &record, served, &site),
+            let Some(device) = served.device() else { continue };
+            let Some((point, visible)) = mount_points.keep_served(&record.path, &device)? else { continue };
+            if let Some((record, served)) = adoption.0.remove(&name) {
+                kept.insert(*place, KeptVolume { record, served, point, visible });
             }
         }
-        for (name, (record, served)) in served {
+        let Adoption(unwanted) = ManuallyDrop::into_inner(adoption);
+        for (name, (record, served)) in unwanted {
             discard(&name, &record, served, &site);
             if record.path.starts_with(site.path()) {
                 mount_points.forget(&record.path, None, site.path()).unwrap_or_else(|error| warn!("{error}"));
             }
         }
-        Ok(kept)
+        Ok(ManuallyDrop::into_inner(kept))
+    }
+
+    /// The name under which the server serves this volume of the pod, if it does. Volumes of one claim share a mount, which has the
+    /// name of the volume that was their leader when podfs mounted them.
+    fn name_of(&self, volume: &Volume, pod: &PodIdentity) -> Option<String> {
+        let claim = volume.claim_name(&pod.name);
+        let of_claim = || self.0.iter().find(|(_, (record, _))| claim.is_some() && record.claim == claim);
+        let named = || {
+            let named = self.0.get_key_value(volume.name.as_str());
+            // Earlier versions of podfs recorded no claims.
+            named.filter(|(_, (record, _))| record.claim.is_none())
+        };
+        of_claim().or_else(named).map(|(name, _)| name.clone())
     }
 }
 

@@ -8,7 +8,7 @@
 //!
 //! A shutdown ends errands as it ends other work: it waits for parts that have begun, and begins no further parts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -32,9 +32,9 @@ use crate::supervisor::run_dir::mount_points::MountPoints;
 use crate::supervisor::run_dir::site::Site;
 use crate::supervisor::status::store::VolumeReport;
 use crate::supervisor::volume::sub_path::{PartError, SubPathRequest};
-use crate::supervisor::volume::{SELINUX, ShownContent, VolumeLife};
+use crate::supervisor::volume::{PodVolume, SELINUX, ShownContent, VolumeLife};
 use crate::types::is_dns_label;
-use crate::volume::{Volume, VolumeSource};
+use crate::volume::VolumeSource;
 
 /// The node's own hosts file.
 const HOSTS: &str = "/etc/hosts";
@@ -162,9 +162,12 @@ impl ContainerErrands {
         }
     }
 
-    /// Waits for the end of last steps. Does not answer their clients.
+    /// Waits for the end of last steps, and answers their clients.
     pub(super) async fn finish(&mut self) {
-        while self.last_steps.join_next().await.is_some() {}
+        while let Some(finished) = self.last_steps.join_next().await {
+            let FinishedErrand { errand, answer } = finished.expect("a blocking thread that panics ends the process");
+            errand.answer(answer);
+        }
     }
 
     /// Records the outcome of a volume's part.
@@ -302,17 +305,21 @@ impl Supervisor {
     fn plan_release(&self, container: Option<&str>) -> Result<(Vec<(usize, VolumeErrand)>, LastStep), ErrandError> {
         container.map_or(Ok(()), check_name)?;
         let container = container.map(str::to_owned);
-        let has_targets = |volume: &Volume| {
-            let directory = self.containers.site.sub_paths().map(|top| top.join(volume.name.as_str()));
+        let top = self.containers.site.sub_paths();
+        let has_targets = |leader: &usize| {
+            let Some(top) = &top else { return false };
+            // The subPaths are below the name of the leader, which the pod may no longer have. Then only its mount has the name.
+            let name = self.idle.get(leader).map(PodVolume::spec).or_else(|| self.volumes.get(leader));
             // Another thread may hold the lock while it waits for a mount. This task must not wait, so every volume
             // gets a part.
-            let mount_points = self.containers.mount_points.try_lock();
-            directory.is_some_and(|directory| {
-                mount_points.map_or(true, |mount_points| !mount_points.targets_below(&directory).is_empty())
+            let mount_points = self.containers.mount_points.try_lock().ok();
+            name.zip(mount_points).is_none_or(|(leader, mount_points)| {
+                !mount_points.targets_below(&top.join(leader.name.as_str())).is_empty()
             })
         };
-        let volumes = self.volumes.iter().filter(|(_, volume)| has_targets(volume));
-        let parts = volumes.map(|(place, _)| (*place, VolumeErrand::Release(container.clone()))).collect();
+        let leaders: BTreeSet<_> = self.volumes.keys().map(|place| self.sharing.leader(*place)).collect();
+        let leaders = leaders.into_iter().filter(has_targets);
+        let parts = leaders.map(|leader| (leader, VolumeErrand::Release(container.clone()))).collect();
         Ok((parts, LastStep::Release { container }))
     }
 

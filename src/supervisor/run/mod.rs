@@ -134,6 +134,8 @@ struct Supervisor {
     /// The searches for NFS servers that do not answer.
     searches: Searches,
     unmount_watch: Option<UnmountWatch>,
+    /// Why the supervisor cannot make its run directory again, if it cannot. The log has this already.
+    run_directory_trouble: Option<String>,
     containers: ContainerErrands,
 }
 
@@ -170,10 +172,12 @@ impl Supervisor {
                 Some(unmounted) = self.unmounting.join_next() => self.finish_unmount(unmounted),
                 Some((change, client)) = self.changes.recv() => self.change(change, client).await,
                 Some(client) = self.upgrades.recv() => self.upgrade(client).await,
-                () = heartbeat.beat() => self.look_at_run_directory(),
+                () = heartbeat.beat() => self.look_at_run_directory(&mut run_directory_timer),
                 // podfs node disconnects when it misses a file in the pod's run directory.
-                () = run_directory::look_is_due(self.control.as_ref()) => self.look_at_run_directory(),
-                () = run_directory_timer.look_is_due() => self.look_at_run_directory_if_free(),
+                () = run_directory::look_is_due(self.control.as_ref()) => {
+                    self.look_at_run_directory(&mut run_directory_timer);
+                }
+                () = run_directory_timer.look_is_due() => self.look_at_run_directory(&mut run_directory_timer),
                 () = sleep_until(tidy_at.unwrap_or_else(Instant::now)), if tidy_at.is_some() => {
                     memory_lock::return_unused_memory();
                     tidy_at = None;

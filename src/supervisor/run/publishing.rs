@@ -17,11 +17,11 @@ use std::time::Duration;
 
 use podfs_fuse::mount::visible::take_away;
 use tokio::task::JoinError;
-use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::Supervisor;
 use super::sharing::{Sharing, can_share, is_shared};
+use super::shutdown::UnmountOutcome;
 use super::start::profile;
 use crate::host::empty_dir;
 use crate::manifest::PodView;
@@ -29,18 +29,21 @@ use crate::manifest::pod::{Pod, PodIdentity};
 use crate::supervisor::control::{ControlAnswer, PendingClient, RequestedChange, VolumeNames};
 use crate::supervisor::volume::driver;
 use crate::supervisor::volume::left::{LeftCause, LeftError};
-use crate::supervisor::volume::{PodVolume, VolumeContext, VolumeLife};
+use crate::supervisor::volume::{PodVolume, VolumeContext};
 use crate::volume::{Claim, ClaimUsage, Volume, VolumeSource};
 
 /// A volume that a blocking thread has unmounted, or a leftover of an earlier supervisor that the thread has removed.
 pub(super) struct UnmountedVolume {
     /// The place of the volume; `None` for a leftover.
     place: Option<usize>,
-    name: String,
-    plugin: String,
-    /// How long the unmount took, if the volume was mounted.
-    took: Option<Duration>,
-    outcome: Result<(), LeftError>,
+    unmounted: UnmountOutcome<LeftError>,
+}
+
+impl UnmountedVolume {
+    /// A leftover of this name that a thread has removed, or has not.
+    fn leftover(name: String, outcome: Result<(), LeftError>) -> Self {
+        Self { place: None, unmounted: UnmountOutcome { name, plugin: String::new(), took: None, outcome } }
+    }
 }
 
 /// The volumes that the supervisor unmounts while the pod goes on, and the clients that wait for that.
@@ -91,10 +94,10 @@ impl Supervisor {
             )));
         }
         let added = self.new_volumes(&pod.volumes)?;
-        self.source.publish(pod).map_err(|error| ControlAnswer::Refused(error.to_string()))?;
         let wider = profile(self.volumes.values().chain(&added), self.setting.io_uring);
         self.server.widen(wider).await.map_err(|error| ControlAnswer::Busy(error.to_string()))?;
         self.report_server();
+        self.source.publish(pod).map_err(|error| ControlAnswer::Refused(error.to_string()))?;
         let volumes: Vec<_> = added.iter().map(|volume| volume.name.to_string()).collect();
         self.view = Arc::new(PodView { facts: pod.facts.clone(), ..(*self.view).clone() });
         self.containers.pod = Some(Arc::clone(pod));
@@ -255,19 +258,16 @@ impl Supervisor {
 
     /// Unmounts a volume on a blocking thread.
     pub(super) fn start_unmount(&mut self, place: usize, volume: PodVolume) {
-        self.unmounting.spawn_blocking(move || {
-            let (name, plugin, began) = (volume.spec().name.to_string(), volume.plugin(), Instant::now());
-            let was_mounted = !matches!(volume.state(), VolumeLife::Waiting(_));
-            let outcome = volume.unpublish();
-            let took = was_mounted.then(|| began.elapsed());
-            UnmountedVolume { place: Some(place), name, plugin, took, outcome }
+        self.unmounting.spawn_blocking(move || UnmountedVolume {
+            place: Some(place),
+            unmounted: UnmountOutcome::of(volume, PodVolume::unpublish),
         });
     }
 
     /// Forgets a volume that a blocking thread has unmounted, also if that failed.
     pub(super) fn finish_unmount(&mut self, unmounted: Result<UnmountedVolume, JoinError>) {
         let unmounted = unmounted.expect("a blocking thread that panics ends the process");
-        let UnmountedVolume { place, name, plugin, took, outcome } = unmounted;
+        let UnmountedVolume { place, unmounted: UnmountOutcome { name, plugin, took, outcome } } = unmounted;
         if let Some(took) = took {
             self.report.operated("volume_unmount", &plugin, outcome.is_ok(), took);
         }
@@ -354,7 +354,7 @@ impl Supervisor {
             let setting = self.setting.clone();
             self.unmounting.spawn_blocking(move || {
                 let outcome = driver::undo_home(&setting, &home).map_err(LeftError::from);
-                UnmountedVolume { place: None, name, plugin: String::new(), took: None, outcome }
+                UnmountedVolume::leftover(name, outcome)
             });
         }
         let homes = made.into_iter().filter(|home| !wanted.contains(home));
@@ -365,7 +365,7 @@ impl Supervisor {
             self.unmounting.spawn_blocking(move || {
                 let name = path.file_name().unwrap_or_default().display().to_string();
                 let outcome = remove_leftover(&setting, &path, is_home);
-                UnmountedVolume { place: None, name, plugin: String::new(), took: None, outcome }
+                UnmountedVolume::leftover(name, outcome)
             });
         }
     }

@@ -58,8 +58,8 @@ impl Supervisor {
         std::process::exit(0)
     }
 
-    /// Unmounts the volumes, and ends the server. Returns false if a volume may still be mounted, because work on it has not
-    /// ended: its source does not answer.
+    /// Unmounts the volumes, and ends the server. Returns false if a volume may still be mounted, because the kernel has not
+    /// unmounted it, or because work on it has not ended: its source does not answer.
     pub(in crate::supervisor) async fn shut_down(mut self, end: PodEnd) -> bool {
         info!("unmounting");
         self.report.stopping();
@@ -71,13 +71,13 @@ impl Supervisor {
             has_finished = timeout(TIMEOUT, self.finish_all()).await.is_ok();
         }
         let at_work = self.at_work();
-        self.unmount_all(end).await;
+        let mut unmounted = self.unmount_all(end).await;
         if !has_finished {
             has_finished = timeout(TIMEOUT, self.finish_all()).await.is_ok();
             if !has_finished {
                 warn!("podfs ends without waiting for {at_work}: a source or a disk of the node does not answer");
             }
-            self.unmount_all(end).await;
+            unmounted &= self.unmount_all(end).await;
         }
         if end == PodEnd::Clean {
             self.leave_devices().await;
@@ -88,7 +88,7 @@ impl Supervisor {
         }
         // The run directory is removed next.
         self.report.store().counters().finish().await;
-        has_finished
+        has_finished && unmounted
     }
 
     /// The volumes that blocking threads work on, for the log: `volume "data" (/srv/data)`.
@@ -139,22 +139,22 @@ impl Supervisor {
         }
     }
 
-    /// Unmounts all idle volumes.
-    async fn unmount_all(&mut self, end: PodEnd) {
+    /// Unmounts all idle volumes. Returns whether the kernel has unmounted them all.
+    async fn unmount_all(&mut self, end: PodEnd) -> bool {
         let mut waiting = std::mem::take(&mut self.idle).into_values();
-        let mut unmounting = JoinSet::new();
+        let (mut unmounting, mut all) = (JoinSet::new(), true);
         loop {
             for volume in waiting.by_ref().take(AT_ONCE - unmounting.len()) {
                 let step = self.step(volume.spec());
                 unmounting.spawn(unmount(step, volume, end));
             }
             match waiting.len() + unmounting.len() {
-                0 => return,
+                0 => return all,
                 remaining => self.report.unmounting(remaining),
             }
             tokio::select! {
                 Some(unmounted) = unmounting.join_next() => {
-                    self.note_unmounted(unmounted.expect("no task panics or is cancelled"));
+                    all &= self.note_unmounted(unmounted.expect("no task panics or is cancelled"));
                 }
                 () = self.server.lost() => {
                     warn!("the server ended while podfs unmounts the volumes");
@@ -164,14 +164,13 @@ impl Supervisor {
         }
     }
 
-    fn note_unmounted(&mut self, unmounted: UnmountOutcome) {
+    /// Reports the outcome of an unmount. Returns whether the kernel has unmounted the volume.
+    fn note_unmounted(&mut self, unmounted: UnmountOutcome<MountError>) -> bool {
         let UnmountOutcome { name, plugin, took, outcome } = unmounted;
         if let Some(took) = took {
             self.report.operated("volume_unmount", &plugin, outcome.is_ok(), took);
         }
-        if let Err(error) = outcome {
-            warn!(volume = name, "volume {name:?}: {error}");
-        }
+        outcome.inspect_err(|error| warn!(volume = name, "volume {name:?}: {error}")).is_ok()
     }
 }
 
@@ -187,8 +186,8 @@ pub(super) fn remove_files(mount_points: &Mutex<MountPoints>, counters: &Counter
 }
 
 /// Unmounts a volume on a blocking thread. Logs `step` if that takes long.
-async fn unmount(step: Option<String>, volume: PodVolume, end: PodEnd) -> UnmountOutcome {
-    let mut unmounting = spawn_blocking(move || UnmountOutcome::of(volume, end));
+async fn unmount(step: Option<String>, volume: PodVolume, end: PodEnd) -> UnmountOutcome<MountError> {
+    let mut unmounting = spawn_blocking(move || UnmountOutcome::of(volume, |volume| volume.take_down(end)));
     let unmounted = match timeout(LONG, &mut unmounting).await {
         Ok(unmounted) => unmounted,
         Err(_) => {
@@ -202,19 +201,20 @@ async fn unmount(step: Option<String>, volume: PodVolume, end: PodEnd) -> Unmoun
 }
 
 /// The outcome of an unmount.
-struct UnmountOutcome {
-    name: String,
-    plugin: String,
+pub(super) struct UnmountOutcome<E> {
+    pub(super) name: String,
+    pub(super) plugin: String,
     /// How long the unmount took, if the volume was mounted.
-    took: Option<Duration>,
-    outcome: Result<(), MountError>,
+    pub(super) took: Option<Duration>,
+    pub(super) outcome: Result<(), E>,
 }
 
-impl UnmountOutcome {
-    fn of(volume: PodVolume, end: PodEnd) -> UnmountOutcome {
+impl<E> UnmountOutcome<E> {
+    /// Unmounts a volume by `unmount`.
+    pub(super) fn of(volume: PodVolume, unmount: impl FnOnce(PodVolume) -> Result<(), E>) -> Self {
         let (name, plugin, began) = (volume.spec().name.to_string(), volume.plugin(), Instant::now());
         let was_mounted = !matches!(volume.state(), VolumeLife::Waiting(_));
-        let outcome = volume.take_down(end);
+        let outcome = unmount(volume);
         UnmountOutcome { name, plugin, took: was_mounted.then(|| began.elapsed()), outcome }
     }
 }

@@ -5,6 +5,7 @@
 //!    starts a new server. It makes the mount points of projections. The main loop mounts the volumes.
 
 use std::collections::HashMap;
+use std::mem::ManuallyDrop;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -148,11 +149,23 @@ impl PreparedSupervisor {
         }
     }
 
-    /// Adopts the server of an earlier podfs, or starts a new server.
+    /// Adopts the server of an earlier podfs, or starts a new server. If that fails, leaves the volumes of an earlier podfs as they
+    /// are, for the next podfs; in an upgrade, that is the program before the upgrade.
     ///
     /// # Errors
     /// When no server can be started, or mount points cannot be made.
     pub(super) fn adopt_or_start(self) -> Result<StartedSupervisor, SupervisorError> {
+        let handover = UpgradeHandover::find();
+        let give_back = |reason: &str| handover.iter().for_each(|handover| handover.give_back(reason));
+        let started = self.adopt_or_start_for(give_back).inspect_err(|error| give_back(&error.to_string()))?;
+        if let Some(handover) = handover {
+            handover.complete();
+        }
+        Ok(started)
+    }
+
+    /// As [`Self::adopt_or_start`]. Calls `refused` with the reason if the server of an earlier podfs cannot be adopted.
+    fn adopt_or_start_for(self, refused: impl FnOnce(&str)) -> Result<StartedSupervisor, SupervisorError> {
         let PreparedSupervisor { identity, volumes, site, claim, inheritance, server_program, cgroup, .. } = self;
         let PreparedSupervisor {
             trace, keep_old_generations, agent_watches_mounts, view, source, report, control, ..
@@ -171,15 +184,15 @@ impl PreparedSupervisor {
         let (sharing, mounted) = Sharing::of(&volumes, &identity);
         let directory = claim.as_ref().map(|claim| claim.directory().to_owned());
         let profile = profile(&volumes, io_uring);
-        let handover = UpgradeHandover::find();
         let adopted = directory.as_deref().and_then(|directory| {
-            let refused = |reason: &str| handover.iter().for_each(|handover| handover.give_back(reason));
             adoption::find(directory, &server_program, &identity, profile, report.log_format(), refused)
         });
         let (server, adoption) = adopted.unzip();
         let mut mount_points = MountPoints::new(claim, inheritance);
-        let kept = adoption.map_or(Ok(HashMap::new()), |adoption| adoption.keep(&mounted, &site, &mut mount_points));
-        let mut kept = kept.map_err(MountPointsError::Mount)?;
+        let kept = adoption
+            .map_or(Ok(HashMap::new()), |adoption| adoption.keep(&mounted, &identity, &site, &mut mount_points));
+        // An error in the next steps must not drop the volumes, because that unmounts them.
+        let kept = ManuallyDrop::new(kept.map_err(MountPointsError::Mount)?);
         let step = format!("make the mount points in {}", site.path().display());
         let points = report_if_long(&step, || prepare_mount_points(&mounted, &kept, &site, &mut mount_points))?;
         let server = match server {
@@ -191,6 +204,7 @@ impl PreparedSupervisor {
             let listening = socket::make(directory, claim::SERVER).and_then(|socket| server.listen(socket));
             listening.map_err(|cause| SupervisorError::Socket { path: directory.join(claim::SERVER), cause })?;
         }
+        let mut kept = ManuallyDrop::into_inner(kept);
         let (unmount_watch, containers_site) = (UnmountWatch::of(&site, agent_watches_mounts), site.clone());
         let mount_points = Arc::new(Mutex::new(mount_points));
         let setting = VolumeContext {
@@ -237,14 +251,12 @@ impl PreparedSupervisor {
             control,
             searches: Searches::default(),
             unmount_watch,
+            run_directory_trouble: None,
             containers,
         };
         supervisor.remove_leftovers();
         supervisor.report_server();
         supervisor.report_volumes();
-        if let Some(handover) = handover {
-            handover.complete();
-        }
         Ok(StartedSupervisor { supervisor, mount_points, is_claimed: directory.is_some() })
     }
 }

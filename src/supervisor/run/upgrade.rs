@@ -7,15 +7,17 @@
 //! 2. The supervisor executes the new program (`execve(2)`): the process id stays, so the parent process does not notice. No
 //!    state of a volume is only in the supervisor's memory: the new program adopts the server, as after a crash.
 //! 3. The new program answers the client that asked for the upgrade, on the connection that `execve` left open.
-//! 4. If the new program cannot adopt the server, it rolls back: it executes the previous program again, whose file is open, too,
-//!    and that program answers the client. The previous podfs-fuse is open as well, because the podfs-fuse on disk is of the new
-//!    version.
+//! 4. If the new program fails before it serves the pod, it rolls back: it executes the previous program again, whose file is open,
+//!    too, and that program answers the client. The previous podfs-fuse is open as well, because the podfs-fuse on disk is of the
+//!    new version. The new program may refuse its arguments or the manifest, or may not adopt the server, or may fail after that.
+//!    It unmounts nothing then, so that the previous program adopts the server with all volumes.
 //! 5. A signal that arrives meanwhile, such as SIGTERM, is an order to the program that goes on (`signal_record`).
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::time::timeout;
 use tracing::{error, info, warn};
@@ -76,10 +78,15 @@ pub(in crate::supervisor) struct UpgradeHandover {
 }
 
 impl UpgradeHandover {
-    /// Reads the state, at the start of this program. `None` without an upgrade, or if the client's connection is not open.
+    /// Reads the state, at the start of this program. `None` without an upgrade, if the client's connection is not open, and after
+    /// the first call: the descriptors then belong to the result of that call.
     pub(in crate::supervisor) fn find() -> Option<UpgradeHandover> {
+        static IS_READ: AtomicBool = AtomicBool::new(false);
+        if IS_READ.swap(true, Ordering::Relaxed) {
+            return None;
+        }
         let ExecState { connection, before, before_server, rolled_back, .. } = ExecState::of_before()?;
-        // SAFETY: the program that executed this one left the descriptors for it, and this is called once.
+        // SAFETY: the program that executed this one left the descriptors for it, and this is reached once.
         let take = |number: Option<RawFd>| number.and_then(|number| unsafe { inherited(number) }.ok());
         let (before, before_server) = (take(before), take(before_server));
         // SAFETY: as above.
@@ -90,8 +97,8 @@ impl UpgradeHandover {
             .map(|client| UpgradeHandover { client, before, before_server, rolled_back })
     }
 
-    /// Rolls the upgrade back: executes the previous program again, because this one cannot adopt the pod's server. Returns if
-    /// there is no previous program, or the kernel does not execute it.
+    /// Rolls the upgrade back: executes the previous program again, because this one cannot serve the pod. Returns if there is no
+    /// previous program, or the kernel does not execute it.
     pub(in crate::supervisor) fn give_back(&self, reason: &str) {
         let Some(before) = &self.before else { return };
         error!("podfs {VERSION} cannot continue: {reason}; the podfs before the upgrade continues");
@@ -114,6 +121,14 @@ impl UpgradeHandover {
             }
             Some(reason) => self.client.answer(&ControlAnswer::Upgrade(Upgrade::RolledBack { reason })),
         }
+    }
+}
+
+/// Rolls an upgrade back if this program fails before it prepares to serve the pod. The program calls this only if its arguments
+/// are those of a supervisor. Returns if there is no upgrade, or if the kernel does not execute the previous program.
+pub(crate) fn roll_back(reason: &str) {
+    if let Some(handover) = UpgradeHandover::find() {
+        handover.give_back(reason);
     }
 }
 

@@ -158,14 +158,24 @@ impl Supervisor {
         self.refresh_times.entry(place).or_default().retry_at = Some(Instant::now() + delay);
     }
 
-    /// Waits for the end of all work on blocking threads. Starts no further work, and ignores the outcomes.
+    /// Waits for the end of all work on blocking threads. Starts no further work, except unmounts that waited for work to end.
+    /// Ignores the outcomes of refreshes.
     pub(in crate::supervisor) async fn finish_all(&mut self) {
-        while let Some(unmounted) = self.unmounting.join_next().await {
-            self.finish_unmount(unmounted);
-        }
-        while let Some(finished) = self.working.join_next().await {
-            if let Ok(FinishedWork { place, volume, .. }) = finished {
-                self.idle.insert(place, volume);
+        loop {
+            tokio::select! {
+                Some(unmounted) = self.unmounting.join_next() => self.finish_unmount(unmounted),
+                Some(finished) = self.working.join_next() => {
+                    let finished = finished.expect("a blocking thread that panics ends the process");
+                    let FinishedWork { place, volume, outcome } = finished;
+                    if let WorkOutcome::Errand(part) = outcome {
+                        self.containers.take(part);
+                    }
+                    match self.is_unmounting(place) {
+                        true => self.start_unmount(place, volume),
+                        false => drop(self.idle.insert(place, volume)),
+                    }
+                }
+                else => break,
             }
         }
         self.containers.finish().await;

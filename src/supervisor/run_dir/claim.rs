@@ -37,6 +37,9 @@ pub const NEXT_COUNTS: &str = "counts.json.new";
 /// The record of the disks of the pod's hostPath volumes for the next supervisor, in the pod's run directory.
 pub const DISKS: &str = "disks.json";
 
+/// The content of a lock file that podfs could not read, in the pod's run directory.
+pub const UNREADABLE: &str = "lock.unreadable";
+
 /// Most bytes of a path.
 const LONGEST_PATH: usize = libc::PATH_MAX as usize - 1;
 
@@ -81,7 +84,8 @@ pub enum PodLockError {
     },
 }
 
-/// The right to serve a pod. Dropping it removes the lock file.
+/// The right to serve a pod. Dropping it removes the lock file, unless that has the record of an earlier podfs: only
+/// [`PodLock::remove_record`] removes such a record.
 #[derive(Debug)]
 pub struct PodLock {
     pod: PodName,
@@ -95,7 +99,7 @@ pub struct PodLock {
     inherited_run: Directories,
     /// The cgroup of the pod's server, to record.
     cgroup: Option<PathBuf>,
-    /// Whether the drop leaves the lock file, with the record.
+    /// Whether the drop leaves the lock file, with the record. It does from the start if an earlier podfs has left a record.
     leaves_record: bool,
 }
 
@@ -141,8 +145,15 @@ impl PodLockRecord {
     pub fn read(directory: &Path) -> Option<PodLockRecord> {
         let mut bytes = Vec::new();
         trust::open(OpenOptions::new().read(true), &directory.join(LOCK)).ok()?.read_to_end(&mut bytes).ok()?;
-        // The file is empty while a process writes it, and after a write that failed.
-        if bytes.is_empty() { Some(PodLockRecord::default()) } else { serde_json::from_slice(&bytes).ok() }
+        Self::parse(&bytes).ok()
+    }
+
+    /// The record in the content of a lock file; an empty record if there is no content.
+    fn parse(bytes: &[u8]) -> serde_json::Result<PodLockRecord> {
+        // A process that was killed while it wrote a shorter record over a longer one has left the end of the longer one.
+        let mut values = serde_json::Deserializer::from_slice(bytes).into_iter();
+        // The file is empty while a process writes the first record, and after a write that failed.
+        values.next().unwrap_or_else(|| Ok(PodLockRecord::default()))
     }
 }
 
@@ -199,7 +210,7 @@ impl PodLock {
             };
             // If a supervisor ended between the open and the lock, it has removed this file. Then podfs tries again.
             if is_still_at(&lock, &path) {
-                let mut record = read(&mut lock);
+                let mut record = read_or_keep(&mut lock, &directory).map_err(failed)?;
                 let bounds = Bounds::new(&directory, root_directory).map_err(failed)?;
                 for outside in bounds.apply(&mut record).iter().filter(|outside| is_there(outside)) {
                     warn!("{} names {}, which {OUTSIDE}; podfs leaves it alone", path.display(), outside.display());
@@ -211,9 +222,10 @@ impl PodLock {
                 let directories = Directories::inherit(record.directories, record.files);
                 let inherited_run = Directories::inherit(record.run, Vec::new());
                 let pod = PodName { namespace: namespace.clone(), name: name.clone() };
+                // Until the caller has removed what the record names, only the record leads to it.
+                let leaves_record = record.pid != 0;
                 let cgroup = record.cgroup;
-                let mut claim =
-                    Self { pod, path: path.clone(), lock, run, inherited_run, cgroup, leaves_record: false };
+                let mut claim = Self { pod, path: path.clone(), lock, run, inherited_run, cgroup, leaves_record };
                 claim.record(&directories, &record.mounts, &record.written).map_err(failed)?;
                 let PodLockRecord { mounts, written, .. } = record;
                 return Ok((claim, PodLeftovers { directories, mounts, written }));
@@ -316,6 +328,11 @@ impl PodLock {
         self.cgroup = cgroup.map(Path::to_owned);
     }
 
+    /// Gives the claim up, and removes the record.
+    pub fn remove_record(mut self) {
+        self.leaves_record = false;
+    }
+
     /// Gives the claim up, and leaves the record.
     pub fn leave_record(mut self) {
         self.leaves_record = true;
@@ -324,7 +341,9 @@ impl PodLock {
 
 impl Drop for PodLock {
     fn drop(&mut self) {
-        if self.leaves_record {
+        // Another podfs may have claimed the pod after the run directory was deleted. These are its files then.
+        let is_of_other = !self.is_in_place() && is_there(&self.path);
+        if self.leaves_record || is_of_other {
             return;
         }
         let _ = std::fs::remove_file(self.directory().join(SERVER));
@@ -339,8 +358,26 @@ impl Drop for PodLock {
 
 /// The record in the file; an empty record while another process writes the file, and if the file has no valid record.
 fn read(file: &mut File) -> PodLockRecord {
-    let mut text = String::new();
-    file.read_to_string(&mut text).ok().and_then(|_| serde_json::from_str(&text).ok()).unwrap_or_default()
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).ok().and_then(|_| PodLockRecord::parse(&bytes).ok()).unwrap_or_default()
+}
+
+/// The record in the locked file of this directory. If the file has no valid record, keeps its content as [`UNREADABLE`], and
+/// returns an empty record: the caller writes its own record next.
+fn read_or_keep(file: &mut File, directory: &Path) -> io::Result<PodLockRecord> {
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    PodLockRecord::parse(&bytes).or_else(|error| {
+        let copy = directory.join(UNREADABLE);
+        std::fs::write(&copy, &bytes)?;
+        warn!(
+            "podfs cannot read the record of an earlier podfs in {} ({error}), and keeps it as {}; unmount and remove the paths \
+             in it that the pod does not use, then remove it",
+            directory.join(LOCK).display(),
+            copy.display()
+        );
+        Ok(PodLockRecord::default())
+    })
 }
 
 /// Whether no process has this id.
@@ -361,6 +398,7 @@ fn is_still_at(file: &File, path: &Path) -> bool {
 mod tests {
     use super::*;
     use crate::manifest::pod::PodIdentity;
+    use crate::supervisor::run_dir::mount_points::MountPoints;
 
     /// A root directory without volumes.
     const ROOT: &str = "/nonexistent";
@@ -392,10 +430,53 @@ mod tests {
             ..PodLockRecord::default()
         };
         std::fs::write(directory.join("lock"), serde_json::to_vec(&record).expect("JSON")).expect("written");
-        drop(PodLock::take(run.path(), root.path(), &pod).expect("no process holds the lock"));
+        let (claim, leftovers) = PodLock::take(run.path(), root.path(), &pod).expect("no process holds the lock");
+        MountPoints::new(Some(claim), leftovers).take_back(true);
         for directory in [&run, &root] {
             assert_eq!(std::fs::read_dir(directory.path()).expect("a listing").count(), 0);
         }
+    }
+
+    #[test]
+    fn a_supervisor_that_fails_before_it_serves_leaves_the_record_of_the_one_before() {
+        let (run, root) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
+        let pod = PodIdentity::placeholder();
+        let directory = run.path().join(pod.uid.as_str());
+        let (mut claim, _) = PodLock::take(run.path(), root.path(), &pod).expect("the pod is free");
+        let mounts = [root.path().join("pods/u/volumes/p/v")];
+        claim.record(&Directories::default(), &mounts, &[]).expect("written");
+        claim.leave_record();
+        for _ in 0..2 {
+            let (claim, leftovers) = PodLock::take(run.path(), root.path(), &pod).expect("no process holds the lock");
+            assert_eq!(leftovers.mounts, mounts);
+            drop(MountPoints::new(Some(claim), leftovers));
+            assert_eq!(PodLockRecord::read(&directory).expect("a record").mounts, mounts);
+        }
+    }
+
+    #[test]
+    fn a_record_that_was_partly_written_over_is_read_or_kept() {
+        let run = tempfile::tempdir().expect("a directory");
+        let pod = PodIdentity::placeholder();
+        let directory = run.path().join(pod.uid.as_str());
+        std::fs::create_dir(&directory).expect("a directory");
+        let record = |mounts: &[&str]| {
+            let mounts = mounts.iter().map(PathBuf::from).collect();
+            serde_json::to_vec(&PodLockRecord { pid: 1, mounts, ..PodLockRecord::default() }).expect("JSON")
+        };
+        let (short, long) = (record(&["/nonexistent/a"]), record(&["/nonexistent/a", "/nonexistent/b"]));
+        // A podfs was killed before it cut the file to the length of the record.
+        std::fs::write(directory.join(LOCK), [&short, &long[short.len()..]].concat()).expect("written");
+        assert_eq!(PodLockRecord::read(&directory).expect("a record").mounts, [Path::new("/nonexistent/a")]);
+        let (claim, leftovers) = PodLock::take(run.path(), ROOT.as_ref(), &pod).expect("no process holds the lock");
+        assert_eq!(leftovers.mounts, [Path::new("/nonexistent/a")]);
+        claim.remove_record();
+        // A podfs was killed within a record.
+        std::fs::create_dir_all(&directory).expect("a directory");
+        std::fs::write(directory.join(LOCK), &long[..long.len() - 9]).expect("written");
+        assert!(PodLockRecord::read(&directory).is_none());
+        drop(PodLock::take(run.path(), ROOT.as_ref(), &pod).expect("no process holds the lock"));
+        assert_eq!(std::fs::read(directory.join(UNREADABLE)).expect("it is kept"), long[..long.len() - 9]);
     }
 
     #[test]
@@ -433,8 +514,10 @@ mod tests {
         let (other, _) = PodLock::take(run.path(), ROOT.as_ref(), &pod).expect("the lock file is another one");
         let refused = claim.take_again().expect_err("the other one has it").to_string();
         assert!(refused.contains("is already served by podfs"), "{refused}");
-        drop(other);
+        std::fs::write(directory.join(CONTROL), "").expect("a file of the other one");
         drop(claim);
+        assert!(other.is_in_place() && directory.join(CONTROL).exists());
+        drop(other);
         assert_eq!(std::fs::read_dir(run.path()).expect("a listing").count(), 0);
     }
 

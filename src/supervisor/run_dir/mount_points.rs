@@ -48,7 +48,8 @@ pub enum RestoreError {
     Record(#[from] MountPointsError),
 }
 
-/// The mount points that one supervisor has made on the node for its volumes.
+/// The mount points that one supervisor has made on the node for its volumes. If this is dropped without
+/// [`MountPoints::take_back`], the record of an earlier podfs stays.
 #[derive(Debug)]
 pub struct MountPoints {
     /// The directories and mount point files. Dropping this removes them, before the drop of `claim` gives up the claim.
@@ -332,10 +333,11 @@ impl MountPoints {
         errors.iter().for_each(|error| warn!("podfs cannot remove a mount: {error}"));
         written.iter().for_each(|file| drop(std::fs::remove_file(file)));
         drop(directories);
-        if let Some(claim) = claim
-            && (!errors.is_empty() || homes.iter().any(|home| home.exists()))
-        {
+        let Some(claim) = claim else { return };
+        if !errors.is_empty() || homes.iter().any(|home| home.exists()) {
             claim.leave_record();
+        } else {
+            claim.remove_record();
         }
     }
 }

@@ -445,6 +445,9 @@ impl PodServer {
         }
         // The keeper ends when the server has ended and this process has closed its end of the keeper's channel.
         // `ServerClient::end` has closed that.
+        if matches!(self.keeper, KeeperState::Unknown) {
+            return;
+        }
         if timeout(limit, self.keeper.changed()).await.is_err()
             && let KeeperState::Watched(keeper) = &self.keeper
         {

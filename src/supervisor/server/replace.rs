@@ -6,7 +6,7 @@ use podfs_fuse::confinement::Profile;
 use tokio::time::timeout;
 use tracing::info;
 
-use super::{KILL_TIMEOUT, PodServer, Program, ServerLife, WatchedProcess, blocking, keeper};
+use super::{KILL_TIMEOUT, PodServer, Program, ServerLife, WatchdogState, WatchedProcess, blocking, keeper};
 
 /// Why a server was not replaced.
 #[derive(Debug, thiserror::Error)]
@@ -78,6 +78,8 @@ impl PodServer {
         old.kill();
         old.ended_or_inert().await;
         self.history.last_end = Some(reason.to_owned());
+        self.history.silent_sources.clear();
+        self.watchdog = WatchdogState::default();
         let mut keeper = self.client.mark_dead();
         if keeper::is_gone(&keeper).await {
             keeper.let_go();

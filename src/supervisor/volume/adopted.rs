@@ -18,6 +18,9 @@ pub(in crate::supervisor) struct VolumeRecord {
     /// Whether the visible mount is read-only; `None` in a record of an earlier version of podfs.
     #[serde(default)]
     pub(in crate::supervisor) read_only: Option<bool>,
+    /// The name of the volume's claim. `None` for a volume without a claim, and in a record of an earlier version of podfs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::supervisor) claim: Option<String>,
 }
 
 /// A volume that the adopted server serves, and whose mount is kept.

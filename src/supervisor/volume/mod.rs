@@ -50,6 +50,7 @@ use super::run_dir::mount_points::{MountPoints, MountPointsError};
 use super::run_dir::site::Site;
 use crate::host::empty_dir;
 use crate::manifest::PodView;
+use crate::manifest::pod::PodIdentity;
 use crate::source::Condition;
 use crate::volume::{EmptyDir, SubPathMode, Volume, VolumeSource};
 pub use growth::{Expansion, ExpansionFailure};
@@ -106,9 +107,15 @@ impl VolumeContext {
     }
 
     /// The name of a volume, and the record for the supervisor that adopts it.
-    fn identity(volume: &Volume, path: &Path, group: Option<u32>, access: ContainerAccess) -> VolumeIdentity {
-        let read_only = Some(access == ContainerAccess::ReadOnly);
-        let record = VolumeRecord { path: path.to_owned(), group, read_only };
+    fn identity(
+        volume: &Volume,
+        pod: &PodIdentity,
+        path: &Path,
+        group: Option<u32>,
+        access: ContainerAccess,
+    ) -> VolumeIdentity {
+        let (read_only, claim) = (Some(access == ContainerAccess::ReadOnly), volume.claim_name(&pod.name));
+        let record = VolumeRecord { path: path.to_owned(), group, read_only, claim };
         // JSON cannot hold a path that is not UTF-8. Such a volume has no record, so the next supervisor does not adopt
         // it.
         VolumeIdentity::new(volume.name.as_str(), serde_json::to_value(record).unwrap_or_default())

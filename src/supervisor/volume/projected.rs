@@ -216,7 +216,7 @@ impl ProjectedVolume {
         let root = Root { mode, gid: directories.gid, directories: nested };
         let options = MountOptions { selinux_context: selinux_context(pod), shape: MountPointType::Directory };
         let VolumeContext { server, trace, .. } = &self.setting;
-        let identity = VolumeContext::identity(spec, &self.path, None, ContainerAccess::ReadOnly);
+        let identity = VolumeContext::identity(spec, &pod.identity, &self.path, None, ContainerAccess::ReadOnly);
         let audit = spec.preferences.audit.then(|| subject(&pod.identity));
         let reporting = Reporting { trace: *trace, audit };
         let mut projection = ProjectionMount::start(server, &root, &options, &identity, &reporting)?;

@@ -83,11 +83,11 @@ fn options_of_the_kernels_client_are_refused_where_the_kernel_has_none() {
     }
 }
 
-/// Starts `podfs mount-nfs` as a supervisor does, and sends it a request. Returns the answer.
-fn mount_with(request: &str) -> Vec<u8> {
+/// Starts the subcommand `mount-nfs` of a program as a supervisor does, and sends it a request. Returns the answer.
+fn mount_with(program: &str, request: &str) -> Vec<u8> {
     let (mut ours, theirs) = UnixStream::pair().expect("a socket pair");
-    let mut command = Command::new(PODFS);
-    let mut child = command.arg("mount-nfs").stdin(OwnedFd::from(theirs)).spawn().expect("podfs starts");
+    let mut command = Command::new(program);
+    let mut child = command.arg("mount-nfs").stdin(OwnedFd::from(theirs)).spawn().expect("it starts");
     drop(command);
     let length = u32::try_from(request.len()).expect("a short request").to_ne_bytes();
     ours.write_all(&[&length[..], request.as_bytes()].concat()).expect("written");
@@ -100,18 +100,21 @@ fn mount_with(request: &str) -> Vec<u8> {
 
 #[test]
 fn the_process_that_mounts_answers_with_a_sentence_and_ends() {
-    let error_for = |server: &str| {
-        let request = serde_json::json!({
-            "server": server, "path": "/export", "versions": ["4.1"], "port": 1, "mount_host": null, "words": ["hard"],
-            "read_only": false, "no_suid": false, "no_dev": false, "no_exec": false,
-        });
-        let answer = mount_with(&request.to_string());
-        let answer: Result<(), String> = serde_json::from_slice(&answer[4..]).expect("an answer");
-        answer.expect_err("there is no server")
-    };
-    assert!(error_for("nowhere.invalid").starts_with("nowhere.invalid: its address cannot be found: "));
-    let error = error_for("127.0.0.1");
-    let expected = if kernel_nfs::is_there() { "NFS server 127.0.0.1 " } else { "this kernel has no NFS client" };
-    assert!(error.starts_with(expected), "{error}");
-    assert_eq!(mount_with(""), b"", "an empty request gets no answer");
+    for program in [PODFS, PODFS_SUPERVISOR] {
+        let error_for = |server: &str| {
+            let request = serde_json::json!({
+                "server": server, "path": "/export", "versions": ["4.1"], "port": 1, "mount_host": null, "words": ["hard"],
+                "read_only": false, "no_suid": false, "no_dev": false, "no_exec": false,
+            });
+            let answer = mount_with(program, &request.to_string());
+            let answer = answer.get(4..).unwrap_or_else(|| panic!("{program} ends without an answer"));
+            let answer: Result<(), String> = serde_json::from_slice(answer).expect("an answer");
+            answer.expect_err("no server is there")
+        };
+        assert!(error_for("nowhere.invalid").starts_with("nowhere.invalid: its address cannot be found: "));
+        let error = error_for("127.0.0.1");
+        let expected = if kernel_nfs::is_there() { "NFS server 127.0.0.1 " } else { "this kernel has no NFS client" };
+        assert!(error.starts_with(expected), "{error}");
+        assert_eq!(mount_with(program, ""), b"", "an empty request gets no answer");
+    }
 }

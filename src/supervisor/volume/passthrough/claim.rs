@@ -20,7 +20,8 @@ use crate::supervisor::volume::local;
 use crate::volume::{Claim, Volume};
 
 /// The kubelet's text for a pod that has to wait, because another pod uses the volume.
-const IN_USE: &str = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
+pub(in crate::supervisor::volume) const IN_USE: &str =
+    "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
 /// The file in the run directory that podfs locks while it mounts a volume that one pod alone may use.
 const EXCLUSIVE: &str = "exclusive.lock";
 
@@ -162,8 +163,13 @@ pub(in crate::supervisor::volume) fn resolve(
     bound.map_err(|error| RefreshFailure::Manifests(error.to_string()))
 }
 
-/// The lock for mounting a volume that one pod alone may use; `None` for other volumes.
-fn turn(setting: &VolumeContext, path: &Path, is_exclusive: bool) -> Result<Option<NeighbourLock>, RefreshFailure> {
+/// The lock for a volume that one pod alone may use, while podfs mounts it at `path`, or makes a link to its device there; `None`
+/// for other volumes.
+pub(in crate::supervisor::volume) fn turn(
+    setting: &VolumeContext,
+    path: &Path,
+    is_exclusive: bool,
+) -> Result<Option<NeighbourLock>, RefreshFailure> {
     let run_directory = setting.mount_points().run_directory().and_then(Path::parent).map(Path::to_owned);
     // A volume without a pod (`podfs mount`) needs no lock.
     let Some(run_directory) = run_directory.filter(|_| is_exclusive) else { return Ok(None) };

@@ -38,6 +38,7 @@ use super::{PodEnd, RefreshFailure, ShownContent, VolumeContext};
 use crate::host::neighbours::NeighbourLock;
 use crate::host::{HostError, HostSource, serve};
 use crate::manifest::PodView;
+use crate::manifest::pod::PodIdentity;
 use crate::supervisor::volume::adopted::KeptVolume;
 use crate::volume::nfs_options::Backend;
 use crate::volume::{ServedBy, Volume};
@@ -247,7 +248,7 @@ impl Mounter for PassthroughVolume {
             return Ok(mounted.shown());
         }
         let mount_plan = source.find(common, spec, pod)?;
-        let mut mounted = self.mount(spec, mount_plan)?;
+        let mut mounted = self.mount(spec, &pod.identity, mount_plan)?;
         let shown = mounted.shown();
         if let Some(outdated) = self.outdated.take() {
             mounted.visible.cover(outdated.visible);
@@ -300,7 +301,7 @@ impl PassthroughVolume {
     }
 
     /// Mounts the volume as planned. Adopts a bind mount of an earlier supervisor instead, if there is one.
-    fn mount(&self, spec: &Volume, mount_plan: MountPlan) -> Result<VisibleVolume, RefreshFailure> {
+    fn mount(&self, spec: &Volume, pod: &PodIdentity, mount_plan: MountPlan) -> Result<VisibleVolume, RefreshFailure> {
         let MountPlan { path, content, access, selinux_context, turn: _until_it_is_mounted } = mount_plan;
         let temporary = |error: &dyn std::fmt::Display| RefreshFailure::Temporary(error.to_string());
         if let PlannedContent::Source { served_by: ServedBy::Bind, .. } = &content
@@ -333,7 +334,7 @@ impl PassthroughVolume {
             }
             PlannedContent::Source { source, served_by: ServedBy::Fuse, limit, remote } => {
                 let options = self.passthrough_options(spec, limit, remote);
-                let (server, identity) = (&self.common.setting.server, self.identity(spec, &point, access));
+                let (server, identity) = (&self.common.setting.server, self.identity(spec, pod, &point, access));
                 let volume = MountedVolume::of_source(server, source.as_fd(), &options, &mount, &identity);
                 let volume = volume.map_err(RefreshFailure::of_mount)?;
                 let visible = volume.show(&point, access).map_err(RefreshFailure::of_mount)?;
@@ -341,7 +342,7 @@ impl PassthroughVolume {
             }
             PlannedContent::Export(export) => {
                 let ReachedExport { options, sockets, attributes, .. } = *export;
-                let (server, identity) = (&self.common.setting.server, self.identity(spec, &point, access));
+                let (server, identity) = (&self.common.setting.server, self.identity(spec, pod, &point, access));
                 let volume = MountedVolume::of_export(server, sockets, &options, attributes, &mount, &identity);
                 let volume = volume.map_err(RefreshFailure::of_mount)?;
                 let visible = volume.show(&point, access).map_err(RefreshFailure::of_mount)?;
@@ -350,8 +351,14 @@ impl PassthroughVolume {
         }
     }
 
-    fn identity(&self, spec: &Volume, point: &MountPoint, access: ContainerAccess) -> VolumeIdentity {
-        VolumeContext::identity(spec, point.path(), self.common.group, access)
+    fn identity(
+        &self,
+        spec: &Volume,
+        pod: &PodIdentity,
+        point: &MountPoint,
+        access: ContainerAccess,
+    ) -> VolumeIdentity {
+        VolumeContext::identity(spec, pod, point.path(), self.common.group, access)
     }
 
     fn passthrough_options(&self, spec: &Volume, limit: Option<u64>, remote: Option<ActAs>) -> PassthroughOptions {
