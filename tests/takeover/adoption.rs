@@ -125,7 +125,7 @@ fn occupy_a_mount_point(fixture: &Fixture, config: &Path) -> PathBuf {
 
 #[test]
 fn a_supervisor_that_fails_after_the_adoption_leaves_the_volumes_as_they_are() {
-    let pod = Orphaned::new();
+    let pod = OrphanedPod::new();
     let mut running = pod.fixture.run();
     let (config, host, server) = (running.volume("config"), running.volume("host"), running.server());
     let before = (identity(&config), identity(&host));
@@ -439,7 +439,7 @@ fn a_server_that_cannot_be_followed_for_a_while_takes_no_mount_with_it() {
 
 #[test]
 fn a_server_that_has_no_descriptor_left_waits_for_the_next_supervisor() {
-    let pod = Orphaned::new();
+    let pod = OrphanedPod::new();
     let mut running = pod.fixture.run();
     let server = running.server();
     kill_supervisor(&mut running);

@@ -235,9 +235,9 @@ fn a_supervisor_that_refuses_its_arguments_becomes_the_program_before_again() {
         let real = real.display();
         pod.builds.put_script(&format!("[ \"$1\" = run ] && exec {real} \"$@\" {option}\nexec {real} \"$@\""));
         let outcome = upgrade(&pod.fixture);
-        pod.is_not_upgraded(&outcome, &["default/web: started, rolled back: ", reason]);
+        pod.assert_not_upgraded(&outcome, &["default/web: started, rolled back: ", reason]);
         assert_eq!((pod.identity(), pod.running.pid()), (before, supervisor));
-        pod.ends_well();
+        pod.assert_works_and_stops();
     }
 }
 
@@ -248,13 +248,13 @@ fn a_supervisor_that_cannot_execute_the_new_program_still_ignores_sigpipe() {
     let real = pod.builds.last();
     pod.builds.put_script(&format!("[ \"$1\" = server ] && rm \"$0\"\nexec {} \"$@\"", real.display()));
     let outcome = upgrade(&pod.fixture);
-    pod.is_not_upgraded(&outcome, &["default/web: started, rolled back: ", "No such file or directory"]);
+    pod.assert_not_upgraded(&outcome, &["default/web: started, rolled back: ", "No such file or directory"]);
     let status = fs::read_to_string(format!("/proc/{}/status", pod.running.pid())).expect("a status");
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("the ignored signals");
     let ignored = u64::from_str_radix(ignored.trim(), 16).expect("a number");
     assert_ne!(ignored & 1 << (Signal::SIGPIPE as u32 - 1), 0, "{status}");
     assert_eq!(pod.identity(), before);
-    pod.ends_well();
+    pod.assert_works_and_stops();
 }
 
 #[test]
