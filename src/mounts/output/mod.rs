@@ -26,14 +26,16 @@ pub enum OutputFormat {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// A path has a `:`, which separates the parts of a binding.
-    #[error(
-        "volumeMount {name:?}: {path:?} has a ':', which a binding of Docker cannot have; use --output podman or oci"
-    )]
+    #[error("volumeMount {name:?}: {path:?} has a ':', which {what} cannot have; use --output {instead}")]
     Colon {
         /// The mount.
         name: String,
         /// The path.
         path: String,
+        /// The argument that cannot have it.
+        what: &'static str,
+        /// Formats that can.
+        instead: &'static str,
     },
     /// A path is not UTF-8.
     #[error("volumeMount {name:?}: the path {path:?} is not UTF-8; choose a root directory whose path is")]
@@ -49,6 +51,15 @@ pub enum FormatError {
          --gid-map"
     )]
     NoMappings {
+        /// The mount.
+        name: String,
+    },
+    /// The pod has a user namespace, and the runtime of this format maps no ids.
+    #[error(
+        "volumeMount {name:?}: the pod has a user namespace, and Docker cannot map the ids of a mount; use --output podman, oci \
+         or cri"
+    )]
+    IdMapped {
         /// The mount.
         name: String,
     },
@@ -92,6 +103,20 @@ fn document(value: &impl serde::Serialize) -> String {
 
 fn lines(arguments: Vec<String>) -> String {
     arguments.into_iter().map(|argument| argument + "\n").collect()
+}
+
+/// Checks that no path of a mount has a `:`, which separates the parts of an argument like `what`. `instead` are formats for such
+/// a path.
+fn without_colon(
+    mount: &ContainerMount,
+    paths: [&str; 2],
+    what: &'static str,
+    instead: &'static str,
+) -> Result<(), FormatError> {
+    match paths.into_iter().find(|path| path.contains(':')) {
+        Some(path) => Err(FormatError::Colon { name: mount.name.clone(), path: path.to_owned(), what, instead }),
+        None => Ok(()),
+    }
 }
 
 /// The path of a host directory as text.

@@ -16,7 +16,7 @@ fn argument(mount: &ContainerMount) -> Result<String, FormatError> {
             return Err(FormatError::Image { name: mount.name.clone(), format: "podman", what: "a part of an image" });
         }
         MountSource::Image { reference, .. } => vec!["type=image".to_owned(), field("source", reference), target],
-        MountSource::Device(device) => return device_argument(mount, device),
+        MountSource::Device(device) => return device_argument(mount, device, "a device of podman"),
         MountSource::HostPath(source) => {
             let mut fields = vec!["type=bind".to_owned(), field("source", text(mount, source)?), target];
             fields.push(format!("ro={}", mount.read_only));
