@@ -385,7 +385,7 @@ fn source(persistent: &PersistentVolume) -> Result<(BoundSource, bool), VolumePr
             Ok((BoundSource::Csi(source), read_only))
         }
         PersistentSource::Other(word) => {
-            let instead = instead_of(word).unwrap_or("supported are hostPath, local and nfs");
+            let instead = instead_of(word).unwrap_or("supported are hostPath, local, nfs, flexVolume and csi");
             Err(VolumeProblem::Kind { kind: word.clone(), instead })
         }
     }
