@@ -1,7 +1,7 @@
 //! Messages between supervisor and server.
 //!
 //! A message is a frame on a stream socket: its length (4 bytes, native order), then JSON. A message may have
-//! descriptors (`SCM_RIGHTS`, unix(7)): the first [`MAX_DESCRIPTORS`] are attached to its first byte, the next ones to its second
+//! descriptors (`SCM_RIGHTS`, unix(7)): the first `MAX_DESCRIPTORS` are attached to its first byte, the next ones to its second
 //! byte, and so on. The supervisor sends a request, and the server answers, each with one message.
 //!
 //! An earlier version receives only the descriptors of the first byte, and refuses a message that lacks some.

@@ -168,7 +168,7 @@ fn a_trace_says_that_the_supervisor_is_gone() {
     let mut tracing = Tracing::start(&fixture, &running, "config");
     fixture.kill_both(&mut running);
     assert_eq!(tracing.wait().code(), Some(1));
-    assert!(tracing.said().contains("no supervisor listens on"), "{}", tracing.said());
+    assert!(tracing.messages().contains("no supervisor listens on"), "{}", tracing.messages());
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn a_trace_ends_with_a_volume_that_is_unmounted_alone() {
     let unpublish = json!({"unpublish": {"volumes": ["config"]}});
     assert!(control::ask(&fixture.run_files(), &unpublish).is_object());
     assert_eq!(tracing.wait().code(), Some(0));
-    assert!(tracing.said().ends_with("podfs: volume \"config\" has ended\n"), "{}", tracing.said());
+    assert!(tracing.messages().ends_with("podfs: volume \"config\" has ended\n"), "{}", tracing.messages());
 }
 
 #[test]
