@@ -69,12 +69,6 @@ impl RpcCall {
         Self { head, payload }
     }
 
-    /// The same call, with a copy of the payload.
-    pub(super) fn with_copied_payload(&self) -> Self {
-        let payload = self.payload.as_ref().map(|payload| Slice::from(payload.to_vec()));
-        Self { head: self.head.clone(), payload }
-    }
-
     /// The number of bytes that are sent.
     pub(crate) fn len(&self) -> usize {
         let payload = self.payload.as_ref().map_or(0, |payload| payload.len());

@@ -8,8 +8,7 @@
 //!    memory. The client repeats a call sooner if it has sent the call on an earlier connection, too: a server ignores a copy of a
 //!    call that it is executing, and then answers on the connection that is gone.
 //! 3. The caller writes its call at once if no other call waits before it; otherwise the driver writes it.
-//! 4. A message whose writing has begun is written to its end, even if the call ends before. When the call ends, the queue gets a copy
-//!    of the payload: its owner may use the memory for other data then.
+//! 4. A message whose writing has begun is written to its end, even if its caller cancels the call.
 //! 5. A reply is given to the pending call with its xid. If the caller has cancelled the call, the reply is dropped.
 //! 6. There is a socket only while calls are pending, or while the server keeps the connection open.
 
@@ -317,17 +316,12 @@ impl SharedConnection {
         call.end(Err(failure));
     }
 
-    /// Removes a call from the pending ones, and from the queue unless its writing has begun. The queue keeps nothing of the owner of
-    /// its payload.
+    /// Removes a call from the pending ones, and from the queue unless its writing has begun.
     fn remove(&self, xid: u32) -> Option<Rc<PendingCall>> {
         let call = self.pending.borrow_mut().remove(&xid)?;
         if call.queued.get() {
             let mut begun = self.written.get() > 0;
-            let mut queue = self.queue.borrow_mut();
-            queue.retain(|queued| std::mem::take(&mut begun) || !Rc::ptr_eq(queued, &call));
-            if let Some(first) = queue.front_mut().filter(|first| Rc::ptr_eq(first, &call)) {
-                *first = Rc::new(call.with_copied_payload());
-            }
+            self.queue.borrow_mut().retain(|queued| std::mem::take(&mut begun) || !Rc::ptr_eq(queued, &call));
         }
         Some(call)
     }
@@ -368,23 +362,6 @@ impl PendingCall {
         self.reminder.set((self.sent.get() > 0).then_some((now + REMINDER, 2 * REMINDER)));
     }
 
-    /// The same call with a payload of its own.
-    fn with_copied_payload(&self) -> Self {
-        Self {
-            xid: self.xid,
-            order: self.order,
-            message: self.message.with_copied_payload(),
-            policy: self.policy,
-            sent: self.sent.clone(),
-            queued: self.queued.clone(),
-            periods: self.periods.clone(),
-            due: self.due.clone(),
-            reminder: self.reminder.clone(),
-            outcome: RefCell::default(),
-            caller: Wake::default(),
-        }
-    }
-
     fn end(&self, outcome: Result<Reply, RpcError>) {
         *self.outcome.borrow_mut() = Some(outcome);
         self.caller.wake();
@@ -401,76 +378,4 @@ fn gather<'s, 'q: 's>(
     let all = messages.flat_map(|(index, call)| call.message.parts(if index == 0 { written } else { 0 }));
     let count = parts.iter_mut().zip(all).map(|(place, part)| *place = part).count();
     &parts[..count]
-}
-
-#[cfg(test)]
-mod tests {
-    use std::mem::ManuallyDrop;
-    use std::net::Ipv4Addr;
-
-    use tokio::io::AsyncReadExt;
-    use tokio::net::TcpListener;
-
-    use super::*;
-    use crate::rpc::{Credential, Procedure};
-
-    /// More bytes than the kernel keeps for a socket.
-    const LONG: usize = 32 << 20;
-
-    /// Memory whose bytes are ones, and twos as soon as its owner uses it for other data.
-    struct ReusedMemory {
-        is_reused: Cell<bool>,
-        contents: [Vec<u8>; 2],
-    }
-
-    impl AsRef<[u8]> for ReusedMemory {
-        fn as_ref(&self) -> &[u8] {
-            &self.contents[usize::from(self.is_reused.get())]
-        }
-    }
-
-    /// A server's end of a connection whose only call is written partly.
-    async fn begun_call(memory: &Rc<ReusedMemory>) -> (SharedConnection, u32, tokio::net::TcpStream) {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a listener");
-        let address = listener.local_addr().expect("an address");
-        let peer = Rc::new(Peer::new("the-server".to_owned(), address));
-        let shared = SharedConnection::new(peer, Dialer::new(false, None), Pool::default(), 1);
-        shared.attach(shared.dialer.dial(address).await.expect("a connection"));
-        let procedure = Procedure { program: 100_003, version: 3, number: 7 };
-        let credential = Credential::default();
-        let payload = Slice::new(Rc::<ReusedMemory>::clone(memory));
-        let message = RpcCall::call_with(1, procedure, &credential, |_| {}, Some(payload));
-        let length = message.len() as u32;
-        // Dropping it would cancel the call.
-        let _call = ManuallyDrop::new(shared.call(1, message, Policy::default(), false));
-        assert!(shared.has_queue() && shared.written.get() > 0, "the socket takes a part of the call");
-        (shared, length, listener.accept().await.expect("a connection").0)
-    }
-
-    #[tokio::test]
-    async fn the_rest_of_a_call_that_has_ended_is_sent_as_it_was() {
-        let give_up: fn(&SharedConnection, &PendingCall) = |shared, call| shared.give_up(call, RpcError::NoAnswer);
-        let answer: fn(&SharedConnection, &PendingCall) = |shared, call| {
-            assert!(shared.deliver(call.xid, Vec::new().into(), Ok(0)));
-        };
-        for end in [give_up, answer] {
-            let contents = [vec![1; LONG], vec![2; LONG]];
-            let memory = Rc::new(ReusedMemory { is_reused: Cell::new(false), contents });
-            let (shared, length, mut server) = begun_call(&memory).await;
-            let call = shared.pending.borrow()[&1].clone();
-            end(&shared, &call);
-            memory.is_reused.set(true);
-            let stream = shared.stream.borrow().clone().expect("a stream");
-            let write = async {
-                while shared.has_queue() {
-                    stream.writable().await.expect("writable");
-                    shared.write();
-                }
-            };
-            let mut received = vec![0; length as usize];
-            let (read, ()) = tokio::join!(server.read_exact(&mut received), write);
-            read.expect("the call is written to its end");
-            assert!(received.ends_with(&memory.contents[0]), "the call has other data");
-        }
-    }
 }

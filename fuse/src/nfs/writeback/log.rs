@@ -330,8 +330,7 @@ impl AsFd for Log {
     }
 }
 
-/// Bytes in the log, which stay as long as their record is not freed. The client reads them only until the call of which they are the
-/// payload has ended.
+/// Bytes in the log, which stay as long as their record is not freed.
 #[derive(Clone)]
 pub struct Piece {
     memory: Rc<Memory>,
