@@ -185,7 +185,7 @@ fn an_upgrade_says_that_it_waits_for_a_supervisor_that_is_stopped() {
     let waits = format!("podfs: default/web: the supervisor (pid {supervisor}) does not answer yet: it is stopped");
     assert!(said.starts_with(&waits), "{said}");
     assert!(upgrading.wait().expect("it ends").success());
-    pod.ends_well();
+    pod.assert_works_and_stops();
 }
 
 #[test]
