@@ -11,6 +11,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::process_delay::ProcessDelay;
 use crate::metrics::PodReading;
 use crate::supervisor::control::{self, AskError, ControlAnswer, ControlQuestion};
 use crate::supervisor::run_dir::claim::{self, PodLockRecord, SERVER};
@@ -146,7 +147,9 @@ fn ask<T>(
                 }
                 AskError::NotListening(_) | AskError::OtherUser { .. } | AskError::Failed { .. } => None,
             };
-            not_answering(directory, pid, error.to_string())
+            let why = pid.and_then(ProcessDelay::of).filter(|_| matches!(error, AskError::Silent { .. }));
+            let why = why.map(|why| format!("; {}", why.sentence())).unwrap_or_default();
+            not_answering(directory, pid, format!("{error}{why}"))
         }
     };
     // The pod may have ended meanwhile.
@@ -165,8 +168,10 @@ fn named(status: PodStatus, record: PodLockRecord) -> PodStatus {
 /// the recorded process id by now.
 fn not_listening(directory: &Path, record: &PodLockRecord) -> PodStatus {
     if claim::is_held(directory) {
-        let reason = "its supervisor does not listen: it starts or ends just now, or could not make its control socket";
-        return not_answering(directory, Some(record.pid).filter(|pid| *pid != 0), reason.to_owned());
+        let pid = Some(record.pid).filter(|pid| *pid != 0);
+        let or_that = "it starts or ends just now, or could not make its control socket";
+        let why = pid.and_then(ProcessDelay::of).map_or(or_that, ProcessDelay::sentence);
+        return not_answering(directory, pid, format!("its supervisor does not listen: {why}"));
     }
     match control::call(directory, SERVER) {
         Ok(stream) => {

@@ -12,8 +12,8 @@ use super::block_on;
 use super::exit::Failure;
 use super::log::{LogFormat, LogOptions};
 use super::source::{SourceOptions, read_input};
-use crate::manifest::parse_bare;
 use crate::manifest::pod::{PodFacts, PodIdentity};
+use crate::manifest::{check_volume_spelling, parse_bare};
 use crate::supervisor::program::machine::check_machine;
 use crate::supervisor::program::options::{FLEX_VOLUMES, GenerationOptions, TransportOptions};
 use crate::supervisor::run_dir::claim::PodLeftovers;
@@ -216,7 +216,9 @@ fn read_volume(path: &Path) -> Result<Volume, Failure> {
     if let Some(kind) = document.get("kind").and_then(Value::as_str) {
         return Err(invalid(format!("is an object of kind {kind:?}; give one entry of a pod's spec.volumes")));
     }
-    let volume = Volume::parse(&volume, &fields, &VolumeUses::default()).map_err(|error| invalid(error.to_string()))?;
+    let volume =
+        check_volume_spelling(&document).and_then(|()| Volume::parse(&volume, &fields, &VolumeUses::default()));
+    let volume = volume.map_err(|error| invalid(error.to_string()))?;
     // podfs run would serve the other volumes of the pod. Here, there is no other volume.
     why_unsupported(path, &volume).map_or(Ok(volume), Err)
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::anyhow;
-use clap::{Args, ValueHint};
+use clap::{ArgGroup, Args, ValueHint};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use tracing::{info, warn};
 
@@ -15,7 +15,7 @@ use super::log::{LogFormat, LogOptions};
 use super::metrics;
 use super::source::SourceOptions;
 use crate::manifest::pod::PodIdentity;
-use crate::source::{PushSource, Source};
+use crate::source::{AcceptedDocuments, PushSource, Source};
 use crate::supervisor::exec_state;
 use crate::supervisor::program::machine::check_machine;
 use crate::supervisor::program::options::{
@@ -38,6 +38,7 @@ use crate::types::PodName;
 /// Manifests, annotations and the layout of volumes are described in podfs-pod(5); how a node agent starts podfs, waits for
 /// it, and hands volumes to containers in podfs-agent(7).
 #[derive(Args)]
+#[command(group = ArgGroup::new("of_pod").args(["pod", "pod_name"]).required(true))]
 #[command(after_help = "\
 EXIT STATUS:
   0  stopped by a signal
@@ -51,10 +52,10 @@ EXAMPLES:
   podfs run --pod pod.json --push --ready-fd 3 3>ready.json")]
 pub(super) struct Run {
     /// The pod's manifest, in YAML or JSON; - reads standard input.
-    #[arg(long, value_name = "FILE|-", required_unless_present = "pod_name", value_hint = ValueHint::FilePath)]
+    #[arg(long, value_name = "FILE|-", value_hint = ValueHint::FilePath)]
     pod: Option<PathBuf>,
     /// Ask the API server for this pod, and follow it.
-    #[arg(long, value_name = "NAMESPACE/NAME", conflicts_with = "pod")]
+    #[arg(long, value_name = "NAMESPACE/NAME")]
     pod_name: Option<PodName>,
     /// Refuse a pod with another uid.
     #[arg(long, value_name = "UID")]
@@ -104,7 +105,11 @@ impl Run {
         self.log.start(self.log_format);
         let ready_fd = self.ready_fd.map(take_descriptor).transpose()?;
         let server_program = check_machine()?;
-        let (source, snapshot) = self.source.open(self.pod.as_deref(), self.pod_name.as_ref(), None)?;
+        // The podfs before the upgrade has accepted the pod.
+        let is_known = exec_state::upgrade_is_under_way();
+        let accepted = if is_known { AcceptedDocuments::KnownPods } else { AcceptedDocuments::Pods };
+        let (pod, name) = (self.pod.as_deref(), self.pod_name.as_ref());
+        let (source, snapshot) = self.source.open_accepting(accepted, pod, name, None)?;
         let pod = snapshot.pod.clone().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
         self.check_uid(&pod.identity)?;
         let (source, snapshot) = match source {

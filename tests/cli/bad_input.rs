@@ -5,8 +5,12 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::process::Command;
 
-use crate::common::outcome::Outcome;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+
+use crate::common::outcome::{Outcome, finish};
 use crate::common::*;
 
 /// Runs podfs on this pod and these files of objects. Checks that podfs refuses with one sentence that has all of
@@ -65,6 +69,38 @@ fn a_pod_with_another_uid_than_the_option_is_refused() {
 }
 
 #[test]
+fn a_command_without_a_pod_names_all_ways_to_give_one() {
+    for (command, ways) in [
+        ("metrics", "<--pod <UID>|--all>"),
+        ("upgrade", "<--pod <UID>|--all>"),
+        ("run", "<--pod <FILE|->|--pod-name <NAMESPACE/NAME>>"),
+        ("render", "<--pod <FILE|->|--pod-name <NAMESPACE/NAME>|pod/NAME>"),
+    ] {
+        let outcome = finish(Command::new(PODFS).arg(command));
+        assert_eq!(outcome.code, Some(2), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains(&format!("not provided:\n  {ways}")), "{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn an_option_of_a_daemon_without_the_one_that_it_belongs_to_is_refused() {
+    let fixture = Fixture::new("");
+    let refused = |command: &mut Command, option: &str, companion: &str| {
+        let sentence = format!("{option} has no effect without {companion}; give {companion}, too");
+        finish(command.arg("--manifests").arg(fixture.objects())).says(2, &[&sentence]);
+    };
+    for (option, value, companion) in [
+        ("--csi-allow", "/srv", "--csi"),
+        ("--csi-read-as", "pod", "--csi"),
+        ("--nri-pods", "all", "--nri"),
+        ("--nri-index", "07", "--nri"),
+    ] {
+        refused(Command::new(PODFS).args(["node", option, value]), option, companion);
+    }
+    refused(Command::new(PODFS).arg("node").env("PODFS_CSI_ALLOW", "/srv"), "--csi-allow", "--csi");
+}
+
+#[test]
 fn exactly_one_pod_is_needed() {
     let app = config_map("app", &[]);
     let pods = format!("{}\n---\n{app}\n---\n{}", config_pod(), config_pod());
@@ -98,8 +134,11 @@ fn a_path_that_leads_to_no_manifest_is_refused() {
     fixture.remove("pod.yaml");
     assert_refuses(&fixture, &[], &["/pod.yaml: there is no such file or directory"]);
     fs::create_dir(fixture.pod()).expect("a directory");
-    assert_refuses(&fixture, &[], &["/pod.yaml: is a directory; give a regular file"]);
+    assert_refuses(&fixture, &[], &["/pod.yaml: is a directory; give a regular file, or - for"]);
     fs::remove_dir(fixture.pod()).expect("removed");
+    mkfifo(&fixture.pod(), Mode::S_IRWXU).expect("a pipe");
+    assert_refuses(&fixture, &[], &["/pod.yaml: is a pipe; give a regular file, or - for standard input"]);
+    fixture.remove("pod.yaml");
     std::os::unix::fs::symlink("nowhere", fixture.pod()).expect("a link");
     assert_refuses(&fixture, &[], &["/pod.yaml: the symbolic link leads to nothing"]);
     fixture.write("pod.yaml", &config_pod());
@@ -250,6 +289,36 @@ fn volumes_that_podfs_cannot_serve_are_named() {
         let parts = [&["/pod.yaml: "], &parts[..]].concat();
         assert_refused(&pod(&format!("[{volume}]")), &[], &parts);
     }
+}
+
+#[test]
+fn misspelled_fields_are_named_with_the_field_that_is_meant() {
+    for (volume, parts) in [
+        ("{name: v, configMap: {nam: app}}", ["configMap.nam: volume \"v\": unknown field", "did you mean \"name\"?"]),
+        (
+            "{name: v, projected: {sources: [{configMap: {name: app, itms: []}}]}}",
+            ["projected.sources[0].configMap.itms: volume \"v\": unknown field", "did you mean \"items\"?"],
+        ),
+        (
+            "{name: v, secret: {secretName: app, items: [{key: a, path: b, Mode: 0400}]}}",
+            ["secret.items[0].Mode: volume \"v\": unknown field", "did you mean \"mode\"?"],
+        ),
+    ] {
+        let parts = [&["/pod.yaml: spec.volumes[0]."], &parts[..]].concat();
+        assert_refused(&pod(&format!("[{volume}]")), &[], &parts);
+    }
+    let app = "{apiVersion: v1, kind: ConfigMap, metadata: {name: app}, Data: {a: \"1\"}}";
+    let parts = ["/objects/app.yaml: Data: unknown field; did you mean \"data\"?"];
+    assert_refused(&config_pod(), &[("app.yaml", app)], &parts);
+}
+
+#[test]
+fn misspelled_kinds_are_named_with_the_kind_that_is_meant() {
+    let parts = ["/pod.yaml: kind: \"pod\" is no kind of object; did you mean \"Pod\"?"];
+    assert_refused(&config_pod().replace("kind: Pod", "kind: pod"), &[], &parts);
+    let app = config_map("app", &[("a", "1")]).replace("ConfigMap", "configMap");
+    let parts = ["/objects/app.yaml: kind: \"configMap\" is no kind of object; did you mean \"ConfigMap\"?"];
+    assert_refused(&config_pod(), &[("app.yaml", &app)], &parts);
 }
 
 #[test]

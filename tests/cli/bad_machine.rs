@@ -11,6 +11,7 @@ use crate::common::builds::{Builds, VERSION};
 use crate::common::outcome::Outcome;
 use crate::common::*;
 use nix::mount::{MsFlags, mount};
+use nix::sys::resource::{Resource, setrlimit};
 
 /// A pod with the uid `u1` and the volume `config`, whose ConfigMap is there.
 fn fixture() -> Fixture {
@@ -50,6 +51,16 @@ fn directories_that_others_can_change_are_refused() {
         let mut running = fixture.run();
         assert_eq!(running.stop().code(), Some(0));
     }
+}
+
+#[test]
+fn too_few_open_files_are_refused_with_the_limit() {
+    const LIMIT: u64 = 40;
+    let fixture = fixture();
+    let mut command = fixture.command();
+    // SAFETY: setrlimit is async-signal-safe.
+    unsafe { command.pre_exec(|| Ok(setrlimit(Resource::RLIMIT_NOFILE, LIMIT, LIMIT)?)) };
+    assert_refuses(&fixture, &mut command, 3, &["no more than 40 files open", "at least 128", "ulimit -n"]);
 }
 
 #[test]

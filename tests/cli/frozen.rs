@@ -81,7 +81,8 @@ fn a_pod_whose_run_directory_is_on_a_frozen_disk_ends_when_the_disk_answers() {
         root.display(),
         run.display()
     ));
-    assert!(status(&fixture).contains("not answering"), "{}", status(&fixture));
+    let told = status(&fixture);
+    assert!(told.contains("not answering") && told.contains("as for a disk that is slow, frozen or failing"), "{told}");
     drop(frozen);
     assert!(running.wait().success(), "{}", running.log());
     assert_empty(&fixture, disk);

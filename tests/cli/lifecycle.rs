@@ -7,6 +7,8 @@ use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{TryRecvError, channel};
+use std::thread;
 
 use crate::common::*;
 use nix::sys::signal::{Signal, kill, killpg};
@@ -263,18 +265,41 @@ fn the_unmount_does_not_wait_for_a_server_that_hangs_and_dies() {
     kill(server, Signal::SIGSTOP).expect("it is there");
     running.signal(Signal::SIGTERM);
     running.wait_log("unmounting");
-    kill(server, Signal::SIGKILL).expect("it is there");
+    // podfs may have continued the server, which then has ended.
+    let _ = kill(server, Signal::SIGKILL);
     assert_eq!(running.wait().code(), Some(0), "{}", running.log());
     fixture.assert_nothing_left();
 }
 
 #[test]
-fn a_server_that_hangs_while_volumes_are_unmounted_is_killed() {
+fn a_server_that_is_stopped_while_volumes_are_unmounted_is_continued() {
     let fixture = fixture_of_all_kinds();
     let mut running = fixture.run();
-    kill(running.server(), Signal::SIGSTOP).expect("it is there");
+    let server = running.server();
+    kill(server, Signal::SIGSTOP).expect("it is there");
     running.signal(Signal::SIGTERM);
     assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+    let (log, stopped) = (running.log(), format!("because their server (pid {server}) is stopped; podfs continues it"));
+    assert!(log.contains(&stopped) && !log.contains("the server ended while"), "{log}");
+    fixture.assert_nothing_left();
+}
+
+#[test]
+fn a_server_that_is_kept_stopped_while_volumes_are_unmounted_delays_the_end_only() {
+    let fixture = fixture_of_all_kinds();
+    let mut running = fixture.run();
+    let server = running.server();
+    let (ended, ends) = channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            while ends.try_recv() == Err(TryRecvError::Empty) && kill(server, Signal::SIGSTOP).is_ok() {
+                thread::yield_now();
+            }
+        });
+        running.signal(Signal::SIGTERM);
+        assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+        drop(ended);
+    });
     fixture.assert_nothing_left();
 }
 

@@ -186,6 +186,7 @@ fn a_bad_volume_is_refused_with_its_place() {
         ),
         ("name: v\nofALaterApi: {}\n", ["volume.yaml: ", "volume \"v\": ofALaterApi volumes are not supported"]),
         ("name: v\nsecrets: {}\n", ["volume.yaml: ", "did you mean \"secret\"?"]),
+        ("name: v\nconfigMap: {nam: app}\n", ["volume.yaml: configMap.nam: volume \"v\"", "did you mean \"name\"?"]),
         ("name: v\nconfigMap: {items: 7}\n", ["volume.yaml: ", "configMap.items"]),
         ("configMap: {name: app}\n", ["volume.yaml: ", "name"]),
     ] {

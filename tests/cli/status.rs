@@ -169,7 +169,8 @@ fn a_supervisor_that_hangs_delays_no_other() {
     let outcome = fixture.status(&[]);
     first.signal(Signal::SIGCONT);
     outcome.says(1, &["pod default/web is not answering"]);
-    let nothing = format!("the supervisor (pid {}) does not answer: nothing came within 2 s", first.pid());
+    let nothing =
+        format!("the supervisor (pid {}) does not answer: nothing came within 2 s; it is stopped", first.pid());
     assert!(outcome.stdout.contains(&nothing), "{}", outcome.stdout);
     assert!(outcome.stdout.contains("default/db  running"), "{}", outcome.stdout);
     assert!(outcome.stdout.contains(&second.uid()), "{}", outcome.stdout);

@@ -458,3 +458,20 @@ fn cs_11_a_driver_with_requires_republish_is_called_again_after_a_change() {
     assert_eq!(driver.count("NodeUnpublishVolume"), 0, "a failed call leaves the volume as it is");
     rig.assert_stops_clean(running);
 }
+
+#[test]
+fn the_next_supervisor_keeps_the_mount_of_a_claim_by_whichever_volume_the_pod_has() {
+    let rig = Rig::new(&BOTH.replace("[", "[{name: lead, persistentVolumeClaim: {claimName: data}}, "));
+    let driver = rig.driver(STAGES);
+    let mut running = rig.run();
+    let volume = running.volume("data");
+    rig.write_pod("pod.yaml", "web", BOTH);
+    running.signal(Signal::SIGKILL);
+    running.wait();
+    let mut running = rig.run();
+    assert_eq!(fs::read_to_string(volume.join("file")).expect("shown"), "1");
+    assert!(running.stop().success(), "{}", running.log());
+    assert!(!running.log().contains("the pod goes on without it"), "{}", running.log());
+    assert_eq!((driver.count("NodePublishVolume"), driver.count("NodeUnpublishVolume")), (1, 1));
+    rig.assert_nothing_left();
+}

@@ -1,7 +1,7 @@
 //! `podfs upgrade`: the processes of a pod switch to the programs on disk, or keep the ones they had.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -168,6 +168,23 @@ fn a_pod_whose_program_is_gone_from_the_disk_is_not_upgraded() {
     let outcome = upgrade(&pod.fixture);
     pod.assert_not_upgraded(&outcome, &["refused: there is no podfs at", &pod.builds.program().display().to_string()]);
     assert_eq!(pod.running.server(), server, "the same server serves");
+    pod.assert_works_and_stops();
+}
+
+#[test]
+fn an_upgrade_says_that_it_waits_for_a_supervisor_that_is_stopped() {
+    let pod = Pod::new();
+    let supervisor = pod.running.pid();
+    kill(supervisor, Signal::SIGSTOP).expect("it is there");
+    let mut command = pod.fixture.operator("upgrade");
+    let mut upgrading =
+        command.arg("--all").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("podfs starts");
+    let mut said = String::new();
+    BufReader::new(upgrading.stderr.take().expect("a pipe")).read_line(&mut said).expect("a line");
+    kill(supervisor, Signal::SIGCONT).expect("it is there");
+    let waits = format!("podfs: default/web: the supervisor (pid {supervisor}) does not answer yet: it is stopped");
+    assert!(said.starts_with(&waits), "{said}");
+    assert!(upgrading.wait().expect("it ends").success());
     pod.assert_works_and_stops();
 }
 

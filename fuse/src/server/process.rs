@@ -44,9 +44,9 @@ const MAX_CONNECTIONS: usize = 8;
 /// # Errors
 /// When standard input is not a socket, or there are no descriptors left.
 pub fn serve(program: &str, pod: &str, output: AuditOutput) -> io::Result<()> {
-    fd_keeper::reserve_numbers()?;
+    let keeper = fd_keeper::reserve_numbers().and_then(|()| KeeperHandle::start_first()).map_err(with_file_limit);
+    let keeper = keeper.inspect_err(|error| refuse(&error.to_string()))?;
     let greeting = Greeting::new(program, pod);
-    let keeper = KeeperHandle::start_first()?;
     let mut process = RunningServer {
         greeting,
         keeper,
@@ -62,6 +62,16 @@ pub fn serve(program: &str, pod: &str, output: AuditOutput) -> io::Result<()> {
         }
         tracing::warn!("the supervisor is gone; this server serves the volumes until another supervisor adopts it");
         process.wait_for_supervisor()?;
+    }
+}
+
+/// Adds the limit to the error that there are no descriptors left.
+fn with_file_limit(error: io::Error) -> io::Error {
+    match (error.raw_os_error(), getrlimit(Resource::Nofile).current) {
+        (Some(libc::EMFILE), Some(limit)) => {
+            io::Error::other(format!("{error}: it may have no more than {limit} (RLIMIT_NOFILE); raise the limit"))
+        }
+        _ => error,
     }
 }
 

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::object::WholeObject;
 use crate::manifest::objects::ObjectKey;
 use crate::manifest::pod::{Pod, PodUid};
-use crate::manifest::{Document, ManifestError, Origin, parse_documents};
+use crate::manifest::{Document, ManifestError, Origin, check_kind, check_spelling, parse_documents};
 use crate::node::pod::{NodePod, PodOrigin, PodStage};
 use crate::source::{FileCombiner, Files, IMMUTABLE, PathRole};
 
@@ -53,7 +53,10 @@ impl DirectoryCombiner {
         if let (Some(node), Some(spec)) = (&self.node, manifest.get_mut("spec").and_then(Value::as_object_mut)) {
             spec.insert("nodeName".to_owned(), node.as_str().into());
         }
-        let pod = Pod::parse(Document::of_server(origin.clone(), manifest.clone())?)?;
+        let document = Document::of_server(origin.clone(), manifest.clone())?;
+        // As a kubelet, podfs serves a static pod with unknown fields, if it can.
+        let misspelled = check_spelling(&document);
+        let pod = Pod::parse(document).map_err(|error| misspelled.err().unwrap_or(error))?;
         let (pod, manifest) = (Arc::new(pod), Arc::new(manifest));
         Ok((origin, NodePod { pod, manifest, origin: PodOrigin::File(file.to_owned()), stage: PodStage::Desired }))
     }
@@ -126,6 +129,7 @@ impl FileCombiner for DirectoryCombiner {
     fn parse(&self, _: PathRole, file: &Path, bytes: &[u8]) -> Result<ManifestFile, ManifestError> {
         let mut contents = ManifestFile { pods: Vec::new(), objects: Vec::new() };
         for document in parse_documents(file, bytes)? {
+            check_kind(&document)?;
             match (document.api_version.as_str(), document.kind.as_str()) {
                 ("v1", "Pod") => contents.pods.push(self.pod(file, document)?),
                 _ => contents.objects.extend(WholeObject::parse(document)?),

@@ -65,6 +65,8 @@ pub enum AcceptedDocuments {
     Pods,
     /// Pods, and the pod templates of workloads such as Deployments.
     Templates,
+    /// Pods that podfs has accepted before. Nothing is said about the spelling of their fields.
+    KnownPods,
 }
 
 /// A pod manifest and object manifests in files, read at the start and again whenever they change.

@@ -107,6 +107,9 @@ fn check_failure(target: &FileToRead, problem: SourceError, known: bool) -> Resu
             Err(UnreadableFile { problem: SourceError::DirectoryGone(target.directory().to_owned()), keeps: true })
         }
         problem @ (SourceError::Missing(_) | SourceError::Dangling(_)) => Err(UnreadableFile { problem, keeps: false }),
+        SourceError::WrongType { path, found } if target.role == PathRole::Pod => {
+            Err(UnreadableFile { problem: SourceError::PodOfWrongType { path, found }, keeps: true })
+        }
         problem => Err(UnreadableFile { problem, keeps: true }),
     }
 }

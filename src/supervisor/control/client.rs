@@ -10,6 +10,7 @@ use nix::sys::socket::sockopt::{PeerCredentials, ReceiveTimeout, SendTimeout};
 use nix::sys::socket::{getsockopt, setsockopt};
 use nix::sys::time::TimeVal;
 use podfs_fuse::protocol::receive_at_most;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 
 use super::protocol::{ControlAnswer, ControlQuestion, Envelope, LONGEST_ANSWER, PROTOCOL, TIMEOUT, Upgrade, put};
@@ -89,15 +90,26 @@ pub fn ask_within(directory: &Path, question: &ControlQuestion, limit: Duration)
     SupervisorConnection::ask(directory, question, None)?.answer(limit)
 }
 
-/// Asks the supervisor of the pod with this run directory for an upgrade. Calls `started` when the upgrade begins.
-/// Returns the outcome, which is never [`Upgrade::Started`].
+/// Asks the supervisor of the pod with this run directory for an upgrade. Calls `started` when the upgrade begins, and once `waits`
+/// with its process id if it is silent for a while. Returns the outcome, which is never [`Upgrade::Started`].
 ///
 /// # Errors
 /// When the supervisor gives no outcome within `limit`.
-pub fn ask_for_upgrade(directory: &Path, limit: Duration, mut started: impl FnMut()) -> Result<Upgrade, AskError> {
+pub fn ask_for_upgrade(
+    directory: &Path,
+    limit: Duration,
+    mut started: impl FnMut(),
+    waits: impl FnOnce(u32),
+) -> Result<Upgrade, AskError> {
     let until = Instant::now() + limit;
     let connection = SupervisorConnection::ask(directory, &ControlQuestion::Upgrade, None)?;
+    let mut waits = Some(waits);
     loop {
+        if !connection.has_answer_within(TIMEOUT)
+            && let Some(waits) = waits.take()
+        {
+            waits(connection.pid);
+        }
         match connection.answer_until(until, limit)? {
             ControlAnswer::Upgrade(Upgrade::Started) => started(),
             ControlAnswer::Upgrade(outcome) => return Ok(outcome),
@@ -142,6 +154,13 @@ impl SupervisorConnection {
             return Err(AskError::OtherUser { path, uid });
         }
         Ok(SupervisorConnection { pid: peer(&stream).unwrap_or_default(), stream })
+    }
+
+    /// Waits at most this long for the beginning of an answer, or the end of the connection.
+    fn has_answer_within(&self, limit: Duration) -> bool {
+        let mut readable = [PollFd::new(&self.stream, PollFlags::IN)];
+        let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+        poll(&mut readable, Some(&limit)) != Ok(0)
     }
 
     /// Waits at most `limit` for the next answer.

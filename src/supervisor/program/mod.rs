@@ -74,7 +74,7 @@ fn serve_pod(arguments: Arguments) -> Result<(), Failure> {
     let server_program = check_machine()?;
     // podfs node publishes later versions of the pod on the control socket.
     let input = PodInput::Once(arguments.pod);
-    let (files, snapshot) = FileSource::open_accepting(AcceptedDocuments::Pods, Some(input), &[])?;
+    let (files, snapshot) = FileSource::open_accepting(AcceptedDocuments::KnownPods, Some(input), &[])?;
     let pod = snapshot.pod.clone().ok_or_else(|| Failure::input(anyhow!("there is no pod")))?;
     if arguments.uid != pod.identity.uid.as_str() {
         let (wanted, uid) = (arguments.uid, &pod.identity.uid);

@@ -70,12 +70,11 @@ impl Adoption {
                 kept.insert(*place, KeptVolume { record, served, point, visible });
             }
         }
-        let Adoption(unwanted) = ManuallyDrop::into_inner(adoption);
+        let Adoption(mut unwanted) = ManuallyDrop::into_inner(adoption);
+        leave_elsewhere(&mut unwanted, &site);
         for (name, (record, served)) in unwanted {
-            discard(&name, &record, served, &site);
-            if record.path.starts_with(site.path()) {
-                mount_points.forget(&record.path, None, site.path()).unwrap_or_else(|error| warn!("{error}"));
-            }
+            discard(&name, &record, served);
+            mount_points.forget(&record.path, None, site.path()).unwrap_or_else(|error| warn!("{error}"));
         }
         Ok(ManuallyDrop::into_inner(kept))
     }
@@ -94,14 +93,22 @@ impl Adoption {
     }
 }
 
-/// Unmounts a volume, but only below the pod's directory: the record comes from the server, which a container may control.
-fn discard(volume: &str, record: &VolumeRecord, served: AdoptedVolume, site: &MountPoint) {
+/// Removes the volumes that are not below the pod's directory, and leaves their mounts: the paths come from the server, which a
+/// container may control.
+fn leave_elsewhere(served: &mut HashMap<String, (VolumeRecord, AdoptedVolume)>, site: &MountPoint) {
+    let elsewhere: Vec<_> = served.extract_if(|_, (record, _)| !record.path.starts_with(site.path())).collect();
+    if let Some((_, (first, _))) = elsewhere.first() {
+        let (mounts, first, site) = (elsewhere.len(), first.path.display(), site.path().display());
+        warn!(
+            "podfs no longer serves {mounts} mounts of the podfs before, such as {first}, which are not below {site}; it leaves them"
+        );
+    }
+}
+
+/// Unmounts a volume.
+fn discard(volume: &str, record: &VolumeRecord, served: AdoptedVolume) {
     warn!(volume, "the pod no longer has volume {volume:?} of the podfs before; podfs unmounts it");
-    let unmounted = match record.path.starts_with(site.path()) {
-        true => take_away(&record.path).map_err(|error| error.to_string()),
-        false => Err(format!("{} is not below {}", record.path.display(), site.path().display())),
-    };
-    if let Err(reason) = unmounted {
+    if let Err(reason) = take_away(&record.path) {
         warn!(volume, "podfs cannot remove a mount of an earlier podfs: {reason}");
     }
     drop(served);

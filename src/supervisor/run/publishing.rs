@@ -349,7 +349,10 @@ impl Supervisor {
             (mount_points.left().iter().filter(is_unwanted).cloned().collect::<Vec<_>>(), mount_points.made_in(&homes))
         };
         let of_drivers = driver::homes(site).into_iter();
-        let of_drivers = of_drivers.filter(|(_, name)| !volumes().any(|volume| volume.name.as_str() == name));
+        let of_drivers = of_drivers.filter(|(home, name)| {
+            let is_kept = |volume: &PodVolume| volume.path().is_some_and(|path| driver::is_home_of(home, path));
+            !volumes().any(|volume| volume.name.as_str() == name) && !self.idle.values().any(is_kept)
+        });
         for (home, name) in of_drivers.collect::<Vec<_>>() {
             let setting = self.setting.clone();
             self.unmounting.spawn_blocking(move || {

@@ -8,8 +8,9 @@
 //!    process: the thread cannot make anything after step 5.
 //! 2. The supervisor unmounts the volumes while the server still answers, a few at the same time: in each umount(2), the kernel
 //!    waits until no CPU uses the mount any more. If the server ends or hangs meanwhile, the supervisor kills it and starts no
-//!    successor, so that no unmount waits for it. After an order to stop, the supervisor deletes the content of emptyDirs. After
-//!    a failure it keeps the content for the next podfs.
+//!    successor, so that no unmount waits for it. After two seconds, it continues a server that is stopped, which loses nothing.
+//!    After an order to stop, the supervisor deletes the content of emptyDirs. After a failure it keeps the content for the
+//!    next podfs.
 //! 3. Drivers of other vendors unmount what they have mounted, all at the same time. What a driver does not unmount
 //!    stays recorded for the next podfs of the pod, and for `podfs cleanup`.
 //! 4. The supervisor closes the server's socket, so that the server ends by itself, and kills the server if it does not. The
@@ -23,12 +24,13 @@
 //! On the order to leave the volumes (SIGUSR1), a supervisor finishes the work under way and ends without any of these
 //! steps. The volumes stay as after a crash, so the next supervisor adopts them.
 
+use std::collections::BTreeSet;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use podfs_fuse::mount::MountError;
 use tokio::task::{JoinSet, spawn_blocking};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
 use super::{Supervisor, TIMEOUT};
@@ -143,9 +145,14 @@ impl Supervisor {
     async fn unmount_all(&mut self, end: PodEnd) -> bool {
         let mut waiting = std::mem::take(&mut self.idle).into_values();
         let (mut unmounting, mut all) = (JoinSet::new(), true);
+        let mut of_server = BTreeSet::new();
+        let mut look_at_server = Some(Instant::now() + LONG);
         loop {
             for volume in waiting.by_ref().take(AT_ONCE - unmounting.len()) {
                 let step = self.step(volume.spec());
+                if step.is_none() {
+                    of_server.insert(volume.spec().name.to_string());
+                }
                 unmounting.spawn(unmount(step, volume, end));
             }
             match waiting.len() + unmounting.len() {
@@ -154,13 +161,38 @@ impl Supervisor {
             }
             tokio::select! {
                 Some(unmounted) = unmounting.join_next() => {
-                    all &= self.note_unmounted(unmounted.expect("no task panics or is cancelled"));
+                    let unmounted = unmounted.expect("no task panics or is cancelled");
+                    if of_server.remove(&unmounted.name) {
+                        look_at_server = Some(Instant::now() + LONG);
+                    }
+                    all &= self.note_unmounted(unmounted);
+                }
+                () = sleep_until(look_at_server.unwrap_or_else(Instant::now)), if look_at_server.is_some() => {
+                    look_at_server = None;
+                    self.report_wait_for_server(&of_server);
                 }
                 () = self.server.lost() => {
                     warn!("the server ended while podfs unmounts the volumes");
                     self.server.kill().await;
                 }
             }
+        }
+    }
+
+    /// Reports that the server does not answer for these volumes, which need no disk, and continues a server that is stopped.
+    fn report_wait_for_server(&self, volumes: &BTreeSet<String>) {
+        let names: Vec<_> = volumes.iter().map(|name| format!("{name:?}")).collect();
+        match (self.server.continue_if_stopped(), names.is_empty()) {
+            (Some(pid), _) => {
+                warn!(
+                    "podfs still waits to unmount volumes, because their server (pid {pid}) is stopped; podfs continues it"
+                )
+            }
+            (None, false) => warn!(
+                "podfs still waits to unmount {}, because their server does not answer; podfs kills it if that lasts",
+                names.join(", ")
+            ),
+            (None, true) => {}
         }
     }
 

@@ -212,9 +212,8 @@ impl PodLock {
             if is_still_at(&lock, &path) {
                 let mut record = read_or_keep(&mut lock, &directory).map_err(failed)?;
                 let bounds = Bounds::new(&directory, root_directory).map_err(failed)?;
-                for outside in bounds.apply(&mut record).iter().filter(|outside| is_there(outside)) {
-                    warn!("{} names {}, which {OUTSIDE}; podfs leaves it alone", path.display(), outside.display());
-                }
+                let outside: Vec<_> = bounds.apply(&mut record).into_iter().filter(|other| is_there(other)).collect();
+                report_outside(&path, &outside);
                 // The podfs that gives up the claim removes the pod's run directory, whichever process has made it.
                 if !record.run.contains(&directory) && !run.made().contains(&directory) {
                     record.run.push(directory);
@@ -336,6 +335,19 @@ impl PodLock {
     /// Gives the claim up, and leaves the record.
     pub fn leave_record(mut self) {
         self.leaves_record = true;
+    }
+}
+
+/// Reports recorded paths that lie elsewhere, in one line however many they are.
+fn report_outside(lock: &Path, outside: &[PathBuf]) {
+    let (lock, first) = (lock.display(), outside.first().map(|first| first.display()));
+    match (first, outside.len()) {
+        (None, _) => {}
+        (Some(first), 1) => warn!("{lock} names {first}, which {OUTSIDE}; podfs leaves it alone"),
+        (Some(first), paths) => warn!(
+            "{lock} names {paths} paths such as {first}, each of which {OUTSIDE}; podfs leaves them alone. If an earlier podfs of the \
+             pod had another --root-dir, podfs cleanup with that --root-dir unmounts what it has left"
+        ),
     }
 }
 

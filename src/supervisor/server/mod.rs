@@ -116,7 +116,7 @@ impl PodServer {
         become_subreaper();
         let (process, control) =
             WatchedProcess::start(Program::Own(program), pod, profile, log_format, cgroup.as_ref())?;
-        let client = ServerClient::new(control, greeting(pod)).inspect_err(|_| process.kill())?;
+        let client = ServerClient::new(control, greeting(pod)).map_err(|error| process.why_not_ready(error))?;
         Ok(Self::serving(Arc::new(client), process, program, pod, profile, log_format).with_cgroup(cgroup))
     }
 
@@ -420,6 +420,14 @@ impl PodServer {
                 warn!("the server has no keeper, so its open files are lost if it is killed: {error}");
             }
         }
+    }
+
+    /// Continues the server if it is stopped. Returns its process id then.
+    pub(super) fn continue_if_stopped(&self) -> Option<i32> {
+        let ServerLife::Serving { process, .. } = &self.life else { return None };
+        let stopped = Some(process).filter(|process| watchdog::is_stopped(process.pid()))?;
+        stopped.signal(rustix::process::Signal::CONT);
+        Some(stopped.pid())
     }
 
     /// Kills the server for good: every call that waits for it fails.

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::fmt::{self, Display, Formatter};
 use std::fs;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -14,6 +14,7 @@ use nix::errno::Errno;
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use podfs_fuse::client::{LastKeeper, StartedSuccessor};
 use podfs_fuse::confinement::Profile;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
     Pid, PidfdFlags, Resource, Signal, getpgid, getrlimit, pidfd_open, pidfd_send_signal, prlimit, setpgid,
 };
@@ -29,6 +30,8 @@ use crate::supervisor::log_format::LogFormat;
 use crate::supervisor::run_dir::cgroup::Cgroup;
 use crate::supervisor::server::oom;
 
+/// The longest wait for the end of a process that has closed its socket, or that podfs has killed.
+const END_TIMEOUT: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 /// The time between two checks of a process that was killed.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -132,7 +135,7 @@ impl WatchedProcess {
         let Some((StartedSuccessor { pid: started, pidfd }, control)) = keeper.start_successor()? else {
             return Ok(None);
         };
-        let mut process = Self::of(Pid::from_raw(started).ok_or(io::ErrorKind::InvalidData)?, pidfd)?;
+        let mut process = Self::of(Pid::from_raw(started).ok_or(ErrorKind::InvalidData)?, pidfd)?;
         process.origin = getpgid(Some(process.pid)).ok();
         // A container that has taken control of the dead server may have made the keeper name any process.
         if !process.is_child() || process.origin != getpgid(Pid::from_raw(pid)).ok() {
@@ -151,7 +154,7 @@ impl WatchedProcess {
     /// # Errors
     /// When there is no such process.
     pub(crate) fn with_pid(pid: i32) -> io::Result<Self> {
-        let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+        let pid = Pid::from_raw(pid).ok_or(ErrorKind::InvalidInput)?;
         Self::of(pid, pidfd_open(pid, PidfdFlags::NONBLOCK)?)
     }
 
@@ -221,6 +224,19 @@ impl WatchedProcess {
         let _ = pidfd_send_signal(self.watch.get_ref(), signal);
     }
 
+    /// The reason why a server does not get ready, if it closed its socket: how it ended. Kills a server that did not end.
+    pub(super) fn why_not_ready(&self, error: io::Error) -> io::Error {
+        let is_closed =
+            matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::UnexpectedEof);
+        let mut ended = [PollFd::new(self.watch.get_ref(), PollFlags::IN)];
+        let has_ended = is_closed && poll(&mut ended, Some(&END_TIMEOUT)) == Ok(1);
+        self.kill();
+        match if has_ended { self.reap() } else { ProcessEnd::Unknown } {
+            ProcessEnd::Unknown => error,
+            end => io::Error::new(error.kind(), format!("it ended before it was ready ({end})")),
+        }
+    }
+
     /// Whether the process is a child of this process that was not reaped.
     fn is_child(&self) -> bool {
         let without_reaping = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
@@ -288,7 +304,20 @@ pub(crate) fn kill_server(pid: i32, uid: &str) {
         return;
     }
     let _ = pidfd_send_signal(&watch, Signal::KILL);
-    let mut ended = [rustix::event::PollFd::new(&watch, rustix::event::PollFlags::IN)];
-    let limit = rustix::event::Timespec { tv_sec: 2, tv_nsec: 0 };
-    let _ = rustix::event::poll(&mut ended, Some(&limit));
+    let mut ended = [PollFd::new(&watch, PollFlags::IN)];
+    let _ = poll(&mut ended, Some(&END_TIMEOUT));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_server_that_ends_before_it_is_ready_is_reported_with_its_end() {
+        let mut child = std::process::Command::new("sh").args(["-c", "exit 7"]).spawn().expect("a shell");
+        let process = WatchedProcess::with_pid(child.id().cast_signed()).expect("a process");
+        let error = process.why_not_ready(ErrorKind::ConnectionReset.into());
+        assert_eq!(error.to_string(), "it ended before it was ready (exit status: 7)");
+        child.wait().expect_err("it was reaped");
+    }
 }

@@ -263,7 +263,8 @@ fn stays_inert(pid: i32) -> bool {
     }
 }
 
-fn is_stopped(pid: i32) -> bool {
+/// Whether a signal or a debugger has stopped a process.
+pub(super) fn is_stopped(pid: i32) -> bool {
     matches!(state(pid), Some(b'T' | b't'))
 }
 

@@ -333,13 +333,24 @@ pub(super) fn secret<'a>(reference: &SecretReference, pod: &'a PodView) -> Resul
     })
 }
 
-/// Makes drivers undo their calls for one volume of the pod.
+/// Makes drivers undo their calls for one volume of the pod, which is mounted at `path`.
 ///
 /// # Errors
 /// When a driver fails. The error names the mounts and files that stay.
-pub(super) fn undo(setting: &VolumeContext, volume: &str) -> Result<(), UndoError> {
-    let mut homes = homes(&setting.site).into_iter().filter(|(_, of)| of == volume);
+pub(super) fn undo(setting: &VolumeContext, volume: &str, path: Option<&Path>) -> Result<(), UndoError> {
+    let is_of_volume = |home: &DriverHome| path.is_some_and(|path| is_home_of(home, path));
+    let mut homes = homes(&setting.site).into_iter().filter(|(home, of)| of == volume || is_of_volume(home));
     homes.try_for_each(|(home, _)| undo_home(setting, &home))
+}
+
+/// Whether this is the home of the volume that is mounted at `path`. The record in the home may have another name of the volume,
+/// because several volumes of the pod may name one claim.
+pub(in crate::supervisor) fn is_home_of(home: &DriverHome, path: &Path) -> bool {
+    let (Some(kind), Some(name)) = (home.path().parent().and_then(Path::file_name), home.path().file_name()) else {
+        return false;
+    };
+    // The mount of a CSI driver is in the directory `mount` below the volume's.
+    path.ancestors().take(2).any(|at| at.ends_with(Path::new("volumes").join(kind).join(name)))
 }
 
 /// The homes of the pod's volumes, with the name of the volume of each.
@@ -363,4 +374,19 @@ pub(in crate::supervisor) fn undo_home(setting: &VolumeContext, home: &DriverHom
 fn forget(setting: &VolumeContext, home: &Path) {
     let forgotten = setting.mount_points().forget(home, Some(home), setting.site.path());
     forgotten.unwrap_or_else(|error| warn!("{error}"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_home_belongs_to_the_volume_at_the_path_of_the_same_kind_and_name() {
+        let pod = Path::new("/k/pods/u");
+        let is_home_of = |kind: &str, path: &str| is_home_of(&DriverHome::of(pod, kind, "pv-1"), &pod.join(path));
+        assert!(is_home_of("kubernetes.io~csi", "volumes/kubernetes.io~csi/pv-1/mount"));
+        assert!(is_home_of("example.com~disk", "volumes/example.com~disk/pv-1"));
+        assert!(!is_home_of("kubernetes.io~csi", "volumes/kubernetes.io~csi/pv-2/mount"));
+        assert!(!is_home_of("kubernetes.io~csi", "volumes/example.com~disk/pv-1"));
+    }
 }

@@ -387,7 +387,7 @@ impl PodVolume {
         };
         let at = |cause: LeftCause| LeftError::Volume { volume: name.to_string(), cause };
         self.take_down(PodEnd::Clean).map_err(|error| at(error.into()))?;
-        driver::undo(&setting, name.as_str())?;
+        driver::undo(&setting, name.as_str(), path.as_deref())?;
         if let Some(home) = home.as_deref().filter(|home| home.exists()) {
             let undeleted = empty_dir::remove(home).map_err(|error| at(error.into()))?;
             if !undeleted.is_empty() {
