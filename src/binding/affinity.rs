@@ -1,10 +1,10 @@
-//! Whether a PersistentVolume can be used on a node.
+//! Whether a node is one of those a PersistentVolume can be used on.
 
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 
 use crate::manifest::objects::NodeFacts;
 
-/// The only field of a node that selectors can name.
+/// The one field of a node that selectors know.
 const NAME: &str = "metadata.name";
 
 /// Whether any term selects the node.

@@ -1,5 +1,4 @@
-//! Why a source cannot be used, in one sentence each. If the kubelet has a text for an error, podfs has the same text, and adds
-//! further facts after it.
+//! Why a source cannot be used, one sentence each. Texts are the kubelet's where it has one; further facts of podfs follow them.
 
 use std::fmt;
 use std::io;
@@ -12,13 +11,13 @@ use rustix::io::Errno;
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// A host path is not of the required type (HP-04).
-    #[error("hostPath type check failed: {} is not {expected}{}", path.display(), because(found.as_ref()))]
+    #[error("hostPath type check failed: {} is not {expected}{}", path.display(), because(*found))]
     WrongType {
         /// The path.
         path: PathBuf,
-        /// The expected type, in the kubelet's words.
+        /// The expected type, in the kubelet's word.
         expected: &'static str,
-        /// Why the path cannot be opened; `None` if it leads to a file of another type.
+        /// The reason, if the path cannot be opened.
         found: Option<OpenFailure>,
     },
     /// A source that cannot be opened.
@@ -45,7 +44,7 @@ pub enum HostError {
     /// A rule is broken, and the sentence says which.
     #[error("{0}")]
     Refused(String),
-    /// A step failed with an error of the kernel.
+    /// An error of the kernel, in a sentence of its own.
     #[error("{what}: {cause}{advice}")]
     Failed {
         /// The step that failed, and its object.
@@ -53,7 +52,7 @@ pub enum HostError {
         /// The kernel's error.
         #[source]
         cause: io::Error,
-        /// The advice, with a semicolon before it; empty if there is none.
+        /// The advice, behind a semicolon; or nothing.
         advice: &'static str,
     },
     /// The kernel's NFS client does not mount an export.
@@ -61,16 +60,16 @@ pub enum HostError {
     KernelNfs {
         /// The export.
         address: ExportAddress,
-        /// Why the client does not mount it.
+        /// Why not.
         #[source]
         cause: KernelNfsError,
     },
-    /// Any other step with a file or directory failed.
+    /// Anything else.
     #[error("cannot {what} {}: {cause}", path.display())]
     System {
-        /// The step that failed: a verb.
+        /// The step that failed.
         what: &'static str,
-        /// The file or directory.
+        /// With what.
         path: PathBuf,
         /// The kernel's error.
         #[source]
@@ -89,21 +88,19 @@ impl HostError {
 }
 
 /// Why a path cannot be opened.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenFailure {
-    /// The path does not exist.
+    /// There is nothing.
     Missing,
-    /// The path is a symbolic link to a path that does not exist.
+    /// A symbolic link to nothing.
     Dangling,
-    /// Symbolic links lead in a circle.
+    /// Symbolic links in a circle.
     Loop,
-    /// A part of the path below a directory, out of which no link may lead, is a symbolic link.
-    Link(PathBuf),
-    /// A part of the path is no directory.
+    /// A file where a directory would be needed.
     NotADirectory,
-    /// The file system, or its server, is gone or does not answer.
+    /// The file system is gone, or its server.
     Dead(Errno),
-    /// Any other error.
+    /// Anything else.
     Other(Errno),
 }
 
@@ -131,11 +128,6 @@ impl fmt::Display for OpenFailure {
                 f.write_str("it is a symbolic link that leads to nothing; repair or remove the link")
             }
             OpenFailure::Loop => f.write_str("its symbolic links lead in a circle; repair or remove them"),
-            OpenFailure::Link(within) => write!(
-                f,
-                "a symbolic link is on the path, and podfs follows none below {}; put a directory in the place of the link",
-                within.display()
-            ),
             OpenFailure::NotADirectory => f.write_str("a part of the path is not a directory"),
             OpenFailure::Dead(errno) => write!(f, "its file system does not answer ({errno})"),
             OpenFailure::Other(errno) => errno.fmt(f),
@@ -146,19 +138,19 @@ impl fmt::Display for OpenFailure {
 /// Why the kernel's NFS client does not mount an export.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelNfsError {
-    /// podfs cannot start the mounting process, or cannot send the request to it.
+    /// The process that mounts cannot be started, or given its work.
     #[error("podfs cannot run the process that mounts it: {0}")]
     NoProcess(#[source] io::Error),
-    /// The mounting process has answered without the mount's descriptor.
+    /// The answer came without the mount.
     #[error("the process that mounts it has answered without the mount")]
     Lost,
-    /// The mount is made, but its file system does not answer.
+    /// The mount is made, and its file system does not answer.
     #[error("cannot read the attributes of the mount: {0}")]
     Mounted(#[source] io::Error),
-    /// The mounting process has answered with this error.
+    /// The sentence of the process that mounts.
     #[error("{0}")]
     Refused(String),
-    /// The server does not answer.
+    /// The server is silent.
     #[error("the NFS server has not answered for {0} s; see that it runs and can be reached")]
     Silent(u64),
     /// The server, or the daemon that looks for a Kerberos ticket, does not answer.
@@ -167,11 +159,11 @@ pub enum KernelNfsError {
          be reached"
     )]
     SilentWithKerberos(u64),
-    /// The mounting process has ended without an answer.
+    /// The process that mounts has ended.
     #[error("the process that mounts it ended without an answer")]
     NoAnswer(#[source] io::Error),
 }
 
-fn because(found: Option<&OpenFailure>) -> String {
+fn because(found: Option<OpenFailure>) -> String {
     found.map_or(String::new(), |obstacle| format!(": {obstacle}"))
 }

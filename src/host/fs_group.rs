@@ -1,8 +1,7 @@
-//! Giving a volume to the pod's fsGroup: podfs walks over the tree and changes each entry, as the kubelet does.
+//! Giving a volume to the pod's group: the kubelet's walk, entry by entry.
 //!
-//! podfs changes a directory after its entries, and the root last. So if the root has the right group and mode, an earlier walk was
-//! complete. podfs gives symbolic links to the group, but never follows them. It logs an entry that it cannot change, and continues
-//! with the mount (FG-02).
+//! Children come first and the root last, so a root that looks right means that the walk before it was complete. Links
+//! are given to the group but never followed. podfs logs an entry that it cannot change, and continues the mount (FG-02).
 
 use std::ffi::CStr;
 use std::io;
@@ -20,16 +19,15 @@ use super::{FileKind, HostError, HostSource};
 use crate::manifest::pod::FsGroupPolicy;
 use crate::payload::{OwnedEntry, fs_group_mode};
 
-/// The time after which podfs first reports that the change takes long, and the time between later reports (FG-05).
+/// When podfs first reports that the change takes long, and how often after that (FG-05).
 const FIRST_NOTICE: Duration = Duration::from_secs(30);
 const NEXT_NOTICE: Duration = Duration::from_secs(60);
 /// The number of entries after which the walk reads the clock.
 const BETWEEN_LOOKS: u64 = 256;
-/// How many of the entries that podfs could not change the log names.
+/// So many entries that could not be changed are named.
 const NAMED: u64 = 5;
 
-/// Gives `source` and everything below it to `group`, unless the policy lets podfs skip a source whose root has the right group and
-/// mode.
+/// Gives `source` and everything below it to `group`, unless the policy says that it looks given already.
 ///
 /// # Errors
 /// When a directory cannot be read.
@@ -42,11 +40,11 @@ pub fn give(source: &HostSource, group: u32, policy: FsGroupPolicy, volume: &str
         }
         let directory = reopen(source.as_fd()).map_err(|errno| failed(errno.into()))?;
         let now = Instant::now();
-        let mut change =
+        let mut giving =
             OwnershipChange { group, volume, given: 0, refused: 0, started: now, notice: now + FIRST_NOTICE };
-        walk(directory, MountPointPolicy::Enter, &mut change).map_err(failed)?;
-        if change.refused > 0 {
-            warn!("volume {volume:?}: {} entries could not be given to group {group}", change.refused);
+        walk(directory, MountPointPolicy::Enter, &mut giving).map_err(failed)?;
+        if giving.refused > 0 {
+            warn!("volume {volume:?}: {} entries could not be given to group {group}", giving.refused);
         }
     }
     if let Err(errno) = give_one(source.as_fd(), &root, group) {
@@ -81,16 +79,12 @@ fn needs_walk(policy: FsGroupPolicy, root: RootAttributes, group: u32, access: C
     policy == FsGroupPolicy::Always || !root.is_directory || root.gid != group || root.mode & wanted != wanted
 }
 
-/// The walk that gives a tree to a group.
 struct OwnershipChange<'a> {
     group: u32,
     volume: &'a str,
-    /// How many entries the walk has visited.
     given: u64,
-    /// How many of them podfs could not change.
     refused: u64,
     started: Instant,
-    /// When the next report about the progress is due.
     notice: Instant,
 }
 
@@ -109,7 +103,7 @@ impl Visitor for OwnershipChange<'_> {
             }
         }
         self.given += 1;
-        self.report_progress();
+        self.tell_progress();
         Ok(())
     }
 
@@ -119,8 +113,7 @@ impl Visitor for OwnershipChange<'_> {
 }
 
 impl OwnershipChange<'_> {
-    /// Logs the progress if a report is due.
-    fn report_progress(&mut self) {
+    fn tell_progress(&mut self) {
         if !self.given.is_multiple_of(BETWEEN_LOOKS) {
             return;
         }
@@ -139,29 +132,27 @@ impl OwnershipChange<'_> {
     }
 }
 
-/// Gives one entry to the group, and adds bits to its mode. The owner stays. chown(2) takes the setuid bit from a file, so this
-/// sets it again.
+/// The user stays. The mode is that of before with bits added, what chown(2) takes from a setuid file included.
 fn give_one(entry: BorrowedFd<'_>, before: &Stat, group: u32) -> Result<(), Errno> {
-    const EMPTY_PATH: &CStr = c"";
-    let owned = chownat(entry, EMPTY_PATH, None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH);
+    const ITSELF: &CStr = c"";
+    let owned = chownat(entry, ITSELF, None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH);
     let kind = match FileType::from_raw_mode(before.st_mode) {
         FileType::Symlink => return owned,
         FileType::Directory => OwnedEntry::Directory,
         _ => OwnedEntry::File,
     };
     let mode = fs_group_mode(bits(before), kind, ContainerAccess::ReadWrite);
-    // The kernel does not change the mode of a descriptor with `O_PATH`, but that of this path, which leads to the same file.
+    // A descriptor that is open for its identity only is changed by this name.
     let path: PathBuf = format!("/proc/self/fd/{}", entry.as_raw_fd()).into();
     owned.and(chmod(path, Mode::from_raw_mode(mode.into())))
 }
 
-/// The permission bits of a mode.
 fn bits(found: &Stat) -> u16 {
-    // Twelve bits fit into the type.
+    // Masked to twelve bits, which fit.
     (found.st_mode & 0o7777) as u16
 }
 
-/// Opens a directory for reading that is open with `O_PATH`.
+/// The directory of a descriptor that is open for its identity only, open for reading.
 fn reopen(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     openat(directory, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
 }

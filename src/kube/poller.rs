@@ -1,6 +1,5 @@
-//! A poller: gets one object that a node's credentials may get and not watch: a claim, a PersistentVolume, a
-//! VolumeAttachment or a PodCertificateRequest. It repeats the request, less often the longer the object stays the
-//! same.
+//! A poller: gets one object that a node's credentials may get and not watch, which are claims and PersistentVolumes.
+//! It repeats the request, less often the longer nothing changes, until the object is as its pod needs it.
 
 use std::time::Duration;
 
@@ -25,7 +24,7 @@ pub(crate) struct Poller {
     retry: Retry,
     /// The pause before the next request.
     pause: Pause,
-    /// The last known version of the object, if it has existed.
+    /// The version of the object, once it existed.
     version: Option<String>,
     last: LastOutcome,
 }
@@ -33,13 +32,13 @@ pub(crate) struct Poller {
 /// The outcome of the last request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LastOutcome {
-    /// There was no request.
+    /// There was none.
     None,
     /// The object existed.
     Is,
     /// The object did not exist.
     Absent,
-    /// The request failed.
+    /// It failed.
     Failed,
 }
 

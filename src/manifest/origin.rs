@@ -12,7 +12,7 @@ pub struct Origin {
     file: Arc<Path>,
     document: Option<NonZero<u32>>,
     item: Option<NonZero<u32>>,
-    /// The workload whose pod template the document is, such as `Deployment web`.
+    /// The object whose part it is.
     part_of: Option<Arc<str>>,
 }
 

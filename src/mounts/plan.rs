@@ -1,8 +1,8 @@
 //! From the pod's manifest and its mounted volumes to the mounts of a container: the kubelet's `makeMounts`, with its
 //! texts (MT-01 to MT-09).
 //!
-//! This module also checks the rules that the API server checks for the kubelet, because the manifest may be a file that no API
-//! server has seen.
+//! This module also checks the rules that the API server checks for the kubelet, because a manifest file need not have passed
+//! through an API server.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -40,10 +40,9 @@ pub struct MountedPodVolume {
     pub path: PathBuf,
     /// It is read-only, by its kind or by its manifest.
     pub read_only: bool,
-    /// The runtime has to give its files the SELinux label of each container that mounts it. A FUSE volume gets its label when it
-    /// is mounted.
+    /// Its files need the label of each container that mounts it. FUSE volumes have theirs from when they are mounted.
     pub selinux_relabel: bool,
-    /// The device number, if the volume is a block device.
+    /// The number of the device that it is, if it is one.
     pub device: Option<(u32, u32)>,
 }
 
@@ -53,13 +52,13 @@ pub enum NotMounted {
     /// The reason that the status of the pod gives.
     #[error("{0}")]
     Waiting(String),
-    /// The volume is not mounted, and the status of the pod gives no reason.
+    /// There is no mount yet, and no reason either.
     #[error("it is not mounted")]
     NotYet,
     /// The mount has no path on the node.
     #[error("its path is not known")]
     NoPath,
-    /// The container uses the volume as a block device, and it is none.
+    /// The container wants it as a block device, and it is not one.
     #[error("it is no block device")]
     NoBlockDevice,
 }
@@ -76,11 +75,10 @@ pub struct AgentFacts {
     pub hostname: Option<String>,
     /// The pod shares the node's network, whatever its manifest says.
     pub host_network: bool,
-    /// The users of the pod's user namespace. Runtimes of the CRI need them for each mount; other runtimes use those of the
-    /// container.
+    /// The users of the pod's user namespace. Runtimes of the CRI need them for each mount; the others use the container's.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub uid_mappings: Vec<IdMapping>,
-    /// The groups of that namespace, if the agent has named them.
+    /// The groups of that namespace, as far as the agent has said so.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gid_mappings: Vec<IdMapping>,
 }
@@ -97,7 +95,7 @@ pub struct Features {
 /// A mount of the container whose source may have to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedMount {
-    /// Its index among the container's `volumeMounts`. The devices and the mounts that podfs adds follow them.
+    /// Its place among the container's `volumeMounts`; those that podfs adds follow.
     pub index: usize,
     /// The volume's name, or the name of a mount that podfs adds.
     pub name: String,
@@ -107,17 +105,17 @@ pub struct PlannedMount {
     pub source: PlannedSource,
     /// The container gets the volume read-only.
     pub read_only: bool,
-    /// The mounts below the source are read-only in the container, too.
+    /// Mounts below it are read-only, too.
     pub recursive_read_only: bool,
     /// The propagation of later mounts between the container and the host.
     pub propagation: Propagation,
-    /// The runtime gives the source's files the container's SELinux label.
+    /// The runtime gives its files the container's label.
     pub selinux_relabel: bool,
     /// The mount maps the ids of the pod's user namespace.
     pub id_mapped: bool,
-    /// The users of that namespace, if the agent has named them.
+    /// The users of that namespace, as far as the agent has said so.
     pub uid_mappings: Vec<IdMapping>,
-    /// The groups of that namespace, if the agent has named them.
+    /// The groups of that namespace, as far as the agent has said so.
     pub gid_mappings: Vec<IdMapping>,
 }
 
@@ -164,7 +162,7 @@ pub enum MountsError {
         /// The path.
         path: String,
     },
-    /// A volumeMount has both a subPath and a subPathExpr.
+    /// A volumeMount has both.
     #[error("container {container:?}, volumeMount {volume:?}: subPath and subPathExpr are mutually exclusive")]
     TwoSubPaths {
         /// The container.
@@ -183,7 +181,7 @@ pub enum MountsError {
         #[source]
         reason: Option<NotMounted>,
     },
-    /// The container uses the volume as a block device. The volume does not exist, or is no block device for this reason.
+    /// The container wants a block device. The volume does not exist, or is not one for this reason.
     #[error("cannot find volume {volume:?} to pass into container {container:?}{}", because(.reason.as_ref()))]
     NoDevice {
         /// The volume.
@@ -194,27 +192,27 @@ pub enum MountsError {
         #[source]
         reason: Option<NotMounted>,
     },
-    /// The path of a block device in the container is relative.
+    /// The path of a block device in the container.
     #[error("error DevicePath `{0}` must be an absolute path")]
     RelativeDevicePath(String),
     /// Variables of a subPathExpr are unset or empty.
     #[error(transparent)]
     MissingValues(#[from] MissingValues),
-    /// The subPath begins at the root.
+    /// A subPath that begins at the root.
     #[error("error SubPath `{0}` must not be an absolute path")]
     AbsoluteSubPath(String),
-    /// The subPath may lead out of the volume.
+    /// A subPath that may lead out of the volume.
     #[error("unable to provision SubPath `{0}`: must not contain '..'")]
     Backsteps(String),
     /// podfs cannot give the mount the propagation of its volumeMount.
     #[error(transparent)]
     Propagation(#[from] PropagationError),
-    /// The agent has named id mappings for a pod without a user namespace.
+    /// Ids are mapped of a pod without a user namespace.
     #[error(
         "pod {0} shares the users of the node (hostUsers is not false), so no mount of it maps ids; leave the id mappings out"
     )]
     NoUserNamespace(String),
-    /// The agent has named mappings of users and none of groups, or the reverse.
+    /// Users are mapped and groups are not, or the other way round.
     #[error("the id mappings of users and those of groups belong together; give both, or none")]
     HalfMapped,
     /// The mounts below a mount cannot be read-only.
@@ -272,7 +270,7 @@ fn check(container: &ContainerMounts) -> Result<(), MountsError> {
     }
 }
 
-/// Checks that the agent's id mappings fit the user namespace of the pod.
+/// Mappings are those of the pod's user namespace.
 fn check_mappings(Inputs { pod, environment, .. }: Inputs<'_>) -> Result<(), MountsError> {
     let is_mapped = [&environment.uid_mappings, &environment.gid_mappings].map(|mappings| !mappings.is_empty());
     match (is_mapped, pod.facts.user_namespace) {
@@ -358,7 +356,7 @@ fn of_volume(
     })
 }
 
-/// Checks that a subPath stays in the volume.
+/// A path of the volume.
 fn check_sub_path(path: String) -> Result<String, MountsError> {
     if path.starts_with('/') {
         return Err(MountsError::AbsoluteSubPath(path));
@@ -369,7 +367,7 @@ fn check_sub_path(path: String) -> Result<String, MountsError> {
     Ok(path)
 }
 
-/// The mount of a file that podfs adds. The container may write to the file.
+/// A file that podfs adds: the container may change it.
 fn file(index: usize, name: &str, path: &str, source: PlannedSource, inputs: Inputs<'_>) -> PlannedMount {
     PlannedMount {
         index,
@@ -392,7 +390,7 @@ fn absolute(path: &str) -> String {
 }
 
 impl PlannedMount {
-    /// The mount for the container, after podfs has made the source.
+    /// The mount whose source is there now.
     pub fn with_source(self, source: MountSource) -> ContainerMount {
         ContainerMount {
             name: self.name,

@@ -1,4 +1,4 @@
-//! The format of the lines that a supervisor and its server print on standard error.
+//! The form of what a supervisor prints on standard error, and its server, too.
 
 use clap::ValueEnum;
 
@@ -13,7 +13,7 @@ pub enum LogFormat {
 }
 
 impl LogFormat {
-    /// The format as the value of `--log-format`.
+    /// As an argument.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Text => "text",

@@ -47,17 +47,17 @@ pub struct Claim {
     pub usage: ClaimUsage,
 }
 
-/// The way in which a volume of a pod names its claim.
+/// The key by which podfs finds a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimReference {
-    /// By the claim's name.
+    /// It has this name.
     Named(String),
-    /// The claim was made for this volume of the pod: a generic ephemeral volume.
+    /// It was made for this volume of the pod: a generic ephemeral volume.
     OfPod,
 }
 
 impl ClaimReference {
-    /// The claim's name. That of an ephemeral volume consists of the names of the pod and of the volume.
+    /// The claim's name: that of the pod and that of the volume, for an ephemeral one.
     pub fn name(&self, pod: &str, volume: &str) -> String {
         match self {
             ClaimReference::Named(name) => name.clone(),

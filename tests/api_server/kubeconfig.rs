@@ -1,4 +1,4 @@
-//! Kubeconfig files with each form of credentials, and some with credentials that do not work.
+//! Kubeconfig files, in the styles that are in use and in some that are broken.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,25 +15,24 @@ use super::identity::{NODES, User};
 /// The form of the credentials in a kubeconfig.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// The kubeconfig contains the certificates and the key.
+    /// Certificates and key are in it.
     Embedded,
-    /// The certificates and the key are files in the kubeconfig's directory, and the kubeconfig has their relative
-    /// paths.
+    /// Certificates and key are in files beside it, named relatively.
     Files,
-    /// The kubeconfig contains a bearer token.
+    /// A bearer token is in it.
     Token,
-    /// A bearer token is a file in the kubeconfig's directory.
+    /// A bearer token is in a file beside it.
     TokenFile,
-    /// The kubeconfig names a program that prints the token.
+    /// A program beside it says the token.
     Exec,
-    /// As `Embedded`, and the certificate authority is not the server's.
+    /// As `Embedded`, and the authority is not that of the server.
     OtherAuthority,
-    /// As `Embedded`, and the client's certificate expired yesterday.
+    /// As `Embedded`, and the client's certificate was good until yesterday.
     ExpiredCertificate,
 }
 
 impl ApiServer {
-    /// A kubeconfig with the identity of a node, as the kubelet has.
+    /// A kubeconfig by which podfs is the kubelet's equal on a node.
     pub fn kubeconfig(&self, node: &str, style: Style) -> PathBuf {
         self.kubeconfig_of(&User::node(node), style)
     }
@@ -75,7 +74,7 @@ impl ApiServer {
         self.write_kubeconfig(&format!("{stem}-{style:?}.kubeconfig"), authority, identity)
     }
 
-    /// Replaces all tokens of a user by a new one, and writes it to the file that the user's kubeconfig names.
+    /// Makes a new token the only one that a user is known by, and writes it where the user's kubeconfig looks.
     pub fn renew_token_file(&self, user: &User) {
         let token = self.new_token(user);
         self.write(&format!("{}.token", user.name.replace(':', "-")), &token);
@@ -86,7 +85,7 @@ impl ApiServer {
         fs::read_to_string(self.directory.path().join("runs")).map_or(0, |runs| runs.lines().count())
     }
 
-    /// Replaces a file in the server's directory atomically.
+    /// Writes a file in the server's directory.
     pub fn write(&self, name: &str, content: &str) -> PathBuf {
         let path = self.directory.path().join(name);
         let new = path.with_extension("new");
@@ -95,7 +94,7 @@ impl ApiServer {
         path
     }
 
-    /// A new token of the user. The server forgets the user's earlier tokens.
+    /// A new token, by which alone the user is known.
     pub fn new_token(&self, user: &User) -> String {
         self.cluster.users.refuse_tokens_of(&user.name);
         let token = format!("token-{:032x}", fastrand::u128(..));
@@ -103,7 +102,7 @@ impl ApiServer {
         token
     }
 
-    /// A program that prints the token in a file, and adds a line to the file `runs` with each run.
+    /// A program that says the token in the file beside it, and notes that it was run.
     fn program(&self, user: &User, stem: &str) -> Value {
         let token = self.write(&format!("{stem}.token"), &self.new_token(user));
         let runs = self.directory.path().join("runs");

@@ -1,4 +1,4 @@
-//! NFS: podfs' client, NFS volumes, and pods with NFS volumes.
+//! NFS: the client, its volumes, and pods that have them.
 
 mod client;
 #[path = "../common/mod.rs"]

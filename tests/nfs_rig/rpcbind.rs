@@ -1,8 +1,7 @@
-//! A replacement for rpcbind: a server of NFSv3 does not start unless it can register with rpcbind.
+//! Stands for rpcbind, which a server of NFSv3 insists on registering with.
 //!
-//! It listens on a socket named `rpcbind.sock` and answers every call with TRUE. A server registers at its start
-//! (`SET`) and at its end (`UNSET`); this needs no other answer. The replacement records no registration and answers no
-//! `GETPORT`.
+//! It listens on a socket named `rpcbind.sock` and answers every call with TRUE. That is all that a server asks at its
+//! start and its end (`SET`, `UNSET`). It keeps nothing and answers no question.
 
 use std::io;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -14,7 +13,7 @@ use std::thread::{self, JoinHandle};
 use super::rpc::{Call, accepted, read_record, write_record};
 use super::xdr::Writer;
 
-/// The running replacement. Dropping it ends it.
+/// The stand-in; it ends when it is dropped.
 pub struct Rpcbind {
     socket: PathBuf,
     ended: Arc<AtomicBool>,
@@ -22,15 +21,15 @@ pub struct Rpcbind {
 }
 
 impl Rpcbind {
-    /// Listens in this directory, which the server has as its `/run`.
+    /// Listens in this directory, which the server sees as `/run`.
     pub fn start(run: &Path) -> Self {
         let socket = run.join("rpcbind.sock");
         let listener = UnixListener::bind(&socket).expect("a socket");
         let ended = Arc::new(AtomicBool::new(false));
-        let thread_ended = Arc::clone(&ended);
+        let ends = Arc::clone(&ended);
         let thread = thread::spawn(move || {
-            for connection in listener.incoming().take_while(|_| !thread_ended.load(Ordering::Acquire)) {
-                // This thread ends when the server closes the connection, at the latest with the server's process.
+            for connection in listener.incoming().take_while(|_| !ends.load(Ordering::Acquire)) {
+                // A server ends its connection itself, at the latest by its death.
                 thread::spawn(|| connection.and_then(answer));
             }
         });
@@ -41,9 +40,8 @@ impl Rpcbind {
 impl Drop for Rpcbind {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Release);
-        // The connection makes the thread look at `ended`.
-        let connected = UnixStream::connect(&self.socket);
-        if let (Ok(_), Some(thread)) = (connected, self.thread.take()) {
+        let woken = UnixStream::connect(&self.socket);
+        if let (Ok(_), Some(thread)) = (woken, self.thread.take()) {
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! Servers, keepers and supervisors that are killed, hang or are replaced: no system call of a container fails.
+//! Processes that are killed, hang or are replaced, without a failed call.
 
 mod adoption;
 mod commits;

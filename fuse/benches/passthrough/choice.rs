@@ -1,4 +1,4 @@
-//! What the arguments choose: groups, rows, places, rounds and the callers' CPU. Without arguments, the bench measures everything.
+//! The choice of the arguments: groups, rows, places, rounds and the callers' CPU. Without arguments, all of it.
 
 use std::sync::OnceLock;
 
@@ -13,7 +13,7 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// The choice of this run.
+    /// The one of this run.
     pub fn of_arguments() -> &'static Self {
         static CHOICE: OnceLock<Choice> = OnceLock::new();
         CHOICE.get_or_init(|| Self::parse(std::env::args().skip(1)))

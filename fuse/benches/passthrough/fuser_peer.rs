@@ -1,5 +1,5 @@
-//! A directory shown by a file system of the crate `fuser`, written like the examples of the crate: nodes are paths, the kernel may
-//! cache answers for a second, and data goes through the server.
+//! A directory shown by a file system of the crate `fuser`, written the way its examples are: nodes are paths, the kernel may believe
+//! what it hears for a second, and data goes through the server.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -19,8 +19,7 @@ use fuser::{
     ReplyOpen, ReplyWrite, Request, TimeOrNow, WriteFlags,
 };
 
-/// How long the kernel may cache an answer.
-const VALIDITY: Duration = Duration::from_secs(1);
+const BELIEVED: Duration = Duration::from_secs(1);
 
 /// The argument that makes this program serve such a file system.
 pub const SERVE: &str = "--serve-by-fuser";
@@ -33,7 +32,7 @@ pub fn serve(source: &Path, shown: &Path) {
 }
 
 struct PathFs {
-    /// The paths of the nodes, by inode number.
+    /// Where the nodes are, by inode number.
     paths: Mutex<HashMap<u64, PathBuf>>,
     files: Mutex<HashMap<u64, Arc<File>>>,
     next: AtomicU64,
@@ -96,8 +95,8 @@ impl PathFs {
     fn rename_to(&self, from: PathBuf, to: PathBuf) -> io::Result<()> {
         fs::rename(&from, &to)?;
         for path in self.paths.lock().expect("no thread panics with it").values_mut() {
-            if let Ok(below) = path.strip_prefix(&from) {
-                *path = if below.as_os_str().is_empty() { to.clone() } else { to.join(below) };
+            if let Ok(rest) = path.strip_prefix(&from) {
+                *path = if rest.as_os_str().is_empty() { to.clone() } else { to.join(rest) };
             }
         }
         Ok(())
@@ -165,28 +164,28 @@ fn options(flags: OpenFlags) -> OpenOptions {
     options
 }
 
-/// Passes the result of `$act` to `$send`, or answers with the error.
+/// Answers with what `$act` gives to `$tell`, or with its error.
 macro_rules! answer {
-    ($reply:ident, $act:expr, $send:expr) => {
+    ($reply:ident, $act:expr, $tell:expr) => {
         match $act {
-            Ok(found) => $send($reply, found),
+            Ok(found) => $tell($reply, found),
             Err(error) => $reply.error(errno(error)),
         }
     };
 }
 
-fn send_entry(reply: ReplyEntry, found: FileAttr) {
-    reply.entry(&VALIDITY, &found, Generation(0));
+fn told(reply: ReplyEntry, found: FileAttr) {
+    reply.entry(&BELIEVED, &found, Generation(0));
 }
 
 impl Filesystem for PathFs {
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        answer!(reply, self.below(parent, name).and_then(|path| self.enter(path)), send_entry);
+        answer!(reply, self.below(parent, name).and_then(|path| self.enter(path)), told);
     }
 
     fn getattr(&self, _: &Request, node: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         let found = self.path(node).and_then(|path| Ok(attributes(&fs::symlink_metadata(path)?)));
-        answer!(reply, found, |reply: ReplyAttr, found| reply.attr(&VALIDITY, &found));
+        answer!(reply, found, |reply: ReplyAttr, found| reply.attr(&BELIEVED, &found));
     }
 
     fn setattr(
@@ -208,7 +207,7 @@ impl Filesystem for PathFs {
         reply: ReplyAttr,
     ) {
         let found = self.change(node, mode, (uid, gid), size, (accessed, modified));
-        answer!(reply, found, |reply: ReplyAttr, found| reply.attr(&VALIDITY, &found));
+        answer!(reply, found, |reply: ReplyAttr, found| reply.attr(&BELIEVED, &found));
     }
 
     fn readlink(&self, _: &Request, node: INodeNo, reply: ReplyData) {
@@ -221,7 +220,7 @@ impl Filesystem for PathFs {
             DirBuilder::new().mode(mode).create(&path)?;
             self.enter(path)
         });
-        answer!(reply, made, send_entry);
+        answer!(reply, made, told);
     }
 
     fn symlink(&self, _: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
@@ -229,7 +228,7 @@ impl Filesystem for PathFs {
             symlink(target, &path)?;
             self.enter(path)
         });
-        answer!(reply, made, send_entry);
+        answer!(reply, made, told);
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -261,7 +260,7 @@ impl Filesystem for PathFs {
             fs::hard_link(from, &to)?;
             self.enter(to)
         });
-        answer!(reply, made, send_entry);
+        answer!(reply, made, told);
     }
 
     fn open(&self, _: &Request, node: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -275,7 +274,7 @@ impl Filesystem for PathFs {
             Ok((self.enter(path)?, self.keep(file)))
         });
         answer!(reply, made, |reply: ReplyCreate, (found, handle)| {
-            reply.created(&VALIDITY, &found, Generation(0), handle, FopenFlags::empty());
+            reply.created(&BELIEVED, &found, Generation(0), handle, FopenFlags::empty());
         });
     }
 

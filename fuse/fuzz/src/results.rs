@@ -1,5 +1,4 @@
-//! The results of every procedure of NFSv3. The first byte of an input is the procedure's number. The other bytes are the results
-//! after the status.
+//! The results of every procedure of NFSv3. The first byte is its number; what follows stands behind the status.
 
 use podfs_nfs::rpc::Slice;
 use podfs_nfs::v3::{Attributes, DirectoryPage, MAX_LINK, NfsStatus, WccData, results};
@@ -8,12 +7,12 @@ use podfs_nfs::xdr::{Malformed, XdrReader, XdrWriter};
 use super::decoded::{self, Checked, Kept, assert_within};
 use super::server;
 
-/// Checks an input. Returns whether the whole input is valid.
+/// Looks at an input. Answers whether all of it is of the kind that is read here.
 pub fn look(data: &[u8]) -> bool {
     let Some((&number, data)) = data.split_first() else { return false };
     let bytes = &Slice::from(data.to_vec());
     match number {
-        // NULL has no results. Its number stands for the status of a call that has failed.
+        // NULL has no results; this is what any other call may have instead of them.
         0 => status(bytes),
         1 => all(bytes, Attributes::read, server::attributes),
         // SETATTR, REMOVE and RMDIR
@@ -37,7 +36,7 @@ pub fn look(data: &[u8]) -> bool {
     }
 }
 
-/// Checks results that the decoded value contains completely.
+/// Results of which everything is kept.
 fn all<T>(
     bytes: &Slice,
     read: impl Fn(&mut XdrReader<'_>) -> Result<T, Malformed>,

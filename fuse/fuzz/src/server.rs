@@ -1,4 +1,4 @@
-//! Results as a server encodes them (RFC 1813). Fields that podfs ignores are zero.
+//! Results as a server writes them (RFC 1813). What readers ignore is zero.
 
 use podfs_nfs::mountd::MountReply;
 use podfs_nfs::v3::{
@@ -35,63 +35,63 @@ pub fn around(to: &mut XdrWriter, value: &WccData) {
     known(to, &value.after);
 }
 
-/// The results of LOOKUP.
+/// Of LOOKUP.
 pub fn lookup(to: &mut XdrWriter, value: &LookupReply) {
     value.handle.write(to);
     known(to, &value.attributes);
     known(to, &value.directory);
 }
 
-/// The results of ACCESS.
+/// Of ACCESS.
 pub fn access(to: &mut XdrWriter, value: &AccessReply) {
     known(to, &value.attributes);
     to.u32(value.granted);
 }
 
-/// The results of READLINK.
+/// Of READLINK.
 pub fn readlink(to: &mut XdrWriter, value: &LinkTarget) {
     known(to, &value.attributes);
     to.opaque(&value.target);
 }
 
-/// The results of READ.
+/// Of READ.
 pub fn read(to: &mut XdrWriter, value: &ReadReply) {
     known(to, &value.attributes);
     to.length(value.data.len()).flag(value.is_end).opaque(&value.data);
 }
 
-/// The results of WRITE.
+/// Of WRITE.
 pub fn write(to: &mut XdrWriter, value: &WriteReply) {
     around(to, &value.file);
     to.u32(value.count).u32(value.stability as u32).fixed(&value.verifier);
 }
 
-/// The results of COMMIT.
+/// Of COMMIT.
 pub fn commit(to: &mut XdrWriter, value: &CommitReply) {
     around(to, &value.file);
     to.fixed(&value.verifier);
 }
 
-/// The results of CREATE, MKDIR, SYMLINK and MKNOD.
+/// Of CREATE, MKDIR, SYMLINK and MKNOD.
 pub fn created(to: &mut XdrWriter, value: &CreateReply) {
     handle(to, &value.handle);
     known(to, &value.attributes);
     around(to, &value.directory);
 }
 
-/// The results of LINK.
+/// Of LINK.
 pub fn link(to: &mut XdrWriter, value: &LinkReply) {
     known(to, &value.attributes);
     around(to, &value.directory);
 }
 
-/// The results of RENAME.
+/// Of RENAME.
 pub fn rename(to: &mut XdrWriter, value: &(WccData, WccData)) {
     around(to, &value.0);
     around(to, &value.1);
 }
 
-/// The results of FSSTAT.
+/// Of FSSTAT.
 pub fn fsstat(to: &mut XdrWriter, value: &FsStat) {
     known(to, &value.attributes);
     to.u64(value.total_bytes).u64(value.free_bytes).u64(value.available_bytes);
@@ -99,25 +99,25 @@ pub fn fsstat(to: &mut XdrWriter, value: &FsStat) {
     to.u32(0);
 }
 
-/// The results of FSINFO.
+/// Of FSINFO.
 pub fn fsinfo(to: &mut XdrWriter, value: &FsInfo) {
     known(to, &value.attributes);
     to.u32(value.read_max).u32(0).u32(0);
     to.u32(value.write_max).u32(0).u32(0);
     to.u32(0).u64(value.file_max);
-    // The step is a time, too, but any value is valid.
+    // The step is a time, too, but may be any.
     to.u32(value.time_step.seconds).u32(value.time_step.nanoseconds);
     to.u32(value.properties);
 }
 
-/// The results of PATHCONF.
+/// Of PATHCONF.
 pub fn pathconf(to: &mut XdrWriter, value: &PathConf) {
     known(to, &value.attributes);
     to.u32(value.links_max).u32(value.name_max);
     to.flag(value.refuses_long_names).flag(value.restricts_chown).flag(false).flag(false);
 }
 
-/// The results of READDIR, or of READDIRPLUS if `plus`.
+/// Of READDIR, or of READDIRPLUS if `plus` says so.
 pub fn listing(to: &mut XdrWriter, value: &DirectoryPage, plus: bool) {
     known(to, &value.directory);
     to.fixed(&value.verifier);
@@ -131,7 +131,7 @@ pub fn listing(to: &mut XdrWriter, value: &DirectoryPage, plus: bool) {
     to.flag(false).flag(value.is_last);
 }
 
-/// The results of MNT.
+/// Of MNT.
 pub fn mounted(to: &mut XdrWriter, value: &MountReply) {
     value.root.write(to);
     to.length(value.flavors.len());

@@ -8,19 +8,19 @@ use crate::v3::NfsStatus;
 /// Why a call to an export failed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Error {
-    /// The call has no results. The server has not executed it, or the client does not know whether it has.
+    /// The server did not do it, or it is unknown whether it did.
     #[error(transparent)]
     RpcError(#[from] RpcError),
-    /// The server answers with an error.
+    /// The server says no.
     #[error("the server answers {} (nfsstat3 {})", .status.errno(), .status.0)]
     Refused {
-        /// The server's status.
+        /// Why.
         status: NfsStatus,
-        /// The client sent the call more than once. If the server does not remember its first answer, `EXIST` or `NOENT` may
-        /// be the effect of the first execution.
+        /// The call was sent more than once. If the server has forgotten that it has done it, `EXIST` or `NOENT` may be
+        /// the effect of the call itself.
         retransmitted: bool,
     },
-    /// The name is longer than any server accepts.
+    /// The name is longer than any server takes.
     #[error("the name is too long")]
     NameTooLong,
 }

@@ -1,4 +1,4 @@
-//! NFS servers. All exports of a server share its connections.
+//! Servers, each with its connections, which all exports of it share.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -33,7 +33,7 @@ pub struct NfsServer {
     peer: Rc<Peer>,
     pool: Pool,
     reserved_port: bool,
-    /// The connections so far. An export that wants more connections adds them.
+    /// Grows when an export wants more.
     connections: RefCell<Vec<Rc<RpcConnection>>>,
     /// The local ports of the connections of the process before this one.
     inherited_ports: RefCell<Vec<u16>>,
@@ -44,9 +44,9 @@ pub struct NfsServer {
 }
 
 impl Servers {
-    /// The server for these `sockets`, which another process has [bound](crate::rpc::dial::bound): one for each connection, and
-    /// `spare` for the server's mountd. Exports that come with copies of the same sockets get the same server. An export may come
-    /// with more sockets than the exports before it.
+    /// A server with a connection for each of the `sockets` that were [given](crate::rpc::dial::bound), and another one for
+    /// its mountd: the same one for exports that come with copies of the same sockets. An export may come with more of them
+    /// than those before.
     ///
     /// # Errors
     /// When there are no sockets.
@@ -83,8 +83,8 @@ impl Servers {
         self.given.borrow().get(&inode).and_then(Weak::upgrade)
     }
 
-    /// The server at `address`, called `name` in messages. With `reserved_port`, its connections come from a port below 1024, if
-    /// this process may use such a port.
+    /// The server at `address`, called `name` in messages. Its connections come from a port below 1024 if `reserved_port`
+    /// says so and this process may do that.
     pub fn server(&self, name: &str, address: SocketAddr, reserved_port: bool) -> Rc<NfsServer> {
         let mut known = self.known.borrow_mut();
         known.retain(|_, server| server.strong_count() > 0);
@@ -111,10 +111,9 @@ impl Servers {
     }
 }
 
-/// A connection to a server's mountd. If this process may not make sockets, there is only one at a time, because all of them
-/// use the same socket.
+/// A connection to a server's mountd. There is no other while this one is there, if they would have the same socket.
 pub struct MountdConnection<'a> {
-    /// The connection. It ends before another connection begins.
+    /// The connection, which ends before another one begins.
     pub connection: RpcConnection,
     _turn: Option<MutexGuard<'a, OwnedFd>>,
 }
@@ -130,7 +129,7 @@ impl NfsServer {
         self.peer.address()
     }
 
-    /// Records that the server has moved. The client connects to the new address, and all calls continue.
+    /// The server has moved. Its connections are made anew, and all calls go on.
     pub fn move_to(&self, address: SocketAddr) {
         self.peer.move_to(address);
         self.connections.borrow().iter().for_each(|connection| connection.cut());
@@ -156,7 +155,7 @@ impl NfsServer {
         self.peer.reconnects()
     }
 
-    /// A connection for a few calls to its mountd at `address`. Waits until no other export uses the socket for it.
+    /// A connection for a few calls to its mountd at `address`, when no other export has one.
     ///
     /// # Errors
     /// When there are no descriptors left.
@@ -172,7 +171,7 @@ impl NfsServer {
         Ok(MountdConnection { connection: RpcConnection::new(peer, dialer, self.pool.clone(), random()), _turn: turn })
     }
 
-    /// Takes copies of the server's sockets. The sockets that the server does not have yet are for further connections.
+    /// Copies of its sockets. Those that it has not got yet are for further connections.
     fn give(&self, sockets: Vec<OwnedFd>) {
         let Some(given) = &self.given else { return };
         let mut given = given.borrow_mut();
@@ -180,17 +179,17 @@ impl NfsServer {
         given.extend(sockets.into_iter().skip(known));
     }
 
-    /// The ports that its connections come from, for the successor. Zero for a connection that has never connected.
+    /// The ports that its connections come from, for the process after this. Zero where there has been no connection.
     pub fn local_ports(&self) -> Vec<u16> {
         self.connections.borrow().iter().map(|connection| connection.local_port().unwrap_or(0)).collect()
     }
 
-    /// Makes the connections come from these ports, as in the process before this one. Must be called before there are connections.
+    /// The connections come from these ports, as they did in the process before this. To be called before there are any.
     pub fn inherit_ports(&self, ports: &[u16]) {
         *self.inherited_ports.borrow_mut() = ports.to_vec();
     }
 
-    /// The connection for calls about `file`, one of `count`. It is always the same one, so that the calls arrive in order.
+    /// The connection that calls about `file` are made on, of `count`: always the same, so that they arrive in order.
     pub fn connection(&self, file: &NfsFileHandle, count: usize) -> Rc<RpcConnection> {
         let slot = if count > 1 { (file.hash() % count as u64) as usize } else { 0 };
         let mut connections = self.connections.borrow_mut();
@@ -218,7 +217,7 @@ impl NfsServer {
 /// A number that another process hardly has.
 fn random() -> u32 {
     let mut bytes = [0; 4];
-    // getrandom(2) always returns all bytes if they are at most 256.
+    // Fewer bytes than 256 come whole.
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     u32::from_ne_bytes(bytes)
 }

@@ -14,15 +14,15 @@ use crate::session::abi::Kstatfs;
 /// The figures that `df(1)` shows for a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpaceUsage {
-    /// All bytes, used and free.
+    /// Bytes that there are, taken and not.
     pub capacity: u64,
-    /// Free bytes.
+    /// Bytes that are not taken.
     pub free: u64,
-    /// Free bytes that every user may use.
+    /// Free bytes that every user may take.
     pub available: u64,
-    /// The most files that the volume can have; 0 where that is not known.
+    /// Files that there can be; 0 where that is not known.
     pub inodes: u64,
-    /// The number of files that can be added.
+    /// Files that there can be beside those that there are.
     pub inodes_free: u64,
 }
 
@@ -35,7 +35,7 @@ impl SpaceUsage {
         Ok(Self::from(whole(file.as_fd())?))
     }
 
-    /// As [`at`](Self::at), for a volume with this source, and with its limit in bytes.
+    /// The same for a volume whose source this is, with its limit in bytes.
     pub(crate) fn of(source: impl AsFd, limit: Option<u64>, region: &Arc<Region>) -> io::Result<SpaceUsage> {
         let whole = whole(source.as_fd())?;
         let usage = limit.map(|limit| QuotaUsage::inherit(limit, Arc::clone(region)));

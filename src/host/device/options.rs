@@ -1,17 +1,17 @@
-//! The mount options of a device: podfs translates the words of mount(8) to the kernel's flags and parameters.
+//! Mount options of a device: from the words of mount(8) to the kernel's flags and parameters.
 
 use rustix::mount::MountAttrFlags;
 
 use crate::host::HostError;
 
-/// Mount options, by the system call that takes them.
+/// Options, sorted by the system call that takes them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DeviceMountOptions {
     /// The mount is read-only.
     pub(super) read_only: bool,
     /// The attributes of the mount: restrictions and access times (`fsmount(2)`).
     pub(super) attributes: MountAttrFlags,
-    /// The parameters of the file system (`fsconfig(2)`): flags, and keys with a value.
+    /// A setting of the file system (`fsconfig(2)`): a flag, or a key with its value.
     pub(super) parameters: Vec<(String, Option<String>)>,
 }
 
@@ -22,8 +22,8 @@ impl Default for DeviceMountOptions {
 }
 
 impl DeviceMountOptions {
-    /// Parses a list of options. An entry may have several options, with commas between them. If two options exclude each other,
-    /// the last one counts.
+    /// Reads a list of options; an entry may have several, with commas between them. Of two that exclude each other, the
+    /// last one counts.
     ///
     /// # Errors
     /// When an option has a quote without an end.
@@ -35,13 +35,12 @@ impl DeviceMountOptions {
         Ok(options)
     }
 
-    /// Adds one option.
     fn add(&mut self, word: &str) {
         let flag = |attributes: &mut MountAttrFlags, flag, set| attributes.set(flag, set);
         match word {
             "rw" => self.read_only = false,
             "ro" => self.read_only = true,
-            // Options that only mount(8) uses, or that are the kernel's defaults.
+            // Words for mount(8), or its defaults.
             "" | "defaults" | "bind" | "auto" | "noauto" | "nofail" | "_netdev" | "async" | "relatime" | "user"
             | "nouser" | "users" | "norelatime" => {}
             "nosuid" | "suid" => flag(&mut self.attributes, MountAttrFlags::MOUNT_ATTR_NOSUID, word == "nosuid"),
@@ -64,7 +63,7 @@ impl DeviceMountOptions {
     }
 }
 
-/// Splits an entry at commas outside of quotes.
+/// Splits at commas that are in no quotes.
 fn split(entry: &str) -> Result<Vec<String>, HostError> {
     let mut words = vec![String::new()];
     let mut quoted = false;

@@ -1,4 +1,4 @@
-//! Running programs that work on a device: mkfs, fsck, blkid and similar programs.
+//! Programs that work on a device: mkfs, fsck, blkid and their like.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -16,20 +16,20 @@ const SYSTEM: &str = "/usr/sbin:/sbin";
 /// The result of a program.
 #[derive(Debug)]
 pub(super) struct ProgramOutput {
-    /// The exit code; `None` if a signal ended the program.
+    /// Its exit code; none if a signal ended it.
     pub(super) code: Option<i32>,
-    /// The standard output.
+    /// Its standard output.
     pub(super) output: String,
-    /// The standard output and the standard error, in one line.
+    /// Its standard output and error, in one line.
     pub(super) words: String,
 }
 
-/// Why a program did not run.
+/// Why a program has no outcome.
 #[derive(Debug)]
 pub(super) enum NoOutcome {
-    /// The program is not installed.
+    /// It is not installed.
     Missing,
-    /// The program cannot be started, or its output cannot be read.
+    /// It cannot be started.
     Failed(HostError),
 }
 
@@ -39,7 +39,8 @@ pub(super) fn run(
     arguments: &[&OsStr],
     held: Option<&LockedGlobalMount<'_>>,
 ) -> Result<ProgramOutput, NoOutcome> {
-    let path = search_path(std::env::var_os("PATH"));
+    let mut path = std::env::var_os("PATH").unwrap_or_default();
+    path.push(OsString::from(format!(":{SYSTEM}")));
     let input = match held {
         Some(held) => held.program_input().map_err(NoOutcome::Failed)?.into(),
         None => Stdio::null(),
@@ -60,21 +61,12 @@ pub(super) fn run(
     Ok(ProgramOutput { code: status.code(), output, words })
 }
 
-/// The `PATH` of the program: that of podfs, and [`SYSTEM`]. An empty element would be the working directory.
-fn search_path(own: Option<OsString>) -> OsString {
-    let mut path = own.filter(|own| !own.is_empty()).unwrap_or_else(|| "/usr/bin:/bin".into());
-    path.push(":");
-    path.push(SYSTEM);
-    path
-}
-
-/// A file in memory for the output of a program. If it were a pipe and podfs were killed, the kernel would end the
-/// program at its next line (`SIGPIPE`).
+/// A program prints to memory, and not to a pipe: when podfs is killed, a pipe would end the program with its next
+/// line (`SIGPIPE`).
 fn memory_file() -> io::Result<File> {
     Ok(memfd_create("output", MemfdFlags::CLOEXEC)?.into())
 }
 
-/// The content of a file from its beginning.
 fn text(file: &mut File) -> io::Result<String> {
     let mut bytes = Vec::new();
     file.rewind()?;
@@ -83,14 +75,14 @@ fn text(file: &mut File) -> io::Result<String> {
 }
 
 impl ProgramOutput {
-    /// How the program ended, as the predicate of a sentence, such as `ended with code 1`.
+    /// The exit of the program as the predicate of a sentence, such as `ended with code 1`.
     pub(super) fn end(&self) -> String {
         self.code.map_or_else(|| "was killed".to_owned(), |code| format!("ended with code {code}"))
     }
 }
 
 impl NoOutcome {
-    /// The error about a program that podfs needs.
+    /// A sentence, for a program that podfs cannot do without.
     pub(super) fn needed(self, program: &str, package: &str) -> HostError {
         match self {
             NoOutcome::Missing => {
@@ -98,17 +90,5 @@ impl NoOutcome {
             }
             NoOutcome::Failed(error) => error,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_working_directory_is_not_searched_if_podfs_has_no_path() {
-        let with = |own: &str| search_path(Some(own.into()));
-        assert_eq!(with("/opt/bin"), "/opt/bin:/usr/sbin:/sbin");
-        assert_eq!((search_path(None), with("")), ("/usr/bin:/bin:/usr/sbin:/sbin".into(), with("/usr/bin:/bin")));
     }
 }

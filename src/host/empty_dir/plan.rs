@@ -14,27 +14,27 @@ use crate::volume::{EmptyDir, PageSize, Storage};
 pub struct EmptyDirPlan {
     /// The storage of its files.
     pub backing: EmptyDirBacking,
-    /// The mode of the content's root, with the bits that a fsGroup adds (ED-10).
+    /// Mode of its root, what the fsGroup adds included (ED-10).
     pub mode: u16,
-    /// The group of the content's root.
+    /// Group of its root.
     pub gid: u32,
 }
 
-/// The storage of the files. Its text is the content of the file `ready` beside the files.
+/// The storage of the files. Reads as it is recorded beside the content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EmptyDirBacking {
     /// The file system of podfs' root directory.
     Disk,
     /// A tmpfs with a limit.
     Memory {
-        /// Most bytes of its files.
+        /// Most it may hold.
         bytes: u64,
     },
     /// A hugetlbfs.
     HugePages {
-        /// The bytes of a page.
+        /// Bytes of a page.
         page_size: u64,
-        /// Most bytes of its files.
+        /// Most it may hold.
         limit: Option<u64>,
     },
 }
@@ -49,22 +49,22 @@ impl fmt::Display for EmptyDirBacking {
     }
 }
 
-/// Why podfs cannot choose a size of huge pages (ED-04). The texts are the kubelet's.
+/// Why huge pages cannot be chosen (ED-04). Texts are the kubelet's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// The pod requests pages of several sizes, and the volume's medium names no size.
+    /// The pod asks for several sizes and the volume does not say which.
     #[error("medium: HugePages can't be used if container requests multiple huge page sizes")]
     SeveralSizes,
-    /// The pod requests no huge pages, or none of the medium's size.
+    /// The pod asks for none, or none of this size.
     #[error("medium {0}: hugePages storage requested, but there is no resource request for huge pages")]
     NoRequest(Storage),
 }
 
 impl EmptyDirPlan {
-    /// The plan for the volume `source` of a pod.
+    /// Decides.
     ///
     /// # Errors
-    /// When the medium is huge pages, and the pod does not request them.
+    /// Huge pages that the pod does not ask for.
     pub fn new(source: &EmptyDir, facts: &PodFacts, node: Allocatable) -> Result<EmptyDirPlan, PlanError> {
         let limit = source.size_limit;
         let (backing, mode) = match source.medium {
@@ -89,12 +89,11 @@ impl EmptyDirPlan {
     }
 }
 
-/// The size of huge pages: that of the medium, or the only size that the pod requests.
 fn page_size(medium: Storage, size: Option<u64>, facts: &PodFacts) -> Result<u64, PlanError> {
-    let requested = &facts.resources.page_sizes;
-    match (size, requested.first()) {
-        (Some(size), _) if requested.contains(&size) => Ok(size),
-        (None, Some(_)) if requested.len() > 1 => Err(PlanError::SeveralSizes),
+    let asked = &facts.resources.page_sizes;
+    match (size, asked.first()) {
+        (Some(size), _) if asked.contains(&size) => Ok(size),
+        (None, Some(_)) if asked.len() > 1 => Err(PlanError::SeveralSizes),
         (None, Some(only)) => Ok(*only),
         _ => Err(PlanError::NoRequest(medium)),
     }

@@ -19,15 +19,15 @@ use super::KernelMount;
 
 /// The port of NFS.
 const NFS_PORT: u16 = 2049;
-/// How long an address of the server may take to accept a TCP connection before podfs tries the next address.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time in which a server address must accept a TCP connection; after it, podfs tries the next address.
+const KNOCK: Duration = Duration::from_secs(5);
 
 /// Reads a request from `socket`, mounts the requested export, and sends the mount or an error back.
 ///
 /// # Errors
 /// When the other end of the socket is closed.
 pub fn answer(socket: OwnedFd) -> io::Result<()> {
-    // Without the parent, which waits for the answer, the mount is of no use.
+    // Without its parent, which waits for the answer, the mount is of no use.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     let socket = UnixStream::from(socket);
     let Some((export, _)) = receive::<KernelMount>(&socket)? else { return Ok(()) };
@@ -58,22 +58,21 @@ enum MounterError {
     },
 }
 
-/// Mounts the export with the first version of NFS that works.
 fn mount(export: &KernelMount) -> Result<OwnedFd, MounterError> {
     let address = reachable(&addresses(&export.address.server)?, export.port.unwrap_or(NFS_PORT));
     let mount_address = export.mount_host.as_deref().map(addresses).transpose()?;
     let mount_address = mount_address.and_then(|addresses| addresses.first().copied());
-    let mut best: Option<KernelMountFailure> = None;
+    let mut first: Option<KernelMountFailure> = None;
     for version in &export.versions {
         match attempt(export, address, mount_address, version) {
             Ok(mounted) => return Ok(mounted),
             Err(failure) if failure.may_be_the_version() => {
-                best = Some(best.map_or(failure.clone(), |best| best.or(failure)))
+                first = Some(first.map_or(failure.clone(), |f| f.or(failure)))
             }
             Err(failure) => return Err(failure.into_error(export)),
         }
     }
-    Err(best.map_or(MounterError::NoVersion, |failure| failure.into_error(export)))
+    Err(first.map_or(MounterError::NoVersion, |failure| failure.into_error(export)))
 }
 
 fn addresses(host: &str) -> Result<Vec<IpAddr>, MounterError> {
@@ -81,9 +80,9 @@ fn addresses(host: &str) -> Result<Vec<IpAddr>, MounterError> {
     if addresses.is_empty() { Err(MounterError::NoAddress(host.to_owned())) } else { Ok(addresses) }
 }
 
-/// The first address that accepts a connection. If no address does, or if there is only one, the first address.
+/// The first address that takes a connection; the first of all if none does, or if there is only one.
 fn reachable(addresses: &[IpAddr], port: u16) -> IpAddr {
-    let listens = |ip: &&IpAddr| TcpStream::connect_timeout(&SocketAddr::new(**ip, port), CONNECT_TIMEOUT).is_ok();
+    let listens = |ip: &&IpAddr| TcpStream::connect_timeout(&SocketAddr::new(**ip, port), KNOCK).is_ok();
     match addresses {
         [only] => *only,
         several => *several.iter().find(listens).unwrap_or(&several[0]),
@@ -104,7 +103,6 @@ fn attempt(
         .map_err(|errno| failed(errno, messages(&context)))
 }
 
-/// Sets the options of the mount, and makes the superblock.
 fn configure(
     context: &OwnedFd,
     export: &KernelMount,
@@ -125,7 +123,7 @@ fn configure(
     if !export.has("proto") {
         fsconfig_set_string(context, "proto", tcp)?;
     }
-    // With TLS and NFS version 3, Linux 6.12 chooses no protocol for the MOUNT service, and stops at a `BUG`.
+    // With TLS and version 3, Linux 6.12 does not choose, and stops at a BUG.
     if export.is_with_tls() && !export.has("mountproto") {
         fsconfig_set_string(context, "mountproto", tcp)?;
     }
@@ -149,7 +147,7 @@ fn attributes(export: &KernelMount) -> MountAttrFlags {
     wanted.into_iter().filter(|(wanted, _)| *wanted).map(|(_, attribute)| attribute).collect()
 }
 
-/// The kernel's messages about the mount (`fsconfig(2)`): each read returns one.
+/// The kernel's messages, a line for each read.
 fn messages(context: &OwnedFd) -> Vec<String> {
     let mut messages = Vec::new();
     let mut line = [0; 1024];
@@ -175,7 +173,7 @@ impl KernelMountFailure {
         matches!(self.errno, Errno::PROTONOSUPPORT | Errno::INVAL | Errno::NOENT | Errno::ACCESS | Errno::PERM)
     }
 
-    /// The failure that says more about the cause. That the server does not support a version says least.
+    /// The one that says more: that a version is not spoken says least.
     fn or(self, later: KernelMountFailure) -> KernelMountFailure {
         if self.errno == Errno::PROTONOSUPPORT { later } else { self }
     }
@@ -187,7 +185,7 @@ impl KernelMountFailure {
     fn sentence(&self, export: &KernelMount) -> String {
         let Self { errno, messages, version } = self;
         let server = &export.address.server;
-        let problem = match *errno {
+        let what = match *errno {
             Errno::NODEV => "this kernel has no NFS client; load the module nfs".to_owned(),
             Errno::NOENT => format!("NFS server {server} has no such export; correct the path"),
             Errno::ACCESS | Errno::PERM if export.is_with_kerberos() => format!(
@@ -217,7 +215,7 @@ impl KernelMountFailure {
             Errno::SRCH if export.is_with_tls() => {
                 "TLS needs tlshd on this node; start it (Debian: ktls-utils)".to_owned()
             }
-            // For wrong options, the kernel has another message.
+            // Wrong options have a message of their own.
             Errno::INVAL
                 if export.is_with_kerberos()
                     && messages.iter().all(|message| message.ends_with("Couldn't follow remote path")) =>
@@ -227,7 +225,7 @@ impl KernelMountFailure {
             Errno::INVAL => "the kernel's NFS client does not take these mount options; correct them".to_owned(),
             _ => format!("the kernel's NFS client cannot mount it: {errno}"),
         };
-        if messages.is_empty() { problem } else { format!("{problem} (the kernel says: {})", messages.join("; ")) }
+        if messages.is_empty() { what } else { format!("{what} (the kernel says: {})", messages.join("; ")) }
     }
 }
 

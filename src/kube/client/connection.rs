@@ -20,16 +20,16 @@ pub(super) struct ApiConnection {
     /// The base URL of requests.
     pub(super) server: Url,
     pub(super) authorization: Option<HeaderValue>,
-    /// When the credentials of the kubeconfig's program expire.
+    /// When the program has to issue other credentials.
     pub(super) expires: Option<SystemTime>,
     issued: Option<ProgramCredential>,
-    /// Whether the last request had an answer, so that the next one need not make a connection.
+    /// Whether the last request had an answer, so that the next one finds a connection.
     made: AtomicBool,
 }
 
 impl ApiConnection {
-    /// Reads the settings, on a thread for blocking calls. `before` is the present connection, and whether to keep the credentials
-    /// that a program has issued for it. The TCP connections stay if the server and the certificates are the same.
+    /// Reads the settings, on a thread for blocking calls. Of the connection before, what is still good is kept: TCP connections,
+    /// and what a program has issued if so wished.
     pub(super) async fn open(
         access: &SettingsSource,
         before: Option<(&ApiConnection, bool)>,
@@ -68,12 +68,12 @@ impl ApiConnection {
         Ok(ApiConnection { pool, server, authorization, expires, issued, made: AtomicBool::new(made) })
     }
 
-    /// Whether there is a connection, which the next request can use.
+    /// Whether the next request finds a connection.
     pub(super) fn is_made(&self) -> bool {
         self.made.load(Ordering::Relaxed)
     }
 
-    /// Notes whether a request had an answer. Returns whether the request before it had one.
+    /// Notes whether a request had an answer. Returns whether the one before had.
     pub(super) fn note(&self, answered: bool) -> bool {
         self.made.swap(answered, Ordering::Relaxed)
     }
@@ -84,7 +84,7 @@ impl ApiConnection {
     }
 }
 
-/// The result of a function that ran on a thread for blocking calls.
+/// The result of a blocking thread.
 fn joined<T>(result: Result<T, JoinError>) -> T {
     result.expect("reading settings and certificates does not panic")
 }

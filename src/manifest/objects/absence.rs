@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{ObjectKey, ObjectKind, Objects};
 
-/// An object, or objects, of which the source does not know whether they exist.
+/// An object that a source cannot give.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Missing {
     /// The object with this key.

@@ -16,11 +16,11 @@ pub struct CsiDriver {
     pub pod_info_on_mount: bool,
     /// podfs repeats NodePublishVolume from time to time.
     pub requires_republish: bool,
-    /// When podfs gives files to the pod's group.
+    /// When files are given to the pod's group.
     pub fs_group_policy: DriverFsGroupPolicy,
     /// The tokens of the pod's service account that the driver gets.
     pub token_requests: Vec<CsiTokenRequest>,
-    /// The driver gets the tokens among the secrets of a call, and not among the volume's attributes.
+    /// Tokens go among the secrets, and not among the attributes.
     pub tokens_in_secrets: bool,
 }
 
@@ -37,10 +37,10 @@ impl Default for CsiDriver {
     }
 }
 
-/// When podfs gives the files of a driver's volume to the pod's group (`fsGroupPolicy`).
+/// When files of a driver's volume are given to the pod's group (`fsGroupPolicy`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DriverFsGroupPolicy {
-    /// If the volume has a file system type, and only one node may use it.
+    /// If the volume has a file system of its own for one node.
     #[default]
     ReadWriteOnceWithFsType,
     /// Always.

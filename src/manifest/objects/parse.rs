@@ -79,7 +79,7 @@ impl Metadata {
     }
 }
 
-/// The metadata of objects without secrets, which has more fields.
+/// Further metadata of objects without secrets.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct LongMetadata {

@@ -1,7 +1,6 @@
 //! The namespaces whose pods are chosen for the runtime's containers: those with the label [`MARK`].
 //!
-//! The credentials of a node need not allow it to list namespaces. Then podfs chooses pods by their own labels alone, and says
-//! so once in the log.
+//! Credentials of a node may not list namespaces. Then pods are chosen by their own labels alone, and the log says so once.
 
 use std::collections::BTreeSet;
 

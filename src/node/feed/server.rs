@@ -24,50 +24,48 @@ use crate::source::{
 pub(super) struct ObjectServer {
     client: ApiClient,
     contacts: Contacts,
-    /// The readers of the objects of CSI volumes, if podfs reads them with the tokens of the pods.
+    /// The readers of the objects of CSI volumes, where the pods read them with their own credentials.
     readers: Option<PodReaders>,
     journal: SharedJournal,
     runtime: Handle,
-    /// The id of the next task.
-    next_id: AtomicU64,
+    questions: AtomicU64,
 }
 
 /// An object that a task follows, and the last answer.
 pub(super) struct FollowedObject {
-    /// Distinguishes tasks for the same object: a cancelled task may still send an answer.
+    /// Distinguishes tasks for the same object: one that is about to end may still send an answer.
     id: u64,
-    /// The objects, once podfs knows them.
+    /// The objects, once they are known.
     known: Option<Vec<Arc<WholeObject>>>,
-    request: ObjectRequest,
+    question: ObjectRequest,
     /// Whether the server has answered since the last request, even with an error.
     is_answered: bool,
-    /// Whether the object has its final state, such as a bound claim. The task has ended, or only looks whether the
-    /// volume grows.
+    /// Whether the task has ended, because the object cannot change any more.
     is_settled: bool,
     _task: AbortOnDrop,
 }
 
 impl ObjectServer {
-    /// Without requests. Must be called inside of a tokio runtime.
+    /// Without requests. To be called inside of a tokio runtime.
     pub(super) fn new(client: ApiClient, contacts: Contacts, readers: Option<PodReaders>) -> ObjectServer {
-        let (runtime, next_id) = (Handle::current(), AtomicU64::new(0));
-        ObjectServer { client, contacts, readers, journal: SharedJournal::new(), runtime, next_id }
+        let (runtime, questions) = (Handle::current(), AtomicU64::new(0));
+        ObjectServer { client, contacts, readers, journal: SharedJournal::new(), runtime, questions }
     }
 
     pub(super) fn readers(&self) -> Option<&PodReaders> {
         self.readers.as_ref()
     }
 
-    /// Starts a task that follows an object, or the bundles of a signer. Keeps the objects of `before` until an answer
+    /// Starts a task that follows an object, or the bundles of a signer. Keeps what `before` knows until an answer
     /// comes.
-    pub(super) fn request(
+    pub(super) fn ask(
         &self,
         want: &WantedObject,
         registry: &Weak<ObjectRegistry>,
         before: Option<FollowedObject>,
     ) -> Option<FollowedObject> {
-        debug!("podfs requests {}", want.title());
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        debug!("{} is asked for", want.title());
+        let id = self.questions.fetch_add(1, Ordering::Relaxed);
         let answers = FeedAnswers { registry: Weak::clone(registry), want: want.clone(), id };
         let (client, contacts) = (self.client.clone(), self.contacts.clone());
         let task = match want {
@@ -88,7 +86,7 @@ impl ObjectServer {
         Some(FollowedObject {
             id,
             known,
-            request: ObjectRequest::new(),
+            question: ObjectRequest::new(),
             is_answered: false,
             is_settled: false,
             _task: task,
@@ -113,25 +111,25 @@ impl ObjectServer {
     /// Forgets a reference that no pod has any more.
     pub(super) fn forget(&self, want: &WantedObject) {
         let title = want.title();
-        debug!("podfs no longer follows {title}");
+        debug!("{title} is not followed any more");
         self.journal.forget(&title);
         self.contacts.forget(&title);
     }
 
     /// The tokens of a pod. Requests none yet.
     pub(super) fn tokens(&self) -> IssuedCredentials {
-        // Tokens of different pods can have the same title, so they have no place in the contacts of the node.
+        // Tokens of several pods have the same title.
         IssuedCredentials::new(self.client.clone(), Contacts::default())
     }
 }
 
 impl FollowedObject {
-    /// Whether this is the task with that number.
-    pub(super) fn has_id(&self, id: u64) -> bool {
+    /// Whether this is the task of that number.
+    pub(super) fn is(&self, id: u64) -> bool {
         self.id == id
     }
 
-    /// The objects; none if podfs does not know them.
+    /// The objects, if they are known.
     pub(super) fn objects(&self) -> &[Arc<WholeObject>] {
         self.known.as_deref().unwrap_or_default()
     }
@@ -144,10 +142,10 @@ impl FollowedObject {
         self.is_settled
     }
 
-    /// Why podfs does not know the object, if it does not.
+    /// Why the object is unknown, if it is.
     pub(super) fn absence(&self, want: &WantedObject) -> Option<Absence> {
         let is_unknown = self.known.is_none();
-        is_unknown.then(|| Absence { reason: self.request.why(&want.title()), settles: self.request.settles() })
+        is_unknown.then(|| Absence { reason: self.question.why(&want.title()), settles: self.question.settles() })
     }
 
     /// Takes a message of the task. Returns whether followers have to be notified.
@@ -159,7 +157,7 @@ impl FollowedObject {
                 return false;
             }
         };
-        let (had_trouble, was_answered) = (self.request.trouble.take().is_some(), self.is_answered);
+        let (had_trouble, was_answered) = (self.question.trouble.take().is_some(), self.is_answered);
         match update {
             ObjectUpdate::Is(objects) => {
                 self.is_answered = true;
@@ -172,13 +170,13 @@ impl FollowedObject {
             ObjectUpdate::Alive => self.known.is_none() && had_trouble,
             ObjectUpdate::Failure(error) => {
                 self.is_answered = true;
-                self.request.trouble = Some(error);
+                self.question.trouble = Some(error);
                 self.known.is_none() || !was_answered
             }
         }
     }
 
-    /// Replaces the objects, unless they have the same content. Returns whether they do.
+    /// Replaces the objects, unless they are the same. Returns whether they are.
     fn replace(&mut self, objects: &[Arc<WholeObject>]) -> bool {
         let same = self.known.as_ref().is_some_and(|known| {
             known.len() == objects.len() && known.iter().zip(objects).all(|(one, other)| one.has_same_content(other))
@@ -193,11 +191,11 @@ impl FollowedObject {
 /// A message of a task.
 pub(super) enum TaskMessage {
     Update(ObjectUpdate<Vec<Arc<WholeObject>>>),
-    /// The object has its final state.
+    /// The task has ended: the object cannot change any more.
     Settled,
 }
 
-/// Sends the messages of a task to the registry.
+/// The way for messages of a task to the registry.
 struct FeedAnswers {
     registry: Weak<ObjectRegistry>,
     want: WantedObject,
@@ -220,7 +218,7 @@ async fn follow_object(mut watcher: ObjectWatcher<WholeObject>, answers: FeedAns
         if !answers.send(TaskMessage::Update(map(update, |object| vec![object]))) {
             return;
         }
-        // The task continues for a bound PersistentVolume, which may still grow.
+        // The task goes on for a settled object that may still grow.
         if watcher.is_settled() && !answers.send(TaskMessage::Settled) {
             return;
         }
@@ -229,13 +227,12 @@ async fn follow_object(mut watcher: ObjectWatcher<WholeObject>, answers: FeedAns
 }
 
 async fn follow_as_pod(reader: Arc<PodReader>, key: ObjectKey, answers: FeedAnswers) {
-    let report = |error: &SettingsError| {
+    let tell = |error: &SettingsError| {
         let trouble = ApiError::new(ErrorClass::Unauthorized, format!("{key}: {error}"));
         answers.send(TaskMessage::Update(ObjectUpdate::Failure(trouble)));
     };
-    let client = reader.client(report).await;
-    // Other pods may read the same object with other outcomes, so this request has no place in the contacts of the
-    // node.
+    let client = reader.client(tell).await;
+    // Other pods may read the same object, each with its own outcome.
     follow_object(ObjectWatcher::new(client, &key, Contacts::default()), answers).await;
 }
 
@@ -274,7 +271,7 @@ mod tests {
         FollowedObject {
             id: 0,
             known: None,
-            request: ObjectRequest::new(),
+            question: ObjectRequest::new(),
             is_answered: false,
             is_settled: false,
             _task: task,

@@ -13,8 +13,7 @@ use crate::node::supervisors::FailureKind;
 use crate::node::world::VolumeId;
 use crate::node::world::actual::OperationOutcome;
 
-/// How long an operation waits for a volume. The supervisor continues after that, and reports when the volume is
-/// mounted.
+/// How long an operation waits for a volume. Its supervisor continues, and reports when the volume is mounted.
 pub(super) const MOUNT: Duration = Duration::from_secs(10);
 
 /// The end of an operation.
@@ -52,38 +51,38 @@ impl Manager {
         if operation.action == Action::Mount {
             self.wanted_since.entry(operation.id.clone()).or_insert_with(Instant::now);
         }
-        let (supervisors, end_sender) = (self.supervisors.clone(), self.end_sender.clone());
+        let (supervisors, ended) = (self.supervisors.clone(), self.ended.clone());
         let pod = self.desired.pod(&operation.id.pod).map(|wanted| wanted.pod.clone());
         let is_served = self.pids.contains_key(&operation.id.pod);
         let span = self.volume_span(&operation.id);
-        let task_span = span.clone();
+        let about = span.clone();
         let run = async move {
             let started = Instant::now();
             let VolumeId { pod: uid, volume } = &operation.id;
-            let result = match (operation.action, pod) {
-                // If the supervisor of the volume is gone, the branch after this one starts another supervisor.
+            let done = match (operation.action, pod) {
+                // A remount of a volume whose supervisor is gone starts another one.
                 (Action::Remount, Some(_)) if is_served => {
-                    let remounted = supervisors.remount(uid, vec![volume.clone()]).await;
-                    remounted.map_err(|error| (OperationOutcome::Transient, error.to_string()))
+                    let failed = supervisors.remount(uid, vec![volume.clone()]).await;
+                    failed.map_err(|error| (OperationOutcome::Transient, error.to_string()))
                 }
                 (Action::Mount | Action::Remount, Some(pod)) => {
-                    let mounted = supervisors.mount(&pod, volume, MOUNT).await;
-                    mounted.map_err(|failure| (outcome(failure.kind), failure.reason))
+                    let failed = supervisors.mount(&pod, volume, MOUNT).await;
+                    failed.map_err(|failure| (outcome(failure.kind), failure.reason))
                 }
                 (Action::Unmount, _) => {
-                    let unmounted = supervisors.unmount(uid, volume).await;
-                    unmounted.map_err(|error| (OperationOutcome::Uncertain, error.to_string()))
+                    let failed = supervisors.unmount(uid, volume).await;
+                    failed.map_err(|error| (OperationOutcome::Uncertain, error.to_string()))
                 }
                 (Action::Mount | Action::Remount, None) => Ok(()),
             };
-            let (outcome, error) = match result {
+            let (outcome, error) = match done {
                 Ok(()) => (OperationOutcome::Done, None),
                 Err((outcome, reason)) => (outcome, Some(reason)),
             };
             // Fails only while the daemon ends.
-            let _ = end_sender.send(EndedOperation { operation, span, started, outcome, error });
+            let _ = ended.send(EndedOperation { operation, span, started, outcome, error });
         };
-        tokio::spawn(run.instrument(task_span));
+        tokio::spawn(run.instrument(about));
     }
 
     pub(super) fn take_end(&mut self, EndedOperation { operation, span, started, outcome, error }: EndedOperation) {
@@ -108,7 +107,7 @@ impl Manager {
         self.forget_unmounted();
     }
 
-    /// Records how long the mount of a wanted volume took, once it is mounted.
+    /// Counts how long the mount of a wanted volume took, once it is mounted.
     pub(super) fn count_mounted(&mut self, id: &VolumeId) {
         let is_mounted = self.actual.volume(id).is_some_and(|volume| volume.mount == MountState::Mounted);
         if is_mounted && let Some(since) = self.wanted_since.remove(id) {
@@ -116,7 +115,7 @@ impl Manager {
         }
     }
 
-    /// Logs a line for debugging. Makes no span if the log does not show it: thousands of volumes may pause at a time.
+    /// Logs a line for debugging. Most pauses of thousands of volumes end without one.
     pub(super) fn log_detail(&self, id: &VolumeId, detail: &dyn fmt::Display) {
         if enabled!(Level::DEBUG) {
             let _span = self.volume_span(id).entered();

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// How many errors are kept.
+/// The most errors that are kept.
 const MOST: usize = 10;
 
 /// Distinct errors, the oldest first.
@@ -19,6 +19,11 @@ impl DistinctErrors {
             }
             self.0.push_back(error);
         }
+    }
+
+    /// Forgets all of them.
+    pub fn clear(&mut self) {
+        self.0.clear();
     }
 
     /// Whether there are no errors.

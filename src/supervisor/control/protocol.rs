@@ -15,14 +15,14 @@ use crate::mounts::{AgentFacts, ContainerMount};
 use crate::source::{Push, PushCounts};
 use crate::supervisor::status::PodStatus;
 
-/// The version of this protocol. The supervisor refuses a question of another version, with an answer that says so.
+/// The version of this protocol. A message of another version is refused, with an answer that says so.
 pub(super) const PROTOCOL: u32 = 1;
 /// How long the supervisor waits for a question, and for a client that does not read its answer.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
-/// Most bytes of a question without pushed objects. The longest such questions have the manifest of a pod, of which an API
-/// server accepts 1.5 MiB, or the environment of a container, which may be as long as Linux allows.
+/// Most bytes of a question: the manifest of a pod, of which an API server takes 1.5 MiB, or the environment of a container, which
+/// may be as long as Linux takes.
 pub(super) const LONGEST_QUESTION: usize = 4 << 20;
-/// Most bytes of a question with pushed objects.
+/// Most bytes of a question with objects.
 pub const LONGEST_PUSH: usize = 16 << 20;
 /// Most bytes of an answer: a few hundred for each volume.
 pub(super) const LONGEST_ANSWER: usize = 16 << 20;
@@ -33,8 +33,7 @@ pub(super) const LONGEST_ANSWER: usize = 16 << 20;
 pub enum ControlQuestion {
     /// The pod's status.
     Status,
-    /// Write a line for each FUSE request of a volume to the pipe that comes with this question, until the reader closes the
-    /// pipe.
+    /// A line per FUSE request on the pipe that comes with this question, until the reader closes it.
     Trace {
         /// The volume's name.
         volume: String,
@@ -49,7 +48,7 @@ pub enum ControlQuestion {
     PrepareContainer(ContainerRequest),
     /// Remove the files that podfs made for a container that has ended.
     ReleaseContainer {
-        /// The name of the container; `None` for all containers of the pod.
+        /// The container; without one, all of the pod.
         #[serde(default)]
         container: Option<String>,
     },
@@ -57,7 +56,7 @@ pub enum ControlQuestion {
     Follow,
     /// Mount more volumes.
     Publish(Publish),
-    /// Unmount volumes, and delete the content of emptyDirs among them.
+    /// Unmount volumes, and delete the content of those that end with the pod.
     Unpublish(VolumeNames),
     /// Refresh volumes now. The supervisor mounts a volume again if another process has unmounted it.
     Remount(VolumeNames),
@@ -67,12 +66,12 @@ pub enum ControlQuestion {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerRequest {
-    /// The name of the container.
+    /// Its name.
     pub container: String,
-    /// The facts about the container that only the agent that starts it knows.
+    /// The part of its environment that only the agent that starts it knows.
     #[serde(default)]
     pub environment: AgentFacts,
-    /// Whether the container runtime can make mounts read-only with everything below them (KEP-3857).
+    /// Whether its runtime can make mounts read-only with everything below them (KEP-3857).
     #[serde(default)]
     pub recursive_read_only: bool,
     /// Whether the container needs only volumes: another program provides the pod's `/etc/hosts` and the termination
@@ -81,7 +80,7 @@ pub struct ContainerRequest {
     pub only_volumes: bool,
 }
 
-/// A manifest of the pod. The supervisor mounts the volumes in it that are not mounted yet.
+/// A manifest of the pod, with volumes to mount besides those that are mounted already.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Publish {
@@ -110,11 +109,11 @@ pub struct VolumeNames {
 pub enum ControlAnswer {
     /// The pod's status.
     Status(Box<PodStatus>),
-    /// The server writes to the pipe from now on.
+    /// The supervisor writes to the pipe from now on.
     Tracing,
     /// How far an upgrade is.
     Upgrade(Upgrade),
-    /// The supervisor has accepted all objects. The counts are of the objects that it has now.
+    /// The supervisor has accepted all objects, and knows these now.
     Pushed(PushCounts),
     /// The pod's metrics at this moment.
     Metrics(Box<PodReading>),
@@ -124,13 +123,13 @@ pub enum ControlAnswer {
     Released,
     /// These volumes are new; the supervisor is about to mount them.
     Published(VolumeNames),
-    /// The supervisor has unmounted these volumes, and deleted the content of emptyDirs among them.
+    /// The supervisor has unmounted these volumes, and deleted the content of those that end with the pod.
     Unpublished(VolumeNames),
     /// These volumes are being refreshed.
     Remounting(VolumeNames),
-    /// The supervisor refuses the question, for this reason.
+    /// The supervisor cannot do it, for this reason.
     Refused(String),
-    /// The supervisor cannot do this at this moment, for this reason. The client may ask again.
+    /// The supervisor cannot do it at this moment, for this reason.
     Busy(String),
 }
 
@@ -140,19 +139,19 @@ pub enum ControlAnswer {
 pub enum Upgrade {
     /// The new processes are starting; another answer follows.
     Started,
-    /// The new podfs serves the pod.
+    /// This version serves the pod.
     Done {
-        /// The version of the new podfs.
+        /// Its version.
         version: String,
     },
-    /// The supervisor has changed nothing.
+    /// The supervisor changed nothing.
     Refused {
-        /// Why the supervisor refused the upgrade.
+        /// Why.
         reason: String,
     },
-    /// The new podfs did not start, and the previous podfs goes on.
+    /// The new podfs did not start; the previous one goes on.
     RolledBack {
-        /// Why the new podfs did not start.
+        /// What went wrong.
         reason: String,
     },
 }
@@ -162,7 +161,7 @@ pub enum Upgrade {
 pub(super) struct Envelope<T> {
     pub(super) version: u32,
     pub(super) message: T,
-    /// Whether the client sends more pushes on this connection. Any other question is the only one on its connection.
+    /// Whether the program sends more pushes on this connection. Any other question is the only one on its connection.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) stays: bool,
 }

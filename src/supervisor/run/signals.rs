@@ -1,4 +1,4 @@
-//! The signals that ask podfs to end: SIGTERM, SIGINT and SIGHUP.
+//! The signals that end podfs.
 
 use std::io;
 

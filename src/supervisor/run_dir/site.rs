@@ -1,19 +1,19 @@
-//! The paths at which the volumes of a supervisor appear.
+//! Where volumes appear.
 
 use std::path::{Path, PathBuf};
 
 use crate::manifest::pod::PodUid;
 use crate::volume::Csi;
 
-/// The kubelet's name for the directory of parts of volumes (subPath), in the pod's directory.
+/// The kubelet's name for the directory of parts of volumes.
 pub(super) const SUB_PATHS: &str = "volume-subpaths";
 
 /// Where the volumes of one supervisor appear.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Site {
-    /// Below this directory of a pod, in the kubelet's layout, by which container runtimes recognise volumes (FU-11).
+    /// In this directory of a pod, in the kubelet's layout, by which container runtimes recognise volumes (FU-11).
     Pod(PathBuf),
-    /// `podfs mount`: the only volume appears at exactly this path.
+    /// The only volume, at exactly this path.
     Exactly(PathBuf),
 }
 
@@ -26,7 +26,7 @@ impl Site {
     /// The path of a volume, given the kubelet's directory for its kind.
     pub(in crate::supervisor) fn volume(&self, directory: &str, name: &str) -> PathBuf {
         match self {
-            // The kubelet has a file beside the mount of a CSI driver, so the mount is one directory deeper.
+            // The kubelet keeps a file of its own beside the mount of a CSI driver.
             Site::Pod(pod) if directory == Csi::DIRECTORY => {
                 pod.join("volumes").join(directory).join(name.replace('/', "~")).join("mount")
             }
@@ -64,22 +64,22 @@ impl Site {
         }
     }
 
-    /// The pod's directory as mount tables name it, absolute and without symbolic links, if there is a pod.
+    /// The pod's own directory as mount tables name it, absolute and without symbolic links, if there is a pod.
     pub(in crate::supervisor) fn pod(&self) -> Option<PathBuf> {
         match self {
-            // The directory may not exist yet. Then its path may still have symbolic links.
+            // It may not have been made yet.
             Site::Pod(pod) => pod.canonicalize().or_else(|_| std::path::absolute(pod)).ok(),
             Site::Exactly(_) => None,
         }
     }
 
-    /// The directory in which parts of volumes are mounted for containers (subPath). It has a directory for each
-    /// volume, and that has a directory for each container.
+    /// Where parts of volumes are mounted for containers (subPath). It has a directory for each volume, with a
+    /// directory for each container.
     pub(in crate::supervisor) fn sub_paths(&self) -> Option<PathBuf> {
         self.pod().map(|pod| pod.join(SUB_PATHS))
     }
 
-    /// The path at or below which the volumes appear.
+    /// A path on the file system the volumes are on.
     pub(in crate::supervisor) fn path(&self) -> &Path {
         match self {
             Site::Pod(path) | Site::Exactly(path) => path,

@@ -1,4 +1,4 @@
-//! Volumes of a pod's manifest. Each kind is parsed by `Volume::parse`.
+//! Volumes as a pod's manifest has them, each kind through the same door.
 
 mod downward;
 mod passthrough;

@@ -1,4 +1,4 @@
-//! Connections that the server refuses, holds or freezes, and certificates of the server that a client does not trust.
+//! Connections that are refused, held, frozen, or not trusted.
 
 use super::caller::Caller;
 use super::objects::{APP, put_app, watch_of_app};

@@ -1,4 +1,4 @@
-//! Requests that get and list objects.
+//! Get and list.
 
 use super::caller::Caller;
 use super::objects::{APP, OF_APP, encode, names, put_app, put_config_map};

@@ -37,12 +37,12 @@ pub fn of_config() -> Fixture {
     fixture
 }
 
-/// Sets the value in the ConfigMap `app`.
+/// The ConfigMap `app` is this now.
 pub fn put(fixture: &Fixture, value: &str) {
     fixture.write("objects/app.json", &config_map("app", &[("a", value)]));
 }
 
-/// Sets the value in the ConfigMap `app`, and waits until the volume shows it.
+/// The same value, which must be present.
 #[track_caller]
 pub fn show(fixture: &Fixture, running: &Running, value: &str) {
     put(fixture, value);
@@ -54,7 +54,7 @@ pub fn config(running: &Running) -> PathBuf {
     running.volume("config").join("a")
 }
 
-/// The label of a volume.
+/// A label of the volume.
 pub fn volume(name: &str) -> [(&'static str, &str); 1] {
     [("volume", name)]
 }

@@ -1,4 +1,4 @@
-//! Faults of the API server while objects change.
+//! Faults while objects change.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::soak::CHANGES;
 #[derive(Clone, Debug)]
 pub enum Fault {
     None,
-    /// The server refuses connections.
+    /// There is no server.
     Away,
     /// Connections break, again and again.
     Breaks,
@@ -25,15 +25,15 @@ pub enum Fault {
     Short(u64, End),
     /// Watches repeat changes, or send them out of order.
     Disturbed(Disturbance),
-    /// The server answers some requests wrongly. Connections break first, so that there are requests.
+    /// Some requests are answered wrongly; connections break, so that there are some.
     Wrong(usize, Answer),
     /// Answers take their time.
     Slow(u64),
     /// The server presents an untrusted certificate.
     Untrusted(Presents),
-    /// The server does not accept podfs's token, until there is a new one.
+    /// The server knows podfs no more, until it has another token.
     Unknown,
-    /// Connections stay open, but carry no data.
+    /// Connections stay, and nothing moves on them.
     Frozen,
     /// The server accepts connections, and does not answer.
     Held,
@@ -84,8 +84,8 @@ impl Fault {
             Self::Away => server.connections(Order::Refuse),
             Self::Cut(events, end) => server.cut(Some(*events), None, *end),
             Self::Short(time, end) => server.cut(None, Some(Duration::from_millis(*time)), *end),
-            Self::Disturbed(disturbance) => server.change_behaviour(|behaviour| behaviour.disturbance = *disturbance),
-            Self::Slow(delay) => server.change_behaviour(|behaviour| behaviour.delay = Duration::from_millis(*delay)),
+            Self::Disturbed(disturbance) => server.mood(|mood| mood.disturbance = *disturbance),
+            Self::Slow(delay) => server.mood(|mood| mood.delay = Duration::from_millis(*delay)),
             Self::Wrong(times, answer) => {
                 server.fail(*times, answer.clone());
                 server.connections(Order::Break);
@@ -106,7 +106,7 @@ impl Fault {
         }
     }
 
-    /// Repeats a fault that occurs at intervals, after so many changes.
+    /// After so many changes.
     pub fn go_on(&self, server: &ApiServer, changes: usize) {
         match self {
             Self::Breaks if changes.is_multiple_of(4) => server.connections(Order::Break),

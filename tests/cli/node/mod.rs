@@ -1,5 +1,4 @@
-//! `podfs node` with real pods: static manifests, real supervisors, real mounts; and the part that manages supervisors
-//! alone.
+//! `podfs node` with real pods: static manifests, real supervisors, real mounts; and its supervisors without the rest.
 
 mod agent;
 mod containers;

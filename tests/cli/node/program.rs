@@ -1,5 +1,4 @@
-//! The program podfs-supervisor: where podfs node finds it, its absence, and its start by the command line of an
-//! earlier podfs.
+//! The program of supervisors: found, missing, and in the place of an earlier `podfs run`.
 
 use std::fs;
 use std::io::Write;

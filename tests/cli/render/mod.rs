@@ -1,5 +1,4 @@
-//! `podfs render`: the same entries as `podfs run`, without privileges, and without the content of secrets unless
-//! `--reveal` is given.
+//! `podfs render`: the same entries as `podfs run`, without a privilege, and without a secret that was not asked for.
 
 pub mod archives;
 mod diff;
@@ -14,7 +13,7 @@ use crate::common::outcome::{Outcome, finish};
 use crate::common::packages::top;
 use crate::common::*;
 
-/// A user without privileges.
+/// A user without any right.
 const NOBODY: u32 = 65534;
 /// The content of the Secret in the examples.
 const SECRET: &str = "correct horse battery staple";
@@ -33,7 +32,7 @@ impl Fixture {
     }
 }
 
-/// `podfs render` of the examples, as a user without privileges.
+/// `podfs render` of the examples, as a user without any right.
 fn examples(arguments: &[&str]) -> Outcome {
     let examples = top().join("packaging/examples");
     let podfs = render(&examples.join("pod.yaml"), &examples.join("objects"));

@@ -1,9 +1,8 @@
-//! Local PersistentVolumes on a disk that fails. The tests need device mapper, which the host may lack, so they run in a
-//! virtual machine.
+//! Local PersistentVolumes on a disk that fails: device mapper in a virtual machine, because this machine need not have it.
 //!
-//! The guest runs this test program, with the tests of [`guest`], which the host ignores. The disk is a RAM disk of the guest
-//! behind a table of device mapper, which says where reads and writes fail. The tests do not cover other faults of a dying
-//! disk, such as late answers or wrong data.
+//! The guest boots this very test program, which runs the tests of [`guest`] there; on the host these are ignored. The disk is
+//! memory of the guest behind a table of device mapper, which says where reads and writes fail. What a dying disk does
+//! besides, as to answer late or wrongly, is not shown.
 
 mod guest;
 
@@ -40,6 +39,6 @@ fn podfs_reports_a_disk_that_fails_and_formats_nothing_over_it() {
     guest.program(Path::new(PODFS), PODFS);
     guest.program(Path::new(PODFS_FUSE), PODFS_FUSE);
     guest.test_program();
-    // `/usr/sbin` comes first: busybox has programs of the same names.
+    // Before the shell's own programs of the same names.
     guest.run(&format!("PATH=/usr/sbin:$PATH /tests {TESTS} --ignored --test-threads=1")).assert_all_passed(TESTS);
 }

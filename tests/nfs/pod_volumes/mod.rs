@@ -1,6 +1,6 @@
-//! NFS volumes as users have them: a claim, its PersistentVolume, an NFS server, and `podfs run`.
+//! nfs volumes, as a user has them: a claim, its PersistentVolume, an NFS server, `podfs run`.
 //!
-//! The NFS server is nfs-ganesha. [`crate::volume`] has the tests of the file system.
+//! The server is a real one, nfs-ganesha. [`crate::volume`] tests the file system itself.
 
 mod pods;
 

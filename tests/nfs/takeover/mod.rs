@@ -1,4 +1,4 @@
-//! NFS volumes while the server of the pod, the NFS server or both are killed.
+//! NFS volumes whose server process is killed, whose NFS server is killed, and both.
 
 mod again;
 mod held;

@@ -1,4 +1,4 @@
-//! Workers that change a volume, and detect every call that fails or is executed twice.
+//! Workers in a volume, which detect every call that fails or takes effect twice.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Lines, Read, Write};
@@ -12,10 +12,9 @@ use std::thread;
 use crate::takeover::again::{Process, again};
 use crate::takeover::writer::Writer;
 
-/// The environment variable that makes this program a process of workers. Its value is the directory in which they
-/// work.
+/// Tells this program that it works, and where.
 const WORKERS: &str = "PODFS_TEST_WORKERS";
-/// The environment variable with the kind of work.
+/// Tells it what they do.
 const WORK: &str = "PODFS_TEST_WORK";
 /// The number of workers.
 pub const COUNT: usize = 4;
@@ -23,74 +22,73 @@ pub const COUNT: usize = 4;
 /// The work of a worker.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Work {
-    /// Creates, renames and removes files and directories.
+    /// Names come and go.
     Names,
-    /// Writes and reads files.
+    /// Files are written.
     Data,
 }
 
-/// A process with [`COUNT`] workers. Each has its own directory.
+/// A process of workers, each in a directory of its own.
 pub struct Workers {
     process: Process,
-    /// The standard input of the process. The workers end when it is closed.
-    input: Option<ChildStdin>,
-    output: Lines<BufReader<ChildStdout>>,
+    /// Closed when it is enough.
+    enough: Option<ChildStdin>,
+    done: Lines<BufReader<ChildStdout>>,
 }
 
 impl Workers {
-    /// Starts workers in `directory`.
+    /// Begins to work in `directory`.
     pub fn start(directory: &Path, work: Work) -> Self {
         let mut command = again("takeover::worker::working", WORKERS);
         let work = if work == Work::Names { "names" } else { "data" };
         command.env(WORK, work).env(WORKERS, directory).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("this program can be started again");
-        let input = child.stdin.take();
-        let output = BufReader::new(child.stdout.take().expect("a pipe")).lines();
-        Self { process: Process(child), input, output }
+        let enough = child.stdin.take();
+        let done = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        Self { process: Process(child), enough, done }
     }
 
-    /// Waits until the workers together have finished this number of further rounds.
+    /// Waits until so many more rounds are done.
     pub fn wait_for(&mut self, rounds: usize) {
         for _ in 0..rounds {
             self.next().expect("the workers go on");
         }
     }
 
-    /// Ends the workers. Returns the number of rounds of each.
+    /// Lets them end, and gives the number of rounds of each.
     pub fn end(mut self) -> Vec<usize> {
-        drop(self.input.take());
-        let mut lines = Vec::new();
+        drop(self.enough.take());
+        let mut last = Vec::new();
         while let Some(line) = self.next() {
-            lines.push(line);
+            last.push(line);
         }
-        assert!(self.process.0.wait().expect("the process ends").success(), "no call fails");
-        // The last line has the number of rounds of each worker.
-        let rounds = lines.last().expect("a last line").split_whitespace();
+        assert!(self.process.0.wait().expect("it ends").success(), "no call fails");
+        let rounds = last.last().expect("a last line").split_whitespace();
         rounds.map(|rounds| rounds.parse().expect("a number")).collect()
     }
 
     fn next(&mut self) -> Option<String> {
-        self.output.by_ref().map_while(Result::ok).find_map(|line| line.strip_prefix("rounds ").map(str::to_owned))
+        self.done.by_ref().map_while(Result::ok).find_map(|line| line.strip_prefix("rounds ").map(str::to_owned))
     }
 }
 
 /// The directory of a worker.
-pub fn directory_of(base: &Path, worker: usize) -> PathBuf {
+pub fn place(base: &Path, worker: usize) -> PathBuf {
     base.join(format!("worker-{worker}"))
 }
 
-/// This is no test, but the main function of the workers' process.
+/// No test: the work of workers.
 #[test]
 fn working() {
     let Some(directory) = std::env::var_os(WORKERS) else { return };
-    let (stop, kind) = (AtomicBool::new(false), std::env::var(WORK).expect("the kind of work"));
+    let (over, what) = (AtomicBool::new(false), std::env::var(WORK).expect("what to do"));
     let rounds: Vec<usize> = thread::scope(|scope| {
         let work = |worker: usize| {
-            let directory = directory_of(directory.as_ref(), worker);
+            let directory = place(directory.as_ref(), worker);
             fs::create_dir(&directory).expect("mkdir");
-            let mut writer = (kind == "data").then(|| Writer::new(&directory.join("data"), worker as u64 + 1));
+            let mut writer = (what == "data").then(|| Writer::new(&directory.join("data"), worker as u64 + 1));
             let mut number = 0;
-            while !stop.load(Relaxed) {
+            while !over.load(Relaxed) {
                 match &mut writer {
                     Some(writer) => writer.round(),
                     None => round(&directory, number),
@@ -102,7 +100,7 @@ fn working() {
         };
         let workers: Vec<_> = (0..COUNT).map(|worker| scope.spawn(move || work(worker))).collect();
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        stop.store(true, Relaxed);
+        over.store(true, Relaxed);
         workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| std::process::exit(1))).collect()
     });
     let rounds: Vec<_> = rounds.iter().map(usize::to_string).collect();
@@ -110,7 +108,7 @@ fn working() {
     std::process::exit(0);
 }
 
-/// Makes a round of changes in `directory`. Panics if a change fails or is executed twice.
+/// Makes a round of changes in `directory`. Each must succeed, and take effect once.
 pub fn round(directory: &Path, number: usize) {
     let at = |name: &str| directory.join(format!("{name}-{number}"));
     let content = format!("content of round {number} ").repeat(200 + number % 300);
@@ -129,22 +127,22 @@ pub fn round(directory: &Path, number: usize) {
     drop(file);
     assert_eq!(fs::metadata(at("renamed")).expect("stat").len(), content.len() as u64 + 4);
 
-    // Another file takes the name of an open file.
+    // A name that is taken by another file while it is open.
     let open = File::open(at("renamed")).expect("open");
     fs::write(at("other"), "other").expect("write");
     fs::rename(at("other"), at("renamed")).expect("rename");
-    let mut open_content = String::new();
-    (&open).read_to_string(&mut open_content).expect("read");
-    assert_eq!(open_content, content.clone() + "more");
+    let mut held = String::new();
+    (&open).read_to_string(&mut held).expect("read");
+    assert_eq!(held, content.clone() + "more");
     assert_eq!(fs::read_to_string(at("renamed")).expect("read"), "other");
 
-    // A file is removed while it is open.
+    // A file that is removed while it is open.
     let nameless = OpenOptions::new().read(true).write(true).create_new(true).open(at("nameless")).expect("create");
     fs::remove_file(at("nameless")).expect("unlink");
     nameless.write_all_at(b"nobody's", 0).expect("write");
-    let mut read_back = [0; 8];
-    nameless.read_exact_at(&mut read_back, 0).expect("read");
-    assert_eq!(&read_back, b"nobody's");
+    let mut back = [0; 8];
+    nameless.read_exact_at(&mut back, 0).expect("read");
+    assert_eq!(&back, b"nobody's");
 
     fs::rename(at("symlink"), at("directory").join("symlink")).expect("rename");
     fs::remove_file(at("directory").join("symlink")).expect("unlink");
@@ -152,12 +150,12 @@ pub fn round(directory: &Path, number: usize) {
     assert!(!fs::exists(at("directory")).expect("stat"));
 }
 
-/// Checks the files of the rounds in `directory` on the server.
+/// Checks the files that the rounds have left in `directory` on the server.
 pub fn check(directory: &Path, rounds: usize) {
-    let mut names: Vec<_> =
-        fs::read_dir(directory).expect("listed").map(|entry| entry.expect("an entry").file_name()).collect();
-    names.retain(|name| !name.to_string_lossy().starts_with(".nfs"));
-    assert_eq!(names.len(), rounds, "{names:?}");
+    let mut left: Vec<_> =
+        fs::read_dir(directory).expect("listed").map(|one| one.expect("an entry").file_name()).collect();
+    left.retain(|name| !name.to_string_lossy().starts_with(".nfs"));
+    assert_eq!(left.len(), rounds, "{left:?}");
     (0..rounds).for_each(|number| {
         let path = directory.join(format!("renamed-{number}"));
         assert_eq!(fs::read_to_string(path).expect("read"), "other");

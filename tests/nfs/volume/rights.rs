@@ -1,4 +1,4 @@
-//! Permissions: podfs calls the NFS server with the identity of the caller.
+//! The identity with which podfs calls the NFS server.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,18 +16,17 @@ fn run(uid: u32, groups: &[u32], command: &str, place: &Path) -> Output {
     let (groups, gid) = (groups.to_vec(), groups[0]);
     let mut shell = Command::new("sh");
     shell.args(["-c", command, "sh"]).arg(place);
-    // SAFETY: the closure makes system calls only, with numbers and with memory that belongs to it.
+    // SAFETY: system calls only, on numbers and memory of the child's own.
     unsafe {
         shell.pre_exec(move || {
-            let is_set =
+            let done =
                 libc::setgroups(groups.len(), groups.as_ptr()) == 0 && libc::setgid(gid) == 0 && libc::setuid(uid) == 0;
-            if is_set { Ok(()) } else { Err(io::Error::last_os_error()) }
+            if done { Ok(()) } else { Err(io::Error::last_os_error()) }
         });
     }
     shell.output().expect("a shell")
 }
 
-/// The export of a server at a path, writable for all users.
 fn shown(server: &Ganesha) -> Shown {
     let shown = Mounted::new(server).shown();
     fs::set_permissions(server.exported(), fs::Permissions::from_mode(0o777)).expect("set");
@@ -38,11 +37,11 @@ fn shown(server: &Ganesha) -> Shown {
 fn a_new_file_belongs_to_its_caller() {
     let server = Ganesha::start();
     let shown = shown(&server);
-    let output = run(1234, &[4321, 5000], "mkdir $1/directory && echo x > $1/file", shown.path());
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let made = run(1234, &[4321, 5000], "mkdir $1/directory && echo x > $1/file", shown.path());
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     for name in ["directory", "file"] {
-        let created = fs::metadata(server.exported().join(name)).expect("there");
-        assert_eq!((created.uid(), created.gid()), (1234, 4321));
+        let there = fs::metadata(server.exported().join(name)).expect("there");
+        assert_eq!((there.uid(), there.gid()), (1234, 4321));
     }
 }
 
@@ -50,13 +49,13 @@ fn a_new_file_belongs_to_its_caller() {
 fn supplementary_groups_decide_too() {
     let server = Ganesha::start();
     let shown = shown(&server);
-    let file = server.exported().join("file");
-    fs::write(&file, "content").expect("written");
-    chown(&file, Some(0), Some(3000)).expect("set");
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("set");
+    let there = server.exported().join("file");
+    fs::write(&there, "content").expect("written");
+    chown(&there, Some(0), Some(3000)).expect("set");
+    fs::set_permissions(&there, fs::Permissions::from_mode(0o640)).expect("set");
     assert!(run(1234, &[4321, 3000], "cat $1/file", shown.path()).status.success());
     assert!(!run(1234, &[4321], "cat $1/file", shown.path()).status.success());
-    // `AUTH_SYS` allows sixteen groups; podfs sends no more.
+    // A server takes sixteen groups; more are not sent.
     let many: Vec<u32> = (3000..3040).collect();
     assert!(run(1234, &many, "cat $1/file", shown.path()).status.success());
 }
@@ -66,8 +65,8 @@ fn an_open_file_stays_usable_when_its_mode_changes() {
     let server = Ganesha::start();
     let shown = shown(&server);
     let command = "exec 3> $1/file; echo one >&3; chmod 400 $1/file; echo two >&3; cat $1/file";
-    let output = run(1234, &[4321], command, shown.path());
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "one\ntwo\n", "{}", String::from_utf8_lossy(&output.stderr));
+    let said = run(1234, &[4321], command, shown.path());
+    assert_eq!(String::from_utf8_lossy(&said.stdout), "one\ntwo\n", "{}", String::from_utf8_lossy(&said.stderr));
 }
 
 #[test]

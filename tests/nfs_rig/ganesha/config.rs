@@ -1,4 +1,4 @@
-//! The settings of a server, and ganesha's configuration file, which is made from them.
+//! The settings of a server, and ganesha's configuration file made from them.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -7,10 +7,9 @@ use std::path::Path;
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub exports: Vec<Export>,
-    /// The grace period in seconds: after a restart, clients of NFSv4 may only reclaim their state for so long. `None`
-    /// for no grace period.
+    /// After a restart, clients of NFSv4 may only reclaim for so many seconds; without it, there is no grace period.
     pub grace: Option<u32>,
-    /// The server's limit of open files (`ulimit -n`). With 200, CREATE fails with `NFS3ERR_IO` after some 175 files.
+    /// It may have so many files open (`ulimit -n`). With 200, creating fails with `NFS3ERR_IO` after some 175 files.
     pub descriptors: Option<u64>,
     /// Versions of the protocol, such as `3, 4`.
     pub protocols: &'static str,
@@ -19,7 +18,7 @@ pub struct Setup {
 /// A directory that is exported.
 #[derive(Clone, Debug)]
 pub struct Export {
-    /// The name of the export in all versions of the protocol, with a slash at its beginning.
+    /// Its name in all versions of the protocol, with a slash in front.
     pub name: String,
     pub access: Access,
     pub squash: Squash,
@@ -50,9 +49,9 @@ pub enum Squash {
 /// The storage of the files.
 #[derive(Clone, Copy, Debug)]
 pub enum Storage {
-    /// The server's temporary directory.
+    /// Beside all temporary files.
     Disk,
-    /// A separate tmpfs with these mount options, such as `size=8m`.
+    /// In a tmpfs of its own, with these mount options, such as `size=8m`.
     Tmpfs(&'static str),
 }
 
@@ -62,7 +61,7 @@ pub struct Place<'a> {
     pub host: Ipv4Addr,
     pub nfs_port: u16,
     pub mount_port: u16,
-    /// The number of the first export. The number of an export is part of its file handles.
+    /// The first export has this number. It is part of all file handles.
     pub first_export: u16,
 }
 
@@ -87,12 +86,12 @@ impl Default for Export {
 }
 
 impl Export {
-    /// A default export with this name.
+    /// An export that differs from the others only by its name.
     pub fn named(name: &str) -> Self {
         Self { name: name.to_owned(), ..Self::default() }
     }
 
-    /// The local directory of the export.
+    /// Its directory on this machine.
     pub fn directory(&self, directory: &Path) -> std::path::PathBuf {
         directory.join("exports").join(self.name.trim_start_matches('/'))
     }
@@ -124,7 +123,7 @@ impl Export {
 }
 
 impl Setup {
-    /// The content of ganesha's configuration file.
+    /// The file that ganesha reads.
     pub fn config(&self, place: &Place) -> String {
         let Place { directory, host, nfs_port, mount_port, first_export } = place;
         let grace = match self.grace {
@@ -132,8 +131,8 @@ impl Setup {
             None => "Graceless = true; Grace_Period = 3;".to_owned(),
         };
         let exports: String =
-            (*first_export..).zip(&self.exports).map(|(id, export)| export.config(id, directory)).collect();
-        // `Plugins_Dir` is needed: ganesha's default is a directory in which Debian has no plugins.
+            (*first_export..).zip(&self.exports).map(|(id, each)| each.config(id, directory)).collect();
+        // Without a place of its own for its plugins ganesha looks where Debian has none.
         format!(
             "NFS_CORE_PARAM {{
                 NFS_Port = {nfs_port}; MNT_Port = {mount_port}; Bind_addr = {host}; Protocols = {protocols};

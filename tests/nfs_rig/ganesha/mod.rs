@@ -1,12 +1,11 @@
-//! nfs-ganesha from Debian, on ports of 127.0.0.1 and in a temporary directory.
+//! nfs-ganesha from Debian, on ports of 127.0.0.1 and in a directory of its own.
 //!
-//! It is a complete server, with a cache of duplicate requests, file handles that stay valid after a restart, and a write
-//! verifier that changes with a restart. It does not simulate the kernel's NFS server, nor a server across a network: here, no
-//! answer is slow or lost. The server never closes an idle connection, even with `RPC_Idle_Timeout_S`; to a client, a
-//! connection that the proxy ends looks the same.
+//! It is a whole server, with a cache of duplicate requests, file handles that outlive it, and a write verifier that does
+//! not. It does not stand for Linux' own server, nor for a server across a network: nothing here is slow or gets lost. It never
+//! closes an idle connection, even with `RPC_Idle_Timeout_S`; a connection that the proxy ends looks the same.
 //!
-//! Many servers can run at once. Each has its own mount namespace with its own `/run`, where the replacement of rpcbind
-//! listens. A server is in the network namespace of the thread that starts it.
+//! Many can run at once. Each sees another `/run`, where the stand-in for rpcbind listens, in a mount namespace of its own.
+//! It is in the network of the thread that starts it.
 
 mod config;
 
@@ -38,22 +37,22 @@ pub use config::{Access, Export, Setup, Squash, Storage};
 
 const PROGRAM: &str = "/usr/bin/ganesha.nfsd";
 
-/// The number of lines of the log that a failure shows.
+/// Lines of the log that are worth showing.
 const TAIL: usize = 40;
 
-/// A server. Dropping it kills it and removes its files.
+/// A server. When it is dropped it is killed, and its files are removed.
 pub struct Ganesha {
     child: Option<Child>,
-    /// The stopped processes of the server from before [`Self::move_to`].
-    old_children: Vec<Child>,
+    /// Its processes from before it moved.
+    left: Vec<Child>,
     host: Ipv4Addr,
     setup: Setup,
     nfs: Port,
     mount: Port,
-    /// The number of starts, which the server uses as its write verifier. Ganesha's default, the time in seconds, would be the
-    /// same after a quick restart.
+    /// The number of its starts, which it uses as its write verifier. Its default, the time in seconds, would be the same after a
+    /// quick restart.
     starts: u32,
-    /// The number of times that the exports have got new numbers.
+    /// The number of times that the exports got other numbers.
     moves: u16,
     _rpcbind: Rpcbind,
     directory: TempDir,
@@ -74,37 +73,36 @@ impl Ganesha {
         }
         let rpcbind = Rpcbind::start(&directory.path().join("run"));
         let (nfs, mount) = (Port::reserve(), Port::reserve());
-        let (child, old_children, host) = (None, Vec::new(), Ipv4Addr::LOCALHOST);
+        let (child, left, host) = (None, Vec::new(), Ipv4Addr::LOCALHOST);
         let mut server =
-            Self { child, old_children, host, setup, nfs, mount, starts: 0, moves: 0, _rpcbind: rpcbind, directory };
-        let exports = &server.setup.exports;
-        exports.iter().for_each(|export| create_directory(export, &export.directory(server.directory.path())));
+            Self { child, left, host, setup, nfs, mount, starts: 0, moves: 0, _rpcbind: rpcbind, directory };
+        server.setup.exports.iter().for_each(|export| make(export, &export.directory(server.directory.path())));
         server.restart();
         server
     }
 
-    /// The address of the NFS service.
+    /// The address of its NFS service.
     pub fn address(&self) -> SocketAddr {
         (self.host, self.nfs.address().port()).into()
     }
 
-    /// The address of the MOUNT service.
+    /// The address of its MOUNT service.
     pub fn mount_address(&self) -> SocketAddr {
         (self.host, self.mount.address().port()).into()
     }
 
-    /// The local directory of the first export.
+    /// The first export's directory on this machine.
     pub fn exported(&self) -> PathBuf {
         self.directory_of(&self.setup.exports[0].name)
     }
 
-    /// The local directory of an export.
+    /// The directory of an export on this machine.
     pub fn directory_of(&self, name: &str) -> PathBuf {
         let export = self.setup.exports.iter().find(|export| export.name == name).expect("an export of this name");
         export.directory(self.directory.path())
     }
 
-    /// The first export, for the programs of libnfs.
+    /// The first export, for another client.
     pub fn libnfs(&self) -> Libnfs {
         let export = self.setup.exports[0].name.clone();
         Libnfs { nfs: self.address(), mount: self.mount_address(), export }
@@ -115,7 +113,7 @@ impl Ganesha {
         Pid::from_raw(i32::try_from(child.id()).expect("a pid"))
     }
 
-    /// Kills the server, as a crash does.
+    /// Ends it at once, as a crash does.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -123,14 +121,14 @@ impl Ganesha {
         }
     }
 
-    /// Sends SIGTERM to the server, and waits until it has ended.
+    /// Asks it to end, and waits until it has.
     #[track_caller]
     pub fn terminate(&mut self) -> ExitStatus {
         kill(self.pid(), Signal::SIGTERM).expect("the server is there");
-        self.child.take().expect("the server runs").wait().expect("the server ends")
+        self.child.take().expect("the server runs").wait().expect("it ends")
     }
 
-    /// Starts the server again with the same addresses and files. Kills the server before if it still runs.
+    /// Starts it again where it was, with the files that it had; kills it first if it still runs.
     #[track_caller]
     pub fn restart(&mut self) {
         self.kill();
@@ -147,54 +145,54 @@ impl Ganesha {
         self.wait_ready();
     }
 
-    /// Starts the server again with other settings. New exports get an empty directory.
+    /// Starts it again with other settings. Exports that are new get an empty directory.
     #[track_caller]
     pub fn restart_with(&mut self, change: impl FnOnce(&mut Setup)) {
         self.kill();
         change(&mut self.setup);
         let directory = self.directory.path();
         let missing = self.setup.exports.iter().filter(|export| !export.directory(directory).exists());
-        missing.for_each(|export| create_directory(export, &export.directory(directory)));
+        missing.for_each(|export| make(export, &export.directory(directory)));
         self.restart();
     }
 
-    /// Starts the server again as if on another machine: the files are the same, but all earlier handles are stale.
+    /// Starts it again as if on another node: the files are the same, but all handles of before are stale.
     #[track_caller]
     pub fn restart_elsewhere(&mut self) {
         self.moves += 1;
         self.restart();
     }
 
-    /// Simulates a move to another machine: starts the server at another local address, with other handles. If the server still
-    /// runs at the old address, this stops its process there, so that it does not answer.
+    /// Starts it on another machine, which is another address of this one, with other handles. If it still ran at the old
+    /// address, that process is stopped, so it does not answer.
     #[track_caller]
     pub fn move_to(&mut self, host: Ipv4Addr) {
         if self.child.is_some() {
             self.stop();
-            self.old_children.extend(self.child.take());
+            self.left.extend(self.child.take());
         }
         self.host = host;
         self.restart_elsewhere();
     }
 
-    /// Gives the services other ports from the next start on.
+    /// When it is started next, its services are on other ports.
     pub fn change_ports(&mut self) {
         (self.nfs, self.mount) = (Port::reserve(), Port::reserve());
     }
 
-    /// Stops the server's process (SIGSTOP): the kernel still accepts connections and data, but the server does not answer.
+    /// Stops its process: the kernel still accepts connections and data, and the server does not answer.
     pub fn stop(&self) {
         kill(self.pid(), Signal::SIGSTOP).expect("the server is there");
         let state = waitpid(self.pid(), Some(WaitPidFlag::WUNTRACED)).expect("our child");
         assert!(matches!(state, WaitStatus::Stopped(..)), "{state:?}");
     }
 
-    /// Continues the server's process after [`Self::stop`].
+    /// Lets a stopped process go on.
     pub fn cont(&self) {
         kill(self.pid(), Signal::SIGCONT).expect("the server is there");
     }
 
-    /// The server's log since its first start.
+    /// Its log, since its first start.
     pub fn log(&self) -> String {
         let read = |name: &str| fs::read(self.path(name)).unwrap_or_default();
         String::from_utf8_lossy(&[read("output"), read("log")].concat()).into_owned()
@@ -206,7 +204,7 @@ impl Ganesha {
 
     fn command(&self) -> Command {
         let mut command = Command::new(PROGRAM);
-        // An old process of the server (see `old_children`) still has a lock on its own PID file.
+        // A process from before a move has locked its own file.
         let pid = format!("pid-{}", self.starts);
         let files = [("-f", "ganesha.conf"), ("-L", "log"), ("-p", &pid)];
         command.arg("-F").args(files.iter().flat_map(|(flag, name)| [Path::new(flag).to_owned(), self.path(name)]));
@@ -214,13 +212,13 @@ impl Ganesha {
         let output = File::options().create(true).append(true).open(self.path("output")).expect("a file");
         command.stdin(Stdio::null()).stdout(output.try_clone().expect("a descriptor")).stderr(output);
         let (run, descriptors) = (c_string(&self.path("run")), self.setup.descriptors);
-        // The thread that starts all children may be in another network namespace than this thread.
-        let network = File::open("/proc/thread-self/ns/net").expect("a network namespace");
-        // SAFETY: all calls are async-signal-safe and allocate nothing.
+        // The thread that starts it is in another one.
+        let network = File::open("/proc/thread-self/ns/net").expect("a network");
+        // SAFETY: the calls behind all are async-signal-safe; nothing is allocated.
         unsafe {
             command.pre_exec(move || {
-                enter_network(&network)?;
-                mount_at_run(&run)?;
+                enter(&network)?;
+                see_as_run(&run)?;
                 descriptors.map_or(Ok(()), limit_descriptors)
             });
         }
@@ -235,8 +233,8 @@ impl Ganesha {
             addresses.push(self.mount_address());
         }
         while !addresses.iter().all(|address| TcpStream::connect(address).is_ok()) {
-            let status = self.child.as_mut().expect("the server was started").try_wait().expect("our child");
-            assert!(status.is_none(), "the server ended at once: {status:?}\n{}", self.log());
+            let ended = self.child.as_mut().expect("it was started").try_wait().expect("our child");
+            assert!(ended.is_none(), "the server ended at once: {ended:?}\n{}", self.log());
             assert!(Instant::now() < deadline, "the server is not ready:\n{}", self.log());
             std::thread::sleep(std::time::Duration::from_millis(2));
         }
@@ -246,9 +244,9 @@ impl Ganesha {
 impl Drop for Ganesha {
     fn drop(&mut self) {
         self.kill();
-        for mut child in self.old_children.drain(..) {
-            let _ = child.kill();
-            let _ = child.wait();
+        for mut left in self.left.drain(..) {
+            let _ = left.kill();
+            let _ = left.wait();
         }
         for export in &self.setup.exports {
             let _ = umount2(&export.directory(self.directory.path()), MntFlags::MNT_DETACH);
@@ -261,8 +259,8 @@ impl Drop for Ganesha {
     }
 }
 
-/// Creates the directory of an export, writable for all users.
-fn create_directory(export: &Export, directory: &Path) {
+/// Makes an export's directory, writable for all users.
+fn make(export: &Export, directory: &Path) {
     use std::os::unix::fs::PermissionsExt;
     fs::create_dir_all(directory).expect("a directory");
     if let Storage::Tmpfs(options) = export.storage {
@@ -271,8 +269,8 @@ fn create_directory(export: &Export, directory: &Path) {
     fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).expect("the mode is set");
 }
 
-/// Moves the process to another network namespace. Called in a child before exec.
-fn enter_network(network: &File) -> Result<(), Error> {
+/// In a child before exec: it goes on in another network.
+fn enter(network: &File) -> Result<(), Error> {
     // SAFETY: the descriptor is open, and the child has one thread.
     match unsafe { libc::setns(network.as_raw_fd(), libc::CLONE_NEWNET) } {
         0 => Ok(()),
@@ -280,8 +278,8 @@ fn enter_network(network: &File) -> Result<(), Error> {
     }
 }
 
-/// Mounts a directory at `/run`, in a new mount namespace. Called in a child before exec.
-fn mount_at_run(directory: &CString) -> Result<(), Error> {
+/// In a child before exec: mounts a directory at `/run`, in a mount namespace of its own.
+fn see_as_run(directory: &CString) -> Result<(), Error> {
     let mount = |source: *const libc::c_char, target: &std::ffi::CStr, flags| {
         // SAFETY: the strings end with a NUL, and there is neither a type nor data.
         match unsafe { libc::mount(source, target.as_ptr(), null(), flags, null()) } {
@@ -289,7 +287,7 @@ fn mount_at_run(directory: &CString) -> Result<(), Error> {
             _ => Err(Error::last_os_error()),
         }
     };
-    // SAFETY: the child has one thread; the call changes nothing in its memory.
+    // SAFETY: the child has one thread, and shares nothing that the call takes away.
     if unsafe { libc::unshare(libc::CLONE_NEWNS) } == -1 {
         return Err(Error::last_os_error());
     }
@@ -297,7 +295,7 @@ fn mount_at_run(directory: &CString) -> Result<(), Error> {
     mount(directory.as_ptr(), c"/run", libc::MS_BIND)
 }
 
-/// Sets the limit of open files. Called in a child before exec.
+/// In a child before exec.
 fn limit_descriptors(most: u64) -> Result<(), Error> {
     let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
     // SAFETY: the limit lives until the call returns.

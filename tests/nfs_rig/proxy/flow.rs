@@ -1,5 +1,4 @@
-//! One direction of a connection: the bytes that the proxy has read and not written yet, and the faults that it applies
-//! to them.
+//! One direction of a connection: delayed bytes that were read and not written yet, and the faults applied to them.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -7,65 +6,61 @@ use std::time::{Duration, Instant};
 use super::records::{Records, joined};
 use crate::nfs_rig::rpc::in_fragments;
 
-/// Records that wait for more records, to be sent in another order, are released after this time without a new record:
-/// no more may come.
+/// Records that are held to be put in another order go on when nothing has come for so long: there may be no more.
 const HELD: Duration = Duration::from_millis(50);
 
-/// The time between pieces that are to arrive one by one.
+/// Between pieces that are to arrive one by one.
 const GAP: Duration = Duration::from_micros(100);
 
-/// The faults of one direction of the connections. The default is no fault.
+/// The faults of one direction of a connection; none at first.
 #[derive(Clone, Debug, Default)]
 pub struct Disturbance {
     /// The delay of all bytes.
     pub delay: Duration,
     /// The faults below apply only to calls of this procedure, and to their replies.
     pub only: Option<u32>,
-    /// The number of the next records that the proxy drops.
+    /// So many of the next records disappear.
     pub lose: usize,
-    /// The number of the next records that arrive twice.
+    /// So many of the next records come twice.
     pub repeat: usize,
-    /// The number of bytes of the next record that arrive, with its header; then the connection ends. With 0, the
-    /// record is lost.
+    /// So many bytes of the next record arrive, its header included, and the connection ends. With 0 it is lost.
     pub truncate: Option<(usize, End)>,
-    /// The number of records that the proxy collects and sends in the opposite order.
+    /// So many records at a time arrive in the opposite order.
     pub reverse: usize,
-    /// The most bytes of a fragment into which the proxy splits the records.
+    /// Records come in fragments of at most so many bytes.
     pub fragments: Option<usize>,
-    /// The number of bytes of a piece: the bytes arrive in pieces, with a short time between them.
+    /// Bytes come so many at a time, with a little time between.
     pub pieces: Option<usize>,
 }
 
 /// The end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The regular end of the stream.
+    /// With an end of its stream.
     Fin,
-    /// A reset.
+    /// By a reset.
     Rst,
 }
 
-/// An element of the queue.
+/// Something that waits.
 pub enum Item {
     Bytes(Vec<u8>),
-    /// The end of the whole connection.
+    /// The whole connection ends.
     End(End),
 }
 
-/// The queued bytes of one direction, and the position of the next byte in its record.
+/// The bytes that wait in one direction, and the position of their end in a record.
 #[derive(Default)]
 pub struct Flow {
     records: Records,
-    /// The bytes of the present record that have come, if a fault may change the record.
-    partial: Option<Vec<u8>>,
-    /// The records that wait for more records, to be sent in the opposite order.
+    /// The present record, as far as it has come, if it may have to be changed.
+    whole: Option<Vec<u8>>,
     held: Vec<Vec<u8>>,
     held_since: Option<Instant>,
-    /// Each item with the time at which it is due.
     queue: VecDeque<(Instant, Item)>,
-    /// The number of bytes in `queue`.
+    /// Bytes that wait.
     pub waiting: usize,
-    /// Whether the sender has ended its stream.
+    /// Nothing more is read.
     pub ended: bool,
 }
 
@@ -77,57 +72,56 @@ impl Disturbance {
 }
 
 impl Flow {
-    /// Adds bytes that the proxy has read. `procedure` gets the head of each complete record, and returns the called
-    /// procedure.
-    pub fn add(
+    /// Takes bytes that were read. `procedure` gets the head of each complete record, and returns the called procedure.
+    pub fn take(
         &mut self,
         mut bytes: &[u8],
         disturbance: &mut Disturbance,
         mut procedure: impl FnMut(&[u8]) -> Option<u32>,
     ) {
         while !bytes.is_empty() {
-            if self.records.between() && self.partial.is_none() && disturbance.changes_records() {
-                self.partial = Some(Vec::new());
+            if self.records.between() && self.whole.is_none() && disturbance.changes_records() {
+                self.whole = Some(Vec::new());
             }
-            let (length, head) = self.records.take(bytes);
-            let (part, following) = bytes.split_at(length);
-            bytes = following;
-            match &mut self.partial {
-                Some(partial) => partial.extend(part),
-                None => self.enqueue(part.to_vec(), disturbance),
+            let (taken, head) = self.records.take(bytes);
+            let (part, rest) = bytes.split_at(taken);
+            bytes = rest;
+            match &mut self.whole {
+                Some(whole) => whole.extend(part),
+                None => self.wait(part.to_vec(), disturbance),
             }
             let Some(head) = head else { continue };
             let procedure = procedure(&head);
-            if let Some(record) = self.partial.take() {
+            if let Some(record) = self.whole.take() {
                 if disturbance.only.is_none_or(|only| procedure == Some(only)) {
                     self.change(record, disturbance);
                 } else {
-                    self.enqueue(record, disturbance);
+                    self.wait(record, disturbance);
                 }
             }
         }
     }
 
-    /// Releases the held records if no further record has come within [`HELD`].
+    /// Releases held bytes that wait for more bytes in vain.
     pub fn release(&mut self, now: Instant, disturbance: &Disturbance) {
         if self.held_since.is_some_and(|since| now >= since + HELD) {
             self.release_all(disturbance);
         }
     }
 
-    /// The first item of the queue, if it is due. It stays in the queue.
+    /// The first thing whose time has come; it stays where it is.
     pub fn due(&self, now: Instant) -> Option<&Item> {
         self.queue.front().filter(|(due, _)| *due <= now).map(|(_, item)| item)
     }
 
-    /// The next time at which an item is due or held records are released.
+    /// When there is something to do again without new bytes.
     pub fn next(&self) -> Option<Instant> {
         let due = self.queue.front().map(|(due, _)| *due);
         due.into_iter().chain(self.held_since.map(|since| since + HELD)).min()
     }
 
-    /// Removes bytes that the proxy has written from the first item.
-    pub fn remove_written(&mut self, count: usize) {
+    /// So many bytes of the first thing have been written.
+    pub fn written(&mut self, count: usize) {
         self.waiting -= count;
         if let Some((_, Item::Bytes(bytes))) = self.queue.front_mut() {
             bytes.drain(..count);
@@ -137,7 +131,7 @@ impl Flow {
         }
     }
 
-    /// Whether the stream has ended and the proxy has written all its bytes.
+    /// All that was read has been written.
     pub fn is_done(&self) -> bool {
         self.ended && self.queue.is_empty() && self.held.is_empty()
     }
@@ -149,7 +143,7 @@ impl Flow {
         }
         if let Some((count, end)) = disturbance.truncate.take() {
             record.truncate(count);
-            self.enqueue(record, disturbance);
+            self.wait(record, disturbance);
             self.queue.push_back((Instant::now() + disturbance.delay, Item::End(end)));
             return;
         }
@@ -158,7 +152,7 @@ impl Flow {
         }
         if disturbance.repeat > 0 {
             disturbance.repeat -= 1;
-            self.enqueue(record.clone(), disturbance);
+            self.wait(record.clone(), disturbance);
         }
         if disturbance.reverse > 1 {
             self.held.push(record);
@@ -167,18 +161,18 @@ impl Flow {
                 self.release_all(disturbance);
             }
         } else {
-            self.enqueue(record, disturbance);
+            self.wait(record, disturbance);
         }
     }
 
     fn release_all(&mut self, disturbance: &Disturbance) {
         self.held_since = None;
         for record in std::mem::take(&mut self.held).into_iter().rev() {
-            self.enqueue(record, disturbance);
+            self.wait(record, disturbance);
         }
     }
 
-    fn enqueue(&mut self, bytes: Vec<u8>, disturbance: &Disturbance) {
+    fn wait(&mut self, bytes: Vec<u8>, disturbance: &Disturbance) {
         let mut due = Instant::now() + disturbance.delay;
         self.waiting += bytes.len();
         let Some(size) = disturbance.pieces else {
@@ -187,7 +181,7 @@ impl Flow {
             }
             return;
         };
-        // The pieces follow the queued bytes.
+        // They follow the waiting bytes.
         due = self.queue.back().map_or(due, |(last, _)| due.max(*last + GAP));
         for piece in bytes.chunks(size) {
             self.queue.push_back((due, Item::Bytes(piece.to_vec())));

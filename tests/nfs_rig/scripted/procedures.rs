@@ -1,24 +1,23 @@
 //! The answers of a correct server.
 
-use super::attributes::{Settings, after, changes, created, full, is_directory};
+use super::attributes::{Settings, after, changes, full, is_directory, made};
 use super::files::{Files, Node, now};
-use super::{ReceivedCall, Reply, directory};
+use super::{Asked, Reply, directory};
 use crate::nfs_rig::protocol::procedure::*;
 use crate::nfs_rig::protocol::{MOUNT, NFS, PORTMAP, error, kind};
 use crate::nfs_rig::rpc::{Call, accepted};
 use crate::nfs_rig::xdr::{Reader, Writer};
 
-/// Values of `accept_stat` in a reply: the server does not have the program or the procedure, or cannot parse the
-/// arguments.
+/// In the head of a reply: such a program, version or procedure is not here, or its arguments are nonsense.
 const NO_PROGRAM: u32 = 1;
 const NO_PROCEDURE: u32 = 3;
 const GARBAGE_ARGUMENTS: u32 = 4;
 
-/// Results or an error; `None` if the arguments end too early.
+/// Results, or an error; or nothing where the arguments end too early.
 type Answer = Option<Result<Writer, u32>>;
 
 /// Parses a call for the rules.
-pub fn parse(call: Call, count: usize) -> ReceivedCall {
+pub fn look_at(call: Call, count: usize) -> Asked {
     let mut reader = Reader::new(&call.arguments);
     let (mut handle, mut name, mut at) = Default::default();
     if (call.program, call.version) == NFS && call.procedure != NULL {
@@ -33,12 +32,12 @@ pub fn parse(call: Call, count: usize) -> ReceivedCall {
     } else if (call.program, call.procedure) == (MOUNT.0, MNT) {
         name = reader.opaque().unwrap_or_default().to_vec();
     }
-    ReceivedCall { call, count, handle, name, at }
+    Asked { call, count, handle, name, at }
 }
 
 /// The answer of the file system.
-pub fn answer(received: &ReceivedCall, files: &mut Files, port: u16) -> Reply {
-    let Call { xid, program, version, procedure, ref arguments, .. } = received.call;
+pub fn answer(asked: &Asked, files: &mut Files, port: u16) -> Reply {
+    let Call { xid, program, version, procedure, ref arguments, .. } = asked.call;
     let reader = &mut Reader::new(arguments);
     let head = |status: u32| Reply::Record(accepted(xid, status, &[]));
     let answer = match (program, version) {
@@ -56,7 +55,7 @@ pub fn answer(received: &ReceivedCall, files: &mut Files, port: u16) -> Reply {
     }
 }
 
-/// The results of a failed call: the error, without the optional attributes.
+/// The results of a call that fails: the error, and that there are no attributes.
 pub fn failed((program, procedure): (u32, u32), error: u32) -> Vec<u8> {
     let absent = match procedure {
         _ if program != NFS.0 => 0,
@@ -69,7 +68,7 @@ pub fn failed((program, procedure): (u32, u32), error: u32) -> Vec<u8> {
     (0..absent).fold(Writer::default().u32(error), |writer, _| writer.u32(0)).bytes()
 }
 
-/// The program has no such procedure. This is no error of NFS.
+/// No error of NFS: there is no such procedure.
 const NO_SUCH: u32 = u32::MAX;
 
 fn mount(procedure: u32, reader: &mut Reader, files: &mut Files) -> Answer {
@@ -148,8 +147,8 @@ fn nfs(procedure: u32, reader: &mut Reader, files: &mut Files) -> Answer {
             let most = files.most;
             let head = after(Writer::default().u32(0), files, number);
             let sizes = head.u32(most).u32(most).u32(1).u32(most).u32(most).u32(1).u32(most);
-            // The largest size of a file, the granularity of times, and the properties: the server has links, symbolic
-            // links and settable times, and its PATHCONF is the same for all files.
+            // The largest file, the granularity of times, and that links, symbolic links, equal PATHCONFs and settable
+            // times are there.
             Some(Ok(sizes.u64(u64::MAX >> 1).u32(0).u32(1).u32(0x1b)))
         }
         PATHCONF => {
@@ -167,15 +166,15 @@ fn nfs(procedure: u32, reader: &mut Reader, files: &mut Files) -> Answer {
 }
 
 fn look_up(directory: u64, reader: &mut Reader, files: &mut Files) -> Answer {
-    let number = match reader.opaque()? {
+    let found = match reader.opaque()? {
         b"." => Ok(directory),
         b".." => Ok(files.get(directory).parent),
         name => files.look_up(directory, name),
     };
-    Some(number.map(|number| {
+    Some(found.map(|number| {
         let handle = files.handle_of(number);
-        let results = after(Writer::default().u32(0).opaque(&handle), files, number);
-        after(results, files, directory)
+        let found = after(Writer::default().u32(0).opaque(&handle), files, number);
+        after(found, files, directory)
     }))
 }
 
@@ -188,8 +187,8 @@ fn read(number: u64, reader: &mut Reader, files: &mut Files) -> Answer {
     let start = usize::try_from(offset).expect("64 bits").min(node.content.len());
     let end = start.saturating_add(count as usize).min(node.content.len());
     let (bytes, at_end) = (node.content[start..end].to_vec(), end == node.content.len());
-    let length = u32::try_from(bytes.len()).expect("at most the requested count");
-    Some(Ok(after(Writer::default().u32(0), files, number).u32(length).u32(at_end.into()).opaque(&bytes)))
+    let read = u32::try_from(bytes.len()).expect("not more than was asked for");
+    Some(Ok(after(Writer::default().u32(0), files, number).u32(read).u32(at_end.into()).opaque(&bytes)))
 }
 
 fn write(number: u64, reader: &mut Reader, files: &mut Files) -> Answer {
@@ -231,15 +230,15 @@ fn create(directory: u64, reader: &mut Reader, files: &mut Files) -> Answer {
         };
         return Some(new(directory, name, kind::FILE, files, file));
     };
-    let existing = files.get(number);
-    if mode == GUARDED || (mode == EXCLUSIVE && existing.verifier != verifier) {
+    let known = files.get(number);
+    if mode == GUARDED || (mode == EXCLUSIVE && known.verifier != verifier) {
         return Some(Err(error::EXIST));
     }
-    settings.apply(existing);
-    Some(Ok(created(files, number, directory)))
+    settings.apply(known);
+    Some(Ok(made(files, number, directory)))
 }
 
-/// Creates a node, unless the name exists.
+/// Makes a node that must not be there yet.
 fn new(directory: u64, name: &[u8], kind: u32, files: &mut Files, set: impl FnOnce(&mut Node)) -> Result<Writer, u32> {
     match files.look_up(directory, name) {
         Ok(_) => return Err(error::EXIST),
@@ -250,7 +249,7 @@ fn new(directory: u64, name: &[u8], kind: u32, files: &mut Files, set: impl FnOn
     let number = files.make(kind, if kind == kind::FILE { 0o644 } else { 0o755 });
     set(files.get(number));
     files.enter(directory, name, number);
-    Ok(created(files, number, directory))
+    Ok(made(files, number, directory))
 }
 
 fn remove(directory: u64, name: &[u8], is_rmdir: bool, files: &mut Files) -> Result<Writer, u32> {
@@ -272,8 +271,8 @@ fn rename(directory: u64, from: &[u8], to: &[u8], name: &[u8], files: &mut Files
     let number = files.look_up(directory, from)?;
     match files.look_up(target, name) {
         Ok(same) if same == number => {}
-        existing => {
-            if let Ok(replaced) = existing {
+        other => {
+            if let Ok(replaced) = other {
                 let (old, new) = (files.get(replaced).clone(), is_directory(files.get(number)));
                 match (is_directory(&old), new) {
                     (true, false) => return Err(error::ISDIR),

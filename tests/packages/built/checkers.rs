@@ -1,22 +1,21 @@
-//! lintian and rpmlint: the packages have no errors and no warnings, except those for which an override gives the
-//! reason.
+//! lintian and rpmlint: no errors, and no warning without a reason.
 
 use std::process::Command;
 
-use crate::common::packages::{packages, stdout_of, top};
+use crate::common::packages::{packages, told_by, top};
 
 #[test]
 fn lintian_finds_no_error_and_no_warning() {
     let packages = packages();
-    // Tests run as root; without `--allow-root`, lintian warns of that.
+    // Tests run as root, of which lintian warns without `--allow-root`.
     let options = ["--allow-root", "--fail-on=error,warning", "--tag-display-limit=0", "--info"];
-    stdout_of(Command::new("lintian").args(options).args([&packages.deb, &packages.dbgsym]));
+    told_by(Command::new("lintian").args(options).args([&packages.deb, &packages.dbgsym]));
 }
 
 #[test]
 fn rpmlint_finds_no_error_and_no_warning() {
     let packages = packages();
-    let report = stdout_of(
+    let report = told_by(
         Command::new("rpmlint")
             .arg("--config")
             .arg(top().join("packaging/rpmlint.toml"))

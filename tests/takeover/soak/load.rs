@@ -1,4 +1,4 @@
-//! A pod under load: threads use its volumes while a test kills or upgrades its processes.
+//! A pod whose volumes are used all the time, and the callers that use them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,13 +11,13 @@ use crate::common::builds::Builds;
 use crate::common::passthrough::disk_directory;
 use crate::common::watch::Watcher;
 use crate::common::*;
-use crate::soak::callers::{CALLERS, TestVolume};
+use crate::soak::callers::{CALLERS, Place};
 use tempfile::TempDir;
 
-/// The number of keys of the ConfigMap. The value of all of them is the number of the change.
+/// Keys of the ConfigMap; all have the number of the commit as content.
 const KEYS: usize = 20;
 
-/// A pod with a projection that changes, a projection that does not change, and passthrough volumes with both data paths.
+/// A pod with a projection that changes, one that does not, and both data paths of passthrough volumes.
 pub struct Pod {
     pub fixture: Fixture,
     pub builds: Builds,
@@ -38,7 +38,7 @@ impl Pod {
         pod
     }
 
-    /// Makes a directory in the source of the host volume. No caller writes to it. Returns its path in the volume.
+    /// A directory of the host that is shown in the pod, to which no caller writes.
     pub fn quiet_directory(&self, host: &Path) -> PathBuf {
         let (name, path) = ("quiet", self.source.path().join("quiet"));
         fs::create_dir(&path).expect("a directory");
@@ -46,12 +46,12 @@ impl Pod {
         host.join(name)
     }
 
-    /// Calls `act` again and again, until it returns false, while callers use the volumes. Fails the test if a call of a caller
-    /// failed, or if the effect of one is lost. Then stops the pod, and checks that it leaves nothing behind.
+    /// Does `act` while callers use the volumes, again and again until it says that it is enough. No call may fail, and what
+    /// all of them together have done must be there. Then the pod ends, and leaves nothing.
     pub fn under_load(&mut self, mut act: impl FnMut(&mut Self, &mut Running) -> bool) {
         let mut running = self.builds.run(&self.fixture);
         let config = running.volume("config");
-        let volumes = ["host", "limited"].map(|name| TestVolume::new(name, &running.volume(name)));
+        let places = ["host", "limited"].map(|name| Place::new(name, &running.volume(name)));
         let (load, watcher) = (Load::default(), Watcher::on("root", &config));
         let objects = self.fixture.path("objects/app.json");
         let directory = self.fixture.pod().parent().expect("its directory").to_owned();
@@ -59,15 +59,15 @@ impl Pod {
             let changes = scope.spawn(|| load.repeat("changes", |round| change(&objects, &config, round + 1)));
             scope.spawn(|| load.repeat("reads of a projection", |_| read_projection(&config)));
             let mut callers = Vec::new();
-            for volume in &volumes {
-                for (name, caller) in CALLERS {
-                    let (name, load) = (format!("{name} in {}", volume.name), &load);
-                    callers.push(scope.spawn(move || caller(volume, &mut |round| load.repeat(&name, round))));
+            for place in &places {
+                for (who, caller) in CALLERS {
+                    let (who, load) = (format!("{who} in {}", place.name), &load);
+                    callers.push(scope.spawn(move || caller(place, &mut |round| load.repeat(&who, round))));
                 }
             }
-            let end_of_load = EndOfLoad { load: &load, directory };
+            let end = End { load: &load, directory };
             while !load.is_over() && act(self, &mut running) {}
-            drop(end_of_load);
+            drop(end);
             running.freed(|| {
                 for caller in callers {
                     if let Err(failure) = caller.join().expect("no panic") {
@@ -76,9 +76,9 @@ impl Pod {
                 }
                 let changes = changes.join().expect("no panic");
                 let switches = watcher.switches() as u64;
-                // After a failure, the last change may not have become visible.
+                // The last change may have failed, or been given up.
                 if load.failures.lock().expect("no panic").is_empty() && switches != changes {
-                    load.fail(format!("after {changes} changes, the watcher got the events of {switches} switches"));
+                    load.fail(format!("{changes} changes were {switches} switches to who watches"));
                 }
             });
         });
@@ -97,7 +97,7 @@ impl Pod {
     }
 }
 
-/// The state that the callers share with the thread that kills processes.
+/// The state that the callers and the disturbing thread share.
 #[derive(Default)]
 struct Load {
     over: AtomicBool,
@@ -115,12 +115,12 @@ impl Load {
         self.over.load(Ordering::Relaxed)
     }
 
-    /// Repeats a round of a caller until the load ends or the round fails. Returns the number of rounds.
-    fn repeat(&self, caller: &str, mut round: impl FnMut(u64) -> Result<(), String>) -> u64 {
+    /// Repeats a caller's round until it is over.
+    fn repeat(&self, who: &str, mut round: impl FnMut(u64) -> Result<(), String>) -> u64 {
         let mut rounds = 0;
         while !self.is_over() {
             if let Err(failure) = round(rounds) {
-                self.fail(format!("{caller}, round {rounds}: {failure}"));
+                self.fail(format!("{who}, round {rounds}: {failure}"));
                 break;
             }
             rounds += 1;
@@ -130,14 +130,13 @@ impl Load {
     }
 }
 
-/// Ends the load when it is dropped. After a panic of the thread that kills processes, possibly no server answers the callers.
-/// Then the drop kills all processes of podfs, so that the kernel ends the calls with an error.
-struct EndOfLoad<'a> {
+/// Ends the load. When the disturbing thread gives up, there may be no server to answer the calls, so they are made to fail.
+struct End<'a> {
     load: &'a Load,
     directory: PathBuf,
 }
 
-impl Drop for EndOfLoad<'_> {
+impl Drop for End<'_> {
     fn drop(&mut self) {
         self.load.over.store(true, Ordering::Relaxed);
         if thread::panicking() {
@@ -152,21 +151,21 @@ fn object(number: u64) -> String {
     config_map("app", &data)
 }
 
-/// Changes the object, and waits until the volume shows the change.
+/// Changes the object, and waits until that is seen.
 fn change(object_file: &Path, config: &Path, number: u64) -> Result<(), String> {
     let new = object_file.with_extension("new");
     fs::write(&new, object(number)).and_then(|()| fs::rename(&new, object_file)).expect("written");
     let deadline = Instant::now() + TIMEOUT;
     while fs::read_to_string(config.join("key-0")).ok() != Some(number.to_string()) {
         if Instant::now() > deadline {
-            return Err(format!("the volume does not show change {number}"));
+            return Err(format!("change {number} is not seen"));
         }
         thread::sleep(Duration::from_millis(1));
     }
     Ok(())
 }
 
-/// Checks that `..data` leads to a generation, and that all files of this generation have the same content.
+/// All files of a generation have the same content, and `..data` always leads to one.
 fn read_projection(config: &Path) -> Result<(), String> {
     let data = || fs::read_link(config.join("..data")).map_err(|error| format!("..data: {error}"));
     let generation = data()?;
@@ -174,13 +173,13 @@ fn read_projection(config: &Path) -> Result<(), String> {
     for key in 0..KEYS {
         match fs::read_to_string(config.join(&generation).join(format!("key-{key}"))) {
             Ok(content) => contents.push(content),
-            // podfs may have removed the generation meanwhile.
+            // An old generation goes at any time.
             Err(_) if data()? != generation => return Ok(()),
             Err(error) => return Err(format!("{}/key-{key}: {error}", generation.display())),
         }
     }
     contents.dedup();
-    // The kernel may read cached files without a request to the server, but each statfs(2) sends one.
+    // Content that is known is read without a request; this is one.
     rustix::fs::statvfs(config).map_err(|error| format!("the status of the file system: {error}"))?;
-    if contents.len() == 1 { Ok(()) } else { Err(format!("a generation with several contents: {contents:?}")) }
+    if contents.len() == 1 { Ok(()) } else { Err(format!("a mix: {contents:?}")) }
 }

@@ -1,4 +1,4 @@
-//! Attributes of files, changes of them, and the attributes before and after a change.
+//! Attributes of files: as they are, as they are to become, and how they were around a change.
 
 use crate::xdr::{Malformed, XdrReader, XdrWriter, unknown};
 
@@ -39,35 +39,35 @@ pub struct Attributes {
     pub mode: u32,
     /// The number of its names.
     pub links: u32,
-    /// The id of the user that owns the file.
+    /// The owner's user.
     pub uid: u32,
-    /// The id of the group that owns the file.
+    /// The owner's group.
     pub gid: u32,
-    /// Its size in bytes.
+    /// In bytes.
     pub size: u64,
     /// Its space on disk, in bytes.
     pub used: u64,
     /// Major and minor number of a device.
     pub device: (u32, u32),
-    /// The number of the file system.
+    /// Of the file system.
     pub fsid: u64,
-    /// The number of the file in its file system.
+    /// Of the file, in its file system.
     pub fileid: u64,
-    /// The time of the last access.
+    /// Of the last access.
     pub atime: Time,
-    /// The time of the last change of the content.
+    /// Of the last change of the content.
     pub mtime: Time,
-    /// The time of the last change of content or attributes.
+    /// Of the last change of anything.
     pub ctime: Time,
 }
 
 /// A change of a file's time.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum TimeChange {
-    /// The time stays as it is.
+    /// As it is.
     #[default]
     Keep,
-    /// The time at which the server executes the call.
+    /// The time at which the server does it.
     ServerTime,
     /// This time.
     To(Time),

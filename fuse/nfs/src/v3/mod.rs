@@ -32,11 +32,11 @@ pub use status::NfsStatus;
 pub const PROGRAM: u32 = 100_003;
 /// The version.
 pub const VERSION: u32 = 3;
-/// The usual port of NFS servers.
+/// The port where servers listen that are not asked for.
 pub const PORT: u16 = 2049;
 /// Most bytes of a name.
 pub const MAX_NAME: usize = 255;
-/// Most bytes of the target of a symbolic link.
+/// Most bytes of what a symbolic link points to.
 pub const MAX_LINK: usize = 4096;
 
 /// The numbers of the procedures.

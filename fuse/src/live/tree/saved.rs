@@ -1,4 +1,4 @@
-//! Sends a tree of live parts to another process: to a successor, or to a supervisor that adopts the volume.
+//! A tree of live parts on its way to another process.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -11,7 +11,8 @@ use crate::live::step::LiveStep;
 use crate::projection::image::Image;
 use crate::session::NodeId;
 
-/// A tree without its images. The message has the images as descriptors, in the order of their numbers.
+/// A tree without its images, on its way to another process. They travel beside it, as descriptors, in the order of their
+/// numbers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SavedLiveTree {
     slots: Vec<Slot>,
@@ -25,7 +26,7 @@ pub struct SavedLiveTree {
 }
 
 impl LiveTree {
-    /// The state for another process, and the images, in order.
+    /// The state with which another process continues, and the images that belong to it, in their order.
     pub fn save(&self) -> (SavedLiveTree, Vec<Arc<Image>>) {
         let needed = self.needed_images();
         let (numbers, images) = self
@@ -47,7 +48,7 @@ impl LiveTree {
         (saved, images)
     }
 
-    /// The tree from the state of another process; `None` if it is inconsistent. The supervisor does not trust a server.
+    /// The tree that another process has saved; none when it does not hold together. What comes from a server is not trusted.
     pub fn restore(saved: SavedLiveTree, images: Vec<Image>) -> Option<LiveTree> {
         let SavedLiveTree { slots, nodes, images: numbers, newest, announced, applied, next, time } = saved;
         if numbers.len() != images.len() {
@@ -57,9 +58,9 @@ impl LiveTree {
         let nodes: BTreeMap<NodeId, LiveNode> = nodes.into_iter().collect();
         let fits = |(id, node): (&NodeId, &LiveNode)| {
             let above = nodes.get(&node.parent).map(|parent| &parent.body);
-            // A parent has a lower id than its children, so no path is a cycle.
-            let is_in_directory = node.unlinked || matches!(above, Some(LiveContent::Directory { .. }));
-            let is_below = *id == NodeId::ROOT || (node.parent < *id && is_in_directory);
+            // Parents are older than their children, so no path is a circle.
+            let is_in_one = node.unlinked || matches!(above, Some(LiveContent::Directory { .. }));
+            let is_below = *id == NodeId::ROOT || (node.parent < *id && is_in_one);
             let is_whole = match &node.body {
                 LiveContent::File { image, content } => {
                     images.get(image).is_some_and(|image| image.bytes().get(content.clone()).is_some())
@@ -72,7 +73,7 @@ impl LiveTree {
         };
         let is_whole = nodes.get(&NodeId::ROOT).is_some_and(|root| matches!(root.body, LiveContent::Directory { .. }))
             && nodes.iter().all(fits);
-        let (announced, unanswered_step) = (announced.into(), None);
+        let (announced, asked_before) = (announced.into(), None);
         let (changing, disturbed) = (HashSet::new(), false);
         let newest = newest.filter(|newest| images.contains_key(newest));
         is_whole.then_some(LiveTree {
@@ -82,7 +83,7 @@ impl LiveTree {
             newest,
             announced,
             applied,
-            unanswered_step,
+            asked_before,
             next,
             time,
             changing,

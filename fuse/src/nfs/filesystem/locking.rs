@@ -16,9 +16,9 @@ impl NfsFilesystem {
         Err(self.no_locks())
     }
 
-    /// The errno for a lock. Logs once that podfs takes no locks at the server.
+    /// Says so once.
     pub(super) fn no_locks(&self) -> Errno {
-        if !self.is_locking_logged.replace(true) {
+        if !self.locks_met.replace(true) {
             let (volume, server) = (self.options.name.as_str(), &self.options.export.server);
             tracing::warn!(
                 volume,

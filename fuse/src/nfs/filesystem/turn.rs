@@ -1,7 +1,7 @@
 //! A request that a task answers: its number, its caller, and its calls that must not take effect twice.
 //!
 //! Records of such calls stay until the answer is written: a successor that gets the same request again finds all of them. Once
-//! the kernel has the answer, a successor needs none of them.
+//! the kernel has the answer, the successor needs none.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -21,16 +21,16 @@ use crate::session::Caller;
 
 /// The most repetitions of a call that the server may be executing twice at the same time.
 const TWINS: usize = 3;
-/// The pause before each repetition.
+/// The pause before that.
 pub const PAUSE: Duration = Duration::from_millis(100);
 
 /// A request of the kernel that a task answers.
 pub struct NfsRequest {
-    /// The kernel's number of the request, without the bit that marks a resent one.
+    /// The kernel's number for it, without a mark.
     pub unique: u64,
     /// The calling process.
     pub caller: Caller,
-    /// A server process that has died had read the request before.
+    /// A server that has died had read it before.
     pub resent: bool,
     calls: RefCell<Vec<RecordedCall>>,
     /// The file that the request opened.
@@ -41,33 +41,32 @@ pub struct NfsRequest {
 pub struct NonIdempotentOutcome<T> {
     /// The server's answer.
     pub outcome: Result<T, Error>,
-    /// The call may have been made before, and the server may have forgotten its answer: an error may be the effect of the
+    /// The call may have been made before, and the server have forgotten it: what the server says may be the effect of the
     /// call itself.
     pub doubtful: bool,
-    /// The time at which the call was first made.
+    /// When it was made first.
     pub at: Timespec,
 }
 
 impl NfsRequest {
-    /// A request for which this process has made no call yet.
+    /// A request that nothing was done for yet, in this process.
     pub fn new(unique: u64, caller: Caller, resent: bool) -> Self {
         Self { unique, caller, resent, calls: RefCell::default(), opened: RefCell::default() }
     }
 
-    /// Records the file that the request has opened.
-    pub fn set_opened(&self, open: &Rc<NfsOpenFile>) {
+    /// It opened this.
+    pub fn opens(&self, open: &Rc<NfsOpenFile>) {
         *self.opened.borrow_mut() = Some(Rc::clone(open));
     }
 
-    /// Records that the answer is written.
-    pub fn mark_answered(&self) {
+    /// The answer is written.
+    pub fn is_answered(&self) {
         if let Some(open) = self.opened.take() {
-            open.mark_known();
+            open.is_known();
         }
     }
 
-    /// Makes call number `step` of this request. If a dead server has recorded the call, it is made with the same xid and
-    /// credential.
+    /// Makes call number `step` of this request, as it was made before if it was.
     ///
     /// # Errors
     /// When there is no memory to record it.
@@ -79,26 +78,25 @@ impl NfsRequest {
         make: impl AsyncFn(CallOptions<'_>) -> Result<T, Error>,
     ) -> Result<NonIdempotentOutcome<T>, Errno> {
         let call = calls.begin(self.unique, step, credential)?;
-        let (credential, earlier_xid, at) = (call.credential(), call.xid(), call.at());
-        let index = {
+        let (credential, again, at) = (call.credential(), call.xid(), call.at());
+        let place = {
             let mut all = self.calls.borrow_mut();
             all.push(call);
             all.len() - 1
         };
-        let announce = |xid| self.calls.borrow()[index].announce(xid);
-        let mut options =
-            CallOptions { credential: &credential, policy: None, announce: Some(&announce), again: earlier_xid };
-        let mut doubtful = earlier_xid.is_some();
-        let mut outcome = make(options).await;
+        let announce = |xid| self.calls.borrow()[place].announce(xid);
+        let mut how = CallOptions { credential: &credential, policy: None, announce: Some(&announce), again };
+        let mut doubtful = again.is_some();
+        let mut outcome = make(how).await;
         for _ in 0..TWINS {
             doubtful |= outcome.as_ref().is_err_and(Error::is_retransmitted);
             if !doubtful || !outcome.as_ref().is_err_and(is_stale) {
                 break;
             }
-            // The server may be executing the call twice at the same time, for two connections. After that, its answer differs.
+            // The server may be executing it twice at once, for two connections. Afterwards its answer differs.
             sleep(PAUSE).await;
-            options.again = None;
-            outcome = make(options).await;
+            how.again = None;
+            outcome = make(how).await;
         }
         Ok(NonIdempotentOutcome { outcome, doubtful, at })
     }

@@ -52,18 +52,18 @@ impl PassthroughFilesystem {
         wait: bool,
         exchange: &Exchange<'_>,
     ) -> Result<Answer, Errno> {
-        let lock_request = LockRequest::parse(arguments)?;
+        let wish = LockRequest::parse(arguments)?;
         let (region, locked, owner) = (Arc::clone(&self.region), Arc::clone(node), arguments.owner);
-        let record = move |lock_request| {
+        let record = move |wish| {
             let holder = Holder { region: &region, node: locked.id, owner };
-            locked.open().as_mut().map_or(Ok(()), |open| open.locks.record(holder, lock_request))
+            locked.open().as_mut().map_or(Ok(()), |open| open.locks.record(holder, wish))
         };
         let description = {
             let mut open = node.open();
             let open = open.as_mut().ok_or(Errno::BADF)?;
             self.restore_locks(open);
             let OpenNode { locks, files, .. } = &mut **open;
-            if lock_request.is_unlock() {
+            if wish.is_unlock() {
                 match locks.existing(owner)? {
                     Some(description) => description,
                     None => return Ok(Answer::Done),
@@ -74,14 +74,14 @@ impl PassthroughFilesystem {
                 locks.description(&self.region, node.id, arguments, open)?
             }
         };
-        if lock_request.is_unlock() {
-            record(lock_request)?;
-            return lock_request.try_on(&description).map(|()| Answer::Done);
+        if wish.is_unlock() {
+            record(wish)?;
         }
-        match lock_request.try_on(&description).and_then(|()| record(lock_request)) {
-            Ok(()) => Ok(Answer::Done),
+        match wish.try_on(&description) {
+            Ok(()) if wish.is_unlock() => Ok(Answer::Done),
+            Ok(()) => record(wish).inspect_err(|_| wish.undo_on(&description)).map(|()| Answer::Done),
             Err(Errno::AGAIN | Errno::ACCESS) if wait => {
-                let started = self.waits.start(lock_request, description, record, exchange.defer());
+                let started = self.waits.start(wish, description, record, exchange.defer());
                 started.inspect_err(|_| self.warn_of_lock_waits())?;
                 Ok(Answer::Later)
             }
@@ -90,7 +90,7 @@ impl PassthroughFilesystem {
     }
 
     fn warn_of_lock_waits(&self) {
-        if !self.are_waits_reported.swap(true, Ordering::Relaxed) {
+        if !self.waits_met.swap(true, Ordering::Relaxed) {
             let volume = self.options.name.as_str();
             tracing::warn!(
                 volume,

@@ -6,14 +6,14 @@ use rustix::io::pwrite;
 
 use super::*;
 
-/// A copy of the region of a volume with a few nodes, as a killed server left it.
+/// A region of a volume with a few nodes, as a server leaves it that is not killed.
 fn left_behind() -> (Rig, Arc<Region>) {
     let rig = Rig::limited(1 << 20);
     let files: Vec<_> = (0..4).map(|n| File::create(rig.at(&format!("file-{n}"))).expect("a file")).collect();
     std::fs::read_dir(rig.at("")).expect("a directory").for_each(drop);
     rig.kill();
     let copy = copy_of(&rig.region);
-    // When the files are closed, the kernel needs a server that answers.
+    // A server has to answer when they are closed.
     rig.succeed();
     drop(files);
     (rig, copy)
@@ -35,7 +35,7 @@ fn region_of(bytes: &[u8]) -> Arc<Region> {
     Arc::new(Region::adopt(file).expect("a region"))
 }
 
-/// Loads the volume of `region` as if no process had any of its descriptors.
+/// Goes on with `region`, when no process has any of its descriptors.
 fn load_alone(
     region: &Arc<Region>,
     source: Option<OwnedFd>,

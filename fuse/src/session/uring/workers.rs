@@ -43,7 +43,7 @@ impl Workers {
         self.caution.load(Ordering::Relaxed) > 0
     }
 
-    /// Records how long a request took that may wait.
+    /// Records the time that a request took which may wait.
     pub(super) fn note(&self, since: Instant) {
         if since.elapsed() >= SLOW {
             self.caution.store(CAUTION, Ordering::Relaxed);
@@ -71,7 +71,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Ends the threads: no request comes any more.
+    /// No request comes any more.
     pub(super) fn end(&self) {
         self.lock().over = true;
         self.changed.notify_all();

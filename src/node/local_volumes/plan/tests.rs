@@ -82,7 +82,7 @@ impl Cluster {
                 assert!(!self.kept.contains(&entry), "data that is to be kept would be erased");
                 self.records.insert(record.volume.clone(), Some(record.clone()));
                 if effects > 1 {
-                    // A part of the data would still be the user's: the model knows only whole erasures.
+                    // Half of it would still be the user's: only the whole counts.
                     self.data[entry] = None;
                 }
                 if effects > 2 {

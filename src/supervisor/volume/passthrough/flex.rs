@@ -16,7 +16,8 @@ impl PassthroughSource for FlexSource {
         pod: &PodView,
     ) -> Result<MountPlan, RefreshFailure> {
         let Self(flex) = self;
-        let path = volume.place(&flex.directory(), spec.name.as_str());
-        driver::mount_flex(&volume.setting, spec, path, flex, None, pod)
+        let name = spec.name.as_str();
+        let path = volume.place(&flex.directory(), name);
+        driver::mount_flex(&volume.setting, spec, path, flex, name, flex.read_only, pod)
     }
 }

@@ -1,5 +1,4 @@
-//! Kills of the daemon, of supervisors and of servers while a kubelet publishes and unpublishes: no call in a published volume
-//! fails.
+//! Daemon, supervisors and servers are killed while a kubelet publishes and unpublishes: no call in a published volume fails.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,7 +11,7 @@ use super::kubelet::Kubelet;
 use crate::common::{config_map, eventually, wait_content};
 use crate::node::storm::processes;
 
-/// The number of pods that stay while others are added and deleted.
+/// Pods that stay while others come and go.
 const STAYING: usize = 3;
 /// The number of kills.
 const STRIKES: usize = 18;
@@ -54,7 +53,7 @@ fn kills_of_daemon_supervisors_and_servers_fail_no_call_in_a_published_volume() 
                             before = processes(&kubelet.node, &target);
                             before.is_some()
                         });
-                        let (supervisor, server) = before.expect("the closure has set it");
+                        let (supervisor, server) = before.expect("it was seen");
                         kill(if kind == 1 { supervisor } else { server }, Signal::SIGKILL).expect("killed");
                         eventually("another process serves the pod", || {
                             processes(&kubelet.node, &target)

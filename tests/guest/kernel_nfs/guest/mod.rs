@@ -1,4 +1,4 @@
-//! The tests in the guest, where the kernel's NFS server exports `/export`. Each test restores the state of the server.
+//! The tests in the guest, where Linux' own server exports `/export`. Each test leaves the server as it was.
 
 mod away;
 mod identity;
@@ -17,12 +17,13 @@ use crate::common::outcome::finish;
 use crate::common::{Fixture, Running, config_map, pod};
 use crate::machine::nfs::MOUNT_PORT;
 
-/// A pod with a claim for `path` of the guest's NFS server, mounted with these options, and with a configMap.
+/// A pod whose claim leads to `path` of the guest's own server, mounted with these options, and which has a configMap
+/// besides.
 fn fixture(path: &str, options: &str) -> Fixture {
     fixture_at("127.0.0.1", path, options)
 }
 
-/// A pod as that of [`fixture`], with another name or address of the server.
+/// Likewise, with another name for the server.
 fn fixture_at(server: &str, path: &str, options: &str) -> Fixture {
     let volumes = "[{name: data, persistentVolumeClaim: {claimName: data}}, {name: config, configMap: {name: app}}]";
     let fixture = Fixture::new(&pod(volumes));
@@ -43,14 +44,14 @@ fn fixture_at(server: &str, path: &str, options: &str) -> Fixture {
     fixture
 }
 
-/// The mount options for version 3, which needs the port of the server's MOUNT service.
+/// The mount options of version 3, whose mount service is on a port of its own.
 fn version_3() -> String {
     format!("nfsvers=3,nolock,mountport={MOUNT_PORT},podfs.backend=kernel")
 }
 
 /// The path of the volume with the export.
 #[track_caller]
-fn volume_path(running: &Running) -> PathBuf {
+fn shown(running: &Running) -> PathBuf {
     let path = running.volume("data");
     assert!(path.ends_with("volumes/kubernetes.io~nfs/pv-1"), "{}", path.display());
     path
@@ -65,49 +66,49 @@ fn backend(fixture: &Fixture) -> String {
     volume["backend"].as_str().expect("a backend").to_owned()
 }
 
-/// Stops podfs, and asserts that it leaves nothing behind.
+/// Stops podfs, which leaves nothing behind.
 #[track_caller]
 fn assert_stops_clean(mut running: Running, fixture: &Fixture) {
     assert_eq!(running.stop().code(), Some(0), "{}", running.log());
     fixture.assert_nothing_left();
 }
 
-/// The way in which the NFS server is unreachable.
+/// The way in which a server is absent.
 #[derive(Clone, Copy, Debug)]
-enum OutageKind {
-    /// The server does not run, and the kernel of its machine refuses connections.
+enum How {
+    /// The server does not run, and its machine refuses connections.
     Refusing,
-    /// No packet reaches the server, and no packet comes back.
+    /// No packet reaches the server, and none comes back.
     Silent,
 }
 
-/// An outage of the NFS server, which ends when this is dropped.
-struct Outage(OutageKind);
+/// The server, away until this is dropped.
+struct Away(How);
 
-impl Outage {
-    fn begin(kind: OutageKind) -> Self {
-        match kind {
-            OutageKind::Refusing => server_threads("0"),
-            OutageKind::Silent => loopback("down"),
+impl Away {
+    fn go(how: How) -> Self {
+        match how {
+            How::Refusing => server_threads("0"),
+            How::Silent => loopback("down"),
         }
-        Self(kind)
+        Self(how)
     }
 }
 
-impl Drop for Outage {
+impl Drop for Away {
     fn drop(&mut self) {
         match self.0 {
-            OutageKind::Refusing => {
+            How::Refusing => {
                 server_threads("2");
-                // The server need not wait for clients: they have nothing to reclaim.
+                // Earlier clients have nothing to reclaim.
                 let _ = fs::write("/proc/fs/nfsd/v4_end_grace", "Y");
             }
-            OutageKind::Silent => loopback("up"),
+            How::Silent => loopback("up"),
         }
     }
 }
 
-/// An exported directory. Dropping this removes the entries of the directory, so that the next test does not see them.
+/// A directory that is exported, emptied when this is dropped: what a test leaves there is not for the next one.
 struct Emptied(&'static str);
 
 impl Drop for Emptied {
@@ -119,11 +120,11 @@ impl Drop for Emptied {
     }
 }
 
-/// The export of `/export` with other options, until this is dropped.
+/// `/export` as it is exported with other options, until this is dropped.
 struct ExportedWith;
 
 impl ExportedWith {
-    /// Adds these options to those that every test uses.
+    /// These options hold besides those that all have.
     #[track_caller]
     fn options(options: &str) -> Self {
         let guard = Self;
@@ -160,10 +161,10 @@ fn server_threads(count: &str) {
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
 }
 
-/// The path of an entry of the export on the machine of the NFS server.
+/// Something of the export, as the server's machine sees it.
 fn exported(name: &str) -> PathBuf {
     Path::new(DIRECTORY).join(name)
 }
 
-/// The directory that the kernel's NFS server exports.
+/// The export of Linux' server.
 const DIRECTORY: &str = "/export";
